@@ -1,0 +1,72 @@
+"""Dialogues packed into chats of a given length.
+
+Single dialogues are too short to put a cache under pressure, so several of them become consecutive
+turns of one chat, cut at the end of an exchange. A chat ends with a reply of the assistant, which
+is what evaluation measures; everything before it is the prompt, and the context ends before the
+final message of the user. One dialogue never serves two chats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from kvp.data.dialogues import dialogue
+
+Turn = Mapping[str, str]
+PromptTokens = Callable[[Sequence[Turn]], int]
+"""Tokens of a chat without its final reply, chat template included."""
+
+
+def pack(
+    dialogues: Iterable[Sequence[Turn]], prompt_tokens: PromptTokens, length: int
+) -> Iterator[tuple[Turn, ...]]:
+    """Chats of at most `length` prompt tokens, filled with one exchange after the other.
+
+    A dialogue that does not fit to its end is cut there and its rest dropped; one whose first
+    exchange is too long for a chat of its own is left out. The last chat may be shorter.
+    """
+    chat: list[Turn] = []
+    for turns in dialogues:
+        before = len(chat)
+        for start in range(0, len(turns) - 1, 2):
+            longer = [*chat, *turns[start : start + 2]]
+            if prompt_tokens(longer) > length:
+                break
+            chat = longer
+        else:
+            continue
+        if not chat:
+            continue
+        yield tuple(chat)
+        # A dialogue that has not begun in the chat just filled opens the next one.
+        chat = [] if len(chat) > before else _start(turns, prompt_tokens, length)
+    if chat:
+        yield tuple(chat)
+
+
+def _start(turns: Sequence[Turn], prompt_tokens: PromptTokens, length: int) -> list[Turn]:
+    """The exchanges of a dialogue that fit into a chat of their own."""
+    for stop in range(len(turns) // 2 * 2, 0, -2):
+        if prompt_tokens(turns[:stop]) <= length:
+            return list(turns[:stop])
+    return []
+
+
+def generated_chat(
+    *, seed: int, split: str, prompt_tokens: PromptTokens, length: int
+) -> tuple[Turn, ...]:
+    """One generated dialogue with as many exchanges as fit into `length` prompt tokens.
+
+    It ends with a question about something said before, so evicting the wrong token costs
+    likelihood. At least one exchange, even when that is too long.
+    """
+    fits, too_many = 1, 2
+    while prompt_tokens(dialogue(seed=seed, split=split, turns=too_many)) <= length:
+        fits, too_many = too_many, 2 * too_many
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if prompt_tokens(dialogue(seed=seed, split=split, turns=middle)) <= length:
+            fits = middle
+        else:
+            too_many = middle
+    return tuple(dialogue(seed=seed, split=split, turns=fits))

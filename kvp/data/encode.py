@@ -1,0 +1,188 @@
+"""From a sample to token ids with exact boundaries.
+
+Every piece (template, context, question, answer prefix, reply, each turn of a chat) is tokenised on
+its own, so that a boundary is always a token boundary. Byte-level tokenizers give the same ids as
+for the whole text wherever a piece begins with a letter, a space or a template token; SentencePiece
+ones may begin a piece with one more word mark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from kvp.data.sample import Sample
+from kvp.errors import ModelError
+
+_MARK = re.compile("\ue000\\d+\ue001")
+_PLAIN_ROLES = {"user": "User:\n", "assistant": "Assistant:\n"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """A sample as token ids."""
+
+    ids: tuple[int, ...]
+    """The prompt, with chat template and answer prefix."""
+    context_length: int
+    """Tokens before the question (running text: all but the last one), at least 1."""
+    reply_ids: tuple[int, ...]
+    """The reference continuation, without an end-of-turn token; empty when unknown."""
+    reply_spans: tuple[tuple[int, int], ...]
+    """[start, stop) of earlier turns of the assistant inside the prompt."""
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Text to tokenise: a template's, where special tokens count as such, or content."""
+
+    text: str
+    template: bool = False
+    reply: bool = False
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A sample in pieces."""
+
+    context: list[_Piece]
+    rest: list[_Piece]
+    reply: str
+
+
+def encode(
+    sample: Sample, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool = True
+) -> Encoded:
+    """Token ids of a sample and the boundaries inside them.
+
+    The context ends before the question or, in a chat, after the turn before the final user
+    message. A sample without a question is running text: it gets no chat template, and its context
+    is all but its last token. With a tokenizer that has no chat template (or `chat_template` off)
+    samples are plain text, chats with lines `User:` and `Assistant:`.
+
+    Raises:
+        ModelError: the tokenizer's chat template refuses the turns or alters them.
+        ValueError: the sample has no token, or a chat does not end with user and assistant.
+    """
+    templated = chat_template and bool(tokenizer.chat_template)
+    if sample.messages is not None:
+        parts = _chat(sample.messages, tokenizer, templated=templated)
+    else:
+        templated = templated and bool(sample.question)
+        parts = _question(sample, tokenizer, templated=templated)
+    ids = [] if templated else _opening_ids(tokenizer)
+    spans: list[tuple[int, int]] = []
+    for piece in parts.context:
+        start = len(ids)
+        ids += _ids(piece, tokenizer)
+        if piece.reply and len(ids) > start:
+            spans.append((start, len(ids)))
+    context_length = len(ids)
+    for piece in parts.rest:
+        ids += _ids(piece, tokenizer)
+    if not ids:
+        raise ValueError(f"sample {sample.id} has no token")
+    return Encoded(
+        ids=tuple(ids),
+        context_length=max(1, min(context_length, len(ids) - 1)),
+        reply_ids=tuple(_ids(_Piece(parts.reply), tokenizer)),
+        reply_spans=tuple(spans),
+    )
+
+
+def _question(sample: Sample, tokenizer: PreTrainedTokenizerBase, *, templated: bool) -> _Parts:
+    opening, closing = _frame(["user"], tokenizer) if templated else ("", "")
+    return _Parts(
+        context=[_Piece(opening, template=True), _Piece(sample.context)],
+        rest=[
+            _Piece(sample.question),
+            _Piece(closing, template=True),
+            _Piece(sample.answer_prefix),
+        ],
+        reply=sample.reply,
+    )
+
+
+def _chat(
+    messages: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerBase, *, templated: bool
+) -> _Parts:
+    *turns, final, answer = messages
+    if final["role"] != "user" or answer["role"] != "assistant":
+        raise ValueError("a chat ends with a message of the user and one of the assistant")
+    roles = [turn["role"] for turn in turns]
+    frame = _frame if templated else _plain_frame
+    *between, after = frame([*roles, "user"], tokenizer)
+    context = []
+    for text, turn in zip(between, turns, strict=False):
+        context.append(_Piece(text, template=True))
+        context.append(_Piece(turn["content"], reply=turn["role"] == "assistant"))
+    before = between[-1]
+    end = before  # without earlier turns the context is what the template opens the chat with
+    if turns:
+        closed = frame(roles, tokenizer, prompt=False)[-1]
+        end = closed if before.startswith(closed) else ""
+    context.append(_Piece(end, template=True))
+    rest = [
+        _Piece(before.removeprefix(end), template=True),
+        _Piece(final["content"]),
+        _Piece(after, template=True),
+    ]
+    return _Parts(context=context, rest=rest, reply=answer["content"])
+
+
+def _frame(
+    roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, prompt: bool = True
+) -> list[str]:
+    """What a chat template writes before, between and after contents: one more than `roles`.
+
+    With `prompt` the last one opens the assistant's turn.
+    """
+    messages = [
+        {"role": role, "content": f"\ue000{number}\ue001"} for number, role in enumerate(roles)
+    ]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+    except TemplateError as error:
+        raise ModelError(f"the tokenizer's chat template refuses the chat ({error})") from error
+    assert isinstance(text, str)
+    if _MARK.findall(text) != [message["content"] for message in messages]:
+        raise ModelError("the tokenizer's chat template drops or reorders messages")
+    return _MARK.split(text)
+
+
+def _plain_frame(
+    roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, prompt: bool = True
+) -> list[str]:
+    """`_frame` where there is no chat template."""
+    texts = [_PLAIN_ROLES[role] for role in roles]
+    closing = "\n\n" + (_PLAIN_ROLES["assistant"] if prompt else "")
+    return [texts[0], *(f"\n\n{text}" for text in texts[1:]), closing]
+
+
+def _opening_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The token that the tokenizer itself puts before a text, if it does."""
+    added = tokenizer.encode("")
+    return added[:1] if added[:1] == [tokenizer.bos_token_id] else []
+
+
+def _ids(piece: _Piece, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens of one piece; content cannot forge the special tokens of a template."""
+    if not piece.text:
+        return []
+    return list(
+        tokenizer.encode(
+            piece.text,
+            add_special_tokens=False,
+            split_special_tokens=not piece.template,
+            verbose=False,
+        )
+    )

@@ -1,0 +1,18 @@
+"""The only place in kvp that knows transformers: models, observation and the evicting cache."""
+
+from kvp.hf.cache import EvictingCache
+from kvp.hf.eviction import evicting, prefill_and_evict
+from kvp.hf.loading import geometry_of, load_config, load_model
+from kvp.hf.observe import Observation, observe, views
+
+__all__ = [
+    "EvictingCache",
+    "Observation",
+    "evicting",
+    "geometry_of",
+    "load_config",
+    "load_model",
+    "observe",
+    "prefill_and_evict",
+    "views",
+]

@@ -1,0 +1,158 @@
+"""The attention function kvp registers with transformers, under the name `"kvp"`.
+
+With ordinary caches, or none, it is transformers' own sdpa attention. An `EvictingCache` hands over
+a `StoredKeys` instead of tensors, and the layer that holds the stored slots decides which of them a
+query sees: those whose position is not after the query's own. Importing this module registers two
+names and changes nothing else. Left out: attention biases, soft caps, paged caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from kvp.errors import ModelError
+from kvp.scoring import ALL_QUERIES
+
+ATTENTION = "kvp"
+"""Name of the attention implementation: `model.set_attn_implementation(ATTENTION)`."""
+
+
+class QueryRecorder:
+    """Keeps the queries of every layer that pass through an `EvictingCache`."""
+
+    def __init__(self, window: int = ALL_QUERIES) -> None:
+        """Keep the last `window` queries of each layer, or every one with `ALL_QUERIES`."""
+        self._window = window
+        self._queries: dict[int, Tensor] = {}
+
+    def record(self, layer: int, query: Tensor) -> None:
+        """Append the queries [B, Q, T, D] (after RoPE) of one forward pass of layer `layer`."""
+        if layer in self._queries:
+            query = torch.cat([self._queries[layer], query], dim=2)
+        if self._window != ALL_QUERIES:
+            query = query[:, :, max(query.shape[2] - self._window, 0) :]
+        # A copy of its own: the projection that a slice points into may be far larger.
+        self._queries[layer] = query.detach().clone(memory_format=torch.contiguous_format)
+
+    @property
+    def queries(self) -> tuple[Tensor, ...]:
+        """One [B, Q, W, D] tensor per layer, in layer order."""
+        return tuple(self._queries[layer] for layer in sorted(self._queries))
+
+
+class AttendingLayer(Protocol):
+    """A cache layer that computes attention over what it stores (dense today, ragged later)."""
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        mask: Tensor | None,
+        options: Mapping[str, Any],
+        *,
+        first: bool,
+    ) -> Tensor:
+        """Attention of `query` [B, Q, T, D] over the stored slots: [B, T, Q, D].
+
+        `mask` is what transformers' mask function made, `options` what else the model passes to its
+        attention (`position_ids`, `scaling`, `dropout`), `first` marks the model's first layer.
+        """
+        ...
+
+
+class StoredKeys:
+    """What an `EvictingCache` returns to the model in place of key and value tensors.
+
+    Any other attention implementation that touches it stops with a `ModelError`, instead of
+    silently attending to slots that hold nothing.
+    """
+
+    __slots__ = ("index", "layer", "recorder")
+
+    def __init__(self, layer: AttendingLayer, index: int, recorder: QueryRecorder | None) -> None:
+        self.layer = layer
+        self.index = index
+        self.recorder = recorder
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ModelError(
+            f"an EvictingCache needs the attention implementation {ATTENTION!r}: load the model "
+            f"with kvp.hf.load_model or call model.set_attn_implementation({ATTENTION!r}) first"
+        )
+
+
+def kvp_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor | StoredKeys,
+    value: Tensor | StoredKeys,
+    attention_mask: Tensor | None,
+    **options: Any,  # noqa: ANN401
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it: query [B, Q, T, D] -> ([B, T, Q, D], no weights)."""
+    if not isinstance(key, StoredKeys):
+        assert isinstance(value, Tensor)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    if key.recorder is not None:
+        key.recorder.record(key.index, query)
+    return key.layer.attend(module, query, attention_mask, options, first=key.index == 0), None
+
+
+AttentionInterface.register(ATTENTION, kvp_attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+def grouped_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attention with one mask per KV head, without copying keys once per query head.
+
+    The G query heads of a group become G * T rows of one KV head. Shapes: query [B, Q, T, D],
+    keys and values [B, H, S, D], visible [B, H or 1, T, S] bool (None: all) -> [B, T, Q, D]. A
+    query that sees no slot gets zeros.
+    """
+    batch, query_heads, tokens, head_dim = query.shape
+    kv_heads, slots = keys.shape[1], keys.shape[2]
+    group = query_heads // kv_heads
+    packed = query.reshape(batch, kv_heads, group * tokens, head_dim)
+    mask = None
+    if visible is not None:
+        mask = visible.unsqueeze(2).expand(batch, kv_heads, group, tokens, slots)
+        mask = mask.reshape(batch, kv_heads, group * tokens, slots)
+    attended = nn.functional.scaled_dot_product_attention(
+        packed,
+        keys,
+        values,
+        attn_mask=mask,
+        dropout_p=dropout,
+        scale=scaling,
+    )
+    return attended.reshape(batch, query_heads, tokens, -1).transpose(1, 2).contiguous()
+
+
+@contextmanager
+def kvp_attention_set(model: PreTrainedModel) -> Iterator[None]:
+    """Give `model` kvp's attention inside the block and its own one back afterwards."""
+    before = model.config._attn_implementation
+    if before == ATTENTION:
+        yield
+        return
+    model.set_attn_implementation(ATTENTION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)

@@ -1,0 +1,194 @@
+"""Load a model that kvp can evict from, and say in one line why another one cannot be loaded.
+
+Names are "nano" (the bundled model), a local folder, or a hub id. Local names never reach the
+network. Code that comes with a model (`trust_remote_code`) is never run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import shorten
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+from kvp.errors import ModelError, UsageError
+from kvp.geometry import Geometry
+from kvp.hf.attention import ATTENTION
+
+NANO = "nano"
+"""Name of the bundled model."""
+
+_Loaded = TypeVar("_Loaded")
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    name: str, *, device: str = "cpu", dtype: str = "float32", revision: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load model and tokenizer for inference: evaluation mode, frozen weights, kvp's attention.
+
+    `name` is "nano", a folder or a hub id; `dtype` float32, bfloat16 or float16. Raises ModelError
+    (no such model, no tokenizer, a kind of attention kvp cannot evict from) and UsageError (dtype,
+    device), one line each.
+    """
+    target = torch_device(device)
+    if dtype not in _DTYPES:
+        raise UsageError(f"--dtype {dtype} is not one of {', '.join(_DTYPES)}")
+    config = load_config(name, revision=revision)
+    source, options = _source(name, revision)
+    tokenizer = _load(_tokenizer, name, "tokenizer", source, options)
+    # Where the files are missing, transformers makes an empty tokenizer of the model's class.
+    if not tokenizer.encode("0", add_special_tokens=False):
+        raise ModelError(f"--model {name}: no tokenizer (its files are missing or empty)")
+    model = _load(
+        AutoModelForCausalLM.from_pretrained,
+        name,
+        "model weights",
+        source,
+        {**options, "config": config, "dtype": _DTYPES[dtype], "attn_implementation": ATTENTION},
+    )
+    check_model(model)
+    model.requires_grad_(False).train(False).to(target)
+    return model, tokenizer
+
+
+def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:
+    """A model's configuration alone, for geometry and limits without weights.
+
+    Names and errors are those of `load_model`.
+    """
+    source, options = _source(name, revision)
+    config: PreTrainedConfig = _load(AutoConfig.from_pretrained, name, "model", source, options)
+    geometry_of(config)
+    check_config(config)
+    return config
+
+
+def local_folder(name: str) -> Path | None:
+    """The folder a model name stands for, or None for a hub id."""
+    source, _ = _source(name, None)
+    return Path(source) if Path(source).is_dir() else None
+
+
+def torch_device(device: str) -> torch.device:
+    """Parse `device`; UsageError naming --device when it is unknown or not there."""
+    try:
+        target = torch.device(device)
+        torch.empty(0, device=target)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(
+            f"--device {device} is not available here ({_first_line(error)}): use --device cpu"
+        ) from error
+    return target
+
+
+def geometry_of(config: PreTrainedConfig) -> Geometry:
+    """Head geometry of a model's config; ModelError when it describes no uniform attention."""
+    text = config.get_text_config(decoder=True)
+    try:
+        query_heads = text.num_attention_heads
+        kv_heads = getattr(text, "num_key_value_heads", None)
+        head_dim = getattr(text, "head_dim", None)
+        return Geometry(
+            layers=text.num_hidden_layers,
+            query_heads=query_heads,
+            kv_heads=query_heads if kv_heads is None else kv_heads,
+            head_dim=text.hidden_size // query_heads if head_dim is None else head_dim,
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"model type {config.model_type!r} has no uniform attention heads to evict from "
+            f"({_first_line(error)})"
+        ) from error
+
+
+def check_config(config: PreTrainedConfig) -> None:
+    """Raise ModelError unless every layer attends to all earlier tokens by plain softmax."""
+    text = config.get_text_config(decoder=True)
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    window = getattr(text, "sliding_window", None)
+    reach = getattr(text, "max_position_embeddings", None)
+    if "sliding_attention" in kinds or (
+        window is not None and (reach is None or window < reach) and "layer_types" not in vars(text)
+    ):
+        raise ModelError(
+            f"model type {config.model_type!r} attends through a sliding window of {window} tokens "
+            "and drops others before any policy sees them: choose a model with full attention"
+        )
+    other = kinds - {"full_attention"}
+    if other:
+        raise ModelError(
+            f"model type {config.model_type!r} has layers of kind {', '.join(sorted(other))}: "
+            "kvp evicts from full attention only"
+        )
+    for field in ("attn_logit_softcapping", "kv_lora_rank"):
+        if getattr(text, field, None) is not None:
+            raise ModelError(
+                f"model type {config.model_type!r} uses an attention kvp cannot compute ({field})"
+            )
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Raise ModelError unless kvp's attention can replace the model's own."""
+    check_config(model.config)
+    if not (model._supports_sdpa and model._can_set_attn_implementation()):
+        raise ModelError(
+            f"{type(model).__name__} does not let kvp replace its attention: choose another model"
+        )
+
+
+def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
+    """Where to load `name` from, and the options that keep local names off the network."""
+    if name == NANO:
+        from kvp import nano
+
+        return str(nano.path()), {"local_files_only": True}
+    if Path(name).is_dir():
+        if not (Path(name) / "config.json").is_file():
+            raise ModelError(f"--model {name}: this folder has no config.json, it holds no model")
+        return name, {"local_files_only": True}
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelError(f"--model {name}: no such folder")
+    return name, {"revision": revision or "main"}
+
+
+def _tokenizer(source: str, **options: Any) -> PreTrainedTokenizerBase:  # noqa: ANN401
+    """The tokenizer that the model's author saved.
+
+    AutoTokenizer replaces a generic tokenizer in a Qwen2 or Phi-3 folder by the class of those
+    models and with it the way text is split, so that ids differ from those of training
+    (docs/decisions/0020). A generic class stands for its tokenizer.json as it is.
+    """
+    declared = get_tokenizer_config(source, **options).get("tokenizer_class")
+    generic = declared in ("PreTrainedTokenizerFast", "TokenizersBackend")
+    loader = PreTrainedTokenizerFast if generic else AutoTokenizer
+    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(source, **options)
+    return tokenizer
+
+
+def _load(
+    loader: Callable[..., _Loaded], name: str, what: str, source: str, options: dict[str, Any]
+) -> _Loaded:
+    try:
+        return loader(source, trust_remote_code=False, **options)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        raise ModelError(f"--model {name}: no {what} ({_first_line(error)})") from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return shorten(lines[0], width=120, placeholder=" ...") if lines else type(error).__name__

@@ -1,0 +1,117 @@
+"""Run a model once and keep what its attention saw: keys, values and queries after RoPE.
+
+Serves collection (every query), eviction (the recent ones) and evaluation (one prefill for many
+methods). Prompts here have no padding; `kvp.hf.eviction.evicting` deals with padded batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvp.errors import UsageError
+from kvp.hf.attention import QueryRecorder, kvp_attention_set
+from kvp.hf.cache import EvictingCache
+from kvp.scoring import ALL_QUERIES, Needs, View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """What one forward pass left behind. Tensors stay valid when the cache grows afterwards."""
+
+    keys: tuple[Tensor, ...]
+    """Per layer [B, H, N, D]: every key of the cache, earlier passes included."""
+    values: tuple[Tensor, ...]
+    """Per layer [B, H, N, D]."""
+    queries: tuple[Tensor, ...]
+    """Per layer [B, Q, W, D]: queries of the tokens fed in this pass, or the last W of them."""
+    logits: Tensor
+    """[B, T, V] for the tokens fed, or [B, 1, V] for the last one."""
+    cache: EvictingCache
+    """The cache, ready for the next tokens."""
+
+
+@torch.no_grad()
+def observe(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    *,
+    cache: EvictingCache | None = None,
+    queries: int = ALL_QUERIES,
+    last_logits: bool = False,
+) -> Observation:
+    """Feed `input_ids` [B, T] int64 (no padding) after `cache` and observe every layer.
+
+    `queries` says how many of the fed tokens' queries to keep (0 keeps none), `last_logits`
+    computes logits of the last token only. Whatever attention is set on the model stays set.
+    Raises UsageError when `cache` has already been shrunk.
+    """
+    cache = EvictingCache() if cache is None else cache
+    if cache.evicted:
+        raise UsageError("observe needs a cache that still holds every token it has seen")
+    recorder = QueryRecorder(queries)
+    cache.recorder = recorder if queries else None
+    try:
+        with kvp_attention_set(model):
+            output = model(
+                input_ids=input_ids,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1 if last_logits else 0,
+            )
+    finally:
+        cache.recorder = None
+    return Observation(
+        keys=tuple(layer.keys for layer in cache.layers),
+        values=tuple(layer.values for layer in cache.layers),
+        queries=recorder.queries,
+        logits=output.logits,
+        cache=cache,
+    )
+
+
+def views(
+    observation: Observation,
+    needs: Needs,
+    budget: int,
+    future: Sequence[Tensor] | None = None,
+) -> Iterator[View]:
+    """Yield each layer's view for a scorer with `needs` that will keep `budget` tokens per head.
+
+    `future` is per layer [B, H, N] float32. Raises ValueError when the observation recorded fewer
+    queries than the scorer reads, or when `needs.future` is set and `future` is missing.
+    """
+    if needs.future and future is None:
+        raise ValueError("this scorer reads future attention, which the caller must supply")
+    for index, (keys, values) in enumerate(zip(observation.keys, observation.values, strict=True)):
+        batch, _, tokens, _ = keys.shape
+        yield View(
+            layer=index,
+            keys=keys,
+            values=values,
+            positions=torch.arange(tokens, device=keys.device).expand(batch, tokens),
+            budget=budget,
+            queries=recent_queries(observation.queries, index, needs, tokens),
+            future=future[index] if needs.future and future is not None else None,
+        )
+
+
+def recent_queries(
+    queries: Sequence[Tensor], layer: int, needs: Needs, tokens: int
+) -> Tensor | None:
+    """The last queries [B, Q, W, D] of `layer` that a scorer with `needs` reads of `tokens`.
+
+    `queries` are [B, Q, at least W, D] per layer. None when the scorer reads none; ValueError when
+    too few were recorded.
+    """
+    if needs.queries == 0:
+        return None
+    window = tokens if needs.queries == ALL_QUERIES else min(needs.queries, tokens)
+    recorded = queries[layer].shape[2] if queries else 0
+    if recorded < window:
+        raise ValueError(f"{window} queries are needed, {recorded} were observed")
+    return queries[layer][:, :, recorded - window :]

@@ -1,0 +1,138 @@
+"""JSON files that cannot be half-written or silently altered, and what a run records about itself.
+
+Every artefact of kvp (trace store, policy directory, results folder) is described by such files. A
+*sealed* file carries the SHA-256 of its own content, so a damaged one is an error that names it.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import kvp
+from kvp.errors import KvpError, StoreError
+
+SEAL = "sha256"
+"""Key under which a sealed file keeps the digest of all its other keys."""
+
+_PACKAGES = ("torch", "transformers", "numpy", "zarr", "numcodecs", "safetensors", "lightning")
+
+
+def atomic_write_json(path: Path, content: object) -> None:
+    """Write JSON so that after any crash the file is the old one or the whole new one.
+
+    Written aside as `*.partial`, flushed to disk, renamed. Not for two writers of one path.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as stream:
+        json.dump(content, stream, indent=1, allow_nan=False)
+        stream.write("\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(path)
+    sync_path(path.parent)
+
+
+def sync_path(path: Path) -> None:
+    """Flush a file, or a directory and the names in it, so that it survives a power loss."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_json(path: Path, error: type[KvpError] = StoreError) -> dict[str, Any]:
+    """Read a JSON object; raises `error` with one line that names the file if that fails."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise error(f"{path} is missing") from None
+    except OSError as problem:
+        raise error(f"{path} cannot be read: {problem.strerror}") from None
+    except ValueError:
+        raise error(f"{path} is damaged: not valid JSON") from None
+    if not isinstance(content, dict):
+        raise error(f"{path} is damaged: not a JSON object")
+    return content
+
+
+def write_sealed_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object with its own digest under "sha256", atomically."""
+    assert SEAL not in content, "already sealed"
+    atomic_write_json(path, {**content, SEAL: digest_json(content)})
+
+
+def read_sealed_json(path: Path, error: type[KvpError] = StoreError) -> dict[str, Any]:
+    """Read what `write_sealed_json` wrote, without the digest; raises `error` if it was altered."""
+    content = read_json(path, error)
+    if SEAL not in content:
+        raise error(f"{path} is damaged: no checksum in it")
+    seal = content.pop(SEAL)
+    if seal != digest_json(content):
+        raise error(f"{path} is damaged: its checksum does not match its content")
+    return content
+
+
+def digest_json(content: object) -> str:
+    """SHA-256 (hex) of a JSON value, independent of key order and white space."""
+    plain = json.loads(json.dumps(content, allow_nan=False))
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def differences(theirs: object, ours: object, name: str = "") -> list[str]:
+    """Name every entry in which two JSON values differ: ["data.length: 512 there, 1024 here"]."""
+    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
+        found = []
+        for key in sorted({*theirs, *ours}):
+            inner = f"{name}.{key}" if name else str(key)
+            found += differences(theirs.get(key), ours.get(key), inner)
+        return found
+    return [] if theirs == ours else [f"{name}: {theirs} there, {ours} here"]
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 (hex) of a file's bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def run_manifest(config: Mapping[str, Any], *, seed: int, **facts: object) -> dict[str, Any]:
+    """What produced an artefact: resolved configuration, seed, versions, command, time.
+
+    Args:
+        config: resolved configuration, JSON values only.
+        seed: seed of the run.
+        facts: further entries, JSON values only (model id and revision, data, ...).
+
+    Returns:
+        JSON object. `created` and `command` differ between identical runs; compare `config`,
+        `seed` and your own facts instead.
+    """
+    return {
+        "config": dict(config),
+        "seed": seed,
+        **facts,
+        "kvp": kvp.__version__,
+        "python": platform.python_version(),
+        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

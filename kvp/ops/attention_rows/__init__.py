@@ -1,0 +1,8 @@
+"""Causal attention probabilities of a range of queries, block by block.
+
+What `future_attention` and `column_sums` are defined with.
+"""
+
+from kvp.ops.attention_rows.reference import attention_rows
+
+__all__ = ["attention_rows"]

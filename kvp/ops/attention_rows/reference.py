@@ -1,0 +1,50 @@
+"""Softmax attention of a range of queries over all keys they may see, a block of rows at a time.
+
+The T x T matrix never exists. Not differentiable: importance is a label, never a loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def attention_rows(
+    queries: Tensor, keys: Tensor, start: int, stop: int, block: int
+) -> Iterator[Tensor]:
+    """Yield softmax_i(q_j . k_i / sqrt(D)) over i <= j, for the queries j in [start, stop).
+
+    Reads nothing outside queries[start:stop] and keys[:stop], so padding may hold anything.
+
+    Args:
+        queries: [..., G, T, D] float after RoPE, G query heads of one KV head.
+        keys: [..., T, D] float after RoPE.
+        start: first query.
+        stop: one past the last query.
+        block: queries per yielded tensor.
+
+    Yields:
+        [..., G, rows, end] float32 probabilities of the queries end - rows .. end - 1 over the keys
+        0 .. end - 1, computed in float32; each row sums to 1.
+
+    Raises:
+        ValueError: shapes disagree, or the range is not inside the sequence.
+    """
+    tokens, width = keys.shape[-2:]
+    if queries.ndim != keys.ndim + 1 or queries.shape[:-3] + queries.shape[-2:] != keys.shape:
+        raise ValueError(
+            f"queries [..., G, T, D] and keys [..., T, D] disagree: "
+            f"{tuple(queries.shape)} and {tuple(keys.shape)}"
+        )
+    if not 0 <= start <= stop <= tokens or block < 1:
+        raise ValueError(f"no queries [{start}, {stop}) in blocks of {block} among {tokens}")
+    for first in range(start, stop, block):
+        end = min(first + block, stop)
+        rows = queries[..., first:end, :].float() * width**-0.5
+        logits = rows @ keys[..., None, :end, :].float().transpose(-1, -2)
+        key, query = torch.arange(end, device=keys.device), torch.arange(first, end)
+        hidden = key > query.to(keys.device)[:, None]
+        yield logits.masked_fill_(hidden, -torch.inf).softmax(dim=-1)

@@ -1,0 +1,76 @@
+"""The Plackett-Luce policy over rankings (KVP paper, section 3.1, equations 2 and 3).
+
+A policy draws rankings of the N tokens of one context: the first token with probability
+proportional to exp(score), the second among the rest, and so on. Left out: where scores come from
+(`policies`), what a ranking is worth (`kvp.reward`), and padding: a context holds real tokens only.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def log_prob(scores: Tensor, ranking: Tensor) -> Tensor:
+    """Log-probability of rankings: sum_i [s_{σ_i} - logsumexp_{j>=i} s_{σ_j}] (equation 2), O(N).
+
+    Args:
+        scores: [..., N] float; half precision is computed in float32. Differentiable.
+        ranking: [..., N] int64 token indices, most important first; extra leading axes (samples)
+            broadcast over the scores.
+
+    Returns:
+        [...] natural-log probabilities, one per ranking.
+
+    Raises:
+        TypeError: a dtype is wrong.
+        ValueError: the token axes differ.
+    """
+    _check(scores)
+    if ranking.dtype != torch.int64:
+        raise TypeError(f"a ranking holds int64 token indices, got {ranking.dtype}")
+    if ranking.shape[-1] != scores.shape[-1]:
+        raise ValueError(f"{ranking.shape[-1]} ranked tokens for {scores.shape[-1]} scores")
+    ranked = _single(scores).expand(ranking.shape).gather(-1, ranking)
+    log_rest = ranked.flip(-1).logcumsumexp(-1).flip(-1)
+    return (ranked - log_rest).sum(-1)
+
+
+@torch.no_grad()
+def gumbel_sort(scores: Tensor, samples: int, generator: torch.Generator | None = None) -> Tensor:
+    """Draw rankings: sort s_i + g_i in descending order, g_i ~ Gumbel(0, 1) (equation 3).
+
+    Gumbel noise is minus the log of a unit exponential, which keeps its upper tail in float32
+    (-log(-log u) of a float32 uniform cannot exceed 16).
+
+    Args:
+        scores: [..., N] float; half precision is computed in float32.
+        samples: K >= 1, rankings per context.
+        generator: source of the noise; the noise is drawn on the generator's device.
+
+    Returns:
+        [K, ..., N] int64 token indices, most important first, independent over K.
+
+    Raises:
+        TypeError: the dtype is wrong.
+        ValueError: K < 1 or the scores have no token axis.
+    """
+    _check(scores)
+    if samples < 1:
+        raise ValueError(f"cannot draw {samples} rankings")
+    device = scores.device if generator is None else generator.device
+    unit = torch.empty(samples, *scores.shape, device=device).exponential_(generator=generator)
+    noise = -unit.clamp_min(torch.finfo(unit.dtype).tiny).log().to(scores.device)
+    return (_single(scores) + noise).argsort(dim=-1, descending=True)
+
+
+def _check(scores: Tensor) -> None:
+    if not scores.is_floating_point():
+        raise TypeError(f"scores must be floating point, got {scores.dtype}")
+    if scores.ndim < 1:
+        raise ValueError("scores need a token axis")
+
+
+def _single(scores: Tensor) -> Tensor:
+    """At least float32: half-precision scores would tie."""
+    return scores if scores.dtype == torch.float64 else scores.float()

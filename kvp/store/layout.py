@@ -1,0 +1,46 @@
+"""Where things lie in a trace store and how arrays are encoded (`docs/formats.md`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from zarr.codecs import BloscCodec, Crc32cCodec
+
+from kvp.store.schema import DTYPES, StorePlan
+
+MANIFEST = "manifest.json"
+SEQUENCES = "sequences"
+LOCK = "writer.lock"
+
+
+def shard_path(store: Path, array: str, index: int) -> Path:
+    """File that holds one sequence of an array."""
+    axes = 6 if array == "q" else 5
+    return store / array / ".".join(["c", str(index), *["0"] * (axes - 1)])
+
+
+def record_path(store: Path, index: int) -> Path:
+    """File whose presence commits a sequence."""
+    return store / SEQUENCES / f"{index:06d}.json"
+
+
+def array_settings(plan: StorePlan, array: str) -> dict[str, Any]:
+    """Arguments of `zarr.create_array` for one array of a store."""
+    shape = plan.shape(array)
+    itemsize = DTYPES[plan.dtype][0].itemsize
+    axes = ["sequence", "layer", "kv_head", *(["group"] if array == "q" else []), "token"]
+    blosc = BloscCodec(
+        cname="zstd", clevel=1, shuffle="shuffle", typesize=itemsize, blocksize=1 << 20
+    )
+    return {
+        "shape": (plan.sequences, *shape),
+        "dtype": DTYPES[plan.dtype][1],
+        "shards": (1, *shape),
+        "chunks": (1, 1, 1, *shape[2:]),
+        "compressors": [blosc, Crc32cCodec()],
+        "fill_value": 0,
+        "dimension_names": [*axes, "head_dim"],
+        "chunk_key_encoding": {"name": "default", "separator": "."},
+        "attributes": {"kvp_dtype": plan.dtype},
+    }

@@ -1,0 +1,131 @@
+"""Reading a trace store: committed sequences only, one head or a whole sequence at a time.
+
+Opens arrays on first use and pickles as its path, so data-loader workers may hold one. Every read
+is checked: the record's own checksum, the shard's size, and a CRC-32C per head inside the shard.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+import torch
+import zarr
+from torch import Tensor
+
+from kvp.errors import StoreError
+from kvp.geometry import Geometry
+from kvp.store.layout import shard_path
+from kvp.store.metadata import load_metadata
+from kvp.store.records import committed, load_record
+from kvp.store.schema import SequenceRecord, StorePlan, Trace
+
+
+class TraceReader:
+    """A trace store, read-only. Raises StoreError if the path holds none or its metadata is off."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._manifest, self._plan = load_metadata(self.path)
+        self._arrays: dict[str, zarr.Array[Any]] = {}
+        self._records: dict[int, SequenceRecord] = {}
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Everything in manifest.json."""
+        return self._manifest
+
+    @property
+    def plan(self) -> StorePlan:
+        """Geometry, dtype, longest sequence, planned sequences, whether queries are kept."""
+        return self._plan
+
+    @property
+    def geometry(self) -> Geometry:
+        """Head geometry of the model that was traced."""
+        return self._plan.geometry
+
+    @property
+    def complete(self) -> bool:
+        """Whether every planned sequence is committed."""
+        return len(committed(self.path)) == self._plan.sequences
+
+    def records(self, split: str | None = None) -> tuple[SequenceRecord, ...]:
+        """Committed sequences, by index; of one split if given.
+
+        Raises:
+            StoreError: a record or the size of a shard is wrong; the message names the file.
+        """
+        found = [self.record(index) for index in committed(self.path)]
+        return tuple(record for record in found if split in (None, record.split))
+
+    def record(self, index: int) -> SequenceRecord:
+        """Record of one committed sequence, checked on first use; raises StoreError."""
+        if index not in self._records:
+            self._records[index] = load_record(self.path, self._plan, index)
+        return self._records[index]
+
+    def head(self, index: int, layer: int, head: int) -> tuple[Tensor, Tensor, Tensor]:
+        """One KV head of one sequence, unpadded.
+
+        Returns:
+            queries [G, T, D], keys [T, D], values [T, D] in the store's dtype, on the CPU.
+
+        Raises:
+            StoreError: the sequence is not committed, a shard is damaged (named), or the store
+                keeps no queries.
+            IndexError: no such layer or head.
+        """
+        if not self._plan.store_queries:
+            raise StoreError(f"{self.path} was collected without queries")
+        queries, keys, values = (
+            self._read(array, index, (layer, head)) for array in ("q", "k", "v")
+        )
+        return queries, keys, values
+
+    def kv(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one sequence, [L, H, T, D] each; raises StoreError as `head`."""
+        return self._read("k", index), self._read("v", index)
+
+    def trace(self, index: int) -> Trace:
+        """All of one sequence; queries are None in a store without. Raises StoreError as `head`."""
+        keys, values = self.kv(index)
+        queries = self._read("q", index) if self._plan.store_queries else None
+        return Trace(record=self.record(index), queries=queries, keys=keys, values=values)
+
+    def verify(self) -> None:
+        """Read every byte of every committed sequence; raises StoreError naming what is damaged."""
+        for index in committed(self.path):
+            load_record(self.path, self._plan, index, checksums=True)
+
+    def _read(self, array: str, index: int, where: tuple[int, ...] = ()) -> Tensor:
+        tokens = slice(self.record(index).length)
+        selection: tuple[int | slice | EllipsisType, ...] = (
+            index,
+            *where,
+            ...,
+            tokens,
+            slice(None),
+        )
+        shard = shard_path(self.path, array, index)
+        if array not in self._arrays:
+            self._arrays[array] = zarr.open_array(self.path / array, mode="r")
+        try:
+            shard.stat()  # zarr would read a missing shard as zeros
+            stored = self._arrays[array][selection]
+        except IndexError:
+            raise
+        except (ValueError, RuntimeError, OSError) as problem:
+            raise StoreError(f"{shard} is damaged or missing: {problem}") from None
+        tensor = torch.from_numpy(np.asarray(stored))
+        return tensor.view(torch.bfloat16) if self._plan.dtype == "bfloat16" else tensor
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Only the path; a copy in another process opens everything again."""
+        return {"path": self.path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open again."""
+        self.__init__(state["path"])  # type: ignore[misc]

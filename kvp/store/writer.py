@@ -1,0 +1,235 @@
+"""Writing a trace store: one writer, whole sequences, each visible only when all of it is on disk.
+
+Kill a writer at any moment and `TraceWriter.resume` continues: committed sequences stay, everything
+else is written again. Left out: what to collect (`trace_collect`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+import zarr
+from torch import Tensor
+
+from kvp.errors import StoreError
+from kvp.geometry import Geometry
+from kvp.manifest import differences, sync_path
+from kvp.store.layout import MANIFEST, record_path, shard_path
+from kvp.store.metadata import RESERVED, create_metadata, load_metadata
+from kvp.store.records import commit_record, committed, load_record
+from kvp.store.schema import DTYPES, StorePlan, Trace
+from kvp.store.target import lock_store, refuse_foreign, sweep
+
+
+class TraceWriter:
+    """The only writer of a store, until `close` (or the end of a `with` block).
+
+    Make one with `create`, `resume` or `create_or_resume`.
+    """
+
+    def __init__(self, path: Path, plan: StorePlan, lock: int) -> None:
+        self.path = path
+        self.plan = plan
+        self._arrays: dict[str, zarr.Array[Any]] = {}
+        self._unlock = weakref.finalize(self, os.close, lock)
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        *,
+        geometry: Geometry,
+        dtype: str,
+        max_tokens: int,
+        sequences: int,
+        manifest: Mapping[str, Any],
+        store_queries: bool = True,
+    ) -> TraceWriter:
+        """Create an empty store.
+
+        Args:
+            path: directory to make; an existing one must be empty (or hold nothing but what an
+                interrupted `create` left).
+            geometry: head geometry of the model.
+            dtype: "float32", "float16" or "bfloat16": what the tensors are and stay, bit for bit.
+            max_tokens: longest sequence, tokens.
+            sequences: planned sequences.
+            manifest: what produced the store. Its entry "identity" (a JSON object: model, data,
+                seed, ...) is what a resuming run must repeat exactly.
+            store_queries: whether queries are kept.
+
+        Raises:
+            StoreError: the directory is in use, holds something else, or cannot be written.
+            ValueError: the plan or the manifest is unusable.
+        """
+        plan = StorePlan(
+            geometry=geometry,
+            dtype=dtype,
+            max_tokens=max_tokens,
+            sequences=sequences,
+            store_queries=store_queries,
+        )
+        _check_manifest(manifest)
+        store = Path(path)
+        refuse_foreign(store)
+        try:
+            store.mkdir(parents=True, exist_ok=True)
+            writer = cls(store, plan, lock_store(store))
+            refuse_foreign(store)  # another writer may have been quicker
+            create_metadata(store, plan, manifest)
+        except OSError as problem:
+            raise StoreError(f"cannot create {store}: {problem.strerror or problem}") from None
+        return writer
+
+    @classmethod
+    def resume(cls, path: str | Path, manifest: Mapping[str, Any]) -> TraceWriter:
+        """Continue an interrupted store.
+
+        Sweeps what a killed writer left half-written (`*.partial`).
+
+        Raises:
+            StoreError: not a store, in use, damaged, or begun with another identity; the message
+                names the settings that differ.
+        """
+        store = Path(path)
+        theirs, plan = load_metadata(store)
+        ours = json.loads(json.dumps(manifest["identity"]))
+        if found := differences(theirs["identity"], ours):
+            raise StoreError(
+                f"{store} was begun with other settings ({'; '.join(found[:3])}); "
+                "repeat them or choose another --out"
+            )
+        writer = cls(store, plan, lock_store(store))
+        sweep(store)
+        return writer
+
+    @classmethod
+    def create_or_resume(
+        cls, path: str | Path, plan: StorePlan, manifest: Mapping[str, Any]
+    ) -> TraceWriter:
+        """`resume` a store that is there and was planned alike, `create` one otherwise.
+
+        Raises:
+            StoreError: as `create` and `resume`, or the plans differ.
+        """
+        store = Path(path)
+        if not (store / MANIFEST).exists():
+            return cls.create(
+                store,
+                geometry=plan.geometry,
+                dtype=plan.dtype,
+                max_tokens=plan.max_tokens,
+                sequences=plan.sequences,
+                manifest=manifest,
+                store_queries=plan.store_queries,
+            )
+        writer = cls.resume(store, manifest)
+        if found := differences(writer.plan.to_dict(), plan.to_dict()):
+            writer.close()
+            raise StoreError(
+                f"{store} was planned differently ({'; '.join(found[:3])}); choose another --out"
+            )
+        return writer
+
+    def missing(self) -> list[int]:
+        """Planned sequences not yet committed, ascending.
+
+        Raises:
+            StoreError: a committed sequence is damaged; the message names the file.
+        """
+        present = set(committed(self.path))
+        for index in sorted(present):
+            load_record(self.path, self.plan, index)
+        return [index for index in range(self.plan.sequences) if index not in present]
+
+    def write(self, trace: Trace) -> None:
+        """Write and commit one sequence; when this returns it survives a power loss.
+
+        Raises:
+            StoreError: the sequence is committed already, or the disk refuses (full, read-only).
+            ValueError: the trace does not fit the store's plan.
+        """
+        tensors = self._checked(trace)
+        index = trace.record.index
+        if record_path(self.path, index).exists():
+            raise StoreError(f"sequence {index} of {self.path} is committed already")
+        try:
+            for array, tensor in tensors.items():
+                self._array(array)[index] = _padded(tensor, self.plan, array)
+                sync_path(shard_path(self.path, array, index))
+                sync_path(self.path / array)
+            commit_record(self.path, self.plan, trace.record)
+        except OSError as problem:
+            raise StoreError(
+                f"cannot write to {self.path}: {problem.strerror or problem}"
+            ) from None
+
+    def close(self) -> None:
+        """Let other writers in; safe to call twice."""
+        self._unlock()
+
+    def __enter__(self) -> TraceWriter:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _array(self, name: str) -> zarr.Array[Any]:
+        # Empty chunks are written out: zarr takes -0.0 for empty and would return +0.0.
+        if name not in self._arrays:
+            array = zarr.open_array(self.path / name, mode="r+")
+            self._arrays[name] = array.with_config({"write_empty_chunks": True})
+        return self._arrays[name]
+
+    def _checked(self, trace: Trace) -> dict[str, Tensor]:
+        record, plan = trace.record, self.plan
+        if not 0 <= record.index < plan.sequences or record.length > plan.max_tokens:
+            raise ValueError(
+                f"sequence {record.index} of {record.length} tokens does not fit {plan}"
+            )
+        if (trace.queries is not None) != plan.store_queries:
+            raise ValueError("a trace carries queries exactly when its store keeps them")
+        tensors = {"k": trace.keys, "v": trace.values}
+        if trace.queries is not None:
+            tensors = {"q": trace.queries, **tensors}
+        for array, tensor in tensors.items():
+            shape = list(plan.shape(array))
+            shape[-2] = record.length
+            if list(tensor.shape) != shape or tensor.dtype != DTYPES[plan.dtype][0]:
+                raise ValueError(
+                    f"{array} of sequence {record.index} is {tensor.dtype} {list(tensor.shape)}, "
+                    f"the store takes {plan.dtype} {shape}"
+                )
+        return tensors
+
+
+def _padded(tensor: Tensor, plan: StorePlan, array: str) -> np.ndarray[Any, Any]:
+    """Padded to the store's length with zeros, as the stored numpy dtype, bits untouched."""
+    bits = tensor.detach().cpu()
+    if plan.dtype == "bfloat16":
+        bits = bits.view(torch.uint16)
+    full = np.zeros(plan.shape(array), dtype=DTYPES[plan.dtype][1])
+    full[..., : tensor.shape[-2], :] = bits.numpy()
+    return full
+
+
+def _check_manifest(manifest: Mapping[str, Any]) -> None:
+    if "identity" not in manifest:
+        raise ValueError('a store manifest needs an "identity" entry')
+    if taken := [key for key in RESERVED if key in manifest]:
+        raise ValueError(f"manifest entries {taken} belong to the store")
