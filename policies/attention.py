@@ -1,0 +1,33 @@
+"""Attention of the most recent queries over the whole cache, for methods with a window.
+
+Column sums over all queries are `kvp.ops.column_sums`; attention of the future is
+`kvp.ops.future_attention`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FORCED = 2.0
+"""Score above every attention probability: tokens a method always keeps, newest first."""
+
+
+def recent_attention(queries: Tensor, keys: Tensor, window: int) -> Tensor:
+    """Causal softmax attention, in float32, of the last `window` queries over all N keys.
+
+    Args:
+        queries: [B, Q, W, D] after RoPE of the last W >= window tokens.
+        keys: [B, H, N, D] after RoPE, N >= window.
+        window: queries to use.
+
+    Returns:
+        [B, H, G, window, N] probabilities, scale 1/sqrt(D); query heads grouped by KV head.
+    """
+    batch, heads, tokens, width = keys.shape
+    recent = queries[:, :, queries.shape[2] - window :].float() * width**-0.5
+    grouped = recent.reshape(batch, heads, -1, window, width)
+    logits: Tensor = grouped @ keys.float()[:, :, None].transpose(-1, -2)
+    key = torch.arange(tokens, device=keys.device)
+    unseen = key > key[tokens - window :, None]
+    return logits.masked_fill(unseen, -torch.inf).softmax(dim=-1)

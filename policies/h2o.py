@@ -1,0 +1,78 @@
+"""H2O (arXiv 2306.14048): heavy hitters of accumulated attention, and recent tokens.
+
+Formula: c_i = mean over the G query heads of sum_j A[j, i] (columns of the causal attention of the
+whole prompt). A budget b keeps the last b // 2 tokens and the b - b // 2 heaviest others. These
+sets are nested, so a token's rank is the smallest b that keeps it: odd budgets admit the next
+heavy token, even ones the next recent token, or, where that is in already, the next heavy one.
+Score = -rank.
+
+Options: `normalize` = `none` (raw sums, H2O) or `visible` (each column divided by the N - i
+queries that can see it; raw sums favour old tokens); `recents` = false ranks by c alone. Preset
+`kvpress`: visible, no recents (its ObservedAttention). Ties: the newer token is heavier. Cost O(G
+N^2 D) per KV head, in blocks, without the N x N matrix. The official code works per query head and
+while decoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvp.ops.column_sums import column_sums
+from kvp.ranking import rank_tokens
+from kvp.scoring import ALL_QUERIES, Needs, View
+from policies.options import Heuristic, Presets, check_choice
+
+
+@dataclass(frozen=True, kw_only=True)
+class H2O(Heuristic):
+    """Keep tokens that received much attention so far, and recent ones, half and half."""
+
+    normalize: str = "none"
+    """`none`, or `visible`: per query that can see the token."""
+    recents: bool = True
+    """Give half of every budget to the most recent tokens."""
+
+    method: ClassVar[str] = "h2o"
+    presets: ClassVar[Presets] = {"kvpress": {"normalize": "visible", "recents": False}}
+
+    def __post_init__(self) -> None:
+        """Raise UsageError on an unknown normalisation."""
+        check_choice(self.method, "normalize", self.normalize, ("none", "visible"))
+        check_choice(self.method, "recents", self.recents, (True, False))
+
+    @property
+    def needs(self) -> Needs:
+        """Every query of the prompt."""
+        return Needs(queries=ALL_QUERIES)
+
+    def score(self, view: View) -> Tensor:
+        """Minus the rank (or the accumulated attention, without recents): [B, H, N] float32."""
+        assert view.queries is not None
+        _, heads, tokens, _ = view.keys.shape
+        queries = torch.unflatten(view.queries, 1, (heads, -1))
+        received = column_sums(queries, view.keys).mean(dim=-2)
+        if self.normalize == "visible":
+            received /= torch.arange(tokens, 0, -1, device=received.device)
+        if not self.recents:
+            return received
+        heavy = rank_tokens(received)
+        ranks = [_entry_ranks(order) for order in heavy.flatten(0, -2).tolist()]
+        return -torch.tensor(ranks, dtype=torch.float32, device=heavy.device).view_as(heavy)
+
+
+def _entry_ranks(heavy: list[int]) -> list[int]:
+    """Rank (1 = first kept) of every token, from the tokens by descending weight."""
+    tokens = len(heavy)
+    ranks = [0] * tokens
+    next_heavy = iter(heavy)
+    for budget in range(1, tokens + 1):
+        recent = tokens - budget // 2
+        if budget % 2 == 0 and not ranks[recent]:
+            ranks[recent] = budget
+        else:
+            ranks[next(token for token in next_heavy if not ranks[token])] = budget
+    return ranks

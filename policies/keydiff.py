@@ -1,0 +1,30 @@
+"""KeyDiff (arXiv 2504.15364): keys that differ from the average key are worth keeping.
+
+Formula: score_i = -cos(k_i, a), a = mean over all tokens of k_i / ||k_i||, keys after RoPE,
+float32. No options. Cost O(N D) per head. The paper evicts block by block during prefill; here, as
+in the KVP paper, once after it. A zero key scores 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvp.scoring import View
+from policies.options import Heuristic
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyDiff(Heuristic):
+    """Keep keys unlike the mean key."""
+
+    method: ClassVar[str] = "keydiff"
+
+    def score(self, view: View) -> Tensor:
+        """Negative cosine to the anchor: [B, H, N] float32."""
+        directions = F.normalize(view.keys.float(), dim=-1)
+        anchor = F.normalize(directions.mean(dim=-2, keepdim=True), dim=-1)
+        return -(directions * anchor).sum(dim=-1)

@@ -1,0 +1,29 @@
+"""K-Norm (arXiv 2406.11430): keys of low norm attract attention.
+
+Formula: score_i = -||k_i||_2, in float32. No options. Cost O(N D) per head. RoPE is a rotation, so
+keys before and after it score alike. The official code leaves layers 0 and 1 uncompressed; here,
+as in kvpress, every layer follows the same budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvp.scoring import View
+from policies.options import Heuristic
+
+
+@dataclass(frozen=True, kw_only=True)
+class KNorm(Heuristic):
+    """Keep keys of low norm."""
+
+    method: ClassVar[str] = "knorm"
+
+    def score(self, view: View) -> Tensor:
+        """Negative key norm: [B, H, N] float32."""
+        norms: Tensor = torch.linalg.vector_norm(view.keys.float(), dim=-1)
+        return -norms

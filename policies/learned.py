@@ -1,0 +1,72 @@
+"""KVP: rank cached tokens with the trained ranker of each KV head (paper, section 3).
+
+Score = the ranker's output for (key after RoPE, value, true position), greedy: no Gumbel noise.
+The weights are the averaged (EMA) ones, which is what training exports. Cost per layer: H small
+networks over N tokens, about 0.5 MFLOP per token and head at hidden 256; no query and no attention
+is read. Differences to the released code: none in scoring; protection of sinks and recents is
+`kvp.ranking`. Files are `policies.policy_files`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvp.errors import PolicyError
+from kvp.geometry import Geometry
+from kvp.scoring import Needs, View
+from policies.ranker import HeadRankers
+
+BLOCK = 8192
+"""Tokens scored at once; bounds the memory of long contexts."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LearnedScorer:
+    """A trained policy as a scorer. The rankers follow the view's device; scores are float32."""
+
+    rankers: HeadRankers
+    """One ranker per KV head, layer-major: `geometry.agents` of them."""
+    geometry: Geometry
+    """The model the policy was trained for."""
+    label: str = "policy"
+    """What messages call the policy: the directory it was loaded from."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Model, training manifest and held-out metrics, as in `policy.json`."""
+
+    @property
+    def name(self) -> str:
+        """`kvp`; which policy it is stands in `label`."""
+        return "kvp"
+
+    @property
+    def needs(self) -> Needs:
+        """Nothing beside keys, values and positions."""
+        return Needs()
+
+    @torch.no_grad()
+    def score(self, view: View) -> Tensor:
+        """Rank by the trained rankers: [B, H, N]; PolicyError if the view is another geometry's."""
+        batch, heads, tokens, width = view.keys.shape
+        if (heads, width) != (self.geometry.kv_heads, self.geometry.head_dim) or not (
+            view.layer < self.geometry.layers
+        ):
+            raise PolicyError(
+                f"policy {self.label} was trained for {self.geometry}, "
+                f"the model's layer {view.layer} has {heads} KV heads of head_dim {width}"
+            )
+        rankers = self.rankers.to(view.keys.device)
+        agents = slice(view.layer * heads, (view.layer + 1) * heads)
+        keys = view.keys.transpose(0, 1).reshape(heads, batch * tokens, width)
+        values = view.values.transpose(0, 1).reshape(heads, batch * tokens, width)
+        positions = view.positions.reshape(-1)
+        length = (view.positions[:, -1:] + 1).expand(batch, tokens).reshape(-1)
+        blocks = [slice(start, start + BLOCK) for start in range(0, batch * tokens, BLOCK)]
+        scores = [
+            rankers(keys[:, b], values[:, b], positions[b], length[b], heads=agents) for b in blocks
+        ]
+        return torch.cat(scores, dim=-1).view(heads, batch, tokens).transpose(0, 1).contiguous()

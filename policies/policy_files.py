@@ -1,0 +1,186 @@
+"""Policy directories: `policy.json` and one safetensors file per KV head (format version 1).
+
+Normative description: docs/formats.md. Every file is written aside and renamed; `policy.json`,
+which holds the checksums of all others and its own, is written last and so commits the
+export: a directory without it is not a policy. Loading names the file that is wrong. What the
+policy computes is `policies.ranker`; nothing here executes anything that a file contains.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kvp.errors import PolicyError
+from kvp.geometry import Geometry
+from kvp.manifest import read_sealed_json, sha256_file, sync_path, write_sealed_json
+from policies.learned import LearnedScorer
+from policies.ranker import HeadRankers, RankerSpec, head_shapes
+
+FORMAT = "kvp-policy"
+FORMAT_VERSION = 1
+INDEX = "policy.json"
+_OURS = re.compile(r"policy\.json|layer_\d+_head_\d+\.safetensors|.*\.partial")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyMeta:
+    """What a policy directory records beside the weights."""
+
+    geometry: Geometry
+    """The model the rankers were trained for."""
+    model: Mapping[str, str | None]
+    """`id` and `revision` of that model."""
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """Training manifest: configuration, seed, versions, digest of the traces."""
+    held_out: Sequence[Mapping[str, Any]] = ()
+    """Validation metrics, one mapping per agent, layer-major."""
+
+
+def head_file(layer: int, head: int) -> str:
+    """File name of the ranker of a KV head, e.g. `layer_03_head_01.safetensors`."""
+    return f"layer_{layer:02d}_head_{head:02d}.safetensors"
+
+
+def head_files(geometry: Geometry) -> tuple[str, ...]:
+    """File names of all agents of a model, layer-major."""
+    return tuple(
+        head_file(layer, head)
+        for layer in range(geometry.layers)
+        for head in range(geometry.kv_heads)
+    )
+
+
+def check_target(directory: str | Path, beside: Collection[str] = ()) -> None:
+    """Raise PolicyError unless a policy may be written: nothing there, or nothing but a policy.
+
+    `beside` names entries the caller itself keeps in the directory (logs, checkpoints).
+    """
+    target = Path(directory)
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise PolicyError(f"{target} is a file: name a directory for the policy")
+    names = sorted(entry.name for entry in target.iterdir())
+    foreign = [name for name in names if name not in beside and not _OURS.fullmatch(name)]
+    if foreign:
+        raise PolicyError(
+            f"{target} holds other files ({foreign[0]}): name a new or empty directory"
+        )
+
+
+def save_policy(
+    directory: str | Path, rankers: HeadRankers, meta: PolicyMeta, *, beside: Collection[str] = ()
+) -> None:
+    """Write a policy, replacing one that is already there (see `check_target` for what is refused).
+
+    Raises ValueError if `rankers` are not one ranker per KV head of `meta.geometry`.
+    """
+    geometry, spec = meta.geometry, rankers.spec
+    if (rankers.agents, spec.head_dim) != (geometry.agents, geometry.head_dim):
+        raise ValueError(f"{rankers.agents} rankers of head_dim {spec.head_dim} for {geometry}")
+    check_target(directory, beside)
+    target = Path(directory)
+    target.mkdir(parents=True, exist_ok=True)
+    (target / INDEX).unlink(missing_ok=True)
+    for path in target.iterdir():
+        if _OURS.fullmatch(path.name):
+            path.unlink()
+    files = {}
+    for name, state in zip(head_files(geometry), rankers.head_states(), strict=True):
+        files[name] = _write_head(target / name, state)
+    hyperparameters = spec.to_dict()
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "architecture": hyperparameters.pop("architecture"),
+        "hyperparameters": hyperparameters,
+        "geometry": geometry.to_dict(),
+        "model": dict(meta.model),
+        "rope": "post",
+        "features": list(spec.features),
+        "files": files,
+        "training": dict(meta.training),
+        "held_out": [dict(metrics) for metrics in meta.held_out],
+    }
+    sync_path(target)
+    write_sealed_json(target / INDEX, content)
+
+
+def _write_head(path: Path, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    partial = path.with_name(path.name + ".partial")
+    save_file({name: tensor.cpu() for name, tensor in state.items()}, partial)
+    with partial.open("rb") as handle:
+        os.fsync(handle.fileno())
+    partial.rename(path)
+    return {"sha256": sha256_file(path), "bytes": path.stat().st_size}
+
+
+def load_policy(directory: str | Path, *, device: str = "cpu") -> LearnedScorer:
+    """Load a policy directory as a scorer; PolicyError names the file that is wrong and how."""
+    target = Path(directory)
+    content = _read_index(target)
+    try:
+        spec = RankerSpec.from_dict(
+            {"architecture": content["architecture"], **content["hyperparameters"]}
+        )
+        geometry = Geometry.from_dict(content["geometry"])
+        names, records = head_files(geometry), content["files"]
+        metadata = {key: content[key] for key in ("model", "training", "held_out")}
+        if set(records) != set(names) or spec.head_dim != geometry.head_dim:
+            raise ValueError(f"its files do not cover {geometry}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise PolicyError(f"{target / INDEX} is not a valid policy: {error}") from error
+    states = [_read_head(target / name, records[name], spec) for name in names]
+    rankers = HeadRankers.from_head_states(spec, states).eval().requires_grad_(False).to(device)
+    return LearnedScorer(
+        rankers=rankers, geometry=geometry, label=str(directory), metadata=metadata
+    )
+
+
+def _read_index(target: Path) -> dict[str, Any]:
+    path = target / INDEX
+    if not path.is_file():
+        raise PolicyError(
+            f"{target} has no {INDEX}: it is not a policy directory, or its export did not finish"
+        )
+    content = read_sealed_json(path, PolicyError)
+    if content.get("format") != FORMAT:
+        raise PolicyError(f"{path} is not the index of a policy directory")
+    version = content.get("format_version")
+    if version != FORMAT_VERSION:
+        raise PolicyError(f"{path} has format version {version}, this kvp reads {FORMAT_VERSION}")
+    return content
+
+
+def _read_head(path: Path, record: Mapping[str, Any], spec: RankerSpec) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise PolicyError(f"{path} is missing: copy or export the policy again")
+    size = path.stat().st_size
+    if size != record["bytes"]:
+        raise PolicyError(f"{path} is truncated or foreign: {size} bytes, not {record['bytes']}")
+    if sha256_file(path) != record["sha256"]:
+        raise PolicyError(f"{path} is damaged: its checksum differs from {INDEX}")
+    try:
+        state = load_file(path)
+    except SafetensorError as error:
+        raise PolicyError(f"{path} is not a safetensors file: {error}") from error
+    if {name: tuple(tensor.shape) for name, tensor in state.items()} != head_shapes(spec):
+        raise PolicyError(f"{path} holds a ranker of another architecture or geometry")
+    return state
+
+
+def check_geometry(policy: LearnedScorer, geometry: Geometry) -> None:
+    """Raise PolicyError, naming both, unless the policy was trained for this geometry."""
+    if policy.geometry != geometry:
+        raise PolicyError(
+            f"policy {policy.label} was trained for {policy.geometry}, the model has {geometry}"
+        )

@@ -1,0 +1,44 @@
+"""Random: the floor every other method has to clear.
+
+Formula: score_i ~ U(0, 1), independent per KV head. Default seed 0. Cost: none worth naming. The
+generator is keyed by (seed, layer, head, N), so a result depends on nothing else: not on the order
+of calls, the batch, the device or the process. Public code draws from the global generator, or
+(with a seed) gives every layer the same draw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvp.scoring import View
+from policies.options import Heuristic, check_integer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Random(Heuristic):
+    """Keep random tokens."""
+
+    seed: int = 0
+    """Key of the draw."""
+
+    method: ClassVar[str] = "random"
+
+    def __post_init__(self) -> None:
+        """Raise UsageError on a seed that is not a number >= 0."""
+        check_integer(self.method, "seed", self.seed, least=0)
+
+    def score(self, view: View) -> Tensor:
+        """Uniform numbers, [B, H, N] float32; the same in every row of a batch."""
+        batch, heads, tokens, _ = view.keys.shape
+        rows = [self._draw(view.layer, head, tokens) for head in range(heads)]
+        return torch.stack(rows).to(view.keys.device).expand(batch, -1, -1).contiguous()
+
+    def _draw(self, layer: int, head: int, tokens: int) -> Tensor:
+        digest = hashlib.sha256(f"{self.seed}/{layer}/{head}/{tokens}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        return torch.rand(tokens, generator=generator)

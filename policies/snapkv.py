@@ -1,0 +1,88 @@
+"""SnapKV (arXiv 2404.14469): what the last tokens of the prompt attend to.
+
+Formula: A[j, i] = causal softmax attention of the last `window` queries over all N keys. For
+tokens before the window, per query head: mean over the window's queries, 1-D pooling over
+positions (`kernel`, stride 1, same padding: `avg` pads with zeros and divides by `kernel` at the
+edges, `max` ignores the padding), then the mean over the G query heads of the KV head (as kvpress;
+AdaKV's and KVCache-Factory's code average before pooling). Tokens of the window always come first,
+newest first.
+
+Defaults: window `auto` = min(32, max(1, budget // 4)), so that a small budget is not spent on the
+window itself; kernel 5, max. Presets: `kvpress` (64, 5, avg), `paper` (32, 7, max: its LongBench
+configuration), `official` (32, 5, avg: its model code). Cost O(G window N D) per KV head. The
+official code selects per query head from a repeated cache, which a grouped cache cannot hold. With
+N <= window every token is in the window: recency, where kvpress refuses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvp.errors import UsageError
+from kvp.scoring import Needs, View
+from policies.attention import FORCED, recent_attention
+from policies.options import AUTO, Heuristic, Presets, check_choice, check_integer
+
+_LARGEST_AUTO_WINDOW = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapKV(Heuristic):
+    """Keep what the observation window attends to, and the window."""
+
+    window: int | str = AUTO
+    """Most recent queries that vote, or `auto` to follow the budget."""
+    kernel: int = 5
+    """Width of the pooling over positions, in tokens; odd."""
+    pool: str = "max"
+    """`max` or `avg`."""
+
+    method: ClassVar[str] = "snapkv"
+    presets: ClassVar[Presets] = {
+        "kvpress": {"window": 64, "kernel": 5, "pool": "avg"},
+        "paper": {"window": 32, "kernel": 7, "pool": "max"},
+        "official": {"window": 32, "kernel": 5, "pool": "avg"},
+    }
+
+    def __post_init__(self) -> None:
+        """Raise UsageError on an empty window, an even kernel or an unknown pooling."""
+        check_integer(self.method, "window", self.window, least=1, auto=True)
+        check_integer(self.method, "kernel", self.kernel, least=1)
+        check_choice(self.method, "pool", self.pool, ("max", "avg"))
+        if self.kernel % 2 == 0:
+            raise UsageError(f"{self.method}: kernel must be odd, got {self.kernel}")
+
+    @property
+    def needs(self) -> Needs:
+        """The queries of the largest window."""
+        return Needs(queries=self.window if isinstance(self.window, int) else _LARGEST_AUTO_WINDOW)
+
+    def window_for(self, budget: int) -> int:
+        """Queries that vote at a budget (tokens per KV head)."""
+        if isinstance(self.window, int):
+            return self.window
+        return min(_LARGEST_AUTO_WINDOW, max(1, budget // 4))
+
+    def score(self, view: View) -> Tensor:
+        """Pooled window attention, the window itself at 2: [B, H, N] float32."""
+        assert view.queries is not None
+        batch, heads, tokens, _ = view.keys.shape
+        scores = torch.full((batch, heads, tokens), FORCED, device=view.keys.device)
+        window = self.window_for(view.budget)
+        before = tokens - window
+        if before <= 0:
+            return scores
+        attention = recent_attention(view.queries, view.keys, window)
+        votes = attention[..., :before].mean(dim=-2)
+        scores[..., :before] = self._pool(votes).mean(dim=-2)
+        return scores
+
+    def _pool(self, votes: Tensor) -> Tensor:
+        rows = votes.flatten(0, -2)[:, None]
+        pool = F.max_pool1d if self.pool == "max" else F.avg_pool1d
+        return pool(rows, self.kernel, stride=1, padding=self.kernel // 2).view_as(votes)

@@ -1,0 +1,60 @@
+"""Views of random tokens, and attention written out loop by loop in float64 NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from kvp.scoring import View
+
+Array = np.ndarray
+
+
+@pytest.fixture
+def make_view() -> Callable[..., View]:
+    """Factory of views that carry everything: every query and a future."""
+
+    def make(
+        *, tokens: int, batch: int = 2, heads: int = 2, group: int = 2, width: int = 8,
+        budget: int = 16, layer: int = 1, seed: int = 0, dtype: torch.dtype = torch.float32,
+    ) -> View:  # fmt: skip
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator).to(dtype)
+
+        return View(
+            layer=layer,
+            keys=2 * draw(batch, heads, tokens, width),
+            values=draw(batch, heads, tokens, width),
+            positions=torch.arange(tokens).expand(batch, tokens),
+            budget=budget,
+            queries=2 * draw(batch, heads * group, tokens, width),
+            future=draw(batch, heads, tokens).float().abs(),
+        )
+
+    return make
+
+
+@pytest.fixture
+def causal_attention() -> Callable[[View], Array]:
+    """Whole attention matrices of a view: [B, Q, N, N] float64, zero where the future is."""
+
+    def attention(view: View) -> Array:
+        queries = np.asarray(view.queries, dtype=np.float64)
+        keys = np.asarray(view.keys, dtype=np.float64)
+        batch, query_heads, tokens, width = queries.shape
+        group = query_heads // keys.shape[1]
+        result = np.zeros((batch, query_heads, tokens, tokens))
+        for b in range(batch):
+            for q in range(query_heads):
+                for j in range(tokens):
+                    logits = keys[b, q // group, : j + 1] @ queries[b, q, j] / np.sqrt(width)
+                    weights = np.exp(logits - logits.max())
+                    result[b, q, j, : j + 1] = weights / weights.sum()
+        return result
+
+    return attention

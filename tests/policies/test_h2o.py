@@ -1,0 +1,101 @@
+"""H2O: column sums against NumPy, and its ranking against the sets it must pass through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvp.errors import UsageError
+from kvp.ranking import rank_tokens
+from kvp.scoring import ALL_QUERIES, View
+from policies.h2o import H2O
+
+MakeView = Callable[..., View]
+Array = np.ndarray
+Attention = Callable[[View], Array]
+
+RATIOS = pytest.mark.parametrize(("heads", "group"), [(2, 1), (2, 2), (1, 7)])
+
+
+def _kept(weights: Array, budget: int) -> set[int]:
+    """Last budget // 2 tokens and the heaviest others; ties to the newer token."""
+    tokens = len(weights)
+    recent = set(range(tokens - budget // 2, tokens))
+    others = sorted(set(range(tokens)) - recent, key=lambda i: (-weights[i], -i))
+    return recent | set(others[: budget - budget // 2])
+
+
+def _sums(attention: Array, heads: int, *, visible: bool) -> Array:
+    batch, query_heads, tokens, _ = attention.shape
+    sums = attention.sum(axis=2)
+    if visible:
+        sums = sums / (tokens - np.arange(tokens))
+    return sums.reshape(batch, heads, query_heads // heads, tokens).mean(axis=2)
+
+
+@RATIOS
+@pytest.mark.parametrize("tokens", [1, 2, 3, 33])
+@pytest.mark.parametrize("normalize", ["none", "visible"])
+def test_every_prefix_of_the_ranking_is_the_set_of_its_budget(
+    make_view: MakeView, causal_attention: Attention,
+    heads: int, group: int, tokens: int, normalize: str,
+) -> None:  # fmt: skip
+    view = make_view(tokens=tokens, heads=heads, group=group)
+    ranking = rank_tokens(H2O(normalize=normalize).score(view))
+    weights = _sums(causal_attention(view), heads, visible=normalize == "visible")
+    for row in range(2):
+        for head in range(heads):
+            for budget in range(1, tokens + 1):
+                expected = _kept(weights[row, head], budget)
+                assert set(ranking[row, head, :budget].tolist()) == expected
+
+
+@RATIOS
+def test_kvpress_preset_is_observed_attention(
+    make_view: MakeView, causal_attention: Attention, heads: int, group: int
+) -> None:
+    view = make_view(tokens=33, heads=heads, group=group)
+    scores = H2O(**H2O.presets["kvpress"]).score(view).numpy()
+    expected = _sums(causal_attention(view), heads, visible=True)
+    np.testing.assert_allclose(scores, expected, atol=2e-6)
+
+
+def test_raw_sums_without_recents(make_view: MakeView, causal_attention: Attention) -> None:
+    view = make_view(tokens=33)
+    scores = H2O(recents=False).score(view).numpy()
+    np.testing.assert_allclose(scores, _sums(causal_attention(view), 2, visible=False), atol=2e-5)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(1, 12))
+def test_sets_are_nested_even_with_ties(weights: list[int], budget: int) -> None:
+    """What makes a ranking out of H2O's sets at all."""
+    budget = min(budget, len(weights))
+    assert _kept(np.array(weights), budget - 1) < _kept(np.array(weights), budget)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ties_are_ranked_by_the_same_rule(make_view: MakeView, seed: int) -> None:
+    """Attention that only looks at itself: all column sums are 1, so everything ties."""
+    view = make_view(tokens=11, batch=1, heads=1, group=1, width=11, seed=seed)
+    view.keys[0, 0] = 1000 * torch.eye(11)
+    assert view.queries is not None
+    view.queries[0, 0] = torch.eye(11)
+    ranking = rank_tokens(H2O().score(view))[0, 0].tolist()
+    for budget in range(1, 12):
+        assert set(ranking[:budget]) == _kept(np.ones(11), budget)
+
+
+def test_all_queries_are_needed() -> None:
+    assert H2O().needs.queries == ALL_QUERIES
+
+
+def test_bad_options_are_usage_errors() -> None:
+    with pytest.raises(UsageError, match="h2o: normalize must be one of none, visible"):
+        H2O(normalize="all")
+    with pytest.raises(UsageError, match="h2o: recents must be one of true, false"):
+        H2O(recents="yes")  # type: ignore[arg-type]

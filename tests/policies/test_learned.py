@@ -1,0 +1,78 @@
+"""A trained policy as a scorer: which ranker scores which head, with which positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import policies.learned
+from kvp.errors import PolicyError
+from kvp.geometry import Geometry
+from kvp.scoring import Needs, Scorer, View
+from policies.learned import LearnedScorer
+from policies.ranker import HeadRankers, RankerSpec
+
+MakeView = Callable[..., View]
+GEOMETRY = Geometry(layers=3, query_heads=4, kv_heads=2, head_dim=8)
+
+
+@pytest.fixture(params=["fourier", "paper"])
+def policy(request: pytest.FixtureRequest) -> LearnedScorer:
+    spec = RankerSpec(head_dim=8, hidden=12, max_positions=64, architecture=request.param)
+    rankers = HeadRankers(spec, GEOMETRY.agents, torch.Generator().manual_seed(0))
+    return LearnedScorer(rankers=rankers, geometry=GEOMETRY)
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_agents_are_layer_major(policy: LearnedScorer, make_view: MakeView, layer: int) -> None:
+    view = make_view(tokens=20, layer=layer, batch=3)
+    scores = policy.score(view)
+    assert not scores.requires_grad
+    for row in range(3):
+        for head in range(2):
+            agent = layer * 2 + head
+            expected = policy.rankers(
+                view.keys[row, head][None], view.values[row, head][None], torch.arange(20), 20,
+                heads=slice(agent, agent + 1),
+            )  # fmt: skip
+            torch.testing.assert_close(scores[row, head], expected[0], rtol=1e-5, atol=1e-5)
+
+
+def test_true_positions_count_not_indices(policy: LearnedScorer, make_view: MakeView) -> None:
+    """Rows that start elsewhere: positions decide, and the length is the last one + 1."""
+    view = make_view(tokens=20)
+    moved = View(
+        layer=1, keys=view.keys, values=view.values, budget=8,
+        positions=torch.stack([torch.arange(20), torch.arange(30, 50)]),
+    )  # fmt: skip
+    scores = policy.score(moved)
+    torch.testing.assert_close(scores[0], policy.score(view)[0], rtol=1e-5, atol=1e-5)
+    expected = policy.rankers(
+        view.keys[1], view.values[1], torch.arange(30, 50), 50, heads=slice(2, 4)
+    )
+    torch.testing.assert_close(scores[1], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_long_caches_are_scored_in_blocks(
+    policy: LearnedScorer, make_view: MakeView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = make_view(tokens=50)
+    whole = policy.score(view)
+    monkeypatch.setattr(policies.learned, "BLOCK", 7)
+    torch.testing.assert_close(policy.score(view), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_it_is_a_scorer_that_needs_nothing_more(policy: LearnedScorer) -> None:
+    assert isinstance(policy, Scorer)
+    assert policy.name == "kvp"
+    assert policy.needs == Needs()
+
+
+@pytest.mark.parametrize("shape", [{"heads": 1}, {"width": 4}, {"layer": 3}])
+def test_views_of_another_geometry_are_refused(
+    policy: LearnedScorer, make_view: MakeView, shape: dict[str, int]
+) -> None:
+    with pytest.raises(PolicyError, match="policy policy was trained for 3 layers x 2 KV heads"):
+        policy.score(make_view(tokens=5, **shape))

@@ -1,0 +1,242 @@
+"""Policy directories: bit-exact round trips, and every kind of damage named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kvp.errors import PolicyError
+from kvp.geometry import Geometry
+from kvp.manifest import read_sealed_json, write_sealed_json
+from kvp.scoring import View
+from policies import load_policy
+from policies.policy_files import (
+    PolicyMeta,
+    check_geometry,
+    check_target,
+    head_file,
+    head_files,
+    save_policy,
+)
+from policies.ranker import HeadRankers, RankerSpec
+
+MakeView = Callable[..., View]
+GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
+META = PolicyMeta(
+    geometry=GEOMETRY,
+    model={"id": "nano", "revision": None},
+    training={"seed": 3, "steps": 10},
+    held_out=[{"skill": 0.5 + agent / 10} for agent in range(4)],
+)
+HEAD = "layer_01_head_00.safetensors"
+
+
+def _rankers(architecture: str = "fourier", agents: int = 4, seed: int = 0) -> HeadRankers:
+    spec = RankerSpec(head_dim=8, hidden=12, max_positions=64, architecture=architecture)
+    return HeadRankers(spec, agents, torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def policy_dir(tmp_path: Path) -> Path:
+    save_policy(tmp_path / "policy", _rankers(), META)
+    return tmp_path / "policy"
+
+
+@pytest.mark.parametrize("architecture", ["fourier", "paper"])
+def test_round_trip_is_bit_exact(tmp_path: Path, make_view: MakeView, architecture: str) -> None:
+    rankers = _rankers(architecture)
+    if architecture == "fourier":
+        statistics = torch.rand(4, 8) + 0.5
+        rankers.standardise(
+            key_mean=statistics, key_std=statistics, value_mean=statistics, value_std=statistics
+        )
+    save_policy(tmp_path / "deep" / "policy", rankers, META)
+    policy = load_policy(str(tmp_path / "deep" / "policy"))
+    assert policy.rankers.spec == rankers.spec
+    for name, tensor in rankers.state_dict().items():
+        assert torch.equal(policy.rankers.state_dict()[name], tensor)
+    assert not any(parameter.requires_grad for parameter in policy.rankers.parameters())
+    assert policy.geometry == GEOMETRY
+    assert policy.metadata["model"] == {"id": "nano", "revision": None}
+    assert policy.metadata["training"] == {"seed": 3, "steps": 10}
+    assert [head["skill"] for head in policy.metadata["held_out"]] == [0.5, 0.6, 0.7, 0.8]
+    view = make_view(tokens=9)
+    again = load_policy(tmp_path / "deep" / "policy").score(view)
+    assert torch.equal(policy.score(view), again)
+
+
+def test_directory_holds_one_file_per_head_and_the_index(policy_dir: Path) -> None:
+    names = {path.name for path in policy_dir.iterdir()}
+    assert names == {"policy.json", *head_files(GEOMETRY)}
+    assert head_files(GEOMETRY)[2] == head_file(1, 0) == HEAD
+    index = json.loads((policy_dir / "policy.json").read_text())
+    assert set(index) == {
+        "format", "format_version", "architecture", "hyperparameters", "geometry", "model", "rope",
+        "features", "files", "training", "held_out", "sha256",
+    }  # fmt: skip
+    assert (index["format_version"], index["architecture"], index["rope"]) == (1, "fourier", "post")
+
+
+def test_equal_policies_are_equal_files(policy_dir: Path, tmp_path: Path) -> None:
+    save_policy(tmp_path / "again", _rankers(), META)
+    for path in policy_dir.iterdir():
+        assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
+
+
+def test_an_existing_policy_is_replaced_even_by_a_smaller_one(policy_dir: Path) -> None:
+    small = replace(META, geometry=replace(GEOMETRY, layers=1), held_out=[])
+    save_policy(policy_dir, _rankers(agents=2, seed=5), small)
+    assert {path.name for path in policy_dir.iterdir()} == {
+        "policy.json", "layer_00_head_00.safetensors", "layer_00_head_01.safetensors",
+    }  # fmt: skip
+    assert load_policy(policy_dir).geometry.layers == 1
+
+
+def test_other_peoples_files_are_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(PolicyError, match=r"holds other files \(thesis.txt\): name a new or empty"):
+        save_policy(tmp_path, _rankers(), META)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+    check_target(tmp_path, beside=["thesis.txt"])
+    save_policy(tmp_path, _rankers(), META, beside=["thesis.txt"])
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+    with pytest.raises(PolicyError, match="is a file: name a directory"):
+        check_target(tmp_path / "thesis.txt")
+
+
+def test_rankers_of_another_geometry_are_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="2 rankers of head_dim 8 for 2 layers x 2 KV heads"):
+        save_policy(tmp_path / "policy", _rankers(agents=2), META)
+    assert not (tmp_path / "policy").exists()
+
+
+def test_an_export_that_stopped_half_way_is_not_a_policy(
+    policy_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever write fails, the directory is either the old policy or none at all."""
+    calls = 0
+
+    def full_disk(*args: object, **kwargs: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise OSError("no space left on device")
+        save_file(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("policies.policy_files.save_file", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        save_policy(policy_dir, _rankers(seed=1), META)
+    with pytest.raises(PolicyError, match=r"has no policy.json: .* its export did not finish"):
+        load_policy(policy_dir)
+    monkeypatch.undo()
+    save_policy(policy_dir, _rankers(seed=1), META)
+    assert load_policy(policy_dir).metadata["training"]["seed"] == 3
+
+
+def _fails(directory: Path, *parts: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        load_policy(directory)
+    message = str(error.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+def test_missing_directory_and_missing_head(policy_dir: Path, tmp_path: Path) -> None:
+    _fails(tmp_path / "nowhere", "nowhere has no policy.json")
+    (policy_dir / HEAD).unlink()
+    _fails(policy_dir, HEAD, "is missing")
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, -1])
+def test_truncated_head(policy_dir: Path, keep: int) -> None:
+    data = (policy_dir / HEAD).read_bytes()
+    (policy_dir / HEAD).write_bytes(data[:keep])
+    _fails(policy_dir, HEAD, "is truncated", str(len(data)))
+
+
+@pytest.mark.parametrize("where", [0.0, 0.01, 0.5, 0.999])
+def test_flipped_byte_in_a_head(policy_dir: Path, where: float) -> None:
+    data = bytearray((policy_dir / HEAD).read_bytes())
+    data[int(where * len(data))] ^= 1
+    (policy_dir / HEAD).write_bytes(data)
+    _fails(policy_dir, HEAD, "is damaged", "checksum")
+
+
+def test_two_heads_swapped(policy_dir: Path) -> None:
+    first, second = policy_dir / HEAD, policy_dir / head_file(0, 1)
+    data = first.read_bytes(), second.read_bytes()
+    second.write_bytes(data[0])
+    first.write_bytes(data[1])
+    _fails(policy_dir, "layer_00_head_01", "is damaged")
+
+
+def test_flipped_bytes_in_the_index_never_go_unnoticed(policy_dir: Path) -> None:
+    """Every byte position of some, in any role: digits, names, braces, checksums."""
+    path = policy_dir / "policy.json"
+    data = path.read_bytes()
+    original = json.loads(data)
+    for position in range(0, len(data), 7):
+        flipped = bytearray(data)
+        flipped[position] ^= 1
+        path.write_bytes(flipped)
+        try:
+            unchanged = json.loads(flipped) == original
+        except ValueError:
+            unchanged = False
+        if not unchanged:
+            _fails(policy_dir, "policy.json")
+
+
+def _edit(policy_dir: Path, **changes: object) -> None:
+    content = read_sealed_json(policy_dir / "policy.json")
+    write_sealed_json(policy_dir / "policy.json", {**content, **changes})
+
+
+def test_index_of_another_version_or_shape(policy_dir: Path) -> None:
+    _edit(policy_dir, format="kvp-traces")
+    _fails(policy_dir, "policy.json is not the index of a policy directory")
+    _edit(policy_dir, format="kvp-policy", format_version=2)
+    _fails(policy_dir, "policy.json has format version 2, this kvp reads 1")
+    _edit(policy_dir, format_version=1, geometry={**GEOMETRY.to_dict(), "layers": 3})
+    _fails(policy_dir, "policy.json", "do not cover 3 layers")
+    _edit(policy_dir, geometry={"layers": 2})
+    _fails(policy_dir, "policy.json is not a valid policy")
+    _edit(policy_dir, geometry=GEOMETRY.to_dict(), architecture="forest")
+    _fails(policy_dir, "policy.json is not a valid policy", "forest")
+
+
+@pytest.mark.parametrize("damage", ["architecture", "text"])
+def test_head_with_a_right_checksum_but_wrong_content(policy_dir: Path, damage: str) -> None:
+    """A file somebody else put there and recorded: still refused, still named."""
+    path = policy_dir / HEAD
+    if damage == "text":
+        path.write_text("not tensors")
+    else:
+        state = load_file(path)
+        save_file({**state, "key_bias": torch.zeros(13)}, path)
+    files = read_sealed_json(policy_dir / "policy.json")["files"]
+    files[HEAD] = {
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size,
+    }  # fmt: skip
+    _edit(policy_dir, files=files)
+    _fails(policy_dir, HEAD, "safetensors" if damage == "text" else "another architecture")
+
+
+def test_geometry_check_names_both_sides(policy_dir: Path) -> None:
+    policy = load_policy(policy_dir)
+    check_geometry(policy, GEOMETRY)
+    other = Geometry(layers=28, query_heads=28, kv_heads=4, head_dim=128)
+    with pytest.raises(PolicyError) as error:
+        check_geometry(policy, other)
+    assert str(error.value) == (
+        f"policy {policy_dir} was trained for 2 layers x 2 KV heads (4 query heads, head_dim 8), "
+        "the model has 28 layers x 4 KV heads (28 query heads, head_dim 128)"
+    )

@@ -1,0 +1,78 @@
+"""TOVA against NumPy: the last token's attention, averaged over every query head of the layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kvp.errors import UsageError
+from kvp.ranking import rank_tokens
+from kvp.scoring import View
+from policies.tova import TOVA
+
+MakeView = Callable[..., View]
+Attention = Callable[[View], np.ndarray]
+
+RATIOS = pytest.mark.parametrize(("heads", "group"), [(2, 1), (2, 2), (1, 7)])
+
+
+@RATIOS
+@pytest.mark.parametrize("tokens", [1, 2, 40])
+def test_mean_over_all_query_heads_same_for_every_kv_head(
+    make_view: MakeView, causal_attention: Attention, heads: int, group: int, tokens: int
+) -> None:
+    view = make_view(tokens=tokens, heads=heads, group=group)
+    scores = TOVA().score(view)
+    expected = causal_attention(view)[:, :, -1].mean(axis=1)
+    for head in range(heads):
+        np.testing.assert_allclose(scores[:, head].numpy(), expected, atol=1e-6)
+        assert torch.equal(scores[:, head], scores[:, 0])
+
+
+@RATIOS
+def test_per_kv_head_averages_the_group_only(
+    make_view: MakeView, causal_attention: Attention, heads: int, group: int
+) -> None:
+    view = make_view(tokens=40, heads=heads, group=group)
+    last = causal_attention(view)[:, :, -1].reshape(2, heads, group, 40)
+    scores = TOVA(per_kv_head=True).score(view)
+    np.testing.assert_allclose(scores.numpy(), last.mean(axis=2), atol=1e-6)
+
+
+@pytest.mark.parametrize("budget", [1, 10, 39])
+def test_kvpress_preset_forces_the_last_token(
+    make_view: MakeView, causal_attention: Attention, budget: int
+) -> None:
+    view = make_view(tokens=40)
+    view.keys[:, :, -1] = -view.queries.unflatten(1, (2, 2)).mean(2)[:, :, -1]  # type: ignore[union-attr]
+    expected = causal_attention(view)[:, :, -1].mean(axis=1)
+    expected[:, -1] = expected.max() + 1
+    ranking = rank_tokens(TOVA(**TOVA.presets["kvpress"]).score(view))
+    for row in range(2):
+        kept = set(np.argsort(-expected[row])[:budget].tolist())
+        assert set(ranking[row, 0, :budget].tolist()) == kept
+    assert not (rank_tokens(TOVA().score(view))[..., 0] == 39).any()
+
+
+def test_forcing_leaves_the_other_scores_alone(make_view: MakeView) -> None:
+    view = make_view(tokens=12)
+    free, forced = TOVA().score(view), TOVA(force_last=True).score(view)
+    assert torch.equal(free[..., :-1], forced[..., :-1])
+    assert (forced[..., -1] > free.max()).all()
+
+
+def test_one_query_is_enough(make_view: MakeView) -> None:
+    view = make_view(tokens=12)
+    assert view.queries is not None
+    assert TOVA().needs.queries == 1
+    last = replace(view, queries=view.queries[:, :, -1:])
+    assert torch.equal(TOVA().score(view), TOVA().score(last))
+
+
+def test_options_must_be_true_or_false() -> None:
+    with pytest.raises(UsageError, match="tova: per_kv_head must be one of true, false, got 1"):
+        TOVA(per_kv_head=1)  # type: ignore[arg-type]
