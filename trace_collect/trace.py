@@ -1,0 +1,122 @@
+"""One sequence: continue a prompt, then run the whole of it once and keep what attention saw."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from kvp.data.encode import Encoded, encode
+from kvp.data.sample import Sample
+from kvp.errors import UsageError
+from kvp.hf import observe
+from kvp.store import SequenceRecord, Trace
+
+
+def collect(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sample: Sample,
+    *,
+    index: int,
+    continuation: Literal["model", "reference"],
+    max_new_tokens: int,
+    queries: bool = True,
+) -> Trace:
+    """The trace of a sample: prompt and continuation in one forward pass without a cache before it.
+
+    The continuation is the model's greedy answer or the reference, up to `max_new_tokens` or the
+    sample's own number, without its end token (which a model never reads while it answers). Tensors
+    are on the CPU in the model's dtype; `index` is the sequence's place in the store.
+
+    Raises UsageError when the reference is asked for and the sample has none.
+    """
+    encoded = encode(sample, tokenizer)
+    room = min(max_new_tokens, sample.max_new_tokens)
+    if continuation == "reference":
+        if not encoded.reply_ids:
+            raise UsageError(
+                f"--continuation reference: {sample.id} has no reference; use --continuation model"
+            )
+        reply = encoded.reply_ids[:room]
+    else:
+        reply = greedy(model, tokenizer, encoded.ids, room)
+    ids = encoded.ids + reply
+    seen = observe(model, torch.tensor([ids], device=model.device), last_logits=True)
+    keys = _stacked(seen.keys)
+    return Trace(
+        record=_record(sample, encoded, reply, index),
+        queries=_stacked(seen.queries, groups_of=keys.shape[1]) if queries else None,
+        keys=keys,
+        values=_stacked(seen.values),
+    )
+
+
+@torch.inference_mode()
+def greedy(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: tuple[int, ...],
+    max_new_tokens: int,
+) -> tuple[int, ...]:
+    """The model's greedy continuation, without the end token.
+
+    Penalties that the model's own generation configuration asks for are off: evaluation compares
+    plain arg-max answers, and traces should show the same ones.
+    """
+    ends = _end_tokens(model, tokenizer)
+    settings = GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=max_new_tokens,
+        repetition_penalty=1.0,
+        no_repeat_ngram_size=0,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=50,
+        eos_token_id=ends or None,
+        pad_token_id=ends[0] if ends else 0,
+    )
+    ids = torch.tensor([prompt], device=model.device)
+    made = model.generate(  # type: ignore[operator]
+        input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings
+    )
+    answer = [int(token) for token in made[0, len(prompt) :]]
+    return tuple(answer[:-1] if answer and answer[-1] in ends else answer)
+
+
+def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    own = model.generation_config.eos_token_id if model.generation_config else None
+    if own is None:
+        own = tokenizer.eos_token_id
+    if own is None:
+        return []
+    return list(own) if isinstance(own, list | tuple) else [int(own)]
+
+
+def _stacked(layers: tuple[Tensor, ...], groups_of: int | None = None) -> Tensor:
+    """Layers of [1, H, T, D] as [L, H, T, D]; queries [1, Q, T, D] as [L, H, G, T, D]."""
+    if groups_of is not None:
+        layers = tuple(layer.reshape(1, groups_of, -1, *layer.shape[2:]) for layer in layers)
+    return torch.stack([layer[0].cpu() for layer in layers])
+
+
+def _record(sample: Sample, encoded: Encoded, reply: tuple[int, ...], index: int) -> SequenceRecord:
+    start = encoded.prompt_length
+    spans = encoded.reply_spans + (((start, start + len(reply)),) if reply else ())
+    return SequenceRecord(
+        index=index,
+        id=sample.id,
+        task=sample.task,
+        split=sample.split,
+        length=start + len(reply),
+        context_length=encoded.context_length,
+        prompt_length=start,
+        token_ids=encoded.ids + reply,
+        reply_spans=spans,
+        references=sample.references,
+        max_new_tokens=sample.max_new_tokens,
+        metric=sample.metric,
+    )

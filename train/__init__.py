@@ -1,0 +1,1 @@
+"""`kvp-train`: trace store -> policy directory."""

@@ -1,0 +1,172 @@
+"""What happens beside the optimiser: validation, checkpoints, TensorBoard, the progress bar.
+
+Order matters: validation changes what a checkpoint must contain, so checkpoints come last.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from torch.utils.tensorboard import SummaryWriter
+
+from kvp.geometry import Geometry
+from kvp.ranking import Protection
+from train.contexts import ContextSource
+from train.cuts import Cut
+from train.held_out import evaluate
+from train.module import RankerTraining
+
+
+class Validation(Callback):
+    """Judge the averaged weights every few steps and at the last one; keep each head's best."""
+
+    def __init__(
+        self,
+        source: ContextSource,
+        cuts: Sequence[Cut],
+        *,
+        every_steps: int,
+        reward_protection: Protection,
+    ) -> None:
+        """Judge on the fixed `cuts` of `source`."""
+        self._source = source
+        self._cuts = cuts
+        self._every = every_steps
+        self._protection = reward_protection
+        self.latest_skill: torch.Tensor | None = None
+        """[A] skill at the latest validation of this process."""
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, *args: object
+    ) -> None:
+        """Validate when due."""
+        step = trainer.global_step
+        if step % self._every and step != trainer.max_steps:
+            return
+        assert isinstance(module, RankerTraining)
+        contexts = (self._source.context(cut) for cut in self._cuts)
+        result = evaluate(module.average, contexts, reward_protection=self._protection)
+        module.keep_best(result.skill)
+        self.latest_skill = result.skill
+
+
+class Log(Callback):
+    """A few scalars, and the skill of every head as one [layers, KV heads] image."""
+
+    def __init__(
+        self, folder: Path, geometry: Geometry, validation: Validation, *, every_steps: int
+    ) -> None:
+        """Write TensorBoard events to `folder`."""
+        self._folder = folder
+        self._geometry = geometry
+        self._validation = validation
+        self._every = every_steps
+        self._writer: SummaryWriter | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Open the log; entries after the step that is resumed from are hidden."""
+        self._writer = SummaryWriter(self._folder, purge_step=trainer.global_step + 1)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: STEP_OUTPUT, *args: object
+    ) -> None:
+        """Write what is due."""
+        assert self._writer is not None
+        assert isinstance(outputs, Mapping)
+        step = trainer.global_step
+        if step % self._every == 0:
+            for name, value in outputs["metrics"].items():
+                self._writer.add_scalar(name, value, step)
+            self._writer.add_scalar("train/lr", trainer.optimizers[0].param_groups[0]["lr"], step)
+        skill, self._validation.latest_skill = self._validation.latest_skill, None
+        if skill is not None:
+            heads = skill.nan_to_num(0.0).cpu()
+            image = heads.clamp(0, 1).view(self._geometry.layers, self._geometry.kv_heads)
+            self._writer.add_scalar("held_out/skill", heads.mean(), step)
+            self._writer.add_scalar("held_out/worst_head", heads.min(), step)
+            self._writer.add_image("held_out/skill_by_head", image, step, dataformats="HW")
+
+    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Flush and close."""
+        assert self._writer is not None
+        self._writer.close()
+
+
+class Bar(Callback):
+    """Progress on standard error: steps, reward, held-out skill, time left."""
+
+    def __init__(self) -> None:
+        """Make the bar; it starts with training."""
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._task = self._progress.add_task("training", total=None, state="")
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Start at the step that is resumed from."""
+        self._progress.update(self._task, total=trainer.max_steps, completed=trainer.global_step)
+        self._progress.start()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: STEP_OUTPUT, *args: object
+    ) -> None:
+        """Move on."""
+        assert isinstance(module, RankerTraining)
+        assert isinstance(outputs, Mapping)
+        state = f"reward {outputs['metrics']['train/reward']:.3f}"
+        if torch.isfinite(module.best_skill).all():
+            state += f", held-out skill {module.best_skill.mean():.3f}"
+        self._progress.update(self._task, completed=trainer.global_step, state=state)
+
+    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Leave the finished bar."""
+        self._progress.stop()
+
+    def on_exception(
+        self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Give the terminal back."""
+        self._progress.stop()
+
+
+class Checkpoints(Callback):
+    """One checkpoint that is replaced as a whole, so that no moment leaves none or half of one."""
+
+    def __init__(self, path: Path, *, every_steps: int) -> None:
+        """Write to `path`."""
+        self._path = path
+        self._every = every_steps
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, *args: object
+    ) -> None:
+        """Save when due, and after the last step."""
+        if trainer.global_step % self._every and trainer.global_step != trainer.max_steps:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._path.with_suffix(".partial")
+        trainer.save_checkpoint(partial)
+        with partial.open("rb") as handle:
+            os.fsync(handle.fileno())
+        partial.replace(self._path)

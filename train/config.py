@@ -1,0 +1,112 @@
+"""Settings of `kvp-train`; no torch here, so that `--help` answers at once.
+
+Settings that default to null come from the preset (`train.presets`), which documents them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from train.presets import PRESETS, PresetName, Recipe, RewardName
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Train one ranker per KV head on a trace store and write a policy directory."""
+
+    traces: str
+    """Trace store written by kvp-collect."""
+    out: str
+    """Policy directory to write; an unfinished run of the same settings is continued."""
+    preset: PresetName = "fourier"
+    """Recipe the settings below start from."""
+    seed: int = 0
+    """Decides initial weights, contexts and permutations."""
+    device: str = "cpu"
+    """cpu, cuda or cuda:INDEX."""
+    resume: bool = True
+    """Continue an unfinished run of the same settings; false refuses any non-empty --out."""
+    allow_incomplete: bool = False
+    """Train on a store whose collection has not finished."""
+    memory_gb: float = 4.0
+    """RAM for traces and for labels, GB in all; what does not fit is read and computed again."""
+    activation_gb: float = 8.0
+    """Memory for activations of the rankers, GB; heads that do not fit together are computed
+    twice, in groups (a third more time, the same result)."""
+    validate_every: int = 100
+    """Steps between validations; each head exports its best averaged weights."""
+    validation_contexts: int = 64
+    """Held-out contexts per validation."""
+    checkpoint_every: int = 50
+    """Steps between checkpoints, the most a killed run loses."""
+    log_every: int = 10
+    """Steps between scalars in TensorBoard."""
+
+    steps: int | None = None
+    """Optimiser steps."""
+    contexts: int | None = None
+    """Contexts (sequence, cut) per step."""
+    permutations: int | None = None
+    """Permutations sampled per context and head."""
+    reward: RewardName | None = None
+    """skill, ratio or mass."""
+    exclude_protected: bool | None = None
+    """Leave the always kept tokens out of the ranking and the reward."""
+    hidden: int | None = None
+    """Width of the ranker's hidden layers."""
+    max_positions: int | None = None
+    """Rows of the position table (paper architecture)."""
+    lr: float | None = None
+    """Peak learning rate."""
+    final_lr: float | None = None
+    """Learning rate at the last step."""
+    warmup_steps: int | None = None
+    """Linear warm-up steps."""
+    weight_decay: float | None = None
+    """AdamW weight decay."""
+    gradient_clip: float | None = None
+    """Maximum gradient norm of each head."""
+    advantage_clip: float | None = None
+    """Bound of normalised advantages, standard deviations."""
+    ema: float | None = None
+    """Decay of the averaged weights."""
+    cut_prompt: float | None = None
+    """Weight of cuts one token before the prompt's end."""
+    cut_context: float | None = None
+    """Weight of cuts at the context's end."""
+    cut_uniform: float | None = None
+    """Weight of cuts anywhere."""
+    cut_min: int | None = None
+    """Shortest cut, tokens."""
+    cut_grid: int | None = None
+    """Uniform cuts per sequence; 0 = every position."""
+    future_max: int | None = None
+    """Future tokens that count; 0 = all."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the flag that cannot work."""
+        for name in ("validate_every", "validation_contexts", "checkpoint_every", "log_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("memory_gb", "activation_gb"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"--{name} must be positive, got {getattr(self, name)}")
+        self.recipe()
+
+    def recipe(self) -> Recipe:
+        """The preset with every setting that was given."""
+        names = [field.name for field in fields(Recipe) if field.name != "architecture"]
+        given = {name: getattr(self, name) for name in names}
+        changes = {name: value for name, value in given.items() if value is not None}
+        return replace(PRESETS[self.preset], **changes)
+
+    def identity(self) -> dict[str, Any]:
+        """Settings that decide the weights: two runs may share --out only if these agree."""
+        return {
+            "preset": self.preset,
+            "seed": self.seed,
+            "validate_every": self.validate_every,
+            "validation_contexts": self.validation_contexts,
+            **self.recipe().to_dict(),
+        }

@@ -1,0 +1,130 @@
+"""Contexts a ranker learns from, read from a trace store and remembered within a bound of RAM.
+
+A context is a cut sequence: keys and values of the cached tokens of every head, and the label, the
+attention each of them will receive (KVP paper, section 3.1.1). Labels depend on sequence and cut
+only, so they are computed once while they fit; what was forgotten is read and computed again, with
+the same result. Traces stay in their stored dtype and become float32 when a context is made.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from kvp.ops.future_attention import future_attention
+from kvp.ranking import Protection
+from kvp.store import TraceReader
+from train.cuts import Cut
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+ItemT = TypeVar("ItemT", bound=tuple[Tensor, ...])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """Cached tokens that compete with each other, for all A heads."""
+
+    keys: Tensor
+    """[A, N, D] float32 keys after RoPE."""
+    values: Tensor
+    """[A, N, D] float32 values."""
+    positions: Tensor
+    """[N] int64 true positions."""
+    length: int
+    """Tokens in the cache; more than N where protected tokens were left out."""
+    importance: Tensor
+    """[A, N] float32 future attention."""
+
+    def without(self, protection: Protection) -> Context:
+        """The tokens that are not protected; at least two must remain."""
+        kept = slice(protection.sinks, self.length - protection.recents)
+        return Context(
+            keys=self.keys[:, kept],
+            values=self.values[:, kept],
+            positions=self.positions[kept],
+            length=self.length,
+            importance=self.importance[:, kept],
+        )
+
+
+class ContextSource:
+    """Contexts of one store, by cut."""
+
+    def __init__(
+        self, reader: TraceReader, *, memory_bytes: int, device: torch.device | None = None
+    ) -> None:
+        """Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels."""
+        self._reader = reader
+        self._device = device or torch.device("cpu")
+        self._traces: _Memory[int, tuple[Tensor, Tensor]] = _Memory(memory_bytes * 3 // 4)
+        self._labels: _Memory[Cut, tuple[Tensor]] = _Memory(memory_bytes // 4)
+
+    def context(self, cut: Cut) -> Context:
+        """All cached tokens of a cut, on the source's device.
+
+        Raises StoreError when the sequence is damaged.
+        """
+        importance = self._importance(cut)
+        keys, values = self._keys_and_values(cut.sequence)
+        return Context(
+            keys=self._tokens(keys, cut.tokens),
+            values=self._tokens(values, cut.tokens),
+            positions=torch.arange(cut.tokens, device=self._device),
+            length=cut.tokens,
+            importance=importance.to(self._device),
+        )
+
+    def _tokens(self, tensor: Tensor, tokens: int) -> Tensor:
+        return tensor[..., :tokens, :].flatten(0, 1).to(self._device).float()
+
+    def _keys_and_values(self, sequence: int) -> tuple[Tensor, Tensor]:
+        known = self._traces.get(sequence)
+        if known is None:
+            known = self._reader.kv(sequence)
+            self._traces.put(sequence, known)
+        return known
+
+    def _importance(self, cut: Cut) -> Tensor:
+        """[A, N] float32 label of a cut."""
+        known = self._labels.get(cut)
+        if known is None:
+            trace = self._reader.trace(cut.sequence)
+            self._traces.put(cut.sequence, (trace.keys, trace.values))
+            assert trace.queries is not None, "checked before training"
+            queries, keys = trace.queries.to(self._device), trace.keys.to(self._device)
+            label = future_attention(queries, keys, cut.tokens, cut.stop)
+            known = (label.flatten(0, 1).cpu(),)
+            self._labels.put(cut, known)
+        return known[0]
+
+
+class _Memory(Generic[KeyT, ItemT]):
+    """Least recently used tensors are forgotten first."""
+
+    def __init__(self, bound_bytes: int) -> None:
+        self._bound = bound_bytes
+        self._used = 0
+        self._items: OrderedDict[KeyT, ItemT] = OrderedDict()
+
+    def get(self, key: KeyT) -> ItemT | None:
+        if key in self._items:
+            self._items.move_to_end(key)
+        return self._items.get(key)
+
+    def put(self, key: KeyT, item: ItemT) -> None:
+        if key in self._items:
+            return
+        self._items[key] = item
+        self._used += _size(item)
+        while self._used > self._bound and len(self._items) > 1:
+            _, forgotten = self._items.popitem(last=False)
+            self._used -= _size(forgotten)
+
+
+def _size(item: tuple[Tensor, ...]) -> int:
+    return sum(tensor.nbytes for tensor in item)

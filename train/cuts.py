@@ -1,0 +1,120 @@
+"""Which (sequence, cut) pairs are trained and validated on: pure functions of seed and step.
+
+A cut of N tokens puts the first N tokens of a sequence into the cache; what follows is the future.
+Nothing here has state, so a resumed run draws exactly what an undisturbed one would have drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvp.store import SequenceRecord
+from train.presets import Recipe
+
+_SEQUENCES, _CUTS, _NOISE = range(3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """One context: a prefix of one stored sequence and the future that judges its tokens."""
+
+    sequence: int
+    """Index of the sequence in its store."""
+    tokens: int
+    """N, tokens in the cache, at least 1."""
+    stop: int
+    """End of the future window; queries at tokens <= j < stop count."""
+
+
+def cuts_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int]]:
+    """Possible cuts (tokens) of a sequence by kind, kinds without one left out.
+
+    Kinds are `prompt`, `context` and `uniform`. A cut is possible when it leaves at least `cut_min`
+    tokens before it and one after it.
+    """
+    last = record.length - 1
+    candidates = {
+        "prompt": [record.prompt_length - 1],
+        "context": [record.context_length],
+        "uniform": _grid(recipe.cut_min, last, recipe.cut_grid),
+    }
+    weights = _weights(recipe)
+    possible = {
+        kind: [cut for cut in cuts if recipe.cut_min <= cut <= last]
+        for kind, cuts in candidates.items()
+        if weights[kind] > 0
+    }
+    return {kind: cuts for kind, cuts in possible.items() if cuts}
+
+
+def step_cuts(
+    records: Sequence[SequenceRecord], recipe: Recipe, *, seed: int, step: int
+) -> list[Cut]:
+    """Draw the `recipe.contexts` cuts of one step.
+
+    Sequences come from one shuffle per pass over `records`; every record must have a possible cut.
+    """
+    return [
+        _draw(records, recipe, seed, step * recipe.contexts + i) for i in range(recipe.contexts)
+    ]
+
+
+def noise_seed(seed: int, step: int, slot: int) -> int:
+    """Seed of the Gumbel noise of one context of one step."""
+    return int(_generator(seed, _NOISE, step, slot).integers(2**63 - 1))
+
+
+def held_out_cuts(records: Sequence[SequenceRecord], recipe: Recipe, *, limit: int) -> list[Cut]:
+    """At most `limit` fixed cuts for validation, one sequence after the other.
+
+    Boundary cuts where the recipe trains on them, else the middle of the uniform ones; the second
+    cut of a sequence is used only after every sequence has given its first.
+    """
+    rounds: list[list[Cut]] = [[], []]
+    for record in records:
+        kinds = cuts_by_kind(record, recipe)
+        uniform = kinds.get("uniform", [])
+        fixed = [kinds[kind][0] for kind in ("prompt", "context") if kind in kinds]
+        fixed = list(dict.fromkeys(fixed)) or [uniform[len(uniform) // 2]]
+        for place, tokens in enumerate(fixed):
+            rounds[place].append(_cut(record, tokens, recipe))
+    return (rounds[0] + rounds[1])[:limit]
+
+
+def _draw(records: Sequence[SequenceRecord], recipe: Recipe, seed: int, draw: int) -> Cut:
+    passes, place = divmod(draw, len(records))
+    order = _generator(seed, _SEQUENCES, passes).permutation(len(records))
+    record = records[int(order[place])]
+    random = _generator(seed, _CUTS, draw)
+    kinds = cuts_by_kind(record, recipe)
+    weights = np.array([_weights(recipe)[kind] for kind in kinds])
+    kind = list(kinds)[int(random.choice(len(kinds), p=weights / weights.sum()))]
+    return _cut(record, kinds[kind][int(random.integers(len(kinds[kind])))], recipe)
+
+
+def _cut(record: SequenceRecord, tokens: int, recipe: Recipe) -> Cut:
+    window = recipe.future_max or record.length
+    return Cut(sequence=record.index, tokens=tokens, stop=min(tokens + window, record.length))
+
+
+def _weights(recipe: Recipe) -> dict[str, float]:
+    return {
+        "prompt": recipe.cut_prompt,
+        "context": recipe.cut_context,
+        "uniform": recipe.cut_uniform,
+    }
+
+
+def _grid(first: int, last: int, points: int) -> list[int]:
+    if last < first:
+        return []
+    if points == 0:
+        return list(range(first, last + 1))
+    return sorted({round(value) for value in np.linspace(first, last, points)})
+
+
+def _generator(*key: int) -> np.random.Generator:
+    return np.random.default_rng(key)

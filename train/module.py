@@ -1,0 +1,181 @@
+"""The LightningModule: one step is sample, judge, learn; everything else is a pure function.
+
+What a step does depends on the seed, the step and the weights only (`train.cuts`), never on a
+generator's state, so a run continued from a checkpoint computes what it would have computed anyway.
+The averaged weights and the best averaged weights of every head are part of the module, hence of
+every checkpoint.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from kvp.plackett_luce import gumbel_sort
+from kvp.ranking import UNPROTECTED, Protection
+from kvp.store import SequenceRecord
+from policies.ranker import HeadRankers, RankerSpec
+from train import objective
+from train.contexts import Context, ContextSource
+from train.cuts import noise_seed, step_cuts
+from train.optim import average_decay, clip_per_head, learning_rate_factor, update_average
+from train.presets import Recipe
+
+
+class RankerTraining(pl.LightningModule):
+    """Train the rankers of all heads at once with RLOO."""
+
+    best_skill: Tensor
+    """[A] float32 best held-out skill so far, -inf before the first validation."""
+    best_step: Tensor
+    """[A] int64 step at which each head was best."""
+
+    def __init__(
+        self,
+        rankers: HeadRankers,
+        recipe: Recipe,
+        source: ContextSource,
+        records: Sequence[SequenceRecord],
+        *,
+        seed: int,
+        activation_bytes: float = 8e9,
+    ) -> None:
+        """Train `rankers` on contexts of `records`, drawn from `source`.
+
+        Where the activations of all heads need more than `activation_bytes`, they are computed
+        again in the backward pass, in groups of heads.
+        """
+        super().__init__()
+        self.rankers = rankers
+        self.average = copy.deepcopy(rankers).requires_grad_(False)
+        self.best = copy.deepcopy(rankers).requires_grad_(False)
+        self.register_buffer("best_skill", torch.full((rankers.agents,), -torch.inf))
+        self.register_buffer("best_step", torch.zeros(rankers.agents, dtype=torch.int64))
+        self._recipe = recipe
+        self._source = source
+        self._records = records
+        self._seed = seed
+        self._activation_bytes = activation_bytes
+        self._protection = Protection() if recipe.exclude_protected else UNPROTECTED
+
+    def train_dataloader(self) -> Iterator[int]:
+        """Step numbers from the current one on; contexts are made from them."""
+        return itertools.count(self.global_step)
+
+    def training_step(self, step: int, batch_idx: int) -> dict[str, Any]:
+        """Sample rankings of every context of a step, reward them, and return the loss.
+
+        Beside `loss` the result holds `metrics`, name -> float, for the log.
+        """
+        recipe = self._recipe
+        contexts = [
+            self._source.context(cut).without(self._protection)
+            for cut in step_cuts(self._records, recipe, seed=self._seed, step=step)
+        ]
+        scores = self._scores(contexts)
+        rankings, rewards = [], []
+        for slot, (context, score) in enumerate(zip(contexts, scores, strict=True)):
+            noise = torch.Generator(self.device).manual_seed(noise_seed(self._seed, step, slot))
+            rankings.append(gumbel_sort(score.detach(), recipe.permutations, noise))
+            rewards.append(objective.rewards_of(recipe.reward, context.importance, rankings[-1]))
+        reward = torch.stack(rewards)
+        counted = torch.stack([objective.learnable(context.importance) for context in contexts])
+        advantages = objective.advantages(reward, counted, recipe.advantage_clip)
+        losses = objective.policy_loss(scores, rankings, advantages, counted)
+        entropy = torch.stack([objective.top_entropy(score.detach()) for score in scores])
+        metrics = {
+            "train/loss": float(losses.detach().mean()),
+            "train/reward": float(_mean(reward.mean(1), counted)),
+            "train/entropy": float(_mean(entropy, counted)),
+            "train/flat_share": float(1 - counted.float().mean()),
+            "train/floor_share": objective.floor_share(recipe.reward, reward),
+        }
+        return {"loss": losses.sum(), "metrics": metrics}
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """AdamW with the paper's warm-up and cosine, by step."""
+        recipe = self._recipe
+        optimizer = torch.optim.AdamW(
+            self.rankers.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay
+        )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer,
+            lambda step: learning_rate_factor(
+                step,
+                steps=recipe.steps,
+                warmup=recipe.warmup,
+                final_factor=recipe.final_lr / recipe.lr,
+            ),
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def configure_gradient_clipping(self, *args: object, **kwargs: object) -> None:
+        """Clip every head's gradient on its own (Lightning's own clipping stays unset)."""
+        clip_per_head(self.rankers.parameters(), self._recipe.gradient_clip)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Step, then average."""
+        super().optimizer_step(*args, **kwargs)
+        decay = average_decay(self.global_step, warmup=self._recipe.warmup, ema=self._recipe.ema)
+        update_average(self.average, self.rankers, decay)
+
+    @torch.no_grad()
+    def keep_best(self, skill: Tensor) -> None:
+        """Remember the averaged weights of heads whose held-out skill [A] is their best so far.
+
+        A head that is flat in every held-out context (NaN) keeps its latest weights.
+        """
+        better = ~(skill <= self.best_skill)
+        for best, average in zip(self.best.parameters(), self.average.parameters(), strict=True):
+            best[better] = average[better]
+        self.best_skill[better] = skill[better]
+        self.best_step[better] = self.global_step
+
+    def _scores(self, contexts: Sequence[Context]) -> list[Tensor]:
+        """Scores [A, N] of every context, from one pass over their concatenation."""
+        tokens = [context.keys.shape[1] for context in contexts]
+        lengths = torch.tensor([context.length for context in contexts], device=self.device)
+        keys = torch.cat([context.keys for context in contexts], dim=1)
+        values = torch.cat([context.values for context in contexts], dim=1)
+        positions = torch.cat([context.positions for context in contexts])
+        length = lengths.repeat_interleave(torch.tensor(tokens, device=self.device))
+        agents = self.rankers.agents
+        size = int(self._activation_bytes // (sum(tokens) * bytes_per_token(self.rankers.spec)))
+        if size >= agents:
+            scores = self.rankers(keys, values, positions, length)
+        else:
+            groups = [slice(i, i + max(size, 1)) for i in range(0, agents, max(size, 1))]
+            parts = [self._recomputed(h, keys[h], values[h], positions, length) for h in groups]
+            scores = torch.cat(parts)
+        return list(torch.split(scores, tokens, dim=1))
+
+    def _recomputed(self, heads: slice, *inputs: Tensor) -> Tensor:
+        """Scores of some heads, whose activations are computed again in the backward pass."""
+        scores: Tensor = checkpoint(
+            self.rankers, *inputs, heads=heads, use_reentrant=False, preserve_rng_state=False
+        )
+        return scores
+
+
+def bytes_per_token(spec: RankerSpec) -> int:
+    """Bytes one head needs per token for activations and the temporaries of their backward pass.
+
+    About 13 float32 vectors of the hidden width (10 were measured to be kept) and the two inputs.
+    """
+    return 4 * (13 * spec.hidden + 2 * spec.head_dim)
+
+
+def _mean(values: Tensor, counted: Tensor) -> Tensor:
+    """Mean of [C, A] values over the pairs that count; 0 where none does."""
+    return values.where(counted, 0.0).sum() / counted.sum().clamp_min(1)

@@ -1,0 +1,157 @@
+"""The two training recipes as code, and how a configuration changes them.
+
+`paper` follows the KVP paper (section 3, Algorithm 1, appendix A.2) and, where the paper is silent,
+the facts known about its released code. `fourier` is the toolkit's default. What `paper` cannot or
+does not reproduce:
+
+- RLOO baselines are taken within one context (Algorithm 1). The released code draws one permutation
+  of each of 128 sequences and takes the mean over sequences; 16 contexts x 8 permutations keep its
+  number of episodes per step.
+- The cut is uniform over the sequence, as Algorithm 1 says. The released RULER pipeline always cuts
+  at the end of the prompt (`--cut_prompt 1 --cut_uniform 0` gives that).
+- Advantages are normalised over the episodes of one head in one step; gradients are clipped per
+  head, because all heads train in one job here and each is an independent agent.
+- The averaging of weights reaches its decay of 0.99 about 900 steps after the warm-up instead of at
+  once (`train.optim.average_decay`).
+- Weights, scores and optimiser are float32; the released code trains in bfloat16.
+- The position table has 12,288 rows; the paper's parameter counts fit 10 to 12 thousand.
+
+No torch here: `kvp-train --help` reads these defaults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Architecture = Literal["fourier", "paper"]
+RewardName = Literal["skill", "ratio", "mass"]
+PresetName = Literal["fourier", "paper"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides what is learned from a given store and seed."""
+
+    architecture: Architecture
+    """Ranker architecture (`policies.ranker`)."""
+    hidden: int
+    """Width of the ranker's hidden layers."""
+    max_positions: int
+    """Rows of the position table; only the `paper` architecture has one."""
+    steps: int
+    """Optimiser steps."""
+    contexts: int
+    """Contexts (sequence, cut) per step."""
+    permutations: int
+    """Permutations sampled per context and head, at least 2."""
+    reward: RewardName
+    """How the all-budgets cost of a permutation is normalised (`kvp.reward`)."""
+    exclude_protected: bool
+    """Leave the always kept tokens (first 4, last 16) out of the ranking and the reward."""
+    lr: float
+    """Peak learning rate, reached after the warm-up."""
+    final_lr: float
+    """Learning rate at the last step of the cosine."""
+    warmup_steps: int
+    """Linear warm-up from a hundredth of `lr`; at most a fifth of all steps."""
+    weight_decay: float
+    """AdamW weight decay."""
+    gradient_clip: float
+    """Maximum gradient norm of each head."""
+    advantage_clip: float
+    """Normalised advantages are clipped to plus or minus this many standard deviations."""
+    ema: float
+    """Decay of the averaged weights, which are validated and exported; starts after warm-up."""
+    cut_prompt: float
+    """Weight of cutting one token before the end of the prompt (query_aware)."""
+    cut_context: float
+    """Weight of cutting at the end of the context (query_agnostic)."""
+    cut_uniform: float
+    """Weight of cutting anywhere in the sequence."""
+    cut_min: int
+    """Shortest cut, tokens."""
+    cut_grid: int
+    """Number of evenly spaced uniform cuts per sequence; 0 = every position."""
+    future_max: int
+    """Future tokens whose attention counts; 0 = all that follow the cut."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the flag that cannot work."""
+        positive = ("hidden", "max_positions", "steps", "contexts", "warmup_steps", "cut_min")
+        for name in positive:
+            _require(getattr(self, name) >= 1, name, "must be at least 1", self)
+        _require(self.permutations >= 2, "permutations", "must be at least 2 (leave-one-out)", self)
+        for name in ("lr", "gradient_clip", "advantage_clip"):
+            _require(getattr(self, name) > 0, name, "must be positive", self)
+        nonnegative = ("weight_decay", "final_lr", "cut_grid", "future_max")
+        for name in (*nonnegative, "cut_prompt", "cut_context", "cut_uniform"):
+            _require(getattr(self, name) >= 0, name, "cannot be negative", self)
+        _require(0 <= self.ema < 1, "ema", "must lie in [0, 1)", self)
+        _require(self.final_lr <= self.lr, "final_lr", "cannot exceed lr", self)
+        if self.cut_prompt + self.cut_context + self.cut_uniform <= 0:
+            raise ValueError("--cut_prompt, --cut_context and --cut_uniform cannot all be 0")
+
+    @property
+    def warmup(self) -> int:
+        """Warm-up steps really taken: short runs spend at most a fifth of their steps on it."""
+        return min(self.warmup_steps, self.steps // 5)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionary for JSON."""
+        return asdict(self)
+
+
+def _require(holds: bool, name: str, rule: str, recipe: Recipe) -> None:
+    if not holds:
+        raise ValueError(f"--{name} {rule}, got {getattr(recipe, name)}")
+
+
+PRESETS: dict[PresetName, Recipe] = {
+    "fourier": Recipe(
+        architecture="fourier",
+        hidden=256,
+        max_positions=12_288,
+        steps=1_000,
+        contexts=8,
+        permutations=32,
+        reward="skill",
+        exclude_protected=True,
+        lr=2e-3,
+        final_lr=1e-6,
+        warmup_steps=100,
+        weight_decay=1e-3,
+        gradient_clip=5.0,
+        advantage_clip=3.0,
+        ema=0.99,
+        cut_prompt=0.4,
+        cut_context=0.4,
+        cut_uniform=0.2,
+        cut_min=64,
+        cut_grid=16,
+        future_max=512,
+    ),
+    "paper": Recipe(
+        architecture="paper",
+        hidden=256,
+        max_positions=12_288,
+        steps=4_000,
+        contexts=16,
+        permutations=8,
+        reward="ratio",
+        exclude_protected=False,
+        lr=5e-5,
+        final_lr=1e-6,
+        warmup_steps=100,
+        weight_decay=1e-3,
+        gradient_clip=5.0,
+        advantage_clip=2.0,
+        ema=0.99,
+        cut_prompt=0.0,
+        cut_context=0.0,
+        cut_uniform=1.0,
+        cut_min=16,
+        cut_grid=0,
+        future_max=0,
+    ),
+}
