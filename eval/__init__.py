@@ -1,0 +1,5 @@
+"""kvp-eval: measure eviction methods on tasks, from a model and policies to JSONL rows.
+
+`run.run` is the program, `config.EvalConfig` its settings. Reports are made from the results folder
+alone (`eval.report`).
+"""

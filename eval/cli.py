@@ -1,0 +1,36 @@
+"""Command line of kvp-eval. Imports no torch, so `--help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from eval.config import EvalConfig
+from kvp.cli import main as run_program
+
+DESCRIPTION = (
+    "Measure KV-cache eviction: model + policies + methods + tasks + budgets -> a results folder. "
+    "One prefill of a prompt serves every method and budget. Interrupted runs resume, finished "
+    "ones can be extended. `kvp-eval --list` prints the methods."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run kvp-eval; returns the exit code (0, 2 on a user's error, 130 on Ctrl-C)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments == ["--list"]:
+        from eval.methods import print_methods
+
+        print_methods()
+        return 0
+    return run_program(EvalConfig, _run, prog="kvp-eval", description=DESCRIPTION, argv=arguments)
+
+
+def _run(config: EvalConfig) -> None:
+    from eval.run import run
+
+    run(config)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

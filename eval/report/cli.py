@@ -1,0 +1,35 @@
+"""Command line of kvp-report. Imports no torch, so `--help` answers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eval.report.config import ReportConfig
+from kvp.cli import main as run_program
+
+DESCRIPTION = (
+    "Turn a results folder of kvp-eval into one HTML page that opens without a network, and the "
+    "same figures as PNG."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run kvp-report; returns the exit code (0, 2 on a user's error, 130 on Ctrl-C)."""
+    return run_program(
+        ReportConfig,
+        _run,
+        prog="kvp-report",
+        description=DESCRIPTION,
+        argv=argv,
+        positional=True,
+    )
+
+
+def _run(config: ReportConfig) -> None:
+    from eval.report.run import run
+
+    run(config)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,179 @@
+"""Draw figure descriptions with plotly, as parts of one page that carries the library once.
+
+Plotly reads markup in labels, so every text is escaped before it gets there; nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+from plotly.subplots import make_subplots
+
+from eval.report.figure import GRID, INK, RANKS, Axis, Figure, Line, LineFigure, MapFigure
+
+WIDTH = 1140
+"""Pixels, for a page of 1200."""
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+_CONTROLS = {
+    "displaylogo": False,
+    "modeBarButtons": [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
+}
+_MARKERS = {
+    "circle": "circle",
+    "square": "square",
+    "diamond": "diamond",
+    "triangle": "triangle-up",
+    "cross": "x",
+    "none": "circle",
+}
+
+
+def library() -> str:
+    """The plotly library as one script element."""
+    return f"<script>{get_plotlyjs()}</script>"
+
+
+def draw(figure: Figure) -> str:
+    """HTML of one figure, without the library."""
+    drawing = _lines(figure) if isinstance(figure, LineFigure) else _map(figure)
+    text: str = drawing.to_html(
+        full_html=False,
+        include_plotlyjs=False,
+        include_mathjax=False,
+        div_id=f"plot-{figure.name}",
+        config=_CONTROLS,
+    )
+    return text
+
+
+def _lines(figure: LineFigure) -> Any:  # noqa: ANN401 - plotly has no types
+    controls = 24 if figure.legend_columns else 0
+    top, bottom = 40 + figure.legend_height + controls, 60
+    height = figure.height + figure.legend_height + controls
+    inner = height - top - bottom
+    drawing = make_subplots(
+        rows=figure.rows,
+        cols=figure.columns,
+        subplot_titles=[html.escape(panel.title) for panel in figure.panels],
+        vertical_spacing=46 / inner if figure.rows > 1 else 0,
+        horizontal_spacing=0.13 / figure.columns if figure.columns > 1 else 0,
+        x_title=html.escape(figure.x.label),
+        y_title=html.escape(figure.y.label),
+    )
+    seen: set[str] = set()
+    for number, panel in enumerate(figure.panels):
+        row, column = divmod(number, figure.columns)
+        for line in panel.lines:
+            drawing.add_trace(
+                _trace(line, legend=line.key not in seen), row=row + 1, col=column + 1
+            )
+            seen.add(line.key)
+    drawing.update_xaxes(**_axis(figure.x))
+    drawing.update_yaxes(**_axis(figure.y))
+    drawing.update_annotations(font={"size": 12, "family": FONT, "color": INK})
+    legend: dict[str, Any] = {"font": {"size": 12}, "tracegroupgap": 0, "itemwidth": 40}
+    if figure.legend_columns:
+        legend |= {
+            "orientation": "h",
+            "x": 0,
+            "y": 1 + 28 / inner,
+            "yanchor": "bottom",
+            "entrywidth": 1 / figure.legend_columns - 0.005,
+            "entrywidthmode": "fraction",
+        }
+    drawing.update_layout(**_layout(height, top=top, bottom=bottom), legend=legend)
+    return drawing
+
+
+def _trace(line: Line, *, legend: bool) -> Any:  # noqa: ANN401
+    style = line.style
+    marked = line.points and style.marker != "none"
+    bars = None
+    if line.low:
+        bars = {
+            "type": "data",
+            "symmetric": False,
+            "array": line.above,
+            "arrayminus": line.below,
+            "thickness": 1,
+            "width": 3,
+        }
+    return go.Scatter(
+        x=[round(value, 4) for value in line.x],
+        y=[round(value, 4) for value in line.y],
+        error_y=bars,
+        mode="lines+markers" if marked else "lines",
+        name=html.escape(line.label),
+        legendgroup=line.key,
+        showlegend=legend,
+        line={"color": style.color, "width": style.width, "dash": style.dash},
+        marker={"symbol": _MARKERS[style.marker], "size": 5 + style.width},
+        hovertemplate="%{y:.4g} at %{x:.4g}",
+    )
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    limits = axis.limits
+    if limits is not None and axis.log:
+        limits = (math.log10(limits[0]), math.log10(limits[1]))
+    return {
+        "type": "log" if axis.log else "linear",
+        "range": limits,
+        "tickvals": [place for place, _ in axis.ticks] or None,
+        "ticktext": [html.escape(text) for _, text in axis.ticks] or None,
+        "gridcolor": GRID,
+        "zeroline": False,
+        "showline": True,
+        "linecolor": "#999999",
+        "ticks": "outside",
+        "ticklen": 3,
+        "tickfont": {"size": 11},
+        "tickangle": 0,
+    }
+
+
+def _layout(height: int, *, top: int = 40, bottom: int = 60) -> dict[str, Any]:
+    return {
+        "template": None,
+        "width": WIDTH,
+        "height": height,
+        "margin": {"l": 70, "r": 20, "t": top, "b": bottom},
+        "paper_bgcolor": "#ffffff",
+        "plot_bgcolor": "#ffffff",
+        "font": {"family": FONT, "size": 13, "color": INK},
+        "hovermode": "closest",
+    }
+
+
+def _map(figure: MapFigure) -> Any:  # noqa: ANN401
+    drawing = go.Figure(
+        go.Heatmap(
+            z=[list(values) for values in figure.values],
+            y=[html.escape(row) for row in figure.rows],
+            customdata=[[html.escape(text) for text in figure.columns]] * len(figure.rows),
+            colorscale=[list(stop) for stop in RANKS],
+            zmin=0,
+            zmax=100,
+            colorbar={"title": {"text": html.escape(figure.value_label), "side": "right"}},
+            hovertemplate="%{y}<br>token %{x}: %{customdata}<br>%{z:.0f}<extra></extra>",
+        )
+    )
+    for begin, end in figure.outlined:
+        drawing.add_shape(
+            type="rect",
+            x0=begin - 0.5,
+            x1=end - 0.5,
+            y0=-0.5,
+            y1=len(figure.rows) - 0.5,
+            line={"color": "#D55E00", "width": 1.5},
+        )
+    layout = _layout(110 + 30 * len(figure.rows))
+    layout["margin"] = {**layout["margin"], "l": 170}
+    drawing.update_layout(**layout)
+    drawing.update_xaxes(title=html.escape(figure.x_label), ticks="outside", showgrid=False)
+    drawing.update_yaxes(autorange="reversed", ticks="", showgrid=False)
+    return drawing

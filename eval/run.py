@@ -1,0 +1,137 @@
+"""The program: settings in, results folder out.
+
+Order of work: everything that can be refused is refused first; then the manifest; then one batched
+evaluation per prompt and protocol, appended to rows.jsonl as it is done; then the timing pass, the
+cost curves and the token ranks; then the closing table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from eval.config import EvalConfig
+from eval.curves import CURVE_KEY, curve_rows, open_traces
+from eval.folder import CURVES, ROWS, TIMING, TOKENS, open_folder, write_manifest
+from eval.headline import print_headline
+from eval.methods import (
+    Cell,
+    Method,
+    build_methods,
+    check_methods,
+    plan,
+    policy_digests,
+    protection_of,
+)
+from eval.prompts import Bench, evaluate, identify
+from eval.rows import RowFile, key_of, merge_rows, read_rows
+from eval.tasks import Prompt, load_all, task_names
+from eval.timing import TIMING_KEY, timing_rows
+from eval.tokens import token_ranks
+from kvp.hf import geometry_of, load_model
+from kvp.manifest import atomic_write_json
+
+Cells = dict[tuple[str, str], list[Cell]]
+"""What to run for each (task, protocol)."""
+
+
+def run(config: EvalConfig) -> None:
+    """Run kvp-eval; raises KvpError on anything the user can mend."""
+    console = Console(stderr=True)
+    task_names(config.task_list)
+    methods = build_methods(config)
+    digests = policy_digests(config.policy_list)
+    earlier = open_folder(config, digests)
+    torch.manual_seed(config.seed)
+    model, tokenizer = load_model(
+        config.model, device=config.device, dtype=config.dtype, revision=config.revision
+    )
+    geometry = geometry_of(model.config)
+    check_methods(methods, geometry)
+    traces = open_traces(config.curves, geometry) if config.curves else None
+    bench = Bench(config=config, model=model, tokenizer=tokenizer)
+    prompts, unfit = load_all(config, tokenizer)
+    cells, small = _plan(config, methods, prompts)
+    notes = [*unfit, *small]
+    for note in notes:
+        console.print(f"note: {note}", soft_wrap=True, highlight=False)
+    write_manifest(config, earlier, digests, notes)
+
+    folder = Path(config.out)
+    _evaluate_all(bench, console, RowFile(folder / ROWS), prompts, cells)
+    generated = [prompt for prompt in prompts if not prompt.forced] or prompts
+    if config.timing_prompts:
+        protocol = config.protocol_list[0]
+        timed = generated[: config.timing_prompts]
+        own = _timed_cells(cells[timed[0].task, protocol])
+        rows = timing_rows(bench, timed, protocol, own)
+        merge_rows(folder / TIMING, rows, TIMING_KEY)
+    if traces:
+        merge_rows(folder / CURVES, curve_rows(config, methods, traces), CURVE_KEY)
+    if config.tokens:
+        content = token_ranks(bench, generated[0], config.protocol_list[0], methods)
+        atomic_write_json(folder / TOKENS, content)
+    print_headline(
+        Console(), read_rows(folder / ROWS), resamples=config.bootstrap, seed=config.seed
+    )
+
+
+def _plan(
+    config: EvalConfig,
+    methods: Sequence[Method],
+    prompts: Sequence[Prompt],
+) -> tuple[Cells, list[str]]:
+    """Cells of every task and protocol, and the notes on what is left out."""
+    cells: Cells = {}
+    notes: list[str] = []
+    for task in dict.fromkeys(prompt.task for prompt in prompts):
+        for protocol in config.protocol_list:
+            own = [prompt.boundary(protocol) for prompt in prompts if prompt.task == task]
+            cells[task, protocol], said = plan(
+                methods,
+                config.budget_list,
+                protection=config.protection,
+                protected_tokens=protection_of(config, protected=True).tokens,
+                shortest=min(own),
+            )
+            notes += [f"{task}, {protocol}: {note}" for note in said]
+    return cells, notes
+
+
+def _evaluate_all(
+    bench: Bench,
+    console: Console,
+    file: RowFile,
+    prompts: Sequence[Prompt],
+    cells: Cells,
+) -> None:
+    """Append the rows that are not there yet, prompt by prompt."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+        protocols = bench.config.protocol_list
+        bar = progress.add_task("prompts", total=len(prompts) * len(protocols))
+        for prompt in prompts:
+            for protocol in protocols:
+                progress.update(bar, description=f"{prompt.task} {protocol}")
+                missing = [
+                    cell for cell in cells[prompt.task, protocol]
+                    if key_of(identify(bench.config, prompt, protocol, cell)) not in file.keys
+                ]  # fmt: skip
+                if missing:
+                    file.append(evaluate(bench, prompt, protocol, missing))
+                progress.advance(bar)
+
+
+def _timed_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells worth timing: protection costs nothing, so each method and budget is timed one way."""
+    protected = {(cell.method, cell.budget) for cell in cells if cell.protected}
+    return [
+        cell for cell in cells
+        if cell.protected or (cell.method, cell.budget) not in protected
+    ]  # fmt: skip
