@@ -1,0 +1,76 @@
+"""Markdown tables of a results folder: the numbers of kvp-report, for docs/results/first.md.
+
+    python recipes/first_results/tables.py runs/first/results --validation runs/first/validation
+
+Nothing is computed here: `eval.report` compares, chooses settings on the validation folder and
+words the differences; this only prints its tables as Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from eval.report import tables
+from eval.report.compare import PROTOCOLS, Kind, compare
+from eval.report.costs import areas
+from eval.report.load import Results, load_results
+from eval.report.markup import Field, Table
+from eval.report.numbers import policy_groups
+from eval.report.timings import timings
+from policies.roster import METHODS
+
+ATTENTION_FREE = frozenset(name for name, entry in METHODS.items() if entry.attention_free)
+RESAMPLES = 2000
+KINDS: tuple[Kind, ...] = ("accuracy", "perplexity")
+
+
+def markdown(table: Table) -> str:
+    """A table with its caption as bold text above it."""
+    lines = [[_cell(cell) for cell in row] for row in (table.header, *table.rows)]
+    body = [f"| {' | '.join(line)} |" for line in lines]
+    rule = "|---" + "|--:" * (len(table.header) - 1) + "|"
+    return "\n".join([f"**{table.caption}**", "", body[0], rule, *body[1:], ""])
+
+
+def _cell(cell: Field | str) -> str:
+    if isinstance(cell, str):
+        return cell
+    small = cell.small.replace("\n", ", ")
+    return f"{cell.text} ({small})" if small else cell.text
+
+
+def all_tables(results: Results, validation: Results | None) -> Iterator[str]:
+    """Headings and tables in the order of the page."""
+    for protocol in results.protocols:
+        yield f"## {PROTOCOLS.get(protocol, protocol)}\n"
+        for kind in KINDS:
+            comparison = compare(
+                results, kind, protocol, validation=validation, resamples=RESAMPLES
+            )
+            if comparison is not None:
+                yield markdown(tables.headline(comparison, ATTENTION_FREE, resamples=RESAMPLES))
+                yield markdown(tables.every_setting(comparison))
+        curves = [row for row in results.curves if row["protocol"] == protocol]
+        if curves:
+            yield markdown(tables.areas(areas(curves, policy_groups(curves)), protocol))
+    if results.timing:
+        yield "## Bytes and seconds\n"
+        measured = timings(results.timing, policy_groups(results.timing))
+        yield markdown(tables.costs_of_requests(measured, ""))
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--validation", type=Path, help="folder on which settings are chosen")
+    arguments = parser.parse_args()
+    validation = load_results(arguments.validation) if arguments.validation else None
+    for part in all_tables(load_results(arguments.results), validation):
+        print(part)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Held-out perplexity of a model folder, beside a Kneser-Ney 5-gram of the same training tokens.
+
+    python recipes/nano_lm/perplexity.py --model kvp/nano --run DIR --out p.json
+
+Held-out documents are those `corpus.py` keeps from training. Both models score the same tokens:
+of each window of `--window` tokens all but the first four.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from kneser_ney import KneserNey
+from numpy.typing import NDArray
+from tokenizer import chat_text
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+ORDER = 5
+
+
+def held_out(
+    path: Path, tokenizer: PreTrainedTokenizerFast, most: int
+) -> dict[str, NDArray[np.uint16]]:
+    """Token ids of the held-out documents by source, at most `most` each."""
+    found: dict[str, list[int]] = defaultdict(list)
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            if len(found[row["source"]]) > most:
+                continue
+            text = row["text"]
+            if row["messages"]:
+                text = chat_text(row["messages"])
+            text = f"{text[: 8 * most]}<|endoftext|>"
+            found[row["source"]] += tokenizer(text, add_special_tokens=False)["input_ids"]
+    return {source: np.array(ids[:most], np.uint16) for source, ids in found.items()}
+
+
+@torch.inference_mode()
+def model_nll(model: torch.nn.Module, windows: NDArray[np.uint16]) -> float:
+    """Mean negative log-likelihood in nats of all but the first tokens of each window."""
+    total = 0.0
+    for start in range(0, len(windows), 8):
+        ids = torch.from_numpy(windows[start : start + 8].astype(np.int64))
+        logits = model(input_ids=ids).logits[:, ORDER - 2 : -1]
+        total += float(
+            torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), ids[:, ORDER - 1 :].flatten(), reduction="sum"
+            )
+        )
+    rows, length = windows.shape
+    return total / float(rows * (length - ORDER + 1))
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--run", type=Path, required=True, help="what train.py wrote")
+    parser.add_argument("--tokens", type=int, default=40_960, help="most tokens per source")
+    parser.add_argument("--window", type=int, default=512, help="tokens the model reads at once")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(args.model)
+    model = AutoModelForCausalLM.from_pretrained(args.model)
+    training = np.concatenate([np.load(args.run / "text.npy"), np.load(args.run / "chat.npy")])
+    counting = KneserNey(training, order=ORDER, vocab_size=len(tokenizer))
+    rows = []
+    for source, ids in held_out(args.run / "held_out.jsonl", tokenizer, args.tokens).items():
+        windows = ids[: len(ids) // args.window * args.window].reshape(-1, args.window)
+        if not len(windows):
+            continue
+        counted = np.mean([counting.log_probability(window) for window in windows])
+        row = {
+            "source": source, "tokens": windows.size,
+            "model": float(np.exp(model_nll(model, windows))),
+            "kneser_ney": float(np.exp(-counted)),
+        }  # fmt: skip
+        rows.append(row)
+        print(
+            f"{source:28s} {row['tokens']:7d} tokens   model {row['model']:8.1f}   "
+            f"Kneser-Ney {row['kneser_ney']:8.1f}",
+            flush=True,
+        )
+    if args.out is not None:
+        args.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

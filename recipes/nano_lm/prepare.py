@@ -1,0 +1,84 @@
+"""Turns folders of text into what training reads: tokenizer, token files, haystack words."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from corpus import Document, read_documents
+from model import MAX_LENGTH, VOCAB_SIZE
+from tokenizer import chat_text, save_tokenizer, train_tokenizer
+from tokenizers import Tokenizer
+
+from kvp.data.needles import words
+from kvp.data.niah import NEEDLE, wording
+
+LONGEST = 400_000
+"""Characters of one document the tokenizer is trained on."""
+KEY_COPIES = 150
+"""Times the tokenizer sees each word of the keys."""
+TEMPLATE_COPIES = 20_000
+"""Times it sees each phrase of the prompts."""
+
+
+def prepare(folders: Sequence[Path], out: Path) -> None:
+    """Writes tokenizer/, text.npy, chat.npy, held_out.jsonl and words.txt into `out`, once."""
+    if (out / "words.txt").exists():
+        return
+    documents = list(read_documents(folders))
+    training = [document for document in documents if not document.held_out]
+    out.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(
+        train_tokenizer(_texts(training), _keys(), vocab_size=VOCAB_SIZE, max_length=MAX_LENGTH),
+        out / "tokenizer",
+    )
+    tokenizer = Tokenizer.from_file(str(out / "tokenizer" / "tokenizer.json"))
+
+    def write(name: str, texts: list[str]) -> None:
+        encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
+        ids = np.concatenate([np.asarray(e.ids, np.uint16) for e in encoded])
+        np.save(out / name, ids)
+
+    rng = random.Random(0)
+    plain = [d.text + "<|endoftext|>" for d in training if d.text]
+    rng.shuffle(plain)
+    write("text.npy", plain)
+    chats = [chat_text(d.messages) + "<|endoftext|>" for d in training if d.messages]
+    rng.shuffle(chats)
+    write("chat.npy", chats)
+    with (out / "held_out.jsonl").open("w", encoding="utf-8") as file:
+        for document in documents:
+            if document.held_out:
+                row = {
+                    "source": document.source, "text": document.text,
+                    "messages": list(document.messages),
+                }  # fmt: skip
+                file.write(json.dumps(row) + "\n")
+    (out / "words.txt").write_text(
+        "\n".join(" ".join(d.text.split()) for d in training if len(d.text) > 100_000)
+    )
+
+
+def _texts(documents: Sequence[Document]) -> Iterator[str]:
+    for document in documents:
+        yield document.text[:LONGEST]
+        for message in document.messages:
+            yield message["content"]
+
+
+def _keys() -> Iterator[str]:
+    rng = random.Random(0)
+    for noun in words("noun"):
+        yield f" {rng.choice(words('adjective'))}-{noun} " * KEY_COPIES
+    for adjective in words("adjective"):
+        yield f" {adjective} " * KEY_COPIES
+    for several in (True, False):
+        yield " ".join(wording("numbers", ["it"], several=several)[1:]) * TEMPLATE_COPIES
+        yield NEEDLE.format(kind="numbers", key="it", value="a") * TEMPLATE_COPIES
+    yield (
+        "hidden within Make sure to memorize it. I will quiz you about afterwards "
+        * TEMPLATE_COPIES
+    )

@@ -1,0 +1,57 @@
+"""The exact RULER prompts as training sequences, keys and values of the training split."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from dense import Encoder, Sequence_, join
+
+from kvp.data.ruler import generate
+
+OPENING = "<|im_start|>user\n"
+TURN = "<|im_end|>\n<|im_start|>assistant\n"
+CHAT_TOKENS = 9
+"""Tokens of the chat template around a prompt, and the closing one."""
+REPLY_TOKENS = {
+    "niah_multivalue": 84, "niah_multiquery": 84, "niah_single_3": 60, "niah_multikey_3": 92,
+    "vt": 32, "vt_0shot": 32, "cwe": 75,
+}  # fmt: skip
+"""Tokens left for the answer of a task; 26 for those not named."""
+SMALLEST = 300
+"""Tokens a shortened prompt has at least."""
+
+
+def ruler(
+    rng: random.Random,
+    length: int,
+    encoder: Encoder,
+    words: Sequence[str] | None,
+    task: str,
+) -> Sequence_:
+    """One prompt of `task` with its answer supervised, at most `length` tokens.
+
+    Half the prompts use the whole length, the others a random part of it. Essays start at a random
+    one of `words`, the training text; `None` for generated prose.
+    """
+    most = length - CHAT_TOKENS - REPLY_TOKENS.get(task, 26)
+    shorter = task.startswith("niah") and task != "niah_multikey_3" and rng.random() < 0.5
+    essays = None
+    if words is not None:
+        start = rng.randrange(len(words) - 2 * most)
+        essays = " ".join(words[start : start + 2 * most])
+    sample = generate(
+        task,
+        count_tokens=lambda text: len(encoder.ids(text)),
+        length=rng.randint(min(most, max(most // 2, SMALLEST)), most) if shorter else most,
+        seed=rng.getrandbits(48),
+        index=0,
+        split="train",
+        essays=essays,
+    )
+    parts = [
+        encoder.given(f"{OPENING}{sample.context}{sample.question}{TURN}{sample.answer_prefix}"),
+        encoder.answer(f"{sample.reply}<|im_end|>"),
+    ]
+    ids, weights = join(parts)
+    return ids[:length], weights[:length]
