@@ -1,0 +1,237 @@
+"""A results folder small enough to check every number of its report by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.report.cli import main
+from kvp.manifest import digest_json
+
+Row = dict[str, Any]
+PROTOCOLS = ("query_aware", "query_agnostic")
+TASKS = {"one": ("e1", "e2"), "two": ("e3", "e4")}
+
+# (method, protected, policy label, policy seed, budget) -> scores of e1, e2, e3, e4
+SCORES: dict[tuple[str, bool, str | None, int | None, str | None], tuple[float, ...]] = {
+    ("full", False, None, None, None): (1, 1, 1, 1),
+    ("oracle", True, None, None, "25%"): (1, 1, 1, 0),
+    ("oracle", True, None, None, "50%"): (1, 1, 1, 1),
+    ("kvp", True, "seed0", 0, "25%"): (1, 0, 1, 1),
+    ("kvp", True, "seed1", 1, "25%"): (1, 1, 0, 1),
+    ("kvp", True, "seed0", 0, "50%"): (1, 1, 1, 1),
+    ("kvp", True, "seed1", 1, "50%"): (1, 1, 1, 1),
+    ("knorm", True, None, None, "25%"): (1, 0, 0, 0),
+    ("knorm", False, None, None, "25%"): (0, 0, 1, 0.5),
+    ("knorm", True, None, None, "50%"): (1, 1, 1, 1),
+    ("knorm", False, None, None, "50%"): (1, 0, 1, 0),
+    ("random", True, None, None, "25%"): (0, 0, 0, 0),
+    ("random", True, None, None, "50%"): (0, 0, 1, 0),
+    ("snapkv", True, None, None, "25%"): (1, 1, 1, 1),
+    ("snapkv", True, None, None, "50%"): (1, 1, 1, 1),
+}
+TOKENS = 16
+
+
+def result_row(
+    method: str = "knorm",
+    *,
+    protected: bool = True,
+    policy: str | None = None,
+    policy_seed: int | None = None,
+    budget_spec: str | None = "25%",
+    protocol: str = "query_aware",
+    **changes: Any,
+) -> Row:
+    share = None if budget_spec is None else float(budget_spec.rstrip("%")) / 100
+    return {
+        "model": "toy", "method": method, "variant": "auto", "protected": protected,
+        "policy": policy, "policy_seed": policy_seed, "protocol": protocol, "task": "one",
+        "split": "test", "length": 20, "budget_spec": budget_spec,
+        "budget": share and round(share * TOKENS), "example": "e1", "prompt_tokens": TOKENS + 1,
+        "cached_tokens": TOKENS, "kept_tokens": round((share or 1) * TOKENS), "score": None,
+        "nll": None, "reply_tokens": None, "prediction": "", "references": [], "seconds": None,
+        "cache_bytes": None, "seed": 0, **changes,
+    }  # fmt: skip
+
+
+def answer_rows() -> list[Row]:
+    """Generated answers of both protocols; everything scores zero in query_agnostic but full."""
+    rows = []
+    for protocol in PROTOCOLS:
+        for (method, protected, policy, seed, budget), scores in SCORES.items():
+            units = [(task, example) for task, names in TASKS.items() for example in names]
+            for (task, example), score in zip(units, scores, strict=True):
+                seen = protocol == "query_aware" or method == "full"
+                rows.append(
+                    result_row(
+                        method, protected=protected, policy=policy, policy_seed=seed,
+                        budget_spec=budget, protocol=protocol, task=task, example=example,
+                        score=float(score) if seen else 0.0,
+                    )
+                )  # fmt: skip
+    return rows
+
+
+def reply_rows() -> list[Row]:
+    """Given replies: two dialogues of 10 and 30 tokens."""
+    rows = []
+    for method, budget, nll in (
+        ("full", None, (10.0, 30.0)),
+        ("knorm", "25%", (20.0, 60.0)),
+        ("knorm", "50%", (10.0, 50.0)),
+    ):  # fmt: skip
+        for example, tokens, loss in zip(("d1", "d2"), (10, 30), nll, strict=True):
+            rows.append(
+                result_row(
+                    method, protected=method != "full", budget_spec=budget, task="chat",
+                    example=example, nll=loss, reply_tokens=tokens,
+                )
+            )  # fmt: skip
+    return rows
+
+
+def curve_rows() -> list[Row]:
+    """Two heads; areas 0.1 + 0.3 of the oracle, 0.2 + 0.3 and 0.3 + 0.4 of the policies."""
+    cells = (
+        ("oracle", None, None, (0.1, 0.3)), ("kvp", "seed0", 0, (0.2, 0.3)),
+        ("kvp", "seed1", 1, (0.3, 0.4)), ("knorm", None, None, (0.6, 0.4)),
+    )  # fmt: skip
+    return [
+        {
+            "model": "toy", "method": method, "variant": "auto", "protected": True,
+            "policy": policy, "policy_seed": seed, "protocol": "query_aware", "layer": 0,
+            "head": head, "budgets": [0.0, 0.5, 1.0], "cost": [1.0, area, 0.0], "area": area,
+            "skill": 1 - area, "sequences": 7,
+        }
+        for method, policy, seed, areas in cells
+        for head, area in enumerate(areas)
+    ]  # fmt: skip
+
+
+def timing_rows() -> list[Row]:
+    """The full cache, and one method at half of it."""
+    return [
+        {
+            "model": "toy", "method": method, "variant": "auto", "protected": method != "full",
+            "policy": None, "policy_seed": None, "protocol": "query_aware",
+            "budget_spec": budget and "50%", "budget": budget, "prompts": 3, "prompt_tokens": 17,
+            "cache_bytes": 64 * (budget or TOKENS), "prefill_seconds": 0.0125,
+            "evict_seconds": 0.001, "decode_seconds_per_token": decode,
+        }
+        for method, budget, decode in (("full", None, 0.004), ("knorm", 8, 0.003))
+    ]  # fmt: skip
+
+
+def token_ranks() -> dict[str, Any]:
+    """Sixteen tokens, two heads: oracle keeps the first longest in both, knorm in one only."""
+    up, down = list(range(TOKENS)), list(range(TOKENS))[::-1]
+    return {
+        "tokens": ["<b>", "&", "line\n", *(f" w{place}" for place in range(3, TOKENS))],
+        "methods": {"knorm": [up, down], "oracle": [up, up], "kvp/seed0": [down, down]},
+        "prompt_length": TOKENS,
+        "geometry": {"layers": 1, "query_heads": 2, "kv_heads": 2, "head_dim": 4},
+        "task": "one", "example": "e1", "protocol": "query_aware", "budget": 8,
+        "protected": False, "references": [],
+    }  # fmt: skip
+
+
+def manifest(**changes: Any) -> dict[str, Any]:
+    identity = {
+        "model": "toy", "revision": None, "length": 20, "split": "test", "essays": None,
+        "chat": None, "seed": 0, "dtype": "float32", "sinks": 1, "recents": 2,
+        "max_new_tokens": None, **changes,
+    }  # fmt: skip
+    return {
+        "format": "kvp-results", "format_version": 1, "config": {**identity, "out": "r"},
+        "seed": 0, "kvp": "0.1.0", "python": "3.11.0", "packages": {"torch": "2.9.0"},
+        "command": ["kvp-eval", "--out", "two words"], "created": "2026-01-01T00:00:00+00:00",
+        "identity": identity, "identity_digest": digest_json(identity), "policies": {},
+        "notes": [], "earlier_runs": [],
+    }  # fmt: skip
+
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def write_results() -> Write:
+    """Write a results folder; parts given as None are left out."""
+
+    def write(
+        folder: Path,
+        *,
+        rows: list[Row] | None = None,
+        timing: list[Row] | None = None,
+        curves: list[Row] | None = None,
+        tokens: dict[str, Any] | None = None,
+        **identity: Any,
+    ) -> Path:
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text(json.dumps(manifest(**identity)))
+        for name, lines in (
+            ("rows.jsonl", answer_rows() if rows is None else rows),
+            ("timing.jsonl", timing),
+            ("curves.jsonl", curves),
+        ):
+            if lines is not None:
+                (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        if tokens is not None:
+            (folder / "tokens.json").write_text(json.dumps(tokens))
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def make_row() -> Callable[..., Row]:
+    """One row of rows.jsonl with given fields."""
+    return result_row
+
+
+@pytest.fixture
+def answers() -> list[Row]:
+    """Rows with scores."""
+    return answer_rows()
+
+
+@pytest.fixture
+def replies() -> list[Row]:
+    """Rows with likelihoods."""
+    return reply_rows()
+
+
+@pytest.fixture
+def curves() -> list[Row]:
+    """Rows of curves.jsonl."""
+    return curve_rows()
+
+
+@pytest.fixture
+def timing() -> list[Row]:
+    """Rows of timing.jsonl."""
+    return timing_rows()
+
+
+@pytest.fixture
+def tokens() -> dict[str, Any]:
+    """Content of tokens.json."""
+    return token_ranks()
+
+
+@pytest.fixture(scope="session")
+def reported(tmp_path_factory: pytest.TempPathFactory, write_results: Write) -> Path:
+    """A complete results folder with its report, made once: report.html and figures/."""
+    folder = write_results(
+        tmp_path_factory.mktemp("reported") / "results",
+        rows=[*answer_rows(), *reply_rows()],
+        timing=timing_rows(),
+        curves=curve_rows(),
+        tokens=token_ranks(),
+    )
+    assert main([str(folder), "--bootstrap", "50"]) == 0
+    return folder

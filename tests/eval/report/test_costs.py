@@ -1,0 +1,49 @@
+"""Cost curves: means over policies and heads, areas against the oracle's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from eval.report.costs import areas, head_curves, mean_curve, shown_curves
+from eval.report.numbers import Setting
+
+Row = dict[str, Any]
+GROUPS = {None: "", "seed0": "", "seed1": ""}
+
+
+def _setting(method: str) -> Setting:
+    return Setting(method=method, group="", variant="auto", protected=True)
+
+
+def test_curves_are_averaged_over_policies_then_heads(curves: list[Row]) -> None:
+    costs = head_curves(curves, GROUPS)
+    heads = costs[_setting("kvp")]
+    assert heads[0, 0].cost == pytest.approx((1.0, 0.25, 0.0))
+    assert heads[0, 1].cost == pytest.approx((1.0, 0.35, 0.0))
+    assert mean_curve(heads).cost == pytest.approx((1.0, 0.3, 0.0))
+
+
+def test_areas_are_sums_over_heads_against_the_oracle(curves: list[Row]) -> None:
+    found = areas(curves, GROUPS)
+    assert found[_setting("kvp")].ratios == pytest.approx((0.5 / 0.4, 0.7 / 0.4))
+    assert found[_setting("knorm")].ratios == pytest.approx((1.0 / 0.4,))
+    assert found[_setting("knorm")].skill == pytest.approx((0.4 + 0.6) / 2)
+
+
+def test_without_an_oracle_of_the_same_protection_there_is_no_ratio(curves: list[Row]) -> None:
+    unprotected = [{**row, "protected": False} for row in curves if row["method"] == "knorm"]
+    found = areas([*curves, *unprotected], GROUPS)
+    (setting,) = (setting for setting in found if not setting.protected)
+    assert found[setting].ratios == ()
+
+
+def test_figures_show_protected_curves_and_the_best_preset(curves: list[Row]) -> None:
+    knorm = [row for row in curves if row["method"] == "knorm"]
+    better = [{**row, "variant": "preset", "area": 0.2} for row in knorm]
+    unprotected = [{**row, "protected": False, "area": 0.0} for row in knorm]
+    rows = [*curves, *better, *unprotected]
+    shown = shown_curves(head_curves(rows, GROUPS), areas(rows, GROUPS))
+    assert shown["knorm"].protected
+    assert shown["knorm"].variant == "preset"

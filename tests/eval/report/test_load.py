@@ -1,0 +1,125 @@
+"""What is refused, in one line, and what is tolerated with a note."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.report.cli import main
+from eval.report.load import load_results
+from kvp.errors import ResultsError
+
+Write = Callable[..., Path]
+
+
+def test_a_torn_last_line_is_left_out_with_a_note(tmp_path: Path, write_results: Write) -> None:
+    folder = write_results(tmp_path / "r")
+    whole = load_results(folder)
+    with (folder / "rows.jsonl").open("a") as file:
+        file.write('{"model": "toy", "meth')
+    torn = load_results(folder)
+    assert torn.rows == whole.rows
+    assert whole.notes == ()
+    assert torn.notes == ("The last line of rows.jsonl is torn (an interrupted run) and left out.",)
+
+
+def test_missing_parts_are_empty(tmp_path: Path, write_results: Write) -> None:
+    results = load_results(write_results(tmp_path / "r"))
+    assert (results.timing, results.curves, results.tokens) == ((), (), None)
+
+
+def _broken_json(folder: Path) -> None:
+    path = folder / "rows.jsonl"
+    lines = path.read_text().splitlines()
+    lines[2] = lines[2][:-9]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _change_row(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "rows.jsonl"
+        lines = path.read_text().splitlines()
+        lines[2] = json.dumps({**json.loads(lines[2]), **changes})
+        path.write_text("\n".join(lines) + "\n")
+
+    return change
+
+
+def _change_manifest(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "manifest.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return change
+
+
+def _no_rows(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text("")
+
+
+def _no_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+def _broken_tokens(folder: Path) -> None:
+    (folder / "tokens.json").write_text('{"tokens": ["a", "b"], "methods": {"x": [[0]]}}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (_broken_json, "rows.jsonl line 3"),
+        (_change_row(score=1.5), "rows.jsonl line 3 is damaged: 'score'"),
+        (_change_row(protected="yes"), "rows.jsonl line 3 is damaged: 'protected'"),
+        (_change_row(nll=float("nan")), "rows.jsonl line 3 is damaged: 'nll'"),
+        (_change_manifest(format_version=2), "has format_version 2"),
+        (_change_manifest(format="kvp-traces"), "describes no results"),
+        (_change_manifest(identity={"model": "other"}), "its identity has another digest"),
+        (_no_rows, "holds no rows yet"),
+        (_no_manifest, "holds no manifest.json"),
+        (_broken_tokens, "tokens.json is damaged"),
+    ],
+)
+def test_damage_is_one_line_that_names_the_file(
+    tmp_path: Path,
+    write_results: Write,
+    damage: Callable[[Path], None],
+    named: str,
+) -> None:
+    folder = write_results(tmp_path / "r")
+    damage(folder)
+    with pytest.raises(ResultsError, match=named):
+        load_results(folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{missing}"], "is not a folder; give the results folder of kvp-eval"),
+        (["{results}", "--out", "{results}"], "--out"),
+        (["{results}", "--png", "{results}/rows.jsonl"], "--png"),
+        (["{results}", "--bootstrap", "0"], "--bootstrap must be at least 1"),
+        (["{results}", "--validation", "{results}"], "the same split"),
+        (["{results}", "--validation", "{longer}"], "has --length 40"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_exit_code_2(
+    tmp_path: Path,
+    write_results: Write,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    results = write_results(tmp_path / "r")
+    longer = write_results(tmp_path / "longer", length=40)
+    places = {"results": results, "missing": tmp_path / "no", "longer": longer}
+    assert main([argument.format(**places) for argument in arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith("kvp-report: error: ")
+    assert said in error
+    assert not list(tmp_path.rglob("*.html"))

@@ -1,0 +1,260 @@
+"""The report as its reader meets it: one page without requests, tables with the right numbers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.image import imread
+from plotly.offline import get_plotlyjs
+
+from eval.cli import main as evaluate
+from eval.report.cli import main
+
+Write = Callable[..., Path]
+PROTOCOLS = ("query_aware", "query_agnostic")
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, tables with their captions, and the rest as text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tables: list[tuple[str, list[list[str]]]] = []
+        self.captions: list[str] = []
+        self.text = ""
+        self._into: str | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "table":
+            self.tables.append(("", []))
+        elif tag == "tr":
+            self.tables[-1][1].append([])
+        elif tag in ("th", "td"):
+            self.tables[-1][1][-1].append("")
+        elif tag == "figcaption":
+            self.captions.append("")
+        elif tag == "small":
+            self.handle_data("|")
+        if tag in ("th", "td", "caption", "figcaption", "script", "style"):
+            self._into = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == self._into:
+            self._into = None
+
+    def handle_data(self, data: str) -> None:
+        if self._into in ("script", "style"):
+            return
+        self.text += data
+        if self._into == "caption":
+            caption, rows = self.tables[-1]
+            self.tables[-1] = (caption + data, rows)
+        elif self._into == "figcaption":
+            self.captions[-1] += data
+        elif self._into in ("th", "td"):
+            self.tables[-1][1][-1][-1] += data
+
+    def table(self, *words: str) -> dict[str, list[str]]:
+        """Rows by first cell of the only table whose caption has all `words`."""
+        (rows,) = (rows for caption, rows in self.tables if all(word in caption for word in words))
+        return {row[0].partition("|")[0]: row[1:] for row in rows}
+
+
+@pytest.fixture(scope="module")
+def html(reported: Path) -> str:
+    return (reported / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(html: str) -> Page:
+    return Page(html)
+
+
+def test_the_page_asks_for_nothing(html: str, page: Page) -> None:
+    for tag, attributes in page.tags:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base", "source", "form")
+        assert not {"src", "srcset", "data", "poster", "action", "background"} & set(attributes)
+        assert (attributes.get("href") or "#").startswith("#")
+    own = html.replace(get_plotlyjs(), "")
+    assert len(html) - len(own) == len(get_plotlyjs()), "the library is in the page once"
+    assert not re.search(r"url\(|@import|https?:|//cdn|fetch\(|XMLHttpRequest", own)
+    (policy,) = (
+        attributes["content"]
+        for tag, attributes in page.tags
+        if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert "http" not in policy
+
+
+def test_every_table_and_figure_is_of_one_protocol(page: Page) -> None:
+    captions = [caption for caption, _ in page.tables] + page.captions
+    assert len(captions) == len(page.tables) + len(page.captions) >= 15
+    for caption in captions:
+        assert sum(protocol in caption for protocol in PROTOCOLS) == 1, caption
+
+
+def test_headline_numbers_are_the_hand_computed_ones(page: Page) -> None:
+    table = page.table("Accuracy", "baseline at each budget", "query_aware,")
+    assert table["method"] == ["25% (4)", "50% (8)"]
+    means = {name: [cell.split("|")[0] for cell in cells] for name, cells in table.items()}
+    assert means["full cache"] == ["100.0", "100.0"]
+    assert means["oracle"] == ["75.0", "100.0"]
+    assert means["kvp"] == ["75.0", "100.0"]
+    assert means["knorm"] == ["25.0", "100.0"]
+    assert means["random"] == ["0.0", "25.0"]
+    assert means["kvp minus best attention-free"] == ["+50.0", "+0.0"]
+    assert table["kvp minus best attention-free"][1].endswith(
+        "|knorm|not significant|both reach full"
+    )
+    other = page.table("Accuracy", "baseline at each budget", "query_agnostic,")
+    assert [cell.split("|")[0] for cell in other["kvp"]] == ["0.0", "0.0"]
+
+
+def test_the_best_attention_free_baseline_is_marked(html: str) -> None:
+    headline = html[html.index('id="headline-query_aware"') :].partition("</table>")[0]
+    marked = [
+        re.findall(r"<span>(.*?)</span>", row)[0]
+        for row in headline.split("<tr>")
+        if 'class="best"' in row
+    ]
+    assert marked == ["knorm"]
+
+
+def test_full_tables_show_every_setting(page: Page) -> None:
+    table = page.table("every setting", "Accuracy", "query_aware,")
+    rows = {cells[0].partition("|")[0] for cells in ([name] for name in table)}
+    assert rows == {"method", "full cache", "oracle", "kvp", "knorm", "random", "snapkv"}
+    caption = next(caption for caption, _ in page.tables if "every setting" in caption)
+    assert "n = 4 prompts (2 per task), split test, prompt seed 0" in caption
+    (rows_,) = (
+        rows
+        for caption, rows in page.tables
+        if "every setting" in caption and "Accuracy" in caption and "query_aware," in caption
+    )
+    knorm = [row for row in rows_ if row[0].startswith("knorm")]
+    assert [row[0] for row in knorm] == ["knorm|protected", "knorm|unprotected"]
+    assert [row[1].split("|")[0] for row in knorm] == ["25.0", "37.5"]
+
+
+def test_perplexity_area_and_timing_tables(page: Page) -> None:
+    losses = page.table("Perplexity", "baseline at each budget")
+    assert [cell.split("|")[0] for cell in losses["full cache"]] == ["2.72", "2.72"]
+    assert [cell.split("|")[0] for cell in losses["knorm"]] == ["7.39", "4.48"]
+    areas = page.table("Area under the cost curves")
+    assert areas["kvp"][0] == "1.50|1.25 to 1.75"
+    assert areas["knorm"] == ["2.50", "0.50"]
+    costs = page.table("One request at a time", "median over 3 prompts")
+    assert costs["knorm (protected)"] == ["8", "512", "0.500", "12.5", "1.0", "3.00", "0.750"]
+
+
+def test_header_says_how_it_was_made(page: Page) -> None:
+    assert "kvp-eval --out 'two words'" in page.text
+    assert "torch 2.9.0" in page.text
+    assert "seed0, seed1" in page.text
+
+
+def test_figures_are_written_and_show_something(reported: Path) -> None:
+    names = {path.stem for path in (reported / "figures").glob("*.png")}
+    assert names == {
+        *(f"accuracy-{protocol}" for protocol in PROTOCOLS),
+        *(f"accuracy-tasks-{protocol}" for protocol in PROTOCOLS),
+        "perplexity-query_aware", "cost-query_aware", "cost-heads-query_aware", "tokens",
+        "tokens-text",
+    }  # fmt: skip
+    for name in names:
+        pixels = imread(reported / "figures" / f"{name}.png")
+        assert pixels.shape[1] == 1800
+        assert pixels.std() > 0.01
+
+
+def test_tokens_can_be_chosen_and_are_escaped(html: str, page: Page) -> None:
+    options = [attributes["value"] for tag, attributes in page.tags if tag == "option"]
+    assert options == ["0", "1", "2", *["kvp/seed0", "oracle", "knorm"] * 2]
+    assert "&lt;b&gt;</span>" in html
+    kept = [a for tag, a in page.tags if tag == "span" and "data-kept" in a]
+    assert len(kept) == 2 * (1 + 2)
+
+
+def test_missing_parts_are_said_and_texts_are_escaped(
+    tmp_path: Path, write_results: Write, make_row: Callable[..., dict[str, Any]]
+) -> None:
+    evil = '"><img src=x onerror=alert(1)>$x^2$</script>'
+    rows = [
+        make_row(method, policy=policy, task=evil, budget_spec=budget, example=evil, score=1.0)
+        for method, policy, budget in (("kvp", evil, "25%"), ("full", None, None))
+    ]
+    folder = write_results(tmp_path / "r", rows=rows, model=evil)
+    out = tmp_path / "deep" / "page.html"
+    assert main([str(folder), "--out", str(out), "--bootstrap", "5"]) == 0
+    text = out.read_text(encoding="utf-8").replace(get_plotlyjs(), "")
+    assert "<img" not in text
+    assert "</script>$" not in text
+    found = Page(text)
+    assert evil in found.text
+    for sentence in (
+        "No dialogue replies in this folder: run kvp-eval --tasks chat.",
+        "No cost curves in this folder: run kvp-eval --curves TRACES.",
+        "No token ranks in this folder: run kvp-eval --tokens true.",
+        "No timing pass in this folder: run kvp-eval --timing_prompts 3.",
+    ):
+        assert sentence in found.text
+    assert [path.name for path in (tmp_path / "deep" / "figures").iterdir()] == [
+        "accuracy-query_aware.png"
+    ]
+
+
+def test_validation_chooses_the_setting(
+    tmp_path: Path, write_results: Write, answers: list[dict[str, Any]]
+) -> None:
+    swapped = [
+        {**row, "protected": not row["protected"]} if row["method"] == "knorm" else row
+        for row in answers
+    ]
+    validation = write_results(tmp_path / "v", rows=swapped, split="validation")
+    rows = [row for row in answers if row["protocol"] == "query_aware"]
+    folder = write_results(tmp_path / "r", rows=rows)
+    assert main([str(folder), "--validation", str(validation), "--bootstrap", "5"]) == 0
+    page = Page((folder / "report.html").read_text(encoding="utf-8"))
+    table = page.table("Accuracy", "baseline at each budget")
+    assert [cell.split("|")[0] for cell in table["knorm"]] == ["37.5", "50.0"]
+    assert "the setting of each method chosen on validation prompts" in page.text
+
+
+def test_it_reads_what_kvp_eval_writes(tmp_path: Path, tiny_folder: Path) -> None:
+    results = tmp_path / "results"
+    arguments = {
+        "model": tiny_folder, "methods": "full,knorm,oracle", "tasks": "niah_single_1,chat",
+        "budgets": "25%", "protocols": "query_agnostic", "prompts": 1, "length": 260,
+        "timing_prompts": 1, "max_new_tokens": 2, "bootstrap": 5, "out": results,
+    }  # fmt: skip
+    assert evaluate([part for k, v in arguments.items() for part in (f"--{k}", str(v))]) == 0
+    assert main([str(results), "--bootstrap", "5"]) == 0
+    page = Page((results / "report.html").read_text(encoding="utf-8"))
+    assert "niah_single_1" in page.text
+    assert page.table("One request at a time")["full cache"][0] == "all"
+    missing = [text for text in page.text.splitlines() if "in this folder" in text]
+    assert missing == ["No cost curves in this folder: run kvp-eval --curves TRACES."]
+
+
+def test_help_loads_neither_torch_nor_drawing_libraries() -> None:
+    code = (
+        "import sys; from eval.report.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "assert not {'torch', 'plotly', 'matplotlib', 'numpy'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "results folder written by kvp-eval" in done.stdout.lower()

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from eval.cli import main
+
+
+def test_help_answers_within_a_second_of_processor_time() -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    out = subprocess.run(
+        [sys.executable, "-m", "eval.cli", "--help"], check=True, capture_output=True, text=True
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+    for flag in ("--budgets", "--protocols", "--curves", "Tokens kept per KV head"):
+        assert flag in out.stdout
+
+
+def test_list_prints_the_roster_without_other_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    out = capsys.readouterr().out
+    assert "oracle" in out
+    assert "attention-free" in out
+
+
+def test_out_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--prompts", "3"])
+    assert stop.value.code == 2
+    assert "out" in capsys.readouterr().err

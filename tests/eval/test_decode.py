@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from eval.decode import Kept, Prefix, all_kept, forced, gather, greedy
+from kvp.hf import EvictingCache, observe
+
+PROMPT = 24
+BOUNDARY = 20
+
+
+def _prefix(model: PreTrainedModel, ids: torch.Tensor) -> Prefix:
+    seen = observe(model, ids[None, :BOUNDARY])
+    return Prefix(keys=seen.keys, values=seen.values)
+
+
+def _random_rows(prefix: Prefix, sizes: list[int], seed: int) -> list[Kept]:
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for size in sizes:
+        noise = torch.rand(2, 2, prefix.tokens, generator=generator)
+        rows.append(Kept(indices=noise.argsort(-1)[..., :size].sort(-1).values))
+    return rows
+
+
+def _generate(
+    model: PreTrainedModel, prefix: Prefix, row: Kept, ids: torch.Tensor, new: int
+) -> list[int]:
+    """Unmodified `generate` from a cache of this row alone."""
+    indices = [row.indices[None, layer] for layer in range(2)]
+    cache = EvictingCache.select(prefix.keys, prefix.values, indices, seen=BOUNDARY)
+    out = model.generate(
+        ids[None],
+        attention_mask=torch.ones_like(ids[None]),
+        past_key_values=cache,
+        max_new_tokens=new,
+        do_sample=False,
+    )
+    answer: list[int] = out[0, PROMPT:].tolist()
+    return answer
+
+
+@pytest.mark.parametrize("batch_rows", [3, 64])
+def test_every_row_decodes_as_generate_does_alone(
+    tiny_model: PreTrainedModel, batch_rows: int
+) -> None:
+    ended = 0
+    for seed in (0, 2):
+        ids = torch.randint(1, 40, (PROMPT,), generator=torch.Generator().manual_seed(seed))
+        prefix = _prefix(tiny_model, ids)
+        rows = [*_random_rows(prefix, [3, 18, 5, 8, 5, 12], seed), all_kept(prefix)]
+        answers = greedy(
+            tiny_model, prefix, rows, ids[BOUNDARY:], max_new_tokens=12, batch_rows=batch_rows
+        )
+        assert answers == [_generate(tiny_model, prefix, row, ids, 12) for row in rows]
+        ended += sum(answer[-1] == 0 for answer in answers)
+    assert 0 < ended < 14  # some rows end early and some do not, so rows really leave the batch
+
+
+def test_the_full_row_answers_as_the_plain_model(tiny_model: PreTrainedModel) -> None:
+    ids = torch.randint(1, 40, (PROMPT,), generator=torch.Generator().manual_seed(9))
+    prefix = _prefix(tiny_model, ids)
+    (answer,) = greedy(
+        tiny_model, prefix, [all_kept(prefix)], ids[BOUNDARY:], max_new_tokens=10, batch_rows=1
+    )
+    plain = tiny_model.generate(
+        ids[None], attention_mask=torch.ones_like(ids[None]), max_new_tokens=10, do_sample=False
+    )
+    assert answer == plain[0, PROMPT:].tolist()
+
+
+def test_equal_rows_run_once(tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.arange(1, PROMPT + 1)
+    prefix = _prefix(tiny_model, ids)
+    first, second = _random_rows(prefix, [6, 6], 0)
+    widths = []
+    tiny_model_forward = tiny_model.forward
+
+    def counted(*args: object, **kwargs: torch.Tensor) -> object:
+        widths.append(kwargs["input_ids"].shape[0])
+        return tiny_model_forward(*args, **kwargs)
+
+    monkeypatch.setattr(tiny_model, "forward", counted)
+    answers = greedy(
+        tiny_model, prefix, [first, second, first, first], ids[BOUNDARY:], max_new_tokens=2,
+        batch_rows=8,
+    )  # fmt: skip
+    assert max(widths) == 2
+    assert answers[0] == answers[2] == answers[3]
+
+
+def test_forced_reply_has_the_likelihood_of_a_plain_forward(tiny_model: PreTrainedModel) -> None:
+    ids = torch.randint(1, 40, (PROMPT,), generator=torch.Generator().manual_seed(3))
+    reply = torch.tensor([5, 9, 2, 31, 8])
+    prefix = _prefix(tiny_model, ids)
+    (loss,) = forced(tiny_model, prefix, [all_kept(prefix)], ids[BOUNDARY:], reply, batch_rows=4)
+    logits = tiny_model(input_ids=torch.cat([ids, reply])[None]).logits[0].double()
+    log_probs = logits.log_softmax(-1)
+    expected = -sum(float(log_probs[PROMPT - 1 + i, token]) for i, token in enumerate(reply))
+    assert loss == pytest.approx(expected, abs=1e-4)
+
+
+def test_forced_reply_of_evicted_rows_does_not_depend_on_the_batch(
+    tiny_model: PreTrainedModel,
+) -> None:
+    ids = torch.randint(1, 40, (PROMPT,), generator=torch.Generator().manual_seed(4))
+    reply = torch.tensor([7, 7, 30])
+    prefix = _prefix(tiny_model, ids)
+    rows = _random_rows(prefix, [4, 7, 12, 7], 1)
+    together = forced(tiny_model, prefix, rows, ids[BOUNDARY:], reply, batch_rows=8)
+    alone = [
+        forced(tiny_model, prefix, [row], ids[BOUNDARY:], reply, batch_rows=1)[0] for row in rows
+    ]
+    assert together == pytest.approx(alone, abs=1e-4)
+    assert len({round(loss, 3) for loss in together}) == 4
+
+
+def test_gathered_cache_holds_the_kept_tokens_at_their_positions(
+    tiny_model: PreTrainedModel,
+) -> None:
+    ids = torch.arange(1, PROMPT + 1)
+    prefix = _prefix(tiny_model, ids)
+    rows = _random_rows(prefix, [3, 5], 2)
+    cache = gather(prefix, rows)
+    assert cache.get_seq_length() == BOUNDARY
+    layer = cache.layers[1]
+    assert layer.positions[1, 0].tolist() == rows[1].indices[1, 0].tolist()
+    assert layer.positions[0, 1, :3].tolist() == rows[0].indices[1, 1].tolist()
+    assert (layer.positions[0, :, 3:] == torch.iinfo(torch.int64).max).all()
+    kept = prefix.keys[1][0, 0, rows[1].indices[1, 0]]
+    assert torch.equal(layer.keys[1, 0], kept)

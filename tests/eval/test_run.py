@@ -1,0 +1,210 @@
+"""kvp-eval from its command line, on a random model: what it writes and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.cli import main
+from kvp.data.string_match import string_match_all
+from kvp.geometry import Geometry
+from policies.policy_files import PolicyMeta, save_policy
+from policies.ranker import HeadRankers, RankerSpec
+
+METHODS = "full,kvp,random,snapkv,oracle"
+
+
+def _arguments(folder: Path, policy: Path, out: Path, **changes: object) -> list[str]:
+    settings: dict[str, object] = {
+        "model": folder, "policies": policy, "methods": METHODS, "tasks": "niah_single_1,chat",
+        "budgets": "12.5%,25%", "prompts": 2, "length": 260, "timing_prompts": 1,
+        "max_new_tokens": 6, "out": out, "bootstrap": 20, **changes,
+    }  # fmt: skip
+    return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+
+
+def _rows(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
+
+
+def _by_key(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    names = ("method", "protected", "policy", "protocol", "task", "budget_spec", "example")
+    keyed = {tuple(row[name] for name in names): row for row in rows}
+    assert len(keyed) == len(rows), "two rows share a key"
+    return keyed
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path, tiny_policy: Path
+) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "results"
+    assert main(_arguments(tiny_folder, tiny_policy, out)) == 0
+    return out
+
+
+def test_every_variant_has_its_row(finished: Path) -> None:
+    rows = _rows(finished)
+    # full, and 4 methods x 2 budgets x 2 protections; 2 prompts of 2 tasks, 2 protocols
+    assert len(_by_key(rows)) == (1 + 4 * 2 * 2) * 2 * 2 * 2
+    for row in rows:
+        if row["method"] == "full":
+            assert (row["budget"], row["kept_tokens"]) == (None, row["cached_tokens"])
+        else:
+            assert row["budget"] == row["kept_tokens"]
+            share = float(row["budget_spec"].rstrip("%")) / 100
+            assert abs(row["budget"] - share * row["cached_tokens"]) <= 0.5
+        if row["protocol"] == "query_aware":
+            assert row["cached_tokens"] == row["prompt_tokens"] - 1
+        else:
+            assert row["cached_tokens"] < row["prompt_tokens"] - 1
+        assert row["policy_seed"] == (5 if row["method"] == "kvp" else None)
+
+
+def test_scores_are_string_matches_and_replies_have_likelihoods(finished: Path) -> None:
+    for row in _rows(finished):
+        if row["task"] == "chat":
+            assert row["score"] is None
+            assert row["nll"] > 0
+            assert row["reply_tokens"] > 0
+        else:
+            assert row["nll"] is None
+            assert row["score"] == string_match_all(row["prediction"], row["references"])
+            assert len(row["references"]) == 1
+
+
+def test_the_other_files_cover_all_methods(finished: Path) -> None:
+    timing = [json.loads(line) for line in (finished / "timing.jsonl").read_text().splitlines()]
+    assert len(timing) == 1 + 4 * 2
+    by_budget = {row["budget_spec"]: row for row in timing if row["method"] == "random"}
+    bytes_per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, channels, float32
+    for row in by_budget.values():
+        assert row["cache_bytes"] == row["budget"] * bytes_per_token
+        assert min(row["evict_seconds"], row["decode_seconds_per_token"]) > 0
+    tokens = json.loads((finished / "tokens.json").read_text())
+    assert set(tokens["methods"]) == {"kvp/seed0", "random", "snapkv", "oracle"}
+    for heads in tokens["methods"].values():
+        assert len(heads) == 4
+        for ranks in heads:
+            assert sorted(ranks) == list(range(tokens["prompt_length"]))
+    assert len(tokens["tokens"]) == tokens["prompt_length"]
+    assert "special magic" in "".join(tokens["tokens"])
+
+
+def test_a_killed_run_resumes_to_the_same_rows(
+    finished: Path, tmp_path: Path, tiny_folder: Path, tiny_policy: Path
+) -> None:
+    out = tmp_path / "results"
+    shutil.copytree(finished, out)
+    whole = (out / "rows.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    (out / "rows.jsonl").write_bytes(b"".join(lines[:40]) + lines[40][:25])
+    assert main(_arguments(tiny_folder, tiny_policy, out, timing_prompts=0)) == 0
+    assert _by_key(_rows(out)) == _by_key(_rows(finished))
+
+
+def test_a_finished_run_can_be_extended(
+    finished: Path, tmp_path: Path, tiny_folder: Path, tiny_policy: Path
+) -> None:
+    out = tmp_path / "results"
+    shutil.copytree(finished, out)
+    before = (out / "rows.jsonl").read_bytes()
+    changes: dict[str, object] = {"prompts": 3, "methods": "full,tova", "timing_prompts": 0}
+    assert main(_arguments(tiny_folder, tiny_policy, out, **changes)) == 0
+    after = (out / "rows.jsonl").read_bytes()
+    assert after.startswith(before)
+    added = [row for row in _rows(out)[len(_rows(finished)) :] if row["method"] == "full"]
+    assert len(added) == 2 * 2  # one new prompt per task, both protocols
+    assert {row["method"] for row in _rows(out)} == {*METHODS.split(","), "tova"}
+
+
+def _refusal(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+    assert main(arguments) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert said[-1].startswith("kvp-eval: error: ")
+    assert [line for line in said[:-1] if "Loading weights" not in line] == []
+    return said[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"methods": "snapvk"}, "unknown method 'snapvk'"),
+        ({"tasks": "niah_single_9"}, "--tasks: no task 'niah_single_9'"),
+        ({"protocols": "aware"}, "--protocols: no protocol 'aware'"),
+        ({"budgets": "0"}, "--budgets: a budget keeps at least 1 token"),
+        ({"policies": ""}, "--methods kvp needs --policies"),
+        ({"model": "./nowhere"}, "--model ./nowhere: no such folder"),
+        ({"budgets": "8", "protection": "on"}, "below the 20 protected ones"),
+        ({"curves": "./no_traces"}, "no_traces"),
+    ],
+)
+def test_mistakes_are_one_line(
+    changes: dict[str, object], words: str, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, tiny_folder: Path, tiny_policy: Path,
+) -> None:  # fmt: skip
+    out = tmp_path / "results"
+    assert words in _refusal(capsys, _arguments(tiny_folder, tiny_policy, out, **changes))
+    assert not out.exists()
+
+
+def test_budgets_below_the_protected_tokens_run_without_protection(
+    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "results"
+    changes: dict[str, object] = {
+        "methods": "knorm", "budgets": "8,30", "tasks": "niah_single_1", "prompts": 1,
+        "protocols": "query_aware", "timing_prompts": 0, "tokens": "false",
+    }  # fmt: skip
+    assert main(_arguments(tiny_folder, tiny_policy, out, **changes)) == 0
+    assert {(row["budget"], row["protected"]) for row in _rows(out)} == {
+        (8, False), (30, True), (30, False),
+    }  # fmt: skip
+    (note,) = json.loads((out / "manifest.json").read_text())["notes"]
+    assert "--budgets 8" in note
+    assert "without protection only" in " ".join(capsys.readouterr().err.split())
+    assert not (out / "tokens.json").exists()
+
+
+def test_results_of_another_configuration_are_refused(
+    finished: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (finished / "manifest.json").read_bytes()
+    said = _refusal(capsys, _arguments(tiny_folder, tiny_policy, finished, length=280))
+    assert "holds results of another configuration (--length is 260 there" in said
+    assert (finished / "manifest.json").read_bytes() == before
+
+
+def test_policies_of_another_geometry_and_truncated_ones_are_refused(
+    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    geometry = Geometry(layers=3, query_heads=4, kv_heads=2, head_dim=8)
+    rankers = HeadRankers(RankerSpec(head_dim=8, hidden=8), geometry.agents)
+    save_policy(other, rankers, PolicyMeta(geometry=geometry, model={"id": "x", "revision": None}))
+    out = tmp_path / "results"
+    assert "was trained for 3 layers" in _refusal(capsys, _arguments(tiny_folder, other, out))
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_policy, broken)
+    head = broken / "layer_01_head_00.safetensors"
+    head.write_bytes(head.read_bytes()[:-9])
+    said = _refusal(capsys, _arguments(tiny_folder, broken, out))
+    assert "layer_01_head_00.safetensors" in said
+    assert not out.exists()
+
+
+def test_sliding_window_models_are_refused(
+    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    windowed = tmp_path / "windowed"
+    shutil.copytree(tiny_folder, windowed)
+    config = json.loads((windowed / "config.json").read_text())
+    config |= {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 0}
+    config.pop("layer_types", None)
+    (windowed / "config.json").write_text(json.dumps(config))
+    said = _refusal(capsys, _arguments(windowed, tiny_policy, tmp_path / "results"))
+    assert "sliding window" in said

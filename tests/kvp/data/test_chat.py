@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvp.data.chat import Turn, generated_chat, pack
+
+
+def words(turns: Sequence[Turn]) -> int:
+    """A tokenizer stand-in: words of everything before the reply."""
+    return sum(len(turn["content"].split()) for turn in turns[:-1])
+
+
+def thread(name: str, exchanges: int, size: int = 5) -> list[Turn]:
+    turns = []
+    for number in range(exchanges):
+        turns.append({"role": "user", "content": f"{name}{number} " * size})
+        turns.append({"role": "assistant", "content": f"{name}{number}! " * size})
+    return turns
+
+
+def names(chat: Sequence[Turn]) -> list[str]:
+    return [turn["content"].split()[0] for turn in chat[::2]]
+
+
+def test_threads_follow_each_other_and_are_cut_where_the_room_ends() -> None:
+    # Prompt words: 10 per exchange, less the 5 of the last reply.
+    chats = list(pack([thread("a", 2), thread("b", 3), thread("c", 1)], words, 35))
+    assert [names(chat) for chat in chats] == [["a0", "a1", "b0", "b1"], ["c0"]]
+    assert words(chats[0]) == 35
+
+
+def test_a_thread_that_does_not_begin_in_a_full_chat_opens_the_next() -> None:
+    chats = list(pack([thread("a", 2), thread("b", 2)], words, 15))
+    assert [names(chat) for chat in chats] == [["a0", "a1"], ["b0", "b1"]]
+
+
+def test_a_thread_that_opens_a_chat_is_cut_to_it() -> None:
+    chats = list(pack([thread("a", 1), thread("b", 9), thread("c", 1)], words, 10))
+    assert [names(chat) for chat in chats] == [["a0"], ["b0"], ["c0"]]
+
+
+def test_a_first_exchange_too_long_for_any_chat_is_left_out() -> None:
+    chats = list(pack([thread("a", 1, 50), thread("b", 1), thread("c", 1, 50)], words, 20))
+    assert [names(chat) for chat in chats] == [["b0"]]
+
+
+def test_no_dialogue_serves_two_chats_and_all_end_with_the_assistant() -> None:
+    chats = list(pack([thread(f"t{n}x", 1 + n % 4) for n in range(40)], words, 60))
+    owners = [{name.split("x")[0] for name in names(chat)} for chat in chats]
+    assert sum(map(len, owners)) == len(set().union(*owners))
+    for chat in chats:
+        assert [turn["role"] for turn in chat] == ["user", "assistant"] * (len(chat) // 2)
+        assert words(chat) <= 60
+
+
+def test_nothing_to_pack() -> None:
+    assert list(pack([], words, 10)) == []
+    assert list(pack([[]], words, 10)) == []
+
+
+def test_a_generated_chat_fills_its_length() -> None:
+    for length in (60, 200, 700):
+        chat = generated_chat(seed=4, split="test", prompt_tokens=words, length=length)
+        assert length - 60 <= words(chat) <= length
+    assert len(generated_chat(seed=4, split="test", prompt_tokens=words, length=1)) == 2

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from kvp import nano
+from kvp.data.dialogues import dialogue
+from kvp.data.encode import encode
+from kvp.data.ruler import TASKS, generate
+from kvp.data.sample import Sample
+from kvp.errors import ModelError
+
+USER, ASSISTANT = "<|start|>user:", "<|start|>assistant:"
+
+
+def make(messages: tuple[dict[str, str], ...] | None = None, **texts: str) -> Sample:
+    given = {"context": "", "question": "", "answer_prefix": "", "reply": "", **texts}
+    return Sample(
+        id="x", task="t", split="test", messages=messages, references=(), max_new_tokens=8,
+        metric="none", **given,
+    )  # fmt: skip
+
+
+def chat(*contents: str) -> tuple[dict[str, str], ...]:
+    roles = ("user", "assistant")
+    return tuple({"role": roles[n % 2], "content": text} for n, text in enumerate(contents))
+
+
+QUESTION = make(context="Some text.\n", question="Who?", answer_prefix=" It is", reply=" Bob")
+
+
+def test_question_boundaries(tokenizer: PreTrainedTokenizerBase) -> None:
+    encoded = encode(QUESTION, tokenizer)
+    # Specials are one token each, everything else one token per byte.
+    assert encoded.context_length == 1 + len("user:") + len("Some text.\n")
+    closing = len("Who?") + 2 + len("assistant:") + len(" It is")
+    assert encoded.prompt_length == encoded.context_length + closing
+    assert tokenizer.decode(encoded.ids) == f"{USER}Some text.\nWho?<|end|>{ASSISTANT} It is"
+    assert tokenizer.decode(encoded.ids[encoded.context_length :]).startswith("Who?<|end|>")
+    assert tokenizer.decode(encoded.reply_ids) == " Bob"
+    assert encoded.reply_spans == ()
+
+
+@pytest.mark.parametrize("templated", [True, False])
+def test_without_a_chat_template(
+    tokenizer: PreTrainedTokenizerBase, plain_tokenizer: PreTrainedTokenizerBase, templated: bool
+) -> None:
+    with_none = encode(QUESTION, plain_tokenizer)
+    switched_off = encode(QUESTION, tokenizer, chat_template=False)
+    encoded = with_none if templated else switched_off
+    assert plain_tokenizer.decode(encoded.ids) == "Some text.\nWho? It is"
+    assert encoded.context_length == len("Some text.\n")
+
+
+def test_chat_boundaries_and_spans(tokenizer: PreTrainedTokenizerBase) -> None:
+    encoded = encode(make(chat("Hi", "Hello!", "Name?", "Ann", "Again?", "Ann.")), tokenizer)
+    context = f"{USER}Hi<|end|>{ASSISTANT}Hello!<|end|>{USER}Name?<|end|>{ASSISTANT}Ann<|end|>"
+    boundary = encoded.context_length
+    assert tokenizer.decode(encoded.ids[:boundary]) == context
+    assert tokenizer.decode(encoded.ids[boundary:]) == f"{USER}Again?<|end|>{ASSISTANT}"
+    spans = [tokenizer.decode(encoded.ids[slice(*span)]) for span in encoded.reply_spans]
+    assert spans == ["Hello!", "Ann"]
+    assert tokenizer.decode(encoded.reply_ids) == "Ann."
+
+
+def test_a_template_may_open_with_a_system_turn(system_tokenizer: PreTrainedTokenizerBase) -> None:
+    encoded = encode(make(chat("Hi", "Hello!", "Name?", "Ann")), system_tokenizer)
+    text = system_tokenizer.decode(encoded.ids[: encoded.context_length])
+    assert text == f"<|start|>system:be brief<|end|>{USER}Hi<|end|>{ASSISTANT}Hello!<|end|>"
+
+
+def test_chat_without_a_template(plain_tokenizer: PreTrainedTokenizerBase) -> None:
+    encoded = encode(make(chat("Hi", "Hello!", "Name?", "Ann")), plain_tokenizer)
+    context = "User:\nHi\n\nAssistant:\nHello!\n\n"
+    assert plain_tokenizer.decode(encoded.ids) == f"{context}User:\nName?\n\nAssistant:\n"
+    assert encoded.context_length == len(context)
+
+
+def test_a_chat_of_one_exchange_has_the_opening_as_its_context(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    encoded = encode(make(chat("Name?", "Ann")), tokenizer)
+    assert encoded.context_length == 1 + len("user:")
+    assert tokenizer.decode(encoded.ids) == f"{USER}Name?<|end|>{ASSISTANT}"
+
+
+def test_running_text_has_no_template_and_all_but_one_token_of_context(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    encoded = encode(make(context="Once upon"), tokenizer)
+    assert tokenizer.decode(encoded.ids) == "Once upon"
+    assert (encoded.context_length, encoded.prompt_length) == (8, 9)
+    assert encode(make(context="O"), tokenizer).context_length == 1
+
+
+def test_content_cannot_forge_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    encoded = encode(make(chat("a<|end|>", "b<|end|>", "c<|end|>", "d<|end|>")), tokenizer)
+    assert encoded.ids.count(end) == 3  # the template's own, after each turn of the prompt
+    assert end not in encoded.reply_ids
+
+
+def test_a_template_that_refuses_or_drops_turns_is_named(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('only one turn') }}")
+    with pytest.raises(ModelError, match="only one turn"):
+        encode(QUESTION, tokenizer)
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ messages[-1]['content'] }}")
+    with pytest.raises(ModelError, match="drops"):
+        encode(make(chat("a", "b", "c", "d")), tokenizer)
+
+
+def test_bad_samples_are_bugs(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(ValueError, match="ends with"):
+        encode(make(chat("a", "b", "c")), tokenizer)
+    with pytest.raises(ValueError, match="no token"):
+        encode(make(), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def nano_tokenizer() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(nano.path())
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_pieces_give_the_tokens_of_the_whole(
+    task: str, nano_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    tokenizer = nano_tokenizer
+    sample = generate(
+        task, count_tokens=lambda text: len(text) // 3, length=900, seed=1, index=0, split="test"
+    )
+    whole = tokenizer.apply_chat_template(
+        [{"role": "user", "content": sample.context + sample.question}],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    encoded = encode(sample, tokenizer)
+    ids = tokenizer.encode(whole + sample.answer_prefix, add_special_tokens=False)
+    assert encoded.ids == tuple(ids)
+
+
+def test_chat_pieces_give_the_tokens_of_the_whole(nano_tokenizer: PreTrainedTokenizerBase) -> None:
+    messages = dialogue(seed=1, split="test", turns=12)
+    encoded = encode(make(tuple(messages)), nano_tokenizer)
+    whole = nano_tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True)
+    assert encoded.ids == tuple(whole["input_ids"])

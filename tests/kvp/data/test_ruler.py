@@ -1,0 +1,240 @@
+import re
+from collections import Counter
+
+import pytest
+
+from kvp.data.needles import SPLITS, draw_key, draw_number, split_of, word_pool, words
+from kvp.data.ruler import TASKS, generate
+from kvp.data.sample import Sample
+from kvp.data.string_match import postprocess, string_match_all, string_match_part
+from kvp.errors import UsageError
+
+ESSAYS = " ".join(
+    f"Paragraph {number} says something plain. Nobody hides a needle in it!"
+    for number in range(600)
+)
+
+
+def count(text: str) -> int:
+    """A tokenizer stand-in: single digits, words, other characters."""
+    return len(re.findall(r"\d|[^\W\d]+|[^\w\s]|_", text))
+
+
+def make(task: str, **changes: object) -> Sample:
+    arguments: dict[str, object] = {
+        "count_tokens": count, "length": 1500, "seed": 3, "index": 0, "split": "test",
+        "essays": ESSAYS,
+    }  # fmt: skip
+    return generate(task, **(arguments | changes))  # type: ignore[arg-type]
+
+
+def prompt(sample: Sample) -> str:
+    return sample.context + sample.question + sample.answer_prefix
+
+
+def test_single_needle_is_worded_in_the_singular() -> None:
+    sample = make("niah_single_1", length=300)
+    value = sample.references[0]
+    key = sample.question.removeprefix("What is the special magic number for ").split(" ")[0]
+    assert sample.context.startswith(
+        "A special magic number is hidden within the following text. Make sure to memorize it. "
+        "I will quiz you about the number afterwards.\nThe grass is green. The sky is blue. "
+    ) or sample.context.split("\n")[1].startswith("One of")
+    assert f"\nOne of the special magic numbers for {key} is: {value}.\n" in sample.context
+    assert sample.question == (
+        f"What is the special magic number for {key} mentioned in the provided text?"
+    )
+    assert sample.answer_prefix == (
+        f" The special magic number for {key} mentioned in the provided text is"
+    )
+    assert sample.reply == f" {key} is: {value}."
+    assert (sample.max_new_tokens, sample.metric, sample.messages) == (128, "all", None)
+
+
+def test_several_needles_are_worded_in_the_plural() -> None:
+    sample = make("niah_multiquery")
+    assert sample.context.startswith(
+        "Some special magic numbers are hidden within the following text. Make sure to memorize "
+        "it. I will quiz you about the numbers afterwards.\n"
+    )
+    found = re.fullmatch(
+        r"What are all the special magic numbers for (\S+), (\S+), (\S+), and (\S+) "
+        r"mentioned in the provided text\?",
+        sample.question,
+    )
+    assert found is not None
+    a, b, c, d = found.groups()
+    assert sample.answer_prefix == (
+        f" The special magic numbers for {a}, {b}, {c}, and {d} mentioned in the provided text are"
+    )
+    for key, value in zip((a, b, c, d), sample.references, strict=True):
+        assert f"One of the special magic numbers for {key} is: {value}." in sample.context
+
+
+def test_values_of_one_key_are_in_document_order() -> None:
+    sample = make("niah_multivalue")
+    places = [sample.context.index(value) for value in sample.references]
+    assert len(places) == 4
+    assert places == sorted(places)
+    key = sample.question.removeprefix("What are all the special magic numbers for ").split(" ")[0]
+    told = ",".join(f" {key} is: {value}" for value in sorted(sample.references))
+    assert sample.reply == f"{told}."
+    assert sample.question.startswith("What are all the special magic numbers for ")
+
+
+def test_uuid_tasks_ask_for_uuids() -> None:
+    uuid = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+    for task, key in (("niah_single_3", r"[a-z-]+"), ("niah_multikey_3", uuid)):
+        sample = make(task)
+        assert re.fullmatch(
+            rf"What is the special magic uuid for {key} mentioned in the provided text\?",
+            sample.question,
+        )
+        assert re.fullmatch(uuid, sample.references[0])
+        assert "I will quiz you about the uuid afterwards.\n" in sample.context
+
+
+def test_needle_haystack_has_one_needle_a_line_with_different_keys() -> None:
+    sample = make("niah_multikey_2")
+    lines = sample.context.strip().split("\n")[1:]
+    keys = [
+        re.match(r"One of the special magic numbers for (\S+) is: \d{7}\.$", line) for line in lines
+    ]
+    assert len(lines) > 40
+    assert len({found.group(1) for found in keys if found}) == len(lines)
+
+
+def test_a_chain_of_variables_is_told_in_order_among_noise() -> None:
+    sample = make("vt_0shot", length=600)
+    value = re.findall(r"\d{5}", sample.question)[0]
+    first, *others = sample.references
+    statements = [f"VAR {first} = {value}"]
+    statements += [f"VAR {new} = VAR {old}" for old, new in zip(sample.references, others)]  # noqa: B905
+    places = [sample.context.index(f"{statement}") for statement in statements]
+    assert places == sorted(places)
+    assert sample.context.startswith(
+        "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
+    )
+    assert sample.question == (
+        f"Question: Find all variables that are assigned the value {value} in the text above."
+    )
+    assert sample.answer_prefix == (
+        " Answer: According to the chain(s) of variable assignment in the text above, 5 variables "
+        f"are assigned the value {value}, they are: "
+    )
+    assert sample.max_new_tokens == 30
+    assert all(re.fullmatch("[A-Z]{5}", name) for name in sample.references)
+
+
+def test_the_worked_example_of_vt_shows_other_variables() -> None:
+    sample = make("vt")
+    answered = re.findall(r"they are:  ([A-Z]{3}(?: [A-Z]{3}){4})\n\nMemorize", sample.context)
+    assert len(answered) == 1
+    assert sample.context.count("Memorize and track") == 2
+
+
+def test_common_words_outnumber_the_others() -> None:
+    sample = make("cwe")
+    main = sample.context.split("Below is a numbered list of words.")[-1]
+    counts = Counter(re.findall(r"\d+\. (\S+)", main))
+    assert {counts[word] for word in sample.references} == {6}
+    assert {n for word, n in counts.items() if word not in sample.references} == {1}
+    assert len(sample.references) == 10
+    assert sample.max_new_tokens == 120
+    first_seen = sorted(sample.references, key=re.findall(r"\d+\. (\S+)", main).index)
+    assert sample.reply.startswith(f" 1. {first_seen[0]} 2. {first_seen[1]} 3. ")
+
+
+def test_coded_words_thin_out_by_rank() -> None:
+    sample = make("fwe")
+    coded = sample.context.removeprefix(
+        "Read the following coded text and track the frequency of each coded word. Find the three "
+        "most frequently appeared coded words. "
+    ).split()
+    ranked = [word for word, _ in Counter(coded).most_common(4)]
+    assert ranked == ["...", *sample.references]
+    assert sample.max_new_tokens == 50
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_is_a_function_of_task_split_seed_and_index(task: str) -> None:
+    assert make(task) == make(task)
+    others = [make(task, index=1), make(task, seed=4), make(task, split="train")]
+    assert len({prompt(sample) for sample in [make(task), *others]}) == 4
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("length", [900, 1237])
+def test_fills_the_length_without_passing_it(task: str, length: int) -> None:
+    used = count(prompt(make(task, length=length)))
+    assert used <= length
+    assert used > length - 60
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_says_so_when_the_smallest_prompt_is_too_long(task: str) -> None:
+    with pytest.raises(UsageError, match=rf"--length 20: the smallest {task} prompt .* \d+ tokens"):
+        make(task, length=20)
+
+
+def test_unknown_names_are_one_line() -> None:
+    with pytest.raises(UsageError, match="--tasks: unknown task 'niah'; known are niah_single_1"):
+        make("niah")
+    with pytest.raises(UsageError, match="--split: unknown split 'dev'; known are train"):
+        make("vt", split="dev")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_key_and_value_belongs_to_the_split(task: str) -> None:
+    for split in SPLITS:
+        for index in range(3):
+            sample = make(task, split=split, index=index)
+            assert {split_of(value) for value in sample.references} == {split}
+            keys = re.findall(r"special magic \w+ for (\S+) is:", sample.context)
+            assert {split_of(key) for key in keys} <= {split}
+
+
+def test_essays_are_shared_out_between_the_splits() -> None:
+    seen = {
+        split: {
+            number
+            for index in range(30)
+            for number in re.findall(
+                r"Paragraph (\d+) says", make("niah_single_2", split=split, index=index).context
+            )
+        }
+        for split in SPLITS
+    }
+    assert min(len(numbers) for numbers in seen.values()) > 30
+    assert not seen["test"] & seen["train"]
+    assert not seen["test"] & seen["validation"]
+
+
+def test_generated_prose_is_the_default_essay() -> None:
+    sample = make("niah_single_2", essays=None, length=400)
+    assert count(prompt(sample)) > 340
+
+
+def test_split_sizes_and_word_lists() -> None:
+    assert (len(words("noun")), len(words("adjective"))) == (6782, 910)
+    shares = {split: len(word_pool(split)) / 8166 for split in SPLITS}
+    assert shares["train"] == pytest.approx(0.8, abs=0.03)
+    assert shares["test"] == pytest.approx(0.1, abs=0.03)
+
+
+def test_drawn_strings_have_their_form() -> None:
+    import random
+
+    rng = random.Random(0)
+    assert re.fullmatch(r"[a-z-]+-[a-z-]+", draw_key(rng, "test"))
+    assert re.fullmatch(r"[1-9]\d{4}", draw_number(rng, "test", digits=5))
+
+
+def test_match_metrics_by_hand() -> None:
+    text = "  they are AbCde,\x00FGH \n"
+    assert postprocess(text) == "they are AbCde,\nFGH"
+    assert string_match_all(text, ["abcde", "fgh", "XYZ", "they"]) == 0.75
+    assert string_match_part(text, ["xyz", "fgh"]) == 1.0
+    assert string_match_part(text, ["xyz"]) == 0.0
+    with pytest.raises(ValueError, match="no reference"):
+        string_match_all(text, [])

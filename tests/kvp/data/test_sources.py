@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from kvp.data.encode import encode
+from kvp.data.prompt import sentences
+from kvp.data.sources import Source, open_source, samples
+from kvp.errors import UsageError
+
+SPLITS = ("train", "validation", "test")
+
+
+def opened(tokenizer: PreTrainedTokenizerBase, data: str = "ruler", **changes: Any) -> Source:
+    settings: dict[str, Any] = {
+        "tasks": ("niah_single_2", "niah_multikey_2"), "split": "train", "count": 6, "seed": 1,
+        "length": 1600, "tokenizer": tokenizer,
+    }  # fmt: skip
+    return open_source(data, **(settings | changes))
+
+
+def jsonl(path: Path, *rows: object) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def conversation(number: int) -> dict[str, Any]:
+    words = [f"w{number}x{turn}" for turn in range(6)]
+    roles = ("user", "assistant") * 3
+    return {
+        "messages": [
+            {"role": r, "content": f"{w} says so"} for r, w in zip(roles, words, strict=True)
+        ]
+    }
+
+
+@pytest.mark.parametrize("data", ["ruler", "chat"])
+def test_a_sample_depends_on_its_index_alone(data: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    few, many = opened(tokenizer, data, count=2), opened(tokenizer, data, count=6)
+    assert list(few) == [many[0], many[1]]
+    assert len({sample.id for sample in many}) == 6
+    assert len(many) == 6
+    with pytest.raises(IndexError):
+        many[6]
+    assert opened(tokenizer, data, seed=2)[0] != many[0]
+
+
+def test_tasks_take_turns_and_a_task_alone_gives_the_same_samples(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    both = list(opened(tokenizer, count=4))
+    assert [sample.task for sample in both] == ["niah_single_2", "niah_multikey_2"] * 2
+    assert list(opened(tokenizer, tasks=("niah_multikey_2",), count=2)) == both[1::2]
+
+
+@pytest.mark.parametrize("length", [1500, 1601, 1702])
+@pytest.mark.parametrize("data", ["ruler", "chat"])
+def test_prompts_fill_the_length_and_never_exceed_it(
+    data: str, length: int, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    for sample in opened(tokenizer, data, length=length, count=3):
+        tokens = encode(sample, tokenizer).prompt_length
+        assert length - 250 < tokens <= length  # one more line or exchange would not fit
+
+
+def test_splits_share_no_sentence_key_or_value(tokenizer: PreTrainedTokenizerBase) -> None:
+    seen: dict[str, set[str]] = {}
+    for split in SPLITS:
+        text = [sample.context for sample in opened(tokenizer, split=split, count=4)]
+        found = {part for one in text for part in sentences(one.partition("\n")[2])}
+        seen[split] = found | set(re.findall(r"\d{7}|[a-z]+-[a-z]+", " ".join(text)))
+    assert all(len(some) > 50 for some in seen.values())
+    for one, other in (("train", "validation"), ("train", "test"), ("validation", "test")):
+        shared = seen[one] & seen[other]
+        assert not shared - {""}, shared
+
+
+def test_chats_of_a_file_keep_a_dialogue_in_one_split_and_one_chat(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    data = jsonl(tmp_path / "talk.jsonl", *map(conversation, range(80)))
+    owners: dict[str, tuple[str, int]] = {}
+    for split in SPLITS:
+        for index, sample in enumerate(opened(tokenizer, data, split=split, length=400, count=99)):
+            assert sample.messages is not None
+            assert sample.messages[-1]["role"] == "assistant"
+            assert encode(sample, tokenizer).prompt_length <= 400
+            for turn in sample.messages:
+                owner = turn["content"].split("x")[0]
+                assert owners.setdefault(owner, (split, index)) == (split, index)
+    assert {split for split, _ in owners.values()} == set(SPLITS)
+
+
+def test_a_longer_run_begins_with_the_shorter_one(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    data = jsonl(tmp_path / "talk.jsonl", *map(conversation, range(60)))
+    few = list(opened(tokenizer, data, length=400, count=2))
+    many = list(opened(tokenizer, data, length=400, count=99))
+    assert 2 < len(many) < 99
+    assert many[:2] == few
+
+
+def test_running_text_is_cut_before_a_word(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    data = jsonl(tmp_path / "t.jsonl", *({"text": f"text{n} of several words"} for n in range(30)))
+    cut = list(opened(tokenizer, data, length=16, count=99))
+    assert all(
+        re.fullmatch(r"text\d+ of", sample.context) for sample in cut
+    )  # "several" ends at 16+
+    whole = list(opened(tokenizer, data, length=50, count=99))
+    assert all(sample.context.endswith("words") for sample in whole)
+    assert {(sample.metric, sample.reply, sample.messages) for sample in whole} == {
+        ("none", "", None)
+    }
+
+
+def test_text_without_spaces_is_cut_anywhere(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    data = jsonl(tmp_path / "t.jsonl", *({"text": f"{n:03d}" * 40} for n in range(20)))
+    for sample in opened(tokenizer, data, length=16):
+        assert len(sample.context) == 16
+
+
+def test_published_ruler_rows_keep_their_answers(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    rows = [
+        {
+            "context": f"C{n} ", "question": "Q?", "answer_prefix": " A", "answer": ["1", "2"],
+            "task": "qa_1", "max_new_tokens": 32,
+        }
+        for n in range(30)
+    ]  # fmt: skip
+    data = jsonl(tmp_path / "r.jsonl", *rows)
+    sample = opened(tokenizer, data)[0]
+    assert (sample.references, sample.max_new_tokens, sample.metric) == (("1", "2"), 32, "part")
+    assert (sample.task, sample.question, sample.reply) == ("qa_1", "Q?", " 1, 2")
+    with pytest.raises(UsageError, match="--length 20: a row of r has"):
+        opened(tokenizer, data, length=20)
+
+
+def test_essays_replace_the_prose(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    (tmp_path / "essay.txt").write_text(" ".join(f"Essay line {n}." for n in range(2000)))
+    source = opened(tokenizer, tasks=("niah_single_2",), essays=str(tmp_path / "essay.txt"))
+    assert "Essay line" in source[0].context
+
+
+@pytest.mark.parametrize(
+    ("data", "changes", "said"),
+    [
+        ("ruler", {"tasks": ("niah_single_9",)}, "--tasks: unknown task niah_single_9"),
+        ("ruler", {"tasks": ()}, "--tasks: unknown task"),
+        ("ruler", {"split": "dev"}, "--split: unknown split 'dev'"),
+        ("ruler", {"essays": "/no/such/file"}, "--essays /no/such/file"),
+        ("ruler", {"length": 100}, "--length"),
+        ("chat", {"length": 10}, "--length 10: the smallest chat already has"),
+        ("none.jsonl", {}, "--data none.jsonl: cannot be read"),
+    ],
+)
+def test_requests_that_cannot_work(
+    data: str, changes: dict[str, Any], said: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        opened(tokenizer, data, **changes)[0]
+
+
+def test_samples_iterates(tokenizer: PreTrainedTokenizerBase) -> None:
+    request: dict[str, Any] = {
+        "tasks": ("niah_single_1",), "split": "test", "count": 2, "seed": 0, "length": 900,
+        "tokenizer": tokenizer,
+    }  # fmt: skip
+    assert list(samples("ruler", **request)) == list(open_source("ruler", **request))

@@ -1,0 +1,213 @@
+"""Tiny random-weight models of five families, and an eviction reference without kvp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from kvp.scoring import Needs, View
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,  # peaked attention: a wrongly visible token changes the logits
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)),
+}
+
+
+@pytest.fixture(params=sorted(FAMILIES))
+def family(request: pytest.FixtureRequest) -> str:
+    """Each architecture in turn."""
+    return str(request.param)
+
+
+@pytest.fixture
+def build() -> Callable[[str], PreTrainedModel]:
+    """Build a frozen model of a family with kvp's attention; the same weights every time."""
+
+    def make(family: str) -> PreTrainedModel:
+        import kvp.hf  # noqa: F401  (registers the attention)
+
+        torch.manual_seed(7)
+        model = FAMILIES[family]()
+        model.requires_grad_(False).train(False)
+        model.set_attn_implementation("kvp")
+        return model
+
+    return make
+
+
+@pytest.fixture
+def model(build: Callable[[str], PreTrainedModel], family: str) -> PreTrainedModel:
+    """One model of each family."""
+    return build(family)
+
+
+@pytest.fixture
+def qwen(build: Callable[[str], PreTrainedModel]) -> PreTrainedModel:
+    """The architecture of the bundled model alone."""
+    return build("qwen2")
+
+
+@pytest.fixture
+def prompt() -> Callable[..., Tensor]:
+    """Random token ids [batch, tokens] that are never the padding token."""
+
+    def draw(tokens: int, *, batch: int = 1, seed: int = 1) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(1, 64, (batch, tokens), generator=generator)
+
+    return draw
+
+
+@pytest.fixture
+def masked_logits() -> Callable[..., Tensor]:
+    """Logits of one sequence under stock eager attention with an explicit mask per layer and head.
+
+    Queries before `boundary` see every earlier token; later ones see of the first `boundary` tokens
+    only those in `kept[layer][kv_head]`, and every token after.
+    """
+
+    def run(
+        model: PreTrainedModel, ids: Tensor, boundary: int, kept: Sequence[Sequence[Sequence[int]]]
+    ) -> Tensor:
+        tokens = ids.shape[1]
+        handles = []
+        for layer, heads in enumerate(kept):
+            allowed = torch.ones(len(heads), tokens, tokens).tril().bool()
+            for head, chosen in enumerate(heads):
+                dropped = [i for i in range(boundary) if i not in set(chosen)]
+                for query in range(boundary, tokens):
+                    allowed[head, query, dropped] = False
+            group = model.config.num_attention_heads // len(heads)
+            additive = torch.zeros(allowed.shape, dtype=model.dtype)
+            additive = additive.masked_fill(~allowed, torch.finfo(model.dtype).min)
+            bias = additive.repeat_interleave(group, dim=0)[None]
+
+            def with_mask(
+                module: Any, args: Any, kwargs: dict[str, Any], bias: Tensor = bias
+            ) -> tuple[Any, dict[str, Any]]:
+                return args, {**kwargs, "attention_mask": bias}
+
+            attention = model.model.layers[layer].self_attn
+            handles.append(attention.register_forward_pre_hook(with_mask, with_kwargs=True))
+        before = model.config._attn_implementation
+        model.set_attn_implementation("eager")
+        try:
+            with torch.no_grad():
+                logits: Tensor = model(input_ids=ids, use_cache=False).logits
+        finally:
+            model.set_attn_implementation(before)
+            for handle in handles:
+                handle.remove()
+        return logits
+
+    return run
+
+
+@pytest.fixture
+def masked_greedy(masked_logits: Callable[..., Tensor]) -> Callable[..., list[int]]:
+    """Greedy continuation under `masked_logits`, one full forward pass per token."""
+
+    def run(model: PreTrainedModel, ids: Tensor, boundary: int, kept: Any, steps: int) -> list[int]:
+        tokens: list[int] = []
+        for _ in range(steps):
+            logits = masked_logits(model, ids, boundary, kept)
+            tokens.append(int(logits[0, -1].argmax()))
+            ids = torch.cat([ids, torch.tensor([[tokens[-1]]])], dim=1)
+        return tokens
+
+    return run
+
+
+class ByContent:
+    """Scores from keys, values and the last queries, different in every layer and head."""
+
+    def __init__(self, queries: int = 3) -> None:
+        self.needs = Needs(queries=queries)
+        self.views: list[View] = []
+
+    @property
+    def name(self) -> str:
+        return "by_content"
+
+    def score(self, view: View) -> Tensor:
+        self.views.append(view)
+        assert view.queries is not None
+        batch, heads, _, head_dim = view.keys.shape
+        grouped = view.queries.float().view(batch, heads, -1, view.queries.shape[2], head_dim)
+        attention = torch.einsum("bhgwd,bhnd->bhgwn", grouped, view.keys.float())
+        return attention.amax(dim=(2, 3)) - view.values.float().norm(dim=-1)
+
+
+class Fixed:
+    """Scores drawn once per layer and head for a prompt of known length."""
+
+    needs = Needs()
+    name = "fixed"
+
+    def __init__(self, tokens: int, *, layers: int = 3, heads: int = 2) -> None:
+        generator = torch.Generator().manual_seed(11)
+        self.scores = torch.rand(layers, heads, tokens, generator=generator)
+        self.calls = 0
+
+    def score(self, view: View) -> Tensor:
+        self.calls += 1
+        return self.scores[view.layer].expand(view.keys.shape[0], -1, -1)
+
+    def kept(self, budget: int, sinks: int = 4, recents: int = 16) -> list[list[list[int]]]:
+        """Tokens that stay, by sorting in plain Python: protected ones, then the best."""
+        tokens = self.scores.shape[-1]
+        protected = {*range(sinks), *range(tokens - recents, tokens)}
+        result = []
+        for layer in self.scores.tolist():
+            heads = []
+            for scores in layer:
+                order = sorted(range(tokens), key=lambda i, s=scores: (i not in protected, -s[i]))
+                heads.append(sorted(order[:budget]))
+            result.append(heads)
+        return result
+
+
+@pytest.fixture
+def by_content() -> type[ByContent]:
+    """A scorer that reads queries."""
+    return ByContent
+
+
+@pytest.fixture
+def fixed() -> type[Fixed]:
+    """A scorer whose choice a test can recompute."""
+    return Fixed

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, DynamicCache, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from kvp.errors import ModelError
+from kvp.hf import EvictingCache
+from kvp.hf.attention import ATTENTION, grouped_attention, kvp_attention, kvp_attention_set
+
+Prompt = Callable[..., Tensor]
+
+
+def test_registration_leaves_other_names_alone() -> None:
+    registry = AttentionInterface()
+    assert registry[ATTENTION] is kvp_attention
+    assert registry["sdpa"] is sdpa_attention_forward
+
+
+def test_plain_forward_is_bitwise_sdpa(model: PreTrainedModel, prompt: Prompt) -> None:
+    ids = prompt(24, batch=2)
+    padding = torch.ones_like(ids)
+    padding[0, :9] = 0
+    for mask in (None, padding):
+        own = model(ids, attention_mask=mask, use_cache=False).logits
+        model.set_attn_implementation("sdpa")
+        stock = model(ids, attention_mask=mask, use_cache=False).logits
+        model.set_attn_implementation(ATTENTION)
+        assert torch.equal(own, stock)
+
+
+def test_dynamic_cache_is_bitwise_sdpa(model: PreTrainedModel, prompt: Prompt) -> None:
+    ids = prompt(24, batch=2)
+    logits = []
+    for attention in (ATTENTION, "sdpa"):
+        model.set_attn_implementation(attention)
+        cache = DynamicCache(config=model.config)
+        first = model(ids[:, :15], past_key_values=cache).logits
+        second = model(ids[:, 15:23], past_key_values=cache).logits
+        third = model(ids[:, 23:], past_key_values=cache).logits
+        logits.append(torch.cat([first, second, third], dim=1))
+    assert torch.equal(logits[0], logits[1])
+
+
+def test_gradients_are_sdpas(qwen: PreTrainedModel, prompt: Prompt) -> None:
+    ids = prompt(20, batch=2)
+    weight = qwen.model.layers[0].self_attn.k_proj.weight.requires_grad_(True)
+    gradients = []
+    for attention in (ATTENTION, "sdpa"):
+        qwen.set_attn_implementation(attention)
+        loss = qwen(ids, labels=ids, use_cache=False).loss
+        gradients.append(torch.autograd.grad(loss, weight)[0])
+    assert gradients[0].abs().max() > 0
+    assert torch.equal(gradients[0], gradients[1])
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_evicting_cache_refuses_other_attention(
+    qwen: PreTrainedModel, prompt: Prompt, attention: str
+) -> None:
+    qwen.set_attn_implementation(attention)
+    with pytest.raises(ModelError, match="set_attn_implementation") as caught:
+        qwen(prompt(8), past_key_values=EvictingCache())
+    assert "\n" not in str(caught.value)
+
+
+def test_grouped_attention_against_a_loop() -> None:
+    generator = torch.Generator().manual_seed(3)
+    query = torch.randn(2, 6, 3, 4, generator=generator)
+    keys, values = torch.randn(2, 2, 2, 5, 4, generator=generator)
+    visible = torch.rand(2, 2, 3, 5, generator=generator) > 0.4
+    visible[:, :, :, 2] = True
+    visible[1, 0, 1] = False  # a query that sees nothing
+    result = grouped_attention(query, keys, values, visible, scaling=0.7)
+    assert result.shape == (2, 3, 6, 4)
+    for row in range(2):
+        for head in range(6):
+            kv_head = head // 3
+            for token in range(3):
+                seen = [s for s in range(5) if visible[row, kv_head, token, s]]
+                q = query[row, head, token].tolist()
+                weights = [
+                    math.exp(
+                        0.7
+                        * sum(a * b for a, b in zip(q, keys[row, kv_head, s].tolist(), strict=True))
+                    )
+                    for s in seen
+                ]
+                for dim in range(4):
+                    expected = sum(
+                        w * float(values[row, kv_head, s, dim])
+                        for w, s in zip(weights, seen, strict=True)
+                    ) / (sum(weights) or 1.0)
+                    assert float(result[row, token, head, dim]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_grouped_attention_without_mask_sees_everything() -> None:
+    query, keys, values = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 7, 8), torch.randn(1, 2, 7, 8)
+    everything = torch.ones(1, 1, 1, 7, dtype=torch.bool)
+    torch.testing.assert_close(
+        grouped_attention(query, keys, values, None),
+        grouped_attention(query, keys, values, everything),
+    )
+
+
+def test_attention_is_given_back_after_an_error(qwen: PreTrainedModel) -> None:
+    qwen.set_attn_implementation("sdpa")
+
+    def fail() -> None:
+        with kvp_attention_set(qwen):
+            assert qwen.config._attn_implementation == ATTENTION
+            raise KeyError("inside")
+
+    with pytest.raises(KeyError):
+        fail()
+    assert qwen.config._attn_implementation == "sdpa"

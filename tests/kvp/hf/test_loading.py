@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from kvp.errors import KvpError, ModelError, UsageError
+from kvp.geometry import Geometry
+from kvp.hf import geometry_of, load_model
+from kvp.hf.loading import check_config
+
+
+@pytest.fixture
+def words() -> PreTrainedTokenizerFast:
+    """A tokenizer that no model class of transformers builds: one token per letter or digit."""
+    letters = {
+        letter: index for index, letter in enumerate("?abcdefghijklmnopqrstuvwxyz0123456789")
+    }
+    tokenizer = Tokenizer(WordLevel(letters, unk_token="?"))
+    tokenizer.pre_tokenizer = Split("", behavior="isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+
+
+@pytest.fixture
+def folder(
+    build: Callable[[str], PreTrainedModel], words: PreTrainedTokenizerFast, tmp_path: Path
+) -> Path:
+    """A tiny Qwen2 with its tokenizer, saved as users have them."""
+    path = tmp_path / "tiny"
+    build("qwen2").save_pretrained(path)
+    words.save_pretrained(path)
+    return path
+
+
+def refusal(*args: Any, **options: Any) -> str:
+    """The one line that loading is refused with."""
+    with pytest.raises(KvpError) as caught:
+        load_model(*args, **options)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+    return str(caught.value)
+
+
+def test_a_folder_is_loaded_without_the_network(
+    folder: Path, words: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    model, tokenizer = load_model(str(folder), dtype="bfloat16")
+    assert model.config._attn_implementation == "kvp"
+    assert not model.training
+    assert not any(weight.requires_grad for weight in model.parameters())
+    assert model.dtype == torch.bfloat16
+    assert tokenizer.encode("b2 z") == words.encode("b2 z") == [2, 29, 0, 26]
+    ids = torch.arange(1, 9)[None]
+    assert stock.config._attn_implementation == "sdpa"
+    assert torch.equal(model(ids).logits, stock(ids).logits)
+
+
+def test_the_bundled_model_is_loaded_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nano = pytest.importorskip("kvp.nano")
+    monkeypatch.setattr(nano, "path", lambda: folder)
+    model, _ = load_model("nano")
+    assert geometry_of(model.config) == Geometry(layers=3, query_heads=4, kv_heads=2, head_dim=8)
+
+
+def test_missing_parts_are_named(folder: Path, tmp_path: Path) -> None:
+    assert "no such folder" in refusal(str(tmp_path / "nowhere"))
+    assert "no such folder" in refusal("./nowhere")
+    (tmp_path / "bare").mkdir()
+    assert "no config.json" in refusal(str(tmp_path / "bare"))
+    assert "no model" in refusal("nobody/has-this-model")
+    assert "no model" in refusal("not a model id!")
+    without = shutil.copytree(folder, tmp_path / "without")
+    for file in without.glob("token*"):
+        file.unlink()
+    assert "no tokenizer" in refusal(str(without))
+    (folder / "model.safetensors").unlink()
+    assert "no model weights" in refusal(str(folder))
+
+
+def test_damaged_parts_are_named(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\xff" * 40)
+    assert "no model weights" in refusal(str(folder))
+    (folder / "config.json").write_text("{")
+    assert "no model" in refusal(str(folder))
+    (folder / "config.json").write_text(json.dumps({"model_type": "unheard_of"}))
+    assert "no model" in refusal(str(folder))
+
+
+def test_remote_code_is_never_run(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text("raise SystemExit('remote code ran')\n")
+    assert "no model" in refusal(str(folder))
+
+
+def test_devices_and_dtypes_are_checked(folder: Path) -> None:
+    assert "--dtype int8" in refusal(str(folder), dtype="int8")
+    assert "--device abacus" in refusal(str(folder), device="abacus")
+    if not torch.cuda.is_available():
+        assert "--device cuda" in refusal(str(folder), device="cuda")
+
+
+def test_a_sliding_window_is_refused_before_the_weights_are_read(folder: Path) -> None:
+    MistralConfig(max_position_embeddings=8192).save_pretrained(folder)
+    assert "sliding window of 4096" in refusal(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("config", "geometry"),
+    [
+        (Qwen2Config(hidden_size=32, num_attention_heads=4, num_key_value_heads=2), (32, 4, 2, 8)),
+        (LlamaConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=2), (2, 4, 4, 8)),
+        (Qwen3Config(num_attention_heads=8, num_key_value_heads=2, head_dim=16), (32, 8, 2, 16)),
+        (GPT2Config(n_layer=2, n_head=4, n_embd=32), (2, 4, 4, 8)),
+    ],
+)
+def test_geometry(config: Any, geometry: tuple[int, int, int, int]) -> None:
+    layers, query_heads, kv_heads, head_dim = geometry
+    assert geometry_of(config) == Geometry(
+        layers=layers, query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim
+    )
+
+
+def test_geometry_of_a_nested_text_model() -> None:
+    from transformers import LlavaConfig
+
+    text = LlamaConfig(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=3
+    )
+    nested = LlavaConfig(text_config=text)
+    assert geometry_of(nested) == Geometry(layers=3, query_heads=4, kv_heads=2, head_dim=8)
+
+
+def test_geometry_that_does_not_exist() -> None:
+    from transformers import MambaConfig
+
+    for config in (MambaConfig(), Qwen2Config(num_attention_heads=5, num_key_value_heads=2)):
+        with pytest.raises(ModelError, match="no uniform attention heads"):
+            geometry_of(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen2Config(),
+        Qwen2Config(use_sliding_window=False, sliding_window=128),
+        MistralConfig(sliding_window=None),
+        Phi3Config(sliding_window=262144, max_position_embeddings=131072),  # beyond every prompt
+    ],
+)
+def test_full_attention_is_accepted(config: Any) -> None:
+    check_config(config)
+
+
+def test_other_attention_is_refused() -> None:
+    from transformers import DeepseekV3Config, Gemma2Config, Qwen3NextConfig
+
+    for config, message in (
+        (MistralConfig(max_position_embeddings=8192), "sliding window of 4096"),
+        (Phi3Config(sliding_window=2047), "sliding window of 2047"),
+        (Qwen2Config(use_sliding_window=True, sliding_window=128), "sliding window of 128"),
+        (Gemma2Config(), "sliding window"),
+        (GptOssConfig(), "sliding window"),
+        (Qwen3NextConfig(), "linear_attention"),
+        (DeepseekV3Config(), "kv_lora_rank"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            check_config(config)
+
+
+def test_errors_say_what_kind_they_are(folder: Path) -> None:
+    with pytest.raises(UsageError):
+        load_model(str(folder), dtype="int8")
+    with pytest.raises(ModelError):
+        load_model("./nowhere")

@@ -1,0 +1,97 @@
+import json
+import re
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from kvp import nano
+from kvp.data.ruler import generate
+from kvp.data.string_match import string_match_all
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(nano.path())
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(nano.path())
+
+
+def test_is_a_small_grouped_query_qwen2(model: PreTrainedModel) -> None:
+    config = model.config
+    assert type(model).__name__ == "Qwen2ForCausalLM"
+    assert model.dtype == torch.float32
+    assert config.num_hidden_layers >= 4
+    assert config.num_key_value_heads >= 2
+    assert config.num_attention_heads > config.num_key_value_heads
+    assert config.head_dim in {32, 64}
+    assert config.max_position_embeddings >= 2048
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
+def test_fits_into_a_repository() -> None:
+    size = sum(file.stat().st_size for file in nano.path().rglob("*") if file.is_file())
+    assert size <= 12_000_000
+
+
+def test_folder_is_whole_and_names_no_machine() -> None:
+    wanted = {
+        "model.safetensors", "config.json", "generation_config.json", "tokenizer.json",
+        "tokenizer_config.json", "MODEL_CARD.md",
+    }  # fmt: skip
+    assert wanted <= {file.name for file in nano.path().iterdir()}
+    config = json.loads((nano.path() / "tokenizer_config.json").read_text())
+    assert not any("/" in str(config.get(key, "")) for key in ("name_or_path", "_name_or_path"))
+
+
+def test_digits_are_single_tokens_and_text_survives(tokenizer: PreTrainedTokenizerFast) -> None:
+    text = "One of the special magic numbers for lazy-dog is: 8297961.\n\n  Ünïcode — 東京\t"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    tokens = [tokenizer.decode([token]) for token in ids]
+    assert re.search("8,2,9,7,9,6,1", ",".join(tokens))
+    assert len(tokenizer) <= 8192
+
+
+def test_chat_template_is_qwen_like_without_a_system_prompt(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == (
+        "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nHi.<|im_end|>\n"
+    )
+    opened = tokenizer.apply_chat_template(chat[:1], tokenize=False, add_generation_prompt=True)
+    assert opened == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer("<|im_end|>", add_special_tokens=False)["input_ids"] == [
+        tokenizer.eos_token_id
+    ]
+
+
+@pytest.mark.parametrize("task", ["niah_single_1", "niah_multikey_2"])
+def test_answers_retrieval_prompts_of_the_test_split(
+    task: str, tokenizer: PreTrainedTokenizerFast, model: Any
+) -> None:
+    def prompt(context: str) -> str:
+        opened: str = tokenizer.apply_chat_template(
+            [{"role": "user", "content": context}], tokenize=False, add_generation_prompt=True
+        )
+        return opened
+
+    scores = []
+    for index in range(6):
+        sample = generate(
+            task, count_tokens=lambda text: len(tokenizer(prompt(text))["input_ids"]), length=384,
+            seed=11, index=index, split="test",
+        )  # fmt: skip
+        text = prompt(sample.context + sample.question) + sample.answer_prefix
+        inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
+        with torch.inference_mode():
+            made = model.generate(**inputs, do_sample=False, max_new_tokens=30)
+        reply = tokenizer.decode(made[0, inputs["input_ids"].shape[1] :])
+        scores.append(string_match_all(reply, sample.references))
+    assert sum(scores) >= 5

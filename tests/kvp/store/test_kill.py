@@ -1,0 +1,119 @@
+"""kill -9 at random moments, resume, and end with the store an undisturbed run makes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvp.store import StorePlan, Trace, TraceReader, TraceWriter
+
+MakeTrace = Callable[..., Trace]
+KILLS = 10
+
+# Imports once, then forks a collector per line of input and reports how it ended.
+COLLECTORS = textwrap.dedent(
+    """
+    import os, pickle, sys
+    from kvp.store import TraceWriter
+    path, plan, manifest, traces = pickle.load(open(sys.argv[1], "rb"))
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            with TraceWriter.create_or_resume(path, plan, manifest) as writer:
+                for index in writer.missing():
+                    writer.write(traces[index])
+            os._exit(0)
+        print(child, flush=True)
+        print(os.waitpid(child, 0)[1], flush=True)
+    """
+)
+
+
+@contextmanager
+def _collectors(job: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", COLLECTORS, str(job)]
+    with (
+        job.with_suffix(".err").open("w") as errors,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as server,
+    ):
+        yield server
+        server.communicate(timeout=60)
+
+
+def _say(server: subprocess.Popen[str], text: str) -> None:
+    assert server.stdin is not None
+    server.stdin.write(text)
+    server.stdin.flush()
+
+
+def _hear(server: subprocess.Popen[str]) -> int:
+    assert server.stdout is not None
+    return int(server.stdout.readline())
+
+
+def _files(store: Path) -> set[str]:
+    return {str(path) for path in store.rglob("*")}
+
+
+def _await_new_files(store: Path, known: set[str], wanted: int) -> None:
+    new: set[str] = set()
+    deadline = time.monotonic() + 60
+    while len(new) < wanted and time.monotonic() < deadline:
+        new |= _files(store) - known
+        time.sleep(0.001)
+
+
+def test_killed_and_resumed_equals_undisturbed(
+    tmp_path: Path, plan: StorePlan, manifest: dict[str, Any], make_trace: MakeTrace
+) -> None:
+    long = replace(plan, max_tokens=200, sequences=24)
+    traces = [make_trace(long, index) for index in range(long.sequences)]
+    with TraceWriter.create_or_resume(tmp_path / "whole", long, manifest) as writer:
+        for trace in traces:
+            writer.write(trace)
+
+    store, draw, committed = tmp_path / "killed", random.Random(0), [0]
+    (tmp_path / "job").write_bytes(pickle.dumps((store, long, manifest, traces)))
+    with _collectors(tmp_path / "job") as server:
+        for attempt in range(KILLS + 1):
+            known = _files(store)
+            _say(server, "collect\n")
+            child = _hear(server)
+            if attempt < KILLS:  # the first kills hit the creation of the store
+                _await_new_files(store, known, draw.randint(1, 3 if attempt < 3 else 9))
+                time.sleep(draw.uniform(0, 0.004))
+                os.kill(child, signal.SIGKILL)
+            assert _hear(server) == (signal.SIGKILL if attempt < KILLS else 0)
+            committed.append(len(list(store.glob("sequences/*.json"))))
+    assert committed == sorted(committed)
+    assert committed[-1] == long.sequences
+    assert len(set(committed)) > 4, "the kills were not spread over the run"
+
+    whole, killed = TraceReader(tmp_path / "whole"), TraceReader(store)
+    assert killed.complete
+    assert killed.records() == whole.records()
+    assert killed.manifest == whole.manifest
+    killed.verify()
+    assert not list(store.rglob("*.partial"))
+    for trace in traces:
+        read = killed.trace(trace.record.index)
+        assert read.queries is not None
+        assert trace.queries is not None
+        assert torch.equal(read.queries, trace.queries)
+        assert torch.equal(read.keys, trace.keys)
+        assert torch.equal(read.values, trace.values)

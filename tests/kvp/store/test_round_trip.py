@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+
+from kvp.errors import StoreError
+from kvp.geometry import Geometry
+from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter, planned_bytes
+
+MakeTrace = Callable[..., Trace]
+QWEN = Geometry(layers=28, query_heads=28, kv_heads=4, head_dim=128)
+
+
+def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    bits = {2: torch.int16, 4: torch.int32}[left.element_size()]
+    return left.dtype == right.dtype and torch.equal(left.view(bits), right.view(bits))
+
+
+def test_every_view_of_a_sequence(store: Path, plan: StorePlan, make_trace: MakeTrace) -> None:
+    reader = TraceReader(store)
+    for index in (0, 2):
+        written, read = make_trace(plan, index), reader.trace(index)
+        assert read.record == written.record
+        assert read.queries is not None
+        assert written.queries is not None
+        assert _same_bits(read.queries, written.queries)
+        keys, values = reader.kv(index)
+        assert _same_bits(keys, written.keys)
+        assert _same_bits(values, written.values)
+        for layer in range(2):
+            for head in range(2):
+                query, key, value = reader.head(index, layer, head)
+                assert _same_bits(query, written.queries[layer, head])
+                assert _same_bits(key, written.keys[layer, head])
+                assert _same_bits(value, written.values[layer, head])
+    reader.verify()
+
+
+def test_records_are_those_committed(store: Path, plan: StorePlan, make_trace: MakeTrace) -> None:
+    reader = TraceReader(store)
+    assert [record.index for record in reader.records()] == [0, 2]
+    assert [record.index for record in reader.records("train")] == [0, 2]
+    assert reader.records("validation") == ()
+    assert not reader.complete
+    with TraceWriter.resume(store, reader.manifest) as writer:
+        assert writer.missing() == [1]
+        writer.write(make_trace(plan, 1))
+        assert writer.missing() == []
+    assert reader.complete
+    assert [record.index for record in reader.records("validation")] == [1]
+    assert reader.geometry == plan.geometry
+    assert reader.plan == plan
+    assert reader.manifest["note"] == "test"
+
+
+def test_a_reader_pickles(store: Path) -> None:
+    reader = TraceReader(store)
+    keys, _ = reader.kv(0)
+    again = pickle.loads(pickle.dumps(reader))
+    assert _same_bits(again.kv(0)[0], keys)
+    assert len(pickle.dumps(reader)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits"),
+    [
+        ("bfloat16", np.arange(2**16).astype(np.uint16)),
+        ("float16", np.arange(2**16).astype(np.uint16)),
+        (
+            "float32",
+            np.concatenate(
+                [
+                    np.random.default_rng(0).integers(0, 2**32, 2**16 - 6, dtype=np.uint32),
+                    np.array(
+                        # NaNs with payload (quiet, signalling, negative), -0.0, -inf, subnormal
+                        [0x7FC00123, 0x7F800001, 0xFFC0BEEF, 0x80000000, 0xFF800000, 1],
+                        dtype=np.uint32,
+                    ),
+                ]
+            ),
+        ),
+    ],
+)
+def test_bits_survive(
+    tmp_path: Path, dtype: str, bits: np.ndarray[Any, Any], make_trace: MakeTrace
+) -> None:
+    geometry = Geometry(layers=2, query_heads=2, kv_heads=2, head_dim=16)
+    plan = StorePlan(geometry=geometry, dtype=dtype, max_tokens=1030, sequences=2)
+    template = make_trace(replace(plan, max_tokens=1025), 0)
+    keys = torch.from_numpy(bits).view(getattr(torch, dtype)).reshape(2, 2, 1024, 16)
+    zeros = torch.zeros_like(keys)
+    trace = replace(template, keys=keys, values=-zeros, queries=zeros.unsqueeze(2))
+    with TraceWriter.create_or_resume(tmp_path / "s", plan, {"identity": {}}) as writer:
+        writer.write(trace)
+    read = TraceReader(tmp_path / "s").trace(0)
+    assert read.queries is not None
+    assert _same_bits(read.keys, keys)
+    assert _same_bits(read.values, -zeros)  # negative zeros everywhere, which zarr takes for empty
+    assert _same_bits(read.queries, zeros.unsqueeze(2))
+
+
+def test_a_store_without_queries(tmp_path: Path, plan: StorePlan, make_trace: MakeTrace) -> None:
+    lean = replace(plan, store_queries=False)
+    with TraceWriter.create_or_resume(tmp_path / "s", lean, {"identity": {}}) as writer:
+        writer.write(make_trace(lean, 0))
+    reader = TraceReader(tmp_path / "s")
+    assert reader.trace(0).queries is None
+    assert not (tmp_path / "s" / "q").exists()
+    with pytest.raises(StoreError, match="without queries"):
+        reader.head(0, 0, 0)
+
+
+def test_plain_zarr_reads_it(store: Path, plan: StorePlan, make_trace: MakeTrace) -> None:
+    group = zarr.open_group(store, mode="r")
+    queries = group["q"]
+    assert isinstance(queries, zarr.Array)
+    assert queries.shape == (3, 2, 2, 2, 24, 4)
+    assert queries.attrs["kvp_dtype"] == "bfloat16"
+    expected = make_trace(plan, 2).queries
+    assert expected is not None
+    stored = np.asarray(queries[2, 1, 0, 1, :21])
+    np.testing.assert_array_equal(stored, expected[1, 0, 1].view(torch.uint16).numpy())
+
+
+def test_unknown_sequences_and_heads(store: Path) -> None:
+    reader = TraceReader(store)
+    with pytest.raises(StoreError, match="no sequence 1"):
+        reader.trace(1)
+    with pytest.raises(StoreError, match="no sequence -1"):
+        reader.head(-1, 0, 0)
+    with pytest.raises(IndexError):
+        reader.head(0, 2, 0)
+
+
+def test_size_announcement_counts_the_paper_model() -> None:
+    # 28 layers x (28 + 4 + 4) heads x 128 values x 2 bytes
+    assert planned_bytes(QWEN, dtype="bfloat16", tokens=1) == 258_048
+    assert planned_bytes(QWEN, dtype="bfloat16", tokens=10, store_queries=False) == 573_440
+    assert planned_bytes(QWEN, dtype="float32", tokens=1) == 516_096
+
+
+def test_announced_size_bounds_what_random_tensors_take(
+    tmp_path: Path, make_trace: MakeTrace
+) -> None:
+    geometry = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=32)
+    plan = StorePlan(geometry=geometry, dtype="float32", max_tokens=400, sequences=1)
+    trace = make_trace(plan, 0)
+    with TraceWriter.create_or_resume(tmp_path / "s", plan, {"identity": {}}) as writer:
+        writer.write(trace)
+    stored = sum(path.stat().st_size for path in (tmp_path / "s").glob("[qkv]/c.*"))
+    announced = planned_bytes(geometry, dtype="float32", tokens=trace.record.length)
+    assert 0.8 * announced < stored < announced
+
+
+def test_one_head_reads_quickly(store: Path) -> None:
+    reader = TraceReader(store)
+    reader.head(0, 0, 0)
+    started = time.process_time()
+    for _ in range(20):
+        reader.head(0, 1, 1)
+    assert (time.process_time() - started) / 20 < 0.02  # seconds; about 3 ms on a slow core
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "complaint"),
+    [
+        ("length", 5, "ids for 5 tokens"),
+        ("context_length", 0, "boundaries"),
+        ("context_length", 22, "boundaries"),
+        ("prompt_length", 99, "boundaries"),
+        ("reply_spans", ((3, 3),), "reply span"),
+        ("reply_spans", ((3, 99),), "reply span"),
+    ],
+)
+def test_contradictory_records_are_refused(
+    plan: StorePlan, make_trace: MakeTrace, field: str, value: Any, complaint: str
+) -> None:
+    record = make_trace(plan, 0).record
+    with pytest.raises(ValueError, match=complaint):
+        replace(record, **{field: value})
+    assert SequenceRecord.from_dict(record.to_dict()) == record
+
+
+def test_impossible_plans_are_refused(plan: StorePlan) -> None:
+    with pytest.raises(ValueError, match="none of float32"):
+        replace(plan, dtype="int8")
+    with pytest.raises(ValueError, match="at least one"):
+        replace(plan, sequences=0)
+    assert StorePlan.from_dict(plan.to_dict()) == plan

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvp.errors import StoreError
+from kvp.store import StorePlan, Trace, TraceReader, TraceWriter
+
+MakeTrace = Callable[..., Trace]
+
+
+def test_resume_refuses_other_settings_and_names_them(
+    store: Path, manifest: dict[str, Any]
+) -> None:
+    other = {"identity": {**manifest["identity"], "data": {"length": 32, "tasks": ["a", "b"]}}}
+    with pytest.raises(StoreError, match=r"data\.length: 16 there, 32 here.*--out"):
+        TraceWriter.resume(store, other)
+    with pytest.raises(StoreError, match="seed: 0 there, None here"):
+        TraceWriter.resume(store, {"identity": {"data": manifest["identity"]["data"]}})
+
+
+def test_resume_ignores_what_is_not_identity(store: Path, manifest: dict[str, Any]) -> None:
+    with TraceWriter.resume(store, {**manifest, "created": "another day"}) as writer:
+        assert writer.missing() == [1]
+
+
+def test_another_plan_is_refused(store: Path, plan: StorePlan, manifest: dict[str, Any]) -> None:
+    with pytest.raises(StoreError, match="max_tokens: 24 there, 32 here"):
+        TraceWriter.create_or_resume(store, replace(plan, max_tokens=32), manifest)
+    TraceWriter.create_or_resume(store, plan, manifest).close()
+
+
+def test_create_refuses_what_it_did_not_make(
+    tmp_path: Path, plan: StorePlan, manifest: dict[str, Any], store: Path
+) -> None:
+    foreign = tmp_path / "photos"
+    (foreign / "q").mkdir(parents=True)
+    (foreign / "q" / "cat.jpg").write_text("miaow")
+    (tmp_path / "file").write_text("text")
+    for path, complaint in (
+        (foreign, "not empty and not a trace store"),
+        (tmp_path / "file", "is a file"),
+        (tmp_path / "file" / "below", "cannot create"),
+    ):
+        with pytest.raises(StoreError, match=complaint):
+            TraceWriter.create_or_resume(path, plan, manifest)
+    assert (foreign / "q" / "cat.jpg").read_text() == "miaow"
+    with pytest.raises(StoreError, match="already holds a trace store"):
+        TraceWriter.create(
+            store,
+            geometry=plan.geometry,
+            dtype=plan.dtype,
+            max_tokens=plan.max_tokens,
+            sequences=plan.sequences,
+            manifest=manifest,
+        )
+    with pytest.raises(StoreError, match="not a trace store"):
+        TraceWriter.resume(tmp_path, manifest)
+
+
+def test_an_empty_directory_is_welcome(
+    tmp_path: Path, plan: StorePlan, manifest: dict[str, Any]
+) -> None:
+    (tmp_path / "s").mkdir()
+    with TraceWriter.create_or_resume(tmp_path / "s", plan, manifest) as writer:
+        assert writer.missing() == [0, 1, 2]
+
+
+def test_an_interrupted_creation_is_begun_anew(
+    tmp_path: Path, store: Path, plan: StorePlan, manifest: dict[str, Any]
+) -> None:
+    begun = tmp_path / "begun"
+    (begun / "k").mkdir(parents=True)
+    (begun / "v").mkdir()
+    for name in ("zarr.json", "k/zarr.json"):
+        (begun / name).write_bytes((store / name).read_bytes()[:40])
+    (begun / "v" / "zarr.1234.partial").write_bytes(b"")
+    (begun / "manifest.json.partial").write_text("{")
+    with TraceWriter.create_or_resume(begun, plan, manifest) as writer:
+        assert writer.missing() == [0, 1, 2]
+    assert TraceReader(begun).plan == plan
+
+
+def test_half_written_files_are_swept(store: Path, manifest: dict[str, Any]) -> None:
+    partials = [store / "k" / "c.1.0.0.0.9f.partial", store / "sequences" / "000001.json.partial"]
+    for partial in partials:
+        partial.write_bytes(b"half")
+    assert [record.index for record in TraceReader(store).records()] == [0, 2]
+    TraceWriter.resume(store, manifest).close()
+    assert not any(partial.exists() for partial in partials)
+
+
+def test_one_writer_at_a_time(store: Path, manifest: dict[str, Any]) -> None:
+    first = TraceWriter.resume(store, manifest)
+    with pytest.raises(StoreError, match=r"is being written by process \d+ on "):
+        TraceWriter.resume(store, manifest)
+    first.close()
+    first.close()
+    TraceWriter.resume(store, manifest).close()
+
+
+def test_a_committed_sequence_is_not_overwritten(
+    store: Path, plan: StorePlan, manifest: dict[str, Any], make_trace: MakeTrace
+) -> None:
+    with (
+        TraceWriter.resume(store, manifest) as writer,
+        pytest.raises(StoreError, match=r"sequence 2 .* committed already"),
+    ):
+        writer.write(make_trace(plan, 2))
+
+
+def test_traces_that_do_not_fit_are_refused(
+    store: Path, plan: StorePlan, manifest: dict[str, Any], make_trace: MakeTrace
+) -> None:
+    trace = make_trace(plan, 1)
+    longer = make_trace(replace(plan, max_tokens=40), 1)
+    bad = {
+        r"k of sequence 1 is torch\.float32": replace(trace, keys=trace.keys.float()),
+        r"the store takes bfloat16 \[2, 2, 22, 4\]": replace(trace, values=trace.values[:1]),
+        "carries queries": replace(trace, queries=None),
+        "sequence 1 of 38 tokens does not fit": longer,
+        "sequence 3 of": replace(trace, record=replace(trace.record, index=3)),
+    }
+    with TraceWriter.resume(store, manifest) as writer:
+        for complaint, misfit in bad.items():
+            with pytest.raises(ValueError, match=complaint):
+                writer.write(misfit)
+        assert writer.missing() == [1]
+
+
+def test_manifests_need_an_identity_of_their_own(tmp_path: Path, plan: StorePlan) -> None:
+    with pytest.raises(ValueError, match="identity"):
+        TraceWriter.create_or_resume(tmp_path / "s", plan, {})
+    with pytest.raises(ValueError, match="plan"):
+        TraceWriter.create_or_resume(tmp_path / "s", plan, {"identity": {}, "plan": 1})
+    assert not (tmp_path / "s").exists()
+
+
+@contextmanager
+def _largest_file(size: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_refuses_is_one_line_and_commits_nothing(
+    store: Path, plan: StorePlan, manifest: dict[str, Any], make_trace: MakeTrace
+) -> None:
+    with TraceWriter.resume(store, manifest) as writer:
+        with _largest_file(200), pytest.raises(StoreError, match=r"cannot write to .*too large"):
+            writer.write(make_trace(plan, 1))
+        assert writer.missing() == [1]
+        writer.write(make_trace(plan, 1))
+    assert TraceReader(store).complete

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvp.budgets import Budget, parse_budget, parse_budgets
+from kvp.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "cached", "tokens"),
+    [
+        ("128", 512, 128),
+        ("128", 64, 128),  # larger than the cache: nothing is evicted, the number stays
+        ("12.5%", 508, 64),  # 63.5 rounds up
+        ("12.5%", 507, 63),  # 63.375
+        ("6%", 50, 3),
+        ("50%", 5, 3),  # 2.5 rounds up, not to even
+        ("0.1%", 100, 1),  # at least one
+        ("100%", 77, 77),
+        (" 19 % ", 100, 19),
+    ],
+)
+def test_tokens(text: str, cached: int, tokens: int) -> None:
+    assert parse_budget(text).tokens(cached) == tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "spelling"), [("128", "128"), ("12.50%", "12.5%"), ("050%", "50%"), ("100%", "100%")]
+)
+def test_spelling(text: str, spelling: str) -> None:
+    assert str(parse_budget(text)) == spelling
+    assert parse_budget(spelling) == parse_budget(text)
+
+
+@given(st.integers(1, 10**6))
+def test_counts_round_trip(count: int) -> None:
+    assert parse_budget(str(Budget(count=count))) == Budget(count=count)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "many", "0", "-3", "1.5", "0%", "101%", "-5%", "%", "nan%", "inf%"]
+)
+def test_bad_budgets_are_one_line_errors(text: str) -> None:
+    with pytest.raises(UsageError, match="budget"):
+        parse_budget(text)
+
+
+def test_lists() -> None:
+    expected = (parse_budget("64"), parse_budget("12.5%"))
+    assert parse_budgets("64, 12.5%,64") == expected
+    assert parse_budgets([64, "12.5%"]) == expected
+    with pytest.raises(UsageError, match="no budget"):
+        parse_budgets("")
+    with pytest.raises(UsageError, match="either"):
+        Budget()

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvp
+from kvp.errors import PolicyError, StoreError
+from kvp.manifest import (
+    atomic_write_json,
+    differences,
+    digest_json,
+    read_json,
+    read_sealed_json,
+    run_manifest,
+    sha256_file,
+    write_sealed_json,
+)
+
+CONTENT = {"b": [1, 2.5, None], "a": {"text": "naïve ✓", "deep": {"10": 1, "9": True}}}
+
+
+def _outcome(path: Path) -> tuple[dict[str, Any] | None, str]:
+    try:
+        return read_sealed_json(path), ""
+    except StoreError as error:
+        return None, str(error)
+
+
+def test_round_trip_leaves_nothing_beside(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    atomic_write_json(path, {"old": 1})
+    atomic_write_json(path, CONTENT)
+    assert read_json(path) == CONTENT
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_value_json_cannot_hold_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    atomic_write_json(path, CONTENT)
+    with pytest.raises(ValueError, match="JSON"):
+        atomic_write_json(path, {"x": float("nan")})
+    assert read_json(path) == CONTENT
+
+
+def test_digest_is_that_of_the_documented_text() -> None:
+    text = '{"a":{"deep":{"10":1,"9":true},"text":"na\\u00efve \\u2713"},"b":[1,2.5,null]}'
+    assert digest_json(CONTENT) == hashlib.sha256(text.encode()).hexdigest()
+    assert digest_json({2: "x", 10: (1,)}) == digest_json({"10": [1], "2": "x"})
+
+
+def test_every_flipped_byte_of_a_sealed_file_is_noticed_or_harmless(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_sealed_json(path, CONTENT)
+    assert read_sealed_json(path) == CONTENT
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        for mask in (1, 0x20):
+            path.write_bytes(
+                whole[:position] + bytes([whole[position] ^ mask]) + whole[position + 1 :]
+            )
+            found, complaint = _outcome(path)
+            assert found == CONTENT if found else str(path) in complaint
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "{}", "\x00", '{"sha256": 3}'])
+def test_damage_names_the_file_in_the_callers_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "policy.json"
+    path.write_text(text)
+    with pytest.raises(PolicyError, match=r"policy\.json is damaged"):
+        read_sealed_json(path, PolicyError)
+
+
+def test_missing_and_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"none\.json is missing"):
+        read_json(tmp_path / "none.json")
+    with pytest.raises(StoreError, match="cannot be read"):
+        read_json(tmp_path)
+
+
+def test_differences_name_entries_by_path() -> None:
+    theirs = {"data": {"length": 512, "tasks": ["a"]}, "seed": 0}
+    ours = {"data": {"length": 1024, "tasks": ["a"]}, "seed": 0, "model": "nano"}
+    assert differences(theirs, theirs) == []
+    assert differences(theirs, ours) == [
+        "data.length: 512 there, 1024 here",
+        "model: None there, nano here",
+    ]
+
+
+def test_file_digest(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"abc")
+    assert sha256_file(path) == (
+        "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    )  # FIPS 180-2, example B.1
+
+
+def test_run_manifest_says_what_made_it() -> None:
+    manifest = run_manifest({"length": 512}, seed=3, model={"id": "nano"})
+    assert manifest["config"] == {"length": 512}
+    assert manifest["seed"] == 3
+    assert manifest["model"] == {"id": "nano"}
+    assert manifest["kvp"] == kvp.__version__
+    assert {"torch", "numpy", "zarr"} <= set(manifest["packages"])
+    assert manifest["created"].endswith("+00:00")
+    assert "/" not in manifest["command"][0]
+    json.dumps(manifest)

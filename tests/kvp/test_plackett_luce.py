@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvp.plackett_luce import gumbel_sort, log_prob
+
+
+def _stepwise(scores: np.ndarray, ranking: np.ndarray) -> float:
+    """Equation 2 taken literally: choose one token after another among those left."""
+    total, rest = 0.0, list(range(len(scores)))
+    for token in ranking:
+        total += scores[token] - math.log(sum(math.exp(scores[other]) for other in rest))
+        rest.remove(token)
+    return total
+
+
+def _closed_form_gradient(scores: np.ndarray, ranking: np.ndarray) -> np.ndarray:
+    """1 - exp(s) * (sum of 1/Z over the steps at which the token was still there)."""
+    ordered = np.exp(scores[ranking])
+    remaining = np.array([ordered[step:].sum() for step in range(len(ordered))])
+    gradient = np.empty_like(scores)
+    gradient[ranking] = 1 - ordered * np.cumsum(1 / remaining)
+    return gradient
+
+
+def test_equals_the_stepwise_product() -> None:
+    rng = np.random.default_rng(0)
+    scores, ranking = rng.normal(size=9) * 3, rng.permutation(9)
+    found = log_prob(torch.tensor(scores), torch.tensor(ranking)).item()
+    assert found == pytest.approx(_stepwise(scores, ranking), abs=1e-12)
+
+
+def test_probabilities_of_all_rankings_sum_to_one() -> None:
+    scores = torch.tensor([0.3, -1.2, 2.0, 0.0], dtype=torch.float64)
+    rankings = torch.tensor(list(itertools.permutations(range(4))))
+    assert log_prob(scores, rankings).exp().sum().item() == pytest.approx(1.0, abs=1e-12)
+
+
+def test_known_probability() -> None:
+    # e/(e+1+1/e) * 1/(1+1/e)
+    found = log_prob(torch.tensor([1.0, 0.0, -1.0]), torch.tensor([0, 1, 2])).exp().item()
+    assert found == pytest.approx(0.4863, abs=5e-5)
+
+
+def test_gradient_is_the_closed_form_and_sums_to_zero() -> None:
+    rng = np.random.default_rng(1)
+    scores, ranking = rng.normal(size=23) * 2, rng.permutation(23)
+    leaf = torch.tensor(scores, requires_grad=True)
+    log_prob(leaf, torch.tensor(ranking)).backward()
+    assert leaf.grad is not None
+    np.testing.assert_allclose(leaf.grad, _closed_form_gradient(scores, ranking), atol=1e-12)
+    assert leaf.grad.sum().item() == pytest.approx(0.0, abs=1e-12)
+
+
+def test_gradcheck() -> None:
+    scores = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+    ranking = gumbel_sort(scores, 3)
+    assert torch.autograd.gradcheck(lambda s: log_prob(s, ranking), (scores,))
+
+
+def test_long_contexts_with_peaked_scores_stay_finite_in_float32() -> None:
+    scores = (torch.randn(4096) * 30).requires_grad_()
+    found = log_prob(scores, gumbel_sort(scores, 2))
+    found.sum().backward()
+    assert scores.grad is not None
+    assert found.isfinite().all()
+    assert scores.grad.isfinite().all()
+
+
+@given(
+    scores=st.lists(st.floats(-20, 20), min_size=1, max_size=12),
+    shift=st.floats(-50, 50),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=50, deadline=None)
+def test_shift_invariant_and_permutation_equivariant(
+    scores: list[float], shift: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    values = torch.tensor(scores, dtype=torch.float64)
+    ranking = torch.tensor(rng.permutation(len(scores)))
+    expected = log_prob(values, ranking).item()
+    assert log_prob(values + shift, ranking).item() == pytest.approx(expected, abs=1e-9)
+    renamed = torch.tensor(rng.permutation(len(scores)))  # token i is now called renamed[i]
+    moved = torch.empty_like(values)
+    moved[renamed] = values
+    assert log_prob(moved, renamed[ranking]).item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_gumbel_sort_draws_with_plackett_luce_frequencies() -> None:
+    draws = gumbel_sort(torch.tensor([1.0, 0.0, -1.0]), 100_000, torch.Generator().manual_seed(0))
+    first = torch.bincount(draws[:, 0], minlength=3) / len(draws)
+    # four standard errors of the largest, sqrt(0.25 / 100000), are 0.0063
+    np.testing.assert_allclose(first, [0.665, 0.245, 0.090], atol=0.0065)
+    in_order = (draws == torch.arange(3)).all(-1).float().mean().item()
+    assert in_order == pytest.approx(0.4863, abs=0.0065)
+
+
+def test_gumbel_sort_shapes_seeds_and_permutations() -> None:
+    scores = torch.randn(2, 3, 40)
+    draws = gumbel_sort(scores, 5, torch.Generator().manual_seed(7))
+    assert draws.shape == (5, 2, 3, 40)
+    assert draws.dtype == torch.int64
+    assert torch.equal(draws.sort(-1).values, torch.arange(40).expand_as(draws))
+    assert torch.equal(draws, gumbel_sort(scores, 5, torch.Generator().manual_seed(7)))
+    assert log_prob(scores, draws).shape == (5, 2, 3)
+
+
+def test_half_precision_scores_are_computed_in_float32() -> None:
+    scores = torch.randn(64).bfloat16()
+    ranking = gumbel_sort(scores, 1)
+    assert torch.equal(log_prob(scores, ranking), log_prob(scores.float(), ranking))
+
+
+def test_wrong_arguments_are_refused() -> None:
+    scores = torch.zeros(3)
+    with pytest.raises(TypeError, match="int64"):
+        log_prob(scores, torch.arange(3).int())
+    with pytest.raises(TypeError, match="floating point"):
+        gumbel_sort(torch.arange(3), 1)
+    with pytest.raises(ValueError, match="4 ranked tokens for 3"):
+        log_prob(scores, torch.arange(4))
+    with pytest.raises(ValueError, match="0 rankings"):
+        gumbel_sort(scores, 0)
+    with pytest.raises(ValueError, match="token axis"):
+        gumbel_sort(torch.tensor(1.0), 1)

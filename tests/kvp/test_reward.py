@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvp.plackett_luce import gumbel_sort, log_prob
+from kvp.reward import (
+    all_budgets_cost,
+    cost_curve,
+    expected_cost,
+    ideal_cost,
+    mass_reward,
+    random_cost,
+    ratio_reward,
+    rloo_advantages,
+    skill_reward,
+)
+
+
+def _losses(importance: np.ndarray, ranking: np.ndarray) -> np.ndarray:
+    """E_b for b = 0..N by dropping everything after the first b tokens (equation 5)."""
+    sizes = range(len(ranking) + 1)
+    return np.array([sum(importance[token] for token in ranking[size:]) for size in sizes])
+
+
+def _example(tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(seed)
+    return torch.tensor(rng.exponential(size=tokens)), torch.tensor(rng.permutation(tokens))
+
+
+def test_closed_form_equals_the_sum_over_budgets() -> None:
+    importance, ranking = _example(57)
+    losses = _losses(importance.numpy(), ranking.numpy())
+    cost = all_budgets_cost(importance, ranking).item()
+    assert cost == pytest.approx(losses[1:57].sum(), rel=1e-12)
+    assert losses[:57].sum() - cost == pytest.approx(importance.sum().item(), rel=1e-12)
+
+
+def test_curve_holds_every_budget() -> None:
+    importance, ranking = _example(57)
+    curve = cost_curve(importance, ranking)
+    np.testing.assert_allclose(curve, _losses(importance.numpy(), ranking.numpy()), atol=1e-12)
+    assert curve[57] == 0
+
+
+def test_any_weighting_of_budgets_follows_from_the_curve() -> None:
+    importance, ranking = _example(57)
+    curve, ranked = cost_curve(importance, ranking).numpy(), importance[ranking].numpy()
+    rank = np.arange(1, 58)
+    ranged = np.clip(np.minimum(rank - 1, 30) - 10 + 1, 0, None)  # budgets 10..30
+    assert curve[10:31].sum() == pytest.approx((ranged * ranked).sum(), rel=1e-12)
+    harmonic = np.concatenate([[0], np.cumsum(1 / rank[:-1])])  # budget b weighs 1/b
+    assert (curve[1:57] / rank[:-1]).sum() == pytest.approx((harmonic * ranked).sum(), rel=1e-12)
+
+
+def test_numbers_by_hand() -> None:
+    importance = torch.tensor([1.0, 4.0, 2.0, 0.0])
+    ranking = torch.tensor([2, 1, 3, 0])  # importance in order: 2, 4, 0, 1
+    assert cost_curve(importance, ranking).tolist() == [7, 5, 1, 1, 0]
+    assert all_budgets_cost(importance, ranking) == 7  # 0*2 + 1*4 + 2*0 + 3*1
+    assert ideal_cost(importance) == 4  # 4, 2, 1, 0 -> 2 + 2*1
+    assert random_cost(importance) == 10.5  # 7 * 3 / 2
+    assert skill_reward(importance, ranking).item() == pytest.approx(3.5 / 6.5)
+    assert ratio_reward(importance, ranking).item() == pytest.approx(-14 / 11)  # coefficients r
+    assert mass_reward(importance, ranking).item() == pytest.approx(-7 / 28)
+
+
+def test_no_ranking_beats_the_ideal_and_chance_is_the_mean() -> None:
+    importance, _ = _example(6)
+    rankings = torch.tensor(list(itertools.permutations(range(6))))
+    costs = all_budgets_cost(importance, rankings)
+    assert costs.min().item() == pytest.approx(ideal_cost(importance).item(), rel=1e-12)
+    assert costs.mean().item() == pytest.approx(random_cost(importance).item(), rel=1e-12)
+    best = importance.argsort(descending=True)
+    assert skill_reward(importance, best).item() == pytest.approx(1.0)
+    assert ratio_reward(importance, best).item() == pytest.approx(-1.0)
+
+
+def test_contexts_with_nothing_to_learn_give_no_reward() -> None:
+    importance = torch.stack([torch.full((8,), 0.25), torch.zeros(8)])
+    rankings = gumbel_sort(torch.zeros(2, 8), 3)
+    assert torch.equal(skill_reward(importance, rankings), torch.zeros(3, 2))
+    assert mass_reward(importance, rankings).isfinite().all()
+    assert ratio_reward(importance, rankings).isfinite().all()
+
+
+def test_ratio_is_clamped() -> None:
+    importance = torch.zeros(1000)
+    importance[0] = 1.0
+    worst = torch.arange(1000).flip(0)
+    assert ratio_reward(importance, worst) == -200
+    assert ratio_reward(importance, worst.flip(0)) == -1
+
+
+@given(
+    importance=st.lists(st.floats(0, 100), min_size=2, max_size=12),
+    scale=st.floats(0.01, 100),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=50, deadline=None)
+def test_rewards_ignore_scale_and_names(importance: list[float], scale: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    weights = torch.tensor(importance, dtype=torch.float64) + 0.01
+    ranking = torch.tensor(rng.permutation(len(importance)))
+    renamed = torch.tensor(rng.permutation(len(importance)))
+    moved = torch.empty_like(weights)
+    moved[renamed] = weights
+    for reward in (skill_reward, ratio_reward, mass_reward):
+        expected = reward(weights, ranking).item()
+        assert reward(weights * scale, ranking).item() == pytest.approx(expected, abs=1e-6)
+        assert reward(moved, renamed[ranking]).item() == pytest.approx(expected, abs=1e-6)
+    assert skill_reward(weights, ranking).item() <= 1 + 1e-9
+
+
+def test_leave_one_out_advantages() -> None:
+    assert rloo_advantages(torch.tensor([1.0, 2.0, 3.0])).tolist() == [-1.5, 0.0, 1.5]
+    rewards = np.random.default_rng(0).normal(size=(5, 3))
+    expected = [row - np.delete(rewards, k, axis=0).mean(0) for k, row in enumerate(rewards)]
+    found = rloo_advantages(torch.tensor(rewards))
+    np.testing.assert_allclose(found, np.stack(expected), atol=1e-12)
+    np.testing.assert_allclose(found.sum(0), 0, atol=1e-12)
+
+
+def test_expected_cost_is_the_mean_over_all_rankings() -> None:
+    scores = np.array([0.7, -0.4, 1.5, 0.0, -2.0])
+    importance = np.array([0.1, 2.0, 0.0, 1.0, 0.5])
+    mean = 0.0
+    for ranking in itertools.permutations(range(5)):
+        rest, probability = list(range(5)), 1.0
+        for token in ranking:
+            probability *= np.exp(scores[token]) / np.exp(scores[rest]).sum()
+            rest.remove(token)
+        mean += probability * sum(rank * importance[token] for rank, token in enumerate(ranking))
+    for block in (1, 2, 256):
+        found = expected_cost(torch.tensor(importance), torch.tensor(scores), block).item()
+        assert found == pytest.approx(mean, rel=1e-12)
+
+
+def test_expected_cost_agrees_with_sampling() -> None:
+    rng = np.random.default_rng(3)
+    importance = torch.tensor(rng.exponential(size=100))
+    scores = torch.tensor(rng.normal(size=100))
+    rankings = gumbel_sort(scores, 4000, torch.Generator().manual_seed(0))
+    costs = all_budgets_cost(importance, rankings)
+    standard_error = costs.std().item() / 4000**0.5
+    assert abs(costs.mean().item() - expected_cost(importance, scores).item()) < 3 * standard_error
+
+
+def test_expected_ranks_sum_to_a_constant() -> None:
+    ones = torch.ones(31, dtype=torch.float64)  # cost of all ones = sum of (rank - 1)
+    scores = torch.randn(31, dtype=torch.float64)
+    assert expected_cost(ones, scores).item() == pytest.approx(31 * 30 / 2)
+
+
+def test_rloo_gradient_estimates_the_exact_gradient() -> None:
+    importance, _ = _example(12, seed=5)
+    exact = torch.randn(12, dtype=torch.float64, requires_grad=True)
+    expected_cost(importance, exact).backward()
+    sampled = exact.detach().clone().requires_grad_()
+    rankings = gumbel_sort(sampled, 20_000, torch.Generator().manual_seed(1))
+    advantages = rloo_advantages(-all_budgets_cost(importance, rankings))
+    (advantages * log_prob(sampled, rankings)).mean().backward()
+    assert exact.grad is not None
+    assert sampled.grad is not None
+    alike = torch.nn.functional.cosine_similarity(-exact.grad, sampled.grad, dim=0).item()
+    assert alike > 0.99
+
+
+def test_importance_broadcasts_over_samples() -> None:
+    importance = torch.rand(3, 4, 20)
+    rankings = gumbel_sort(torch.zeros(3, 4, 20), 5)
+    assert all_budgets_cost(importance, rankings).shape == (5, 3, 4)
+    assert cost_curve(importance, rankings).shape == (5, 3, 4, 21)
+    for reward in (skill_reward, ratio_reward, mass_reward):
+        assert reward(importance, rankings).shape == (5, 3, 4)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    weights = torch.ones(3)
+    with pytest.raises(TypeError, match="bfloat16"):
+        ideal_cost(weights.bfloat16())
+    with pytest.raises(TypeError, match="int64"):
+        cost_curve(weights, torch.zeros(3))
+    with pytest.raises(ValueError, match="2 ranked tokens for 3"):
+        all_budgets_cost(weights, torch.arange(2))
+    with pytest.raises(ValueError, match="at least 2 rankings"):
+        rloo_advantages(torch.ones(1, 4))
+    with pytest.raises(ValueError, match="agree"):
+        expected_cost(weights, torch.ones(4))

@@ -1,0 +1,80 @@
+"""`make demo` in miniature: the four programs, their files, and no network call in any process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+GUARD = """
+import pathlib, socket
+
+def _refuse(what):
+    def call(*args, **kwargs):
+        with pathlib.Path({log!r}).open("a") as log:
+            log.write(f"{{what}} {{args!r}}\\n")
+        raise OSError("no network in the demo")
+    return call
+
+_connect = socket.socket.connect
+
+def _guarded(self, address):
+    if self.family == socket.AF_UNIX:
+        return _connect(self, address)
+    return _refuse("connect")(address)
+
+socket.socket.connect = _guarded
+socket.getaddrinfo = _refuse("look-up")
+"""
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Run folder of a tiny demo, and the log of attempted network calls."""
+    run = tmp_path_factory.mktemp("demo")
+    log = run / "network.log"
+    guard = run / "guard"
+    guard.mkdir()
+    (guard / "sitecustomize.py").write_text(GUARD.format(log=str(log)))
+    environment = {**os.environ, "PYTHONPATH": str(guard)}
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # the demo must not need them
+        environment.pop(name, None)
+    configs = ROOT / "configs" / "demo"
+    traces, policies, results = run / "traces", run / "policies", run / "results"
+    commands = {
+        "trace_collect.cli": f"--config {configs}/collect.yaml --out {traces} --train 4 "
+        "--validation 2 --length 256",
+        "train.cli": f"--config {configs}/train.yaml --traces {traces} --out {policies} "
+        "--steps 4 --validate_every 2",
+        "eval.cli": f"--config {configs}/eval.yaml --policies {policies} --curves {traces} "
+        f"--out {results} --prompts 1 --length 256 --budgets 25% --max_new_tokens 12 "
+        "--bootstrap 50",
+        "eval.report.cli": f"{results} --out {run}/report.html --bootstrap 50",
+    }
+    for module, arguments in commands.items():
+        call = f"import sys; from {module} import main; sys.exit(main())"
+        done = subprocess.run(
+            [sys.executable, "-c", call, *arguments.split()],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{module}: {done.stderr[-2000:]}"
+    return run, log
+
+
+def test_every_program_of_the_demo_leaves_its_files(demo: tuple[Path, Path]) -> None:
+    run, _ = demo
+    assert (run / "traces" / "manifest.json").is_file()
+    assert (run / "policies" / "policy.json").is_file()
+    assert len(list((run / "policies").glob("layer_*_head_*.safetensors"))) == 8
+    for name in ("rows.jsonl", "timing.jsonl", "curves.jsonl", "tokens.json", "manifest.json"):
+        assert (run / "results" / name).is_file(), name
+    assert (run / "report.html").stat().st_size > 100_000
+
+
+def test_no_program_of_the_demo_touches_the_network(demo: tuple[Path, Path]) -> None:
+    _, log = demo
+    assert not log.exists(), log.read_text()

@@ -1,0 +1,81 @@
+"""The repository itself: what the wheel holds, what the top level shows, what the contracts say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = {"kvp", "trace_collect", "train", "policies", "eval"}
+TOP_LEVEL = PACKAGES | {
+    "pyproject.toml", "configs", "tests", "README.md", "docs", "recipes", "Makefile",
+    "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", ".ci", ".gitignore", "benchmarks",
+}  # fmt: skip
+
+
+def _tracked() -> list[str]:
+    listing = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listing.returncode:
+        pytest.skip("not a git checkout")
+    return listing.stdout.splitlines()
+
+
+def test_top_level_holds_only_what_people_expect() -> None:
+    assert {name.split("/")[0] for name in _tracked()} <= TOP_LEVEL
+
+
+def test_no_file_names_a_path_of_a_developer_machine() -> None:
+    forbidden = ["/" + "work/", "/" + "root/", ".." + "/shared", "/" + "opt/"]
+    for name in _tracked():
+        path = ROOT / name
+        if path.suffix in {".safetensors", ".png"} or not path.is_file():
+            continue
+        text = path.read_text(encoding="utf-8")
+        assert not [word for word in forbidden if word in text], name
+
+
+@pytest.fixture(scope="module")
+def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    out = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)],
+        cwd=ROOT, check=True, capture_output=True,
+    )  # fmt: skip
+    (wheel,) = out.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+def test_wheel_holds_exactly_the_five_packages(wheel_names: list[str]) -> None:
+    top = {name.split("/")[0] for name in wheel_names}
+    assert {name for name in top if not name.endswith(".dist-info")} == PACKAGES
+
+
+def test_wheel_ships_licence_and_bundled_model(wheel_names: list[str]) -> None:
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel_names)
+    for part in ("model.safetensors", "config.json", "tokenizer.json", "MODEL_CARD.md"):
+        assert f"kvp/nano/{part}" in wheel_names
+
+
+def test_bundled_model_stays_within_twelve_megabytes() -> None:
+    size = sum(path.stat().st_size for path in (ROOT / "kvp" / "nano").rglob("*") if path.is_file())
+    assert 0 < size <= 12 * 1024 * 1024
+
+
+def test_every_console_script_is_callable_and_quick_to_import() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert set(scripts) == {"kvp-collect", "kvp-train", "kvp-eval", "kvp-report"}
+    for target in scripts.values():
+        module, function = target.split(":")
+        code = (
+            f"import sys, {module} as m; assert callable(m.{function}); "
+            "assert not {'torch', 'transformers', 'lightning'} & set(sys.modules)"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvp.errors import StoreError
+from kvp.geometry import Geometry
+from trace_collect.estimate import Estimate, check_disk, duration, gigabytes
+
+
+def test_bytes_of_the_papers_model() -> None:
+    # 28 layers x 4 KV heads x 128 channels x 2 bytes = 28672 bytes per token for keys alone;
+    # values as many, queries 7 times as many.
+    geometry = Geometry(layers=28, query_heads=28, kv_heads=4, head_dim=128)
+    estimate = Estimate(
+        geometry=geometry, dtype="bfloat16", sequences=10, tokens=1000, store_queries=True
+    )
+    assert estimate.key_bytes == 28_672_000
+    assert estimate.query_bytes == 7 * 28_672_000
+    assert estimate.raw_bytes == 9 * 28_672_000
+    assert estimate.disk_bytes < estimate.raw_bytes
+    text = "\n".join(estimate.lines(4.0))
+    assert "258.05 MB" in text
+    assert "28.67 MB" in text
+    assert "4 min at 4 tokens/s" in text
+    assert "tokens/s" not in "\n".join(estimate.lines(None))
+
+
+def test_a_store_without_queries() -> None:
+    geometry = Geometry(layers=1, query_heads=2, kv_heads=1, head_dim=4)
+    estimate = Estimate(
+        geometry=geometry, dtype="float32", sequences=1, tokens=10, store_queries=False
+    )
+    assert (estimate.raw_bytes, estimate.query_bytes) == (2 * 10 * 4 * 4, 0)
+
+
+def test_a_full_disk_is_refused(tmp_path: Path) -> None:
+    check_disk(tmp_path / "not" / "there", 1)
+    with pytest.raises(StoreError, match=r"--out .* free on that disk"):
+        check_disk(tmp_path / "not" / "there", 10**20)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(999, "1.0 kB"), (2_500_000, "2.50 MB"), (3 * 10**9, "3.00 GB"), (10**13, "10.00 TB")],
+)
+def test_byte_counts_for_people(count: int, text: str) -> None:
+    assert gigabytes(count) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(61, "61 s"), (600, "10 min"), (9000, "2.5 h")])
+def test_time_spans_for_people(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,107 @@
+"""kill -9 at random moments, repeat the command, and end with the undisturbed run's content."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from kvp.store import TraceReader
+
+KILLS = 10
+
+# Imports once, then forks a collector per line of input (its command line) and reports its end.
+PROGRAM = textwrap.dedent(
+    """
+    import os, sys
+    import torch
+    import trace_collect.run
+    from kvp.hf import load_model
+    from trace_collect.cli import main
+    torch.set_num_threads(1)
+    load_model(sys.argv[1])  # imports the architecture once for all children
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            sys.stdout = sys.stderr
+            os._exit(main(line.split()))
+        print(child, flush=True)
+        print(os.waitpid(child, 0)[1], flush=True)
+    """
+)
+
+
+@contextmanager
+def _programs(model: Path, errors: Path) -> Iterator[subprocess.Popen[str]]:
+    with (
+        errors.open("w") as stream,
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(model)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stream,
+            text=True,
+        ) as server,
+    ):
+        yield server
+        server.communicate(timeout=120)
+
+
+def _start(server: subprocess.Popen[str], flags: str) -> int:
+    assert server.stdin is not None
+    server.stdin.write(flags + "\n")
+    server.stdin.flush()
+    return _end(server)
+
+
+def _end(server: subprocess.Popen[str]) -> int:
+    assert server.stdout is not None
+    return int(server.stdout.readline())
+
+
+def _await_files(store: Path, known: set[Path], wanted: int, child: int) -> None:
+    new: set[Path] = set()
+    while len(new) < wanted and os.path.exists(f"/proc/{child}"):
+        new |= set(store.rglob("*")) - known
+        time.sleep(0.005)
+
+
+def test_killed_and_repeated_equals_undisturbed(model_folder: Path, tmp_path: Path) -> None:
+    flags = f"--model {model_folder} --length 300 --train 16 --validation 2 --max-new-tokens 2"
+    flags += " --tasks niah_single_1 --out "
+    store, draw, committed = tmp_path / "killed", random.Random(1), [0]
+    with _programs(model_folder, tmp_path / "errors") as server:
+        _start(server, f"{flags}{tmp_path / 'whole'}")
+        assert _end(server) == 0, (tmp_path / "errors").read_text()
+        for attempt in range(KILLS + 1):
+            known = set(store.rglob("*"))
+            child = _start(server, f"{flags}{store}")
+            if attempt < KILLS:  # the first kills hit the creation of the store
+                _await_files(store, known, draw.randint(1, 3 if attempt < 3 else 9), child)
+                time.sleep(draw.uniform(0, 0.01))
+                os.kill(child, signal.SIGKILL)
+            assert _end(server) == (signal.SIGKILL if attempt < KILLS else 0)
+            committed.append(len(list(store.glob("sequences/*.json"))))
+    assert committed == sorted(committed)
+    assert len(set(committed)) > 3, "the kills were not spread over the run"
+
+    whole, killed = TraceReader(tmp_path / "whole"), TraceReader(store)
+    assert killed.complete
+    assert killed.records() == whole.records()
+    assert killed.manifest["identity"] == whole.manifest["identity"]
+    for record in whole.records():
+        one, other = whole.trace(record.index), killed.trace(record.index)
+        assert one.queries is not None
+        assert other.queries is not None
+        assert torch.equal(one.queries, other.queries)
+        assert torch.equal(one.keys, other.keys)
+        assert torch.equal(one.values, other.values)

@@ -1,0 +1,217 @@
+"""`kvp-collect` from its command line to the store, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvp.hf import load_model
+from kvp.store import TraceReader
+from trace_collect.cli import main
+from trace_collect.config import CollectConfig
+from trace_collect.jobs import plan_jobs
+from trace_collect.trace import collect
+
+Collect = Callable[..., int]
+
+
+@pytest.fixture
+def run(model_folder: Path, tmp_path: Path) -> Collect:
+    """Run the program into `tmp_path / "out"` with a small default job; later flags win."""
+
+    def call(*flags: str) -> int:
+        small = ["--length=300", "--train=3", "--validation=2", "--max-new-tokens=4"]
+        base = ["--model", str(model_folder), "--out", str(tmp_path / "out"), *small]
+        return main([*base, "--tasks=niah_single_1,niah_single_2", *flags])
+
+    return call
+
+
+def refused(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line an error is told in."""
+    lines = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("kvp-collect:")
+    ]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_a_store_holds_exactly_what_was_asked_for(
+    run: Collect, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run() == 0
+    told = capsys.readouterr().out
+    # 2 layers x 2 KV heads x 8 channels x 4 bytes x (queries 2 + keys 1 + values 1) per token
+    assert f"{5 * 304} tokens" in told
+    assert f"at most {5 * 304 * 512 / 1000:.1f} kB" in told
+    reader = TraceReader(tmp_path / "out")
+    assert reader.complete
+    records = reader.records()
+    assert [record.split for record in records] == ["train"] * 3 + ["validation"] * 2
+    tasks = [record.task for record in records]
+    assert tasks == ["niah_single_1", "niah_single_2", "niah_single_1", *tasks[:2]]
+    assert len({record.id for record in records}) == 5
+    model, tokenizer = load_model(str(model_folder))
+    config = CollectConfig(
+        out="", tasks="niah_single_1,niah_single_2", length=300, train=3, validation=2
+    )
+    jobs = plan_jobs(config, tokenizer)
+    for index in (0, 4):
+        expected = collect(
+            model, tokenizer, jobs[index], index=index, continuation="model", max_new_tokens=4
+        )
+        found = reader.trace(index)
+        assert found.record == expected.record
+        assert found.queries is not None
+        assert expected.queries is not None
+        assert torch.equal(found.queries, expected.queries)
+        assert torch.equal(found.keys, expected.keys)
+        assert torch.equal(found.values, expected.values)
+    assert reader.manifest["model"] == {"id": str(model_folder), "revision": None}
+    assert reader.manifest["config"]["length"] == 300
+    assert reader.manifest["identity"]["data"]["tasks"] == ["niah_single_1", "niah_single_2"]
+
+
+def test_repeating_the_command_changes_nothing_and_other_settings_are_refused(
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--train=1", "--validation=0") == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("[0-9qkv]*/*")}
+    capsys.readouterr()
+    assert run("--train=1", "--validation=0") == 0
+    assert "1 of 1 sequences are there" in capsys.readouterr().out
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("[0-9qkv]*/*")}
+    assert before
+    assert before == after
+    assert run("--train=1", "--validation=0", "--seed=1") == 2
+    assert "begun with other settings (seed: 0 there, 1 here)" in refused(capsys)
+
+
+def test_a_lost_sequence_is_collected_again(run: Collect, tmp_path: Path) -> None:
+    assert run("--validation=0") == 0
+    reader = TraceReader(tmp_path / "out")
+    keys = reader.kv(1)[0]
+    (tmp_path / "out" / "sequences" / "000001.json").unlink()
+    assert not TraceReader(tmp_path / "out").complete
+    assert run("--validation=0") == 0
+    again = TraceReader(tmp_path / "out")
+    assert again.complete
+    assert torch.equal(again.kv(1)[0], keys)
+
+
+def test_a_folder_with_something_else_is_left_alone(
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("years of work")
+    assert run() == 2
+    assert "is not empty and not a trace store" in refused(capsys)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
+
+
+def test_chat_and_files(run: Collect, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": f"Text {n} is short."}) + "\n" for n in range(20)))
+    assert run("--data=chat", "--continuation=reference", "--train=1", "--validation=0") == 0
+    (record,) = TraceReader(tmp_path / "out").records()
+    assert record.task == "chat"
+    assert len(record.reply_spans) > 1
+    flags = ("--data", str(texts), "--train=2", "--validation=0", "--store_queries=false")
+    assert run(*flags, "--out", str(tmp_path / "texts")) == 0
+    reader = TraceReader(tmp_path / "texts")
+    assert not reader.plan.store_queries
+    for record in reader.records():
+        assert record.context_length == record.prompt_length - 1
+
+
+def test_ruler_means_every_task_that_fits(
+    run: Collect, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run("--tasks=ruler", "--train=1", "--validation=0", "--length=600") == 0
+    tasks = TraceReader(tmp_path / "out").manifest["identity"]["data"]["tasks"]
+    assert {"niah_single_1", "niah_multiquery", "vt_0shot"} <= set(tasks)
+    assert "cwe" not in tasks  # its worked example alone is longer
+    assert f"tasks: {', '.join(tasks)}" in capsys.readouterr().out
+
+
+def test_a_dry_run_needs_only_a_configuration(
+    run: Collect, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bare").mkdir()
+    shutil.copy(model_folder / "config.json", tmp_path / "bare")
+    assert run("--dry-run", "--model", str(tmp_path / "bare"), "--rate=152") == 0
+    told = capsys.readouterr().out
+    assert f"at most {5 * 304 * 512 / 1000:.1f} kB" in told
+    assert "about 10 s at 152 tokens/s" in told
+    assert run("--dry_run", "true", "--model", str(tmp_path / "bare")) == 0
+    assert "give --rate" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_measures_local_weights(
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--dry-run") == 0
+    assert re.search(r"about \d+ \w+ at \d+ tokens/s", capsys.readouterr().out)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--model=/no/such/folder"], "--model /no/such/folder: no such folder"),
+        (["--model=no-such-org/no-such-model"], "--model no-such-org/no-such-model: no model"),
+        (["--tasks=niah_single_9"], "--tasks: unknown task niah_single_9"),
+        (["--data=none.jsonl"], "--data none.jsonl: cannot be read"),
+        (["--length=1021"], "--max_new_tokens 4 exceeds the context"),
+        (["--length=60"], "--length 60: the smallest niah_single_1 prompt"),
+        (["--tasks=ruler", "--length=20"], "no RULER task fits"),
+        (["--essays=/no/such/file"], "--essays /no/such/file: cannot be read"),
+        (["--train=0", "--validation=0"], "nothing to collect"),
+        (["--device=cuda:99"], "--device cuda:99"),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_exit_code_2(
+    run: Collect,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    said: str,
+) -> None:
+    assert run(*flags) == 2
+    assert said in refused(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_models_that_cannot_be_collected_from(
+    run: Collect, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mute = tmp_path / "mute"
+    shutil.copytree(model_folder, mute)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (mute / name).unlink()
+    assert run("--model", str(mute)) == 2
+    assert "no tokenizer" in refused(capsys)
+    windowed = tmp_path / "windowed"
+    shutil.copytree(model_folder, windowed)
+    config = json.loads((windowed / "config.json").read_text())
+    layers = ["full_attention", "sliding_attention"]
+    config.update(use_sliding_window=True, sliding_window=64, layer_types=layers)
+    (windowed / "config.json").write_text(json.dumps(config))
+    assert run("--model", str(windowed)) == 2
+    assert "sliding window" in refused(capsys)
+
+
+def test_a_split_without_documents_is_named(
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "one.jsonl"
+    data.write_text('{"text": "A lonely text that belongs to one split."}\n')
+    assert run("--data", str(data), "--train=1", "--validation=1", "--test=1") == 2
+    assert re.search(r"nothing in it belongs to the (train|validation) split", refused(capsys))

@@ -1,0 +1,148 @@
+"""One collected trace against a plain transformers forward pass, rotated by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from kvp.data.sample import Sample
+from kvp.data.sources import open_source
+from kvp.errors import UsageError
+from kvp.hf import load_model
+from kvp.store import Trace
+from trace_collect.trace import collect, greedy
+
+Loaded = tuple[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def loaded(model_folder: Path) -> Loaded:
+    return load_model(str(model_folder))
+
+
+def sample_of(loaded: Loaded, data: str) -> Sample:
+    return open_source(
+        data, tasks=("niah_single_1",), split="train", count=1, seed=0, length=250,
+        tokenizer=loaded[1],
+    )[0]  # fmt: skip
+
+
+def trace_of(loaded: Loaded, data: str = "ruler", **settings: Any) -> Trace:
+    chosen: dict[str, Any] = {"index": 0, "continuation": "model", "max_new_tokens": 6, **settings}
+    return collect(*loaded, sample_of(loaded, data), **chosen)
+
+
+def rotated(projected: np.ndarray[Any, Any], base: float) -> np.ndarray[Any, Any]:
+    """Rotary embedding of [heads, T, D] in float64: pairs (i, i + D/2) turn by t / base^(2i/D)."""
+    half = projected.shape[-1] // 2
+    angles = np.arange(projected.shape[-2])[:, None] / base ** (np.arange(half) / half)
+    first, second = projected[..., :half], projected[..., half:]
+    return np.concatenate(
+        [
+            first * np.cos(angles) - second * np.sin(angles),
+            second * np.cos(angles) + first * np.sin(angles),
+        ],
+        axis=-1,
+    )
+
+
+def projections(folder: Path, ids: tuple[int, ...]) -> list[dict[str, np.ndarray[Any, Any]]]:
+    """Per layer, what the stock model's q, k and v projections return: [heads, T, D] float64."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    layers: list[dict[str, np.ndarray[Any, Any]]] = []
+    for layer in model.model.layers:
+        seen: dict[str, np.ndarray[Any, Any]] = {}
+        layers.append(seen)
+        for name in ("q", "k", "v"):
+
+            def keep(_: Any, __: Any, output: Tensor, seen: Any = seen, name: str = name) -> None:
+                seen[name] = output[0].double().unflatten(-1, (-1, 8)).transpose(0, 1).numpy()
+
+            getattr(layer.self_attn, f"{name}_proj").register_forward_hook(keep)
+    with torch.no_grad():
+        model(input_ids=torch.tensor([ids]), use_cache=False)
+    return layers
+
+
+def test_tensors_are_those_of_a_plain_forward_pass(loaded: Loaded, model_folder: Path) -> None:
+    trace = trace_of(loaded)
+    assert trace.queries is not None
+    layers = projections(model_folder, trace.record.token_ids)
+    for index, seen in enumerate(layers):
+        queries = rotated(seen["q"], 10_000.0).reshape(2, 2, trace.record.length, 8)
+        keys = rotated(seen["k"], 10_000.0)
+        np.testing.assert_allclose(trace.queries[index].numpy(), queries, atol=2e-4)
+        np.testing.assert_allclose(trace.keys[index].numpy(), keys, atol=2e-4)
+        np.testing.assert_allclose(trace.values[index].numpy(), seen["v"], atol=2e-4)
+
+
+def test_the_continuation_is_greedy_step_by_step(loaded: Loaded, model_folder: Path) -> None:
+    record = trace_of(loaded).record
+    model = AutoModelForCausalLM.from_pretrained(model_folder).eval()
+    ids = list(record.token_ids[: record.prompt_length])
+    for token in record.token_ids[record.prompt_length :]:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits
+        assert int(logits[0, -1].argmax()) == token
+        ids.append(token)
+    assert 0 < record.length - record.prompt_length <= 6
+
+
+def test_the_models_own_penalties_are_off_and_the_end_token_is_not_kept(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = loaded
+    prompt = tuple(range(10, 40))
+    plain = greedy(model, tokenizer, prompt, 8)
+    assert len(plain) == 8
+    monkeypatch.setattr(model.generation_config, "repetition_penalty", 5.0)
+    monkeypatch.setattr(model.generation_config, "do_sample", True)
+    assert greedy(model, tokenizer, prompt, 8) == plain
+    stop = plain[3]
+    monkeypatch.setattr(model, "generation_config", GenerationConfig(eos_token_id=[stop, 2]))
+    assert greedy(model, tokenizer, prompt, 8) == plain[: plain.index(stop)]
+
+
+def test_boundaries_and_spans_of_a_question(loaded: Loaded) -> None:
+    sample, record = sample_of(loaded, "ruler"), trace_of(loaded).record
+    decode = loaded[1].decode
+    assert decode(record.token_ids[: record.context_length]).endswith(sample.context)
+    question = decode(record.token_ids[record.context_length : record.prompt_length])
+    assert question.startswith(sample.question)
+    assert question.endswith(sample.answer_prefix)
+    assert record.reply_spans == ((record.prompt_length, record.length),)
+    assert (record.references, record.metric) == (sample.references, "all")
+
+
+def test_reference_continuation_and_spans_of_a_chat(loaded: Loaded) -> None:
+    sample = sample_of(loaded, "chat")
+    record = trace_of(loaded, "chat", continuation="reference", max_new_tokens=100).record
+    assert sample.messages is not None
+    replies = [turn["content"] for turn in sample.messages if turn["role"] == "assistant"]
+    spans = [loaded[1].decode(record.token_ids[start:stop]) for start, stop in record.reply_spans]
+    assert spans == replies
+    assert record.reply_spans[-1] == (record.prompt_length, record.length)
+
+
+def test_the_reference_is_cut_and_must_exist(loaded: Loaded) -> None:
+    record = trace_of(loaded, continuation="reference", max_new_tokens=2).record
+    assert record.length == record.prompt_length + 2
+    model, tokenizer = loaded
+    text = Sample(
+        id="t/0", task="t", split="train", messages=None, context="Some text.", question="",
+        answer_prefix="", references=(), max_new_tokens=4, metric="none", reply="",
+    )  # fmt: skip
+    with pytest.raises(UsageError, match=r"--continuation reference: t/0 has no reference"):
+        collect(model, tokenizer, text, index=0, continuation="reference", max_new_tokens=4)
+
+
+def test_traces_keep_the_models_dtype(model_folder: Path) -> None:
+    trace = trace_of(load_model(str(model_folder), dtype="bfloat16"), queries=False)
+    assert trace.keys.dtype == trace.values.dtype == torch.bfloat16
+    assert trace.queries is None

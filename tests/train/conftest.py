@@ -1,0 +1,102 @@
+"""Tiny stores whose answer is known: attention follows one key channel per head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvp.geometry import Geometry
+from kvp.store import SequenceRecord, Trace, TraceWriter
+
+GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
+TOKENS, CONTEXT, PROMPT = 96, 70, 80
+
+MakeStore = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny tensors gain nothing from threads; exact comparisons need equal numbers of them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def synthetic_trace(
+    index: int, split: str, *, geometry: Geometry = GEOMETRY, tokens: int = TOKENS, noise: int = 0
+) -> Trace:
+    """A trace whose queries all look for the channel (agent mod D) of their head's keys.
+
+    `noise` changes the random numbers of every agent but the first.
+    """
+    shape = (geometry.layers, geometry.kv_heads, tokens, geometry.head_dim)
+    keys, values = torch.empty(shape), torch.empty(shape)
+    for agent in range(geometry.agents):
+        layer, head = divmod(agent, geometry.kv_heads)
+        random = torch.Generator().manual_seed(
+            1000 * index + agent + (10**6 * noise if agent else 0)
+        )
+        keys[layer, head] = torch.randn(shape[2:], generator=random)
+        values[layer, head] = torch.randn(shape[2:], generator=random)
+    queries = torch.zeros(*shape[:2], geometry.group, *shape[2:])
+    for agent in range(geometry.agents):
+        layer, head = divmod(agent, geometry.kv_heads)
+        queries[layer, head, ..., agent % geometry.head_dim] = 6.0
+    record = SequenceRecord(
+        index=index,
+        id=f"{split}-{index}",
+        task="synthetic",
+        split=split,
+        length=tokens,
+        context_length=min(CONTEXT, tokens - 20),
+        prompt_length=min(PROMPT, tokens - 10),
+        token_ids=tuple(range(tokens)),
+    )
+    return Trace(record=record, queries=queries, keys=keys, values=values)
+
+
+@pytest.fixture(scope="session")
+def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
+    """Write a store of `train` training and `validation` validation sequences."""
+
+    def make(
+        *,
+        train: int = 6,
+        validation: int = 2,
+        write: int | None = None,
+        geometry: Geometry = GEOMETRY,
+        tokens: int = TOKENS,
+        noise: int = 0,
+        queries: bool = True,
+    ) -> Path:
+        path = tmp_path_factory.mktemp("store") / "traces"
+        splits = ["train"] * train + ["validation"] * validation
+        with TraceWriter.create(
+            path,
+            geometry=geometry,
+            dtype="float32",
+            max_tokens=tokens,
+            sequences=len(splits),
+            manifest={
+                "identity": {"noise": noise},
+                "model": {"id": "synthetic", "revision": None},
+            },
+            store_queries=queries,
+        ) as writer:
+            for index, split in list(enumerate(splits))[:write]:
+                trace = synthetic_trace(index, split, geometry=geometry, tokens=tokens, noise=noise)
+                writer.write(trace if queries else replace(trace, queries=None))
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def store(make_store: MakeStore) -> Path:
+    """The store most tests share."""
+    return make_store()

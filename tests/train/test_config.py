@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from kvp.cli import build_parser
+from train.cli import main
+from train.config import TrainConfig
+from train.presets import PRESETS, Recipe
+
+PARTS = ("children_user", "children_system")
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("train_*.yaml"))
+
+
+def test_every_setting_of_a_recipe_but_its_architecture_is_a_flag() -> None:
+    flags = {field.name for field in fields(TrainConfig)}
+    assert {field.name for field in fields(Recipe)} - flags == {"architecture"}
+
+
+def test_flags_override_the_preset() -> None:
+    recipe = TrainConfig(traces="t", out="o", preset="paper", lr=1e-3).recipe()
+    assert recipe.lr == 1e-3
+    assert recipe.reward == "ratio"
+    assert recipe.steps == 4_000
+
+
+def test_the_paper_preset_states_the_papers_numbers() -> None:
+    paper = PRESETS["paper"]
+    assert (paper.hidden, paper.lr, paper.final_lr, paper.warmup_steps) == (256, 5e-5, 1e-6, 100)
+    assert (paper.steps, paper.gradient_clip) == (4_000, 5.0)
+    assert (paper.cut_prompt, paper.cut_context, paper.cut_uniform) == (0.0, 0.0, 1.0)
+    assert not paper.exclude_protected
+
+
+def test_short_runs_warm_up_for_at_most_a_fifth() -> None:
+    assert TrainConfig(traces="t", out="o", steps=4_000).recipe().warmup == 100
+    assert TrainConfig(traces="t", out="o", steps=60).recipe().warmup == 12
+    assert TrainConfig(traces="t", out="o", steps=1).recipe().warmup == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("steps", "0"),
+        ("contexts", "0"),
+        ("permutations", "1"),
+        ("lr", "0"),
+        ("hidden", "0"),
+        ("ema", "1"),
+        ("final_lr", "1"),
+        ("weight_decay", "-1"),
+        ("cut_min", "0"),
+        ("checkpoint_every", "0"),
+        ("memory_gb", "0"),
+        ("activation_gb", "0"),
+    ],
+)
+def test_impossible_settings_name_their_flag(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--traces", "t", "--out", "o", f"--{flag}", value]) == 2
+    message = capsys.readouterr().err
+    assert f"--{flag}" in message
+    assert message.count("\n") == 1
+
+
+def test_some_cut_must_be_possible(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--cut_prompt", "0", "--cut_context", "0", "--cut_uniform", "0"]
+    assert main(["--traces", "t", "--out", "o", *flags]) == 2
+    assert "--cut_uniform" in capsys.readouterr().err
+
+
+def test_a_mistyped_yaml_key_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text("traces: t\nout: o\nstepz: 5\n")
+    with pytest.raises(SystemExit) as stop:
+        main(["--config", str(path)])
+    assert stop.value.code == 2
+    assert "stepz" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_shipped_configs_parse(path: Path) -> None:
+    parser = build_parser(TrainConfig, prog="kvp-train", description="")
+    settings = parser.parse_args(["--config", str(path), "--traces", "t", "--out", "o"]).as_dict()
+    settings.pop("config")
+    TrainConfig(**settings)
+
+
+def test_there_are_shipped_configs() -> None:
+    assert CONFIGS
+
+
+def test_help_answers_at_once() -> None:
+    code = "import sys; from train.cli import main; main(['--help'])"
+    before = os.times()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    after = os.times()
+    assert b"--permutations" in done.stdout
+    # Processor time, because a busy machine says nothing about the program.
+    spent = [getattr(after, part) - getattr(before, part) for part in PARTS]
+    assert sum(spent) < 1.0

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvp.store import SequenceRecord
+from train.cuts import Cut, cuts_by_kind, held_out_cuts, noise_seed, step_cuts
+from train.presets import PRESETS
+
+RECIPE = PRESETS["fourier"]
+
+
+def record(
+    index: int = 0, length: int = 600, context: int = 400, prompt: int = 500
+) -> SequenceRecord:
+    return SequenceRecord(
+        index=index,
+        id=str(index),
+        task="t",
+        split="train",
+        length=length,
+        context_length=context,
+        prompt_length=prompt,
+        token_ids=(0,) * length,
+    )
+
+
+def test_kinds_of_cuts() -> None:
+    kinds = cuts_by_kind(record(), replace(RECIPE, cut_grid=3))
+    assert kinds == {"prompt": [499], "context": [400], "uniform": [64, 332, 599]}
+
+
+def test_every_position_without_a_grid() -> None:
+    kinds = cuts_by_kind(record(length=70, context=3, prompt=5), replace(RECIPE, cut_grid=0))
+    assert kinds == {"uniform": [64, 65, 66, 67, 68, 69]}
+
+
+def test_short_sequences_have_no_cut() -> None:
+    assert cuts_by_kind(record(length=64, context=30, prompt=60), RECIPE) == {}
+    assert "uniform" in cuts_by_kind(record(length=65, context=30, prompt=60), RECIPE)
+
+
+def test_a_context_without_a_future_is_no_cut() -> None:
+    kinds = cuts_by_kind(record(length=100, context=100, prompt=100), RECIPE)
+    assert kinds["prompt"] == [99]
+    assert "context" not in kinds
+
+
+def test_draws_depend_on_seed_and_step_alone() -> None:
+    records = [record(index) for index in range(5)]
+    first = [step_cuts(records, RECIPE, seed=3, step=step) for step in range(4)]
+    again = [step_cuts(records, RECIPE, seed=3, step=step) for step in (3, 2, 1, 0)][::-1]
+    assert first == again
+    assert first != [step_cuts(records, RECIPE, seed=4, step=step) for step in range(4)]
+    assert len({noise_seed(3, step, slot) for step in range(9) for slot in range(9)}) == 81
+
+
+def test_every_pass_uses_every_sequence_once() -> None:
+    records = [record(index) for index in range(6)]
+    recipe = replace(RECIPE, contexts=4)
+    drawn = [
+        cut.sequence for step in range(9) for cut in step_cuts(records, recipe, seed=0, step=step)
+    ]
+    assert [sorted(drawn[start : start + 6]) for start in range(0, 36, 6)] == [list(range(6))] * 6
+
+
+def test_shares_of_kinds_follow_their_weights() -> None:
+    recipe = replace(RECIPE, contexts=2_000, cut_grid=7)
+    tokens = [cut.tokens for cut in step_cuts([record()], recipe, seed=0, step=0)]
+    assert tokens.count(499) / 2_000 == pytest.approx(0.4, abs=0.04)
+    assert tokens.count(400) / 2_000 == pytest.approx(0.4, abs=0.04)
+
+
+def test_the_future_is_capped() -> None:
+    recipe = replace(RECIPE, contexts=40, future_max=30)
+    assert all(
+        cut.stop == min(cut.tokens + 30, 600)
+        for cut in step_cuts([record()], recipe, seed=0, step=0)
+    )
+    whole = replace(recipe, future_max=0)
+    assert {cut.stop for cut in step_cuts([record()], whole, seed=0, step=0)} == {600}
+
+
+def test_validation_sees_every_sequence_before_second_cuts() -> None:
+    records = [record(index) for index in (7, 9)]
+    cuts = held_out_cuts(records, RECIPE, limit=3)
+    assert cuts == [
+        Cut(sequence=7, tokens=499, stop=600),
+        Cut(sequence=9, tokens=499, stop=600),
+        Cut(sequence=7, tokens=400, stop=600),
+    ]
+    uniform = replace(RECIPE, cut_prompt=0, cut_context=0, cut_grid=3)
+    assert [cut.tokens for cut in held_out_cuts(records, uniform, limit=9)] == [332, 332]

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kvp.ranking import UNPROTECTED, Protection
+from policies.ranker import HeadRankers, RankerSpec
+from train.contexts import Context
+from train.held_out import evaluate
+
+TOKENS, HEADS = 40, 2
+
+
+@pytest.fixture
+def rankers() -> HeadRankers:
+    return HeadRankers(RankerSpec(head_dim=4, hidden=8), HEADS, torch.Generator().manual_seed(0))
+
+
+def context(seed: int, importance: torch.Tensor | None = None) -> Context:
+    random = torch.Generator().manual_seed(seed)
+    if importance is None:
+        importance = torch.rand(HEADS, TOKENS, generator=random) ** 6
+    return Context(
+        keys=torch.randn(HEADS, TOKENS, 4, generator=random),
+        values=torch.randn(HEADS, TOKENS, 4, generator=random),
+        positions=torch.arange(TOKENS),
+        length=TOKENS,
+        importance=importance,
+    )
+
+
+def lost_by(order: list[int], importance: np.ndarray) -> np.ndarray:
+    """Share of the attention lost at budgets 0..N, one budget after the other."""
+    total = importance.sum()
+    return np.array([importance[order[budget:]].sum() / total for budget in range(TOKENS + 1)])
+
+
+def test_areas_and_budgets_follow_the_protected_ranking(rankers: HeadRankers) -> None:
+    one = context(1)
+    result = evaluate(rankers, [one], reward_protection=Protection())
+    scores = rankers(one.keys, one.values, one.positions, TOKENS).detach().double().numpy()
+    protected = [39, 0, 38, 1, 37, 2, 36, 3, *range(35, 23, -1)]
+    for head in range(HEADS):
+        importance = one.importance[head].double().numpy()
+        rest = range(4, 24)
+        ours = lost_by(protected + sorted(rest, key=lambda i: -scores[head, i]), importance)
+        best = lost_by(protected + sorted(rest, key=lambda i: -importance[i]), importance)
+        assert result.area[head].item() == pytest.approx(ours.mean(), rel=1e-5)
+        assert result.oracle_area[head].item() == pytest.approx(best.mean(), rel=1e-5)
+        assert result.lost["25%"][head].item() == pytest.approx(ours[10], rel=1e-5)
+
+        # Skill is over the 20 unprotected tokens alone.
+        weights = importance[4:24]
+        ranks = np.argsort(np.argsort(-scores[head, 4:24]))
+        cost, ideal = (ranks * weights).sum(), (np.arange(20) * np.sort(weights)[::-1]).sum()
+        chance = weights.sum() * 19 / 2
+        skill = (chance - cost) / (chance - ideal)
+        assert result.skill[head].item() == pytest.approx(skill, rel=1e-5)
+
+
+def test_contexts_in_which_a_head_is_flat_do_not_count(rankers: HeadRankers) -> None:
+    flat = torch.ones(HEADS, TOKENS)
+    flat[0] = context(1).importance[0]
+    mixed = context(1, flat)
+    both = evaluate(rankers, [context(2), mixed], reward_protection=UNPROTECTED)
+    first = evaluate(rankers, [context(2)], reward_protection=UNPROTECTED)
+    second = evaluate(rankers, [mixed], reward_protection=UNPROTECTED)
+    assert both.skill[1] == first.skill[1]
+    assert both.skill[0].item() == pytest.approx((first.skill[0] + second.skill[0]).item() / 2)
+    assert torch.isnan(second.skill[1])
+    assert second.per_head()[1]["skill"] is None
+    assert both.contexts == 2
+
+
+def test_area_ratio_sums_over_heads(rankers: HeadRankers) -> None:
+    result = evaluate(rankers, [context(1), context(2)], reward_protection=Protection())
+    expected = result.area.sum().item() / result.oracle_area.sum().item()
+    assert result.area_ratio == pytest.approx(expected)
+    assert result.area_ratio > 1
+
+
+def test_no_contexts_is_a_bug_of_the_caller(rankers: HeadRankers) -> None:
+    with pytest.raises(ValueError, match="no held-out contexts"):
+        evaluate(rankers, [], reward_protection=Protection())

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvp.plackett_luce import gumbel_sort, log_prob
+from kvp.reward import expected_cost, ideal_cost, random_cost
+from train.objective import (
+    advantages,
+    floor_share,
+    learnable,
+    policy_loss,
+    rewards_of,
+    top_entropy,
+)
+
+
+def test_rloo_gradient_is_the_exact_gradient_in_expectation() -> None:
+    random = torch.Generator().manual_seed(0)
+    importance = torch.rand(1, 20, generator=random) ** 4
+    start = torch.randn(1, 20, generator=random)
+    scores = start.clone().requires_grad_()
+    rankings = gumbel_sort(start, 40_000, random)
+    reward = rewards_of("skill", importance, rankings)
+    counted = torch.ones(1, 1, dtype=torch.bool)
+    normalised = advantages(reward[None], counted, clip=1e9)
+    policy_loss([scores], [rankings], normalised, counted).sum().backward()
+
+    exact = start.clone().requires_grad_()
+    expected_cost(importance, exact).sum().backward()
+    assert scores.grad is not None
+    assert exact.grad is not None
+    assert torch.cosine_similarity(scores.grad, exact.grad).item() > 0.98
+    # Undo what the loss divides by: tokens, and the standard deviation of the rewards.
+    span = (random_cost(importance) - ideal_cost(importance)).item()
+    scale = 20 * reward.std().item() * span
+    assert (scores.grad.norm() * scale / exact.grad.norm()).item() == pytest.approx(1, abs=0.05)
+
+
+def test_loss_by_hand() -> None:
+    scores = [torch.tensor([[0.3, -0.2]]), torch.tensor([[0.0, 1.0, 2.0]])]
+    rankings = [torch.tensor([[[0, 1]], [[1, 0]]]), torch.tensor([[[2, 1, 0]], [[0, 1, 2]]])]
+    advantage = torch.tensor([[[1.0], [-1.0]], [[0.5], [-0.5]]])
+    counted = torch.tensor([[True], [True]])
+    first = log_prob(scores[0], rankings[0][0]) - log_prob(scores[0], rankings[0][1])
+    second = log_prob(scores[1], rankings[1][0]) - log_prob(scores[1], rankings[1][1])
+    # mean over 2 permutations, per token, mean over 2 contexts
+    expected = -(first / 2 / 2 + 0.5 * second / 2 / 3) / 2
+    torch.testing.assert_close(policy_loss(scores, rankings, advantage, counted), expected)
+
+
+def test_advantages_by_hand() -> None:
+    # Leave-one-out of (1, 2, 3) is (-1.5, 0, 1.5): deviation sqrt(1.5); the second context is flat.
+    rewards = torch.tensor([[[1.0], [2.0], [3.0]], [[7.0], [8.0], [90.0]]])
+    counted = torch.tensor([[True], [False]])
+    result = advantages(rewards, counted, clip=9.0)
+    edge = 1.5**0.5
+    expected = torch.tensor([[[-edge], [0.0], [edge]], [[0.0], [0.0], [0.0]]])
+    torch.testing.assert_close(result, expected)
+    assert advantages(rewards, counted, clip=0.5).abs().max() == 0.5
+
+
+def test_advantages_never_mix_heads() -> None:
+    random = torch.Generator().manual_seed(1)
+    rewards = torch.randn(3, 4, 2, generator=random)
+    counted = torch.tensor([[True, True], [True, False], [False, True]])
+    together = advantages(rewards, counted, clip=2.0)
+    for head in range(2):
+        alone = advantages(rewards[..., head : head + 1], counted[:, head : head + 1], clip=2.0)
+        assert torch.equal(together[..., head : head + 1], alone)
+
+
+def test_equal_rewards_teach_nothing() -> None:
+    counted = torch.ones(2, 1, dtype=torch.bool)
+    assert torch.equal(advantages(torch.ones(2, 4, 1), counted, 3.0), torch.zeros(2, 4, 1))
+
+
+def test_flat_heads_are_not_learnable() -> None:
+    peaked = torch.zeros(50)
+    peaked[7] = 1.0
+    assert learnable(torch.stack([torch.ones(50), peaked, torch.zeros(50)])).tolist() == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_rewards_by_name() -> None:
+    # w = (4, 1, 0), ranking 1, 0, 2: cost 0*1 + 1*4 + 2*0 = 4, ideal 1, random 5 * 2 / 2 = 5.
+    importance, ranking = torch.tensor([[4.0, 1.0, 0.0]]), torch.tensor([[[1, 0, 2]]])
+    assert rewards_of("skill", importance, ranking).item() == pytest.approx(0.25)
+    assert rewards_of("ratio", importance, ranking).item() == pytest.approx(-9 / 6)
+    assert rewards_of("mass", importance, ranking).item() == pytest.approx(-4 / 15)
+
+
+def test_monitors() -> None:
+    scores = torch.tensor([[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0]])
+    torch.testing.assert_close(top_entropy(scores), torch.tensor([1.0, 0.0]))
+    rewards = torch.tensor([[-200.0], [-3.0]])
+    assert floor_share("ratio", rewards) == 0.5
+    assert floor_share("skill", rewards) == 0.0

@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kvp.geometry import Geometry
+from kvp.ranking import rank_tokens
+from kvp.scoring import View
+from kvp.store import TraceReader
+from policies.policy_files import load_policy
+from train.cli import main
+
+MakeStore = Callable[..., Path]
+
+TINY = {
+    "contexts": "2",
+    "hidden": "16",
+    "permutations": "4",
+    "cut_min": "40",
+    "lr": "0.01",
+    "validate_every": "10",
+    "checkpoint_every": "7",
+}
+
+
+def flags(store: Path, out: Path, **settings: str | int) -> list[str]:
+    chosen = {"traces": store, "out": out, **TINY, **settings}
+    return [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
+
+
+def weights(policy: Path) -> dict[str, dict[str, torch.Tensor]]:
+    return {path.name: load_file(path) for path in sorted(policy.glob("*.safetensors"))}
+
+
+def assert_same(first: Path, second: Path) -> None:
+    ours, theirs = weights(first), weights(second)
+    assert len(ours) == 4
+    assert ours.keys() == theirs.keys()
+    for name, state in ours.items():
+        assert all(torch.equal(tensor, theirs[name][key]) for key, tensor in state.items()), name
+
+
+@pytest.fixture(scope="module")
+def trained(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Policy of 100 steps that have a chance to learn the task."""
+    out = tmp_path_factory.mktemp("trained") / "policy"
+    better = {"contexts": 8, "hidden": 64, "permutations": 8, "lr": "0.005", "steps": 100}
+    assert main(flags(store, out, **better)) == 0
+    return out
+
+
+def test_training_learns_what_attention_follows(trained: Path) -> None:
+    held_out = json.loads((trained / "policy.json").read_text())["held_out"]
+    assert [set(head) >= {"skill", "area", "oracle_area", "lost_at_25%"} for head in held_out] == [
+        True
+    ] * 4
+    assert min(head["skill"] for head in held_out) > 0.85
+    area = sum(head["area"] for head in held_out)
+    assert area <= 1.1 * sum(head["oracle_area"] for head in held_out)
+
+
+def test_the_export_ranks_by_what_was_learned(trained: Path, store: Path) -> None:
+    scorer = load_policy(trained)
+    keys, values = TraceReader(store).kv(7)
+    overlaps = []
+    for layer in range(2):
+        view = View(
+            layer=layer,
+            keys=keys[layer][None],
+            values=values[layer][None],
+            positions=torch.arange(96)[None],
+            budget=12,
+        )
+        scores = scorer.score(view)[0]
+        for head in range(2):
+            signal = keys[layer, head, :, 2 * layer + head]
+            best = set(rank_tokens(signal)[:12].tolist())
+            kept = set(rank_tokens(scores[head])[:12].tolist())
+            overlaps.append(len(best & kept))
+    assert min(overlaps) >= 6  # of 12; chance is 1.5, and other processors round otherwise
+    assert sum(overlaps) >= 32
+
+
+def test_the_policy_records_what_made_it(trained: Path, store: Path) -> None:
+    content = json.loads((trained / "policy.json").read_text())
+    assert content["geometry"] == TraceReader(store).geometry.to_dict()
+    assert content["model"] == {"id": "synthetic", "revision": None}
+    training = content["training"]
+    assert training["config"]["steps"] == 100
+    assert training["recipe"]["weight_decay"] == 1e-3
+    assert training["traces"]["train"] == 6
+    assert len(training["best_step"]) == 4
+    assert content["hyperparameters"]["reference_length"] == 96
+
+
+def test_logs_and_checkpoint_stay_beside_the_policy(trained: Path) -> None:
+    assert list((trained / "logs").glob("events.*"))
+    assert (trained / "checkpoints" / "last.ckpt").exists()
+    assert not list(trained.rglob("*.partial"))
+
+
+def test_a_finished_run_is_left_alone(
+    trained: Path, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (trained / "policy.json").read_bytes()
+    better = {"contexts": 8, "hidden": 64, "permutations": 8, "lr": "0.005", "steps": 100}
+    assert main(flags(store, trained, **better)) == 0
+    assert "already holds the finished policy" in capsys.readouterr().out
+    assert (trained / "policy.json").read_bytes() == before
+    assert main(flags(store, trained, **better | {"lr": "0.004"})) == 2
+    assert "lr: 0.005 there, 0.004 here" in capsys.readouterr().err
+
+
+def test_one_seed_gives_one_policy_and_another_seed_another(store: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert main(flags(store, tmp_path / name, steps=12, seed=seed)) == 0
+    assert_same(tmp_path / "a", tmp_path / "b")
+    assert not torch.equal(
+        weights(tmp_path / "a")["layer_00_head_00.safetensors"]["first_weight"],
+        weights(tmp_path / "c")["layer_00_head_00.safetensors"]["first_weight"],
+    )
+
+
+def test_heads_do_not_influence_each_other(
+    store: Path, make_store: MakeStore, tmp_path: Path
+) -> None:
+    others = make_store(noise=1)  # head 0 of layer 0 sees the same traces, all others do not
+    assert main(flags(store, tmp_path / "a", steps=15)) == 0
+    assert main(flags(others, tmp_path / "b", steps=15)) == 0
+    ours, theirs = weights(tmp_path / "a"), weights(tmp_path / "b")
+    same = {
+        name: all(torch.equal(tensor, theirs[name][key]) for key, tensor in state.items())
+        for name, state in ours.items()
+    }
+    assert list(same.values()) == [True, False, False, False]
+
+
+def test_recomputing_activations_changes_nothing(store: Path, tmp_path: Path) -> None:
+    assert main(flags(store, tmp_path / "a", steps=6)) == 0
+    # 4 heads of 2 contexts of about 50 tokens and 1 kB each need 0.4 MB: groups of 2 and of 1
+    assert main(flags(store, tmp_path / "b", steps=6, activation_gb="2.4e-4")) == 0
+    assert main(flags(store, tmp_path / "c", steps=6, activation_gb="1e-9")) == 0
+    assert_same(tmp_path / "a", tmp_path / "c")
+    assert_same(tmp_path / "a", tmp_path / "b")
+
+
+def start(arguments: list[str]) -> subprocess.Popen[bytes]:
+    code = "import sys; from train.cli import main; sys.exit(main())"
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", code, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.parametrize("preset", ["fourier", "paper"])
+def test_a_killed_run_continues_to_the_same_weights(
+    preset: str, store: Path, tmp_path: Path
+) -> None:
+    common = {"preset": preset, "steps": 80, "max_positions": 128}
+    out = tmp_path / "killed"
+    checkpoint = out / "checkpoints" / "last.ckpt"
+    arguments = flags(store, out, **common)
+    process = start(arguments)
+    while not checkpoint.exists() and process.poll() is None:
+        time.sleep(0.001)
+    time.sleep(0.001 * (time.time_ns() // 1000 % 200))  # any moment will do
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (out / "policy.json").exists(), "the run was too short to be killed"
+
+    assert main(arguments) == 0
+    assert main(flags(store, tmp_path / "whole", **common)) == 0
+    assert_same(out, tmp_path / "whole")
+
+
+def test_interrupted_before_the_first_checkpoint(store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "policy"
+    assert main(flags(store, out, steps=10)) == 0
+    for path in out.iterdir():
+        if path.name != "run.json":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert main(flags(store, out, steps=10)) == 0
+    assert main(flags(store, tmp_path / "whole", steps=10)) == 0
+    assert_same(out, tmp_path / "whole")
+
+
+def test_the_store_may_move(store: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(store, moved)
+    out = tmp_path / "policy"
+    assert main(flags(store, out, steps=3)) == 0
+    (out / "policy.json").unlink()
+    assert main(flags(moved, out, steps=3)) == 0
+
+
+def unfinished(store: Path, out: Path) -> None:
+    assert main(flags(store, out, steps=8)) == 0
+    (out / "policy.json").unlink()
+
+
+def test_another_geometry_cannot_continue_a_run(
+    store: Path, make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "policy"
+    unfinished(store, out)
+    other = make_store(geometry=Geometry(layers=1, query_heads=4, kv_heads=2, head_dim=8))
+    capsys.readouterr()
+    assert main(flags(other, out, steps=8)) == 2
+    message = capsys.readouterr().err
+    assert "traces.geometry.layers: 2 there, 1 here" in message
+    assert "new directory" in message
+    assert message.count("\n") == 1
+
+
+def test_resume_can_be_refused(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "policy"
+    unfinished(store, out)
+    assert main(flags(store, out, steps=8, resume="false")) == 2
+    assert "--resume is false" in capsys.readouterr().err
+
+
+def test_foreign_folders_and_files_are_refused(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(flags(store, tmp_path)) == 2
+    assert "not empty and not a training run" in capsys.readouterr().err
+    assert main(flags(store, tmp_path / "notes.txt")) == 2
+    assert "is a file" in capsys.readouterr().err
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_damaged_checkpoint_is_named(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "policy"
+    unfinished(store, out)
+    checkpoint = out / "checkpoints" / "last.ckpt"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:5_000])
+    assert main(flags(store, out, steps=8)) == 2
+    assert f"{checkpoint} is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"write": 5}, "lacks 3 of 8 sequences"),
+        ({"validation": 0}, "no validation sequences"),
+        ({"train": 0}, "no train sequences"),
+        ({"queries": False}, "collected without queries"),
+        ({"tokens": 38}, "longer than --cut_min 40"),
+    ],
+)
+def test_unusable_stores(
+    plan: dict[str, int | bool],
+    message: str,
+    make_store: MakeStore,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(flags(make_store(**plan), tmp_path / "policy", steps=2)) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "policy").exists()
+
+
+def test_incomplete_stores_by_flag(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store(train=2, validation=3, write=4)
+    assert main(flags(store, tmp_path / "policy", steps=2, allow_incomplete="yes")) == 0
+
+
+def test_a_truncated_store_is_named(
+    make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = make_store()
+    shard = next(store.glob("q/c.2.*"))
+    shard.write_bytes(shard.read_bytes()[:-50])
+    assert main(flags(store, tmp_path / "policy")) == 2
+    assert str(shard) in capsys.readouterr().err
+
+
+def test_not_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(flags(tmp_path / "nothing", tmp_path / "policy")) == 2
+    assert "not a trace store" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "banana", "meta"])
+def test_unknown_devices(
+    device: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(flags(store, tmp_path / "policy", device=device)) == 2
+    assert f"--device {device}" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_training_on_a_gpu_learns_too(store: Path, tmp_path: Path) -> None:
+    better = {"contexts": 8, "hidden": 64, "permutations": 8, "lr": "0.005", "steps": 100}
+    assert main(flags(store, tmp_path / "policy", device="cuda", **better)) == 0
+    held_out = json.loads((tmp_path / "policy" / "policy.json").read_text())["held_out"]
+    assert min(head["skill"] for head in held_out) > 0.85
