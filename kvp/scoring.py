@@ -6,13 +6,44 @@ protection and budgets are `kvp.ranking`; which methods exist is `policies.roste
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from kvp.errors import UsageError
+from kvp.rope import Rope
+
 ALL_QUERIES = -1
 """`Needs.queries` value of a method that reads the query of every cached token."""
+
+AUTO_SHARE = 0
+"""`Needs.share` value: groups of at most 8 layers, at least 4 groups."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """Extra passes in which the model repeats its context, chunk by chunk (KVzip, section 3)."""
+
+    chunk: int = 2048
+    """Context tokens repeated per pass."""
+    sinks: int = 4
+    """First cached keys that stay in the softmax of every chunk."""
+    weighted: bool = False
+    """KVzip+: attention times the norm of the projected value over the norm of the hidden state."""
+    full: bool = False
+    """Softmax over the whole cache instead of sinks, chunk and the pass itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """One extra pass of random tokens over the whole cache (ContrastKV's negative signal)."""
+
+    tokens: int = 64
+    """Random tokens, drawn uniformly from the ordinary vocabulary."""
+    seed: int = 0
+    """Seed of the draw."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +54,30 @@ class Needs:
     """How many of the most recent queries (tokens), or `ALL_QUERIES`."""
     future: bool = False
     """True only for hindsight methods: the attention future queries really paid."""
+    rope: bool = False
+    """True to get the model's rotary embedding, for methods that move queries in position."""
+    hidden_after: int | None = None
+    """Not None to get statistics of the hidden states, this many first tokens left out."""
+    replay: Replay | None = None
+    """Not None to get the attention received while the model repeats its context."""
+    noise: Noise | None = None
+    """Not None to get the attention received from random tokens."""
+    text: int = 0
+    """Prompt tokens, counted from the end, whose text the method reads (0: none)."""
+    share: int = 1
+    """Consecutive layers that take over the scores of the first of them, or `AUTO_SHARE`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenStates:
+    """The hidden states that enter a layer's attention, as statistics, and the way to queries."""
+
+    mean: Tensor
+    """[B, W] float32 mean over tokens, W = width of the model."""
+    variance: Tensor
+    """[B, W] float32 biased variance over tokens."""
+    project: Callable[[Tensor], Tensor]
+    """Hidden states [B, S, W] -> queries before RoPE [B, Q, S, D], bias and norms included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +101,16 @@ class View:
     """[B, Q, W, D] queries after RoPE of the last W tokens, W = min(needs.queries, N)."""
     future: Tensor | None = None
     """[B, H, N] float32 future attention of every token (`kvp.ops.future_attention`)."""
+    rope: Rope | None = None
+    """The model's rotary embedding at this length."""
+    hidden: HiddenStates | None = None
+    """Statistics of the hidden states of this layer."""
+    replay: Tensor | None = None
+    """[B, H, N] float32 largest attention, over query group and repeating tokens."""
+    noise: Tensor | None = None
+    """[B, H, N] float32 largest attention, over query group and random tokens."""
+    text: str | None = None
+    """Text of the last `needs.text` cached tokens (views that carry it have B = 1)."""
 
 
 @runtime_checkable
@@ -65,3 +130,43 @@ class Scorer(Protocol):
     def score(self, view: View) -> Tensor:
         """Score every token of one layer: [B, H, N] float32, finite or -inf, never NaN."""
         ...
+
+
+@runtime_checkable
+class SelfSizing(Protocol):
+    """A scorer that also says how many tokens each head needs (GVote)."""
+
+    def sizes(self, scores: Tensor) -> Tensor:
+        """Own number of tokens per head: scores [..., N] -> [...] int64, at least 1."""
+        ...
+
+
+def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
+    """Score every layer of a model, in order: one [B, H, N] float32 tensor per layer.
+
+    Layers that share (`Needs.share`) get the tensor of the first of their group. Raises UsageError
+    when a scorer returns another shape or NaN.
+    """
+    layers = list(views)
+    share = layers_per_group(len(layers), scorer.needs.share)
+    scores: list[Tensor] = []
+    for index, view in enumerate(layers):
+        if index % share:
+            scores.append(scores[-1])
+            continue
+        scored = scorer.score(view)
+        if scored.shape != view.keys.shape[:3] or bool(scored.isnan().any()):
+            raise UsageError(
+                f"method {scorer.name} returned scores {tuple(scored.shape)} in layer {view.layer},"
+                f" expected {tuple(view.keys.shape[:3])} without NaN"
+            )
+        scores.append(scored)
+    return scores
+
+
+def layers_per_group(layers: int, share: int) -> int:
+    """Layers that share one choice; `AUTO_SHARE` gives 7 of 28 layers, 8 of 32, 1 of 4."""
+    if share != AUTO_SHARE:
+        return share
+    groups = max(4, -(-layers // 8))
+    return max(1, -(-layers // groups))

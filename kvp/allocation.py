@@ -1,0 +1,112 @@
+"""Splitting a budget over the heads of a model: the contract of allocators, and its arithmetic.
+
+An allocator turns the scores of one prompt into token counts per layer and KV head; which tokens
+follows from the scores alone (`kvp.ranking`). Which allocators exist is `policies.roster`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from kvp.ranking import Protection, rank_tokens
+
+EMPTY_SLOT = -1
+"""Index that stands for no token where heads keep different numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One prompt whose cache is to be shrunk."""
+
+    scores: Tensor
+    """[L, H, N] float32, higher = keep; protected tokens are +inf."""
+    budget: int
+    """Tokens per KV head on average, protected ones included, 1 <= budget <= N."""
+    floor: int
+    """Fewest tokens of a head: the protected ones, at least 1."""
+    sizes: Tensor | None = None
+    """[L, H] int64, the scorer's own sizes (`kvp.scoring.SelfSizing`), None where it has none."""
+
+    @property
+    def total(self) -> int:
+        """Tokens to keep over all layers and KV heads."""
+        layers, heads, _ = self.scores.shape
+        return layers * heads * self.budget
+
+
+@runtime_checkable
+class Allocator(Protocol):
+    """A rule that splits a budget over layers and KV heads."""
+
+    @property
+    def name(self) -> str:
+        """Roster name with its options, e.g. `ada(safeguard=0.5)`."""
+        ...
+
+    def allocate(self, request: Request) -> Tensor:
+        """Tokens per layer and KV head: [L, H] int64, floor <= count <= N, sum `request.total`.
+
+        Rules that size the cache themselves, or reproduce a published rounding, miss the sum.
+        """
+        ...
+
+
+def apportion(shares: Tensor, total: int, *, least: int, most: int) -> Tensor:
+    """Integers in proportion to `shares` with an exact sum: largest remainders, ties to the first.
+
+    Args:
+        shares: [n] non-negative float64, not all 0.
+        total: sum to reach, n * least <= total <= n * most.
+        least: smallest allowed count.
+        most: largest allowed count.
+
+    Returns:
+        [n] int64. Raises ValueError when the bounds leave no solution.
+    """
+    count = shares.shape[0]
+    if not count * least <= total <= count * most:
+        raise ValueError(f"{count} counts in {least}..{most} cannot sum to {total}")
+    shares = shares.double()
+    shares = shares.clamp_min(1e-9 * float(shares.max()))
+    low, high = 0.0, 2.0 * most / float(shares.min())
+    for _ in range(200):  # the scale at which the clamped shares sum to the total
+        scale = (low + high) / 2
+        if float((shares * scale).clamp(least, most).sum()) < total:
+            low = scale
+        else:
+            high = scale
+    wanted = (shares * low).clamp(least, most)
+    counts = (wanted + 1e-9).floor().long()
+    missing = total - int(counts.sum())
+    remainder = torch.where(counts < most, wanted - counts, -torch.inf)
+    order = remainder.argsort(descending=True, stable=True)
+    counts[order[:missing]] += 1
+    return counts
+
+
+def protected_scores(scores: Tensor, protection: Protection) -> Tensor:
+    """Scores [..., N] with protected tokens raised to +inf, everything else finite."""
+    tokens = scores.shape[-1]
+    raised = scores.float().clamp(max=torch.finfo(torch.float32).max)
+    raised[..., : min(protection.sinks, tokens)] = torch.inf
+    raised[..., max(tokens - protection.recents, 0) :] = torch.inf
+    return raised
+
+
+def allocated_tokens(scores: Tensor, counts: Tensor, protection: Protection) -> Tensor:
+    """The best `counts` [L, H] tokens of every head by scores [L, H, N].
+
+    Returns:
+        [L, H, max count] int64 indices, ascending per head, `EMPTY_SLOT` after a head's last one.
+    """
+    ranking = rank_tokens(scores, protection)
+    counts = counts.to(ranking.device)
+    width = int(counts.max())
+    chosen = ranking[..., :width]
+    beyond = torch.arange(width, device=ranking.device) >= counts[..., None]
+    ordered = chosen.masked_fill(beyond, scores.shape[-1]).sort(dim=-1).values
+    return ordered.masked_fill(ordered == scores.shape[-1], EMPTY_SLOT)

@@ -1,0 +1,47 @@
+"""Rotary position embedding as a value: what a method needs to move queries in position.
+
+The half-split convention of the Llama family: channel i rotates with channel i + R / 2, where R
+channels rotate and the others pass through. `kvp.hf` reads it off a model, a trace store carries
+it in its manifest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Frequencies and scaling of a rotary embedding."""
+
+    frequencies: Tensor
+    """[R / 2] float32 radians per position; R <= D channels rotate."""
+    scaling: float = 1.0
+    """Factor on cosine and sine (YaRN, LongRoPE), 1 otherwise."""
+
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [..., R / 2] float32 of positions [...], `scaling` included."""
+        angles = positions[..., None].double() * self.frequencies.double()
+        return (angles.cos() * self.scaling).float(), (angles.sin() * self.scaling).float()
+
+    def mean_rotation(self, start: int, count: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [R / 2] averaged over positions start .. start + count - 1."""
+        positions = torch.arange(start, start + count, device=self.frequencies.device)
+        cosine, sine = self.rotation(positions)
+        return cosine.mean(0), sine.mean(0)
+
+    def rotate(self, vectors: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """Apply cosine and sine [..., R / 2] to vectors [..., D]."""
+        half = self.frequencies.shape[0]
+        low, high = vectors[..., :half], vectors[..., half : 2 * half]
+        rest = vectors[..., 2 * half :]
+        return torch.cat([low * cosine - high * sine, high * cosine + low * sine, rest], dim=-1)
+
+    def unrotate(self, vectors: Tensor, positions: Tensor) -> Tensor:
+        """Undo the embedding of vectors [..., N, D] that stand at positions [N]: float32."""
+        cosine, sine = self.rotation(positions)
+        square = self.scaling**2
+        return self.rotate(vectors.float(), cosine / square, -sine / square)
