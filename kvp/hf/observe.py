@@ -7,6 +7,7 @@ methods). Prompts here have no padding; `kvp.hf.eviction.evicting` deals with pa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,8 @@ from transformers import PreTrainedModel
 from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache import EvictingCache
+from kvp.hf.hidden import HiddenRecord, HiddenRecorder
+from kvp.hf.supply import Extras, Supply, asks_extras
 from kvp.scoring import ALL_QUERIES, Needs, View
 
 
@@ -33,6 +36,8 @@ class Observation:
     """[B, T, V] for the tokens fed, or [B, 1, V] for the last one."""
     cache: EvictingCache
     """The cache, ready for the next tokens."""
+    hidden: HiddenRecord | None = None
+    """Statistics of the states entering each attention block, of the tokens fed in this pass."""
 
 
 @torch.no_grad()
@@ -43,20 +48,26 @@ def observe(
     cache: EvictingCache | None = None,
     queries: int = ALL_QUERIES,
     last_logits: bool = False,
+    hidden_after: Sequence[int] = (),
 ) -> Observation:
     """Feed `input_ids` [B, T] int64 (no padding) after `cache` and observe every layer.
 
     `queries` says how many of the fed tokens' queries to keep (0 keeps none), `last_logits`
-    computes logits of the last token only. Whatever attention is set on the model stays set.
-    Raises UsageError when `cache` has already been shrunk.
+    computes logits of the last token only, `hidden_after` records statistics of the hidden states
+    with that many of the fed tokens left out (several numbers, several statistics). Whatever
+    attention is set on the model stays set. Raises UsageError when `cache` has already been shrunk.
     """
     cache = EvictingCache() if cache is None else cache
     if cache.evicted:
         raise UsageError("observe needs a cache that still holds every token it has seen")
     recorder = QueryRecorder(queries)
     cache.recorder = recorder if queries else None
+    states = HiddenRecorder(hidden_after) if hidden_after else None
     try:
-        with kvp_attention_set(model):
+        with (
+            kvp_attention_set(model),
+            nullcontext() if states is None else states.recording(model),
+        ):
             output = model(
                 input_ids=input_ids,
                 past_key_values=cache,
@@ -71,6 +82,7 @@ def observe(
         queries=recorder.queries,
         logits=output.logits,
         cache=cache,
+        hidden=None if states is None else states.record,
     )
 
 
@@ -79,14 +91,21 @@ def views(
     needs: Needs,
     budget: int,
     future: Sequence[Tensor] | None = None,
+    supply: Supply | None = None,
 ) -> Iterator[View]:
     """Yield each layer's view for a scorer with `needs` that will keep `budget` tokens per head.
 
-    `future` is per layer [B, H, N] float32. Raises ValueError when the observation recorded fewer
-    queries than the scorer reads, or when `needs.future` is set and `future` is missing.
+    `future` is per layer [B, H, N] float32; `supply` belongs to the same prompt and serves what
+    goes beyond keys, values and queries. Raises ValueError when the observation recorded fewer
+    queries than the scorer reads, or when `future` or `supply` is needed and missing; otherwise as
+    `Supply.for_needs`.
     """
     if needs.future and future is None:
         raise ValueError("this scorer reads future attention, which the caller must supply")
+    if supply is None and asks_extras(needs):
+        raise ValueError("this scorer reads what only a Supply of the prompt can give")
+    layers = len(observation.keys)
+    extras = (Extras(),) * layers if supply is None else supply.for_needs(needs)
     for index, (keys, values) in enumerate(zip(observation.keys, observation.values, strict=True)):
         batch, _, tokens, _ = keys.shape
         yield View(
@@ -97,6 +116,7 @@ def views(
             budget=budget,
             queries=recent_queries(observation.queries, index, needs, tokens),
             future=future[index] if needs.future and future is not None else None,
+            **vars(extras[index]),
         )
 
 

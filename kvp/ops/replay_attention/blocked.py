@@ -1,0 +1,47 @@
+"""The replay signal, a block of queries at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvp.ops.replay_attention.reference import check_shapes
+
+
+@torch.no_grad()
+def replay_attention(
+    queries: Tensor,
+    keys: Tensor,
+    own: Tensor,
+    *,
+    scaling: float,
+    key_weights: Tensor | None = None,
+    query_weights: Tensor | None = None,
+    block: int = 256,
+) -> Tensor:
+    """`replay_attention_reference` with [..., G, block, S + T] float32 of working memory.
+
+    Arguments, result and errors are those of the reference; `block` is the number of queries
+    handled at a time (ValueError below 1).
+    """
+    check_shapes(queries, keys, own, key_weights, query_weights)
+    if block < 1:
+        raise ValueError(f"blocks need at least one query, got {block}")
+    tokens, cached = own.shape[-2], keys.shape[-2]
+    signal = torch.zeros(keys.shape[:-1], dtype=torch.float32, device=keys.device)
+    cached_keys = keys.float()[..., None, :, :].transpose(-1, -2)
+    own_keys = own.float()[..., None, :, :].transpose(-1, -2)
+    index = torch.arange(tokens, device=own.device)
+    for start in range(0, tokens, block):
+        stop = min(start + block, tokens)
+        rows = scaling * queries[..., start:stop, :].float()
+        to_own = rows @ own_keys[..., :stop]
+        to_own.masked_fill_(index[:stop] > index[start:stop, None], -torch.inf)
+        attention = torch.cat([rows @ cached_keys, to_own], dim=-1).softmax(dim=-1)[..., :cached]
+        if query_weights is not None:
+            attention = attention * query_weights.float()[..., None, start:stop, None]
+        largest = attention.amax(dim=-2)  # [..., G, S]: weights of keys do not depend on the query
+        if key_weights is not None:
+            largest = largest * key_weights.float()
+        signal = torch.maximum(signal, largest.amax(dim=-2))
+    return signal
