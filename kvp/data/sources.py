@@ -210,7 +210,9 @@ def _from_documents(request: _Request, found: Sequence[Document], name: str) -> 
                 )
             yield sample
         elif document.text:
-            yield replace(empty, messages=None, context=_shortened(document.text, request))
+            context = _shortened(document.text, request)
+            after = document.text[len(context) :][: REPLY_TOKENS * _CHARACTERS]
+            yield replace(empty, messages=None, context=context, reply=after)
 
 
 def _answerable(empty: Sample, row: Mapping[str, object]) -> Sample:

@@ -114,6 +114,7 @@ def test_running_text_is_cut_before_a_word(
     assert all(
         re.fullmatch(r"text\d+ of", sample.context) for sample in cut
     )  # "several" ends at 16+
+    assert {sample.reply for sample in cut} == {" several words"}  # what follows is the reference
     whole = list(opened(tokenizer, data, length=50, count=99))
     assert all(sample.context.endswith("words") for sample in whole)
     assert {(sample.metric, sample.reply, sample.messages) for sample in whole} == {
