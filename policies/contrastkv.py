@@ -1,0 +1,162 @@
+"""ContrastKV (ACL 2026 long.417): what repeating the context attends to, and what noise does.
+
+Formula, per layer: S+ is KVzip's signal, S- the largest attention from random tokens fed after the
+context (Eq. 8).
+1. Head-level fusion. Per head, Q_p the p-quantile with linear interpolation: tokens with S+ and S-
+   both >= their Q_{1-beta} get 1, tokens with both <= their Q_beta get 0, others stay undecided.
+   Skipped for fewer than 20 tokens, whose quantiles say nothing.
+2. Layer-level fusion, of undecided tokens: min(S+ + gamma N, max S+), N = (S- - min) / (max - min)
+   (0 where max = min). Minima and maxima are over all heads and tokens of the layer, or of each
+   head (`scope`).
+3. Tokens are ranked by (fused score, S+, position). The paper leaves ties open, yet all fused at 1
+   tie, and they fill the smallest budgets.
+
+The returned scores realise the order of step 3 (see `ordered_scores`), also between heads and
+layers, for `contrastkv+global`, the paper's split of the budget. beta = gamma = 0 is KVzip.
+
+Defaults: beta 0.1, gamma 0.12, 64 random tokens, and S+ as KVzip's own code takes it. Preset
+`paper`: S+ over the whole cache, as Eq. 8 is printed (`denominator=full`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvp.errors import UsageError
+from kvp.scoring import Needs, Noise, Replay, View
+from policies.options import Heuristic, Presets, check_choice, check_integer
+
+_LEAST_TOKENS = 20
+_ONE = 0x3F800000  # the bits of 1.0 in float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastKV(Heuristic):
+    """Keep what the repetition and noise agree on, then what the repetition attends to."""
+
+    beta: float = 0.1
+    """Share of a head's tokens above (and below) the quantiles, 0 to 0.5; 0 skips the step."""
+    gamma: float = 0.12
+    """Weight of the noise signal for undecided tokens."""
+    chunk: int = 2048
+    """Context tokens repeated per pass."""
+    denominator: str = "chunk"
+    """Softmax of S+: `chunk` (sinks, chunk, the pass itself) or `full` (the whole cache)."""
+    scope: str = "layer"
+    """Whose extremes step 2 takes: `layer` or `head`."""
+    noise: int = 64
+    """Random tokens."""
+    seed: int = 0
+    """Seed of the random tokens."""
+
+    method: ClassVar[str] = "contrastkv"
+    presets: ClassVar[Presets] = {"paper": {"denominator": "full"}}
+
+    def __post_init__(self) -> None:
+        """Raise UsageError on an option outside its range."""
+        _check_number(self.method, "beta", self.beta, most=0.5)
+        _check_number(self.method, "gamma", self.gamma, most=math.inf)
+        check_integer(self.method, "chunk", self.chunk, least=1)
+        check_integer(self.method, "noise", self.noise, least=1)
+        check_integer(self.method, "seed", self.seed, least=0)
+        check_choice(self.method, "denominator", self.denominator, ("chunk", "full"))
+        check_choice(self.method, "scope", self.scope, ("layer", "head"))
+
+    @property
+    def needs(self) -> Needs:
+        """The attention of the repetition and of the noise."""
+        return Needs(
+            replay=Replay(chunk=self.chunk, full=self.denominator == "full"),
+            noise=Noise(tokens=self.noise, seed=self.seed),
+        )
+
+    def score(self, view: View) -> Tensor:
+        """Fused scores in their full order: [B, H, N] float32."""
+        assert view.replay is not None
+        assert view.noise is not None
+        positive, negative = view.replay, view.noise
+        gated = self.beta > 0 and positive.shape[-1] >= _LEAST_TOKENS
+        if not gated and self.gamma == 0:
+            return positive.clone(memory_format=torch.contiguous_format)
+        fused = self._layer_fusion(positive, negative)
+        if gated:
+            high = [s >= quantile(s, 1 - self.beta) for s in (positive, negative)]
+            low = [s <= quantile(s, self.beta) for s in (positive, negative)]
+            fused = fused.masked_fill(low[0] & low[1], 0.0).masked_fill(high[0] & high[1], 1.0)
+        return ordered_scores(fused, positive)
+
+    def _layer_fusion(self, positive: Tensor, negative: Tensor) -> Tensor:
+        axes = (-2, -1) if self.scope == "layer" else (-1,)
+        least, most = negative.amin(axes, keepdim=True), negative.amax(axes, keepdim=True)
+        spread = torch.where(most > least, most - least, 1.0)
+        raised = positive + self.gamma * ((negative - least) / spread)
+        return torch.minimum(raised, positive.amax(axes, keepdim=True))
+
+
+def quantile(scores: Tensor, share: float) -> Tensor:
+    """The `share`-quantile over the last axis, linear interpolation: [..., N] -> [..., 1] float64.
+
+    For any N (`torch.quantile` stops at 16 million elements).
+    """
+    ordered = scores.double().sort(dim=-1).values
+    place = (scores.shape[-1] - 1) * share
+    if abs(place - round(place)) < 1e-9:  # 0.9 * 30 is 27 and hits the token there exactly
+        place = round(place)
+    below = math.floor(place)
+    above = min(below + 1, scores.shape[-1] - 1)
+    low, high = ordered[..., below, None], ordered[..., above, None]
+    return low + (place - below) * (high - low)
+
+
+def ordered_scores(fused: Tensor, positive: Tensor) -> Tensor:
+    """One float32 per token in the order of (fused, positive): [B, H, N] each, values in [0, 1].
+
+    Equal only where both are equal, so that ties are left to position. Neighbouring floats of one
+    sign have neighbouring bit patterns, which is all this uses:
+
+    - fused 1 becomes the float whose bits are those of 1.0 plus those of `positive`: above 1;
+    - fused 0 becomes minus the float whose bits are those of 1.0 minus those of `positive`: at
+      most 0;
+    - anything between stays as it is, or is raised by the few units in the last place it takes to
+      tell it from tokens of the layer with the same fused score and a smaller `positive`.
+
+    The first two are the same function in every layer, so tokens compare exactly across layers;
+    the third shifts them by no more than one unit (6e-8 of the score) per tied token.
+    """
+    own = _bits(positive.clamp(0, 1))
+    between = _told_apart(_bits(fused.clamp(0, 1)).flatten(1), own.flatten(1)).view(own.shape)
+    above, below = _float(_ONE + own), -_float(_ONE - own)
+    return torch.where(fused >= 1, above, torch.where(fused <= 0, below, _float(between)))
+
+
+def _told_apart(fused: Tensor, own: Tensor) -> Tensor:
+    """Bits [B, M] of the fused scores strictly between 0 and 1, ties resolved by `own`."""
+    by_own = own.argsort(dim=-1, stable=True)
+    order = by_own.gather(1, fused.gather(1, by_own).argsort(dim=-1, stable=True))
+    fused, own = fused.gather(1, order), own.gather(1, order)
+    new = (fused.diff(dim=-1) != 0) | (own.diff(dim=-1) != 0)
+    new &= (fused[:, 1:] > 0) & (fused[:, 1:] < _ONE)
+    step = torch.nn.functional.pad(new.long().cumsum(dim=-1), (1, 0))
+    # The least values >= fused that rise by 1 at every new pair.
+    raised = step + (fused - step).cummax(dim=-1).values
+    return torch.empty_like(raised).scatter_(1, order, raised.clamp(max=_ONE - 1))
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.contiguous().view(torch.int32).long()
+
+
+def _float(bits: Tensor) -> Tensor:
+    return bits.int().view(torch.float32)
+
+
+def _check_number(method: str, option: str, value: object, *, most: float) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= most or value == math.inf:  # type: ignore[operator]
+        wanted = "a number >= 0" if most == math.inf else f"a number from 0 to {most}"
+        raise UsageError(f"{method}: {option} must be {wanted}, got {value!r}")

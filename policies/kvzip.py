@@ -1,0 +1,65 @@
+"""KVzip (arXiv 2505.23416): what the model looks at when it repeats its context.
+
+Formula: after the prefill the model is asked to repeat its context, chunk by chunk, and fed the
+answer. Per KV head, s_i = max over the G query heads and all queries of that input of the softmax
+attention to token i, over [first `sinks` tokens; the chunk's tokens; the input itself, causal]
+(section 3; the pass is `kvp.scoring.Replay`). `plus` (KVzip+, from KVzap, arXiv 2601.07891)
+multiplies attention by ||W_o v_i|| / ||h_j||, h_j the state that enters the attention block.
+
+Defaults: chunk 2048, sinks 4. Presets: `kvpress` (0.5.5: the first 4 tokens forced, its chat prefix
+is not treated apart), `paper` (chunk 2000). The published method splits one budget over all heads
+of the model: `kvzip+global`. The official code keeps the whole system prompt in every softmax where
+this keeps `sinks` tokens. Cost: one more pass over the context and its requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvp.scoring import Needs, Replay, View
+from policies.options import Heuristic, Presets, check_choice, check_integer
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVzip(Heuristic):
+    """Keep what repeating the context attends to."""
+
+    chunk: int = 2048
+    """Context tokens repeated per pass."""
+    sinks: int = 4
+    """First tokens that stand in the softmax of every chunk."""
+    plus: bool = False
+    """KVzip+: weigh attention by what the value adds to the state."""
+    full: bool = False
+    """Softmax over the whole cache instead of sinks and chunk; the largest of all passes."""
+    forced: int = 0
+    """First tokens that are always kept."""
+
+    method: ClassVar[str] = "kvzip"
+    presets: ClassVar[Presets] = {"kvpress": {"forced": 4}, "paper": {"chunk": 2000}}
+
+    def __post_init__(self) -> None:
+        """Raise UsageError on an empty chunk or negative counts."""
+        check_integer(self.method, "chunk", self.chunk, least=1)
+        check_integer(self.method, "sinks", self.sinks, least=0)
+        check_integer(self.method, "forced", self.forced, least=0)
+        check_choice(self.method, "plus", self.plus, (False, True))
+        check_choice(self.method, "full", self.full, (False, True))
+
+    @property
+    def needs(self) -> Needs:
+        """The attention of the repetition."""
+        return Needs(
+            replay=Replay(chunk=self.chunk, sinks=self.sinks, weighted=self.plus, full=self.full)
+        )
+
+    def score(self, view: View) -> Tensor:
+        """The signal itself, forced tokens at the largest float: [B, H, N] float32."""
+        assert view.replay is not None
+        scores = view.replay.clone(memory_format=torch.contiguous_format)
+        scores[..., : self.forced] = torch.finfo(torch.float32).max  # KVzip+ may exceed 1
+        return scores

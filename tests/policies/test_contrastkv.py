@@ -1,0 +1,212 @@
+"""ContrastKV against its formula in float64 NumPy, and the order its scores must realise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from kvp.errors import UsageError
+from kvp.ranking import rank_tokens
+from kvp.scoring import Noise, Replay, View
+from policies.contrastkv import ContrastKV, ordered_scores, quantile
+from policies.kvzip import KVzip
+
+MakeView = Callable[..., View]
+Array = np.ndarray
+
+
+@pytest.fixture
+def make(make_view: MakeView) -> Callable[..., View]:
+    """Views with both signals: attention-like, or on a coarse grid so that ties abound."""
+
+    def build(tokens: int, *, grid: int = 0, batch: int = 1, seed: int = 0) -> View:
+        generator = torch.Generator().manual_seed(seed)
+        view = make_view(tokens=tokens, batch=batch, heads=3)
+        signals = torch.rand(2, batch, 3, tokens, generator=generator)
+        signals = (signals * grid).round() / grid if grid else signals**6
+        return replace(view, replay=signals[0], noise=0.01 * signals[1])
+
+    return build
+
+
+def _fused(
+    positive: Array, negative: Array, beta: float, gamma: float, scope: str = "layer"
+) -> Array:
+    """Steps 1 and 2 for one layer [H, N], token by token. float32 where equality decides."""
+    heads, tokens = positive.shape
+    fused = np.zeros_like(positive)
+    for h in range(heads):
+        pos, neg = positive[h], negative[h]
+        rows = slice(None) if scope == "layer" else slice(h, h + 1)
+        low_neg, high_neg = negative[rows].min(), negative[rows].max()
+        cap = positive[rows].max()
+        high_p, low_p = np.quantile(pos, [1 - beta, beta])
+        high_n, low_n = np.quantile(neg, [1 - beta, beta])
+        for i in range(tokens):
+            if beta and tokens >= 20 and pos[i] >= high_p and neg[i] >= high_n:
+                fused[h, i] = 1.0
+            elif beta and tokens >= 20 and pos[i] <= low_p and neg[i] <= low_n:
+                fused[h, i] = 0.0
+            else:
+                boost = (neg[i] - low_neg) / (high_neg - low_neg) if high_neg > low_neg else 0.0
+                fused[h, i] = min(pos[i] + np.float32(gamma) * boost, cap)
+    return fused
+
+
+def _arrays(view: View) -> tuple[Array, Array]:
+    assert view.replay is not None
+    assert view.noise is not None
+    return view.replay[0].numpy(), view.noise[0].numpy()
+
+
+@pytest.mark.parametrize("grid", [0, 3, 40])
+@pytest.mark.parametrize("tokens", [1, 5, 19, 20, 31, 300])
+@pytest.mark.parametrize(("beta", "gamma"), [(0.1, 0.12), (0.1, 0.0), (0.0, 0.12), (0.3, 2.0)])
+@pytest.mark.parametrize("scope", ["layer", "head"])
+def test_the_order_is_lexicographic(
+    make: Callable[..., View], tokens: int, grid: int, beta: float, gamma: float, scope: str
+) -> None:
+    """(fused, S+, position) within every head, and (fused, S+) over the heads of the layer."""
+    view = make(tokens, grid=grid)
+    positive, negative = _arrays(view)
+    fused = _fused(positive, negative, beta, gamma, scope)
+    scores = ContrastKV(beta=beta, gamma=gamma, scope=scope).score(view)
+    assert scores.dtype == torch.float32
+    assert scores.isfinite().all()
+    ranking = rank_tokens(scores)[0].tolist()
+    for head in range(3):
+        keys = [(fused[head, i], positive[head, i], i) for i in range(tokens)]
+        assert ranking[head] == sorted(range(tokens), key=lambda i, k=keys: k[i], reverse=True)
+    pairs = list(zip(fused.ravel().tolist(), positive.ravel().tolist(), strict=True))
+    order = sorted(range(len(pairs)), key=pairs.__getitem__)
+    flat = scores.flatten().tolist()
+    for before, after in pairwise(order):
+        if pairs[before] == pairs[after]:
+            assert flat[before] == flat[after]
+        else:
+            assert flat[before] < flat[after]
+
+
+def test_undecided_tokens_keep_their_fused_score(make: Callable[..., View]) -> None:
+    view = make(300, batch=1)
+    positive, negative = _arrays(view)
+    fused = _fused(positive, negative, 0.1, 0.12)
+    scores = ContrastKV().score(view)[0].numpy()
+    between = (fused > 0) & (fused < 1)
+    assert 0.9 < between.mean() < 1
+    np.testing.assert_allclose(scores[between], fused[between], rtol=1e-5)
+    assert (fused == 1).any()
+    assert (fused == 0).any()
+    assert (scores[fused == 1] >= 1).all()
+    assert (scores[fused == 0] <= 0).all()
+
+
+def test_scores_compare_across_layers() -> None:
+    """Tokens decided in two layers are ordered by S+, whatever else is in their layers."""
+    tiny = [0.0, 1e-40, 3e-12, 1e-7, 0.5, float(np.nextafter(np.float32(1), 0)), 1.0]
+    layers = []
+    for signal in tiny:
+        positive = torch.tensor([[[signal, signal, 0.25, 0.75]]])
+        fused = torch.tensor([[[1.0, 0.0, 0.25, 0.75]]])
+        layers.append(ordered_scores(fused, positive)[0, 0])
+    up, down = [float(s[0]) for s in layers], [float(s[1]) for s in layers]
+    assert up == sorted(set(up))
+    assert up[0] >= 1
+    assert down == sorted(set(down))
+    assert down[-1] <= 0
+    assert all(torch.equal(s[2:], torch.tensor([0.25, 0.75])) for s in layers)
+
+
+def test_ties_at_the_cap_go_to_the_larger_signal_and_stay_at_the_cap() -> None:
+    positive = torch.tensor([[[0.3, 0.1, 0.4, 0.2, 0.1]]])
+    fused = torch.full((1, 1, 5), 0.4)
+    scores = ordered_scores(fused, positive)[0, 0]
+    assert rank_tokens(scores).tolist() == [2, 0, 3, 4, 1]
+    assert scores[1] == scores[4] == fused[0, 0, 0]
+    torch.testing.assert_close(scores, fused[0, 0], rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize("tokens", [3, 20, 70])
+def test_without_fusion_it_is_kvzip(make: Callable[..., View], tokens: int) -> None:
+    view = make(tokens, batch=2)
+    scorer = ContrastKV(beta=0, gamma=0)
+    assert torch.equal(scorer.score(view), KVzip().score(view))
+    assert scorer.needs.replay == KVzip().needs.replay
+
+
+def test_short_prompts_skip_the_quantiles(make: Callable[..., View]) -> None:
+    for tokens, same in ((19, True), (20, False)):
+        view = make(tokens)
+        view = replace(view, noise=view.replay)  # so that tokens of both tops and bottoms exist
+        scores = ContrastKV(gamma=0).score(view)
+        assert torch.equal(scores, KVzip().score(view)) == same
+
+
+def test_a_flat_noise_signal_adds_nothing(make: Callable[..., View]) -> None:
+    view = make(50)
+    flat = replace(view, noise=torch.full_like(view.keys[..., 0], 0.02))
+    assert torch.equal(
+        rank_tokens(ContrastKV(beta=0).score(flat)), rank_tokens(KVzip().score(view))
+    )
+
+
+def test_rows_do_not_touch_each_other(make: Callable[..., View]) -> None:
+    view = make(60, batch=3, grid=20)
+    scores = ContrastKV().score(view)
+    for row in range(3):
+        alone = replace(
+            view,
+            replay=view.replay[row : row + 1],  # type: ignore[index]
+            noise=view.noise[row : row + 1],  # type: ignore[index]
+        )
+        assert torch.equal(ContrastKV().score(alone)[0], scores[row])
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 20, 31, 100])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_quantiles(tokens: int, share: float) -> None:
+    values = torch.rand(3, tokens)
+    expected = np.quantile(values.double().numpy(), share, axis=-1)
+    np.testing.assert_allclose(quantile(values, share)[:, 0], expected, rtol=1e-12)
+
+
+def test_a_quantile_on_a_token_is_that_token() -> None:
+    values = torch.rand(1, 31)
+    ordered = values[0].double().sort().values
+    assert quantile(values, 0.9).item() == ordered[27]
+    assert quantile(values, 0.1).item() == ordered[3]
+
+
+def test_needs_and_names() -> None:
+    scorer = ContrastKV(chunk=9, denominator="full", noise=16, seed=3)
+    assert scorer.needs.replay == Replay(chunk=9, full=True)
+    assert scorer.needs.noise == Noise(tokens=16, seed=3)
+    assert ContrastKV().name == "contrastkv"
+    assert ContrastKV(denominator="full").name == "contrastkv:paper"
+    assert ContrastKV(beta=0.05).name == "contrastkv(beta=0.05)"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beta": 0.6}, "contrastkv: beta must be a number from 0 to 0.5, got 0.6"),
+        ({"beta": True}, "contrastkv: beta must be"),
+        ({"gamma": -1}, "contrastkv: gamma must be a number >= 0, got -1"),
+        ({"gamma": "x"}, "contrastkv: gamma must be"),
+        ({"gamma": float("nan")}, "contrastkv: gamma must be"),
+        ({"gamma": float("inf")}, "contrastkv: gamma must be"),
+        ({"chunk": 0}, "contrastkv: chunk must be an integer >= 1"),
+        ({"noise": 0}, "contrastkv: noise must be an integer >= 1"),
+        ({"seed": -1}, "contrastkv: seed must be an integer >= 0"),
+        ({"denominator": "all"}, "contrastkv: denominator must be one of chunk, full"),
+        ({"scope": "model"}, "contrastkv: scope must be one of layer, head"),
+    ],
+)
+def test_bad_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ContrastKV(**options)  # type: ignore[arg-type]
