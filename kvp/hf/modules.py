@@ -7,7 +7,8 @@ Works for decoders whose attention modules project queries with `q_proj` (option
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -72,27 +73,44 @@ def rope_of(model: PreTrainedModel, tokens: int) -> Rope:
     Frequencies that depend on the length (LongRoPE, dynamic NTK) are those at that length. Raises
     ModelError for a model without rotary embedding and for one that does not rotate halves.
     """
-    rotary = next((m for m in model.modules() if isinstance(_frequencies(m), Tensor)), None)
+    rotary = _rotary(model)
     if rotary is None:
         raise ModelError(
             f"{type(model).__name__} has no rotary embedding: use a method that moves no queries"
         )
     weight = next(model.parameters())
     last = torch.tensor([[0, max(tokens - 1, 0)]], device=weight.device)
-    cosine, sine = rotary(weight.new_zeros(1, dtype=torch.float32), last)
-    frequencies = _frequencies(rotary)
-    assert frequencies is not None
-    rope = Rope(
-        frequencies=frequencies.detach().float().clone(),
-        scaling=float(getattr(rotary, "attention_scaling", 1.0)),
-    )
+    with rope_kept(model):
+        cosine, sine = rotary(weight.new_zeros(1, dtype=torch.float32), last)
+        assert isinstance(rotary.inv_freq, Tensor)
+        rope = Rope(
+            frequencies=rotary.inv_freq.detach().float().clone(),
+            scaling=float(getattr(rotary, "attention_scaling", 1.0)),
+        )
     _check_halves(model, rope, cosine, sine)
     return rope
 
 
-def _frequencies(module: nn.Module) -> Tensor | None:
-    found = getattr(module, "inv_freq", None)
-    return found if isinstance(found, Tensor) else None
+@contextmanager
+def rope_kept(model: PreTrainedModel) -> Iterator[None]:
+    """Give the rotary embedding back what a forward pass inside the block changes in it.
+
+    Frequencies that depend on the length stay, in transformers, at those of the longest input.
+    """
+    rotary = _rotary(model)
+    names = ("inv_freq", "max_seq_len_cached", "attention_scaling")
+    before = {name: getattr(rotary, name) for name in names if hasattr(rotary, name)}
+    before = {n: v.clone() if isinstance(v, Tensor) else v for n, v in before.items()}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(rotary, name, value)
+
+
+def _rotary(model: PreTrainedModel) -> nn.Module | None:
+    found = (m for m in model.modules() if isinstance(getattr(m, "inv_freq", None), Tensor))
+    return next(found, None)
 
 
 def _check_halves(model: PreTrainedModel, rope: Rope, cosine: Tensor, sine: Tensor) -> None:

@@ -20,7 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kvp.errors import UsageError
 from kvp.hf.attention import StoredKeys, kvp_attention_set
-from kvp.hf.modules import attention_modules
+from kvp.hf.modules import attention_modules, rope_kept
 from kvp.ops.replay_attention import replay_attention
 
 _WORKING_FLOATS = 2**25
@@ -62,6 +62,7 @@ def run_pass(
     _refuse_rope_switch(model, keys[0].shape[2], input_ids.shape[1])
     with ExitStack() as undo:
         undo.enter_context(kvp_attention_set(model))
+        undo.enter_context(rope_kept(model))
         norms: dict[int, Tensor] = {}
         if weighted:
             undo.enter_context(_hidden_norms(model, norms))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
     LlamaConfig,
@@ -16,6 +17,8 @@ from transformers import (
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -90,6 +93,29 @@ def prompt() -> Callable[..., Tensor]:
         return torch.randint(1, 64, (batch, tokens), generator=generator)
 
     return draw
+
+
+@pytest.fixture
+def letters() -> Callable[..., PreTrainedTokenizerBase]:
+    """Make a tokenizer with one id per character, below 64; with `chat` also a template."""
+
+    def make(*, chat: bool = False) -> PreTrainedTokenizerBase:
+        tokens = ["<pad>", "<u>", "<e>", "<a>", *"abcdefghijklmnopqrstuvwxyzR \n.,0123456789"]
+        vocabulary = {token: index for index, token in enumerate(tokens)}
+        backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        backend.decoder = decoders.Fuse()
+        return PreTrainedTokenizerFast(
+            tokenizer_object=backend,
+            pad_token="<pad>",
+            additional_special_tokens=tokens[1:4],
+            chat_template="<u>{{ messages[0].content }}<e>"
+            "{% if add_generation_prompt %}<a>{% endif %}"
+            if chat
+            else None,
+        )
+
+    return make
 
 
 @pytest.fixture
