@@ -23,8 +23,10 @@ from kvp.hf.attention import StoredKeys, kvp_attention_set
 from kvp.hf.modules import attention_modules, rope_kept
 from kvp.ops.replay_attention import replay_attention
 
-_WORKING_FLOATS = 2**25
-"""Attention probabilities held at a time: 128 MiB."""
+_WORKING_FLOATS = {"cpu": 2**21}
+"""Attention probabilities held at a time, by kind of device: what its cache holds (8 MiB)."""
+_MANY_FLOATS = 2**26
+"""The same for other devices, where few large steps are faster (256 MiB)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +160,7 @@ class _LentLayer(DynamicLayer):
             key_weights = projected_norms(module, values, query_heads // heads)
             key_weights = nn.functional.pad(key_weights, (sinks, 0), value=1.0)
             query_weights = 1.0 / self._norms[self._index][:, None].expand(-1, heads, -1)
+        working = _WORKING_FLOATS.get(keys.device.type, _MANY_FLOATS)
         signal = replay_attention(
             query.reshape(batch, heads, -1, tokens, width),
             keys,
@@ -165,7 +168,7 @@ class _LentLayer(DynamicLayer):
             scaling=scaling,
             key_weights=key_weights,
             query_weights=query_weights,
-            block=max(1, _WORKING_FLOATS // (batch * query_heads * (keys.shape[2] + tokens))),
+            block=max(1, working // (batch * query_heads * (keys.shape[2] + tokens))),
         )
         self.signal = signal[..., sinks:]
 

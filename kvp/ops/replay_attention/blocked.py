@@ -27,7 +27,7 @@ def replay_attention(
     check_shapes(queries, keys, own, key_weights, query_weights)
     if block < 1:
         raise ValueError(f"blocks need at least one query, got {block}")
-    tokens, cached = own.shape[-2], keys.shape[-2]
+    tokens = own.shape[-2]
     signal = torch.zeros(keys.shape[:-1], dtype=torch.float32, device=keys.device)
     cached_keys = keys.float()[..., None, :, :].transpose(-1, -2)
     own_keys = own.float()[..., None, :, :].transpose(-1, -2)
@@ -35,12 +35,13 @@ def replay_attention(
     for start in range(0, tokens, block):
         stop = min(start + block, tokens)
         rows = scaling * queries[..., start:stop, :].float()
-        to_own = rows @ own_keys[..., :stop]
+        to_cached, to_own = rows @ cached_keys, rows @ own_keys[..., :stop]
         to_own.masked_fill_(index[:stop] > index[start:stop, None], -torch.inf)
-        attention = torch.cat([rows @ cached_keys, to_own], dim=-1).softmax(dim=-1)[..., :cached]
+        total = torch.logaddexp(to_cached.logsumexp(dim=-1), to_own.logsumexp(dim=-1))
         if query_weights is not None:
-            attention = attention * query_weights.float()[..., None, start:stop, None]
-        largest = attention.amax(dim=-2)  # [..., G, S]: weights of keys do not depend on the query
+            total = total - query_weights.float()[..., None, start:stop].log()
+        # The maximum is taken of logarithms: one exponential per key instead of one per query.
+        largest = to_cached.sub_(total[..., None]).amax(dim=-2).exp()  # [..., G, S]
         if key_weights is not None:
             largest = largest * key_weights.float()
         signal = torch.maximum(signal, largest.amax(dim=-2))

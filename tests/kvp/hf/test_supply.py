@@ -13,7 +13,7 @@ from transformers import DynamicCache, Phi3Config, Phi3ForCausalLM, PreTrainedMo
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from kvp.errors import UsageError
-from kvp.hf import Observation, Supply, observe, views
+from kvp.hf import Observation, Supply, observe, passes, views
 from kvp.hf.replay import noise_input, replay_inputs
 from kvp.hf.supply import Extras
 from kvp.scoring import Needs, Noise, Replay, View
@@ -137,7 +137,7 @@ def test_few_queries_at_a_time_change_nothing(
 ) -> None:
     ids, spec = prompt(40), Replay(chunk=15, weighted=True)
     whole = _supply(qwen, ids, tokenizer).replay(spec)
-    monkeypatch.setattr("kvp.hf.passes._WORKING_FLOATS", 1000)
+    monkeypatch.setitem(passes._WORKING_FLOATS, "cpu", 1000)
     for few, many in zip(_supply(qwen, ids, tokenizer).replay(spec), whole, strict=True):
         torch.testing.assert_close(few, many)
 
