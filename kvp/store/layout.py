@@ -7,7 +7,7 @@ from typing import Any
 
 from zarr.codecs import BloscCodec, Crc32cCodec
 
-from kvp.store.schema import DTYPES, StorePlan
+from kvp.store.schema import DTYPES, StorePlan, is_label
 
 MANIFEST = "manifest.json"
 SEQUENCES = "sequences"
@@ -16,7 +16,7 @@ LOCK = "writer.lock"
 
 def shard_path(store: Path, array: str, index: int) -> Path:
     """File that holds one sequence of an array."""
-    axes = 6 if array == "q" else 5
+    axes = {"q": 6, "k": 5, "v": 5}.get(array, 4)
     return store / array / ".".join(["c", str(index), *["0"] * (axes - 1)])
 
 
@@ -28,19 +28,21 @@ def record_path(store: Path, index: int) -> Path:
 def array_settings(plan: StorePlan, array: str) -> dict[str, Any]:
     """Arguments of `zarr.create_array` for one array of a store."""
     shape = plan.shape(array)
-    itemsize = DTYPES[plan.dtype][0].itemsize
+    dtype = plan.dtype_of(array)
+    itemsize = DTYPES[dtype][0].itemsize
     axes = ["sequence", "layer", "kv_head", *(["group"] if array == "q" else []), "token"]
+    axes += [] if is_label(array) else ["head_dim"]
     blosc = BloscCodec(
         cname="zstd", clevel=1, shuffle="shuffle", typesize=itemsize, blocksize=1 << 20
     )
     return {
         "shape": (plan.sequences, *shape),
-        "dtype": DTYPES[plan.dtype][1],
+        "dtype": DTYPES[dtype][1],
         "shards": (1, *shape),
         "chunks": (1, 1, 1, *shape[2:]),
         "compressors": [blosc, Crc32cCodec()],
         "fill_value": 0,
-        "dimension_names": [*axes, "head_dim"],
+        "dimension_names": axes,
         "chunk_key_encoding": {"name": "default", "separator": "."},
-        "attributes": {"kvp_dtype": plan.dtype},
+        "attributes": {"kvp_dtype": dtype},
     }

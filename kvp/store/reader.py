@@ -20,7 +20,7 @@ from kvp.geometry import Geometry
 from kvp.store.layout import shard_path
 from kvp.store.metadata import load_metadata
 from kvp.store.records import committed, load_record
-from kvp.store.schema import SequenceRecord, StorePlan, Trace
+from kvp.store.schema import SequenceRecord, StorePlan, Trace, is_label, label_array
 
 
 class TraceReader:
@@ -89,11 +89,24 @@ class TraceReader:
         """Keys and values of one sequence, [L, H, T, D] each; raises StoreError as `head`."""
         return self._read("k", index), self._read("v", index)
 
+    def label(self, name: str, index: int) -> Tensor:
+        """A label of the prompt of one sequence: [L, H, P] float32, P = its `prompt_length`.
+
+        Raises StoreError as `head`, or when the store does not hold that label.
+        """
+        if name not in self._plan.labels:
+            held = ", ".join(self._plan.labels) or "no labels"
+            raise StoreError(f"{self.path} holds no label {name!r} (it holds {held})")
+        return self._read(label_array(name), index)
+
     def trace(self, index: int) -> Trace:
         """All of one sequence; queries are None in a store without. Raises StoreError as `head`."""
         keys, values = self.kv(index)
         queries = self._read("q", index) if self._plan.store_queries else None
-        return Trace(record=self.record(index), queries=queries, keys=keys, values=values)
+        labels = {name: self.label(name, index) for name in self._plan.labels}
+        return Trace(
+            record=self.record(index), queries=queries, keys=keys, values=values, labels=labels
+        )
 
     def verify(self) -> None:
         """Read every byte of every committed sequence; raises StoreError naming what is damaged."""
@@ -101,14 +114,13 @@ class TraceReader:
             load_record(self.path, self._plan, index, checksums=True)
 
     def _read(self, array: str, index: int, where: tuple[int, ...] = ()) -> Tensor:
-        tokens = slice(self.record(index).length)
-        selection: tuple[int | slice | EllipsisType, ...] = (
-            index,
-            *where,
-            ...,
-            tokens,
-            slice(None),
+        record = self.record(index)
+        tokens = (
+            (slice(record.prompt_length),)
+            if is_label(array)
+            else (slice(record.length), slice(None))
         )
+        selection: tuple[int | slice | EllipsisType, ...] = (index, *where, ..., *tokens)
         shard = shard_path(self.path, array, index)
         if array not in self._arrays:
             self._arrays[array] = zarr.open_array(self.path / array, mode="r")
@@ -120,7 +132,7 @@ class TraceReader:
         except (ValueError, RuntimeError, OSError) as problem:
             raise StoreError(f"{shard} is damaged or missing: {problem}") from None
         tensor = torch.from_numpy(np.asarray(stored))
-        return tensor.view(torch.bfloat16) if self._plan.dtype == "bfloat16" else tensor
+        return tensor.view(torch.bfloat16) if self._plan.dtype_of(array) == "bfloat16" else tensor
 
     def __getstate__(self) -> dict[str, Any]:
         """Only the path; a copy in another process opens everything again."""

@@ -6,7 +6,7 @@ Left out: files and codecs (`layout`), moving bytes (`writer`, `reader`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +17,11 @@ from kvp.geometry import Geometry
 FORMAT = "kvp-traces"
 FORMAT_VERSION = 1
 
-ARRAYS = ("q", "k", "v")
+TENSORS = ("q", "k", "v")
+LABELS = ("kvzip", "kvzip_plus")
+"""Labels a store may hold: what every prompt token is worth to its KV head by another method."""
+ARRAYS = (*TENSORS, *(f"label_{name}" for name in LABELS))
+"""Every array a store may have."""
 
 DTYPES: dict[str, tuple[torch.dtype, str]] = {
     "float32": (torch.float32, "float32"),
@@ -104,6 +108,8 @@ class Trace:
     """[L, H, T, D] keys after RoPE."""
     values: Tensor
     """[L, H, T, D] values."""
+    labels: Mapping[str, Tensor] = field(default_factory=dict)
+    """Name -> [L, H, P] float32, P = `record.prompt_length`; those of the store's plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +125,13 @@ class StorePlan:
     """Planned sequences."""
     store_queries: bool = True
     """Whether queries are kept; training needs them, they are most of the bytes."""
+    labels: tuple[str, ...] = ()
+    """Labels kept for every sequence, some of `LABELS`."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError on an unknown dtype or an empty store."""
+        """Raise ValueError on an unknown dtype or label, or an empty store."""
+        if unknown := [name for name in self.labels if name not in LABELS]:
+            raise ValueError(f"label {unknown[0]!r} is none of {', '.join(LABELS)}")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
         if min(self.max_tokens, self.sequences) < 1:
@@ -130,26 +140,47 @@ class StorePlan:
     @property
     def arrays(self) -> tuple[str, ...]:
         """Names of the zarr arrays."""
-        return ARRAYS if self.store_queries else ARRAYS[1:]
+        tensors = TENSORS if self.store_queries else TENSORS[1:]
+        return (*tensors, *(label_array(name) for name in self.labels))
 
     def shape(self, array: str) -> tuple[int, ...]:
-        """Shape of one sequence in an array: [L, H, Tmax, D] or [L, H, G, Tmax, D]."""
+        """One sequence of an array: [L, H, Tmax, D], q [L, H, G, Tmax, D], labels [L, H, Tmax]."""
         size = self.geometry
+        if is_label(array):
+            return (size.layers, size.kv_heads, self.max_tokens)
         group = (size.group,) if array == "q" else ()
         return (size.layers, size.kv_heads, *group, self.max_tokens, size.head_dim)
 
+    def dtype_of(self, array: str) -> str:
+        """Name of the dtype of an array: labels are float32, tensors the store's."""
+        return "float32" if is_label(array) else self.dtype
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain dictionary for JSON."""
-        return asdict(self)
+        """Plain dictionary for JSON; without labels, as it was before there were any."""
+        data = asdict(self)
+        labels = data.pop("labels")
+        return {**data, "labels": list(labels)} if labels else data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StorePlan:
         """Inverse of `to_dict`; raises TypeError or ValueError on foreign content."""
-        return cls(**{**data, "geometry": Geometry.from_dict(data["geometry"])})
+        labels = tuple(data.get("labels", ()))
+        geometry = Geometry.from_dict(data["geometry"])
+        return cls(**{**data, "geometry": geometry, "labels": labels})
+
+
+def label_array(name: str) -> str:
+    """Name of the array that holds a label."""
+    return f"label_{name}"
+
+
+def is_label(array: str) -> bool:
+    """Whether an array holds a label."""
+    return array.startswith("label_")
 
 
 def planned_bytes(
-    geometry: Geometry, *, dtype: str, tokens: int, store_queries: bool = True
+    geometry: Geometry, *, dtype: str, tokens: int, store_queries: bool = True, labels: int = 0
 ) -> int:
     """Raw bytes of the tensors of `tokens` tokens (summed over sequences), before compression.
 
@@ -157,5 +188,5 @@ def planned_bytes(
     third of bfloat16 and little of float32.
     """
     vectors = 2 + (geometry.group if store_queries else 0)
-    per_token = geometry.agents * geometry.head_dim * vectors * DTYPES[dtype][0].itemsize
-    return tokens * per_token
+    per_head = geometry.head_dim * vectors * DTYPES[dtype][0].itemsize + 4 * labels
+    return tokens * geometry.agents * per_head

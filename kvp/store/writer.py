@@ -25,7 +25,7 @@ from kvp.manifest import differences, sync_path
 from kvp.store.layout import MANIFEST, record_path, shard_path
 from kvp.store.metadata import RESERVED, create_metadata, load_metadata
 from kvp.store.records import commit_record, committed, load_record
-from kvp.store.schema import DTYPES, StorePlan, Trace
+from kvp.store.schema import DTYPES, StorePlan, Trace, is_label, label_array
 from kvp.store.target import lock_store, refuse_foreign, sweep
 
 
@@ -52,6 +52,7 @@ class TraceWriter:
         sequences: int,
         manifest: Mapping[str, Any],
         store_queries: bool = True,
+        labels: tuple[str, ...] = (),
     ) -> TraceWriter:
         """Create an empty store.
 
@@ -65,6 +66,7 @@ class TraceWriter:
             manifest: what produced the store. Its entry "identity" (a JSON object: model, data,
                 seed, ...) is what a resuming run must repeat exactly.
             store_queries: whether queries are kept.
+            labels: labels kept for every sequence.
 
         Raises:
             StoreError: the directory is in use, holds something else, or cannot be written.
@@ -76,6 +78,7 @@ class TraceWriter:
             max_tokens=max_tokens,
             sequences=sequences,
             store_queries=store_queries,
+            labels=labels,
         )
         _check_manifest(manifest)
         store = Path(path)
@@ -130,6 +133,7 @@ class TraceWriter:
                 sequences=plan.sequences,
                 manifest=manifest,
                 store_queries=plan.store_queries,
+                labels=plan.labels,
             )
         writer = cls.resume(store, manifest)
         if found := differences(writer.plan.to_dict(), plan.to_dict()):
@@ -207,24 +211,32 @@ class TraceWriter:
         tensors = {"k": trace.keys, "v": trace.values}
         if trace.queries is not None:
             tensors = {"q": trace.queries, **tensors}
+        if set(trace.labels) != set(plan.labels):
+            raise ValueError(f"a trace carries the labels of its store: {plan.labels}")
+        tensors |= {label_array(name): trace.labels[name] for name in plan.labels}
         for array, tensor in tensors.items():
-            shape = list(plan.shape(array))
-            shape[-2] = record.length
-            if list(tensor.shape) != shape or tensor.dtype != DTYPES[plan.dtype][0]:
+            shape, dtype = list(plan.shape(array)), plan.dtype_of(array)
+            token_axis, tokens = (
+                (-1, record.prompt_length) if is_label(array) else (-2, record.length)
+            )
+            shape[token_axis] = tokens
+            if list(tensor.shape) != shape or tensor.dtype != DTYPES[dtype][0]:
                 raise ValueError(
                     f"{array} of sequence {record.index} is {tensor.dtype} {list(tensor.shape)}, "
-                    f"the store takes {plan.dtype} {shape}"
+                    f"the store takes {dtype} {shape}"
                 )
+            if is_label(array) and not bool(tensor.isfinite().all()):
+                raise ValueError(f"{array} of sequence {record.index} is not finite")
         return tensors
 
 
 def _padded(tensor: Tensor, plan: StorePlan, array: str) -> np.ndarray[Any, Any]:
     """Padded to the store's length with zeros, as the stored numpy dtype, bits untouched."""
     bits = tensor.detach().cpu()
-    if plan.dtype == "bfloat16":
+    if tensor.dtype == torch.bfloat16:
         bits = bits.view(torch.uint16)
-    full = np.zeros(plan.shape(array), dtype=DTYPES[plan.dtype][1])
-    full[..., : tensor.shape[-2], :] = bits.numpy()
+    full = np.zeros(plan.shape(array), dtype=DTYPES[plan.dtype_of(array)][1])
+    full[tuple(slice(size) for size in tensor.shape)] = bits.numpy()
     return full
 
 
