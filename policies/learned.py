@@ -1,6 +1,7 @@
 """KVP: rank cached tokens with the trained ranker of each KV head (paper, section 3).
 
-Score = the ranker's output for (key after RoPE, value, true position), greedy: no Gumbel noise.
+Score = the ranker's output for (key after RoPE, value, true position), greedy: no Gumbel noise; in
+a calibrated policy the logarithm of what such tokens are worth (`policies.calibration`).
 The weights are the averaged (EMA) ones, which is what training exports. Cost per layer: H small
 networks over N tokens, about 0.5 MFLOP per token and head at hidden 256; no query and no attention
 is read. Differences to the released code: none in scoring; protection of sinks and recents is
@@ -19,6 +20,7 @@ from torch import Tensor
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
 from kvp.scoring import Needs, View
+from policies.calibration import Calibration
 from policies.ranker import HeadRankers
 
 BLOCK = 8192
@@ -33,6 +35,8 @@ class LearnedScorer:
     """One ranker per KV head, layer-major: `geometry.agents` of them."""
     geometry: Geometry
     """The model the policy was trained for."""
+    calibration: Calibration | None = None
+    """Map of every ranker's output to a scale that all heads share; None leaves it as it is."""
     label: str = "policy"
     """What messages call the policy: the directory it was loaded from."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -66,7 +70,10 @@ class LearnedScorer:
         positions = view.positions.reshape(-1)
         length = (view.positions[:, -1:] + 1).expand(batch, tokens).reshape(-1)
         blocks = [slice(start, start + BLOCK) for start in range(0, batch * tokens, BLOCK)]
-        scores = [
+        parts = [
             rankers(keys[:, b], values[:, b], positions[b], length[b], heads=agents) for b in blocks
         ]
-        return torch.cat(scores, dim=-1).view(heads, batch, tokens).transpose(0, 1).contiguous()
+        scores = torch.cat(parts, dim=-1)
+        if self.calibration is not None:
+            scores = self.calibration.apply(scores, agents)
+        return scores.view(heads, batch, tokens).transpose(0, 1).contiguous()

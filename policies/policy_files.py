@@ -22,6 +22,7 @@ from torch import Tensor
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
 from kvp.manifest import read_sealed_json, sha256_file, sync_path, write_sealed_json
+from policies.calibration import Calibration
 from policies.learned import LearnedScorer
 from policies.ranker import HeadRankers, RankerSpec, head_shapes
 
@@ -78,7 +79,12 @@ def check_target(directory: str | Path, beside: Collection[str] = ()) -> None:
 
 
 def save_policy(
-    directory: str | Path, rankers: HeadRankers, meta: PolicyMeta, *, beside: Collection[str] = ()
+    directory: str | Path,
+    rankers: HeadRankers,
+    meta: PolicyMeta,
+    *,
+    calibration: Calibration | None = None,
+    beside: Collection[str] = (),
 ) -> None:
     """Write a policy, replacing one that is already there (see `check_target` for what is refused).
 
@@ -87,6 +93,7 @@ def save_policy(
     geometry, spec = meta.geometry, rankers.spec
     if (rankers.agents, spec.head_dim) != (geometry.agents, geometry.head_dim):
         raise ValueError(f"{rankers.agents} rankers of head_dim {spec.head_dim} for {geometry}")
+    record = _calibration_record(calibration, geometry)
     check_target(directory, beside)
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
@@ -108,6 +115,7 @@ def save_policy(
         "rope": "post",
         "features": list(spec.features),
         "files": files,
+        "calibration": record,
         "training": dict(meta.training),
         "held_out": [dict(metrics) for metrics in meta.held_out],
     }
@@ -133,6 +141,7 @@ def load_policy(directory: str | Path, *, device: str = "cpu") -> LearnedScorer:
             {"architecture": content["architecture"], **content["hyperparameters"]}
         )
         geometry = Geometry.from_dict(content["geometry"])
+        calibration = _calibration_of(content.get("calibration"), geometry)
         names, records = head_files(geometry), content["files"]
         metadata = {key: content[key] for key in ("model", "training", "held_out")}
         if set(records) != set(names) or spec.head_dim != geometry.head_dim:
@@ -142,8 +151,43 @@ def load_policy(directory: str | Path, *, device: str = "cpu") -> LearnedScorer:
     states = [_read_head(target / name, records[name], spec) for name in names]
     rankers = HeadRankers.from_head_states(spec, states).eval().requires_grad_(False).to(device)
     return LearnedScorer(
-        rankers=rankers, geometry=geometry, label=str(directory), metadata=metadata
+        rankers=rankers,
+        geometry=geometry,
+        calibration=calibration,
+        label=str(directory),
+        metadata=metadata,
     )
+
+
+def recalibrate(directory: str | Path, calibration: Calibration | None) -> None:
+    """Replace the calibration of a policy that is there, in one step; its weights stay.
+
+    Raises PolicyError where there is no policy, ValueError where the heads are not the policy's.
+    """
+    target = Path(directory)
+    content = _read_index(target)
+    record = _calibration_record(calibration, Geometry.from_dict(content["geometry"]))
+    write_sealed_json(target / INDEX, {**content, "calibration": record})
+
+
+def _calibration_record(
+    calibration: Calibration | None, geometry: Geometry
+) -> dict[str, Any] | None:
+    if calibration is None:
+        return None
+    if calibration.scores.shape[0] != geometry.agents:
+        raise ValueError(f"calibration of {calibration.scores.shape[0]} heads for {geometry}")
+    return calibration.to_dict()
+
+
+def _calibration_of(record: Mapping[str, Any] | None, geometry: Geometry) -> Calibration | None:
+    """The calibration that a policy.json holds; policies of earlier versions hold none."""
+    if record is None:
+        return None
+    calibration = Calibration.from_dict(record)
+    if calibration.scores.shape[0] != geometry.agents:
+        raise ValueError(f"its calibration does not cover {geometry}")
+    return calibration
 
 
 def _read_index(target: Path) -> dict[str, Any]:

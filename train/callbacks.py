@@ -134,7 +134,8 @@ class Bar(Callback):
         """Move on."""
         assert isinstance(module, RankerTraining)
         assert isinstance(outputs, Mapping)
-        state = f"reward {outputs['metrics']['train/reward']:.3f}"
+        name = "reward" if "train/reward" in outputs["metrics"] else "loss"
+        state = f"{name} {outputs['metrics'][f'train/{name}']:.3f}"
         if torch.isfinite(module.best_skill).all():
             state += f", held-out skill {module.best_skill.mean():.3f}"
         self._progress.update(self._task, completed=trainer.global_step, state=state)

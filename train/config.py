@@ -8,7 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from train.presets import PRESETS, PresetName, Recipe, RewardName
+from train.presets import (
+    PRESETS,
+    CalibrationName,
+    LabelName,
+    ObjectiveName,
+    PresetName,
+    Recipe,
+    RewardName,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,19 +46,30 @@ class TrainConfig:
     """Steps between validations; each head exports its best averaged weights."""
     validation_contexts: int = 64
     """Held-out contexts per validation."""
+    calibration: CalibrationName = "contribution"
+    """What scores are calibrated to on validation contexts (docs/method.md), so that heads can
+    compete; kvp-calibrate changes it later."""
+    calibration_contexts: int = 128
+    """Held-out contexts the calibration is fitted on."""
     checkpoint_every: int = 50
     """Steps between checkpoints, the most a killed run loses."""
     log_every: int = 10
     """Steps between scalars in TensorBoard."""
 
+    objective: ObjectiveName | None = None
+    """rloo (sampled rankings), listwise (cross-entropy on shares) or regress (squared error of the
+    log label)."""
+    label: LabelName | None = None
+    """What a token is worth: attention (of the future in the trace), or kvzip or kvzip_plus where
+    kvp-collect stored it with --labels."""
     steps: int | None = None
     """Optimiser steps."""
     contexts: int | None = None
     """Contexts (sequence, cut) per step."""
     permutations: int | None = None
-    """Permutations sampled per context and head."""
+    """Permutations sampled per context and head (rloo)."""
     reward: RewardName | None = None
-    """skill, ratio or mass."""
+    """skill, ratio or mass (rloo)."""
     exclude_protected: bool | None = None
     """Leave the always kept tokens out of the ranking and the reward."""
     hidden: int | None = None
@@ -86,7 +105,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that cannot work."""
-        for name in ("validate_every", "validation_contexts", "checkpoint_every", "log_every"):
+        contexts = ("validation_contexts", "calibration_contexts")
+        for name in (*contexts, "validate_every", "checkpoint_every", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
         for name in ("memory_gb", "activation_gb"):

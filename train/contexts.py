@@ -1,9 +1,10 @@
 """Contexts a ranker learns from, read from a trace store and remembered within a bound of RAM.
 
-A context is a cut sequence: keys and values of the cached tokens of every head, and the label, the
-attention each of them will receive (KVP paper, section 3.1.1). Labels depend on sequence and cut
-only, so they are computed once while they fit; what was forgotten is read and computed again, with
-the same result. Traces stay in their stored dtype and become float32 when a context is made.
+A context is a cut sequence: keys and values of the cached tokens of every head, and the label: the
+attention each of them will receive (KVP paper, section 3.1.1), or what the store holds for it
+(`kvp-collect --labels`). Labels depend on sequence and cut only, so they are computed once while
+they fit; what was forgotten is read and computed again, with the same result. Traces stay in their
+stored dtype and become float32 when a context is made.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kvp.ops.future_attention import future_attention
 from kvp.ranking import Protection
 from kvp.store import TraceReader
 from train.cuts import Cut
+from train.presets import LabelName
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 ItemT = TypeVar("ItemT", bound=tuple[Tensor, ...])
@@ -38,7 +40,9 @@ class Context:
     length: int
     """Tokens in the cache; more than N where protected tokens were left out."""
     importance: Tensor
-    """[A, N] float32 future attention."""
+    """[A, N] float32 label: what the tokens are worth, future attention unless told otherwise."""
+    future: int
+    """Future tokens whose attention `importance` sums; 1 for labels that are no sums."""
 
     def without(self, protection: Protection) -> Context:
         """The tokens that are not protected; at least two must remain."""
@@ -49,6 +53,7 @@ class Context:
             positions=self.positions[kept],
             length=self.length,
             importance=self.importance[:, kept],
+            future=self.future,
         )
 
 
@@ -56,10 +61,16 @@ class ContextSource:
     """Contexts of one store, by cut."""
 
     def __init__(
-        self, reader: TraceReader, *, memory_bytes: int, device: torch.device | None = None
+        self,
+        reader: TraceReader,
+        *,
+        memory_bytes: int,
+        device: torch.device | None = None,
+        label: LabelName = "attention",
     ) -> None:
         """Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels."""
         self._reader = reader
+        self._label = label
         self._device = device or torch.device("cpu")
         self._traces: _Memory[int, tuple[Tensor, Tensor]] = _Memory(memory_bytes * 3 // 4)
         self._labels: _Memory[Cut, tuple[Tensor]] = _Memory(memory_bytes // 4)
@@ -77,6 +88,7 @@ class ContextSource:
             positions=torch.arange(cut.tokens, device=self._device),
             length=cut.tokens,
             importance=importance.to(self._device),
+            future=cut.stop - cut.tokens if self._label == "attention" else 1,
         )
 
     def _tokens(self, tensor: Tensor, tokens: int) -> Tensor:
@@ -92,6 +104,10 @@ class ContextSource:
     def _importance(self, cut: Cut) -> Tensor:
         """[A, N] float32 label of a cut."""
         known = self._labels.get(cut)
+        if known is None and self._label != "attention":
+            stored = self._reader.label(self._label, cut.sequence)
+            known = (stored[..., : cut.tokens].flatten(0, 1),)
+            self._labels.put(cut, known)
         if known is None:
             trace = self._reader.trace(cut.sequence)
             self._traces.put(cut.sequence, (trace.keys, trace.values))

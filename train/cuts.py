@@ -36,6 +36,8 @@ def cuts_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int]]
     tokens before it and one after it.
     """
     last = record.length - 1
+    if recipe.label != "attention":  # stored labels end with the prompt
+        last = min(last, record.prompt_length)
     candidates = {
         "prompt": [record.prompt_length - 1],
         "context": [record.context_length],

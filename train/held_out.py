@@ -17,7 +17,7 @@ from kvp.ranking import Protection, rank_tokens
 from kvp.reward import cost_curve, skill_reward
 from policies.ranker import HeadRankers
 from train.contexts import Context
-from train.objective import learnable
+from train.objectives.batch import learnable
 
 BUDGETS = parse_budgets("6.25%,12.5%,25%,50%")
 """Budgets whose lost attention is reported."""

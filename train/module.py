@@ -1,4 +1,4 @@
-"""The LightningModule: one step is sample, judge, learn; everything else is a pure function.
+"""The LightningModule: one step is score, judge, learn; everything else is a pure function.
 
 What a step does depends on the seed, the step and the weights only (`train.cuts`), never on a
 generator's state, so a run continued from a checkpoint computes what it would have computed anyway.
@@ -19,19 +19,19 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from kvp.plackett_luce import gumbel_sort
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord
 from policies.ranker import HeadRankers, RankerSpec
-from train import objective
 from train.contexts import Context, ContextSource
 from train.cuts import noise_seed, step_cuts
+from train.objectives import OBJECTIVES, Batch
+from train.objectives.batch import learnable, mean_of_counted, top_entropy
 from train.optim import average_decay, clip_per_head, learning_rate_factor, update_average
 from train.presets import Recipe
 
 
 class RankerTraining(pl.LightningModule):
-    """Train the rankers of all heads at once with RLOO."""
+    """Train the rankers of all heads at once."""
 
     best_skill: Tensor
     """[A] float32 best held-out skill so far, -inf before the first validation."""
@@ -71,7 +71,7 @@ class RankerTraining(pl.LightningModule):
         return itertools.count(self.global_step)
 
     def training_step(self, step: int, batch_idx: int) -> dict[str, Any]:
-        """Sample rankings of every context of a step, reward them, and return the loss.
+        """Score the contexts of a step and return what the recipe's objective makes of them.
 
         Beside `loss` the result holds `metrics`, name -> float, for the log.
         """
@@ -81,22 +81,20 @@ class RankerTraining(pl.LightningModule):
             for cut in step_cuts(self._records, recipe, seed=self._seed, step=step)
         ]
         scores = self._scores(contexts)
-        rankings, rewards = [], []
-        for slot, (context, score) in enumerate(zip(contexts, scores, strict=True)):
-            noise = torch.Generator(self.device).manual_seed(noise_seed(self._seed, step, slot))
-            rankings.append(gumbel_sort(score.detach(), recipe.permutations, noise))
-            rewards.append(objective.rewards_of(recipe.reward, context.importance, rankings[-1]))
-        reward = torch.stack(rewards)
-        counted = torch.stack([objective.learnable(context.importance) for context in contexts])
-        advantages = objective.advantages(reward, counted, recipe.advantage_clip)
-        losses = objective.policy_loss(scores, rankings, advantages, counted)
-        entropy = torch.stack([objective.top_entropy(score.detach()) for score in scores])
+        counted = torch.stack([learnable(context.importance) for context in contexts])
+        batch = Batch(
+            scores=scores,
+            importances=[context.importance for context in contexts],
+            counted=counted,
+            seeds=[noise_seed(self._seed, step, slot) for slot in range(len(contexts))],
+        )
+        losses, own = OBJECTIVES[recipe.objective](batch, recipe)
+        entropy = torch.stack([top_entropy(score.detach()) for score in scores])
         metrics = {
             "train/loss": float(losses.detach().mean()),
-            "train/reward": float(_mean(reward.mean(1), counted)),
-            "train/entropy": float(_mean(entropy, counted)),
+            "train/entropy": float(mean_of_counted(entropy, counted)),
             "train/flat_share": float(1 - counted.float().mean()),
-            "train/floor_share": objective.floor_share(recipe.reward, reward),
+            **own,
         }
         return {"loss": losses.sum(), "metrics": metrics}
 
@@ -174,8 +172,3 @@ def bytes_per_token(spec: RankerSpec) -> int:
     About 13 float32 vectors of the hidden width (10 were measured to be kept) and the two inputs.
     """
     return 4 * (13 * spec.hidden + 2 * spec.head_dim)
-
-
-def _mean(values: Tensor, counted: Tensor) -> Tensor:
-    """Mean of [C, A] values over the pairs that count; 0 where none does."""
-    return values.where(counted, 0.0).sum() / counted.sum().clamp_min(1)

@@ -27,6 +27,9 @@ from typing import Any, Literal
 Architecture = Literal["fourier", "paper"]
 RewardName = Literal["skill", "ratio", "mass"]
 PresetName = Literal["fourier", "paper"]
+ObjectiveName = Literal["rloo", "listwise", "regress"]
+LabelName = Literal["attention", "kvzip", "kvzip_plus"]
+CalibrationName = Literal["contribution", "attention", "share", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,10 @@ class Recipe:
     """Width of the ranker's hidden layers."""
     max_positions: int
     """Rows of the position table; only the `paper` architecture has one."""
+    objective: ObjectiveName
+    """What is minimised (`train.objectives`)."""
+    label: LabelName
+    """What a token is worth: the attention of the trace's own future, or a label in the store."""
     steps: int
     """Optimiser steps."""
     contexts: int
@@ -112,6 +119,8 @@ PRESETS: dict[PresetName, Recipe] = {
         architecture="fourier",
         hidden=256,
         max_positions=12_288,
+        objective="rloo",
+        label="attention",
         steps=1_000,
         contexts=8,
         permutations=32,
@@ -135,6 +144,8 @@ PRESETS: dict[PresetName, Recipe] = {
         architecture="paper",
         hidden=256,
         max_positions=12_288,
+        objective="rloo",
+        label="attention",
         steps=4_000,
         contexts=16,
         permutations=8,

@@ -11,20 +11,20 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from kvp.errors import StoreError, UsageError
 from kvp.manifest import digest_json, run_manifest
-from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord, TraceReader
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec
+from train.calibration import fit_calibration
 from train.callbacks import Bar, Checkpoints, Log, Validation
 from train.config import TrainConfig
 from train.contexts import ContextSource
-from train.cuts import cuts_by_kind, held_out_cuts
+from train.cuts import held_out_cuts
 from train.features import feature_statistics
 from train.held_out import evaluate
 from train.module import RankerTraining
 from train.presets import Recipe
+from train.store import check_store, device_of, protection_of, usable
 from train.summary import print_summary
 from train.target import OWN_ENTRIES, RunTarget
 
@@ -37,11 +37,11 @@ def run(config: TrainConfig) -> None:
         UsageError: `--out`, `--device` or another flag cannot work.
     """
     recipe = config.recipe()
-    device = _device(config.device)
+    device = device_of(config.device)
     reader = TraceReader(Path(config.traces))
-    _check_store(reader, config.allow_incomplete)
-    training = _usable(reader, "train", recipe)
-    validation = _usable(reader, "validation", recipe)
+    check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
+    training = usable(reader, "train", recipe)
+    validation = usable(reader, "validation", recipe)
     traces = _trace_identity(reader, training, validation)
     target = RunTarget(Path(config.out), {**config.identity(), "traces": traces})
     if target.finished():
@@ -52,7 +52,8 @@ def run(config: TrainConfig) -> None:
     )
     checkpoint = target.prepare(manifest, resume=config.resume)
 
-    source = ContextSource(reader, memory_bytes=int(config.memory_gb * 1e9), device=device)
+    memory = int(config.memory_gb * 1e9)
+    source = ContextSource(reader, memory_bytes=memory, device=device, label=recipe.label)
     rankers = _new_rankers(reader, training, recipe, config.seed)
     module = RankerTraining(
         rankers,
@@ -62,7 +63,7 @@ def run(config: TrainConfig) -> None:
         seed=config.seed,
         activation_bytes=config.activation_gb * 1e9,
     )
-    protection = Protection() if recipe.exclude_protected else UNPROTECTED
+    protection = protection_of(recipe)
     cuts = held_out_cuts(validation, recipe, limit=config.validation_contexts)
     judge = Validation(
         source, cuts, every_steps=config.validate_every, reward_protection=protection
@@ -81,14 +82,23 @@ def run(config: TrainConfig) -> None:
     )
 
     best = module.best.to(device)
+    if recipe.label != "attention":  # chosen by its own label, judged as every policy is
+        source = ContextSource(reader, memory_bytes=memory, device=device)
     result = evaluate(best, map(source.context, cuts), reward_protection=protection)
+    calibration = None
+    if config.calibration != "none":
+        cuts = held_out_cuts(validation, recipe, limit=config.calibration_contexts)
+        contexts = map(source.context, cuts)
+        calibration = fit_calibration(
+            best, contexts, target=config.calibration, protection=protection
+        )
     meta = PolicyMeta(
         geometry=reader.geometry,
         model=reader.manifest["model"],
         training={**manifest, "best_step": module.best_step.tolist()},
         held_out=result.per_head(),
     )
-    save_policy(target.folder, best, meta, beside=OWN_ENTRIES)
+    save_policy(target.folder, best, meta, calibration=calibration, beside=OWN_ENTRIES)
     print_summary(result, module.best_step, reader.geometry)
 
 
@@ -149,41 +159,3 @@ def _trace_identity(
         "train": len(training),
         "validation": len(validation),
     }
-
-
-def _check_store(reader: TraceReader, allowed: bool) -> None:
-    planned, committed = reader.plan.sequences, len(reader.records())
-    if committed < planned and not allowed:
-        raise StoreError(
-            f"--traces {reader.path} lacks {planned - committed} of {planned} sequences; "
-            "let kvp-collect finish, or pass --allow_incomplete"
-        )
-    if not reader.plan.store_queries:
-        raise StoreError(f"--traces {reader.path} was collected without queries; labels need them")
-    if "model" not in reader.manifest:
-        raise StoreError(f"--traces {reader.path}: its manifest does not name the model")
-
-
-def _usable(reader: TraceReader, split: str, recipe: Recipe) -> list[SequenceRecord]:
-    """Records of a split that can be cut; StoreError if there are none."""
-    records = reader.records(split)
-    usable = [record for record in records if cuts_by_kind(record, recipe)]
-    if not usable:
-        reason = f"none of its {len(records)} sequences is longer than --cut_min {recipe.cut_min}"
-        raise StoreError(
-            f"--traces {reader.path} has no {split} sequences to cut: "
-            + (reason if records else f"collect some with the split {split}")
-        )
-    return usable
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"--device {name} is not a device; use cpu, cuda or cuda:INDEX") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device {name} is not supported; use cpu, cuda or cuda:INDEX")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"--device {name} does not exist here; use cpu")
-    return device

@@ -79,7 +79,7 @@ def test_directory_holds_one_file_per_head_and_the_index(policy_dir: Path) -> No
     index = json.loads((policy_dir / "policy.json").read_text())
     assert set(index) == {
         "format", "format_version", "architecture", "hyperparameters", "geometry", "model", "rope",
-        "features", "files", "training", "held_out", "sha256",
+        "features", "files", "calibration", "training", "held_out", "sha256",
     }  # fmt: skip
     assert (index["format_version"], index["architecture"], index["rope"]) == (1, "fourier", "post")
 

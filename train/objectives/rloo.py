@@ -1,8 +1,7 @@
-"""The RLOO objective of one optimiser step, as pure functions (KVP paper, section 3.2, equation 6).
+"""RLOO: rankings sampled by Gumbel sort, their rewards, REINFORCE (KVP paper, section 3.2, eq. 6).
 
-Every head is an agent of its own: rewards, baselines and normalisation never mix heads, and losses
-are summed over heads, so that what "gradient norm 5" means does not depend on how many heads train
-together. Left out: where contexts come from (`train.contexts`) and the ranker (`policies.ranker`).
+Rewards, baselines and normalisation stay within one head. Left out: where contexts come from
+(`train.contexts`) and the ranker (`policies.ranker`).
 """
 
 from __future__ import annotations
@@ -12,34 +11,34 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvp.plackett_luce import log_prob
-from kvp.reward import (
-    RATIO_FLOOR,
-    ideal_cost,
-    mass_reward,
-    random_cost,
-    ratio_reward,
-    rloo_advantages,
-    skill_reward,
-)
-from train.presets import RewardName
-
-FLAT = 1e-3
-"""A head has something to learn in a context when the ideal ranking beats a random one by this
-fraction of the random cost."""
+from kvp.plackett_luce import gumbel_sort, log_prob
+from kvp.reward import RATIO_FLOOR, mass_reward, ratio_reward, rloo_advantages, skill_reward
+from train.objectives.batch import Batch, mean_of_counted
+from train.presets import Recipe, RewardName
 
 _REWARDS = {"skill": skill_reward, "ratio": ratio_reward, "mass": mass_reward}
+
+
+def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
+    """Policy-gradient loss of every head, [A] (see `train.objectives.batch`)."""
+    rankings, rewards = [], []
+    for scores, importance, seed in zip(batch.scores, batch.importances, batch.seeds, strict=True):
+        noise = torch.Generator(scores.device).manual_seed(seed)
+        rankings.append(gumbel_sort(scores.detach(), recipe.permutations, noise))
+        rewards.append(rewards_of(recipe.reward, importance, rankings[-1]))
+    reward = torch.stack(rewards)
+    advantage = advantages(reward, batch.counted, recipe.advantage_clip)
+    losses = policy_loss(batch.scores, rankings, advantage, batch.counted)
+    metrics = {
+        "train/reward": float(mean_of_counted(reward.mean(1), batch.counted)),
+        "train/floor_share": floor_share(recipe.reward, reward),
+    }
+    return losses, metrics
 
 
 def rewards_of(reward: RewardName, importance: Tensor, rankings: Tensor) -> Tensor:
     """Rewards of K rankings of one context: [A, N] importance, [K, A, N] int64 -> [K, A]."""
     return _REWARDS[reward](importance, rankings)
-
-
-def learnable(importance: Tensor) -> Tensor:
-    """Heads whose future attention is not flat: [A, N] -> [A] bool."""
-    chance = random_cost(importance)
-    return chance - ideal_cost(importance) > FLAT * chance
 
 
 def advantages(rewards: Tensor, counted: Tensor, clip: float) -> Tensor:
@@ -81,13 +80,6 @@ def policy_loss(
     for context, ranking, advantage in zip(scores, rankings, advantages, strict=True):
         total = total - (advantage * log_prob(context, ranking)).mean(0) / context.shape[-1]
     return total / counted.sum(0).clamp_min(1)
-
-
-def top_entropy(scores: Tensor) -> Tensor:
-    """Entropy of the first pick over that of a uniform pick: [A, N] -> [A], in [0, 1]."""
-    log_share = scores.log_softmax(-1)
-    entropy = -(log_share.exp() * log_share).sum(-1)
-    return entropy / torch.tensor(float(scores.shape[-1])).log()
 
 
 def floor_share(reward: RewardName, rewards: Tensor) -> float:

@@ -5,13 +5,12 @@ import torch
 
 from kvp.plackett_luce import gumbel_sort, log_prob
 from kvp.reward import expected_cost, ideal_cost, random_cost
-from train.objective import (
+from train.objectives.batch import learnable, top_entropy
+from train.objectives.rloo import (
     advantages,
     floor_share,
-    learnable,
     policy_loss,
     rewards_of,
-    top_entropy,
 )
 
 

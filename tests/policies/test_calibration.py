@@ -1,0 +1,82 @@
+"""Calibration maps: values by hand, order always kept, damage refused."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+from policies.calibration import Calibration
+
+TWO = Calibration(
+    target="share",
+    scores=torch.tensor([[0.0, 1.0, 3.0], [-2.0, 0.0, 2.0]]),
+    values=torch.tensor([[-4.0, -3.0, 1.0], [-9.0, -8.0, -1.0]]),
+)
+
+
+def test_values_by_hand() -> None:
+    scores = torch.tensor([[0.0, 0.5, 1.0, 2.0, 3.0, 5.0, -2.0], [0.0, 1.0, -4.0, 4.0, 2, 2, 2]])
+    expected = torch.tensor(
+        [[-4.0, -3.5, -3.0, -1.0, 1.0, 5.0, -6.0], [-8.0, -4.5, -10.0, 6.0, -1, -1, -1]]
+    )
+    torch.testing.assert_close(TWO.apply(scores), expected)
+    torch.testing.assert_close(TWO.apply(scores[1:], slice(1, 2)), expected[1:])
+
+
+def test_extremes_stay_finite() -> None:
+    scores = torch.tensor([[1e30, -1e30], [1e30, -1e30]])
+    assert TWO.apply(scores).isfinite().all()
+
+
+floats = st.floats(-50, 50, width=32)
+knots = st.lists(floats, min_size=2, max_size=12, unique=True).map(sorted)
+
+
+@given(places=knots, values=knots, scores=st.lists(floats, min_size=2, max_size=30))
+def test_a_map_never_changes_a_ranking(
+    places: list[float], values: list[float], scores: list[float]
+) -> None:
+    most = min(len(places), len(values))
+    calibration = Calibration(
+        target="attention",
+        scores=torch.tensor([places[:most]]),
+        values=torch.tensor([values[:most]]),
+    )
+    ascending = torch.tensor([sorted(scores)])
+    mapped = calibration.apply(ascending)
+    assert mapped.isfinite().all()
+    assert (mapped.diff(dim=-1) >= 0).all()  # rounding may tie, never swap
+    torch.testing.assert_close(calibration.apply(calibration.scores), calibration.values)
+
+
+def test_dictionaries_hold_every_bit() -> None:
+    noise = torch.rand(2, 5, generator=torch.Generator().manual_seed(0))
+    calibration = Calibration(target="contribution", scores=noise.cumsum(1), values=noise.cumsum(1))
+    again = Calibration.from_dict(calibration.to_dict())
+    assert again.target == "contribution"
+    assert torch.equal(again.scores, calibration.scores)
+    assert torch.equal(again.values, calibration.values)
+
+
+@pytest.mark.parametrize(
+    ("scores", "values", "message"),
+    [
+        ([[0.0, 1.0], [1.0, 1.0]], [[0.0, 1.0]] * 2, "scores of head 1 do not increase"),
+        ([[0.0, 1.0]] * 2, [[0.0, -1.0], [0.0, 1.0]], "values of head 0 do not increase"),
+        ([[0.0, 1.0]], [[0.0, float("inf")]], "values of head 0 do not increase"),
+        ([[0.0]], [[0.0]], r"not twice \[heads, 2 or more\]"),
+        ([[0.0, 1.0]], [[0.0, 1.0]] * 2, r"\(1, 2\) and \(2, 2\)"),
+    ],
+)
+def test_maps_that_are_none_are_refused(
+    scores: list[list[float]], values: list[list[float]], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Calibration(target="share", scores=torch.tensor(scores), values=torch.tensor(values))
+
+
+def test_unknown_targets_are_refused() -> None:
+    with pytest.raises(ValueError, match="target 'odds' is none of contribution, "):
+        Calibration.from_dict({**TWO.to_dict(), "target": "odds"})

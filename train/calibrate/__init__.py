@@ -1,0 +1,1 @@
+"""`kvp-calibrate`: policy directory + trace store -> the same policy with comparable heads."""

@@ -1,0 +1,29 @@
+"""Squared error of the logarithm of what each token is worth: the control without a ranking.
+
+    loss = mean_i (s_i - log(w_i + 1e-6))^2
+
+With `--label kvzip_plus` this is KVzap's objective (arXiv 2601.07891) for our network: keys, values
+and positions where KVzap reads hidden states.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from train.objectives.batch import Batch, mean_counted
+from train.presets import Recipe
+
+FLOOR = 1e-6
+"""Added before the logarithm: below it, differences mean nothing."""
+
+
+def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
+    """Mean squared error of the contexts that count, [A] (see `train.objectives.batch`)."""
+    losses = [squared_error(s, w) for s, w in zip(batch.scores, batch.importances, strict=True)]
+    return mean_counted(torch.stack(losses), batch.counted), {}
+
+
+def squared_error(scores: Tensor, importance: Tensor) -> Tensor:
+    """mean_i (s_i - log(w_i + FLOOR))^2: two [..., N] of one dtype -> [...]."""
+    return (scores - (importance + FLOOR).log()).square().mean(-1)

@@ -1,0 +1,63 @@
+"""What training and calibration ask of a trace store and of a device, before any work."""
+
+from __future__ import annotations
+
+import torch
+
+from kvp.errors import StoreError, UsageError
+from kvp.ranking import UNPROTECTED, Protection
+from kvp.store import SequenceRecord, TraceReader
+from train.cuts import cuts_by_kind
+from train.presets import Recipe
+
+
+def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) -> None:
+    """Raise StoreError unless a store is complete and holds queries and the recipe's label."""
+    planned, committed = reader.plan.sequences, len(reader.records())
+    if committed < planned and not allow_incomplete:
+        raise StoreError(
+            f"--traces {reader.path} lacks {planned - committed} of {planned} sequences; "
+            "let kvp-collect finish, or pass --allow_incomplete"
+        )
+    if not reader.plan.store_queries:
+        raise StoreError(
+            f"--traces {reader.path} was collected without queries; future attention needs them"
+        )
+    if recipe.label not in ("attention", *reader.plan.labels):
+        raise StoreError(
+            f"--label {recipe.label}: --traces {reader.path} holds no such label; collect it with "
+            f"kvp-collect --labels {recipe.label}"
+        )
+    if "model" not in reader.manifest:
+        raise StoreError(f"--traces {reader.path}: its manifest does not name the model")
+
+
+def usable(reader: TraceReader, split: str, recipe: Recipe) -> list[SequenceRecord]:
+    """Records of a split that can be cut; StoreError if there are none."""
+    records = reader.records(split)
+    found = [record for record in records if cuts_by_kind(record, recipe)]
+    if not found:
+        reason = f"none of its {len(records)} sequences is longer than --cut_min {recipe.cut_min}"
+        raise StoreError(
+            f"--traces {reader.path} has no {split} sequences to cut: "
+            + (reason if records else f"collect some with the split {split}")
+        )
+    return found
+
+
+def protection_of(recipe: Recipe) -> Protection:
+    """Tokens that take no part in ranking, reward and calibration."""
+    return Protection() if recipe.exclude_protected else UNPROTECTED
+
+
+def device_of(name: str) -> torch.device:
+    """The device of a flag; UsageError where there is none of that name."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"--device {name} is not a device; use cpu, cuda or cuda:INDEX") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"--device {name} is not supported; use cpu, cuda or cuda:INDEX")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"--device {name} does not exist here; use cpu")
+    return device
