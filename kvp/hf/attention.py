@@ -49,7 +49,7 @@ class QueryRecorder:
 
 
 class AttendingLayer(Protocol):
-    """A cache layer that computes attention over what it stores (dense today, ragged later)."""
+    """A cache layer that computes attention over what it stores."""
 
     def attend(
         self,

@@ -14,14 +14,15 @@ from transformers.cache_utils import Cache
 
 from kvp.hf.attention import QueryRecorder, StoredKeys
 from kvp.hf.layer import EvictingLayer, selected_layer
+from kvp.hf.stored import StoredLayer
 
 
 class EvictingCache(Cache):
     """The layers of a model; empty until its first forward pass, like a `DynamicCache`."""
 
-    layers: list[EvictingLayer]  # type: ignore[assignment]
+    layers: list[StoredLayer]  # type: ignore[assignment]
 
-    def __init__(self, layers: Sequence[EvictingLayer] = ()) -> None:
+    def __init__(self, layers: Sequence[StoredLayer] = ()) -> None:
         """Start from `layers`, or empty: layers then appear as the model feeds them."""
         super().__init__(layers=list(layers))
         self.recorder: QueryRecorder | None = None
@@ -38,10 +39,12 @@ class EvictingCache(Cache):
         """Build a cache of R rows from a prefill, each row and head with its own kept tokens.
 
         Per layer: keys and values [1 or R, H, N, D] (one row serves all R), indices int64 [R, H, S]
-        into the N tokens, whose positions are 0..N-1; -1 leaves a slot empty. `seen` is the true
-        length, N or more. Raises ValueError on shapes that do not fit.
+        into the N tokens, whose positions are 0..N-1; -1 stands for no token. A layer with a -1
+        stores each head at its own length (`RaggedLayer`), any other is one dense tensor
+        (`EvictingLayer`). `seen` is the true length, N or more. Raises ValueError on shapes that do
+        not fit.
         """
-        layers = []
+        layers: list[StoredLayer] = []
         for layer_keys, layer_values, layer_indices in zip(keys, values, indices, strict=True):
             positions = torch.arange(layer_keys.shape[2], device=layer_keys.device)
             layers.append(
@@ -64,6 +67,16 @@ class EvictingCache(Cache):
     def nbytes(self) -> int:
         """Bytes of all key and value tensors really held."""
         return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def row_nbytes(self) -> list[int]:
+        """Bytes of the key and value tensors of each row, room to grow included; sum `nbytes`."""
+        layers = zip(*(layer.row_nbytes for layer in self.layers), strict=True)
+        return [sum(row) for row in layers]
+
+    def reset(self) -> None:
+        """Forget everything: the cache is as empty as a new one."""
+        self.layers.clear()
 
     @property
     def evicted(self) -> bool:

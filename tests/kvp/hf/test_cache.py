@@ -181,10 +181,10 @@ def test_lengths_seen_and_stored(qwen: PreTrainedModel, prompt: Prompt) -> None:
     )
     empty = torch.iinfo(torch.int64).max
     assert cache.layers[1].positions.tolist() == [[[3, 7], [5, empty]]]
-    assert (cache.get_seq_length(), cache.get_mask_sizes(1, 0)) == (20, (3, 18))
+    assert (cache.get_seq_length(), cache.get_mask_sizes(1, 0)) == (20, (1, 20))
     qwen(prompt(2), past_key_values=cache)
     assert cache.layers[1].positions.tolist() == [[[3, 7, 20, 21], [5, empty, 20, 21]]]
-    assert (cache.get_seq_length(), cache.get_mask_sizes(1, 0)) == (22, (5, 18))
+    assert (cache.get_seq_length(), cache.get_mask_sizes(4, 0)) == (22, (4, 22))
     cache.reset()
     assert cache.get_seq_length() == 0
 

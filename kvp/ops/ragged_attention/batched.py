@@ -1,0 +1,108 @@
+"""Attention over ragged heads in plain PyTorch: products head by head, one softmax for all.
+
+Logits are small beside keys and values, so they may be padded to the longest head; keys and values
+are read where they lie and never copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from kvp.ops.ragged_attention.reference import check_shapes, working_dtype
+
+_WORKING_FLOATS = 2**25
+"""Padded logits held at a time: 128 MiB in float32."""
+
+
+@torch.no_grad()
+def ragged_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    tail_keys: Tensor,
+    tail_values: Tensor,
+    tail_visible: Tensor | None = None,
+    *,
+    scaling: float | None = None,
+    working_floats: int = _WORKING_FLOATS,
+) -> Tensor:
+    """`ragged_attention_reference`, two matrix products per head and one softmax per block.
+
+    Arguments, result and errors are those of the reference. A block is as many rows, or as many
+    tokens of one row, as keep its logits, padded to its longest head, below `working_floats`.
+    """
+    check_shapes(query, keys, values, lengths, tail_keys, tail_values, tail_visible)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    heads = lengths.shape[1]
+    flat: list[int] = lengths.flatten().tolist()
+    head_keys, head_values = (
+        part.split(flat)  # type: ignore[no-untyped-call]
+        for part in (keys, values)
+    )
+    attended = torch.empty_like(query, memory_format=torch.contiguous_format)
+    width = max(flat, default=0) + tail_keys.shape[2]
+    for block, span in _blocks(query, width, working_floats):
+        of_heads = slice(block.start * heads, block.stop * heads)
+        attended[block, :, span] = _attend(
+            query[block, :, span],
+            scaling,
+            head_keys[of_heads],
+            head_values[of_heads],
+            tail_keys[block],
+            tail_values[block],
+            None if tail_visible is None else tail_visible[block, span],
+        )
+    return attended
+
+
+def _blocks(query: Tensor, width: int, working_floats: int) -> Iterator[tuple[slice, slice]]:
+    """Rows and tokens whose logits are held together."""
+    rows, query_heads, tokens, _ = query.shape
+    fit = max(1, working_floats // max(1, query_heads * width))  # tokens, of whichever rows
+    if fit >= tokens:
+        step = max(1, fit // max(1, tokens))
+        for row in range(0, rows, step):
+            yield slice(row, min(row + step, rows)), slice(0, tokens)
+        return
+    for row in range(rows):
+        for token in range(0, tokens, fit):
+            yield slice(row, row + 1), slice(token, min(token + fit, tokens))
+
+
+def _attend(
+    query: Tensor,
+    scaling: float,
+    head_keys: tuple[Tensor, ...],
+    head_values: tuple[Tensor, ...],
+    tail_keys: Tensor,
+    tail_values: Tensor,
+    tail_visible: Tensor | None,
+) -> Tensor:
+    """Attention of queries [B, H * G, T, D] over B * H flat parts and their tails."""
+    rows, heads, tail, _ = tail_keys.shape
+    tokens, width = query.shape[2:]
+    working = working_dtype(query)
+    # G * T query rows per KV head.
+    packed = scaling * query.to(working).reshape(rows * heads, -1, width)
+    longest = max(len(part) for part in head_keys)
+    logits = packed.new_full((*packed.shape[:2], longest + tail), -torch.inf)
+    for out, queries, part in zip(logits, packed, head_keys, strict=True):
+        out[:, : len(part)] = queries @ part.to(working).t()
+    if tail:
+        to_tail = logits[..., longest:]
+        to_tail.copy_(packed @ tail_keys.to(working).flatten(0, 1).transpose(1, 2))
+        if tail_visible is not None:
+            hidden = ~tail_visible[:, None, None]
+            to_tail.view(rows, heads, -1, tokens, tail).masked_fill_(hidden, -torch.inf)
+    attention = logits.softmax(dim=-1)
+    if min(len(part) for part in head_keys) == 0:  # else every query sees something
+        attention.masked_fill_((logits == -torch.inf).all(dim=-1, keepdim=True), 0.0)
+    parts = zip(attention, head_values, strict=True)
+    attended = torch.stack([weights[:, : len(p)] @ p.to(working) for weights, p in parts])
+    if tail:
+        attended += attention[..., longest:] @ tail_values.to(working).flatten(0, 1)
+    return attended.view(query.shape)

@@ -1,0 +1,104 @@
+"""The definition of attention over ragged heads: a loop over rows and KV heads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def ragged_attention_reference(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    tail_keys: Tensor,
+    tail_values: Tensor,
+    tail_visible: Tensor | None = None,
+    *,
+    scaling: float | None = None,
+) -> Tensor:
+    """Attention of new tokens over what each KV head stores: [B, H * G, T, D] -> the same shape.
+
+    A head stores two parts. The flat part holds the tokens it kept, a number of its own, and every
+    query sees all of them. The tail holds the tokens fed since, the same number for all heads.
+    Softmax and sums are in float32 for half-precision tensors. A query that sees no token gets
+    zeros.
+
+    Args:
+        query: [B, H * G, T, D] float after RoPE; query heads of one KV head are neighbours.
+        keys: [M, D] float after RoPE, M = sum of `lengths`: head after head, row after row.
+        values: [M, D] float.
+        lengths: [B, H] int64, tokens of each head in the flat part, 0 or more.
+        tail_keys: [B, H, S, D] float after RoPE, S may be 0.
+        tail_values: [B, H, S, D] float.
+        tail_visible: [B, T, S] bool, which tail tokens a query sees, or None for all.
+        scaling: factor on the dot products, None for 1/sqrt(D).
+
+    Returns:
+        [B, H * G, T, D] in the dtype of `query`.
+
+    Raises:
+        ValueError: shapes disagree.
+    """
+    check_shapes(query, keys, values, lengths, tail_keys, tail_values, tail_visible)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    rows, heads = lengths.shape
+    group = query.shape[1] // heads
+    working = working_dtype(query)
+    attended = torch.zeros_like(query)
+    start = 0
+    for row in range(rows):
+        for head in range(heads):
+            stop = start + int(lengths[row, head])
+            own_keys = torch.cat([keys[start:stop], tail_keys[row, head]]).to(working)
+            own_values = torch.cat([values[start:stop], tail_values[row, head]]).to(working)
+            queries = query[row, head * group : (head + 1) * group].to(working)
+            logits = scaling * queries @ own_keys.T
+            if tail_visible is not None:
+                logits[..., stop - start :].masked_fill_(~tail_visible[row], -torch.inf)
+            blind = (logits == -torch.inf).all(dim=-1, keepdim=True)
+            attention = logits.softmax(dim=-1).masked_fill(blind, 0.0)
+            attended[row, head * group : (head + 1) * group] = attention @ own_values
+            start = stop
+    return attended
+
+
+def working_dtype(query: Tensor) -> torch.dtype:
+    """Dtype of logits, softmax and sums: float32, or float64 for float64 queries."""
+    return torch.promote_types(query.dtype, torch.float32)
+
+
+def check_shapes(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    tail_keys: Tensor,
+    tail_values: Tensor,
+    tail_visible: Tensor | None,
+) -> None:
+    """Raise ValueError unless the arguments of `ragged_attention` fit together."""
+    if query.ndim != 4 or lengths.ndim != 2 or tail_keys.ndim != 4:
+        raise ValueError(
+            f"query [B, H * G, T, D], lengths [B, H] and tail [B, H, S, D] are needed, found "
+            f"{tuple(query.shape)}, {tuple(lengths.shape)} and {tuple(tail_keys.shape)}"
+        )
+    rows, heads = lengths.shape
+    tokens, width = query.shape[2:]
+    stored, tail = keys.shape[0], tail_keys.shape[2]
+    wanted = [
+        ("keys", keys, (stored, width)),
+        ("values", values, (stored, width)),
+        ("tail_keys", tail_keys, (rows, heads, tail, width)),
+        ("tail_values", tail_values, (rows, heads, tail, width)),
+        ("tail_visible", tail_visible, (rows, tokens, tail)),
+    ]
+    for name, tensor, shape in wanted:
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} must be {shape}, found {tuple(tensor.shape)}")
+    if query.shape[0] != rows or query.shape[1] % heads or int(lengths.sum()) != stored:
+        raise ValueError(
+            f"lengths {tuple(lengths.shape)} that sum to {int(lengths.sum())} do not fit query "
+            f"{tuple(query.shape)} and {stored} stored tokens"
+        )
