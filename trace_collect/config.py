@@ -8,6 +8,8 @@ from typing import Literal
 from kvp.cli import split_list
 
 SPLITS = ("train", "validation", "test")
+LABELS = ("kvzip", "kvzip_plus")
+"""As `kvp.store.LABELS`, without torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,9 @@ class CollectConfig:
     """Most tokens of a continuation; RULER tasks stop at their own number."""
     store_queries: bool = True
     """Keep queries, which training needs and which are most of the bytes."""
+    labels: str = ""
+    """What else to store for every prompt token, for `kvp-train --label`, comma separated: kvzip,
+    kvzip_plus (each an extra pass over the prompt)."""
     seed: int = 0
     """Seed of everything that is generated and of the order of a file."""
     device: str = "cpu"
@@ -66,11 +71,21 @@ class CollectConfig:
             raise ValueError(f"--rate must be positive, got {self.rate}")
         if not self.task_list:
             raise ValueError("--tasks is empty")
+        for label in self.label_list:
+            if label not in LABELS:
+                raise ValueError(f"--labels: no label {label!r}; use {', '.join(LABELS)}")
 
     @property
     def task_list(self) -> tuple[str, ...]:
         """Task names in order, without repeats."""
         return split_list(self.tasks)
+
+    @property
+    def label_list(self) -> tuple[str, ...]:
+        """Labels in the order of `LABELS`; unknown ones last."""
+        named = split_list(self.labels)
+        known = tuple(label for label in LABELS if label in named)
+        return (*known, *(label for label in named if label not in LABELS))
 
     @property
     def counts(self) -> dict[str, int]:

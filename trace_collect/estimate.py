@@ -24,6 +24,8 @@ class Estimate:
     tokens: int
     """Tokens of all sequences."""
     store_queries: bool
+    labels: int = 0
+    """Labels kept per token."""
 
     @property
     def key_bytes(self) -> int:
@@ -40,8 +42,13 @@ class Estimate:
 
     @property
     def raw_bytes(self) -> int:
-        """Bytes of all tensors before compression."""
-        return 2 * self.key_bytes + self.query_bytes
+        """Bytes of all tensors and labels before compression."""
+        return 2 * self.key_bytes + self.query_bytes + self.label_bytes
+
+    @property
+    def label_bytes(self) -> int:
+        """Bytes of all labels."""
+        return self.tokens * self.geometry.agents * 4 * self.labels
 
     @property
     def disk_bytes(self) -> int:
@@ -54,7 +61,9 @@ class Estimate:
             f"{self.sequences} sequences, at most {self.tokens} tokens; {self.geometry}, "
             f"{self.dtype}",
             f"at most {gigabytes(self.raw_bytes)}: queries {gigabytes(self.query_bytes)}, keys "
-            f"{gigabytes(self.key_bytes)}, values {gigabytes(self.key_bytes)}; about "
+            f"{gigabytes(self.key_bytes)}, values {gigabytes(self.key_bytes)}"
+            + (f", labels {gigabytes(self.label_bytes)}" if self.labels else "")
+            + "; about "
             f"{gigabytes(self.disk_bytes)} on disk after lossless compression",
         ]
         if rate is not None:

@@ -48,6 +48,7 @@ class _Run:
             continuation=self.config.continuation,
             max_new_tokens=self.config.max_new_tokens,
             queries=self.config.store_queries,
+            labels=self.config.label_list,
         )
 
 
@@ -76,6 +77,7 @@ def run(config: CollectConfig) -> None:
         max_tokens=config.max_tokens,
         sequences=len(jobs),
         store_queries=config.store_queries,
+        labels=config.label_list,
     )
     manifest = run_manifest(
         asdict(config),
@@ -162,6 +164,7 @@ def _estimate(config: CollectConfig, model: PreTrainedConfig, sequences: int) ->
         sequences=sequences,
         tokens=sequences * config.max_tokens,
         store_queries=config.store_queries,
+        labels=len(config.label_list),
     )
 
 

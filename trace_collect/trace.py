@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -12,7 +13,12 @@ from kvp.data.encode import Encoded, encode
 from kvp.data.sample import Sample
 from kvp.errors import UsageError
 from kvp.hf import observe
+from kvp.hf.supply import Supply
+from kvp.scoring import Replay
 from kvp.store import SequenceRecord, Trace
+
+LABELS = {"kvzip": Replay(), "kvzip_plus": Replay(weighted=True)}
+"""Labels that are the attention a token receives while the model repeats its prompt."""
 
 
 def collect(
@@ -24,12 +30,14 @@ def collect(
     continuation: Literal["model", "reference"],
     max_new_tokens: int,
     queries: bool = True,
+    labels: Sequence[str] = (),
 ) -> Trace:
     """The trace of a sample: prompt and continuation in one forward pass without a cache before it.
 
     The continuation is the model's greedy answer or the reference, up to `max_new_tokens` or the
     sample's own number, without its end token (which a model never reads while it answers). Tensors
-    are on the CPU in the model's dtype; `index` is the sequence's place in the store.
+    are on the CPU in the model's dtype; `index` is the sequence's place in the store. `labels` are
+    names of `LABELS`.
 
     Raises UsageError when the reference is asked for and the sample has none.
     """
@@ -51,7 +59,28 @@ def collect(
         queries=_stacked(seen.queries, groups_of=keys.shape[1]) if queries else None,
         keys=keys,
         values=_stacked(seen.values),
+        labels=prompt_labels(model, tokenizer, encoded.ids, labels),
     )
+
+
+@torch.no_grad()
+def prompt_labels(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: tuple[int, ...],
+    names: Sequence[str],
+) -> dict[str, Tensor]:
+    """Labels of a prompt of P tokens: name -> [L, H, P] float32 on the CPU.
+
+    From passes over the cache of the whole prompt, in which the model repeats it (`LABELS`). Raises
+    ModelError for a model these passes do not know.
+    """
+    if not names:
+        return {}
+    ids = torch.tensor([prompt], device=model.device)
+    seen = observe(model, ids, queries=0, last_logits=True)
+    supply = Supply(model, ids, seen.keys, seen.values, tokenizer=tokenizer)
+    return {name: _stacked(supply.replay(LABELS[name])).float() for name in names}
 
 
 @torch.inference_mode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import policies.learned
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
 from kvp.scoring import Needs, Scorer, View
+from policies.calibration import Calibration
 from policies.learned import LearnedScorer
 from policies.ranker import HeadRankers, RankerSpec
 
@@ -76,3 +78,17 @@ def test_views_of_another_geometry_are_refused(
 ) -> None:
     with pytest.raises(PolicyError, match="policy policy was trained for 3 layers x 2 KV heads"):
         policy.score(make_view(tokens=5, **shape))
+
+
+def test_calibrated_scores_are_the_maps_of_the_heads(
+    policy: LearnedScorer, make_view: MakeView
+) -> None:
+    knots = torch.linspace(-2, 2, 5).repeat(6, 1)
+    slopes = torch.arange(1.0, 7.0)[:, None]
+    calibration = Calibration(target="share", scores=knots, values=slopes * knots - slopes)
+    calibrated = replace(policy, calibration=calibration)
+    view = make_view(tokens=20, layer=2)
+    raw, scores = policy.score(view), calibrated.score(view)
+    for head in range(2):
+        slope = 5.0 + head  # agents 4 and 5
+        torch.testing.assert_close(scores[:, head], slope * raw[:, head] - slope)

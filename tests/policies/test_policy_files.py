@@ -17,12 +17,14 @@ from kvp.geometry import Geometry
 from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.scoring import View
 from policies import load_policy
+from policies.calibration import Calibration
 from policies.policy_files import (
     PolicyMeta,
     check_geometry,
     check_target,
     head_file,
     head_files,
+    recalibrate,
     save_policy,
 )
 from policies.ranker import HeadRankers, RankerSpec
@@ -240,3 +242,63 @@ def test_geometry_check_names_both_sides(policy_dir: Path) -> None:
         f"policy {policy_dir} was trained for 2 layers x 2 KV heads (4 query heads, head_dim 8), "
         "the model has 28 layers x 4 KV heads (28 query heads, head_dim 128)"
     )
+
+
+def _calibration(heads: int = 4) -> Calibration:
+    knots = torch.rand(heads, 6, generator=torch.Generator().manual_seed(1)).cumsum(-1) + 0.1
+    return Calibration(target="share", scores=knots, values=knots - 9)
+
+
+def test_calibrations_round_trip_and_can_be_replaced(tmp_path: Path) -> None:
+    save_policy(tmp_path, _rankers(), META, calibration=_calibration())
+    found = load_policy(tmp_path).calibration
+    assert found is not None
+    assert torch.equal(found.scores, _calibration().scores)
+    assert torch.equal(found.values, _calibration().values)
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
+    recalibrate(tmp_path, None)
+    assert load_policy(tmp_path).calibration is None
+    recalibrate(tmp_path, replace(_calibration(), target="attention"))
+    assert load_policy(tmp_path).calibration.target == "attention"  # type: ignore[union-attr]
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")} == before
+
+
+def test_calibrations_of_another_geometry_are_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="calibration of 3 heads for 2 layers x 2 KV heads"):
+        save_policy(tmp_path / "policy", _rankers(), META, calibration=_calibration(3))
+    assert not (tmp_path / "policy").exists()
+
+
+def test_policies_from_before_calibration_load(policy_dir: Path) -> None:
+    content = read_sealed_json(policy_dir / "policy.json")
+    del content["calibration"]
+    write_sealed_json(policy_dir / "policy.json", content)
+    assert load_policy(policy_dir).calibration is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"values": [[2.0, 1.0]] * 4}, "values of head 0 do not increase"),
+        ({"scores": [[0.0, 1.0]] * 3, "values": [[0.0, 1.0]] * 3}, "does not cover 2 layers"),
+        ({"target": "luck"}, "target 'luck'"),
+        ({"scores": [[0.0, 1.0], [0.0]]}, "not a valid policy"),
+        ({"scores": None}, "not a valid policy"),
+    ],
+)
+def test_calibrations_that_are_none_are_named(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    save_policy(tmp_path, _rankers(), META, calibration=_calibration())
+    content = read_sealed_json(tmp_path / "policy.json")
+    flat = {"scores": [[0.0, 1.0]] * 4, "values": [[0.0, 1.0]] * 4}
+    content["calibration"] |= {**flat, **changes}
+    write_sealed_json(tmp_path / "policy.json", content)
+    _fails(tmp_path, str(tmp_path / "policy.json"), message)
+
+
+def test_an_altered_calibration_is_named(tmp_path: Path) -> None:
+    save_policy(tmp_path, _rankers(), META, calibration=_calibration())
+    text = (tmp_path / "policy.json").read_text()
+    (tmp_path / "policy.json").write_text(text.replace('"share"', '"attention"'))
+    _fails(tmp_path, str(tmp_path / "policy.json"), "its checksum does not match")

@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvp.hf import load_model
-from kvp.store import TraceReader
+from kvp.hf import load_model, observe
+from kvp.hf.supply import Supply
+from kvp.scoring import Replay
+from kvp.store import LABELS, TraceReader
 from trace_collect.cli import main
+from trace_collect.config import LABELS as CONFIG_LABELS
 from trace_collect.config import CollectConfig
 from trace_collect.jobs import plan_jobs
 from trace_collect.trace import collect
@@ -215,3 +218,42 @@ def test_a_split_without_documents_is_named(
     data.write_text('{"text": "A lonely text that belongs to one split."}\n')
     assert run("--data", str(data), "--train=1", "--validation=1", "--test=1") == 2
     assert re.search(r"nothing in it belongs to the (train|validation) split", refused(capsys))
+
+
+def test_labels_are_those_of_a_supply_over_the_prompt(
+    run: Collect, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--train=2", "--validation=0", "--labels=kvzip_plus,kvzip")
+    assert run(*flags) == 0
+    # 2 layers x 2 KV heads x 2 labels x 4 bytes per token
+    assert f"labels {2 * 304 * 32 / 1000:.1f} kB" in capsys.readouterr().out
+    reader = TraceReader(tmp_path / "out")
+    assert reader.plan.labels == ("kvzip", "kvzip_plus")
+    record = reader.record(1)
+    model, tokenizer = load_model(str(model_folder))
+    ids = torch.tensor([record.token_ids[: record.prompt_length]])
+    seen = observe(model, ids)
+    supply = Supply(model, ids, seen.keys, seen.values, tokenizer=tokenizer)
+    for name, spec in (("kvzip", Replay()), ("kvzip_plus", Replay(weighted=True))):
+        expected = torch.cat(list(supply.replay(spec)))
+        torch.testing.assert_close(reader.label(name, 1), expected, rtol=1e-4, atol=1e-6)
+        assert reader.label(name, 1).max() > 0
+    assert run("--train=2", "--validation=0", "--labels=kvzip") == 2
+    assert "labels: ['kvzip', 'kvzip_plus'] there, ['kvzip'] here" in refused(capsys)
+
+
+def test_a_lost_label_shard_is_named(
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--train=2", "--validation=0", "--labels=kvzip")
+    assert run(*flags) == 0
+    (tmp_path / "out" / "label_kvzip" / "c.1.0.0.0").unlink()
+    capsys.readouterr()
+    assert run(*flags) == 2
+    assert "label_kvzip/c.1.0.0.0 is missing" in refused(capsys)
+
+
+def test_unknown_labels_are_refused(run: Collect, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--labels=kvzip,snap") == 2
+    assert "--labels: no label 'snap'; use kvzip, kvzip_plus" in refused(capsys)
+    assert CONFIG_LABELS == LABELS

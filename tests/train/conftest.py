@@ -60,6 +60,17 @@ def synthetic_trace(
     return Trace(record=record, queries=queries, keys=keys, values=values)
 
 
+def synthetic_label(trace: Trace) -> torch.Tensor:
+    """A label that follows the *second* channel after the one that attention follows."""
+    prompt = trace.keys[..., : trace.record.prompt_length, :]
+    layers, heads = prompt.shape[:2]
+    rows = [
+        [prompt[layer, head, :, (layer * heads + head + 2) % 8] for head in range(heads)]
+        for layer in range(layers)
+    ]
+    return torch.stack([torch.stack(row) for row in rows]).exp()
+
+
 @pytest.fixture(scope="session")
 def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
     """Write a store of `train` training and `validation` validation sequences."""
@@ -73,6 +84,7 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
         tokens: int = TOKENS,
         noise: int = 0,
         queries: bool = True,
+        labels: tuple[str, ...] = (),
     ) -> Path:
         path = tmp_path_factory.mktemp("store") / "traces"
         splits = ["train"] * train + ["validation"] * validation
@@ -87,10 +99,14 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
                 "model": {"id": "synthetic", "revision": None},
             },
             store_queries=queries,
+            labels=labels,
         ) as writer:
             for index, split in list(enumerate(splits))[:write]:
                 trace = synthetic_trace(index, split, geometry=geometry, tokens=tokens, noise=noise)
-                writer.write(trace if queries else replace(trace, queries=None))
+                kept = {name: synthetic_label(trace) for name in labels}
+                writer.write(
+                    replace(trace, queries=trace.queries if queries else None, labels=kept)
+                )
         return path
 
     return make

@@ -92,6 +92,64 @@ def test_the_export_ranks_by_what_was_learned(trained: Path, store: Path) -> Non
     assert sum(overlaps) >= 32
 
 
+def learned_channels(policy: Path, store: Path) -> list[int]:
+    """Per head, the key channel its scores follow most on a held-out sequence."""
+    scorer, found = load_policy(policy), []
+    keys, values = TraceReader(store).kv(7)
+    for layer in range(2):
+        view = View(
+            layer=layer,
+            keys=keys[layer][None],
+            values=values[layer][None],
+            positions=torch.arange(96)[None],
+            budget=12,
+        )
+        for head, scores in enumerate(scorer.score(view)[0]):
+            channels = torch.cat([keys[layer, head].T, scores[None]])
+            found.append(int(torch.corrcoef(channels)[-1, :-1].abs().argmax()))
+    return found
+
+
+@pytest.mark.parametrize("objective", ["listwise", "regress"])
+@pytest.mark.parametrize("label", ["attention", "kvzip_plus"])
+def test_every_objective_learns_the_label_it_is_given(
+    objective: str, label: str, make_store: MakeStore, tmp_path: Path
+) -> None:
+    store = make_store(labels=("kvzip_plus",))
+    better = {"contexts": 8, "hidden": 32, "lr": "0.005", "steps": 60}
+    given = {"objective": objective, "label": label}
+    assert main(flags(store, tmp_path / "policy", **better, **given)) == 0
+    expected = [0, 1, 2, 3] if label == "attention" else [2, 3, 4, 5]
+    assert learned_channels(tmp_path / "policy", store) == expected
+    content = json.loads((tmp_path / "policy" / "policy.json").read_text())
+    assert content["training"]["recipe"]["objective"] == objective
+    # held-out numbers are about attention whatever the label was
+    skill = min(head["skill"] for head in content["held_out"])
+    assert (skill > 0.7) == (label == "attention")
+
+
+def test_a_label_the_store_does_not_hold_is_one_line(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"objective": "regress", "label": "kvzip_plus"}
+    assert main(flags(store, tmp_path / "policy", **given)) == 2
+    error = capsys.readouterr().err
+    assert "--label kvzip_plus" in error
+    assert "kvp-collect --labels kvzip_plus" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "policy").exists()
+
+
+def test_policies_are_calibrated_unless_told_otherwise(
+    trained: Path, store: Path, tmp_path: Path
+) -> None:
+    content = json.loads((trained / "policy.json").read_text())
+    assert content["calibration"]["target"] == "contribution"
+    assert len(content["calibration"]["scores"]) == 4
+    assert main(flags(store, tmp_path / "raw", steps=2, calibration="none")) == 0
+    assert json.loads((tmp_path / "raw" / "policy.json").read_text())["calibration"] is None
+
+
 def test_the_policy_records_what_made_it(trained: Path, store: Path) -> None:
     content = json.loads((trained / "policy.json").read_text())
     assert content["geometry"] == TraceReader(store).geometry.to_dict()
@@ -164,11 +222,13 @@ def start(arguments: list[str]) -> subprocess.Popen[bytes]:
     )
 
 
-@pytest.mark.parametrize("preset", ["fourier", "paper"])
+@pytest.mark.parametrize(
+    "kind", [{"preset": "fourier"}, {"preset": "paper", "objective": "listwise"}]
+)
 def test_a_killed_run_continues_to_the_same_weights(
-    preset: str, store: Path, tmp_path: Path
+    kind: dict[str, str], store: Path, tmp_path: Path
 ) -> None:
-    common = {"preset": preset, "steps": 80, "max_positions": 128}
+    common = {**kind, "steps": 80, "max_positions": 128}
     out = tmp_path / "killed"
     checkpoint = out / "checkpoints" / "last.ckpt"
     arguments = flags(store, out, **common)
