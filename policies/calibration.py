@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TARGETS = ("contribution", "attention", "share")
+TARGETS = ("contribution", "peak", "attention", "share")
 """What tokens are worth (`train.calibration.TARGETS` defines them)."""
 
 

@@ -17,11 +17,13 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.errors import UsageError
+from kvp.errors import ModelError, UsageError
 from kvp.hf import geometry_of, load_config, load_model
 from kvp.hf.loading import local_folder
+from kvp.hf.output import output_gram
 from kvp.manifest import run_manifest
 from kvp.store import StorePlan, Trace, TraceWriter
 from trace_collect.config import CollectConfig
@@ -88,7 +90,7 @@ def run(config: CollectConfig) -> None:
     if jobs.tasks:
         console.print(f"tasks: {', '.join(jobs.tasks)}")
     out = Path(config.out)
-    with TraceWriter.create_or_resume(out, plan, manifest) as writer:
+    with TraceWriter.create_or_resume(out, plan, manifest, _output_gram(model)) as writer:
         missing = writer.missing()
         if len(missing) < len(jobs):
             console.print(f"{out}: {len(jobs) - len(missing)} of {len(jobs)} sequences are there")
@@ -100,6 +102,14 @@ def run(config: CollectConfig) -> None:
             _write_all(parts, writer, missing, console)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     console.print(f"{out}: {len(jobs)} sequences, {gigabytes(size)}")
+
+
+def _output_gram(model: PreTrainedModel) -> Tensor | None:
+    """What calibration needs of the model; None where its attention modules cannot be told."""
+    try:
+        return output_gram(model)
+    except ModelError:
+        return None
 
 
 def _write_all(parts: _Run, writer: TraceWriter, missing: Sequence[int], console: Console) -> None:

@@ -8,7 +8,7 @@ steps becomes one knot, and logarithms are interpolated between knots (`policies
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -17,19 +17,27 @@ from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from kvp.ranking import Protection
+from kvp.store import TraceReader
 from policies.calibration import Calibration
 from policies.ranker import HeadRankers
-from train.contexts import Context
+from train.contexts import Context, ContextSource
+from train.cuts import Cut
+from train.presets import LabelName
 
 Array = NDArray[np.float64]
 
-TARGETS: dict[str, Callable[[Context], Tensor]] = {
-    "contribution": lambda context: _attention(context) * context.values.norm(dim=-1),
-    "attention": lambda context: _attention(context),
-    "share": lambda context: context.importance / context.importance.sum(-1, keepdim=True),
+Worth = Callable[[Context, Tensor | None], Tensor]
+
+TARGETS: dict[str, tuple[LabelName, Worth]] = {
+    "contribution": ("peak", lambda c, gram: c.importance * output_norms(c, gram)),
+    "peak": ("peak", lambda c, gram: c.importance),
+    "attention": ("attention", lambda c, gram: c.importance / c.future),
+    "share": ("attention", lambda c, gram: c.importance / c.importance.sum(-1, keepdim=True)),
 }
-"""What a token is worth, [A, N]: attention per future query times the norm of its value (how far it
-moves the head's output), attention per future query, or its share of what the head's cached tokens
+"""What a token is worth, [A, N], and the label of the contexts that tell:
+contribution: largest attention of any future query times the norm of the token's value behind the
+output projection, that is, how far at most it moves the residual stream; peak: the same without the
+norm; attention: attention per future query; share: share of all that the head's cached tokens
 receive."""
 
 SMALLEST_BIN = 16
@@ -42,20 +50,51 @@ LEAST_SLOPE = 1e-3
 """Smallest slope of the map; keeps the order of a head's tokens where they turn out equal."""
 
 
+def calibrate(
+    rankers: HeadRankers,
+    reader: TraceReader,
+    cuts: Sequence[Cut],
+    *,
+    target: str,
+    protection: Protection,
+    memory_bytes: int,
+    device: torch.device,
+) -> Calibration:
+    """Calibrate `rankers` on cuts of a store; raises StoreError where the store is damaged."""
+    label, _ = TARGETS[target]
+    source = ContextSource(reader, memory_bytes=memory_bytes, device=device, label=label)
+    gram = reader.output_gram()
+    return fit_calibration(
+        rankers,
+        map(source.context, cuts),
+        target=target,
+        protection=protection,
+        output_gram=None if gram is None else gram.flatten(0, 1).to(device),
+    )
+
+
 @torch.no_grad()
 def fit_calibration(
-    rankers: HeadRankers, contexts: Iterable[Context], *, target: str, protection: Protection
+    rankers: HeadRankers,
+    contexts: Iterable[Context],
+    *,
+    target: str,
+    protection: Protection,
+    output_gram: Tensor | None = None,
 ) -> Calibration:
-    """Calibrate `rankers` on whole contexts; tokens that `protection` keeps take no part.
+    """Calibrate `rankers` on whole contexts that carry the target's label.
 
-    Raises ValueError when there are no contexts.
+    Tokens that `protection` keeps take no part. `output_gram` is [A, D, D] (`TraceReader`), None
+    where it is unknown: then values count with their own norm. Raises ValueError when there are no
+    contexts.
     """
+    _, worth_of = TARGETS[target]
     scores, worths = [], []
     for context in contexts:
         free = slice(protection.sinks, context.length - protection.recents)
         score = rankers(context.keys, context.values, context.positions, context.length)
         scores.append(score[:, free].cpu())
-        worths.append(TARGETS[target](context)[:, free].cpu())
+        worths.append(worth_of(context, output_gram)[:, free].cpu())
     if not scores:
         raise ValueError("no contexts to calibrate on")
     heads = zip(torch.cat(scores, dim=1), torch.cat(worths, dim=1), strict=True)
@@ -104,8 +143,15 @@ def lengthened(places: Array, values: Array, *, knots: int) -> tuple[Array, Arra
     )
 
 
-def _attention(context: Context) -> Tensor:
-    return context.importance / max(context.future, 1)
+def output_norms(context: Context, output_gram: Tensor | None) -> Tensor:
+    """Norms of the values behind the output projection, [A, N]; their own where it is unknown."""
+    values = context.values
+    if output_gram is None:
+        own: Tensor = values.norm(dim=-1)
+        return own
+    squares = torch.einsum("and,ade,ane->an", values, output_gram, values)
+    norms: Tensor = squares.clamp_min(0).sqrt()
+    return norms
 
 
 def _rising(places: Array, values: Array) -> tuple[Array, Array]:

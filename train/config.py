@@ -60,8 +60,8 @@ class TrainConfig:
     """rloo (sampled rankings), listwise (cross-entropy on shares) or regress (squared error of the
     log label)."""
     label: LabelName | None = None
-    """What a token is worth: attention (of the future in the trace), or kvzip or kvzip_plus where
-    kvp-collect stored it with --labels."""
+    """What a token is worth: attention (the sum over the future in the trace), peak (its largest),
+    or kvzip or kvzip_plus where kvp-collect stored it with --labels."""
     steps: int | None = None
     """Optimiser steps."""
     contexts: int | None = None

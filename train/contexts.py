@@ -1,10 +1,10 @@
 """Contexts a ranker learns from, read from a trace store and remembered within a bound of RAM.
 
 A context is a cut sequence: keys and values of the cached tokens of every head, and the label: the
-attention each of them will receive (KVP paper, section 3.1.1), or what the store holds for it
-(`kvp-collect --labels`). Labels depend on sequence and cut only, so they are computed once while
-they fit; what was forgotten is read and computed again, with the same result. Traces stay in their
-stored dtype and become float32 when a context is made.
+attention each of them will receive (KVP paper, section 3.1.1), its largest part, or what the store
+holds for it (`kvp-collect --labels`). Labels depend on sequence and cut only, so they are computed
+once while they fit; what was forgotten is read and computed again, with the same result. Traces
+stay in their stored dtype and become float32 when a context is made.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from kvp.ops.future_attention import future_attention
+from kvp.ops.future_attention import future_attention, peak_attention
 from kvp.ranking import Protection
 from kvp.store import TraceReader
 from train.cuts import Cut
-from train.presets import LabelName
+from train.presets import FROM_TRACE, LabelName
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 ItemT = TypeVar("ItemT", bound=tuple[Tensor, ...])
@@ -104,7 +104,7 @@ class ContextSource:
     def _importance(self, cut: Cut) -> Tensor:
         """[A, N] float32 label of a cut."""
         known = self._labels.get(cut)
-        if known is None and self._label != "attention":
+        if known is None and self._label not in FROM_TRACE:
             stored = self._reader.label(self._label, cut.sequence)
             known = (stored[..., : cut.tokens].flatten(0, 1),)
             self._labels.put(cut, known)
@@ -113,7 +113,8 @@ class ContextSource:
             self._traces.put(cut.sequence, (trace.keys, trace.values))
             assert trace.queries is not None, "checked before training"
             queries, keys = trace.queries.to(self._device), trace.keys.to(self._device)
-            label = future_attention(queries, keys, cut.tokens, cut.stop)
+            attention = peak_attention if self._label == "peak" else future_attention
+            label = attention(queries, keys, cut.tokens, cut.stop)
             known = (label.flatten(0, 1).cpu(),)
             self._labels.put(cut, known)
         return known[0]

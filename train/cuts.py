@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvp.store import SequenceRecord
-from train.presets import Recipe
+from train.presets import FROM_TRACE, Recipe
 
 _SEQUENCES, _CUTS, _NOISE = range(3)
 
@@ -36,7 +36,7 @@ def cuts_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int]]
     tokens before it and one after it.
     """
     last = record.length - 1
-    if recipe.label != "attention":  # stored labels end with the prompt
+    if recipe.label not in FROM_TRACE:  # stored labels end with the prompt
         last = min(last, record.prompt_length)
     candidates = {
         "prompt": [record.prompt_length - 1],

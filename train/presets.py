@@ -28,8 +28,12 @@ Architecture = Literal["fourier", "paper"]
 RewardName = Literal["skill", "ratio", "mass"]
 PresetName = Literal["fourier", "paper"]
 ObjectiveName = Literal["rloo", "listwise", "regress"]
-LabelName = Literal["attention", "kvzip", "kvzip_plus"]
-CalibrationName = Literal["contribution", "attention", "share", "none"]
+LabelName = Literal["attention", "peak", "kvzip", "kvzip_plus"]
+CalibrationName = Literal["contribution", "peak", "attention", "share", "none"]
+
+
+FROM_TRACE: tuple[LabelName, ...] = ("attention", "peak")
+"""Labels that every store with queries gives; the others `kvp-collect --labels` stores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,8 @@ class Recipe:
     objective: ObjectiveName
     """What is minimised (`train.objectives`)."""
     label: LabelName
-    """What a token is worth: the attention of the trace's own future, or a label in the store."""
+    """What a token is worth: all attention of the trace's own future, the largest that any future
+    query pays, or a label in the store."""
     steps: int
     """Optimiser steps."""
     contexts: int

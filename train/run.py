@@ -15,7 +15,7 @@ from kvp.manifest import digest_json, run_manifest
 from kvp.store import SequenceRecord, TraceReader
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec
-from train.calibration import fit_calibration
+from train.calibration import calibrate
 from train.callbacks import Bar, Checkpoints, Log, Validation
 from train.config import TrainConfig
 from train.contexts import ContextSource
@@ -88,9 +88,14 @@ def run(config: TrainConfig) -> None:
     calibration = None
     if config.calibration != "none":
         cuts = held_out_cuts(validation, recipe, limit=config.calibration_contexts)
-        contexts = map(source.context, cuts)
-        calibration = fit_calibration(
-            best, contexts, target=config.calibration, protection=protection
+        calibration = calibrate(
+            best,
+            reader,
+            cuts,
+            target=config.calibration,
+            protection=protection,
+            memory_bytes=memory,
+            device=device,
         )
     meta = PolicyMeta(
         geometry=reader.geometry,

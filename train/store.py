@@ -8,7 +8,7 @@ from kvp.errors import StoreError, UsageError
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord, TraceReader
 from train.cuts import cuts_by_kind
-from train.presets import Recipe
+from train.presets import FROM_TRACE, Recipe
 
 
 def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) -> None:
@@ -23,7 +23,7 @@ def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) 
         raise StoreError(
             f"--traces {reader.path} was collected without queries; future attention needs them"
         )
-    if recipe.label not in ("attention", *reader.plan.labels):
+    if recipe.label not in (*FROM_TRACE, *reader.plan.labels):
         raise StoreError(
             f"--label {recipe.label}: --traces {reader.path} holds no such label; collect it with "
             f"kvp-collect --labels {recipe.label}"

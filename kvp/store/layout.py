@@ -12,6 +12,7 @@ from kvp.store.schema import DTYPES, StorePlan, is_label
 MANIFEST = "manifest.json"
 SEQUENCES = "sequences"
 LOCK = "writer.lock"
+OUTPUT = "output_gram.safetensors"
 
 
 def shard_path(store: Path, array: str, index: int) -> Path:

@@ -7,17 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import zarr
+from safetensors.torch import save_file
+from torch import Tensor
 
 from kvp.errors import StoreError
 from kvp.manifest import read_sealed_json, sha256_file, sync_path, write_sealed_json
-from kvp.store.layout import MANIFEST, SEQUENCES, array_settings
+from kvp.store.layout import MANIFEST, OUTPUT, SEQUENCES, array_settings
 from kvp.store.schema import ARRAYS, FORMAT, FORMAT_VERSION, StorePlan
 
 RESERVED = ("format", "format_version", "plan", "rope", "files")
 """Manifest entries the store writes itself."""
 
 
-def create_metadata(store: Path, plan: StorePlan, manifest: Mapping[str, Any]) -> None:
+def create_metadata(
+    store: Path, plan: StorePlan, manifest: Mapping[str, Any], output_gram: Tensor | None = None
+) -> None:
     """Create the arrays (no data) and, last, the manifest that makes the directory a store."""
     files = ["zarr.json", *(f"{array}/zarr.json" for array in plan.arrays)]
     for leftover in ("zarr.json", *(f"{array}/zarr.json" for array in ARRAYS)):
@@ -26,6 +30,10 @@ def create_metadata(store: Path, plan: StorePlan, manifest: Mapping[str, Any]) -
     for array in plan.arrays:
         zarr.create_array(store=store / array, **array_settings(plan, array))
     (store / SEQUENCES).mkdir(exist_ok=True)
+    (store / OUTPUT).unlink(missing_ok=True)
+    if output_gram is not None:
+        save_file({"output_gram": output_gram.contiguous()}, store / OUTPUT)
+        files.append(OUTPUT)
     for name in files:  # zarr's local store never flushes
         sync_path(store / name)
         sync_path((store / name).parent)

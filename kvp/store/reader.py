@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 import zarr
+from safetensors.torch import load_file
 from torch import Tensor
 
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from kvp.store.layout import shard_path
+from kvp.store.layout import OUTPUT, shard_path
 from kvp.store.metadata import load_metadata
 from kvp.store.records import committed, load_record
 from kvp.store.schema import SequenceRecord, StorePlan, Trace, is_label, label_array
@@ -98,6 +99,15 @@ class TraceReader:
             held = ", ".join(self._plan.labels) or "no labels"
             raise StoreError(f"{self.path} holds no label {name!r} (it holds {held})")
         return self._read(label_array(name), index)
+
+    def output_gram(self) -> Tensor | None:
+        """Gram matrices of the model's output projection, [L, H, D, D] float32; None where unknown.
+
+        sqrt(v^T M v) is the norm of value v behind the projection (`kvp.hf.output`).
+        """
+        if OUTPUT not in self._manifest["files"]:
+            return None
+        return load_file(self.path / OUTPUT)["output_gram"]
 
     def trace(self, index: int) -> Trace:
         """All of one sequence; queries are None in a store without. Raises StoreError as `head`."""

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 from kvp.errors import StoreError
-from kvp.store.layout import LOCK, MANIFEST, SEQUENCES
+from kvp.store.layout import LOCK, MANIFEST, OUTPUT, SEQUENCES
 from kvp.store.schema import ARRAYS
 
 
@@ -18,7 +18,7 @@ def refuse_foreign(store: Path) -> None:
         raise StoreError(f"{store} is a file; choose another --out")
     if (store / MANIFEST).exists():
         raise StoreError(f"{store} already holds a trace store; resume it or choose another --out")
-    begun = {"zarr.json", LOCK, f"{MANIFEST}.partial"}
+    begun = {"zarr.json", LOCK, OUTPUT, f"{MANIFEST}.partial"}
     for path in store.rglob("*") if store.exists() else ():
         inside = path.relative_to(store).parts
         ours = inside[0] in (*ARRAYS, SEQUENCES) and len(inside) <= 2

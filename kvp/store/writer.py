@@ -53,6 +53,7 @@ class TraceWriter:
         manifest: Mapping[str, Any],
         store_queries: bool = True,
         labels: tuple[str, ...] = (),
+        output_gram: Tensor | None = None,
     ) -> TraceWriter:
         """Create an empty store.
 
@@ -67,6 +68,7 @@ class TraceWriter:
                 seed, ...) is what a resuming run must repeat exactly.
             store_queries: whether queries are kept.
             labels: labels kept for every sequence.
+            output_gram: what is known of the model's output projection (`TraceReader.output_gram`).
 
         Raises:
             StoreError: the directory is in use, holds something else, or cannot be written.
@@ -81,13 +83,14 @@ class TraceWriter:
             labels=labels,
         )
         _check_manifest(manifest)
+        _check_gram(output_gram, geometry)
         store = Path(path)
         refuse_foreign(store)
         try:
             store.mkdir(parents=True, exist_ok=True)
             writer = cls(store, plan, lock_store(store))
             refuse_foreign(store)  # another writer may have been quicker
-            create_metadata(store, plan, manifest)
+            create_metadata(store, plan, manifest, output_gram)
         except OSError as problem:
             raise StoreError(f"cannot create {store}: {problem.strerror or problem}") from None
         return writer
@@ -116,7 +119,11 @@ class TraceWriter:
 
     @classmethod
     def create_or_resume(
-        cls, path: str | Path, plan: StorePlan, manifest: Mapping[str, Any]
+        cls,
+        path: str | Path,
+        plan: StorePlan,
+        manifest: Mapping[str, Any],
+        output_gram: Tensor | None = None,
     ) -> TraceWriter:
         """`resume` a store that is there and was planned alike, `create` one otherwise.
 
@@ -134,6 +141,7 @@ class TraceWriter:
                 manifest=manifest,
                 store_queries=plan.store_queries,
                 labels=plan.labels,
+                output_gram=output_gram,
             )
         writer = cls.resume(store, manifest)
         if found := differences(writer.plan.to_dict(), plan.to_dict()):
@@ -245,3 +253,9 @@ def _check_manifest(manifest: Mapping[str, Any]) -> None:
         raise ValueError('a store manifest needs an "identity" entry')
     if taken := [key for key in RESERVED if key in manifest]:
         raise ValueError(f"manifest entries {taken} belong to the store")
+
+
+def _check_gram(gram: Tensor | None, size: Geometry) -> None:
+    shape = (size.layers, size.kv_heads, size.head_dim, size.head_dim)
+    if gram is not None and (gram.shape != shape or gram.dtype != torch.float32):
+        raise ValueError(f"output_gram must be float32 {shape}, got {tuple(gram.shape)}")

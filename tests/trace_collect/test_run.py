@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kvp.hf import load_model, observe
+from kvp.hf.output import output_gram
 from kvp.hf.supply import Supply
 from kvp.scoring import Replay
 from kvp.store import LABELS, TraceReader
@@ -76,6 +77,9 @@ def test_a_store_holds_exactly_what_was_asked_for(
         assert torch.equal(found.queries, expected.queries)
         assert torch.equal(found.keys, expected.keys)
         assert torch.equal(found.values, expected.values)
+    gram = reader.output_gram()
+    assert gram is not None
+    torch.testing.assert_close(gram, output_gram(model))
     assert reader.manifest["model"] == {"id": str(model_folder), "revision": None}
     assert reader.manifest["config"]["length"] == 300
     assert reader.manifest["identity"]["data"]["tasks"] == ["niah_single_1", "niah_single_2"]

@@ -99,9 +99,15 @@ def test_targets_by_hand() -> None:
         importance=torch.tensor([[6.0, 2.0]]),
         future=4,
     )
-    assert TARGETS["share"](sample).tolist() == [[0.75, 0.25]]
-    assert TARGETS["attention"](sample).tolist() == [[1.5, 0.5]]
-    assert TARGETS["contribution"](sample).tolist() == [[7.5, 0.5]]
+    gram = torch.tensor([[[4.0, 0.0], [0.0, 1.0]]])  # norms sqrt(36 + 16) and 1
+    worth = {name: worth_of for name, (_, worth_of) in TARGETS.items()}
+    assert worth["share"](sample, gram).tolist() == [[0.75, 0.25]]
+    assert worth["attention"](sample, gram).tolist() == [[1.5, 0.5]]
+    assert worth["peak"](sample, gram).tolist() == [[6.0, 2.0]]
+    torch.testing.assert_close(
+        worth["contribution"](sample, gram), torch.tensor([[6 * 52**0.5, 2.0]])
+    )
+    assert worth["contribution"](sample, None).tolist() == [[30.0, 2.0]]
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))

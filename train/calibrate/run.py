@@ -10,8 +10,7 @@ from typing import Any
 from kvp.store import TraceReader
 from policies.policy_files import check_geometry, load_policy, recalibrate
 from train.calibrate.config import CalibrateConfig
-from train.calibration import fit_calibration
-from train.contexts import ContextSource
+from train.calibration import calibrate
 from train.cuts import held_out_cuts
 from train.presets import PRESETS, Recipe
 from train.store import check_store, device_of, protection_of, usable
@@ -36,12 +35,14 @@ def run(config: CalibrateConfig) -> None:
         print(f"{config.policy}: calibration removed")
         return
     cuts = held_out_cuts(usable(reader, "validation", recipe), recipe, limit=config.contexts)
-    source = ContextSource(reader, memory_bytes=int(config.memory_gb * 1e9), device=device)
-    calibration = fit_calibration(
+    calibration = calibrate(
         policy.rankers,
-        map(source.context, cuts),
+        reader,
+        cuts,
         target=config.calibration,
         protection=protection_of(recipe),
+        memory_bytes=int(config.memory_gb * 1e9),
+        device=device,
     )
     recalibrate(config.policy, calibration)
     heads = policy.geometry.agents

@@ -36,3 +36,19 @@ def future_attention(
     for rows in attention_rows(queries, keys, cut, end, block):
         importance += rows[..., :cut].amax(dim=-3).sum(dim=-2)
     return importance
+
+
+@torch.no_grad()
+def peak_attention(
+    queries: Tensor, keys: Tensor, cut: int, stop: int | None = None, block: int = 256
+) -> Tensor:
+    """The largest attention that any future query pays: max_j max_g softmax_i(q_gj . k_i).
+
+    Not the paper's: a token that one query needs counts as much as one that all of them read a
+    little. Arguments, shapes and errors as `future_attention`; values lie in [0, 1].
+    """
+    end = keys.shape[-2] if stop is None else stop
+    peak = torch.zeros(*keys.shape[:-2], cut, dtype=torch.float32, device=keys.device)
+    for rows in attention_rows(queries, keys, cut, end, block):
+        peak = torch.maximum(peak, rows[..., :cut].amax(dim=-3).amax(dim=-2))
+    return peak

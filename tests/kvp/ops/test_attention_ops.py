@@ -8,7 +8,7 @@ import torch
 
 from kvp.ops.attention_rows import attention_rows
 from kvp.ops.column_sums import column_sums
-from kvp.ops.future_attention import future_attention
+from kvp.ops.future_attention import future_attention, peak_attention
 
 
 def _full_attention(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -42,6 +42,9 @@ def test_future_attention(group: int, cut: int, stop: int, block: int) -> None:
     assert found.dtype == torch.float32
     assert found.shape == (cut,)
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+    largest = _full_attention(queries, keys)[:, cut:stop, :cut].max(axis=(0, 1))
+    peak = peak_attention(_single(queries), _single(keys), cut, stop, block)
+    np.testing.assert_allclose(peak, largest, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("group", [1, 2, 7])

@@ -196,3 +196,25 @@ def test_impossible_plans_are_refused(plan: StorePlan) -> None:
     with pytest.raises(ValueError, match="at least one"):
         replace(plan, sequences=0)
     assert StorePlan.from_dict(plan.to_dict()) == plan
+
+
+def test_the_output_projection_is_kept_and_checked(
+    tmp_path: Path, plan: StorePlan, manifest: dict[str, Any]
+) -> None:
+    gram = torch.rand(2, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+    TraceWriter.create_or_resume(tmp_path / "store", plan, manifest, gram).close()
+    found = TraceReader(tmp_path / "store").output_gram()
+    assert found is not None
+    assert torch.equal(found, gram)
+    path = tmp_path / "store" / "output_gram.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"output_gram\.safetensors is damaged"):
+        TraceReader(tmp_path / "store")
+    with pytest.raises(ValueError, match=r"output_gram must be float32 \(2, 2, 4, 4\)"):
+        TraceWriter.create_or_resume(tmp_path / "other", plan, manifest, gram[0])
+
+
+def test_a_store_may_lack_the_output_projection(store: Path) -> None:
+    assert TraceReader(store).output_gram() is None
