@@ -3,28 +3,30 @@
 `evicting` wraps an unmodified `model.generate`; the cache shrinks right after the prefill, so that
 the first new token still comes from full attention (as in the KVP paper). `prefill_and_evict`
 returns the shrunk cache instead: whatever is fed next already feels the eviction. New tokens are
-appended and never evicted. Left out: eviction during decoding, uneven budgets.
+appended and never evicted. Left out: eviction during decoding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from kvp.allocation import Allocator
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache import EvictingCache
+from kvp.hf.hidden import HiddenRecorder
 from kvp.hf.loading import check_model
-from kvp.hf.observe import observe, recent_queries
-from kvp.ranking import Protection, keep_tokens
-from kvp.scoring import Scorer, View
+from kvp.hf.observe import observe
+from kvp.hf.shrink import Prefill, Rule, kept_tokens, shrink
+from kvp.ranking import Protection
+from kvp.scoring import Needs, Scorer
 
 
 def prefill_and_evict(
@@ -33,22 +35,44 @@ def prefill_and_evict(
     scorer: Scorer,
     budget: int | str | Budget,
     protection: Protection | None = None,
+    *,
+    allocator: Allocator | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> EvictingCache:
     """Prefill `input_ids` [B, N] int64 (no padding) and keep `budget` tokens per KV head.
 
     Pass everything but the tokens to be fed afterwards: `input_ids[:, :-1]` of a prompt. A budget
     of N or more keeps the cache as it is and runs no scoring. `protection` defaults to the first 4
-    and the last 16 tokens. Raises UsageError when the budget is below the protected tokens, or when
-    the scorer needs the future; ModelError for models kvp cannot evict from.
+    and the last 16 tokens. An `allocator` splits the budget over layers and KV heads instead of
+    giving each head the same; `tokenizer` is for methods that repeat or read the prompt. Raises
+    UsageError when the budget is below the protected tokens, when the scorer needs the future or a
+    tokenizer it was not given, and for counts of an allocator that cannot be kept; ModelError for
+    models kvp cannot evict from.
     """
     check_model(model)
     _refuse_future(scorer)
-    protection = Protection() if protection is None else protection
+    rule = _rule(scorer, budget, protection, allocator)
     batch, tokens = input_ids.shape
-    kept = kept_tokens(_parsed(budget), tokens, protection)
-    queries = scorer.needs.queries if kept < tokens else 0
-    seen = observe(model, input_ids, queries=queries, last_logits=True)
-    _shrink(seen.cache, seen.queries, scorer, [kept] * batch, [0] * batch, protection)
+    kept = kept_tokens(rule.budget, tokens, rule.protection)
+    needs = scorer.needs if allocator is not None or kept < tokens else Needs()
+    seen = observe(
+        model,
+        input_ids,
+        queries=needs.queries,
+        last_logits=True,
+        hidden_after=_hidden_after(needs),
+    )
+
+    prefill = Prefill(
+        model=model,
+        cache=seen.cache,
+        token_ids=input_ids,
+        padding=[0] * batch,
+        queries=seen.queries,
+        hidden=seen.hidden,
+        tokenizer=tokenizer,
+    )
+    shrink(prefill, rule)
     return seen.cache
 
 
@@ -57,6 +81,9 @@ def evicting(
     scorer: Scorer,
     budget: int | str | Budget,
     protection: Protection | None = None,
+    *,
+    allocator: Allocator | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> AbstractContextManager[None]:
     """Make `model.generate` shrink its cache to `budget` tokens per KV head after every prefill.
 
@@ -65,84 +92,43 @@ def evicting(
     `"12.5%"` is taken of the row's own length. A call that continues a shrunk cache
     (`past_key_values=`) appends to it and evicts nothing more. On exit the model is as before.
 
-    Raises UsageError for a budget below the protected tokens, a scorer that needs the future, a
-    second `evicting` around the same model, chunked prefill, `use_cache=False` and caches of
-    another kind; ModelError for models kvp cannot evict from.
+    An `allocator` splits a row's budget over layers and KV heads instead of giving each head the
+    same; `tokenizer` is for methods that repeat or read the prompt.
+
+    Raises UsageError for a budget below the protected tokens, a scorer that needs the future or a
+    tokenizer it was not given, counts of an allocator that cannot be kept, a second `evicting`
+    around the same model, chunked prefill, `use_cache=False` and caches of another kind; ModelError
+    for models kvp cannot evict from.
     """
     check_model(model)
     _refuse_future(scorer)
-    protection = Protection() if protection is None else protection
-    budget = _parsed(budget)
-    if budget.count is not None:
-        kept_tokens(budget, budget.count + protection.tokens, protection)
-    return _Evicting(model, scorer, budget, protection)
+    rule = _rule(scorer, budget, protection, allocator)
+    if rule.budget.count is not None:
+        kept_tokens(rule.budget, rule.budget.count + rule.protection.tokens, rule.protection)
+    return _Evicting(model, rule, tokenizer)
 
 
-def kept_tokens(budget: Budget, tokens: int, protection: Protection) -> int:
-    """Tokens per KV head that stay of `tokens`; UsageError when protected ones do not fit."""
-    kept = min(budget.tokens(tokens), tokens)
-    if kept < min(tokens, protection.tokens):
-        raise UsageError(
-            f"budget {budget} keeps {kept} tokens, fewer than the {protection.tokens} protected "
-            "ones: raise the budget or turn protection off"
-        )
-    return kept
+def _rule(
+    scorer: Scorer,
+    budget: int | str | Budget,
+    protection: Protection | None,
+    allocator: Allocator | None,
+) -> Rule:
+    return Rule(
+        scorer=scorer,
+        budget=budget if isinstance(budget, Budget) else parse_budget(budget),
+        protection=Protection() if protection is None else protection,
+        allocator=allocator,
+    )
 
 
-def _parsed(budget: int | str | Budget) -> Budget:
-    return budget if isinstance(budget, Budget) else parse_budget(budget)
+def _hidden_after(needs: Needs) -> tuple[int, ...]:
+    return () if needs.hidden_after is None else (needs.hidden_after,)
 
 
 def _refuse_future(scorer: Scorer) -> None:
     if scorer.needs.future:
         raise UsageError(f"method {scorer.name} needs the future: it only runs on observed traces")
-
-
-def _shrink(
-    cache: EvictingCache,
-    queries: Sequence[Tensor],
-    scorer: Scorer,
-    kept: Sequence[int],
-    padding: Sequence[int],
-    protection: Protection,
-) -> None:
-    """Evict in place: row b, left-padded by padding[b], keeps its best kept[b] tokens."""
-    seen = cache.get_seq_length()
-    if all(keep == seen - pad for keep, pad in zip(kept, padding, strict=True)):
-        return
-    rows = len(kept)
-    uniform = not any(padding)
-    groups = [slice(0, rows)] if uniform else [slice(row, row + 1) for row in range(rows)]
-    for index, layer in enumerate(cache.layers):
-        heads = layer.keys.shape[1]
-        indices = torch.full((rows, heads, max(kept)), -1, device=layer.keys.device)
-        for group in groups:
-            keep, pad = kept[group.start], padding[group.start]
-            if keep == seen - pad:
-                chosen = torch.arange(keep, device=layer.keys.device)
-            else:
-                recent = recent_queries(queries, index, scorer.needs, seen - pad)
-                view = View(
-                    layer=index,
-                    keys=layer.keys[group, :, pad:],
-                    values=layer.values[group, :, pad:],
-                    positions=layer.positions[group, 0, pad:],
-                    budget=keep,
-                    queries=None if recent is None else recent[group],
-                )
-                chosen = keep_tokens(_scores(scorer, view), keep, protection)
-            indices[group, :, :keep] = chosen + pad
-        cache.layers[index] = layer.select(indices)
-
-
-def _scores(scorer: Scorer, view: View) -> Tensor:
-    scores = scorer.score(view)
-    if scores.shape != view.keys.shape[:3] or bool(scores.isnan().any()):
-        raise UsageError(
-            f"method {scorer.name} returned scores {tuple(scores.shape)} in layer {view.layer}, "
-            f"expected {tuple(view.keys.shape[:3])} without NaN"
-        )
-    return scores
 
 
 class _Evicting(AbstractContextManager[None]):
@@ -151,17 +137,19 @@ class _Evicting(AbstractContextManager[None]):
     def __init__(
         self,
         model: PreTrainedModel,
-        scorer: Scorer,
-        budget: Budget,
-        protection: Protection,
+        rule: Rule,
+        tokenizer: PreTrainedTokenizerBase | None,
     ) -> None:
         self._model = model
-        self._scorer = scorer
-        self._budget = budget
-        self._protection = protection
+        self._rule = rule
+        self._tokenizer = tokenizer
         self._used = False
         self._undo = ExitStack()
         self._prefilling: EvictingCache | None = None
+        self._padding: list[int] = []
+        self._hidden: HiddenRecorder | None = None
+        self._recording = ExitStack()  # open while a prefill's hidden states are recorded
+        self._shrinking = False
         self._prompt_tokens = 0
 
     def __enter__(self) -> None:
@@ -187,11 +175,14 @@ class _Evicting(AbstractContextManager[None]):
     ) -> None:
         if self._prefilling is not None:
             self._prefilling.recorder = None
+        self._recording.close()
         self._undo.close()
 
     def _before(
         self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self._shrinking:  # a scorer's own pass over the prompt
+            return args, kwargs
         cache = kwargs.get("past_key_values")
         if cache is None or kwargs.get("use_cache") is False:
             raise UsageError(
@@ -201,12 +192,10 @@ class _Evicting(AbstractContextManager[None]):
         if type(cache) not in (DynamicCache, EvictingCache):
             raise UsageError(f"evicting cannot shrink a {type(cache).__name__}: pass no cache")
         inputs = kwargs.get("input_ids")
-        tokens = (kwargs["inputs_embeds"] if inputs is None else inputs).shape[1]
+        rows, tokens = (kwargs["inputs_embeds"] if inputs is None else inputs).shape[:2]
         if cache.get_seq_length() == 0:
             cache = cache if isinstance(cache, EvictingCache) else EvictingCache()
-            needed = self._scorer.needs.queries
-            cache.recorder = QueryRecorder(needed) if needed else None
-            self._prefilling = cache
+            self._record(cache, _left_padding(kwargs.get("attention_mask"), rows))
             return args, {**kwargs, "past_key_values": cache}
         if not isinstance(cache, EvictingCache):
             raise UsageError(
@@ -219,6 +208,17 @@ class _Evicting(AbstractContextManager[None]):
             )
         return args, kwargs
 
+    def _record(self, cache: EvictingCache, padding: list[int]) -> None:
+        """Watch the prefill of `cache` for what the scorer needs."""
+        needs = self._rule.scorer.needs
+        cache.recorder = QueryRecorder(needs.queries) if needs.queries else None
+        after = _hidden_after(needs)
+        self._hidden = HiddenRecorder(after, padding=padding) if after else None
+        self._recording.close()
+        if self._hidden is not None:
+            self._recording.enter_context(self._hidden.recording(self._model))
+        self._prefilling, self._padding = cache, padding
+
     def _after(
         self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
     ) -> None:
@@ -227,20 +227,28 @@ class _Evicting(AbstractContextManager[None]):
             return
         self._prefilling = None
         recorder, cache.recorder = cache.recorder, None
+        self._recording.close()
         self._prompt_tokens = cache.get_seq_length()
-        padding = _left_padding(kwargs.get("attention_mask"), cache)
-        kept = [
-            kept_tokens(self._budget, self._prompt_tokens - pad, self._protection)
-            for pad in padding
-        ]
-        queries = recorder.queries if recorder is not None else ()
-        _shrink(cache, queries, self._scorer, kept, padding, self._protection)
+        prefill = Prefill(
+            model=self._model,
+            cache=cache,
+            token_ids=kwargs.get("input_ids"),
+            padding=self._padding,
+            queries=() if recorder is None else recorder.queries,
+            hidden=None if self._hidden is None else self._hidden.record,
+            tokenizer=self._tokenizer,
+        )
+        self._shrinking = True
+        try:
+            shrink(prefill, self._rule)
+        finally:
+            self._shrinking = False
 
 
-def _left_padding(mask: Tensor | None, cache: EvictingCache) -> list[int]:
-    """Padding columns of every row; UsageError unless padding is on the left."""
+def _left_padding(mask: Tensor | None, rows: int) -> list[int]:
+    """Padding columns of each of `rows` rows; UsageError unless padding is on the left."""
     if mask is None:
-        return [0] * cache.layers[0].keys.shape[0]
+        return [0] * rows
     real = mask.bool()
     if real.ndim != 2 or not bool(real[:, -1].all()) or bool((~real[:, 1:] & real[:, :-1]).any()):
         raise UsageError("evicting needs left padding: tokenizer.padding_side = 'left'")

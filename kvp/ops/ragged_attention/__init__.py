@@ -1,10 +1,10 @@
 """Attention over heads that store different numbers of tokens.
 
-`reference.py` is the definition, `batched.py` the same numbers at the speed of dense attention on a
-CPU. A fused kernel for decoding would stand behind the same function.
+`reference.py` is the definition, `forward.py` the same numbers at about the speed of dense
+attention on a CPU. A fused kernel for decoding would stand behind the same function.
 """
 
-from kvp.ops.ragged_attention.batched import ragged_attention
+from kvp.ops.ragged_attention.forward import ragged_attention
 from kvp.ops.ragged_attention.reference import ragged_attention_reference
 
 __all__ = ["ragged_attention", "ragged_attention_reference"]

@@ -144,7 +144,7 @@ def test_views_inside_a_padded_batch_hold_no_padding(
     with evicting(qwen, scorer, 8, UNPROTECTED):
         generate(qwen, ids, 1, attention_mask=mask)
     assert [(v.layer, v.keys.shape[0], v.keys.shape[2]) for v in scorer.views] == [
-        (layer, 1, tokens) for layer in range(3) for tokens in (30, 18)
+        (layer, 1, tokens) for tokens in (30, 18) for layer in range(3)
     ]
     for view in scorer.views:
         assert view.positions.tolist() == [list(range(view.keys.shape[2]))]

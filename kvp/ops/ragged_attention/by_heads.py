@@ -1,4 +1,4 @@
-"""Attention over ragged heads in plain PyTorch: products head by head, one softmax for all.
+"""Ragged attention of chunks of tokens: products head by head, one softmax for many heads.
 
 Logits are small beside keys and values, so they may be padded to the longest head; keys and values
 are read where they lie and never copied.
@@ -11,55 +11,52 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kvp.ops.ragged_attention.reference import check_shapes, working_dtype
+from kvp.ops.ragged_attention.reference import working_dtype
 
-_WORKING_FLOATS = 2**25
-"""Padded logits held at a time: 128 MiB in float32."""
+_WORKING_FLOATS = 2**21
+"""Padded logits held at a time: 8 MiB in float32."""
 
 
-@torch.no_grad()
-def ragged_attention(
+def attend_by_heads(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
     lengths: Tensor,
     tail_keys: Tensor,
     tail_values: Tensor,
-    tail_visible: Tensor | None = None,
+    tail_visible: Tensor | None,
+    scaling: float,
     *,
-    scaling: float | None = None,
     working_floats: int = _WORKING_FLOATS,
 ) -> Tensor:
-    """`ragged_attention_reference`, two matrix products per head and one softmax per block.
+    """`ragged_attention_reference`, two matrix products per head and one softmax per part.
 
-    Arguments, result and errors are those of the reference. A block is as many rows, or as many
-    tokens of one row, as keep its logits, padded to its longest head, below `working_floats`.
+    A part is as many rows, or as many tokens of one row, as keep its logits, padded to its longest
+    head, below `working_floats`.
     """
-    check_shapes(query, keys, values, lengths, tail_keys, tail_values, tail_visible)
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     heads = lengths.shape[1]
     flat: list[int] = lengths.flatten().tolist()
     head_keys, head_values = (
-        part.split(flat)  # type: ignore[no-untyped-call]
-        for part in (keys, values)
+        stored.split(flat)  # type: ignore[no-untyped-call]
+        for stored in (keys, values)
     )
     attended = torch.empty_like(query, memory_format=torch.contiguous_format)
     width = max(flat, default=0) + tail_keys.shape[2]
-    for block, span in _blocks(query, width, working_floats):
-        of_heads = slice(block.start * heads, block.stop * heads)
-        attended[block, :, span] = _attend(
-            query[block, :, span],
+    for part, span in _parts(query, width, working_floats):
+        of_heads = slice(part.start * heads, part.stop * heads)
+        attended[part, :, span] = _attend(
+            query[part, :, span],
             scaling,
             head_keys[of_heads],
             head_values[of_heads],
-            tail_keys[block],
-            tail_values[block],
-            None if tail_visible is None else tail_visible[block, span],
+            tail_keys[part],
+            tail_values[part],
+            None if tail_visible is None else tail_visible[part, span],
         )
     return attended
 
 
-def _blocks(query: Tensor, width: int, working_floats: int) -> Iterator[tuple[slice, slice]]:
+def _parts(query: Tensor, width: int, working_floats: int) -> Iterator[tuple[slice, slice]]:
     """Rows and tokens whose logits are held together."""
     rows, query_heads, tokens, _ = query.shape
     fit = max(1, working_floats // max(1, query_heads * width))  # tokens, of whichever rows
