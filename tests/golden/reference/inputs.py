@@ -1,0 +1,150 @@
+"""Random layers: one set of float32 numbers that the product and the references both read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvp.rope import Rope
+from kvp.scoring import ALL_QUERIES, HiddenStates, Needs, View
+
+Array = np.ndarray
+SHAPES = [(2, 2, 1, 16), (1, 2, 2, 8), (1, 1, 7, 8)]
+"""Batch, KV heads, query heads per KV head, head dimension."""
+
+
+def rotated(x: Array, positions: Array, frequencies: Array) -> Array:
+    """Rotary embedding of [..., N, D] at positions [N], half-split convention."""
+    angles = np.concatenate([positions[:, None] * frequencies] * 2, axis=-1)
+    half = x.shape[-1] // 2
+    turned = np.concatenate([-x[..., half:], x[..., :half]], axis=-1)
+    return x * np.cos(angles) + turned * np.sin(angles)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """One layer. Arrays are float32; references compute in float64."""
+
+    keys: Array
+    values: Array
+    hidden: Array
+    weight: Array
+    bias: Array
+    frequencies: Array
+    replay: Array
+    noise: Array
+    future: Array
+    text: str | None = None
+    drawn: list[Array] = field(default_factory=list, compare=False)
+    """Hidden states a method asked queries of, in order: how tests see its random draws."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Batch, KV heads, tokens, head dimension."""
+        return self.keys.shape  # type: ignore[return-value]
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.weight.shape[0] // (self.keys.shape[1] * self.keys.shape[3])
+
+    def project(self, hidden: Array) -> Array:
+        """Queries before RoPE [B, Q, S, D] of hidden states [B, S, W], float64."""
+        width = self.keys.shape[-1]
+        flat = hidden.astype(np.float64) @ self.weight.astype(np.float64).T + self.bias
+        batch, tokens, _ = flat.shape
+        return flat.reshape(batch, tokens, -1, width).transpose(0, 2, 1, 3)
+
+    @cached_property
+    def queries(self) -> Array:
+        """[B, Q, N, D] after RoPE, float32."""
+        positions = np.arange(self.keys.shape[2])
+        plain = self.project(self.hidden)
+        return rotated(plain, positions, self.frequencies).astype(np.float32)
+
+    def view(self, needs: Needs, budget: int) -> View:
+        """The product's view with exactly what `needs` asks for."""
+        batch, _, tokens, _ = self.shape
+        window = tokens if needs.queries == ALL_QUERIES else min(needs.queries, tokens)
+        extras: dict[str, Any] = {}
+        if window:
+            extras["queries"] = torch.from_numpy(self.queries[:, :, tokens - window :])
+        if needs.rope:
+            extras["rope"] = Rope(frequencies=torch.from_numpy(self.frequencies).float())
+        if needs.hidden_after is not None:
+            extras["hidden"] = self._hidden_states(needs.hidden_after)
+        if needs.replay is not None:
+            extras["replay"] = torch.from_numpy(self.replay.copy())
+        if needs.noise is not None:
+            extras["noise"] = torch.from_numpy(self.noise.copy())
+        if needs.future:
+            extras["future"] = torch.from_numpy(self.future.copy())
+        if needs.text:
+            extras["text"] = self.text or ""
+        return View(
+            layer=0,
+            keys=torch.from_numpy(self.keys),
+            values=torch.from_numpy(self.values),
+            positions=torch.arange(tokens).expand(batch, tokens),
+            budget=budget,
+            **extras,
+        )
+
+    def _hidden_states(self, after: int) -> HiddenStates:
+        seen = self.hidden[:, min(after, self.hidden.shape[1] - 1) :].astype(np.float64)
+
+        def project(hidden: torch.Tensor) -> torch.Tensor:
+            self.drawn.append(hidden.numpy().astype(np.float64))
+            return torch.from_numpy(self.project(hidden.numpy())).float()
+
+        return HiddenStates(
+            mean=torch.from_numpy(seen.mean(axis=1)).float(),
+            variance=torch.from_numpy(seen.var(axis=1)).float(),
+            project=project,
+        )
+
+
+def draw(
+    tokens: int, shape: tuple[int, int, int, int] = SHAPES[1], *, seed: int = 0, width: int = 12
+) -> Inputs:
+    """A random layer whose heads differ in direction and scale; `width` of the hidden states."""
+    batch, heads, group, head_dim = shape
+    rng = np.random.default_rng([seed, tokens, *shape])
+
+    def normal(*size: int) -> Array:
+        return rng.standard_normal(size).astype(np.float32)
+
+    scale = rng.uniform(0.7, 1.3, (1, heads, 1, 1)).astype(np.float32)
+    centre = 0.5 * normal(1, heads, 1, head_dim)
+    return Inputs(
+        keys=scale * normal(batch, heads, tokens, head_dim) + centre,
+        values=normal(batch, heads, tokens, head_dim) * scale,
+        hidden=normal(batch, tokens, width) + 0.3 * normal(1, 1, width),
+        weight=normal(heads * group * head_dim, width) / np.float32(width**0.5),
+        bias=0.2 * normal(heads * group * head_dim),
+        frequencies=10000.0 ** (-2 * np.arange(head_dim // 2) / head_dim),
+        replay=rng.uniform(0.0, 1.0, (batch, heads, tokens)).astype(np.float32) ** 3,
+        noise=rng.uniform(0.0, 1.0, (batch, heads, tokens)).astype(np.float32) ** 2,
+        future=rng.exponential(1.0, (batch, heads, tokens)).astype(np.float32),
+    )
+
+
+def constant(tokens: int, shape: tuple[int, int, int, int] = SHAPES[1]) -> Inputs:
+    """A layer in which nothing tells tokens apart: every method has only its tie rule left."""
+    batch, heads, group, head_dim = shape
+    ones = np.ones((batch, heads, tokens, head_dim), dtype=np.float32)
+    return Inputs(
+        keys=ones,
+        values=ones,
+        hidden=np.zeros((batch, tokens, 12), dtype=np.float32),
+        weight=np.zeros((heads * group * head_dim, 12), dtype=np.float32),
+        bias=np.zeros(heads * group * head_dim, dtype=np.float32),
+        frequencies=10000.0 ** (-2 * np.arange(head_dim // 2) / head_dim),
+        replay=np.full((batch, heads, tokens), 0.5, dtype=np.float32),
+        noise=np.full((batch, heads, tokens), 0.5, dtype=np.float32),
+        future=np.ones((batch, heads, tokens), dtype=np.float32),
+    )

@@ -1,0 +1,88 @@
+"""Every scorer against its formula in float64: values, and the sets kept at many budgets.
+
+A set is compared where it is decided: where the last token kept and the first one dropped differ by
+more than float32 can confuse, or tie exactly, in which case the newer one must stay. Almost every
+case is decided, which is asserted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from reference.inputs import SHAPES, Inputs, constant, draw
+from reference.methods import GOLDEN, NOT_COMPUTED, Golden
+from reference.ranking import FORCED, kept, protected, tied, undecided
+
+from kvp.ranking import UNPROTECTED, Protection, keep_tokens
+from policies.roster import METHODS, make_scorer
+
+DEFAULT = Protection(sinks=4, recents=16)
+RUN = [golden for golden in GOLDEN if golden.method in METHODS]
+each = pytest.mark.parametrize("golden", RUN, ids=lambda golden: golden.spec)
+
+
+def budgets_of(tokens: int) -> list[int]:
+    """Both ends, quarters, and numbers around protection and windows."""
+    wanted = {1, 2, 3, tokens // 4, tokens // 2, 3 * tokens // 4, tokens - 1, 21, 32, 64, 65, 130}
+    return sorted(budget for budget in wanted if 0 < budget < tokens)
+
+
+def mask_of(indices: torch.Tensor, tokens: int) -> np.ndarray:
+    return torch.zeros(*indices.shape[:-1], tokens).scatter_(-1, indices, 1.0).bool().numpy()
+
+
+def compare(golden: Golden, inputs: Inputs, *, ties: bool = True) -> tuple[int, int]:
+    """Assert agreement at every budget; returns compared and all (budget, head) pairs."""
+    scorer = make_scorer(golden.spec)
+    tokens = inputs.shape[2]
+    compared = total = 0
+    for budget in budgets_of(tokens):
+        scores = scorer.score(inputs.view(scorer.needs, budget))
+        truth = golden.truth(inputs, budget)
+        assert scores.shape == truth.shape
+        assert scores.dtype == torch.float32
+        if golden.values:
+            told = np.abs(truth) < FORCED
+            np.testing.assert_allclose(
+                scores.numpy()[told], truth[told], rtol=golden.rtol, atol=golden.atol
+            )
+        for protection in (UNPROTECTED, DEFAULT):
+            if budget < protection.tokens:
+                continue
+            expected = protected(truth, protection.sinks, protection.recents)
+            decided = ~undecided(expected, budget, golden.rtol, golden.atol)
+            if not ties:
+                decided &= ~tied(expected, budget)
+            found = mask_of(keep_tokens(scores, budget, protection), tokens)
+            same = (found == kept(expected, budget)).all(axis=-1)
+            assert same[decided].all(), (golden.spec, tokens, budget, protection)
+            compared, total = compared + int(decided.sum()), total + decided.size
+    return compared, total
+
+
+@each
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_scores_and_kept_sets(golden: Golden, shape: tuple[int, int, int, int]) -> None:
+    results = [compare(golden, draw(tokens, shape)) for tokens in golden.lengths]
+    compared, total = (sum(counts) for counts in zip(*results, strict=True))
+    assert compared >= 0.9 * total
+
+
+@each
+def test_ties_go_to_the_newer_token(golden: Golden) -> None:
+    """Nothing tells tokens apart, so every cut is a tie."""
+    for tokens in (golden.lengths[-1], 26):
+        compared, total = compare(golden, constant(tokens), ties=golden.sums_tie)
+        assert compared == total or not golden.sums_tie
+
+
+def test_every_scorer_of_the_roster_is_in_the_table() -> None:
+    assert set(METHODS) <= {golden.method for golden in GOLDEN} | set(NOT_COMPUTED)
+
+
+def test_every_preset_is_in_the_table() -> None:
+    specs = {golden.spec for golden in GOLDEN}
+    for name, entry in METHODS.items():
+        if name not in NOT_COMPUTED:
+            assert {name, *(f"{name}:{preset}" for preset in entry.presets)} <= specs
