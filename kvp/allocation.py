@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from kvp.errors import UsageError
 from kvp.ranking import Protection, rank_tokens
 
 EMPTY_SLOT = -1
@@ -53,6 +54,27 @@ class Allocator(Protocol):
         Rules that size the cache themselves, or reproduce a published rounding, miss the sum.
         """
         ...
+
+
+def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
+    """Ask `allocator` and check its answer: [L, H] int64.
+
+    Raises UsageError when the counts have another shape or type, or lie outside floor..N.
+    """
+    layers, heads, tokens = request.scores.shape
+    counts = allocator.allocate(request)
+    if counts.shape != (layers, heads) or counts.dtype != torch.int64:
+        raise UsageError(
+            f"allocator {allocator.name} returned {tuple(counts.shape)} {counts.dtype}, expected "
+            f"one int64 count for each of {layers} layers and {heads} KV heads"
+        )
+    least, most = int(counts.min()), int(counts.max())
+    if least < request.floor or most > tokens:
+        raise UsageError(
+            f"allocator {allocator.name} gave heads {least} to {most} tokens, allowed are "
+            f"{request.floor} (protected tokens, at least 1) to {tokens} (all)"
+        )
+    return counts
 
 
 def apportion(shares: Tensor, total: int, *, least: int, most: int) -> Tensor:
@@ -103,10 +125,15 @@ def allocated_tokens(scores: Tensor, counts: Tensor, protection: Protection) -> 
     Returns:
         [L, H, max count] int64 indices, ascending per head, `EMPTY_SLOT` after a head's last one.
     """
-    ranking = rank_tokens(scores, protection)
+    return ranked_tokens(rank_tokens(scores, protection), counts)
+
+
+def ranked_tokens(ranking: Tensor, counts: Tensor) -> Tensor:
+    """The first `counts` [L, H] tokens of every head's ranking [L, H, N], as `allocated_tokens`."""
     counts = counts.to(ranking.device)
     width = int(counts.max())
     chosen = ranking[..., :width]
+    tokens = ranking.shape[-1]
     beyond = torch.arange(width, device=ranking.device) >= counts[..., None]
-    ordered = chosen.masked_fill(beyond, scores.shape[-1]).sort(dim=-1).values
-    return ordered.masked_fill(ordered == scores.shape[-1], EMPTY_SLOT)
+    ordered = chosen.masked_fill(beyond, tokens).sort(dim=-1).values
+    return ordered.masked_fill(ordered == tokens, EMPTY_SLOT)

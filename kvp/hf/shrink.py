@@ -17,6 +17,7 @@ from kvp.allocation import (
     EMPTY_SLOT,
     Allocator,
     Request,
+    allocated_counts,
     allocated_tokens,
     protected_scores,
 )
@@ -102,27 +103,6 @@ def kept_tokens(budget: Budget, tokens: int, protection: Protection) -> int:
             "ones: raise the budget or turn protection off"
         )
     return kept
-
-
-def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
-    """The allocator's tokens per layer and KV head: [L, H] int64.
-
-    Raises UsageError when they have another shape or type, or lie outside floor..N.
-    """
-    layers, heads, tokens = request.scores.shape
-    counts = allocator.allocate(request)
-    if counts.shape != (layers, heads) or counts.dtype != torch.int64:
-        raise UsageError(
-            f"allocator {allocator.name} returned {tuple(counts.shape)} {counts.dtype}, expected "
-            f"one int64 count for each of {layers} layers and {heads} KV heads"
-        )
-    least, most = int(counts.min()), int(counts.max())
-    if least < request.floor or most > tokens:
-        raise UsageError(
-            f"allocator {allocator.name} gave heads {least} to {most} tokens, allowed are "
-            f"{request.floor} (protected tokens, at least 1) to {tokens} (all)"
-        )
-    return counts
 
 
 def _groups(padding: Sequence[int], *, one_by_one: bool) -> list[slice]:

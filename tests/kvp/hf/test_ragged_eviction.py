@@ -1,0 +1,367 @@
+"""Uneven budgets around `generate` and after a prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvp.allocation import Request
+from kvp.errors import UsageError
+from kvp.hf import EvictingCache, Supply, evicting, observe, prefill_and_evict
+from kvp.hf.layer import EvictingLayer
+from kvp.hf.ragged import RaggedLayer
+from kvp.hf.stored import EMPTY
+from kvp.ranking import UNPROTECTED, Protection
+from kvp.scoring import Needs, Noise, Replay, View
+
+Prompt = Callable[..., Tensor]
+PROTECTION = Protection(sinks=2, recents=3)
+GREEDY: dict[str, Any] = {"do_sample": False, "return_dict_in_generate": True}
+
+
+class Drawn:
+    """Counts drawn for a budget: floor + shares, the same for every prompt."""
+
+    name = "drawn"
+
+    def __init__(self, seed: int = 2) -> None:
+        self.seed = seed
+        self.requests: list[Request] = []
+
+    def allocate(self, request: Request) -> Tensor:
+        self.requests.append(request)
+        layers, heads, tokens = request.scores.shape
+        generator = torch.Generator().manual_seed(self.seed)
+        counts = torch.full((layers, heads), request.floor)
+        while int(counts.sum()) < request.total:
+            layer, head = (int(torch.randint(n, (), generator=generator)) for n in (layers, heads))
+            room = min(tokens - int(counts[layer, head]), request.total - int(counts.sum()))
+            counts[layer, head] += int(torch.randint(room + 1, (), generator=generator))
+        return counts
+
+
+class Best:
+    """The best tokens of all heads together."""
+
+    name = "best"
+
+    def allocate(self, request: Request) -> Tensor:
+        layers, heads, tokens = request.scores.shape
+        scores = request.scores.clone()
+        if request.floor == 1:
+            scores[..., -1] = torch.inf
+        top = scores.flatten().topk(request.total).indices // tokens
+        return torch.bincount(top, minlength=layers * heads).view(layers, heads)
+
+
+class Given:
+    """The same counts whatever is asked."""
+
+    name = "given"
+
+    def __init__(self, counts: Any) -> None:
+        self.counts = counts
+
+    def allocate(self, request: Request) -> Tensor:
+        return torch.as_tensor(self.counts)
+
+
+@contextmanager
+def watched(model: PreTrainedModel) -> Iterator[list[tuple[int, list[list[int]]]]]:
+    """For every forward pass inside: tokens fed per row, and their positions."""
+    calls: list[tuple[int, list[list[int]]]] = []
+
+    def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        calls.append((kwargs["input_ids"].shape[1], kwargs["position_ids"].tolist()))
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield calls
+    finally:
+        handle.remove()
+
+
+def generate(model: PreTrainedModel, ids: Tensor, tokens: int, **options: Any) -> Any:
+    mask = options.pop("attention_mask", torch.ones_like(ids))
+    return model.generate(
+        input_ids=ids, attention_mask=mask, max_new_tokens=tokens, **{**GREEDY, **options}
+    )
+
+
+def kept_by(scorer: Any, counts: Tensor, protection: Protection = PROTECTION) -> list[Any]:
+    """[layer][head] tokens, by sorting in plain Python."""
+    return [
+        [
+            scorer.kept(count, protection.sinks, protection.recents)[layer][head]
+            for head, count in enumerate(heads)
+        ]
+        for layer, heads in enumerate(counts.tolist())
+    ]
+
+
+def positions(layer: Any, row: int = 0) -> list[list[int]]:
+    return [[p for p in head if p < EMPTY] for head in layer.positions[row].tolist()]
+
+
+def test_prefill_and_evict_with_an_allocator(
+    model: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any
+) -> None:
+    ids = prompt(40)
+    scorer, allocator = fixed(39), Drawn()
+    cache = prefill_and_evict(model, ids[:, :-1], scorer, 12, PROTECTION, allocator=allocator)
+    (request,) = allocator.requests
+    assert (request.budget, request.floor, request.sizes) == (12, 5, None)
+    assert torch.equal(request.scores.isinf().sum(-1), torch.full((3, 2), 5))
+    assert torch.equal(request.scores[..., 2:36], scorer.scores[..., 2:36])
+    kept = kept_by(scorer, allocator.allocate(request))
+    assert len({len(head) for layer in kept for head in layer}) > 3
+    assert [positions(layer) for layer in cache.layers] == kept
+    width = model.config.head_dim if model.config.model_type == "qwen3" else 8
+    assert cache.nbytes == 3 * 2 * 12 * 2 * width * 4
+    with watched(model) as calls:
+        answer = generate(model, ids, 9, past_key_values=cache).sequences[0, 40:].tolist()
+    assert calls == [(1, [[position]]) for position in range(39, 48)]
+    assert answer == masked_greedy(model, ids, 39, kept, 9)
+
+
+def test_evicting_with_an_allocator(
+    model: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any
+) -> None:
+    ids = prompt(40)
+    scorer, allocator = fixed(40), Drawn()
+    with (
+        watched(model) as calls,
+        evicting(model, scorer, "30%", PROTECTION, allocator=allocator),
+    ):
+        output = generate(model, ids, 9)
+    assert calls == [(40, [list(range(40))])] + [(1, [[place]]) for place in range(40, 48)]
+    kept = kept_by(scorer, allocator.allocate(allocator.requests[0]))
+    cache = output.past_key_values
+    assert isinstance(cache, EvictingCache)
+    new = list(range(40, 48))
+    assert [positions(layer) for layer in cache.layers] == [
+        [head + new for head in heads] for heads in kept
+    ]
+    assert output.sequences[0, 40:].tolist() == masked_greedy(model, ids, 40, kept, 9)
+
+
+def test_sampling_feels_exactly_the_kept_tokens(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, masked_logits: Any
+) -> None:
+    ids = prompt(30)
+    scorer, allocator = fixed(30), Drawn()
+    torch.manual_seed(3)
+    with (
+        watched(qwen) as calls,
+        evicting(qwen, scorer, 9, PROTECTION, allocator=allocator),
+    ):
+        output = generate(qwen, ids, 6, do_sample=True, num_return_sequences=3, output_logits=True)
+    assert [(tokens, rows[0]) for tokens, rows in calls[1:]] == [(1, [p]) for p in range(30, 35)]
+    assert len({tuple(row) for row in output.sequences.tolist()}) > 1
+    kept = kept_by(scorer, allocator.allocate(allocator.requests[0]))
+    found = torch.stack(output.logits, dim=1)
+    for row in range(3):
+        expected = masked_logits(qwen, output.sequences[row : row + 1], 30, kept)[0, 29:-1]
+        assert (found[row] - expected).abs().max() <= 1e-4
+
+
+def test_beams_are_scored_as_under_a_mask(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, masked_logits: Any
+) -> None:
+    """Rows are reordered at every token; each beam's score is that of its own tokens."""
+    ids = prompt(30)
+    scorer, allocator = fixed(30), Drawn()
+    with evicting(qwen, scorer, 9, PROTECTION, allocator=allocator):
+        output = generate(qwen, ids, 7, num_beams=4, num_return_sequences=4, output_scores=True)
+    assert {type(layer) for layer in output.past_key_values.layers} >= {RaggedLayer}
+    kept = kept_by(scorer, allocator.allocate(allocator.requests[0]))
+    for row, score in enumerate(output.sequences_scores.tolist()):
+        sequence = output.sequences[row : row + 1]
+        logits = masked_logits(qwen, sequence, 30, kept)[0, 29:-1]
+        chosen = logits.log_softmax(-1).gather(1, sequence[0, 30:, None]).sum()
+        assert score == pytest.approx(float(chosen) / 7, abs=1e-4)
+
+
+@pytest.mark.parametrize("allocator", [Drawn(), Best()])
+@pytest.mark.parametrize("budget", [8, "60%", 30])
+def test_a_padded_batch_equals_each_prompt_alone(
+    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, budget: int | str, allocator: Any
+) -> None:
+    """Lengths 40, 26 and 9, each row's budget split by itself."""
+    lengths = (40, 26, 9)
+    rows = [prompt(length, seed=length) for length in lengths]
+    ids = torch.cat([torch.nn.functional.pad(row, (40 - row.shape[1], 0)) for row in rows])
+    mask = torch.cat([(torch.arange(40) >= 40 - length).long()[None] for length in lengths])
+    with evicting(qwen, by_content(), budget, PROTECTION, allocator=allocator):
+        together = generate(qwen, ids, 8, attention_mask=mask, output_logits=True)
+    for place, row in enumerate(rows):
+        with evicting(qwen, by_content(), budget, PROTECTION, allocator=allocator):
+            alone = generate(qwen, row, 8, output_logits=True)
+        difference = torch.stack(together.logits)[:, place] - torch.stack(alone.logits)[:, 0]
+        assert difference.abs().max() <= 1e-4
+        for mine, own in zip(
+            together.past_key_values.layers, alone.past_key_values.layers, strict=True
+        ):
+            assert positions(mine, place) == positions(own)
+
+
+def test_equal_counts_are_what_no_allocator_keeps(
+    model: PreTrainedModel, prompt: Prompt, by_content: Any
+) -> None:
+    ids = prompt(40, batch=2)
+    scorer, even = by_content(), Given(torch.full((3, 2), 11))
+    caches = [
+        prefill_and_evict(model, ids[:, :-1], scorer, 11, PROTECTION, allocator=allocator)
+        for allocator in (None, even)
+    ]
+    for one, other in zip(caches[0].layers, caches[1].layers, strict=True):
+        assert type(one) is type(other) is EvictingLayer
+        assert torch.equal(one.positions, other.positions)
+        assert torch.equal(one.keys, other.keys)
+    logits = [model(ids[:, -1:], past_key_values=cache).logits for cache in caches]
+    assert torch.equal(*logits)
+
+
+def test_heads_of_one_token_and_layers_of_one_length(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any
+) -> None:
+    """Layer 0 keeps all, layer 1 one token per head, layer 2 one head of each."""
+    ids, counts = prompt(30), torch.tensor([[29, 29], [1, 1], [29, 1]])
+    scorer = fixed(29)
+    cache = prefill_and_evict(qwen, ids[:, :-1], scorer, 15, UNPROTECTED, allocator=Given(counts))
+    assert [type(layer) for layer in cache.layers] == [EvictingLayer, EvictingLayer, RaggedLayer]
+    answer = generate(qwen, ids, 8, past_key_values=cache).sequences[0, 30:].tolist()
+    assert answer == masked_greedy(qwen, ids, 29, kept_by(scorer, counts, UNPROTECTED), 8)
+
+
+def test_an_allocator_is_asked_at_any_budget(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any
+) -> None:
+    """One that sizes the cache itself may keep less; one that keeps all changes nothing."""
+    ids = prompt(30)
+    cache = prefill_and_evict(
+        qwen, ids, fixed(30), "100%", allocator=Given([[20, 21], [22, 23], [24, 25]])
+    )
+    assert [[len(head) for head in positions(layer)] for layer in cache.layers] == [
+        [20, 21], [22, 23], [24, 25],
+    ]  # fmt: skip
+    whole = prefill_and_evict(qwen, ids, fixed(30), 30, allocator=Drawn())
+    assert not whole.evicted
+
+
+def test_own_sizes_reach_the_allocator(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
+    class Sized(fixed):  # type: ignore[misc]
+        def sizes(self, scores: Tensor) -> Tensor:
+            assert scores.isfinite().all()
+            return (scores > 0.5).sum(-1)
+
+    scorer, allocator = Sized(30), Drawn()
+    prefill_and_evict(qwen, prompt(30), scorer, 22, allocator=allocator)
+    sizes = allocator.requests[0].sizes
+    assert sizes is not None
+    assert torch.equal(sizes, (scorer.scores > 0.5).sum(-1))
+
+
+def test_layers_may_share_scores(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
+    scorer = fixed(30)
+    scorer.needs = Needs(share=2)
+    cache = prefill_and_evict(qwen, prompt(30), scorer, 22)
+    assert scorer.calls == 2
+    kept = [positions(layer) for layer in cache.layers]
+    assert kept[0] == kept[1] != kept[2]
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ([[20, 20]] * 2, r"allocator given returned \(2, 2\) torch.int64"),
+        ([[20.0, 20.0]] * 3, r"allocator given returned \(3, 2\) torch.float"),
+        ([[20, 19]] * 3, "allocator given gave heads 19 to 20 tokens, allowed are 20"),
+        ([[31, 20]] * 3, r"gave heads 20 to 31 tokens, .* to 30 \(all\)"),
+    ],
+)
+def test_counts_that_cannot_be_kept(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, counts: Any, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        prefill_and_evict(qwen, prompt(30), fixed(30), 22, allocator=Given(counts))
+    assert "\n" not in str(caught.value)
+
+
+class Everything:
+    """Reads whatever a supply can give, and remembers its views."""
+
+    name = "everything"
+
+    def __init__(self, **needs: Any) -> None:
+        self.needs = Needs(
+            queries=4, rope=True, hidden_after=2, replay=Replay(chunk=10), noise=Noise(tokens=8),
+            **needs,
+        )  # fmt: skip
+        self.views: list[View] = []
+
+    def score(self, view: View) -> Tensor:
+        self.views.append(view)
+        assert view.replay is not None
+        assert view.noise is not None
+        assert view.hidden is not None
+        assert view.rope is not None
+        return view.replay - view.noise + 1e-3 * view.hidden.mean.mean(-1)[:, None, None]
+
+
+@pytest.mark.parametrize("text", [0, 5])
+def test_views_carry_what_a_supply_gives(
+    model: PreTrainedModel, prompt: Prompt, letters: Any, text: int
+) -> None:
+    """Inside `evicting`, with a padded batch, as from a prefill of each prompt alone."""
+    tokenizer = letters()
+    lengths = (30, 21)
+    rows = [prompt(length, seed=length) for length in lengths]
+    ids = torch.cat([torch.nn.functional.pad(row, (30 - row.shape[1], 0)) for row in rows])
+    mask = torch.cat([(torch.arange(30) >= 30 - length).long()[None] for length in lengths])
+    scorer = Everything(text=text)
+    hooks = len(model.model.layers[0].self_attn._forward_pre_hooks)
+    options: dict[str, Any] = {"allocator": Best(), "tokenizer": tokenizer}
+    with evicting(model, scorer, "50%", PROTECTION, **options):
+        together = generate(model, ids, 6, attention_mask=mask, output_logits=True)
+        assert len(model.model.layers[0].self_attn._forward_pre_hooks) == hooks
+    for place, row in enumerate(rows):
+        seen = observe(model, row, hidden_after=(2,))
+        supply = Supply(model, row, seen.keys, seen.values, hidden=seen.hidden, tokenizer=tokenizer)
+        for layer, extras in enumerate(supply.for_needs(scorer.needs)):
+            view = scorer.views[3 * place + layer]
+            assert view.text == extras.text
+            assert view.hidden is not None
+            assert extras.hidden is not None
+            for mine, own in (
+                (view.replay, extras.replay),
+                (view.noise, extras.noise),
+                (view.hidden.variance, extras.hidden.variance),
+            ):
+                assert mine is not None
+                assert own is not None
+                assert (mine - own).abs().max() <= 1e-4
+        cache = prefill_and_evict(model, row, scorer, "50%", PROTECTION, **options)
+        for mine, own in zip(together.past_key_values.layers, cache.layers, strict=True):
+            kept = [[p for p in head if p < row.shape[1]] for head in positions(mine, place)]
+            assert kept == positions(own)
+
+
+def test_a_missing_tokenizer_is_told(qwen: PreTrainedModel, prompt: Prompt) -> None:
+    for attempt in (
+        lambda: prefill_and_evict(qwen, prompt(30), Everything(), 22),
+        lambda: generate(qwen, prompt(30), 2),
+    ):
+        with (
+            evicting(qwen, Everything(), 22),
+            pytest.raises(UsageError, match="needs the tokenizer") as caught,
+        ):
+            attempt()
+        assert "\n" not in str(caught.value)
+    assert not qwen._forward_pre_hooks

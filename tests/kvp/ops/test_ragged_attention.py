@@ -1,0 +1,158 @@
+"""Ragged attention against masked dense attention in float64, and its own definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvp.ops.ragged_attention import ragged_attention, ragged_attention_reference
+from kvp.ops.ragged_attention.by_heads import attend_by_heads
+
+both = pytest.mark.parametrize("attention", [ragged_attention, ragged_attention_reference])
+
+
+def case(
+    lengths: list[list[int]], *, group: int = 2, tokens: int = 1, tail: int = 0, width: int = 8,
+    seed: int = 0, dtype: torch.dtype = torch.float64, masked: bool = True,
+) -> dict[str, Any]:  # fmt: skip
+    """Random arguments; flat parts lie between NaN, tails before NaN, as rooms to grow do."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    def surrounded(stored: int) -> Tensor:
+        room = torch.full((stored + 80, width), torch.nan, dtype=dtype)
+        room[40 : 40 + stored] = draw(stored, width)
+        return room[40 : 40 + stored]
+
+    def roomy(rows: int, heads: int) -> Tensor:
+        room = torch.full((rows, heads, tail + 5, width), torch.nan, dtype=dtype)
+        room[:, :, :tail] = draw(rows, heads, tail, width)
+        return room[:, :, :tail]
+
+    counts = torch.tensor(lengths)
+    rows, heads = counts.shape
+    stored = int(counts.sum())
+    visible = torch.rand(rows, tokens, tail, generator=generator) < 0.5
+    return {
+        "query": 3 * draw(rows, heads * group, tokens, width), "lengths": counts,
+        "keys": surrounded(stored), "values": surrounded(stored),
+        "tail_keys": roomy(rows, heads), "tail_values": roomy(rows, heads),
+        "tail_visible": visible if masked else None,
+    }  # fmt: skip
+
+
+def masked_dense(
+    query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, tail_keys: Tensor,
+    tail_values: Tensor, tail_visible: Tensor | None, scaling: float,
+) -> Tensor:  # fmt: skip
+    """Every head padded to the longest, keys repeated per query head, one mask: float64."""
+    rows, heads = lengths.shape
+    longest, tail = int(lengths.max()), tail_keys.shape[2]
+    padded = torch.zeros(2, rows, heads, longest + tail, query.shape[-1], dtype=torch.float64)
+    allowed = torch.zeros(rows, heads, query.shape[2], longest + tail, dtype=torch.bool)
+    start = 0
+    for row in range(rows):
+        for head in range(heads):
+            count = int(lengths[row, head])
+            padded[0, row, head, :count] = keys[start : start + count]
+            padded[1, row, head, :count] = values[start : start + count]
+            allowed[row, head, :, :count] = True
+            start += count
+    padded[0, :, :, longest:], padded[1, :, :, longest:] = tail_keys, tail_values
+    allowed[..., longest:] = True if tail_visible is None else tail_visible[:, None]
+    group = query.shape[1] // heads
+    padded, allowed = (
+        padded.repeat_interleave(group, dim=2), allowed.repeat_interleave(group, dim=1)
+    )  # fmt: skip
+    logits = scaling * query.double() @ padded[0].transpose(-1, -2)
+    weights = logits.masked_fill(~allowed, -torch.inf).exp().nan_to_num(0.0)
+    return (weights / weights.sum(-1, keepdim=True).clamp_min(1e-300)) @ padded[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.integers(1, 3).flatmap(
+        lambda heads: st.lists(
+            st.lists(st.integers(0, 70), min_size=heads, max_size=heads), min_size=1, max_size=4
+        )
+    ),
+    group=st.integers(1, 3),
+    tokens=st.integers(1, 4),
+    tail=st.integers(0, 5),
+    masked=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_equals_masked_dense_attention(
+    lengths: list[list[int]], group: int, tokens: int, tail: int, masked: bool, seed: int
+) -> None:
+    arguments = case(lengths, group=group, tokens=tokens, tail=tail, masked=masked, seed=seed)
+    expected = masked_dense(**arguments, scaling=0.4)
+    for attention in (ragged_attention, ragged_attention_reference):
+        found = attention(**arguments, scaling=0.4)
+        assert found.shape == arguments["query"].shape
+        assert (found - expected).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "lengths", [[[2500, 1]], [[1024, 1100], [900, 2000]], [[0, 4096]], [[128] * 4, [4000] * 4]]
+)
+@both
+def test_long_heads(attention: Any, lengths: list[list[int]]) -> None:
+    arguments = case(lengths, tail=3)
+    expected = masked_dense(**arguments, scaling=8**-0.5)
+    assert (attention(**arguments) - expected).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("working_floats", [1, 300, 2000, 2**21])
+def test_parts_of_any_size_give_the_same(working_floats: int) -> None:
+    arguments = case([[30, 2], [0, 0], [7, 40]], tokens=5, tail=5)
+    expected = masked_dense(**arguments, scaling=0.3)
+    found = attend_by_heads(**arguments, scaling=0.3, working_floats=working_floats)
+    assert (found - expected).abs().max() <= 1e-12
+
+
+@both
+def test_a_query_that_sees_nothing_gets_zeros(attention: Any) -> None:
+    for tokens in (1, 2):
+        arguments = case([[0, 3]], tokens=tokens, tail=2)
+        arguments["tail_visible"] = torch.zeros(1, tokens, 2, dtype=torch.bool)
+        found = attention(**arguments)
+        assert not found[:, :2].any()
+        assert found[:, 2:].all()
+
+
+@pytest.mark.parametrize("tokens", [1, 6])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_errs_no_more_than_its_own_rounding(dtype: torch.dtype, tokens: int) -> None:
+    """Peaked logits: products or sums in half precision would show."""
+    arguments = case([[300, 40], [7, 1]], tokens=tokens, tail=tokens, dtype=dtype, width=64)
+    expected = masked_dense(**arguments, scaling=64**-0.5)
+    rounding = (expected.to(dtype).double() - expected).abs()
+    for attention in (ragged_attention, ragged_attention_reference):
+        found = attention(**arguments)
+        assert found.dtype == dtype
+        assert ((found.double() - expected).abs() <= 1.01 * rounding + 1e-5).all()
+
+
+@both
+def test_shapes_that_disagree_are_refused(attention: Any) -> None:
+    for name, change, message in (
+        ("keys", lambda t: t[1:], "do not fit|values must be"),
+        ("values", lambda t: t[:, 1:], "values must be"),
+        ("lengths", lambda t: t + 1, "do not fit"),
+        ("lengths", lambda t: t[0], "are needed"),
+        ("query", lambda t: t[:, :3], "do not fit"),
+        ("tail_values", lambda t: t[:, :, 1:], "tail_values must be"),
+        ("tail_visible", lambda t: t[:, None], "tail_visible must be"),
+    ):
+        arguments = case([[3, 4], [1, 2]], tail=2)
+        arguments[name] = change(arguments[name])
+        with pytest.raises(ValueError, match=message):
+            attention(**arguments)
