@@ -1,0 +1,44 @@
+"""Command line of kvp-evolve. Imports no torch, so `--help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from eval.evolve.config import EvolveConfig
+from kvp.cli import main as run_program
+
+DESCRIPTION = (
+    "Choose budgets per layer by evolution on a task of kvp-eval (EvolKV), or per layer or head "
+    "from the cost curves of a results folder (--curves, no model). Writes budgets.json, which any "
+    "method uses as allocator `evolved:FILE`. Interrupted searches resume."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run kvp-evolve; returns the exit code (0, 2 on a user's error, 130 on Ctrl-C)."""
+    arguments = [_spelled(word) for word in (sys.argv[1:] if argv is None else argv)]
+    return run_program(
+        EvolveConfig, _run, prog="kvp-evolve", description=DESCRIPTION, argv=arguments
+    )
+
+
+def _spelled(argument: str) -> str:
+    """`--lambda` as the setting is called: `lambda` is a keyword of Python."""
+    flag, equals, value = argument.partition("=")
+    return f"--lambda_{equals}{value}" if flag == "--lambda" else argument
+
+
+def _run(config: EvolveConfig) -> None:
+    if config.curves is not None:
+        from eval.evolve.curves import run_curves
+
+        run_curves(config)
+        return
+    from eval.evolve.run import run_search
+
+    run_search(config)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

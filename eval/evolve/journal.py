@@ -1,0 +1,111 @@
+"""The log of a search, from which it resumes: what was asked and told, generation by generation.
+
+One JSON line per generation, appended and flushed as it ends. A resumed search draws the same
+candidates from the same seed and takes their scores from here; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from eval.rows import read_rows
+from kvp.errors import ResultsError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One generation of one group."""
+
+    group: int
+    """From 0, bottom to top; -1 for the uniform start."""
+    generation: int
+    x: list[list[float]]
+    """Points of the unit cube, one per candidate."""
+    schemes: list[tuple[int, ...]]
+    """Counts per layer, one scheme per candidate."""
+    scores: list[float]
+    """Mean task scores."""
+    fitness: list[float]
+    evaluated: int
+    """Schemes that had to be run; the others had been seen before."""
+    seconds: float = 0.0
+    """Wall-clock time."""
+
+
+class Journal:
+    """The generations of a search: first replayed, then appended to."""
+
+    def __init__(self, path: Path, *, said: Callable[[Generation], None] | None = None) -> None:
+        """Open or create; a torn last line is dropped, ResultsError on other damage.
+
+        `said` hears of every appended generation.
+        """
+        self.path = path
+        self._said = said
+        self.generations: list[Generation] = []
+        if path.exists():
+            data = path.read_bytes()
+            os.truncate(path, data.rfind(b"\n") + 1)
+            try:
+                self.generations = [_generation(row) for row in read_rows(path)]
+            except (KeyError, TypeError):
+                raise ResultsError(f"{path} is damaged; choose another --out") from None
+        self._replayed = 0
+        self._started = time.monotonic()
+
+    @property
+    def last(self) -> Generation:
+        """The generation just replayed or appended."""
+        return self.generations[self._replayed - 1]
+
+    @property
+    def evaluations(self) -> int:
+        """Schemes that were run."""
+        return sum(entry.evaluated for entry in self.generations)
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of all generations, over all runs."""
+        return sum(entry.seconds for entry in self.generations)
+
+    def replay(self, group: int, generation: int, schemes: Sequence[tuple[int, ...]]) -> bool:
+        """Move to the next recorded generation, if there is one.
+
+        Raises ResultsError if it is of another search.
+        """
+        if self._replayed == len(self.generations):
+            return False
+        entry = self.generations[self._replayed]
+        if (entry.group, entry.generation, entry.schemes) != (group, generation, list(schemes)):
+            raise ResultsError(
+                f"{self.path} line {self._replayed + 1} is not what this search draws; "
+                "choose another --out"
+            )
+        self._replayed += 1
+        return True
+
+    def append(self, entry: Generation) -> None:
+        """Add a generation and bring it to the disk."""
+        now = time.monotonic()
+        entry = Generation(**{**vars(entry), "seconds": now - self._started})
+        self._started = now
+        with self.path.open("ab") as file:
+            file.write((json.dumps(asdict(entry)) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self.generations.append(entry)
+        self._replayed += 1
+        if self._said is not None:
+            self._said(entry)
+
+
+def _generation(row: dict[str, object]) -> Generation:
+    schemes = row.pop("schemes")
+    if not isinstance(schemes, list):
+        raise TypeError("schemes")
+    return Generation(**row, schemes=[tuple(scheme) for scheme in schemes])  # type: ignore[arg-type]

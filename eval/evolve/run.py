@@ -1,0 +1,228 @@
+"""The search as a program: settings in, budgets.json out, a table at the end.
+
+Order of work: everything that can be refused is refused first; then the search, resumable at every
+generation; then elite and uniform on held-out prompts; then the budget file. A finished folder only
+prints its table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from transformers import PreTrainedTokenizerBase
+
+from eval.config import EvalConfig
+from eval.evolve.config import EvolveConfig
+from eval.evolve.folder import JOURNAL, open_search
+from eval.evolve.journal import Generation, Journal
+from eval.evolve.measure import PromptSet, Target, target_of
+from eval.evolve.report import print_budgets
+from eval.evolve.search import Elite, SearchPlan, layer_groups, search
+from eval.stats import paired_difference
+from eval.tasks import Prompt, load_all
+from kvp.errors import UsageError
+from kvp.geometry import Geometry
+from kvp.hf import geometry_of, load_model
+from kvp.manifest import digest_json, run_manifest, sha256_file
+from kvp.scoring import Scorer
+from policies import load_policy, make_scorer
+from policies.budget_files import BUDGETS, BudgetFile, BudgetPoint, load_budgets, save_budgets
+from policies.policy_files import INDEX, check_geometry
+
+LEARNED = "kvp"
+
+
+def run_search(config: EvolveConfig) -> None:
+    """Run kvp-evolve without --curves; raises KvpError on anything the user can mend."""
+    console = Console(stderr=True)
+    folder = Path(config.out)
+    identity = config.identity()
+    if config.scorer == LEARNED and config.policies:
+        identity["policy"] = _policy_digest(config)
+    manifest = run_manifest(identity, seed=config.seed)
+    if (folder / BUDGETS).exists():
+        open_search(folder, identity, manifest)
+        console.print(f"{folder} is finished; nothing to do", highlight=False)
+        print_budgets(load_budgets(folder))
+        return
+    model, tokenizer = load_model(
+        config.model, device=config.device, dtype=config.dtype, revision=config.revision
+    )
+    geometry = geometry_of(model.config)
+    scorer = _scorer(config, geometry)
+    chosen, held_out = load_prompts(config, tokenizer)
+    target, reference = target_of(config, chosen)
+    plan = _plan(config, geometry, target, [*chosen, *held_out])
+    open_search(folder, identity, manifest)
+
+    def said(entry: Generation) -> None:
+        console.print(_line(config, geometry, entry), highlight=False, soft_wrap=True)
+
+    journal = Journal(folder / JOURNAL, said=said)
+    own = PromptSet(config, model, tokenizer, scorer, target, chosen)
+    elite = search(plan, own.scores, journal)
+    budgets = BudgetFile(
+        model={"id": config.model, "revision": config.revision},
+        layers=geometry.layers,
+        kv_heads=geometry.kv_heads,
+        scorer=config.scorer,
+        protocol=config.protocol,
+        protection=target.protection,
+        level="layer",
+        points=(BudgetPoint(budget=target.tokens, cached_tokens=reference, counts=elite.scheme),),
+        seed=config.seed,
+        made_by=_summary(config, journal, elite),
+        held_out=_held_out(config, own.of(held_out), plan, elite) if held_out else None,
+        data=_identity_of(config, chosen),
+    )
+    save_budgets(folder / BUDGETS, budgets, manifest)
+    print_budgets(load_budgets(folder))
+
+
+def load_prompts(
+    config: EvolveConfig, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[Prompt], list[Prompt]]:
+    """Prompts of the search, and those held out: the ones that follow in each task.
+
+    Raises UsageError where a task does not fit, or too few prompts are there.
+    """
+    asked = config.prompts + config.holdout
+    settings = EvalConfig(
+        out=config.out, model=config.model, methods=config.scorer, tasks=config.tasks,
+        length=config.length, split=config.split, essays=config.essays, chat=config.chat,
+        text=config.text, continuation=config.continuation, prompts=asked, seed=config.seed,
+    )  # fmt: skip
+    named, _ = load_all(replace(settings, prompts=1), tokenizer)
+    tasks = list(dict.fromkeys(prompt.task for prompt in named))
+    mine, theirs = _shares(config.prompts, len(tasks)), _shares(config.holdout, len(tasks))
+    most = max(a + b for a, b in zip(mine, theirs, strict=True))
+    prompts, _ = load_all(replace(settings, tasks=",".join(tasks), prompts=most), tokenizer)
+    chosen: list[Prompt] = []
+    held_out: list[Prompt] = []
+    for task, own, other in zip(tasks, mine, theirs, strict=True):
+        found = [prompt for prompt in prompts if prompt.task == task]
+        chosen += found[:own]
+        held_out += found[own : own + other]
+    if (len(chosen), len(held_out)) != (config.prompts, config.holdout):
+        raise UsageError(
+            f"--prompts {config.prompts} --holdout {config.holdout}: the tasks only have "
+            f"{len(chosen)} and {len(held_out)} in the {config.split} split; ask for fewer"
+        )
+    return chosen, held_out
+
+
+def _shares(count: int, tasks: int) -> list[int]:
+    """Prompts per task, as even as possible."""
+    return [count // tasks + (place < count % tasks) for place in range(tasks)]
+
+
+def _scorer(config: EvolveConfig, geometry: Geometry) -> Scorer:
+    scorer: Scorer
+    if config.scorer == LEARNED:
+        if not config.policies:
+            raise UsageError("--scorer kvp needs --policies DIR (made by kvp-train)")
+        policy = load_policy(config.policies)
+        check_geometry(policy, geometry)
+        return policy
+    seed = {"seed": config.seed} if config.scorer == "random" else {}
+    scorer = make_scorer(config.scorer, **seed)
+    if scorer.needs.future:
+        raise UsageError(f"--scorer {config.scorer} needs the future: search with another method")
+    return scorer
+
+
+def _policy_digest(config: EvolveConfig) -> str:
+    index = Path(config.policies) / INDEX
+    if not index.is_file():
+        raise UsageError(f"--policies: {config.policies} holds no {INDEX}; name one policy folder")
+    return sha256_file(index)
+
+
+def _plan(
+    config: EvolveConfig, geometry: Geometry, target: Target, prompts: Sequence[Prompt]
+) -> SearchPlan:
+    """The search, or UsageError where the budget leaves nothing to search."""
+    cached = [prompt.boundary(config.protocol) for prompt in prompts]
+    smallest = min(config.target.tokens(tokens) for tokens in cached)
+    if smallest < target.floor:
+        raise UsageError(
+            f"--budget {config.budget} is {smallest} tokens, below the {target.floor} protected "
+            "ones; raise it, or use --protection off"
+        )
+    if any(config.target.tokens(tokens) >= tokens for tokens in cached):
+        raise UsageError(
+            f"--budget {config.budget} evicts nothing from a prompt of {min(cached)} tokens; "
+            "lower it, or raise --length"
+        )
+    return SearchPlan(
+        layers=geometry.layers, budget=target.tokens, least=target.floor, most=min(cached),
+        group=config.group, generations=config.generations, sigma=config.sigma,
+        reach=config.reach, constraint=config.constraint, lambda_=config.lambda_,
+        gamma=config.gamma, seed=config.seed,
+    )  # fmt: skip
+
+
+def _line(config: EvolveConfig, geometry: Geometry, entry: Generation) -> str:
+    """What is said when a generation ends."""
+    if entry.group < 0:
+        return f"uniform: score {entry.scores[0]:.4f}, {entry.seconds:.0f} s"
+    groups = len(layer_groups(geometry.layers, config.group))
+    return (
+        f"group {entry.group + 1}/{groups}, generation {entry.generation + 1}/"
+        f"{config.generations}: best score {max(entry.scores):.4f}, best fitness "
+        f"{max(entry.fitness):.4f}, {entry.evaluated} new schemes, {entry.seconds:.0f} s"
+    )
+
+
+def _summary(config: EvolveConfig, journal: Journal, elite: Elite) -> dict[str, Any]:
+    start = journal.generations[0]
+    return {
+        "kind": "search",
+        "constraint": config.constraint,
+        "lambda": config.lambda_,
+        "gamma": config.gamma,
+        "sigma": config.sigma,
+        "reach": config.reach,
+        "group": config.group,
+        "generations": len(journal.generations) - 1,
+        "evaluations": journal.evaluations,
+        "seconds": journal.seconds,
+        "uniform": {"score": start.scores[0], "fitness": start.fitness[0]},
+        "elite": {"score": elite.score, "fitness": elite.fitness},
+        "best_fitness": [max(entry.fitness) for entry in journal.generations],
+    }
+
+
+def _held_out(
+    config: EvolveConfig, others: PromptSet, plan: SearchPlan, elite: Elite
+) -> dict[str, Any]:
+    """Elite and uniform at the exact budget, side by side on prompts the search never saw."""
+    exact = replace(plan, constraint="project").scheme(np.array(elite.scheme, dtype=np.float64))
+    values = others.values([exact, plan.uniform])
+    units = [(prompt.task, prompt.sample.id) for prompt in others.prompts]
+    ours, theirs = (dict(zip(units, column, strict=True)) for column in values.T.tolist())
+    interval = paired_difference(ours, theirs, resamples=config.bootstrap, seed=config.seed)
+    score, uniform = others.means(values)
+    return {
+        "prompts": len(units),
+        "score": score,
+        "uniform": uniform,
+        "difference": interval.mean,
+        "interval": [interval.low, interval.high],
+    }
+
+
+def _identity_of(config: EvolveConfig, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """Which prompts the search saw."""
+    return {
+        "tasks": list(dict.fromkeys(prompt.task for prompt in prompts)),
+        "split": config.split,
+        "length": config.length,
+        "prompts": len(prompts),
+        "sha256": digest_json([prompt.ids.tolist() for prompt in prompts]),
+    }

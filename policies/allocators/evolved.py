@@ -1,0 +1,99 @@
+"""EvolKV's budgets applied: counts from a budget file, rescaled to any budget (paper, section 3).
+
+One point (the result of a search): counts k_i become b_i = k_i T / A with A = sum of k, T = budget
+times layers, the paper's completion. Several points (from cost curves): shares of the cache, linear
+between neighbours, with nothing and everything kept as the outermost points. Costs nothing.
+Differences to the paper: it rounds every b_i up and so overshoots T by up to L - 1 tokens
+(`rounding=faithful`); by default the sum is exact, by largest remainders.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvp.allocation import Request, apportion
+from policies.budget_files import BudgetFile, BudgetPoint, check_budget_geometry, load_budgets
+from policies.options import Presets, check_choice
+
+ROUNDINGS = ("exact", "faithful")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evolved:
+    """Counts of a budget file; all KV heads of a layer alike unless the file has its own."""
+
+    method: ClassVar[str] = "evolved"
+    presets: ClassVar[Presets] = {}
+
+    file: str
+    """Budget file, or the folder that `kvp-evolve` wrote."""
+    rounding: str = "exact"
+    """`exact` meets the budget, `faithful` rounds up as published."""
+
+    def __post_init__(self) -> None:
+        """Raise UsageError on an unknown rounding, PolicyError unless the file can be read."""
+        check_choice(self.method, "rounding", self.rounding, ROUNDINGS)
+        assert self.budgets
+
+    @cached_property
+    def budgets(self) -> BudgetFile:
+        """What the file holds."""
+        return load_budgets(self.file)
+
+    @property
+    def name(self) -> str:
+        """`evolved:FILE`, with the rounding where it is not the default."""
+        rounding = "" if self.rounding == "exact" else f"(rounding={self.rounding})"
+        return f"{self.method}:{self.file}{rounding}"
+
+    def check(self, *, layers: int, kv_heads: int) -> None:
+        """Raise PolicyError, in one line, if the file was made for another geometry."""
+        check_budget_geometry(self.budgets, layers=layers, kv_heads=kv_heads, label=self.file)
+
+    def allocate(self, request: Request) -> Tensor:
+        """Counts [L, H] int64; sum `request.total`, up to L - 1 more per KV head if faithful."""
+        layers, heads, tokens = request.scores.shape
+        self.check(layers=layers, kv_heads=heads)
+        parts = parts_at(self.budgets, request.budget / tokens)
+        total = request.budget * len(parts)
+        if self.rounding == "faithful":
+            counts = completed(parts, total).clamp(request.floor, tokens)
+        else:
+            counts = apportion(parts, total, least=request.floor, most=tokens)
+        return counts.view(layers, -1).expand(layers, heads).contiguous()
+
+
+def parts_at(budgets: BudgetFile, share: float) -> Tensor:
+    """What the units (layers or heads) get in proportion to: [units] float64, not all 0.
+
+    `share` is the mean budget as a share of the cache; it does not matter with a single point.
+    """
+    points = [(point.share, _shares(point)) for point in budgets.points]
+    if len(points) == 1:
+        return points[0][1]
+    whole = torch.ones(budgets.units, dtype=torch.float64)
+    points = [(0.0, 0 * whole), *points]
+    if points[-1][0] < 1:
+        points.append((1.0, whole))
+    upper = next((place for place, (at, _) in enumerate(points) if at >= share), len(points) - 1)
+    (low, below), (high, above) = points[upper - 1], points[upper]
+    weight = (share - low) / (high - low)
+    return below + weight * (above - below)
+
+
+def completed(counts: Tensor, total: int) -> Tensor:
+    """The paper's budget completion: counts scaled to `total` and rounded up, [units] int64.
+
+    The sum is `total` to `total` + units - 1.
+    """
+    scaled = counts.double() * total / counts.sum()
+    return (scaled - 1e-9 * scaled.clamp_min(1)).ceil().long()
+
+
+def _shares(point: BudgetPoint) -> Tensor:
+    return torch.tensor(point.counts, dtype=torch.float64) / point.cached_tokens
