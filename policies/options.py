@@ -1,10 +1,11 @@
-"""Options of methods: one-line refusals, and names from which a method can be rebuilt.
+"""Options of methods and allocators: one-line refusals, and names from which they can be rebuilt.
 
-A method is a frozen dataclass; its fields are its options. Which methods exist is `roster`.
+Both are frozen dataclasses whose fields are their options. Which of them exist is `roster`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -13,15 +14,15 @@ from kvp.errors import UsageError
 from kvp.scoring import Needs
 
 AUTO = "auto"
-"""Value of an option that follows the budget."""
+"""Value of an option that follows the budget, or the model."""
 
 Presets = Mapping[str, Mapping[str, Any]]
 """Published settings: preset name -> options."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heuristic:
-    """What all methods of the roster share; a method adds its options and `score`."""
+class Options:
+    """What everything in the roster shares: a name that follows from the options."""
 
     method: ClassVar[str]
     """Roster name."""
@@ -30,7 +31,7 @@ class Heuristic:
 
     @property
     def name(self) -> str:
-        """Specification that `roster.make_scorer` turns into an equal scorer.
+        """Specification that `roster` turns into an equal object.
 
         The bare method for its defaults, `method:preset` for a preset, else the options that differ
         from the defaults: `snapkv(window=16,pool=avg)`.
@@ -47,14 +48,32 @@ class Heuristic:
         ]
         return f"{self.method}({','.join(changed)})"
 
+
+@dataclass(frozen=True, kw_only=True)
+class Heuristic(Options):
+    """A method that scores tokens; it adds its options and `score`."""
+
     @property
     def needs(self) -> Needs:
         """Nothing beside keys, values and positions."""
         return Needs()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Split(Options):
+    """An allocator; it adds its options and `allocate`."""
+
+    sized_by_scorer: ClassVar[bool] = False
+    """True if it ignores the budget and takes the sizes that the scorer asks for."""
+
+
 def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    return str(value)
 
 
 def check_integer(
@@ -66,6 +85,16 @@ def check_integer(
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         wanted = f"an integer >= {least}" + (" or auto" if auto else "")
         raise UsageError(f"{method}: {option} must be {wanted}, got {value!r}")
+
+
+def check_number(
+    method: str, option: str, value: object, *, least: float = 0.0, most: float = math.inf
+) -> None:
+    """Raise UsageError unless `value` is a finite number from `least` to `most`."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not least <= value <= most or value == math.inf:  # type: ignore[operator]
+        wanted = f">= {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+        raise UsageError(f"{method}: {option} must be a number {wanted}, got {value!r}")
 
 
 def check_choice(method: str, option: str, value: object, choices: tuple[object, ...]) -> None:

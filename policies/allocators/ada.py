@@ -1,0 +1,59 @@
+"""AdaKV (arXiv 2407.11550): the heads of a layer compete for the layer's budget.
+
+Formula, per layer with H heads and C tokens per head: the best floor(safeguard C) tokens of every
+head are kept; the rest of the H C tokens are the best remaining ones of all heads together. Every
+layer keeps exactly H C. The protected tokens of a head are always among its kept ones. This is the
+form of kvpress (0.5.5), default safeguard 0.2 as there and in the authors' scripts.
+
+`rule=paper` is the published code: m_h = tokens of head h among the best H B of the layer, B = C
+without the protected tokens, capacity = protected + round((1 - a) m_h + floor(a B)), halves to
+even, a = safeguard. Rounding can miss the layer's budget by some H tokens. Preset `paper` has the
+default of that code, 0.5. The two forms agree in spirit, not token by token.
+
+Scores must compare across the heads of a layer: attention does (snapkv, tova, h2o, kvzip,
+contrastkv), and so do calibrated policies (`kvp-calibrate`); norms and cosines (knorm, keydiff) are
+on scales of their own per head. Cost O(H N) per layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvp.allocation import Request
+from policies.allocators.competition import winners
+from policies.options import Presets, Split, check_choice, check_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ada(Split):
+    """Give every layer the same, its heads what they win."""
+
+    safeguard: float = 0.2
+    """Share of the budget that every head has for itself, 0 to 1; 1 is uniform."""
+    rule: str = "kvpress"
+    """`kvpress` (exact sum) or `paper` (rounds)."""
+
+    method: ClassVar[str] = "ada"
+    presets: ClassVar[Presets] = {"paper": {"safeguard": 0.5, "rule": "paper"}}
+
+    def __post_init__(self) -> None:
+        """Raise UsageError on a share outside 0..1 or an unknown rule."""
+        check_number(self.method, "safeguard", self.safeguard, least=0, most=1)
+        check_choice(self.method, "rule", self.rule, ("kvpress", "paper"))
+
+    def allocate(self, request: Request) -> Tensor:
+        """What each head wins: [L, H] int64, every layer H * budget (`paper`: about that)."""
+        scores, heads = request.scores, request.scores.shape[1]
+        if self.rule == "kvpress":
+            safe = max(request.floor, int(self.safeguard * request.budget))
+            return winners(scores, heads * request.budget, guaranteed=safe)
+        protected = int(scores[0, 0].isposinf().sum())
+        base = request.budget - protected
+        won = winners(scores, heads * request.budget, guaranteed=protected) - protected
+        shared = (1 - self.safeguard) * won.double() + int(self.safeguard * base)
+        counts = protected + torch.round(shared).long()
+        return counts.clamp(request.floor, scores.shape[-1])

@@ -1,0 +1,45 @@
+"""All heads of the model compete for one budget (KVzip, arXiv 2505.23416, section 3.4).
+
+Formula: of L layers with H heads and C tokens per head on average, the best floor(safeguard C)
+tokens of every head are kept; the rest of the L H C tokens are the best remaining ones of the whole
+model. The protected tokens of a head are always among its kept ones, and a head keeps at least one.
+
+Default safeguard 0.2, as AdaKV's: without one, small budgets can leave whole heads with nothing but
+protected tokens. Preset `kvzip` has none, as published; KVzip and kvpress (0.5.5) count per layer
+first and then select in the layer over its heads, which is the same set but for ties.
+
+Scores must compare across layers, too: KVzip's and ContrastKV's largest attention does, and so do
+calibrated policies (`kvp-calibrate`). Cost O(L H N).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from kvp.allocation import Request
+from policies.allocators.competition import winners
+from policies.options import Presets, Split, check_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Global(Split):
+    """Give every head what it wins against all others."""
+
+    safeguard: float = 0.2
+    """Share of the budget that every head has for itself, 0 to 1; 1 is uniform."""
+
+    method: ClassVar[str] = "global"
+    presets: ClassVar[Presets] = {"kvzip": {"safeguard": 0.0}}
+
+    def __post_init__(self) -> None:
+        """Raise UsageError on a share outside 0..1."""
+        check_number(self.method, "safeguard", self.safeguard, least=0, most=1)
+
+    def allocate(self, request: Request) -> Tensor:
+        """What each head wins: [L, H] int64, sum `request.total`."""
+        safe = max(request.floor, int(self.safeguard * request.budget))
+        together = request.scores.flatten(0, 1)[None]
+        return winners(together, request.total, guaranteed=safe).view(request.scores.shape[:2])

@@ -1,0 +1,23 @@
+"""The same number of tokens in every head: what every method does unless told otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvp.allocation import Request
+from policies.options import Split
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform(Split):
+    """Give every head the budget."""
+
+    method: ClassVar[str] = "uniform"
+
+    def allocate(self, request: Request) -> Tensor:
+        """The budget everywhere: [L, H] int64."""
+        return torch.full(request.scores.shape[:2], request.budget, dtype=torch.int64)
