@@ -68,6 +68,7 @@ class Inputs:
 
     def view(self, needs: Needs, budget: int) -> View:
         """The product's view with exactly what `needs` asks for."""
+        self.drawn.clear()
         batch, _, tokens, _ = self.shape
         window = tokens if needs.queries == ALL_QUERIES else min(needs.queries, tokens)
         extras: dict[str, Any] = {}
@@ -108,6 +109,12 @@ class Inputs:
         )
 
 
+def _frequencies(head_dim: int) -> Array:
+    """Of a rotary embedding, rounded to float32 as models hold them: [D / 2] float64."""
+    exact = 10000.0 ** (-2 * np.arange(head_dim // 2) / head_dim)
+    return exact.astype(np.float32).astype(np.float64)
+
+
 def draw(
     tokens: int, shape: tuple[int, int, int, int] = SHAPES[1], *, seed: int = 0, width: int = 12
 ) -> Inputs:
@@ -126,7 +133,7 @@ def draw(
         hidden=normal(batch, tokens, width) + 0.3 * normal(1, 1, width),
         weight=normal(heads * group * head_dim, width) / np.float32(width**0.5),
         bias=0.2 * normal(heads * group * head_dim),
-        frequencies=10000.0 ** (-2 * np.arange(head_dim // 2) / head_dim),
+        frequencies=_frequencies(head_dim),
         replay=rng.uniform(0.0, 1.0, (batch, heads, tokens)).astype(np.float32) ** 3,
         noise=rng.uniform(0.0, 1.0, (batch, heads, tokens)).astype(np.float32) ** 2,
         future=rng.exponential(1.0, (batch, heads, tokens)).astype(np.float32),
@@ -143,7 +150,7 @@ def constant(tokens: int, shape: tuple[int, int, int, int] = SHAPES[1]) -> Input
         hidden=np.zeros((batch, tokens, 12), dtype=np.float32),
         weight=np.zeros((heads * group * head_dim, 12), dtype=np.float32),
         bias=np.zeros(heads * group * head_dim, dtype=np.float32),
-        frequencies=10000.0 ** (-2 * np.arange(head_dim // 2) / head_dim),
+        frequencies=_frequencies(head_dim),
         replay=np.full((batch, heads, tokens), 0.5, dtype=np.float32),
         noise=np.full((batch, heads, tokens), 0.5, dtype=np.float32),
         future=np.ones((batch, heads, tokens), dtype=np.float32),

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from reference import contrast, scorers
+from reference import contrast, future, scorers, windows
 from reference.inputs import Inputs
 
 Array = np.ndarray
@@ -149,5 +149,73 @@ GOLDEN: tuple[Golden, ...] = (
         truth=scorers.kvzip,
         lengths=(100,),
         values=False,
+    ),
+    Golden(
+        spec="expected_attention",
+        truth=future.expected_attention,
+        lengths=(2, 4, 5, 6, 40, 120),
+        rtol=5e-5,
+    ),
+    Golden(
+        spec="expected_attention:kvpress",
+        truth=partial(future.expected_attention, epsilon=0.0),
+        lengths=(40,),
+        rtol=5e-5,
+    ),
+    Golden(
+        spec="expected_attention(covariance=false,values=false,future=7,sinks=0)",
+        truth=partial(future.expected_attention, covariance=False, values=False, future=7, sinks=0),
+        lengths=(1, 40),
+        rtol=5e-5,
+    ),
+    Golden(spec="gvote", truth=future.gvote, lengths=(6, 40, 90), rtol=0.0, atol=3e-6),
+    Golden(
+        spec="gvote:paper",
+        truth=partial(future.gvote, include_current=False),
+        lengths=(40, 90),
+        rtol=0.0,
+        atol=3e-6,
+    ),
+    Golden(
+        spec="gvote(p_nuc=0.52,samples=3,future=9,n_skip=0)",
+        truth=partial(future.gvote, p_nuc=0.52, future=9),
+        lengths=(1, 2, 40),
+        rtol=0.0,
+        atol=3e-6,
+    ),
+    Golden(
+        spec="windowkv",
+        truth=windows.windowkv,
+        lengths=(3, 4, 5, 35, 36, 37, 68, 150),
+        values=False,
+        rtol=0.0,
+    ),
+    Golden(
+        spec="windowkv(task=aggregation)",
+        truth=partial(windows.windowkv, observed=16, top=16),
+        lengths=(15, 16, 17, 48, 49, 150),
+        values=False,
+        rtol=0.0,
+    ),
+    Golden(
+        spec="windowkv:llama",
+        truth=partial(windows.windowkv, observed=16, window=8, top=8),
+        lengths=(17, 24, 25, 100),
+        values=False,
+        rtol=0.0,
+    ),
+    Golden(
+        spec="windowkv(setting=llama,task=aggregation)",
+        truth=partial(windows.windowkv, observed=32, window=16, top=8),
+        lengths=(33, 100),
+        values=False,
+        rtol=0.0,
+    ),
+    Golden(
+        spec="windowkv(task=aggregation,per_head=true)",
+        truth=partial(windows.windowkv, observed=16, top=16, per_head=True),
+        lengths=(100,),
+        values=False,
+        rtol=0.0,
     ),
 )

@@ -1,0 +1,51 @@
+"""WindowKV: whole windows by what the last tokens attend to."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reference.attention import rows
+from reference.inputs import Inputs
+from reference.ranking import FORCED
+
+Array = np.ndarray
+
+
+def windowkv(
+    inputs: Inputs,
+    budget: int,
+    observed: int = 4,
+    window: int = 32,
+    top: int = 32,
+    *,
+    per_head: bool = False,
+) -> Array:
+    """Place of the token's window plus its own attention; observation tokens above, newest first.
+
+    The same for every head of the layer.
+    """
+    batch, heads, tokens, _ = inputs.shape
+    scores = FORCED + np.broadcast_to(np.arange(tokens, dtype=float), (batch, heads, tokens))
+    before = tokens - observed
+    if before <= 0:
+        return scores
+    attention = rows(inputs, observed)[..., :before].mean(axis=3)
+    for b in range(batch):
+        every_head = attention[b].reshape(-1, before)
+        votes = every_head.mean(axis=0)
+        starts = range(0, before, window)
+
+        def worth(x: Array, start: int) -> float:
+            best = np.sort(x[start : start + window])[::-1][:top]
+            return float(best.sum() / min(top, window))
+
+        if per_head:
+            marks = [np.mean([worth(x, s) for x in every_head]) for s in starts]
+        else:
+            marks = [worth(votes, s) for s in starts]
+        marks = list(np.round(marks, 14))
+        worst_first = sorted(range(len(marks)), key=lambda k: (marks[k], k))
+        for place, k in enumerate(worst_first):
+            part = slice(k * window, min((k + 1) * window, before))
+            scores[b, :, part] = place + votes[part]
+    return scores
