@@ -27,11 +27,22 @@ class Rope:
         angles = positions[..., None].double() * self.frequencies.double()
         return (angles.cos() * self.scaling).float(), (angles.sin() * self.scaling).float()
 
-    def mean_rotation(self, start: int, count: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [R / 2] averaged over positions start .. start + count - 1."""
-        positions = torch.arange(start, start + count, device=self.frequencies.device)
+    def mean_rotation(self, start: int | Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [..., R / 2] averaged over positions start .. start + count - 1.
+
+        `start` is one position or a tensor [...] of them. The result is no rotation: channels that
+        turn fast average out.
+        """
+        device = self.frequencies.device
+        first = torch.as_tensor(start, device=device)
+        cosine, sine = self.rotation(first[..., None] + torch.arange(count, device=device))
+        return cosine.mean(-2), sine.mean(-2)
+
+    def inverse(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [..., R / 2] that undo `rotation(positions)`, `scaling` included."""
         cosine, sine = self.rotation(positions)
-        return cosine.mean(0), sine.mean(0)
+        square = self.scaling**2
+        return cosine / square, -sine / square
 
     def rotate(self, vectors: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """Apply cosine and sine [..., R / 2] to vectors [..., D]."""
@@ -41,7 +52,5 @@ class Rope:
         return torch.cat([low * cosine - high * sine, high * cosine + low * sine, rest], dim=-1)
 
     def unrotate(self, vectors: Tensor, positions: Tensor) -> Tensor:
-        """Undo the embedding of vectors [..., N, D] that stand at positions [N]: float32."""
-        cosine, sine = self.rotation(positions)
-        square = self.scaling**2
-        return self.rotate(vectors.float(), cosine / square, -sine / square)
+        """Undo the embedding of vectors [..., N, D] that stand at positions [..., N]: float32."""
+        return self.rotate(vectors.float(), *self.inverse(positions))

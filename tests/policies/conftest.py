@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from kvp.scoring import View
+from kvp.rope import Rope
+from kvp.scoring import HiddenStates, View
 
 Array = np.ndarray
 
 
 @pytest.fixture
 def make_view() -> Callable[..., View]:
-    """Factory of views that carry everything: every query and a future."""
+    """Factory of views that carry everything a scorer may ask for.
+
+    Hidden states have 6 channels; `project` multiplies them by a fixed random matrix. Tensors are
+    unrelated: queries are no projections of hidden states.
+    """
 
     def make(
         *, tokens: int, batch: int = 2, heads: int = 2, group: int = 2, width: int = 8,
@@ -26,7 +32,7 @@ def make_view() -> Callable[..., View]:
         def draw(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=generator).to(dtype)
 
-        return View(
+        view = View(
             layer=layer,
             keys=2 * draw(batch, heads, tokens, width),
             values=draw(batch, heads, tokens, width),
@@ -34,6 +40,24 @@ def make_view() -> Callable[..., View]:
             budget=budget,
             queries=2 * draw(batch, heads * group, tokens, width),
             future=draw(batch, heads, tokens).float().abs(),
+        )
+        replay, noise = torch.rand(2, batch, heads, tokens, generator=generator) ** 6
+        states = torch.randn(batch, tokens, 6, generator=generator)[:, min(4, tokens - 1) :]
+        weight = torch.randn(6, heads * group * width, generator=generator)
+
+        def project(hidden: torch.Tensor) -> torch.Tensor:
+            return torch.unflatten(hidden.float() @ weight, -1, (-1, width)).transpose(1, 2)
+
+        return replace(
+            view,
+            rope=Rope(frequencies=100.0 ** (-torch.arange(width // 2) / (width // 2))),
+            replay=replay,
+            noise=0.1 * noise,
+            hidden=HiddenStates(
+                mean=states.mean(1), variance=states.var(1, correction=0), project=project
+            ),
+            text="Which city is meant here? Answer in one word.",
+            label="qa",
         )
 
     return make

@@ -1,0 +1,71 @@
+"""Rotations against complex numbers: channel pairs are one complex number that turns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kvp.rope import Rope
+
+Array = np.ndarray
+
+
+def _turned(vectors: Array, turn: Array) -> Array:
+    """Multiply the pairs (i, i + R / 2) of vectors [..., D] by complex `turn` [..., R / 2]."""
+    half = turn.shape[-1]
+    pairs = (vectors[..., :half] + 1j * vectors[..., half : 2 * half]) * turn
+    return np.concatenate([pairs.real, pairs.imag, vectors[..., 2 * half :]], axis=-1)
+
+
+@pytest.fixture
+def frequencies() -> Array:
+    return np.array([1.0, 0.3, 0.01])
+
+
+@pytest.mark.parametrize("width", [6, 9], ids=["whole", "partial"])
+@pytest.mark.parametrize("scaling", [1.0, 1.4])
+def test_rotation_and_its_inverse(frequencies: Array, width: int, scaling: float) -> None:
+    rope = Rope(frequencies=torch.tensor(frequencies), scaling=scaling)
+    vectors = np.random.default_rng(0).standard_normal((2, 5, width))
+    positions = np.array([0, 1, 7, 100, 5000])
+    expected = _turned(vectors, scaling * np.exp(1j * positions[:, None] * frequencies))
+    at = torch.tensor(positions)
+    rotated = rope.rotate(torch.tensor(vectors).float(), *rope.rotation(at))
+    np.testing.assert_allclose(rotated.numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(rope.unrotate(rotated, at).numpy(), vectors, atol=1e-5)
+
+
+def test_far_positions_keep_their_angle(frequencies: Array) -> None:
+    """A million radians in float32 would be off by a sixteenth of one."""
+    rope = Rope(frequencies=torch.tensor(frequencies).float())
+    cosine, sine = rope.rotation(torch.tensor([1_000_003]))
+    angle = 1_000_003 * frequencies.astype(np.float32).astype(np.float64)
+    np.testing.assert_allclose(cosine[0].numpy(), np.cos(angle), atol=1e-6)
+    np.testing.assert_allclose(sine[0].numpy(), np.sin(angle), atol=1e-6)
+
+
+def test_mean_rotation_is_the_mean_of_rotated_vectors(frequencies: Array) -> None:
+    rope = Rope(frequencies=torch.tensor(frequencies), scaling=1.2)
+    vector = np.random.default_rng(1).standard_normal(8)
+    turns = 1.2 * np.exp(1j * np.arange(40, 57)[:, None] * frequencies)
+    expected = _turned(np.broadcast_to(vector, (17, 8)), turns).mean(axis=0)
+    moved = rope.rotate(torch.tensor(vector).float(), *rope.mean_rotation(40, 17))
+    np.testing.assert_allclose(moved.numpy(), expected, atol=1e-6)
+
+
+def test_mean_rotation_of_several_starts(frequencies: Array) -> None:
+    rope = Rope(frequencies=torch.tensor(frequencies))
+    cosine, sine = rope.mean_rotation(torch.tensor([3, 40]), 9)
+    for row, start in enumerate((3, 40)):
+        alone = rope.mean_rotation(start, 9)
+        torch.testing.assert_close((cosine[row], sine[row]), alone)
+
+
+def test_inverse_takes_positions_per_row(frequencies: Array) -> None:
+    rope = Rope(frequencies=torch.tensor(frequencies))
+    vectors = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(0))
+    positions = torch.tensor([[0, 1, 2, 3], [7, 8, 9, 10]])
+    together = rope.unrotate(vectors, positions[:, None])
+    for row in range(2):
+        torch.testing.assert_close(together[row], rope.unrotate(vectors[row], positions[row]))
