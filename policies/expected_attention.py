@@ -1,0 +1,93 @@
+"""Expected Attention (arXiv 2510.00636): the attention a Gaussian future query would pay.
+
+Formula: the queries before RoPE of the tokens from `sinks` on have, per query head, mean mu and
+biased covariance S. Both are moved to the future by R, the rotation averaged over the `future`
+positions after the prompt: mu' = R mu, S' = R S R^T. With k_i after RoPE,
+
+    z_i = k_i . mu' / sqrt(D) + k_i^T S' k_i / (2 D)
+
+is the log of the expected attention weight (section 3.2). Softmax over the tokens that are no
+sinks, mean over the G query heads, plus `epsilon`, times ||v_i||. Sinks come first, at the largest
+score of the layer plus 1, as in kvpress.
+
+Defaults: future 512, sinks 4, covariance and values on, epsilon 0.01, which is what the published
+leaderboard of kvpress runs (there with AdaKV: `expected_attention+ada`). Preset `kvpress`: its
+class, epsilon 0. Queries are read after RoPE and turned back, so hidden states are not needed and
+traces will do. Cost O(G N D^2) per KV head. Published code projects hidden states; the two agree
+to rounding. With N <= sinks every token is a sink: recency, where kvpress refuses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvp.scoring import ALL_QUERIES, Needs, View
+from policies.future_queries import mean_future_rotation, query_moments, view_rope
+from policies.options import Heuristic, Presets, check_choice, check_integer, check_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedAttention(Heuristic):
+    """Keep what queries like those so far would attend to."""
+
+    future: int = 512
+    """Positions after the prompt over which the rotation is averaged."""
+    sinks: int = 4
+    """First tokens, left out of the statistics and ranked first."""
+    covariance: bool = True
+    """Use the spread of the queries, not only their mean."""
+    values: bool = True
+    """Multiply by the norm of the value."""
+    epsilon: float = 0.01
+    """Added to the expected attention before the norm of the value."""
+
+    method: ClassVar[str] = "expected_attention"
+    presets: ClassVar[Presets] = {"kvpress": {"epsilon": 0.0}}
+
+    def __post_init__(self) -> None:
+        """Raise UsageError on an option outside its range."""
+        check_integer(self.method, "future", self.future, least=1)
+        check_integer(self.method, "sinks", self.sinks, least=0)
+        check_choice(self.method, "covariance", self.covariance, (True, False))
+        check_choice(self.method, "values", self.values, (True, False))
+        check_number(self.method, "epsilon", self.epsilon, least=0)
+
+    @property
+    def needs(self) -> Needs:
+        """Every query of the prompt, and the rotary embedding."""
+        return Needs(queries=ALL_QUERIES, rope=True)
+
+    def score(self, view: View) -> Tensor:
+        """Expected attention times value norm, sinks above all: [B, H, N] float32."""
+        rope = view_rope(view, self.method)
+        scores = torch.ones(view.keys.shape[:3], device=view.keys.device)
+        if view.keys.shape[2] <= self.sinks:
+            return scores
+        moments = query_moments(view, rope, self.sinks)
+        cosine, sine = mean_future_rotation(view, rope, self.future)
+        mean = rope.rotate(moments.mean[:, :, None], cosine, sine)[:, :, 0]
+        half = rope.rotate(moments.covariance, cosine, sine).transpose(-1, -2)
+        spread = rope.rotate(half, cosine, sine)
+        judged = self._expected(view.keys[:, :, self.sinks :].float(), mean, spread)
+        if self.values:
+            norms = torch.linalg.vector_norm(view.values[:, :, self.sinks :].float(), dim=-1)
+            judged = (judged + self.epsilon) * norms
+        scores[..., self.sinks :] = judged
+        scores[..., : self.sinks] = judged.amax(dim=(1, 2), keepdim=True) + 1
+        return scores
+
+    def _expected(self, keys: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
+        """Mean over query heads of the expected attention of keys [B, H, N, D]: [B, H, N]."""
+        heads, width = keys.shape[1], keys.shape[-1]
+        grouped = torch.unflatten(mean, 1, (heads, -1))
+        logits: Tensor = (grouped @ keys.transpose(-1, -2)) * width**-0.5
+        if self.covariance:
+            spreads = torch.unflatten(spread, 1, (heads, -1))
+            for member in range(spreads.shape[2]):
+                form = ((keys @ spreads[:, :, member]) * keys).sum(dim=-1)
+                logits[:, :, member] += form / (2 * width)
+        return logits.softmax(dim=-1).mean(dim=2)

@@ -1,0 +1,167 @@
+"""GVote (arXiv 2509.03136): guessed future queries vote, and the votes size the cache.
+
+Per query head, following Algorithm 1:
+1. k = size of the smallest set of tokens that holds `p_nuc` of the last query's attention; that set
+   is B_0.
+2. The hidden states from token `n_skip` on are a Gaussian with diagonal covariance; `samples` draws
+   of it are projected to queries and moved by the rotation averaged over the `future` positions
+   after the prompt.
+3. The k tokens with the largest logits of draw s are its votes, B_s.
+A KV head keeps what any query head of its group voted for: the union over s and the group.
+
+Score = number of votes + mean over draws and group of the draws' softmax attention (below 1). So
+tokens with a score >= 1 are GVote's set, `sizes` counts them, and the ranking goes on below and
+above that size: (votes, attention, recency). float32 resolves attentions of tokens with v votes to
+1e-7 v.
+
+The paper prints no numbers. Defaults: p_nuc 0.95, samples 8 (as reported elsewhere), n_skip 4 and
+future 512 (as Expected Attention, which the paper names as its source). `include_current` lets B_0
+vote, which the text does not say and which guards against a bad Gaussian; preset `paper`: without.
+At least `min_keep` tokens. Paper silent on grouped queries: each head votes with its own k.
+`space=query` draws from the Gaussian of the queries before RoPE with full covariance instead. It
+needs no hidden states, so traces will do. Without a query norm the paper's draws are Gaussian in
+query space, too, with covariance W diag(var) W^T; this one also keeps what the diagonal drops,
+correlations between hidden channels. Draws depend on (seed, layer, s) alone, and are the same in
+every row of a batch. Cost O(samples N (D + log N)) per query head.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvp.errors import UsageError
+from kvp.ranking import rank_tokens
+from kvp.rope import Rope
+from kvp.scoring import ALL_QUERIES, Needs, View
+from policies.attention import recent_attention
+from policies.future_queries import mean_future_rotation, query_moments, view_rope
+from policies.options import Heuristic, Presets, check_choice, check_integer, check_number
+
+_LARGEST_FRACTION = 1 - 2**-10
+
+
+@dataclass(frozen=True, kw_only=True)
+class GVote(Heuristic):
+    """Keep what guessed future queries vote for, as many tokens as they need."""
+
+    p_nuc: float = 0.95
+    """Share of the last query's attention that k tokens must hold."""
+    samples: int = 8
+    """Guessed queries per query head."""
+    n_skip: int = 4
+    """First tokens left out of the statistics."""
+    future: int = 512
+    """Positions after the prompt over which the rotation is averaged."""
+    include_current: bool = True
+    """Let the last query vote, too."""
+    min_keep: int = 4
+    """Fewest tokens of a head."""
+    space: str = "hidden"
+    """Where queries are drawn: `hidden` states (diagonal) or `query` space (full covariance)."""
+    seed: int = 0
+    """Key of the draws."""
+
+    method: ClassVar[str] = "gvote"
+    presets: ClassVar[Presets] = {"paper": {"include_current": False}}
+
+    def __post_init__(self) -> None:
+        """Raise UsageError on an option outside its range."""
+        check_number(self.method, "p_nuc", self.p_nuc, least=0, most=1)
+        check_integer(self.method, "samples", self.samples, least=1)
+        check_integer(self.method, "n_skip", self.n_skip, least=0)
+        check_integer(self.method, "future", self.future, least=1)
+        check_choice(self.method, "include_current", self.include_current, (True, False))
+        check_integer(self.method, "min_keep", self.min_keep, least=1)
+        check_choice(self.method, "space", self.space, ("hidden", "query"))
+        check_integer(self.method, "seed", self.seed, least=0)
+
+    @property
+    def needs(self) -> Needs:
+        """The last query, hidden states and the rotary embedding; or every query instead."""
+        if self.space == "query":
+            return Needs(queries=ALL_QUERIES, rope=True)
+        return Needs(queries=1, rope=True, hidden_after=self.n_skip)
+
+    def sizes(self, scores: Tensor) -> Tensor:
+        """Tokens with a vote, at least `min_keep`: scores [..., N] -> [...] int64."""
+        tokens = scores.shape[-1]
+        return (scores >= 1).sum(dim=-1).clamp(min(self.min_keep, tokens), tokens)
+
+    def score(self, view: View) -> Tensor:
+        """Votes plus mean attention of the guessed queries: [B, H, N] float32."""
+        assert view.queries is not None
+        if view.keys.shape[2] <= self.n_skip:
+            return torch.ones(view.keys.shape[:3], device=view.keys.device)
+        current = recent_attention(view.queries, view.keys, 1).squeeze(-2)
+        ranking = rank_tokens(current)
+        held = current.gather(-1, ranking).double().cumsum(dim=-1)
+        size = ((held < self.p_nuc).sum(dim=-1, keepdim=True) + 1).clamp(max=held.shape[-1])
+        votes = torch.zeros_like(current)
+        if self.include_current:
+            votes += _first(ranking, size)
+        attention = torch.zeros_like(current)
+        keys = view.keys.float()[:, :, None].transpose(-1, -2)
+        for queries in self.guesses(view):
+            grouped = torch.unflatten(queries, 1, (keys.shape[1], -1))[..., None, :]
+            logits = (grouped * view.keys.shape[3] ** -0.5 @ keys).squeeze(-2)
+            votes += _first(rank_tokens(logits), size)
+            attention += logits.softmax(dim=-1)
+        mean = attention.mean(dim=2) / self.samples
+        return votes.sum(dim=2) + mean.clamp(max=_LARGEST_FRACTION)
+
+    def guesses(self, view: View) -> Iterator[Tensor]:
+        """Guessed queries [B, Q, D] float32 at the positions to come, one draw at a time.
+
+        Raises UsageError when the view carries no rotary embedding, or no hidden states though they
+        are asked for.
+        """
+        rope = view_rope(view, self.method)
+        cosine, sine = (part.squeeze(1) for part in mean_future_rotation(view, rope, self.future))
+        draws = self._in_query_space if self.space == "query" else self._in_hidden_space
+        for queries in draws(view, rope):
+            yield rope.rotate(queries, cosine, sine)
+
+    def _in_hidden_space(self, view: View, rope: Rope) -> Iterator[Tensor]:
+        if view.hidden is None:
+            raise UsageError(
+                f"{self.method}: this view carries no statistics of hidden states (traces store "
+                f"none): use {self.method}(space=query)"
+            )
+        hidden = view.hidden
+        mean, deviation = hidden.mean.float(), hidden.variance.float().clamp_min(0).sqrt()
+        for sample in range(self.samples):
+            noise = self._noise(view.layer, sample, mean.shape[-1]).to(mean.device)
+            yield hidden.project((mean + deviation * noise)[:, None])[:, :, 0].float()
+
+    def _in_query_space(self, view: View, rope: Rope) -> Iterator[Tensor]:
+        moments = query_moments(view, rope, self.n_skip)
+        root = _square_root(moments.covariance)
+        shape = moments.mean.shape[1:]
+        for sample in range(self.samples):
+            noise = self._noise(view.layer, sample, shape.numel()).to(root.device).view(shape)
+            yield moments.mean + (root @ noise[..., None]).squeeze(-1)
+
+    def _noise(self, layer: int, sample: int, count: int) -> Tensor:
+        digest = hashlib.sha256(f"gvote/{self.seed}/{layer}/{sample}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        return torch.randn(count, generator=generator)
+
+
+def _first(ranking: Tensor, size: Tensor) -> Tensor:
+    """1.0 for the first `size` [..., 1] tokens of `ranking` [..., N], 0.0 for others: [..., N]."""
+    place = torch.arange(ranking.shape[-1], device=ranking.device)
+    chosen = (place < size).float()
+    return torch.zeros_like(chosen).scatter_(-1, ranking, chosen)
+
+
+def _square_root(covariance: Tensor) -> Tensor:
+    """Symmetric root of positive semidefinite matrices [..., D, D]."""
+    values, vectors = torch.linalg.eigh(covariance.double())
+    scaled = vectors * values.clamp_min(0).sqrt()[..., None, :]
+    return (scaled @ vectors.transpose(-1, -2)).float()
