@@ -142,4 +142,5 @@ class EvolveConfig:
 
     def identity(self) -> dict[str, Any]:
         """The settings every run of one search must share."""
-        return {name: value for name, value in asdict(self).items() if name not in RUN_ONLY}
+        settings = {name: value for name, value in asdict(self).items() if name not in RUN_ONLY}
+        return {name.strip("_"): value for name, value in settings.items()}

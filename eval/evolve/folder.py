@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvp.errors import ResultsError
-from kvp.manifest import differences, read_sealed_json, write_sealed_json
+from kvp.manifest import differences, read_json, read_sealed_json, write_sealed_json
 
 FORMAT = "kvp-search"
 FORMAT_VERSION = 1
@@ -19,28 +19,27 @@ MANIFEST = "manifest.json"
 JOURNAL = "search.jsonl"
 
 
-def open_search(folder: Path, identity: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-    """Create the folder of a search, or check that it is of the same one.
-
-    Raises ResultsError where it holds something else, or another search.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise ResultsError(f"--out {folder} is a file; choose a folder")
+def check_search(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Raise ResultsError where a folder holds something else, or another search."""
     path = folder / MANIFEST
-    if path.exists():
-        manifest = read_sealed_json(path, ResultsError)
-        if (manifest.get("format"), manifest.get("format_version")) != (FORMAT, FORMAT_VERSION):
-            raise ResultsError(f"--out {folder} holds something else; choose another")
-        found = differences(manifest["identity"], dict(identity))
-        if found:
-            raise ResultsError(
-                f"--out {folder} holds another search (--{found[0].strip('_')}); choose another"
-            )
+    if not path.exists():
+        refuse_others(folder)
         return
-    refuse_others(folder)
+    manifest = read_json(path, ResultsError)
+    if (manifest.get("format"), manifest.get("format_version")) != (FORMAT, FORMAT_VERSION):
+        raise ResultsError(f"--out {folder} holds something else; choose another")
+    found = differences(read_sealed_json(path, ResultsError)["identity"], dict(identity))
+    if found:
+        raise ResultsError(f"--out {folder} holds another search (--{found[0]}); choose another")
+
+
+def create_search(folder: Path, identity: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+    """Write the manifest of a search, unless it is there."""
+    if (folder / MANIFEST).exists():
+        return
     folder.mkdir(parents=True, exist_ok=True)
     content = {"format": FORMAT, "format_version": FORMAT_VERSION, "identity": dict(identity)}
-    write_sealed_json(path, {**content, "run": dict(run)})
+    write_sealed_json(folder / MANIFEST, {**content, "run": dict(run)})
 
 
 def refuse_others(folder: Path) -> None:

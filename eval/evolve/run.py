@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
 from eval.evolve.config import EvolveConfig
-from eval.evolve.folder import JOURNAL, open_search
+from eval.evolve.folder import JOURNAL, check_search, create_search
 from eval.evolve.journal import Generation, Journal
 from eval.evolve.measure import PromptSet, Target, target_of
 from eval.evolve.report import print_budgets
@@ -44,9 +44,8 @@ def run_search(config: EvolveConfig) -> None:
     identity = config.identity()
     if config.scorer == LEARNED and config.policies:
         identity["policy"] = _policy_digest(config)
-    manifest = run_manifest(identity, seed=config.seed)
+    check_search(folder, identity)
     if (folder / BUDGETS).exists():
-        open_search(folder, identity, manifest)
         console.print(f"{folder} is finished; nothing to do", highlight=False)
         print_budgets(load_budgets(folder))
         return
@@ -58,7 +57,8 @@ def run_search(config: EvolveConfig) -> None:
     chosen, held_out = load_prompts(config, tokenizer)
     target, reference = target_of(config, chosen)
     plan = _plan(config, geometry, target, [*chosen, *held_out])
-    open_search(folder, identity, manifest)
+    manifest = run_manifest(identity, seed=config.seed)
+    create_search(folder, identity, manifest)
 
     def said(entry: Generation) -> None:
         console.print(_line(config, geometry, entry), highlight=False, soft_wrap=True)

@@ -1,0 +1,207 @@
+"""kvp-evolve from its command line, on a random model: what it writes, resumes and refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import eval.evolve.run
+from eval.evolve.cli import main
+from eval.evolve.config import EvolveConfig
+from eval.evolve.journal import Generation, Journal
+from eval.evolve.measure import Target
+from kvp.allocation import Request
+from kvp.budgets import parse_budget
+from kvp.cli import build_parser
+from kvp.hf import load_model
+from kvp.ranking import Protection
+from policies.allocators.evolved import Evolved
+from policies.budget_files import load_budgets
+
+ROOT = Path(__file__).parents[3]
+
+
+def _arguments(folder: Path, out: Path, **changes: object) -> list[str]:
+    settings: dict[str, object] = {
+        "model": folder, "scorer": "keydiff", "tasks": "niah_single_1,chat", "budget": "20%",
+        "prompts": 3, "holdout": 4, "length": 260, "generations": 2, "max_new_tokens": 5,
+        "out": out, "bootstrap": 50, **changes,
+    }  # fmt: skip
+    return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+
+
+def _journal(out: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (out / "search.jsonl").read_text().splitlines()]
+    return [{**row, "seconds": 0} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "search"
+    assert main(_arguments(tiny_folder, out)) == 0
+    return out
+
+
+def test_a_run_ends_in_a_budget_file(finished: Path, tiny_folder: Path) -> None:
+    budgets = load_budgets(finished)
+    (point,) = budgets.points
+    assert (budgets.layers, budgets.kv_heads, budgets.level) == (2, 2, "layer")
+    assert sum(point.counts) == 2 * point.budget
+    assert point.budget == parse_budget("20%").tokens(point.cached_tokens)
+    assert min(point.counts) >= 20
+    assert (budgets.model["id"], budgets.scorer) == (str(tiny_folder), "keydiff")
+    made = budgets.made_by
+    assert made["generations"] == 2
+    assert made["evaluations"] == sum(row["evaluated"] for row in _journal(finished))
+    assert made["elite"]["fitness"] >= made["uniform"]["fitness"]
+    assert budgets.held_out is not None
+    assert budgets.held_out["prompts"] == 4
+    low, high = budgets.held_out["interval"]
+    assert low <= budgets.held_out["difference"] <= high
+    assert budgets.data["tasks"] == ["niah_single_1", "chat"]
+    assert budgets.data["split"] == "validation"
+
+
+def test_the_allocator_gives_what_was_searched(finished: Path) -> None:
+    (point,) = load_budgets(finished).points
+    scores = torch.zeros(2, 2, point.cached_tokens)
+    request = Request(scores=scores, budget=point.budget, floor=20)
+    counts = Evolved(file=str(finished)).allocate(request)
+    assert counts.tolist() == [[count, count] for count in point.counts]
+
+
+def test_a_finished_run_is_left_alone(
+    finished: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    before = {path: path.read_bytes() for path in finished.iterdir()}
+    monkeypatch.setattr(eval.evolve.run, "load_model", lambda *_, **__: pytest.fail("ran a model"))
+    assert main(_arguments(tiny_folder, finished)) == 0
+    assert {path: path.read_bytes() for path in finished.iterdir()} == before
+    said = capsys.readouterr()
+    assert "is finished" in said.err
+    assert "held out" in said.out
+
+
+def test_another_configuration_is_refused(
+    finished: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(_arguments(tiny_folder, finished, sigma=0.2)) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "holds another search (--sigma: 0.3 there, 0.2 here)" in line
+
+
+def test_a_run_killed_between_generations_resumes(
+    finished: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = Journal.append
+
+    def killed(journal: Journal, entry: Generation) -> None:
+        if len(journal.generations) == 2:
+            raise KeyboardInterrupt
+        append(journal, entry)
+
+    out = tmp_path / "search"
+    monkeypatch.setattr(Journal, "append", killed)
+    assert main(_arguments(tiny_folder, out)) == 130
+    assert not (out / "budgets.json").exists()
+    monkeypatch.undo()
+    assert main(_arguments(tiny_folder, out)) == 0
+    assert _journal(out) == _journal(finished)
+    ours, theirs = load_budgets(out), load_budgets(finished)
+    assert (ours.points, ours.held_out) == (theirs.points, theirs.held_out)
+
+
+def test_prompts_that_do_not_fit_the_memory_change_nothing(
+    finished: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "search"
+    assert main(_arguments(tiny_folder, out, memory_gib=0, rows=2)) == 0
+    ours, theirs = _journal(out), _journal(finished)
+    assert [row["schemes"] for row in ours] == [row["schemes"] for row in theirs]
+    for own, other in zip(ours, theirs, strict=True):
+        assert own["scores"] == pytest.approx(other["scores"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"scorer": "snapvk"}, "unknown method 'snapvk'"),
+        ({"scorer": "kvp"}, "--scorer kvp needs --policies"),
+        ({"scorer": "kvp", "policies": "./nowhere"}, "./nowhere holds no policy.json"),
+        ({"scorer": "oracle"}, "--scorer oracle needs the future"),
+        ({"tasks": "niah_single_9"}, "niah_single_9"),
+        ({"budget": "0"}, "--budget: a budget keeps at least 1 token"),
+        ({"budget": "12"}, "--budget 12 is 12 tokens, below the 20 protected ones"),
+        ({"budget": "5000"}, "--budget 5000 evicts nothing"),
+        ({"level": "head"}, "--level head needs --curves"),
+        ({"lambda": "-1"}, "--lambda must be at least 0"),
+        ({"reach": "1"}, "--reach must be more than 1"),
+        ({"model": "./nowhere"}, "--model ./nowhere: no such folder"),
+    ],
+)
+def test_mistakes_are_one_line(
+    changes: dict[str, object], words: str, tmp_path: Path, tiny_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = tmp_path / "search"
+    assert main(_arguments(tiny_folder, out, **changes)) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert said[-1].startswith("kvp-evolve: error: ")
+    assert [line for line in said[:-1] if "Loading weights" not in line] == []
+    assert words in said[-1]
+    assert not out.exists()
+
+
+def test_a_folder_with_something_else_is_refused(
+    tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(_arguments(tiny_folder, tmp_path)) == 2
+    assert "is not empty; choose another" in capsys.readouterr().err
+
+
+def test_percentages_follow_each_prompt() -> None:
+    target = Target(budget=parse_budget("20%"), tokens=40, protection=Protection())
+    assert target.counts((30, 50), cached=200) == [30, 50]
+    assert target.counts((30, 50), cached=400) == [60, 100]
+    assert target.counts((30, 50), cached=100) == [20, 20]  # 15 and 25, but for the floor
+    absolute = Target(budget=parse_budget("40"), tokens=40, protection=Protection())
+    assert absolute.counts((30, 50), cached=4000) == [30, 50]
+
+
+def test_held_out_prompts_are_others(tiny_folder: Path) -> None:
+    _, tokenizer = load_model(str(tiny_folder))
+    config = EvolveConfig(
+        out="unused", tasks="niah_single_1,niah_single_2", prompts=3, holdout=5, length=260
+    )
+    chosen, held_out = eval.evolve.run.load_prompts(config, tokenizer)
+    tasks = [prompt.task for prompt in chosen]
+    assert tasks == ["niah_single_1"] * 2 + ["niah_single_2"]
+    ids = [tuple(prompt.ids.tolist()) for prompt in (*chosen, *held_out)]
+    assert len(set(ids)) == 8
+    assert {prompt.sample.split for prompt in (*chosen, *held_out)} == {"validation"}
+
+
+def test_shipped_settings_are_settings() -> None:
+    parser = build_parser(EvolveConfig, prog="kvp-evolve", description="")
+    files = sorted((ROOT / "configs" / "evolve").glob("*.yaml"))
+    assert files
+    for path in files:
+        parsed = parser.parse_args(["--config", str(path), "--out", "x"]).as_dict()
+        parsed.pop("config")
+        EvolveConfig(**parsed)
+
+
+def test_help_loads_no_torch() -> None:
+    code = (
+        "import sys, eval.evolve.cli, eval.evolve.config; "
+        "assert not {'torch', 'transformers', 'cmaes'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -1,0 +1,162 @@
+"""The search without a model: groups, population, exact totals, convergence, resuming."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eval.evolve.journal import Journal
+from eval.evolve.search import Scheme, SearchPlan, group_optimiser, layer_groups, search
+from kvp.errors import ResultsError
+
+PLAN = SearchPlan(
+    layers=6, budget=100, least=4, most=500, group=3, generations=12, sigma=0.3, reach=16.0,
+    constraint="project", lambda_=0.3, gamma=0.2, seed=3,
+)  # fmt: skip
+BEST = np.array([200, 50, 25, 150, 100, 75])
+
+
+def _score(scheme: Scheme) -> float:
+    """1 at BEST, smaller the further away in the logarithm."""
+    return float(np.exp(-np.mean(np.log(np.array(scheme) / BEST) ** 2)))
+
+
+class Evaluator:
+    """Counts what it is asked for; may be told to fail, as a killed run does."""
+
+    def __init__(self, fail_after: int = 10**9) -> None:
+        self.seen: list[Scheme] = []
+        self.calls, self._limit = 0, fail_after
+
+    def __call__(self, schemes: Sequence[Scheme]) -> list[float]:
+        if self.calls == self._limit:
+            raise KeyboardInterrupt
+        self.calls += 1
+        self.seen += schemes
+        return [_score(scheme) for scheme in schemes]
+
+
+def _content(path: Path) -> list[dict[str, object]]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{**row, "seconds": 0} for row in rows]
+
+
+def test_groups_go_bottom_up_and_the_last_may_be_smaller() -> None:
+    assert [range(32)[own] for own in layer_groups(10, 4)] == [
+        range(4), range(4, 8), range(8, 10),
+    ]  # fmt: skip
+    assert len(layer_groups(32, 8)) == 4
+    assert layer_groups(4, 8) == [slice(0, 4)]
+
+
+@pytest.mark.parametrize(("size", "population"), [(2, 6), (4, 8), (8, 10), (16, 12), (32, 14)])
+def test_population(size: int, population: int) -> None:
+    assert group_optimiser(PLAN, 0, size).population_size == population
+
+
+def test_the_optimiser_starts_at_the_target_and_groups_draw_differently() -> None:
+    first, second = (group_optimiser(PLAN, group, 3) for group in (0, 1))
+    assert first.mean.tolist() == [0.5, 0.5, 0.5]
+    assert PLAN.budget * PLAN.reach ** (0.5 - 0.5) == PLAN.budget
+    assert first.ask().tolist() != second.ask().tolist()
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0, 1), min_size=6, max_size=6))
+def test_projected_candidates_have_the_exact_total(x: list[float]) -> None:
+    weights = PLAN.budget * PLAN.reach ** (np.array(x) - 0.5)
+    scheme = PLAN.scheme(weights)
+    assert sum(scheme) == 600
+    assert PLAN.least <= min(scheme) <= max(scheme) <= PLAN.most
+    soft = replace(PLAN, constraint="soft").scheme(weights)
+    assert max(abs(count - weight) for count, weight in zip(soft, weights, strict=True)) <= 0.5
+
+
+def test_it_finds_a_known_optimum(tmp_path: Path) -> None:
+    evaluator = Evaluator()
+    plan = replace(PLAN, generations=30)
+    elite = search(plan, evaluator, Journal(tmp_path / "log"))
+    assert evaluator.seen[0] == plan.uniform
+    assert elite.score > 0.97
+    assert _score(plan.uniform) < 0.7
+    assert sum(elite.scheme) == 600
+    assert elite.fitness == pytest.approx(1.3 * elite.score)
+    assert len(evaluator.seen) == len(set(evaluator.seen))
+
+
+def test_soft_fitness_buys_memory_where_scores_rise_with_it(tmp_path: Path) -> None:
+    """Why projection is the default: the cache score cannot cost more than a factor 1.3."""
+
+    def rising(schemes: Sequence[Scheme]) -> list[float]:
+        return [sum(scheme) / (6 * 500) for scheme in schemes]
+
+    plan = replace(PLAN, constraint="soft")
+    elite = search(plan, rising, Journal(tmp_path / "log"))
+    assert sum(elite.scheme) > 1.2 * 600
+
+
+@pytest.mark.parametrize("calls", [0, 1, 5, 13, 20])
+def test_a_killed_search_resumes_to_the_same_end(tmp_path: Path, calls: int) -> None:
+    whole = search(PLAN, Evaluator(), Journal(tmp_path / "whole"))
+    path = tmp_path / "killed"
+    with pytest.raises(KeyboardInterrupt):
+        search(PLAN, Evaluator(fail_after=calls), Journal(path))
+    with path.open("ab") as file:
+        file.write(b'{"group": 0, "gener')  # torn by the kill
+    rest = Evaluator()
+    resumed = search(PLAN, rest, Journal(path))
+    assert resumed.scheme == whole.scheme
+    assert resumed.weights.tolist() == whole.weights.tolist()
+    assert (resumed.score, resumed.fitness) == (whole.score, whole.fitness)
+    assert _content(path) == _content(tmp_path / "whole")
+    assert rest.calls == len(_content(path)) - calls
+
+
+def test_a_finished_search_evaluates_nothing(tmp_path: Path) -> None:
+    first = search(PLAN, Evaluator(), Journal(tmp_path / "log"))
+    before = (tmp_path / "log").read_bytes()
+    again = Evaluator(fail_after=0)
+    assert search(PLAN, again, Journal(tmp_path / "log")).scheme == first.scheme
+    assert (tmp_path / "log").read_bytes() == before
+
+
+def test_the_journal_of_another_search_is_refused(tmp_path: Path) -> None:
+    search(PLAN, Evaluator(), Journal(tmp_path / "log"))
+    with pytest.raises(ResultsError, match="line 2 is not what this search draws"):
+        search(replace(PLAN, seed=4), Evaluator(), Journal(tmp_path / "log"))
+    (tmp_path / "log").write_text('{"group": 0}\n')
+    with pytest.raises(ResultsError, match="is damaged"):
+        Journal(tmp_path / "log")
+
+
+def test_equal_schemes_are_evaluated_once(tmp_path: Path) -> None:
+    plan = replace(PLAN, layers=2, budget=3, least=2, most=4, group=2)  # three schemes exist
+    seen: list[Scheme] = []
+
+    def flat(schemes: Sequence[Scheme]) -> list[float]:
+        seen.extend(schemes)
+        return [0.5 for _ in schemes]
+
+    journal = Journal(tmp_path / "log")
+    search(plan, flat, journal)
+    assert len(seen) == len(set(seen)) == journal.evaluations <= 3
+    assert len(journal.generations) > 3
+
+
+def test_a_group_of_one_layer_can_still_trade_with_the_others(tmp_path: Path) -> None:
+    plan = replace(PLAN, layers=3, group=1, generations=10)
+    best = np.array([150, 100, 50])
+
+    def towards(schemes: Sequence[Scheme]) -> list[float]:
+        return [float(np.exp(-np.mean(np.log(np.array(one) / best) ** 2))) for one in schemes]
+
+    elite = search(plan, towards, Journal(tmp_path / "log"))
+    assert elite.scheme[0] > elite.scheme[1] > elite.scheme[2]
+    assert sum(elite.scheme) == 300

@@ -1,0 +1,178 @@
+"""Budget files and the allocator that applies them: round trips, refusals, sums, interpolation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvp.allocation import Request
+from kvp.errors import PolicyError, UsageError
+from kvp.ranking import Protection
+from policies.allocators.evolved import Evolved, completed, parts_at
+from policies.budget_files import (
+    BudgetFile,
+    BudgetPoint,
+    check_budget_geometry,
+    load_budgets,
+    save_budgets,
+)
+
+
+def _point(*counts: int, cached: int = 100) -> BudgetPoint:
+    units = len(counts)
+    return BudgetPoint(budget=sum(counts) // units, cached_tokens=cached, counts=counts)
+
+
+def _file(*points: BudgetPoint, level: str = "layer", layers: int = 3) -> BudgetFile:
+    return BudgetFile(
+        model={"id": "nano", "revision": None}, layers=layers, kv_heads=2, scorer="snapkv",
+        protocol="query_aware", protection=Protection(), level=level, points=points, seed=4,
+        made_by={"kind": "search"}, held_out={"difference": 0.5}, data={"tasks": ["a"]},
+    )  # fmt: skip
+
+
+def _request(budget: int, *, tokens: int = 100, floor: int = 1, layers: int = 3) -> Request:
+    return Request(scores=torch.zeros(layers, 2, tokens), budget=budget, floor=floor)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "budgets.json"
+    save_budgets(path, _file(_point(10, 20, 30)), {"created": "now"})
+    return path
+
+
+@pytest.mark.parametrize("level", ["layer", "head"])
+def test_round_trip(tmp_path: Path, level: str) -> None:
+    counts = (1, 2, 3) if level == "layer" else (1, 2, 3, 4, 5, 6)
+    budgets = _file(_point(*counts), _point(*(10 * count for count in counts)), level=level)
+    save_budgets(tmp_path / "budgets.json", budgets, {})
+    assert load_budgets(tmp_path) == load_budgets(tmp_path / "budgets.json") == budgets
+    written = json.loads((tmp_path / "budgets.json").read_text())["points"][0]["counts"]
+    assert written == ([1, 2, 3] if level == "layer" else [[1, 2], [3, 4], [5, 6]])
+
+
+def test_damage_and_strangers_are_one_line(saved: Path, tmp_path: Path) -> None:
+    text = saved.read_text()
+    saved.write_text(text.replace("20,", "25,"))
+    with pytest.raises(PolicyError, match=r"budgets\.json is damaged"):
+        load_budgets(saved)
+    with pytest.raises(PolicyError, match="is no budget file"):
+        load_budgets(tmp_path / "elsewhere")
+    with pytest.raises(PolicyError, match="is no budget file"):
+        Evolved(file=str(tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        (),
+        (_point(1, 2),),
+        (_point(1, 2, 300),),
+        (_point(1, -2, 3),),
+        (_point(0, 0, 0),),
+        (_point(10, 20, 30), _point(5, 10, 15)),
+    ],
+)
+def test_points_that_do_not_fit_are_refused(points: tuple[BudgetPoint, ...]) -> None:
+    with pytest.raises(ValueError):
+        _file(*points)
+
+
+def test_another_geometry_is_refused_in_one_line(saved: Path) -> None:
+    message = "holds budgets for 3 layers x 2 KV heads, the model has 4 x 2"
+    with pytest.raises(PolicyError, match=message):
+        Evolved(file=str(saved)).allocate(_request(20, layers=4))
+    with pytest.raises(PolicyError, match=message):
+        check_budget_geometry(load_budgets(saved), layers=4, kv_heads=2)
+    with pytest.raises(UsageError, match="rounding must be one of exact, faithful"):
+        Evolved(file=str(saved), rounding="up")
+
+
+def test_names_say_file_and_rounding(saved: Path) -> None:
+    assert Evolved(file=str(saved)).name == f"evolved:{saved}"
+    assert Evolved(file=str(saved), rounding="faithful").name.endswith("(rounding=faithful)")
+    assert Evolved(file=str(saved)) == Evolved(file=str(saved))
+
+
+def test_the_searched_budget_comes_back_as_it_is(saved: Path) -> None:
+    counts = Evolved(file=str(saved)).allocate(_request(20))
+    assert counts.tolist() == [[10, 10], [20, 20], [30, 30]]
+
+
+def test_completion_by_hand(saved: Path) -> None:
+    # k = 10, 20, 30 and T = 3 * 7 = 21: k T / A = 3.5, 7, 10.5
+    assert Evolved(file=str(saved)).allocate(_request(7))[:, 0].tolist() == [4, 7, 10]
+    faithful = Evolved(file=str(saved), rounding="faithful")
+    assert faithful.allocate(_request(7))[:, 0].tolist() == [4, 7, 11]
+
+
+def test_floor_and_cache_bound_every_count(saved: Path) -> None:
+    evolved = Evolved(file=str(saved))
+    assert evolved.allocate(_request(11, floor=8))[:, 0].tolist() == [8, 10, 15]
+    assert evolved.allocate(_request(80))[:, 0].tolist() == [47, 93, 100]
+    assert evolved.allocate(_request(100))[:, 0].tolist() == [100, 100, 100]
+
+
+@given(
+    counts=st.lists(st.integers(1, 400), min_size=1, max_size=32),
+    budget=st.integers(1, 500),
+)
+def test_rounding_up_overshoots_by_less_than_a_token_per_layer(
+    counts: list[int], budget: int
+) -> None:
+    total = budget * len(counts)
+    overshoot = int(completed(torch.tensor(counts), total).sum()) - total
+    assert 0 <= overshoot <= len(counts) - 1
+
+
+@given(
+    points=st.lists(st.lists(st.integers(0, 50), min_size=6, max_size=6), min_size=1, max_size=3),
+    budget=st.integers(2, 90),
+    floor=st.integers(1, 2),
+)
+def test_every_budget_is_met_exactly(
+    points: list[list[int]], budget: int, floor: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    unique = {sum(counts): counts for counts in points if sum(counts)}
+    if not unique:
+        return
+    path = tmp_path_factory.mktemp("any") / "budgets.json"
+    ordered = [_point(*unique[total]) for total in sorted(unique)]
+    save_budgets(path, _file(*ordered, level="head"), {})
+    request = _request(budget, tokens=90, floor=floor)
+    counts = Evolved(file=str(path)).allocate(request)
+    assert counts.sum() == request.total
+    assert floor <= counts.min()
+    assert counts.max() <= 90
+
+
+def test_between_points_shares_are_interpolated() -> None:
+    budgets = _file(_point(10, 20, 30), _point(30, 60, 30))
+    # halfway from a mean of 20 % to one of 40 %
+    assert parts_at(budgets, 0.3).tolist() == pytest.approx([0.2, 0.4, 0.3])
+    assert parts_at(budgets, 0.2).tolist() == pytest.approx([0.1, 0.2, 0.3])
+    assert parts_at(budgets, 0.1).tolist() == pytest.approx([0.05, 0.1, 0.15])  # towards nothing
+    assert parts_at(budgets, 0.7).tolist() == pytest.approx([0.65, 0.8, 0.65])  # towards all
+    assert parts_at(budgets, 1.0).tolist() == pytest.approx([1, 1, 1])
+
+
+def test_another_length_keeps_the_shares(tmp_path: Path) -> None:
+    path = tmp_path / "budgets.json"
+    save_budgets(path, _file(_point(10, 20, 30), _point(30, 60, 30)), {})
+    counts = Evolved(file=str(path)).allocate(_request(300, tokens=1000))
+    assert counts[:, 0].tolist() == [200, 400, 300]
+
+
+def test_unknown_versions_are_refused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policies.budget_files.FORMAT_VERSION", 2)
+    save_budgets(saved, replace(_file(_point(1, 2, 3)), seed=5), {})
+    monkeypatch.undo()
+    with pytest.raises(PolicyError, match="format version 2, this kvp reads 1"):
+        load_budgets(saved)
