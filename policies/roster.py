@@ -6,32 +6,43 @@ not here may come from installed plugins (`policies.plugins`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
 
 from kvp.allocation import Allocator
 from kvp.errors import UsageError
-from kvp.scoring import Scorer
+from kvp.scoring import Scorer, SelfSizing
 from policies.allocators.ada import Ada
 from policies.allocators.evolved import Evolved
 from policies.allocators.global_budget import Global
+from policies.allocators.own import Own
+from policies.allocators.pyramid import Pyramid
 from policies.allocators.uniform import Uniform
+from policies.allocators.windowkv import WindowKVSplit
 from policies.contrastkv import ContrastKV
+from policies.expected_attention import ExpectedAttention
+from policies.gvote import GVote
 from policies.h2o import H2O
 from policies.keydiff import KeyDiff
 from policies.knorm import KNorm
 from policies.kvzip import KVzip
 from policies.lagkv import LagKV
 from policies.oracle import Oracle
+from policies.plugins import ALLOCATORS as PLUGIN_ALLOCATORS
+from policies.plugins import (
+    SCORERS,
+    check_shadows,
+    plugin_allocator,
+    plugin_names,
+    plugin_scorer,
+)
 from policies.random import Random
 from policies.snapkv import SnapKV
 from policies.specification import (
     AllocatorEntry,
-    Entry,
     ScorerEntry,
-    Specification,
     Value,
     parse,
+    sizes_itself,
     split_method,
 )
 from policies.streaming_llm import StreamingLLM
@@ -76,6 +87,14 @@ METHODS: Mapping[str, ScorerEntry] = {
             cost="one more forward pass over the context, in chunks, and one of random tokens",
         ),
         ScorerEntry(
+            builder=ExpectedAttention, line="what queries like the past ones are expected to attend to",
+            cost="moments of the queries, one pass over the keys, O(G N D D)",
+        ),
+        ScorerEntry(
+            builder=GVote, line="what guessed future queries vote for; sizes the cache itself",
+            cost="the attention of the guesses, O(G samples N D)",
+        ),
+        ScorerEntry(
             builder=Oracle, line="what the future will attend to (hindsight, an upper bound)",
             cost="the future itself",
         ),
@@ -87,7 +106,12 @@ ALLOCATORS: Mapping[str, AllocatorEntry] = {
     entry.name: entry
     for entry in (
         AllocatorEntry(
-            builder=Uniform, line="the same number of tokens in every head", cost="nothing"
+            builder=Uniform, line="the same number of tokens in every head",
+            needs="nothing", cost="nothing",
+        ),
+        AllocatorEntry(
+            builder=Pyramid, line="layers on a falling line, the lowest most",
+            needs="nothing", cost="nothing",
         ),
         AllocatorEntry(
             builder=Ada, line="the heads of a layer compete, each with a safeguard",
@@ -98,6 +122,14 @@ ALLOCATORS: Mapping[str, AllocatorEntry] = {
             needs="scores that compare across layers", cost="one selection, O(L H N)",
         ),
         AllocatorEntry(
+            builder=WindowKVSplit, line="groups of layers on a falling line, the lowest most",
+            needs="nothing", cost="nothing",
+        ),
+        AllocatorEntry(
+            builder=Own, line="what the scorer asks for itself, whatever the budget",
+            needs="a scorer that sizes the cache itself", cost="nothing",
+        ),
+        AllocatorEntry(
             builder=Evolved, line="what a search or cost curves chose (kvp-evolve)",
             needs="a budget file", cost="nothing per prompt; the search before it",
             file_option="file",
@@ -106,33 +138,58 @@ ALLOCATORS: Mapping[str, AllocatorEntry] = {
 }  # fmt: skip
 """Roster of allocators: name -> entry."""
 
-T = TypeVar("T")
+
+def every_method() -> dict[str, ScorerEntry]:
+    """Built-in scorers and those of plugins; UsageError names a package that cannot be used."""
+    check_shadows(SCORERS, METHODS)
+    found = {name: plugin_scorer(name) for name in plugin_names(SCORERS)}
+    return {**METHODS, **{name: entry for name, entry in found.items() if entry is not None}}
+
+
+def every_allocator() -> dict[str, AllocatorEntry]:
+    """Built-in allocators and those of plugins; raises as `every_method`."""
+    check_shadows(PLUGIN_ALLOCATORS, ALLOCATORS)
+    found = {name: plugin_allocator(name) for name in plugin_names(PLUGIN_ALLOCATORS)}
+    return {**ALLOCATORS, **{name: entry for name, entry in found.items() if entry is not None}}
 
 
 def make_scorer(spec: str, **options: Value) -> Scorer:
     """Build a scorer from a specification; keyword `options` override those in it.
 
     Raises UsageError, in one line, on an unknown method, preset or option, or a value that is not
-    allowed.
+    allowed, and on a plugin that cannot be used.
     """
     asked = parse(spec, "method")
-    return _entry(asked, METHODS, "method").build(asked.argument, {**asked.options, **options})
+    entry = METHODS.get(asked.name) or plugin_scorer(asked.name)
+    if entry is None:
+        raise _unknown("method", asked.name, METHODS, SCORERS)
+    return entry.build(asked.argument, {**asked.options, **options})
 
 
 def make_allocator(spec: str) -> Allocator:
     """Build an allocator from a specification; raises as `make_scorer`, PolicyError on a file."""
     asked = parse(spec, "allocator")
-    return _entry(asked, ALLOCATORS, "allocator").build(asked.argument, asked.options)
+    entry = ALLOCATORS.get(asked.name) or plugin_allocator(asked.name)
+    if entry is None:
+        raise _unknown("allocator", asked.name, ALLOCATORS, PLUGIN_ALLOCATORS)
+    return entry.build(asked.argument, asked.options)
 
 
 def make_method(spec: str) -> tuple[Scorer, Allocator]:
-    """Build both sides of `SCORER[+ALLOCATOR]`, uniform without the second; raises as these."""
-    scorer, allocator = split_method(spec)
-    return make_scorer(scorer), make_allocator("uniform" if allocator is None else allocator)
+    """Build both sides of `SCORER[+ALLOCATOR]`, uniform without the second; raises as these.
+
+    UsageError, too, when the scorer is to say how many tokens it needs and does not.
+    """
+    left, right = split_method(spec)
+    scorer, allocator = make_scorer(left), make_allocator("uniform" if right is None else right)
+    if sizes_itself(allocator) and not isinstance(scorer, SelfSizing):
+        raise UsageError(
+            f"{spec}: {scorer.name} does not say how many tokens it needs; choose an allocator "
+            f"other than {allocator.name}"
+        )
+    return scorer, allocator
 
 
-def _entry(asked: Specification, roster: Mapping[str, Entry[T]], kind: str) -> Entry[T]:
-    entry = roster.get(asked.name)
-    if entry is None:
-        raise UsageError(f"unknown {kind} {asked.name!r}: choose from {', '.join(roster)}")
-    return entry
+def _unknown(kind: str, name: str, roster: Iterable[str], group: str) -> UsageError:
+    known = dict.fromkeys((*roster, *plugin_names(group)))
+    return UsageError(f"unknown {kind} {name!r}: choose from {', '.join(known)}")

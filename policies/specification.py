@@ -113,7 +113,7 @@ class ScorerEntry(Entry[Scorer]):
 class AllocatorEntry(Entry[Allocator]):
     """One allocator of the roster."""
 
-    needs: str = "scores that compare within a head"
+    needs: str
     """What it reads, in words."""
 
     @property

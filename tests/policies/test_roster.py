@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from operator import itemgetter
 
 import pytest
 import torch
@@ -24,6 +25,8 @@ SPECS = [
     "h2o", "h2o:kvpress", "h2o(normalize=visible)",
     "kvzip", "kvzip:kvpress", "kvzip:paper", "kvzip(plus=true)",
     "contrastkv", "contrastkv:paper", "contrastkv(beta=0.05)",
+    "expected_attention", "expected_attention:kvpress", "expected_attention(covariance=false)",
+    "gvote", "gvote:paper", "gvote(p_nuc=0.5)", "gvote(space=query)",
     "oracle",
 ]  # fmt: skip
 
@@ -40,15 +43,24 @@ def _supply(view: View, scorer: Scorer) -> View:
         view,
         queries=queries if needs.queries else None,
         future=view.future if needs.future else None,
+        rope=view.rope if needs.rope else None,
+        hidden=view.hidden if needs.hidden_after is not None else None,
+        replay=view.replay if needs.replay is not None else None,
+        noise=view.noise if needs.noise is not None else None,
+        text=view.text if needs.text else None,
     )
 
 
-def _rows(view: View, rows: slice) -> View:
+def _mapped(view: View, change: Callable[[Tensor], Tensor]) -> View:
+    """The view with every tensor of a batch changed, statistics of hidden states included."""
     tensors = {
-        item.name: getattr(view, item.name)[rows]
+        item.name: change(getattr(view, item.name))
         for item in fields(view)
         if isinstance(getattr(view, item.name), Tensor)
     }
+    if view.hidden is not None:
+        mean, variance = change(view.hidden.mean), change(view.hidden.variance)
+        tensors["hidden"] = replace(view.hidden, mean=mean, variance=variance)
     return replace(view, **tensors)
 
 
@@ -82,7 +94,7 @@ def test_rows_of_a_batch_do_not_touch_each_other(make_view: MakeView, spec: str)
     view = _supply(make_view(tokens=40, batch=3), scorer)
     together = scorer.score(view)
     for row in range(3):
-        alone = scorer.score(_rows(view, slice(row, row + 1)))
+        alone = scorer.score(_mapped(view, itemgetter(slice(row, row + 1))))
         torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-5, atol=1e-6)
 
 
@@ -114,12 +126,11 @@ def test_low_precision_inputs_are_scored_in_float32(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_scores_on_a_gpu_are_those_of_the_cpu(make_view: MakeView, spec: str) -> None:
     scorer, view = make_scorer(spec), make_view(tokens=40)
-    tensors = {
-        item.name: getattr(view, item.name).cuda()
-        for item in fields(view)
-        if isinstance(getattr(view, item.name), Tensor)
-    }
-    scores = scorer.score(replace(view, **tensors))
+    moved = _mapped(view, Tensor.cuda)
+    assert moved.hidden is not None
+    project = moved.hidden.project
+    hidden = replace(moved.hidden, project=lambda states: project(states.cpu()).cuda())
+    scores = scorer.score(replace(moved, hidden=hidden))
     assert scores.is_cuda
     torch.testing.assert_close(scores.cpu(), scorer.score(view), rtol=1e-4, atol=1e-5)
 

@@ -1,0 +1,39 @@
+"""Counts per layer, the same in all KV heads of a layer: what `pyramid` and `windowkv` share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvp.allocation import Request, apportion
+
+ROUNDINGS = ("exact", "faithful")
+"""`exact` meets the budget, `faithful` gives the published integers."""
+
+
+def exact_counts(shares: Tensor, request: Request) -> Tensor:
+    """Tokens in proportion to `shares` ([L] float64): [L, H] int64, sum `request.total`.
+
+    What does not fit between `request.floor` and N goes to the other layers, in proportion.
+    """
+    layers, _, tokens = request.scores.shape
+    total = layers * request.budget
+    return every_head(apportion(shares, total, least=request.floor, most=tokens), request)
+
+
+def published_counts(counts: Tensor, request: Request) -> Tensor:
+    """Integers of somebody else's ([L] int64) within `request.floor` and N: [L, H] int64."""
+    return every_head(counts.clamp(request.floor, request.scores.shape[-1]), request)
+
+
+def every_head(counts: Tensor, request: Request) -> Tensor:
+    """The count of a layer in each of its heads: [L] int64 -> [L, H] int64."""
+    return counts[:, None].expand(request.scores.shape[:2]).contiguous()
+
+
+def line(first: float, last: float, points: int) -> Tensor:
+    """Equally spaced numbers from `first` to `last`: [points] float64; their mean for one point."""
+    if points == 1:
+        return torch.tensor([(first + last) / 2], dtype=torch.float64)
+    steps = torch.arange(points, dtype=torch.float64)
+    return first - steps * ((first - last) / (points - 1))

@@ -1,0 +1,89 @@
+"""PyramidKV (arXiv 2406.02069): budgets fall linearly from the lowest layer to the highest.
+
+Formula, C tokens per head on average, w of them a window that every layer has (its most recent
+tokens), B = C - w, cache of N: the highest layer gets low = B / beta, the lowest high = 2 B - low,
+at most N - w (then low = 2 B - high); layers between lie on the line; w more for each. All heads of
+a layer alike. Exact sum by largest remainders; what the protected tokens or N take away is shared
+by the other layers. Defaults beta 20, w 8. The published method scores as SnapKV: `snapkv+pyramid`.
+
+`rounding=faithful` gives KVCache-Factory's integers: low = B // beta, steps (high - low) // (L - 1)
+from the lowest layer upwards, and C everywhere when N < 2 B. Rounded steps leave the higher layers
+more than the line: a mean of 133.5 for C = 128 and of 526 for 512 (32 layers), which breaks equal
+budgets. Preset `kvpress` (0.5.5): the window (64) inside the line, high = 2 C - C / beta at most
+N - 64, each layer rounded by itself, halves to even; C everywhere where the top would have fewer
+than 64. Cost: nothing per token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvp.allocation import Request
+from policies.allocators.by_layer import (
+    ROUNDINGS,
+    exact_counts,
+    line,
+    published_counts,
+)
+from policies.options import Presets, Split, check_choice, check_integer, check_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pyramid(Split):
+    """Give low layers more."""
+
+    beta: float = 20.0
+    """Budget of the highest layer: the average divided by this."""
+    window: int = 8
+    """Tokens of every layer outside the pyramid (`rounding=kvpress`: fewest of a layer)."""
+    rounding: str = "exact"
+    """`exact` meets the budget; `faithful` and `kvpress` give the integers of these codes."""
+
+    method: ClassVar[str] = "pyramid"
+    presets: ClassVar[Presets] = {"kvpress": {"window": 64, "rounding": "kvpress"}}
+
+    def __post_init__(self) -> None:
+        """Raise UsageError on a pyramid upside down, a negative window or an unknown rounding."""
+        check_number(self.method, "beta", self.beta, least=1)
+        check_integer(self.method, "window", self.window, least=0)
+        check_choice(self.method, "rounding", self.rounding, (*ROUNDINGS, "kvpress"))
+
+    def allocate(self, request: Request) -> Tensor:
+        """Falling counts: [L, H] int64, sum `request.total`; published roundings miss it."""
+        if self.rounding == "kvpress":
+            return published_counts(self._kvpress(request), request)
+        if self.rounding == "faithful":
+            return published_counts(self._faithful(request), request)
+        layers, _, tokens = request.scores.shape
+        window = min(self.window, request.budget)
+        base = request.budget - window
+        high = min(2 * base - base / self.beta, tokens - window)
+        return exact_counts(window + line(high, 2 * base - high, layers), request)
+
+    def _faithful(self, request: Request) -> Tensor:
+        layers, _, tokens = request.scores.shape
+        window = min(self.window, request.budget)
+        base = request.budget - window
+        if tokens < 2 * base or layers == 1:
+            return torch.full((layers,), request.budget)
+        low = int(base // self.beta)
+        high = 2 * base - low
+        if high >= tokens - window:
+            high = tokens - window
+            low = 2 * base - high
+        return window + high - torch.arange(layers) * ((high - low) // (layers - 1))
+
+    def _kvpress(self, request: Request) -> Tensor:
+        layers, _, tokens = request.scores.shape
+        low = request.budget / self.beta
+        high = 2 * request.budget - low
+        if high >= tokens - self.window:
+            high = tokens - self.window
+            low = 2 * request.budget - high
+        if layers == 1 or not tokens >= high >= low >= self.window:
+            return torch.full((layers,), request.budget)
+        return line(high, low, layers).round().long()

@@ -1,0 +1,67 @@
+"""WindowKV's budgets (arXiv 2503.17922): they fall from one group of layers to the next.
+
+Formula, C tokens per head on average, groups of gamma layers: the highest group gets top tokens per
+layer and head, the lowest 2 C - top, groups between lie on the line; all layers of a group and all
+their heads alike, but for one token where the exact sum asks for it. Paper and code differ:
+
+- `rule=code` (default): top = C gamma / lambda (never more than C), so that larger groups have more
+  even budgets, as its appendix says;
+- `rule=paper`: top = C / lambda, whatever gamma.
+
+Defaults: lambda 14; groups as the scorer `windowkv` has them (7 of 28 layers, 8 of 32, the last one
+shorter where they do not divide). `rounding=faithful` gives the code's integers, top rounded down
+and steps rounded down: 768, 598, 428, 258 for C = 512 and 4 groups of 7, a mean of 513. The code
+adds its observation window to these numbers; here it counts inside. Cost: nothing per token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvp.allocation import Request
+from kvp.scoring import AUTO_SHARE, layers_per_group
+from policies.allocators.by_layer import ROUNDINGS, exact_counts, line, published_counts
+from policies.options import AUTO, Split, check_choice, check_integer, check_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowKVSplit(Split):
+    """Give low groups of layers more."""
+
+    rule: str = "code"
+    """`code` (the group size matters) or `paper` (it does not)."""
+    divisor: float = 14.0
+    """Lambda: what the budget is divided by to get the smallest."""
+    group: int | str = AUTO
+    """Gamma: layers per group, or `auto`."""
+    rounding: str = "exact"
+    """`exact` meets the budget, `faithful` gives the code's integers."""
+
+    method: ClassVar[str] = "windowkv"
+
+    def __post_init__(self) -> None:
+        """Raise UsageError on an empty group, a divisor below 1 or an unknown rule or rounding."""
+        check_choice(self.method, "rule", self.rule, ("code", "paper"))
+        check_number(self.method, "divisor", self.divisor, least=1)
+        check_integer(self.method, "group", self.group, least=1, auto=True)
+        check_choice(self.method, "rounding", self.rounding, ROUNDINGS)
+
+    def allocate(self, request: Request) -> Tensor:
+        """Falling counts: [L, H] int64, sum `request.total`; `faithful` misses it."""
+        layers, budget = request.scores.shape[0], request.budget
+        gamma = self.group if isinstance(self.group, int) else layers_per_group(layers, AUTO_SHARE)
+        groups = -(-layers // gamma)
+        of_layer = torch.arange(layers) // gamma
+        top = budget * (gamma if self.rule == "code" else 1) / self.divisor
+        top = min(top, float(budget))
+        if groups == 1:
+            top = float(budget)
+        if self.rounding == "exact":
+            return exact_counts(line(2 * budget - top, top, groups)[of_layer], request)
+        bottom = 2 * budget - int(top)
+        step = (bottom - int(top)) // max(groups - 1, 1)
+        return published_counts(bottom - of_layer * step, request)
