@@ -18,17 +18,16 @@ from torch import Tensor
 
 from kvp.allocation import Request, apportion
 from policies.budget_files import BudgetFile, BudgetPoint, check_budget_geometry, load_budgets
-from policies.options import Presets, check_choice
+from policies.options import Split, check_choice
 
 ROUNDINGS = ("exact", "faithful")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evolved:
+class Evolved(Split):
     """Counts of a budget file; all KV heads of a layer alike unless the file has its own."""
 
     method: ClassVar[str] = "evolved"
-    presets: ClassVar[Presets] = {}
 
     file: str
     """Budget file, or the folder that `kvp-evolve` wrote."""
