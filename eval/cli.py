@@ -11,7 +11,7 @@ from kvp.cli import main as run_program
 DESCRIPTION = (
     "Measure KV-cache eviction: model + policies + methods + tasks + budgets -> a results folder. "
     "One prefill of a prompt serves every method and budget. Interrupted runs resume, finished "
-    "ones can be extended. `kvp-eval --list` prints the methods."
+    "ones can be extended. `kvp-eval --list` prints methods and allocators."
 )
 
 
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run kvp-eval; returns the exit code (0, 2 on a user's error, 130 on Ctrl-C)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments == ["--list"]:
-        from eval.methods import print_methods
+        from eval.listing import print_methods
 
         print_methods()
         return 0

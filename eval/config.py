@@ -23,6 +23,8 @@ IDENTITY_FIELDS = (
     "split",
     "essays",
     "chat",
+    "text",
+    "continuation",
     "seed",
     "dtype",
     "sinks",
@@ -36,6 +38,7 @@ _LEAST = {
     "prompts": 1,
     "length": 1,
     "rows": 1,
+    "continuation": 1,
     "bootstrap": 1,
     "curve_sequences": 1,
     "max_new_tokens": 1,
@@ -60,10 +63,13 @@ class EvalConfig:
     """Policy directories for `kvp`: `DIR` or `label=DIR`, comma separated. A folder that holds
     policy directories stands for all of them."""
     methods: str = "full,kvp,random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,oracle"
-    """Methods, comma separated, each `name`, `name:preset` or `name(option=value)`; `kvp-eval
-    --list` prints them."""
+    """Methods, comma separated, each SCORER or SCORER+ALLOCATOR, both as `name`, `name:preset` or
+    `name(option=value)`; `kvp-eval --list` prints them."""
+    allocators: str = "uniform"
+    """Allocators, comma separated, for every method that names none."""
     tasks: str = "ruler"
-    """RULER task names, `ruler` for all of them, `chat` for dialogue perplexity."""
+    """RULER task names, `ruler` for all of them, `chat` for dialogue perplexity, `text` for the
+    perplexity of running text (`--text`)."""
     budgets: str = "6%,9%,12.5%,19%,25%,37.5%,50%"
     """Tokens kept per KV head, protected ones included; `%` is of the tokens in the cache."""
     protocols: str = "query_aware,query_agnostic"
@@ -77,13 +83,18 @@ class EvalConfig:
     prompts: int = 100
     """Prompts per task."""
     length: int = 512
-    """Most prompt tokens, chat template and answer prefix included; the answer comes on top."""
+    """Most prompt tokens, chat template and answer prefix included; the answer comes on top, but
+    for the task `text`, whose context and continuation have this many together."""
     split: Literal["train", "validation", "test"] = "test"
     """Which split of keys, values and haystack text (or dialogues) prompts come from."""
     essays: str | None = None
     """Text file or folder for the essay haystack instead of the built-in prose."""
     chat: str | None = None
     """JSONL of dialogues for the chat task instead of the built-in ones."""
+    text: str | None = None
+    """Text file, folder of text files or JSONL with a `text` column, for the task `text`."""
+    continuation: int = 128
+    """Tokens of running text whose likelihood the task `text` measures."""
     max_new_tokens: int | None = None
     """Most tokens to generate, instead of each task's own number."""
     seed: int = 0
@@ -111,7 +122,7 @@ class EvalConfig:
             value = getattr(self, flag)
             if value is not None and value < least:
                 raise ValueError(f"--{flag} must be at least {least}, got {value}")
-        for flag in ("methods", "tasks", "budgets", "protocols"):
+        for flag in ("methods", "allocators", "tasks", "budgets", "protocols"):
             if not split_list(getattr(self, flag)):
                 raise ValueError(f"--{flag} is empty")
         for protocol in self.protocol_list:
@@ -129,6 +140,11 @@ class EvalConfig:
     def method_list(self) -> tuple[str, ...]:
         """Method specs in order, without repeats."""
         return split_list(self.methods)
+
+    @property
+    def allocator_list(self) -> tuple[str, ...]:
+        """Allocator specs in order, without repeats."""
+        return split_list(self.allocators)
 
     @property
     def task_list(self) -> tuple[str, ...]:

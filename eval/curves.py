@@ -1,43 +1,42 @@
-"""Cost of every budget on held-out traces: how much future attention each method's ranking loses.
+"""What budgets cost on held-out traces: attention lost by each head, kept by the whole model.
 
 No generation: queries, keys and values come from a trace store, importance from
-`kvp.ops.future_attention`, scores from the same scorers that evict. Per head and protocol, averaged
-over sequences; curves.jsonl is the whole output (`docs/formats.md`).
+`kvp.ops.future_attention`, scores from the same scorers that evict. Rankings are judged head by
+head (curves.jsonl), budgets split over heads by what all heads keep together (kept.jsonl);
+`docs/formats.md` describes both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from eval.cells import PROTECTIONS, Cell, plan, protection_of
 from eval.config import EvalConfig
-from eval.methods import Method, method_fields, protection_of
+from eval.kept import KeptShare, kept_row, kept_share
+from eval.methods import Method, method_fields, rankings
 from eval.rows import Row
-from eval.selection import rank_layers, score_layers
-from kvp.errors import StoreError
+from eval.selection import Ranked, Scored, score_budgets
+from eval.traces import boundary, held_out, trace_views, traceable
 from kvp.geometry import Geometry
+from kvp.hf.modules import rope_of
 from kvp.ops.future_attention import future_attention
+from kvp.ranking import Protection
 from kvp.reward import cost_curve, ideal_cost, random_cost
-from kvp.scoring import ALL_QUERIES, Needs, View
-from kvp.store import SequenceRecord, Trace, TraceReader
+from kvp.rope import Rope
+from kvp.scoring import View
+from kvp.store import Trace, TraceReader
 
 GRID_STEPS = 64
 """A curve has one point per 1/64 of the cache, both ends included."""
 
-CURVE_KEY = (
-    "model",
-    "method",
-    "variant",
-    "protected",
-    "policy",
-    "protocol",
-    "layer",
-    "head",
-)
+_METHOD_KEY = ("model", "method", "variant", "allocator", "protected", "policy", "protocol")
+CURVE_KEY = (*_METHOD_KEY, "layer", "head")
+KEPT_KEY = (*_METHOD_KEY, "budget_spec")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,127 +51,181 @@ class Measured:
     """[L, H] float64, 1 = ideal, 0 = random; NaN where all tokens matter alike."""
 
 
-def open_traces(path: str, geometry: Geometry) -> TraceReader:
-    """The store of `--curves`; StoreError unless it can give curves for this geometry."""
-    reader = TraceReader(Path(path))
-    if reader.geometry != geometry:
-        raise StoreError(f"--curves {path} holds traces of {reader.geometry}, not of {geometry}")
-    if not reader.plan.store_queries:
-        raise StoreError(f"--curves {path} holds no queries; collect traces with them")
-    held_out(reader)
-    return reader
+@dataclass(frozen=True, kw_only=True)
+class TraceRows:
+    """Everything measured on the held-out traces of a store."""
+
+    curves: tuple[Row, ...]
+    """Rows of curves.jsonl."""
+    kept: tuple[Row, ...]
+    """Rows of kept.jsonl."""
 
 
-def curve_rows(config: EvalConfig, methods: Sequence[Method], reader: TraceReader) -> Iterator[Row]:
-    """Rows of curves.jsonl from the held-out sequences of a store."""
-    geometry = reader.geometry
+@dataclass(frozen=True, kw_only=True)
+class _Sums:
+    """What is collected sequence by sequence."""
+
+    curves: dict[tuple[Method, bool, str], list[Measured]] = field(default_factory=dict)
+    kept: dict[tuple[Cell, str], list[KeptShare]] = field(default_factory=dict)
+
+
+@torch.inference_mode()
+def measure_traces(
+    config: EvalConfig,
+    methods: Sequence[Method],
+    reader: TraceReader,
+    model: PreTrainedModel | None = None,
+) -> TraceRows:
+    """Rows from the held-out sequences of a store.
+
+    `model` gives its rotary embedding to methods that read it. Methods that need more are left out
+    (`eval.traces.untraceable`).
+    """
+    methods = [method for method in methods if traceable(method)]
+    sums = _Sums()
     records = held_out(reader)[: config.curve_sequences]
-    flags = {"both": (True, False), "on": (True,), "off": (False,)}[config.protection]
-    sums: dict[tuple[Method, bool, str], list[Measured]] = {}
+    cells = {
+        protocol: _cells(config, methods, [boundary(record, protocol) for record in records])
+        for protocol in config.protocol_list
+    }
     for record in records:
         trace = reader.trace(record.index)
         for protocol in config.protocol_list:
             cut = boundary(record, protocol)
-            if not 2 <= cut < record.length:
-                continue
-            for method, protected, measured in trace_curves(config, trace, cut, methods, flags):
-                sums.setdefault((method, protected, protocol), []).append(measured)
-    for (method, protected, protocol), parts in sums.items():
-        cost = torch.stack([part.cost for part in parts]).mean(0)
-        area = torch.stack([part.area for part in parts]).mean(0)
-        skill = torch.stack([part.skill for part in parts]).nanmean(0).nan_to_num(0.0)
-        for layer in range(geometry.layers):
-            for head in range(geometry.kv_heads):
-                yield {
-                    "model": config.model,
-                    **method_fields(method),
-                    "protected": protected,
-                    "protocol": protocol,
-                    "layer": layer,
-                    "head": head,
-                    "budgets": [step / GRID_STEPS for step in range(GRID_STEPS + 1)],
-                    "cost": cost[layer, head].tolist(),
-                    "skill": float(skill[layer, head]),
-                    "area": float(area[layer, head]),
-                    "sequences": len(parts),
-                }
-
-
-def held_out(reader: TraceReader) -> tuple[SequenceRecord, ...]:
-    """Sequences no policy was trained on: the test split, or validation where there is none."""
-    for split in ("test", "validation"):
-        records = reader.records(split)
-        if records:
-            return records
-    raise StoreError(f"--curves {reader.path} has no test and no validation sequences")
-
-
-def boundary(record: SequenceRecord, protocol: str) -> int:
-    """Cached tokens at compression, as in `eval.tasks.Prompt.boundary`."""
-    if protocol == "query_aware":
-        return record.prompt_length - 1
-    return min(record.context_length, record.prompt_length - 1)
-
-
-@torch.inference_mode()
-def trace_curves(
-    config: EvalConfig, trace: Trace, cut: int, methods: Iterable[Method], flags: Sequence[bool]
-) -> Iterator[tuple[Method, bool, Measured]]:
-    """Every method, with and without protection, on one sequence compressed at `cut` tokens."""
-    assert trace.queries is not None, "open_traces refuses stores without queries"
-    queries, keys, values = (
-        part.to(config.device) for part in (trace.queries, trace.keys, trace.values)
+            if 2 <= cut < record.length:
+                prompt = TracedPrompt(trace, cut, config.device, model)
+                for method in rankings(methods):
+                    own = [c for c in cells[protocol] if c.method.ranking == method.ranking]
+                    _measure(config, prompt, method, own, protocol, sums)
+    return TraceRows(
+        curves=tuple(
+            row
+            for (method, protected, protocol), parts in sums.curves.items()
+            for row in _curve_rows(config, reader.geometry, method, protected, protocol, parts)
+        ),
+        kept=tuple(
+            kept_row(config, cell, protocol, parts) for (cell, protocol), parts in sums.kept.items()
+        ),
     )
-    importance = future_attention(queries, keys, cut=cut)
-    budgets = sorted({max(1, round(step * cut / GRID_STEPS)) for step in range(1, GRID_STEPS + 1)})
-    for method in methods:
-        if method.scorer is None:
-            continue
-        needs = method.scorer.needs
 
-        def views_at(budget: int, needs: Needs = needs) -> Iterator[View]:
-            return trace_views(queries, keys, values, importance, cut, needs, budget)
 
-        scored = score_layers(method.scorer, views_at, budgets)
-        for protected in flags:
-            protection = protection_of(config, protected=protected)
-            lost = torch.zeros(*importance.shape[:-1], cut + 1, dtype=torch.float64)
-            done = -1
-            for scores, served in scored:
-                ranking = rank_layers(scores, protection)
-                curve = cost_curve(importance.cpu().double(), ranking)
-                last = cut if served[-1] == budgets[-1] else served[-1]
+class TracedPrompt:
+    """One sequence compressed at `cut` tokens."""
+
+    def __init__(
+        self, trace: Trace, cut: int, device: str = "cpu", model: PreTrainedModel | None = None
+    ) -> None:
+        """Compute what its tokens are worth."""
+        assert trace.queries is not None, "open_traces refuses stores without queries"
+        self.cut = cut
+        self._parts = tuple(part.to(device) for part in (trace.queries, trace.keys, trace.values))
+        on_device = future_attention(self._parts[0], self._parts[1], cut=cut)
+        self._future = on_device
+        self.importance = on_device.cpu().double()
+        """[L, H, cut] float64, future attention of every token."""
+        self._model = model
+        self._rope: Rope | None = None
+
+    def scored(self, method: Method, budgets: Sequence[int]) -> list[Scored]:
+        """What a method says at the budgets."""
+        scorer = method.scorer
+        assert scorer is not None, "the full cache has no scores"
+        if scorer.needs.rope and self._rope is None:
+            assert self._model is not None, "methods that read RoPE are measured beside a model"
+            self._rope = rope_of(self._model, self.cut)
+        queries, keys, values = self._parts
+
+        def views_at(budget: int) -> Iterator[View]:
+            return trace_views(
+                queries, keys, values, self._future, self.cut, scorer.needs, budget, self._rope
+            )
+
+        return score_budgets(scorer, views_at, budgets)
+
+    def curve(self, scored: Sequence[Scored], protection: Protection) -> Measured:
+        """Cost of every budget by the rankings of the grid's budgets."""
+        lost = torch.zeros(*self.importance.shape[:-1], self.cut + 1, dtype=torch.float64)
+        grid = set(grid_budgets(self.cut))
+        done = -1
+        for part in scored:
+            served = [budget for budget in part.budgets if budget in grid]
+            if served:
+                curve = cost_curve(self.importance, Ranked(part, protection).ranking)
+                last = self.cut if served[-1] == self.cut else served[-1]
                 lost[..., done + 1 : last + 1] = curve[..., done + 1 : last + 1]
                 done = last
-            yield method, protected, measure(lost, importance.cpu().double())
+        return measure(lost, self.importance)
 
 
-def trace_views(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    importance: Tensor,
-    cut: int,
-    needs: Needs,
-    budget: int,
-) -> Iterator[View]:
-    """Views of a trace's first `cut` tokens, layer by layer, with what a method needs.
+def grid_budgets(tokens: int) -> list[int]:
+    """Budgets at which methods that look at them are asked, ascending; the last is `tokens`."""
+    steps = range(1, GRID_STEPS + 1)
+    return sorted({max(1, round(step * tokens / GRID_STEPS)) for step in steps})
 
-    queries [L, H, G, T, D], keys and values [L, H, T, D], importance [L, H, cut].
-    """
-    window = cut if needs.queries == ALL_QUERIES else min(needs.queries, cut)
-    positions = torch.arange(cut, device=keys.device)[None]
-    for layer in range(keys.shape[0]):
-        recent = queries[layer, :, :, cut - window : cut].flatten(0, 1)[None]
-        yield View(
-            layer=layer,
-            keys=keys[None, layer, :, :cut],
-            values=values[None, layer, :, :cut],
-            positions=positions,
-            budget=budget,
-            queries=recent if window else None,
-            future=importance[None, layer] if needs.future else None,
-        )
+
+def _cells(config: EvalConfig, methods: Sequence[Method], cuts: Sequence[int]) -> list[Cell]:
+    """What kept.jsonl has a row for: all but budgets below the protected tokens."""
+    cells, _ = plan(
+        methods,
+        config.budget_list,
+        protection="off" if config.protection == "off" else "both",
+        protected_tokens=protection_of(config, protected=True).tokens,
+        shortest=min(cuts),
+    )
+    return [cell for cell in cells if cell.protected in PROTECTIONS[config.protection]]
+
+
+def _measure(
+    config: EvalConfig,
+    prompt: TracedPrompt,
+    method: Method,
+    cells: Sequence[Cell],
+    protocol: str,
+    sums: _Sums,
+) -> None:
+    """Judge one scorer on one sequence: its rankings, and what all its allocators keep."""
+    sizes = {cell: min(cell.tokens(prompt.cut), prompt.cut) for cell in cells}
+    scored = prompt.scored(method, sorted({*grid_budgets(prompt.cut), *sizes.values()}))
+    for protected in PROTECTIONS[config.protection]:
+        protection = protection_of(config, protected=protected)
+        measured = prompt.curve(scored, protection)
+        sums.curves.setdefault((method, protected, protocol), []).append(measured)
+        for part in scored:
+            ranked = Ranked(part, protection)
+            for cell in cells:
+                if cell.protected is protected and sizes[cell] in part.budgets:
+                    counts = ranked.counts(cell.method.rule, sizes[cell])
+                    share = kept_share(prompt.importance, ranked.ranking, counts)
+                    sums.kept.setdefault((cell, protocol), []).append(share)
+
+
+def _curve_rows(
+    config: EvalConfig,
+    geometry: Geometry,
+    method: Method,
+    protected: bool,
+    protocol: str,
+    parts: Sequence[Measured],
+) -> Iterator[Row]:
+    """Means over sequences, head by head."""
+    cost = torch.stack([part.cost for part in parts]).mean(0)
+    area = torch.stack([part.area for part in parts]).mean(0)
+    skill = torch.stack([part.skill for part in parts]).nanmean(0).nan_to_num(0.0)
+    for layer in range(geometry.layers):
+        for head in range(geometry.kv_heads):
+            yield {
+                "model": config.model,
+                **method_fields(method),
+                "protected": protected,
+                "protocol": protocol,
+                "layer": layer,
+                "head": head,
+                "budgets": [step / GRID_STEPS for step in range(GRID_STEPS + 1)],
+                "cost": cost[layer, head].tolist(),
+                "skill": float(skill[layer, head]),
+                "area": float(area[layer, head]),
+                "sequences": len(parts),
+            }
 
 
 def measure(lost: Tensor, importance: Tensor) -> Measured:

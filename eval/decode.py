@@ -1,8 +1,9 @@
 """Many cache rows of one prompt, run as one batch: greedy answers and forced replies.
 
-Every row is the same prompt with other tokens evicted; `EvictingCache.select` gathers them from one
-prefill. Rows leave the batch when they end, and equal rows run once. Greedy decoding only, without
-the penalties a model's generation config may ask for; row by row the tokens are those of
+Every row is the same prompt with other tokens evicted, in each head its own number of them;
+`EvictingCache.select` gathers them from one prefill. Rows leave the batch when they end, and equal
+rows run once. Greedy decoding only, without the penalties a model's generation config may ask for;
+row by row the tokens are those of
 `model.generate(do_sample=False)` on the same cache.
 """
 
@@ -10,21 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kvp.allocation import EMPTY_SLOT
 from kvp.hf import EvictingCache
 
 ResultT = TypeVar("ResultT")
 
-EMPTY_SLOT = -1
 MOST_LOGITS = 2**26
 """Most logits of one teacher-forced batch (256 MiB in float32)."""
-WIDTH_RATIO = 3.0
-"""Rows share a batch while the widest holds at most this many times the narrowest's tokens."""
+SIZE_RATIO = 3.0
+"""Rows share a batch while the largest holds at most this many times the smallest's tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +48,31 @@ class Kept:
     """The tokens one row keeps."""
 
     indices: Tensor
-    """[L, H, S] int64, ascending per head."""
+    """[L, H, S] int64, ascending per head, -1 after a head's last one."""
 
     @property
-    def tokens(self) -> int:
-        """S, tokens kept per head."""
+    def width(self) -> int:
+        """S, tokens of the largest head."""
         return self.indices.shape[-1]
+
+    @property
+    def counts(self) -> Tensor:
+        """Tokens kept: [L, H] int64."""
+        return (self.indices != EMPTY_SLOT).sum(-1)
+
+    @property
+    def tokens(self) -> float:
+        """Tokens kept per head, the mean over all heads of the model."""
+        return float(self.counts.double().mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Generic[ResultT]):
+    """What one row gave."""
+
+    result: ResultT
+    nbytes: int
+    """Bytes of the row's keys and values right after the eviction."""
 
 
 def all_kept(prefix: Prefix) -> Kept:
@@ -71,15 +91,14 @@ def greedy(
     *,
     max_new_tokens: int,
     batch_rows: int,
-) -> list[list[int]]:
+) -> list[Outcome[list[int]]]:
     """Greedy continuation of every row, the ending token included where one was reached.
 
     `feed` [F] int64 are the prompt tokens after the eviction, F >= 1.
     """
     ends = torch.tensor(end_tokens(model), device=model.device, dtype=torch.long)
 
-    def run(batch: Sequence[Kept]) -> list[list[int]]:
-        cache = gather(prefix, batch)
+    def run(cache: EvictingCache, batch: Sequence[Kept]) -> list[list[int]]:
         answers: list[list[int]] = [[] for _ in batch]
         alive = list(range(len(batch)))
         tokens = feed.to(model.device).expand(len(batch), -1)
@@ -99,7 +118,7 @@ def greedy(
                 cache.batch_select_indices(going.nonzero()[:, 0])
         return answers
 
-    return _in_batches(rows, run, batch_rows)
+    return _in_batches(prefix, rows, run, batch_rows)
 
 
 @torch.inference_mode()
@@ -111,7 +130,7 @@ def forced(
     reply: Tensor,
     *,
     batch_rows: int,
-) -> list[float]:
+) -> list[Outcome[float]]:
     """Negative log-likelihood of a given reply, summed over its tokens, for every row.
 
     `feed` [F] int64 are the prompt tokens after the eviction, F >= 1; `reply` [R] int64, R >= 1.
@@ -121,8 +140,7 @@ def forced(
     vocabulary = model.config.get_text_config().vocab_size
     limit = max(1, min(batch_rows, MOST_LOGITS // (len(reply) * vocabulary)))
 
-    def run(batch: Sequence[Kept]) -> list[float]:
-        cache = gather(prefix, batch)
+    def run(cache: EvictingCache, batch: Sequence[Kept]) -> list[float]:
         fed = tokens.expand(len(batch), -1)
         logits = forward(model, fed, cache, prefix.tokens, keep=len(reply))
         log_probs = logits.float().log_softmax(-1)
@@ -130,18 +148,19 @@ def forced(
         totals: list[float] = (-chosen.double().sum(-1)).tolist()
         return totals
 
-    return _in_batches(rows, run, limit)
+    return _in_batches(prefix, rows, run, limit)
 
 
 def gather(prefix: Prefix, batch: Sequence[Kept]) -> EvictingCache:
-    """One cache with a row per `Kept`; narrower rows are filled up with empty slots."""
-    width = max(row.tokens for row in batch)
+    """One cache with a row per `Kept`; heads that keep fewer tokens are filled with empty slots."""
+    width = max(row.width for row in batch)
     layers, heads, _ = batch[0].indices.shape
     slots = torch.full((len(batch), layers, heads, width), EMPTY_SLOT)
     for row, kept in enumerate(batch):
-        slots[row, :, :, : kept.tokens] = kept.indices
+        slots[row, :, :, : kept.width] = kept.indices
+    widest = torch.stack([kept.counts for kept in batch]).amax(dim=(0, 2)).tolist()
     slots = slots.to(prefix.keys[0].device)
-    indices = [slots[:, layer] for layer in range(layers)]
+    indices = [slots[:, layer, :, : widest[layer]] for layer in range(layers)]
     return EvictingCache.select(prefix.keys, prefix.values, indices, seen=prefix.tokens)
 
 
@@ -170,9 +189,12 @@ def forward(
 
 
 def _in_batches(
-    rows: Sequence[Kept], run: Callable[[Sequence[Kept]], list[ResultT]], limit: int
-) -> list[ResultT]:
-    """Run distinct rows in batches of similar width; results in the order of `rows`."""
+    prefix: Prefix,
+    rows: Sequence[Kept],
+    run: Callable[[EvictingCache, Sequence[Kept]], list[ResultT]],
+    limit: int,
+) -> list[Outcome[ResultT]]:
+    """Run distinct rows in batches of similar size; outcomes in the order of `rows`."""
     known: dict[bytes, int] = {}
     distinct: list[Kept] = []
     places: list[int] = []
@@ -182,20 +204,24 @@ def _in_batches(
             known[content] = len(distinct)
             distinct.append(row)
         places.append(known[content])
-    results: dict[int, ResultT] = {}
+    outcomes: dict[int, Outcome[ResultT]] = {}
     for batch in _batches(distinct, limit):
-        answers = run([distinct[place] for place in batch])
-        results.update(zip(batch, answers, strict=True))
-    return [results[place] for place in places]
+        chosen = [distinct[place] for place in batch]
+        cache = gather(prefix, chosen)
+        held = cache.row_nbytes
+        for place, nbytes, result in zip(batch, held, run(cache, chosen), strict=True):
+            outcomes[place] = Outcome(result=result, nbytes=nbytes)
+    return [outcomes[place] for place in places]
 
 
 def _batches(rows: Sequence[Kept], limit: int) -> Iterator[list[int]]:
-    """Places of rows, narrow ones first, cut where a batch is full or gets too wide."""
-    order = sorted(range(len(rows)), key=lambda place: rows[place].tokens)
+    """Places of rows, small ones first, cut where a batch is full or its rows too unlike."""
+    sizes = [row.tokens for row in rows]
+    order = sorted(range(len(rows)), key=lambda place: sizes[place])
     batch: list[int] = []
     for place in order:
-        too_wide = bool(batch) and rows[place].tokens > WIDTH_RATIO * rows[batch[0]].tokens
-        if len(batch) == limit or too_wide:
+        too_large = bool(batch) and sizes[place] > SIZE_RATIO * sizes[batch[0]]
+        if len(batch) == limit or too_large:
             yield batch
             batch = []
         batch.append(place)

@@ -17,12 +17,14 @@ from kvp.errors import ResultsError
 from kvp.manifest import atomic_write_json, digest_json, read_json, run_manifest
 
 FORMAT = "kvp-results"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2 added `allocator` (1 knew `uniform` alone), `cache_bytes` in rows, kept.jsonl."""
 
 MANIFEST = "manifest.json"
 ROWS = "rows.jsonl"
 TIMING = "timing.jsonl"
 CURVES = "curves.jsonl"
+KEPT = "kept.jsonl"
 TOKENS = "tokens.json"
 
 
@@ -52,7 +54,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ResultsError(f"{folder / MANIFEST} describes no results; choose another --out")
     if manifest.get("format_version") != FORMAT_VERSION:
-        raise ResultsError(f"--out {folder} has another format version; choose another --out")
+        raise ResultsError(
+            f"--out {folder} has format_version {manifest.get('format_version')!r}, this kvp-eval "
+            f"writes {FORMAT_VERSION}; choose another --out"
+        )
     if digest_json(manifest.get("identity")) != manifest.get("identity_digest"):
         raise ResultsError(f"{folder / MANIFEST} is damaged; choose another --out")
     return manifest
@@ -73,8 +78,8 @@ def _refuse_others(
     for label, digest in policies.items():
         if known.get(label, digest) != digest:
             raise ResultsError(
-                f"--out {config.out} holds results of another policy called {label!r}; "
-                "use label=DIR or choose another --out"
+                f"--out {config.out} holds results of another policy or budget file called "
+                f"{label!r}; use label=DIR or choose another --out"
             )
 
 

@@ -1,32 +1,29 @@
-"""Which methods a run compares: the roster's scorers, the learned policies, and the full cache.
+"""Which methods a run compares: scorers, each with an allocator, and the full cache.
 
-A `Method` is one line of a results table before protection is chosen; `Cell` adds protection and a
-budget, and stands for one row per prompt and protocol.
+A `Method` is one line of a results table before protection and budget are chosen (`eval.cells`).
+Scorers are the roster's or learned policies; an allocator splits the budget over the heads.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from eval.config import EvalConfig
-from eval.rows import method_label
-from kvp.budgets import Budget
+from eval.rows import UNIFORM, method_label
+from kvp.allocation import Allocator
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry
 from kvp.manifest import sha256_file
-from kvp.ranking import UNPROTECTED, Protection
-from kvp.scoring import Scorer
-from policies import load_policy, make_scorer
+from kvp.scoring import Scorer, SelfSizing
+from policies import load_policy, make_allocator, make_scorer, sizes_itself, split_method
+from policies.allocators.evolved import Evolved
+from policies.budget_files import budget_path
 from policies.learned import LearnedScorer
 from policies.policy_files import INDEX, check_geometry
-from policies.roster import METHODS
 
 FULL = "full"
 LEARNED = "kvp"
@@ -40,45 +37,77 @@ class Method:
     """Roster name, `kvp` or `full`."""
     variant: str = "auto"
     """Preset or options of a roster method, `auto` for its defaults."""
+    allocator: str = UNIFORM
+    """Full name of the rule that splits the budget over the heads."""
+    own: bool = False
+    """Whether that rule decides by itself how many tokens to keep, whatever the budget."""
     policy: str | None = None
     """Label of the policy directory of `kvp`."""
     policy_seed: int | None = None
     """Training seed of the policy, where its manifest tells."""
     scorer: Scorer | None = field(default=None, compare=False)
     """What ranks the tokens; None for the full cache."""
+    rule: Allocator | None = field(default=None, compare=False)
+    """What splits the budget; None: equally."""
 
     @property
     def label(self) -> str:
-        """How the method is called where one word must do: `snapkv:kvpress`, `kvp/seed0`."""
+        """How the method is called where one word must do: `snapkv:kvpress`, `kvp/seed0+ada`."""
         policy = "" if self.policy is None else f"/{self.policy}"
-        return f"{method_label(self.name, self.variant)}{policy}"
+        rule = method_label("", "auto", self.allocator)
+        return f"{method_label(self.name, self.variant)}{policy}{rule}"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One row to be: a method with or without protection, at one budget."""
-
-    method: Method
-    protected: bool
-    budget: Budget | None
-    """None for the full cache."""
+    @property
+    def ranking(self) -> tuple[str, str, str | None]:
+        """What methods that differ in their allocator alone have in common."""
+        return self.name, self.variant, self.policy
 
 
 def build_methods(config: EvalConfig) -> tuple[Method, ...]:
     """Methods of a run, in the order asked for; two spellings of one method count once.
 
-    Raises UsageError on an unknown method or on `kvp` without policies, PolicyError on a damaged
-    policy.
+    Raises UsageError on an unknown method or allocator, on `kvp` without policies and on a method
+    that cannot size the cache itself and is asked to, PolicyError on a damaged policy.
     """
     methods: list[Method] = []
     for spec in config.method_list:
-        if spec == FULL:
+        scorer, rule = split_method(spec)
+        if scorer == FULL:
+            if rule is not None:
+                raise UsageError(f"--methods {spec}: the full cache has no allocator")
             methods.append(Method(name=FULL))
-        elif spec == LEARNED:
-            methods += learned_methods(config.policy_list)
-        else:
-            methods.append(roster_method(spec, config.seed))
+            continue
+        rules = config.allocator_list if rule is None else (rule,)
+        for ranked in _rankings(scorer, config):
+            methods += [allocated(ranked, each) for each in rules]
     return tuple(dict.fromkeys(methods))
+
+
+def _rankings(spec: str, config: EvalConfig) -> list[Method]:
+    """Methods of a scorer, without allocator: several for `kvp`, one for others."""
+    if spec == LEARNED:
+        return learned_methods(config.policy_list)
+    try:
+        return [roster_method(spec, config.seed)]
+    except UsageError as error:
+        more = f", {LEARNED}, {FULL}" if str(error).startswith("unknown method") else ""
+        raise UsageError(f"--methods: {error}{more}") from None
+
+
+def allocated(method: Method, spec: str) -> Method:
+    """The method with an allocator; UsageError where the two do not go together."""
+    try:
+        rule = make_allocator(spec)
+    except UsageError as error:
+        raise UsageError(f"--methods, --allocators: {error}") from None
+    own = sizes_itself(rule)
+    if own and not isinstance(method.scorer, SelfSizing):
+        raise UsageError(
+            f"{method.label}+{spec}: {method.label} does not say how many tokens it needs; "
+            "use another allocator"
+        )
+    plain = rule.name == UNIFORM
+    return replace(method, allocator=rule.name, own=own, rule=None if plain else rule)
 
 
 def roster_method(spec: str, seed: int) -> Method:
@@ -104,16 +133,25 @@ def learned_methods(arguments: Sequence[str]) -> list[Method]:
 
 
 def check_methods(methods: Sequence[Method], geometry: Geometry) -> None:
-    """Raise PolicyError where a policy was trained for another geometry than the model's."""
+    """Raise PolicyError where a policy or budget file is of another geometry than the model's."""
     for method in methods:
         if isinstance(method.scorer, LearnedScorer):
             check_geometry(method.scorer, geometry)
+        if isinstance(method.rule, Evolved):
+            method.rule.check(layers=geometry.layers, kv_heads=geometry.kv_heads)
 
 
-def policy_digests(arguments: Sequence[str]) -> dict[str, str]:
-    """Digest of every policy by label; `policy.json` holds the checksums of all its other files."""
-    folders = policy_folders(arguments)
-    return {label: sha256_file(folder / INDEX) for label, folder in folders.items()}
+def file_digests(config: EvalConfig, methods: Sequence[Method]) -> dict[str, str]:
+    """Digests of the files methods come from: policies by label, budget files by allocator.
+
+    `policy.json` holds the checksums of all other files of a policy.
+    """
+    folders = policy_folders(config.policy_list)
+    digests = {label: sha256_file(folder / INDEX) for label, folder in folders.items()}
+    for method in methods:
+        if isinstance(method.rule, Evolved):
+            digests[method.allocator] = sha256_file(budget_path(method.rule.file))
+    return digests
 
 
 def policy_folders(arguments: Sequence[str]) -> dict[str, Path]:
@@ -139,47 +177,10 @@ def policy_folders(arguments: Sequence[str]) -> dict[str, Path]:
     return folders
 
 
-def plan(
-    methods: Sequence[Method],
-    budgets: Sequence[Budget],
-    *,
-    protection: str,
-    protected_tokens: int,
-    shortest: int,
-) -> tuple[list[Cell], list[str]]:
-    """Cells of one protocol, and a note for each one left out.
-
-    A budget that is below the protected tokens for a cache of `shortest` tokens is left out with
-    protection (`both`) or refused (`on`, UsageError).
-    """
-    cells: list[Cell] = []
-    notes: list[str] = []
-    small = {budget for budget in budgets if budget.tokens(shortest) < protected_tokens}
-    for budget in sorted(small, key=budgets.index):
-        text = (
-            f"--budgets {budget} is {budget.tokens(shortest)} of {shortest} tokens, below the "
-            f"{protected_tokens} protected ones"
-        )
-        if protection == "on":
-            raise UsageError(f"{text}; raise it, or use --protection off, or fewer --recents")
-        if protection == "both":
-            notes.append(f"{text}: run without protection only")
-    for method in methods:
-        if method.scorer is None:
-            cells.append(Cell(method=method, protected=False, budget=None))
-            continue
-        for budget in budgets:
-            for protected in {"both": (True, False), "on": (True,), "off": (False,)}[protection]:
-                if not (protected and budget in small):
-                    cells.append(Cell(method=method, protected=protected, budget=budget))
-    return cells, notes
-
-
-def protection_of(config: EvalConfig, *, protected: bool) -> Protection:
-    """Protection that a cell asks for."""
-    if not protected:
-        return UNPROTECTED
-    return Protection(sinks=config.sinks, recents=config.recents)
+def rankings(methods: Iterable[Method]) -> list[Method]:
+    """One method per scorer, with equally many tokens in every head; the full cache left out."""
+    first = {method.ranking: method for method in methods if method.scorer is not None}
+    return [replace(method, allocator=UNIFORM, own=False, rule=None) for method in first.values()]
 
 
 def method_fields(method: Method) -> dict[str, Any]:
@@ -187,17 +188,7 @@ def method_fields(method: Method) -> dict[str, Any]:
     return {
         "method": method.name,
         "variant": method.variant,
+        "allocator": method.allocator,
         "policy": method.policy,
         "policy_seed": method.policy_seed,
     }
-
-
-def print_methods() -> None:
-    """Print the roster: method, whether it reads attention, what it needs, what it does."""
-    table = Table("method", "presets", "attention-free", "reads", "keeps", box=None)
-    table.add_row(FULL, "", "", "nothing", "everything: the unmodified cache")
-    table.add_row(LEARNED, "", "yes", "keys, values, positions", "what --policies DIR learned")
-    for entry in METHODS.values():
-        free = "yes" if entry.attention_free else "no"
-        table.add_row(entry.name, ", ".join(entry.presets), free, entry.needs, entry.line)
-    Console().print(table)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from eval.cells import Cell, protection_of
 from eval.config import EvalConfig
-from eval.decode import Kept, Prefix, all_kept, forced, greedy
-from eval.methods import Cell, Method, method_fields, protection_of
+from eval.decode import Kept, Outcome, Prefix, all_kept, forced, greedy
+from eval.methods import Method, method_fields
 from eval.rows import Row
-from eval.selection import ViewsAt, kept_indices, rank_layers, score_layers
+from eval.selection import Ranked, ViewsAt, score_budgets
 from eval.tasks import Prompt
-from kvp.hf import Observation, observe, views
+from kvp.hf import Observation, Supply, observe, views
 from kvp.ops.future_attention import future_attention
 from kvp.scoring import Needs
 
@@ -37,50 +39,81 @@ class Prefilled:
     prefix: Prefix
     feed: Tensor
     """[F] int64, prompt tokens after the boundary."""
+    supply: Supply
+    """What methods ask beyond keys, values and queries; made once, shared by all of them."""
 
     def views_at(self, needs: Needs, future: list[Tensor] | None) -> ViewsAt:
         """Views of all layers for a budget to come, with what a method needs."""
-        return lambda budget: views(self.observation, needs, budget, future)
+        return lambda budget: views(self.observation, needs, budget, future, self.supply)
 
 
-def prefill(bench: Bench, prompt: Prompt, protocol: str) -> Prefilled:
-    """Run the prefix of a prompt once, with every query recorded."""
+def prefill(
+    bench: Bench, prompt: Prompt, protocol: str, methods: Iterable[Method] = ()
+) -> Prefilled:
+    """Run the prefix of a prompt once, with every query recorded and what the methods ask of it."""
     ids = prompt.ids.to(bench.model.device)
     boundary = prompt.boundary(protocol)
-    observation = observe(bench.model, ids[None, :boundary], last_logits=True)
-    prefix = Prefix(keys=tuple(observation.keys), values=tuple(observation.values))
-    return Prefilled(observation=observation, prefix=prefix, feed=ids[boundary:])
+    observation = observe(
+        bench.model,
+        ids[None, :boundary],
+        last_logits=True,
+        hidden_after=hidden_after(method.scorer.needs for method in methods if method.scorer),
+    )
+    return Prefilled(
+        observation=observation,
+        prefix=Prefix(keys=tuple(observation.keys), values=tuple(observation.values)),
+        feed=ids[boundary:],
+        supply=supply_of(bench, observation, ids[None, :boundary]),
+    )
+
+
+def hidden_after(needs: Iterable[Needs]) -> tuple[int, ...]:
+    """The numbers of left-out tokens for which hidden states are to be summed up."""
+    asked = {need.hidden_after for need in needs}
+    return tuple(sorted(after for after in asked if after is not None))
+
+
+def supply_of(bench: Bench, observation: Observation, ids: Tensor) -> Supply:
+    """The extras of an observed prefix [1, N]."""
+    return Supply(
+        bench.model, ids, observation.keys, observation.values,
+        hidden=observation.hidden, tokenizer=bench.tokenizer,
+    )  # fmt: skip
 
 
 def evaluate(bench: Bench, prompt: Prompt, protocol: str, cells: Sequence[Cell]) -> list[Row]:
     """Rows of one prompt for the cells asked for."""
-    start = prefill(bench, prompt, protocol)
+    start = prefill(bench, prompt, protocol, [cell.method for cell in cells])
     future = None
     if any(cell.method.scorer and cell.method.scorer.needs.future for cell in cells):
         future = hindsight(bench, prompt, start)
-    chosen = [(cell, kept) for cell, kept in keep(bench.config, start, cells, future)]
+    chosen = list(keep(bench.config, start, cells, future))
     caches = [kept for _, kept in chosen]
-    rows = [
-        _row(bench.config, prompt, protocol, cell, kept, start.prefix.tokens)
-        for cell, kept in chosen
-    ]
+    outcomes: list[tuple[int, dict[str, Any]]] = []
     if prompt.forced:
         losses = forced(
             bench.model, start.prefix, caches, start.feed, prompt.reply,
             batch_rows=bench.config.rows,
         )  # fmt: skip
-        for row, loss in zip(rows, losses, strict=True):
-            row.update(nll=loss, reply_tokens=len(prompt.reply))
-        return rows
-    for row, answer in zip(rows, answers(bench, prompt, start, caches), strict=True):
-        text = str(bench.tokenizer.decode(answer, skip_special_tokens=True))
-        row.update(prediction=text, score=prompt.score(text))
-    return rows
+        for loss in losses:
+            outcomes.append((loss.nbytes, {"nll": loss.result, "reply_tokens": len(prompt.reply)}))
+    else:
+        for answer in answers(bench, prompt, start, caches):
+            text = str(bench.tokenizer.decode(answer.result, skip_special_tokens=True))
+            outcomes.append((answer.nbytes, {"prediction": text, "score": prompt.score(text)}))
+    return [
+        {
+            **_row(bench.config, prompt, protocol, cell, kept, start.prefix.tokens),
+            "cache_bytes": nbytes,
+            **fields,
+        }
+        for (cell, kept), (nbytes, fields) in zip(chosen, outcomes, strict=True)
+    ]
 
 
 def answers(
     bench: Bench, prompt: Prompt, start: Prefilled, caches: Sequence[Kept]
-) -> list[list[int]]:
+) -> list[Outcome[list[int]]]:
     """Greedy answers of every cache row, as token ids."""
     return greedy(
         bench.model, start.prefix, caches, start.feed,
@@ -100,7 +133,7 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefilled) -> list[Tensor]:
         reply = prompt.reply
     else:
         (answer,) = answers(bench, prompt, start, [all_kept(start.prefix)])
-        reply = torch.tensor(answer)
+        reply = torch.tensor(answer.result)
     fed = torch.cat([start.feed, reply.to(start.feed.device)])
     after = observe(bench.model, fed[None], cache=start.observation.cache, last_logits=True)
     result = []
@@ -117,32 +150,30 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefilled) -> list[Tensor]:
 def keep(
     config: EvalConfig, start: Prefilled, cells: Sequence[Cell], future: list[Tensor] | None
 ) -> Iterator[tuple[Cell, Kept]]:
-    """The tokens that every cell keeps, method by method."""
+    """The tokens that every cell keeps, scorer by scorer."""
     tokens = start.prefix.tokens
     everything = all_kept(start.prefix)
-    by_method: dict[Method, list[Cell]] = {}
+    by_ranking: dict[tuple[str, str, str | None], list[Cell]] = {}
     for cell in cells:
-        by_method.setdefault(cell.method, []).append(cell)
-    for method, own in by_method.items():
-        sizes = {cell: cell.budget.tokens(tokens) if cell.budget else tokens for cell in own}
-        yield from ((cell, everything) for cell in own if sizes[cell] >= tokens)
-        evicting = [cell for cell in own if sizes[cell] < tokens]
-        if not evicting or method.scorer is None:
-            continue
-        budgets = sorted({sizes[cell] for cell in evicting})
-        for scores, served in score_layers(
-            method.scorer, start.views_at(method.scorer.needs, future), budgets
-        ):
+        if cell.method.own or cell.tokens(tokens) < tokens:
+            by_ranking.setdefault(cell.method.ranking, []).append(cell)
+        else:
+            yield cell, everything
+    for own in by_ranking.values():
+        scorer = own[0].method.scorer
+        assert scorer is not None, "the full cache keeps everything"
+        budgets = sorted({cell.tokens(tokens) for cell in own})
+        for scored in score_budgets(scorer, start.views_at(scorer.needs, future), budgets):
             for protected in (True, False):
                 matching = [
-                    cell for cell in evicting
-                    if cell.protected is protected and sizes[cell] in served
+                    cell for cell in own
+                    if cell.protected is protected and cell.tokens(tokens) in scored.budgets
                 ]  # fmt: skip
                 if not matching:
                     continue
-                ranking = rank_layers(scores, protection_of(config, protected=protected))
+                ranked = Ranked(scored, protection_of(config, protected=protected))
                 for cell in matching:
-                    yield cell, Kept(indices=kept_indices(ranking, sizes[cell]))
+                    yield cell, Kept(indices=ranked.kept(cell.method.rule, cell.tokens(tokens)))
 
 
 def identify(config: EvalConfig, prompt: Prompt, protocol: str, cell: Cell) -> Row:
@@ -155,7 +186,7 @@ def identify(config: EvalConfig, prompt: Prompt, protocol: str, cell: Cell) -> R
         "task": prompt.task,
         "split": config.split,
         "length": config.length,
-        "budget_spec": None if cell.budget is None else str(cell.budget),
+        "budget_spec": cell.spec,
         "example": prompt.sample.id,
         "seed": config.seed,
     }
@@ -170,7 +201,7 @@ def _row(
         "budget": None if cell.budget is None else cell.budget.tokens(tokens),
         "prompt_tokens": prompt.encoded.prompt_length,
         "cached_tokens": tokens,
-        "kept_tokens": kept.tokens,
+        "kept_tokens": int(kept.tokens) if kept.tokens.is_integer() else kept.tokens,
         "cache_bytes": None,
         "prediction": None,
         "references": list(prompt.sample.references),

@@ -22,6 +22,7 @@ KEY_FIELDS = (
     "model",
     "method",
     "variant",
+    "allocator",
     "protected",
     "policy",
     "protocol",
@@ -31,17 +32,24 @@ KEY_FIELDS = (
 )
 """What makes a row one of a kind."""
 
+UNIFORM = "uniform"
+"""Allocator of a method that keeps equally many tokens in every head."""
+
+OWN = "own"
+"""`budget_spec` of a row whose method decided itself how many tokens to keep."""
+
 
 def key_of(row: Mapping[str, Any]) -> Key:
     """Values of `KEY_FIELDS`; raises KeyError on a row that lacks one."""
     return tuple(row[field] for field in KEY_FIELDS)
 
 
-def method_label(name: str, variant: str) -> str:
-    """Method and preset in one word: `snapkv`, `snapkv:kvpress`, `snapkv(window=16)`."""
+def method_label(name: str, variant: str, allocator: str = UNIFORM) -> str:
+    """Method, preset and allocator in one word: `snapkv`, `snapkv(window=16)`, `snapkv+ada`."""
+    rule = "" if allocator == UNIFORM else f"+{allocator}"
     if variant == "auto":
-        return name
-    return f"{name}({variant})" if "=" in variant else f"{name}:{variant}"
+        return f"{name}{rule}"
+    return f"{name}({variant}){rule}" if "=" in variant else f"{name}:{variant}{rule}"
 
 
 class RowFile:

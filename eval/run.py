@@ -14,24 +14,18 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from eval.cells import Cell, plan, protection_of
 from eval.config import EvalConfig
-from eval.curves import CURVE_KEY, curve_rows, open_traces
-from eval.folder import CURVES, ROWS, TIMING, TOKENS, open_folder, write_manifest
+from eval.curves import CURVE_KEY, KEPT_KEY, measure_traces
+from eval.folder import CURVES, KEPT, ROWS, TIMING, TOKENS, open_folder, write_manifest
 from eval.headline import print_headline
-from eval.methods import (
-    Cell,
-    Method,
-    build_methods,
-    check_methods,
-    plan,
-    policy_digests,
-    protection_of,
-)
+from eval.methods import Method, build_methods, check_methods, file_digests
 from eval.prompts import Bench, evaluate, identify
 from eval.rows import RowFile, key_of, merge_rows, read_rows
-from eval.tasks import Prompt, load_all, task_names
+from eval.tasks import Prompt, load_all, protocols_of, task_names
 from eval.timing import TIMING_KEY, timing_rows
 from eval.tokens import token_ranks
+from eval.traces import open_traces, untraceable
 from kvp.hf import geometry_of, load_model
 from kvp.manifest import atomic_write_json
 
@@ -44,7 +38,7 @@ def run(config: EvalConfig) -> None:
     console = Console(stderr=True)
     task_names(config.task_list)
     methods = build_methods(config)
-    digests = policy_digests(config.policy_list)
+    digests = file_digests(config, methods)
     earlier = open_folder(config, digests)
     torch.manual_seed(config.seed)
     model, tokenizer = load_model(
@@ -54,9 +48,10 @@ def run(config: EvalConfig) -> None:
     check_methods(methods, geometry)
     traces = open_traces(config.curves, geometry) if config.curves else None
     bench = Bench(config=config, model=model, tokenizer=tokenizer)
-    prompts, unfit = load_all(config, tokenizer)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    prompts, unfit = load_all(config, tokenizer, positions)
     cells, small = _plan(config, methods, prompts)
-    notes = [*unfit, *small]
+    notes = [*unfit, *small, *(untraceable(methods) if traces else ())]
     for note in notes:
         console.print(f"note: {note}", soft_wrap=True, highlight=False)
     write_manifest(config, earlier, digests, notes)
@@ -64,16 +59,18 @@ def run(config: EvalConfig) -> None:
     folder = Path(config.out)
     _evaluate_all(bench, console, RowFile(folder / ROWS), prompts, cells)
     generated = [prompt for prompt in prompts if not prompt.forced] or prompts
+    protocol = protocols_of(config, generated[0].task)[0]
     if config.timing_prompts:
-        protocol = config.protocol_list[0]
         timed = generated[: config.timing_prompts]
         own = _timed_cells(cells[timed[0].task, protocol])
         rows = timing_rows(bench, timed, protocol, own)
         merge_rows(folder / TIMING, rows, TIMING_KEY)
     if traces:
-        merge_rows(folder / CURVES, curve_rows(config, methods, traces), CURVE_KEY)
+        measured = measure_traces(config, methods, traces, model)
+        merge_rows(folder / CURVES, measured.curves, CURVE_KEY)
+        merge_rows(folder / KEPT, measured.kept, KEPT_KEY)
     if config.tokens:
-        content = token_ranks(bench, generated[0], config.protocol_list[0], methods)
+        content = token_ranks(bench, generated[0], protocol, methods)
         atomic_write_json(folder / TOKENS, content)
     print_headline(
         Console(), read_rows(folder / ROWS), resamples=config.bootstrap, seed=config.seed
@@ -89,7 +86,7 @@ def _plan(
     cells: Cells = {}
     notes: list[str] = []
     for task in dict.fromkeys(prompt.task for prompt in prompts):
-        for protocol in config.protocol_list:
+        for protocol in protocols_of(config, task):
             own = [prompt.boundary(protocol) for prompt in prompts if prompt.task == task]
             cells[task, protocol], said = plan(
                 methods,
@@ -114,18 +111,17 @@ def _evaluate_all(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=console) as progress:
-        protocols = bench.config.protocol_list
-        bar = progress.add_task("prompts", total=len(prompts) * len(protocols))
-        for prompt in prompts:
-            for protocol in protocols:
-                progress.update(bar, description=f"{prompt.task} {protocol}")
-                missing = [
-                    cell for cell in cells[prompt.task, protocol]
-                    if key_of(identify(bench.config, prompt, protocol, cell)) not in file.keys
-                ]  # fmt: skip
-                if missing:
-                    file.append(evaluate(bench, prompt, protocol, missing))
-                progress.advance(bar)
+        work = [(p, name) for p in prompts for name in protocols_of(bench.config, p.task)]
+        bar = progress.add_task("prompts", total=len(work))
+        for prompt, protocol in work:
+            progress.update(bar, description=f"{prompt.task} {protocol}")
+            missing = [
+                cell for cell in cells[prompt.task, protocol]
+                if key_of(identify(bench.config, prompt, protocol, cell)) not in file.keys
+            ]  # fmt: skip
+            if missing:
+                file.append(evaluate(bench, prompt, protocol, missing))
+            progress.advance(bar)
 
 
 def _timed_cells(cells: Sequence[Cell]) -> list[Cell]:

@@ -2,19 +2,28 @@
 
 Most methods rank tokens without looking at the budget; those are scored once per prompt. Whether a
 method looks is observed, not declared: the view it gets remembers whether its budget was read.
+Scores serve every allocator, and a ranking under one protection every allocator and budget.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kvp.allocation import (
+    Allocator,
+    Request,
+    allocated_counts,
+    protected_scores,
+    ranked_tokens,
+)
 from kvp.ranking import Protection, rank_tokens
-from kvp.scoring import Scorer, View
+from kvp.scoring import Scorer, SelfSizing, View, score_layers
 
 ViewsAt = Callable[[int], Iterable[View]]
 """Budget -> views of all layers, in order."""
@@ -36,29 +45,65 @@ class WatchedView(View):
         return object.__getattribute__(self, name)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """What a scorer says about one prompt."""
+
+    scores: Tensor
+    """[L, H, N] float32, on the CPU."""
+    budgets: tuple[int, ...]
+    """Budgets the scores are for, in tokens per KV head."""
+    sizes: Tensor | None
+    """[L, H] int64, the scorer's own sizes where it has them."""
+
+
 @torch.inference_mode()
-def score_layers(
-    scorer: Scorer, views_at: ViewsAt, budgets: Sequence[int]
-) -> list[tuple[Tensor, tuple[int, ...]]]:
-    """Scores [L, H, N] float32 of one prompt, with the budgets they are for.
+def score_budgets(scorer: Scorer, views_at: ViewsAt, budgets: Sequence[int]) -> list[Scored]:
+    """Scores of one prompt for every budget.
 
     One entry that serves all budgets where the method never reads the budget, else one per budget.
     """
-    results: list[tuple[Tensor, tuple[int, ...]]] = []
+    results: list[Scored] = []
     for budget in budgets:
         views = [WatchedView.of(view) for view in views_at(budget)]
-        scores = torch.cat([scorer.score(view) for view in views])
+        scores = torch.cat([layer.cpu() for layer in score_layers(scorer, views)])
+        sizes = scorer.sizes(scores) if isinstance(scorer, SelfSizing) else None
         if not any(view.budget_was_read for view in views):
-            return [(scores, tuple(budgets))]
-        results.append((scores, (budget,)))
+            return [Scored(scores=scores, budgets=tuple(budgets), sizes=sizes)]
+        results.append(Scored(scores=scores, budgets=(budget,), sizes=sizes))
     return results
 
 
-def rank_layers(scores: Tensor, protection: Protection) -> Tensor:
-    """Rankings [L, H, N] int64 on the CPU, most important token first."""
-    return rank_tokens(scores, protection).cpu()
+class Ranked:
+    """The ranking of one prompt's tokens under one protection, and what is kept by it."""
 
+    def __init__(self, scored: Scored, protection: Protection) -> None:
+        """Rank every head's tokens."""
+        self.ranking = rank_tokens(scored.scores, protection)
+        """[L, H, N] int64 token indices, most important first."""
+        self._scored = scored
+        self._protection = protection
 
-def kept_indices(ranking: Tensor, budget: int) -> Tensor:
-    """Tokens kept at a budget, ascending: [L, H, N] -> [L, H, min(budget, N)] int64."""
-    return ranking[..., :budget].sort(dim=-1).values
+    @cached_property
+    def _raised(self) -> Tensor:
+        return protected_scores(self._scored.scores, self._protection)
+
+    def counts(self, rule: Allocator | None, budget: int) -> Tensor:
+        """Tokens per layer and KV head at a budget: [L, H] int64; no rule gives all the same.
+
+        Raises UsageError on counts that cannot be kept.
+        """
+        layers, heads, tokens = self.ranking.shape
+        if rule is None:
+            return torch.full((layers, heads), min(budget, tokens))
+        request = Request(
+            scores=self._raised,
+            budget=min(budget, tokens),
+            floor=max(1, min(self._protection.tokens, tokens)),
+            sizes=self._scored.sizes,
+        )
+        return allocated_counts(rule, request)
+
+    def kept(self, rule: Allocator | None, budget: int) -> Tensor:
+        """Tokens that stay: [L, H, largest count] int64, ascending, -1 after a head's last one."""
+        return ranked_tokens(self.ranking, self.counts(rule, budget))

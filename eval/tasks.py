@@ -13,6 +13,7 @@ from torch import tensor as as_tensor
 from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
+from eval.texts import TEXT, text_prompts
 from kvp.data import ruler, sources
 from kvp.data.encode import Encoded, encode
 from kvp.data.sample import Sample
@@ -34,7 +35,7 @@ class Prompt:
     @property
     def forced(self) -> bool:
         """Whether the reply is given (perplexity) rather than generated."""
-        return self.task == CHAT
+        return self.task in (CHAT, TEXT)
 
     def boundary(self, protocol: str) -> int:
         """N, the tokens in the cache when it is compressed.
@@ -63,7 +64,7 @@ class Prompt:
 
 def task_names(names: Sequence[str]) -> tuple[str, ...]:
     """Task names with `ruler` expanded; raises UsageError on an unknown one."""
-    known = (*ruler.TASKS, CHAT)
+    known = (*ruler.TASKS, CHAT, TEXT)
     chosen: list[str] = []
     for name in names:
         if name == RULER:
@@ -75,29 +76,51 @@ def task_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chosen))
 
 
+def protocols_of(config: EvalConfig, task: str) -> tuple[str, ...]:
+    """Protocols a task runs under; for running text both are the same and one of them stands."""
+    return ("query_agnostic",) if task == TEXT else config.protocol_list
+
+
 def load_all(
-    config: EvalConfig, tokenizer: PreTrainedTokenizerBase
+    config: EvalConfig, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
 ) -> tuple[list[Prompt], list[str]]:
     """Prompts of all tasks, and a note on each task of `ruler` that does not fit into `--length`.
 
-    Raises UsageError where a task that was named does not fit, or none does.
+    `positions` is how many tokens the model can hold, which bounds running text. Raises UsageError
+    where a task that was named does not fit, or none does.
     """
     prompts: list[Prompt] = []
     notes: list[str] = []
+    if config.text is not None and TEXT not in config.task_list:
+        raise UsageError("--text is what the task text reads: give --tasks text, too")
     for task in task_names(config.task_list):
         try:
-            prompts += load_prompts(config, task, tokenizer)
+            prompts += load_prompts(config, task, tokenizer, positions)
         except UsageError as error:
             if task in config.task_list or not str(error).startswith("--length"):
                 raise
             notes.append(f"{error}: {task} is left out")
+    if TEXT in task_names(config.task_list):
+        notes.append(
+            "text: nothing is asked, so both protocols are the same; run as query_agnostic"
+        )
     if not prompts:
         raise UsageError("; ".join(notes))
     return prompts, notes
 
 
-def load_prompts(config: EvalConfig, task: str, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+def load_prompts(
+    config: EvalConfig,
+    task: str,
+    tokenizer: PreTrainedTokenizerBase,
+    positions: int | None = None,
+) -> list[Prompt]:
     """The first `--prompts` samples of a task, encoded; a longer run begins with the same ones."""
+    if task == TEXT:
+        return [
+            Prompt(task=task, sample=sample, encoded=encoded)
+            for sample, encoded in text_prompts(config, tokenizer, positions)
+        ]
     chat = task == CHAT
     samples = sources.samples(
         (config.chat or CHAT) if chat else RULER,

@@ -15,18 +15,22 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from eval.decode import forward
-from eval.methods import Cell, method_fields, protection_of
-from eval.prompts import Bench, hindsight, prefill
+from eval.cells import Cell, protection_of
+from eval.decode import Kept, Prefix, all_kept, forward, gather
+from eval.methods import method_fields
+from eval.prompts import Bench, hidden_after, hindsight, prefill, supply_of
 from eval.rows import Row
+from eval.selection import Ranked, score_budgets
 from eval.tasks import Prompt
 from kvp.hf import EvictingCache, Observation, observe, views
-from kvp.ranking import keep_tokens
+from kvp.scoring import Needs
 
 DECODED_TOKENS = 8
 """Decode steps timed per row; their median is reported."""
 
-TIMING_KEY = ("model", "method", "variant", "protected", "policy", "protocol", "budget_spec")
+TIMING_KEY = (
+    "model", "method", "variant", "allocator", "protected", "policy", "protocol", "budget_spec",
+)  # fmt: skip
 
 Measures = dict[str, float]
 
@@ -50,7 +54,7 @@ def timing_rows(
             **method_fields(cell.method),
             "protected": cell.protected,
             "protocol": protocol,
-            "budget_spec": None if cell.budget is None else str(cell.budget),
+            "budget_spec": cell.spec,
             "budget": None if cell.budget is None else cell.budget.tokens(middle),
             "prompts": len(prompts),
             **{
@@ -68,59 +72,53 @@ def _time_prompt(
 ) -> list[Measures]:
     ids = prompt.ids.to(bench.model.device)
     boundary = prompt.boundary(protocol)
-    feed = ids[boundary:]
-    observations: dict[int, tuple[Observation, float]] = {}
+    before = ids[None, :boundary]
+    observations: dict[tuple[int, tuple[int, ...]], tuple[Observation, float]] = {}
     future: list[Tensor] | None = None
     results = []
     for cell in cells:
-        needs = cell.method.scorer.needs if cell.method.scorer else None
-        queries = needs.queries if needs else 0
-        if needs and needs.future and future is None:
+        needs = cell.method.scorer.needs if cell.method.scorer else Needs()
+        if needs.future and future is None:
             future = hindsight(bench, prompt, prefill(bench, prompt, protocol))
-        if queries not in observations:
-            observations[queries] = _timed(
-                bench,
-                partial(
-                    observe,
-                    bench.model,
-                    ids[None, :boundary],
-                    queries=queries,
-                    last_logits=True,
-                ),
+        recorded = needs.queries, hidden_after([needs])
+        if recorded not in observations:
+            queries, after = recorded
+            run = partial(
+                observe, bench.model, before, queries=queries, last_logits=True, hidden_after=after
             )
-        observation, prefill_seconds = observations[queries]
-        cache, evict_seconds = _timed(bench, partial(_evict, bench, observation, cell, future))
+            observations[recorded] = _timed(bench, run)
+        observation, prefill_seconds = observations[recorded]
+        evicting = partial(_evict, bench, observation, before, cell, future)
+        (cache, kept), evict_seconds = _timed(bench, evicting)
         held = cache.nbytes
         results.append(
             {
                 "prompt_tokens": prompt.encoded.prompt_length,
+                "kept_tokens": kept.tokens,
                 "cache_bytes": held,
                 "prefill_seconds": prefill_seconds,
                 "evict_seconds": evict_seconds,
-                "decode_seconds_per_token": _decode_seconds(bench, cache, feed, boundary),
+                "decode_seconds_per_token": _decode_seconds(bench, cache, ids[boundary:], boundary),
             }
         )
     return results
 
 
 def _evict(
-    bench: Bench, observation: Observation, cell: Cell, future: list[Tensor] | None
-) -> EvictingCache:
-    """Score, select and gather one row; the full cache is gathered whole."""
-    boundary = observation.keys[0].shape[2]
+    bench: Bench, observation: Observation, ids: Tensor, cell: Cell, future: list[Tensor] | None
+) -> tuple[EvictingCache, Kept]:
+    """Extra passes, scores, selection, gathering of one row; the full cache is gathered whole."""
+    prefix = Prefix(keys=observation.keys, values=observation.values)
+    budget = cell.tokens(prefix.tokens)
     scorer = cell.method.scorer
-    if scorer is None or cell.budget is None or cell.budget.tokens(boundary) >= boundary:
-        heads = observation.keys[0].shape[1]
-        every = torch.arange(boundary, device=bench.model.device).expand(1, heads, -1)
-        indices = [every] * len(observation.keys)
-    else:
-        budget = cell.budget.tokens(boundary)
-        protection = protection_of(bench.config, protected=cell.protected)
-        indices = [
-            keep_tokens(scorer.score(view), budget, protection)
-            for view in views(observation, scorer.needs, budget, future)
-        ]
-    return EvictingCache.select(observation.keys, observation.values, indices, seen=boundary)
+    kept = all_kept(prefix)
+    if scorer is not None and (cell.method.own or budget < prefix.tokens):
+        supply = supply_of(bench, observation, ids)
+        at = partial(views, observation, scorer.needs, future=future, supply=supply)
+        (scored,) = score_budgets(scorer, at, [budget])
+        ranked = Ranked(scored, protection_of(bench.config, protected=cell.protected))
+        kept = Kept(indices=ranked.kept(cell.method.rule, budget))
+    return gather(prefix, [kept]), kept
 
 
 def _decode_seconds(bench: Bench, cache: EvictingCache, feed: Tensor, position: int) -> float:

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from eval.methods import Method
+from eval.methods import Method, rankings
 from eval.prompts import Bench, hindsight, prefill
-from eval.selection import rank_layers, score_layers
+from eval.selection import score_budgets
 from eval.tasks import Prompt
 from kvp.hf import geometry_of
-from kvp.ranking import UNPROTECTED
+from kvp.ranking import UNPROTECTED, rank_tokens
 
 
 def token_ranks(
@@ -26,7 +26,7 @@ def token_ranks(
     methods: Sequence[Method],
 ) -> dict[str, Any]:
     """Content of tokens.json."""
-    start = prefill(bench, prompt, protocol)
+    start = prefill(bench, prompt, protocol, methods)
     tokens = start.prefix.tokens
     sizes = sorted(min(budget.tokens(tokens), tokens) for budget in bench.config.budget_list)
     budget = sizes[len(sizes) // 2]
@@ -34,12 +34,11 @@ def token_ranks(
     if any(method.scorer and method.scorer.needs.future for method in methods):
         future = hindsight(bench, prompt, start)
     ranks: dict[str, list[list[int]]] = {}
-    for method in methods:
-        if method.scorer is None:
-            continue
+    for method in rankings(methods):
+        assert method.scorer is not None
         views_at = start.views_at(method.scorer.needs, future)
-        ((scores, _),) = score_layers(method.scorer, views_at, [budget])
-        ranking = rank_layers(scores, UNPROTECTED).flatten(0, 1)
+        (scored,) = score_budgets(method.scorer, views_at, [budget])
+        ranking = rank_tokens(scored.scores, UNPROTECTED).flatten(0, 1)
         places = torch.empty_like(ranking)
         places.scatter_(1, ranking, torch.arange(tokens).expand_as(ranking))
         ranks[method.label] = places.tolist()

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.folder import CURVES, FORMAT, FORMAT_VERSION, MANIFEST, ROWS, TIMING, TOKENS
-from eval.rows import Row, read_rows
+from eval.folder import CURVES, FORMAT, FORMAT_VERSION, KEPT, MANIFEST, ROWS, TIMING, TOKENS
+from eval.rows import UNIFORM, Row, read_rows
 from kvp.errors import ResultsError
 from kvp.manifest import digest_json, read_json
 
@@ -47,6 +47,7 @@ def _numbers(value: Any) -> bool:  # noqa: ANN401
 METHOD_FIELDS: Mapping[str, Check] = {
     "method": _text,
     "variant": _text,
+    "allocator": _text,
     "protected": _truth,
     "policy": _maybe(_text),
     "policy_seed": _maybe(_number),
@@ -61,6 +62,9 @@ ROW_FIELDS: Mapping[str, Check] = {
     "score": _maybe(_share),
     "nll": _maybe(_number),
     "reply_tokens": _maybe(_number),
+    "kept_tokens": _number,
+    "cached_tokens": _number,
+    "cache_bytes": _maybe(_number),
 }
 TIMING_FIELDS: Mapping[str, Check] = {
     **METHOD_FIELDS,
@@ -81,6 +85,19 @@ CURVE_FIELDS: Mapping[str, Check] = {
     "skill": _number,
     "sequences": _number,
 }
+KEPT_FIELDS: Mapping[str, Check] = {
+    **METHOD_FIELDS,
+    "protocol": _text,
+    "budget_spec": _text,
+    "kept": _share,
+    "low": _share,
+    "high": _share,
+    "kept_tokens": _number,
+    "cached_tokens": _number,
+    "sequences": _number,
+}
+OLD_FIELDS: Mapping[str, Any] = {"allocator": UNIFORM}
+"""What rows of format version 1 lack."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +112,8 @@ class Results:
     """timing.jsonl; empty where there was no timing pass."""
     curves: tuple[Row, ...]
     """curves.jsonl; empty where there were no traces."""
+    kept: tuple[Row, ...]
+    """kept.jsonl; empty where there were no traces."""
     tokens: Mapping[str, Any] | None
     """tokens.json."""
     notes: tuple[str, ...]
@@ -128,10 +147,10 @@ def load_results(folder: Path) -> Results:
     if manifest.get("format") != FORMAT:
         raise ResultsError(f"{folder / MANIFEST} describes no results of kvp-eval")
     version = manifest.get("format_version")
-    if version != FORMAT_VERSION:
+    if version not in (1, FORMAT_VERSION):
         raise ResultsError(
             f"{folder / MANIFEST} has format_version {version!r}, this kvp-report reads "
-            f"{FORMAT_VERSION}; use the kvp that wrote it"
+            f"1 and {FORMAT_VERSION}; use the kvp that wrote it"
         )
     if digest_json(manifest.get("identity")) != manifest.get("identity_digest"):
         raise ResultsError(f"{folder / MANIFEST} is damaged: its identity has another digest")
@@ -141,7 +160,7 @@ def load_results(folder: Path) -> Results:
         raise ResultsError(f"{folder / ROWS} holds no rows yet; run kvp-eval first")
     optional = {
         name: _read_lines(folder / name, fields, notes) if (folder / name).exists() else ()
-        for name, fields in ((TIMING, TIMING_FIELDS), (CURVES, CURVE_FIELDS))
+        for name, fields in ((TIMING, TIMING_FIELDS), (CURVES, CURVE_FIELDS), (KEPT, KEPT_FIELDS))
     }
     tokens = folder / TOKENS
     return Results(
@@ -150,6 +169,7 @@ def load_results(folder: Path) -> Results:
         rows=rows,
         timing=optional[TIMING],
         curves=optional[CURVES],
+        kept=optional[KEPT],
         tokens=_read_tokens(tokens) if tokens.exists() else None,
         notes=tuple(notes),
     )
@@ -157,7 +177,8 @@ def load_results(folder: Path) -> Results:
 
 def _read_lines(path: Path, fields: Mapping[str, Check], notes: list[str]) -> tuple[Row, ...]:
     rows = []
-    for number, row in enumerate(read_rows(path), start=1):
+    for number, found in enumerate(read_rows(path), start=1):
+        row = {**OLD_FIELDS, **found}
         for name, check in fields.items():
             if name not in row or not check(row[name]):
                 raise ResultsError(

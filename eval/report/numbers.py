@@ -1,8 +1,8 @@
 """Scores and perplexities per method setting and budget: every number of the result tables.
 
-Pure functions of rows. A setting is a method as it was run: preset, protection, and for `kvp` the
-group of policies that differ only in their training seed. Seeds are averaged per prompt, intervals
-are over prompts (`eval.stats`). Callers select one protocol; rows of two are refused.
+Pure functions of rows. A setting is a method as it was run: preset, allocator, protection, and for
+`kvp` the group of policies that differ only in their training seed. Seeds are averaged per prompt,
+intervals are over prompts (`eval.stats`). Callers select one protocol; rows of two are refused.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from eval.rows import Row
+from eval.rows import OWN, UNIFORM, Row
 from eval.stats import Interval, Unit, bootstrap_mean, per_prompt, perplexity
 
 FULL = "full"
@@ -34,19 +35,29 @@ class Setting:
     """Preset; `auto` is the method's own setting for small budgets."""
     protected: bool
     """Whether first and last tokens are always kept."""
+    allocator: str = UNIFORM
+    """What split the budget over the heads."""
+    own: bool = False
+    """Whether the method sized the cache itself, whatever the budget."""
 
     @property
     def family(self) -> str:
-        """What is one line of a figure: the method, with its policy group."""
-        return f"{self.method}/{self.group}" if self.group else self.method
+        """What is one line of a figure: the method, with its policy group.
+
+        A method that sizes the cache itself is a family apart: it has no budgets to compare at.
+        """
+        name = f"{self.method}/{self.group}" if self.group else self.method
+        return f"{name}+{self.allocator}" if self.own else name
 
     @property
     def how(self) -> str:
         """The setting in words, empty for the full cache."""
         if self.method == FULL:
             return ""
-        preset = "" if self.variant == "auto" else f"{self.variant}, "
-        return f"{preset}{'protected' if self.protected else 'unprotected'}"
+        words = [] if self.variant == "auto" else [self.variant]
+        if self.allocator != UNIFORM and not self.own:
+            words.append(f"+{self.allocator}")
+        return ", ".join([*words, "protected" if self.protected else "unprotected"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +69,12 @@ class Cell:
     """Policies averaged, 0 for methods without."""
     values: Mapping[Unit, float]
     """Score per prompt; empty for perplexities."""
+    kept_tokens: float = 0.0
+    """Tokens kept per KV head, mean over heads and prompts."""
+    share: float = 1.0
+    """The same as a share of the tokens cached before."""
+    nbytes: float | None = None
+    """Bytes of keys and values after the eviction, mean over prompts; None where unmeasured."""
 
 
 Grid = Mapping[Setting, Mapping[str | None, Cell]]
@@ -91,13 +108,12 @@ class Budgets:
 
 
 def budget_axis(rows: Iterable[Row]) -> Budgets:
-    """Budgets that occur in rows; raises ValueError where only the full cache does."""
+    """Budgets that were asked for in rows; none where only the full cache and own sizes occur."""
     sizes: dict[str, list[float]] = defaultdict(list)
     for row in rows:
-        if row["budget_spec"] is not None:
-            sizes[row["budget_spec"]].append(row["budget"])
-    if not sizes:
-        raise ValueError("no budgets in these rows")
+        spec = row["budget_spec"]
+        if spec is not None and spec != OWN:
+            sizes[spec].append(row["budget"] if "budget" in row else row["kept_tokens"])
     means = {spec: float(np.mean(values)) for spec, values in sizes.items()}
     specs = sorted(means, key=lambda spec: means[spec])
     return Budgets(
@@ -130,6 +146,8 @@ def setting_of(row: Row, groups: Mapping[str | None, str]) -> Setting:
         variant=row["variant"],
         group=groups[row["policy"]],
         protected=row["protected"],
+        allocator=row["allocator"],
+        own=row.get("budget_spec") == OWN,
     )
 
 
@@ -159,6 +177,7 @@ def score_grid(
             interval=bootstrap_mean(values, resamples=resamples),
             policies=_policies(part),
             values=values,
+            **_sizes(part),
         )
 
     scored = (row for row in rows if row["score"] is not None)
@@ -176,7 +195,10 @@ def perplexity_grid(
 
     def cell(part: list[Row]) -> Cell:
         return Cell(
-            interval=perplexity(part, resamples=resamples), policies=_policies(part), values={}
+            interval=perplexity(part, resamples=resamples),
+            policies=_policies(part),
+            values={},
+            **_sizes(part),
         )
 
     forced = (row for row in rows if row["nll"] is not None)
@@ -184,6 +206,39 @@ def perplexity_grid(
     return {
         setting: {spec: cell(part) for spec, part in budgets.items()}
         for setting, budgets in cells.items()
+    }
+
+
+def kept_grid(
+    rows: Sequence[Row], groups: Mapping[str | None, str]
+) -> dict[Setting, dict[str | None, Cell]]:
+    """Future attention the whole model keeps, 0 to 1, of one protocol's traces.
+
+    Policies of one group are averaged, and so are the ends of their intervals.
+    """
+
+    def cell(part: list[Row]) -> Cell:
+        mean, low, high = (float(np.mean([row[name] for row in part])) for name in _KEPT)
+        interval = Interval(mean=mean, low=low, high=high, prompts=part[0]["sequences"])
+        return Cell(interval=interval, policies=_policies(part), values={}, **_sizes(part))
+
+    return {
+        setting: {spec: cell(part) for spec, part in budgets.items()}
+        for setting, budgets in by_setting(rows, groups).items()
+    }
+
+
+_KEPT = ("kept", "low", "high")
+
+
+def _sizes(rows: Sequence[Row]) -> dict[str, Any]:
+    """Sizes of a cell: tokens kept, their share of what was cached, and bytes where measured."""
+    held = [row.get("cache_bytes") for row in rows]
+    measured = [nbytes for nbytes in held if nbytes is not None]
+    return {
+        "kept_tokens": float(np.mean([row["kept_tokens"] for row in rows])),
+        "share": float(np.mean([row["kept_tokens"] / row["cached_tokens"] for row in rows])),
+        "nbytes": float(np.mean(measured)) if len(measured) == len(rows) else None,
     }
 
 

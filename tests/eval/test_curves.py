@@ -7,14 +7,17 @@ import pytest
 import torch
 
 from eval.config import EvalConfig
-from eval.curves import boundary, curve_rows, measure, open_traces, trace_curves
+from eval.curves import TracedPrompt, grid_budgets, measure, measure_traces
 from eval.methods import Method, build_methods
+from eval.traces import boundary, open_traces
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
+from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord, Trace, TraceWriter
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 LENGTH = 40
+SAFE = Protection(sinks=4, recents=16)
 
 
 def _trace(index: int, split: str = "test") -> Trace:
@@ -86,13 +89,14 @@ def test_cost_area_and_skill_of_a_known_ranking() -> None:
 def test_curves_agree_with_an_independent_computation() -> None:
     trace, cut = _trace(0), 32
     methods = build_methods(_config(methods="full,knorm,oracle"))
+    prompt = TracedPrompt(trace, cut)
     results = {
-        (method.name, protected): measured
-        for method, protected, measured in trace_curves(
-            _config(), trace, cut, methods, (True, False)
+        (method.name, flag): prompt.curve(
+            prompt.scored(method, grid_budgets(cut)), SAFE if flag else UNPROTECTED
         )
+        for method in methods[1:]
+        for flag in (True, False)
     }
-    assert set(results) == {(name, flag) for name in ("knorm", "oracle") for flag in (True, False)}
     for layer, head in ((0, 1), (1, 0)):
         importance = _importance(trace, layer, head, cut)
         norms = trace.keys[layer, head, :cut].double().norm(dim=-1).numpy()
@@ -112,7 +116,8 @@ def test_methods_that_read_the_budget_are_asked_along_the_curve() -> None:
     """Streaming keeps min(4, b // 2) sinks, so budget 2 keeps one sink and the newest token."""
     trace, cut = _trace(1), 32
     (streaming,) = build_methods(_config(methods="streaming_llm"))
-    ((_, _, measured),) = trace_curves(_config(), trace, cut, [streaming], (False,))
+    prompt = TracedPrompt(trace, cut)
+    measured = prompt.curve(prompt.scored(streaming, grid_budgets(cut)), UNPROTECTED)
     importance = _importance(trace, 0, 0, cut)
     for budget, kept in ((2, [0, 31]), (4, [0, 1, 31, 30]), (12, [0, 1, 2, 3, *range(24, 32)])):
         expected = 1 - importance[kept].sum() / importance.sum()
@@ -123,7 +128,7 @@ def test_rows_average_held_out_sequences_of_both_protocols(tmp_path: Path) -> No
     store = _store(tmp_path / "traces", ["train", "test", "test", "validation"])
     config = _config(methods="full,knorm,random", protection="off")
     methods: tuple[Method, ...] = build_methods(config)
-    rows = list(curve_rows(config, methods, open_traces(str(store), GEOMETRY)))
+    rows = measure_traces(config, methods, open_traces(str(store), GEOMETRY)).curves
     assert len(rows) == 2 * 2 * 4  # methods, protocols, heads
     assert {row["sequences"] for row in rows} == {2}
     assert all(len(row["cost"]) == len(row["budgets"]) == 65 for row in rows)

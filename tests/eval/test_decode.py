@@ -54,8 +54,10 @@ def test_every_row_decodes_as_generate_does_alone(
         answers = greedy(
             tiny_model, prefix, rows, ids[BOUNDARY:], max_new_tokens=12, batch_rows=batch_rows
         )
-        assert answers == [_generate(tiny_model, prefix, row, ids, 12) for row in rows]
-        ended += sum(answer[-1] == 0 for answer in answers)
+        assert [answer.result for answer in answers] == [
+            _generate(tiny_model, prefix, row, ids, 12) for row in rows
+        ]
+        ended += sum(answer.result[-1] == 0 for answer in answers)
     assert 0 < ended < 14  # some rows end early and some do not, so rows really leave the batch
 
 
@@ -68,7 +70,7 @@ def test_the_full_row_answers_as_the_plain_model(tiny_model: PreTrainedModel) ->
     plain = tiny_model.generate(
         ids[None], attention_mask=torch.ones_like(ids[None]), max_new_tokens=10, do_sample=False
     )
-    assert answer == plain[0, PROMPT:].tolist()
+    assert answer.result == plain[0, PROMPT:].tolist()
 
 
 def test_equal_rows_run_once(tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +101,7 @@ def test_forced_reply_has_the_likelihood_of_a_plain_forward(tiny_model: PreTrain
     logits = tiny_model(input_ids=torch.cat([ids, reply])[None]).logits[0].double()
     log_probs = logits.log_softmax(-1)
     expected = -sum(float(log_probs[PROMPT - 1 + i, token]) for i, token in enumerate(reply))
-    assert loss == pytest.approx(expected, abs=1e-4)
+    assert loss.result == pytest.approx(expected, abs=1e-4)
 
 
 def test_forced_reply_of_evicted_rows_does_not_depend_on_the_batch(
@@ -113,8 +115,10 @@ def test_forced_reply_of_evicted_rows_does_not_depend_on_the_batch(
     alone = [
         forced(tiny_model, prefix, [row], ids[BOUNDARY:], reply, batch_rows=1)[0] for row in rows
     ]
-    assert together == pytest.approx(alone, abs=1e-4)
-    assert len({round(loss, 3) for loss in together}) == 4
+    losses = [loss.result for loss in together]
+    assert losses == pytest.approx([loss.result for loss in alone], abs=1e-4)
+    assert len({round(loss, 3) for loss in losses}) == 4
+    assert [loss.nbytes for loss in together] == [loss.nbytes for loss in alone]
 
 
 def test_gathered_cache_holds_the_kept_tokens_at_their_positions(

@@ -48,7 +48,7 @@ def test_another_configuration_is_refused_by_its_flag(
 def test_another_policy_of_the_same_label_is_refused(tmp_path: Path) -> None:
     config = _config(tmp_path)
     write_manifest(config, {}, {"seed0": "aa"}, [])
-    with pytest.raises(ResultsError, match="another policy called 'seed0'"):
+    with pytest.raises(ResultsError, match="another policy or budget file called 'seed0'"):
         open_folder(config, {"seed0": "bb"})
 
 
@@ -66,11 +66,11 @@ def test_folders_that_hold_no_results_are_left_alone(tmp_path: Path) -> None:
     (results / "manifest.json").write_text("{}")
     with pytest.raises(ResultsError, match=r"manifest\.json describes no results"):
         open_folder(config, {})
-    (results / "manifest.json").write_text('{"format": "kvp-results", "format_version": 1}')
+    (results / "manifest.json").write_text('{"format": "kvp-results", "format_version": 2}')
     with pytest.raises(ResultsError, match=r"manifest\.json is damaged"):
         open_folder(config, {})
-    (results / "manifest.json").write_text('{"format": "kvp-results", "format_version": 0}')
-    with pytest.raises(ResultsError, match="another format version"):
+    (results / "manifest.json").write_text('{"format": "kvp-results", "format_version": 1}')
+    with pytest.raises(ResultsError, match="has format_version 1, this kvp-eval writes 2"):
         open_folder(config, {})
     with pytest.raises(ResultsError, match="is a file"):
         open_folder(replace(config, out=str(results / "letter.txt")), {})

@@ -12,7 +12,8 @@ BUDGETS = ["6%", "9%", "12.5%", "19%", "25%", "37.5%", "50%"]
 
 def _row(method: str, budget: str | None, example: str, **fields: Any) -> dict[str, Any]:
     return {
-        "method": method, "variant": "auto", "protected": False, "policy": None,
+        "method": method, "variant": "auto", "allocator": "uniform",
+        "protected": False, "policy": None,
         "protocol": "query_aware", "task": "niah_single_1", "budget_spec": budget,
         "example": example, "score": None, "nll": None, "reply_tokens": None, **fields,
     }  # fmt: skip

@@ -4,11 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from eval.cells import plan
 from eval.config import EvalConfig
-from eval.methods import Method, build_methods, plan, policy_folders, print_methods
+from eval.listing import print_methods
+from eval.methods import Method, build_methods, policy_folders
 from kvp.budgets import parse_budgets
 from kvp.errors import PolicyError, UsageError
 from policies import make_scorer
+from policies.roster import ALLOCATORS, METHODS
 
 TOVA = Method(name="tova", scorer=make_scorer("tova"))
 FULL = Method(name="full")
@@ -97,7 +100,48 @@ def test_budgets_below_the_protected_tokens_are_noted_or_refused() -> None:
     assert (len(off), notes) == (2, [])
 
 
-def test_roster_prints_every_method(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_name_everything_with_what_it_reads_and_costs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     print_methods()
-    words = set(capsys.readouterr().out.split())
-    assert {"full", "kvp", "random", "snapkv", "oracle", "attention-free"} <= words
+    lines = capsys.readouterr().out.splitlines()
+    names = {line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "}
+    assert names == {"full", "kvp", *METHODS, *ALLOCATORS}
+    kvzip = lines[next(n for n, line in enumerate(lines) if line.startswith("  kvzip")) :][:4]
+    assert "extra passes that repeat the context" in kvzip[1]
+    assert "forward pass" in kvzip[2]
+    assert "kvpress" in kvzip[3]
+    assert any(line.endswith("(attention-free)") for line in lines)
+
+
+def test_allocators_apply_to_methods_that_name_none() -> None:
+    methods = build_methods(_config(methods="full,snapkv,tova+ada", allocators="uniform,global"))
+    assert [method.label for method in methods] == ["full", "snapkv", "snapkv+global", "tova+ada"]
+    assert [method.allocator for method in methods] == ["uniform", "uniform", "global", "ada"]
+    assert methods[1].rule is None
+    assert methods[1].scorer is methods[2].scorer
+    assert methods[1].ranking == methods[2].ranking
+    presets = build_methods(_config(methods="snapkv(window=9)+ada(safeguard=0.5),h2o+ada:paper"))
+    assert [method.label for method in presets] == [
+        "snapkv(window=9)+ada(safeguard=0.5)", "h2o+ada:paper",
+    ]  # fmt: skip
+
+
+def test_learned_policies_take_allocators(tiny_policy: Path) -> None:
+    methods = build_methods(_config(methods="kvp+global,kvp", policies=str(tiny_policy)))
+    assert [method.label for method in methods] == ["kvp/seed0+global", "kvp/seed0"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"methods": "snapvk"}, "unknown method 'snapvk': choose from .*random.*, kvp, full"),
+        ({"methods": "snapkv+adda"}, "unknown allocator 'adda'"),
+        ({"methods": "knorm", "allocators": "adda"}, "--allocators: unknown allocator 'adda'"),
+        ({"methods": "full+ada"}, "the full cache has no allocator"),
+        ({"methods": "snapkv+ada(safeguard=2)"}, "safeguard"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused(fields: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        build_methods(_config(**fields))

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from eval.cells import Cell
 from eval.config import EvalConfig
-from eval.methods import Cell, build_methods
+from eval.methods import build_methods
 from eval.prompts import Bench, evaluate, hindsight, prefill
 from eval.tasks import Prompt, load_all, task_names
 from kvp.budgets import parse_budget

@@ -49,7 +49,8 @@ def result_row(
 ) -> Row:
     share = None if budget_spec is None else float(budget_spec.rstrip("%")) / 100
     return {
-        "model": "toy", "method": method, "variant": "auto", "protected": protected,
+        "model": "toy", "method": method, "variant": "auto", "allocator": "uniform",
+        "protected": protected,
         "policy": policy, "policy_seed": policy_seed, "protocol": protocol, "task": "one",
         "split": "test", "length": 20, "budget_spec": budget_spec,
         "budget": share and round(share * TOKENS), "example": "e1", "prompt_tokens": TOKENS + 1,
@@ -103,7 +104,8 @@ def curve_rows() -> list[Row]:
     )  # fmt: skip
     return [
         {
-            "model": "toy", "method": method, "variant": "auto", "protected": True,
+            "model": "toy", "method": method, "variant": "auto", "allocator": "uniform",
+            "protected": True,
             "policy": policy, "policy_seed": seed, "protocol": "query_aware", "layer": 0,
             "head": head, "budgets": [0.0, 0.5, 1.0], "cost": [1.0, area, 0.0], "area": area,
             "skill": 1 - area, "sequences": 7,
@@ -117,7 +119,8 @@ def timing_rows() -> list[Row]:
     """The full cache, and one method at half of it."""
     return [
         {
-            "model": "toy", "method": method, "variant": "auto", "protected": method != "full",
+            "model": "toy", "method": method, "variant": "auto", "allocator": "uniform",
+            "protected": method != "full",
             "policy": None, "policy_seed": None, "protocol": "query_aware",
             "budget_spec": budget and "50%", "budget": budget, "prompts": 3, "prompt_tokens": 17,
             "cache_bytes": 64 * (budget or TOKENS), "prefill_seconds": 0.0125,
@@ -147,7 +150,7 @@ def manifest(**changes: Any) -> dict[str, Any]:
         "max_new_tokens": None, **changes,
     }  # fmt: skip
     return {
-        "format": "kvp-results", "format_version": 1, "config": {**identity, "out": "r"},
+        "format": "kvp-results", "format_version": 2, "config": {**identity, "out": "r"},
         "seed": 0, "kvp": "0.1.0", "python": "3.11.0", "packages": {"torch": "2.9.0"},
         "command": ["kvp-eval", "--out", "two words"], "created": "2026-01-01T00:00:00+00:00",
         "identity": identity, "identity_digest": digest_json(identity), "policies": {},

@@ -76,7 +76,7 @@ def _broken_tokens(folder: Path) -> None:
         (_change_row(score=1.5), "rows.jsonl line 3 is damaged: 'score'"),
         (_change_row(protected="yes"), "rows.jsonl line 3 is damaged: 'protected'"),
         (_change_row(nll=float("nan")), "rows.jsonl line 3 is damaged: 'nll'"),
-        (_change_manifest(format_version=2), "has format_version 2"),
+        (_change_manifest(format_version=3), "has format_version 3"),
         (_change_manifest(format="kvp-traces"), "describes no results"),
         (_change_manifest(identity={"model": "other"}), "its identity has another digest"),
         (_no_rows, "holds no rows yet"),

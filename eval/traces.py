@@ -1,0 +1,96 @@
+"""Held-out traces as prompts: what scorers can see of a stored sequence, and what it was worth.
+
+No model runs: queries, keys and values come from a trace store. Methods that need more than those
+and the rotary embedding (extra passes, hidden states, text) cannot be measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eval.methods import Method, rankings
+from kvp.errors import StoreError
+from kvp.geometry import Geometry
+from kvp.rope import Rope
+from kvp.scoring import ALL_QUERIES, Needs, View
+from kvp.store import SequenceRecord, TraceReader
+
+
+def open_traces(path: str, geometry: Geometry) -> TraceReader:
+    """The store of `--curves`; StoreError unless it can give curves for this geometry."""
+    reader = TraceReader(Path(path))
+    if reader.geometry != geometry:
+        raise StoreError(f"--curves {path} holds traces of {reader.geometry}, not of {geometry}")
+    if not reader.plan.store_queries:
+        raise StoreError(f"--curves {path} holds no queries; collect traces with them")
+    held_out(reader)
+    return reader
+
+
+def held_out(reader: TraceReader) -> tuple[SequenceRecord, ...]:
+    """Sequences no policy was trained on: the test split, or validation where there is none."""
+    for split in ("test", "validation"):
+        records = reader.records(split)
+        if records:
+            return records
+    raise StoreError(f"--curves {reader.path} has no test and no validation sequences")
+
+
+def boundary(record: SequenceRecord, protocol: str) -> int:
+    """Cached tokens at compression, as in `eval.tasks.Prompt.boundary`."""
+    if protocol == "query_aware":
+        return record.prompt_length - 1
+    return min(record.context_length, record.prompt_length - 1)
+
+
+def traceable(method: Method) -> bool:
+    """Whether traces and the model's rotary embedding hold all that a method reads."""
+    if method.scorer is None:
+        return False
+    needs = method.scorer.needs
+    beyond = needs.hidden_after, needs.replay, needs.noise, needs.text or None
+    return all(need is None for need in beyond)
+
+
+def untraceable(methods: Sequence[Method]) -> list[str]:
+    """A note on each method that has no curves."""
+    return [
+        f"--curves: {method.label} needs more than traces hold (extra passes, hidden states or "
+        "text) and has no curves"
+        for method in rankings(methods)
+        if not traceable(method)
+    ]
+
+
+def trace_views(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    importance: Tensor,
+    cut: int,
+    needs: Needs,
+    budget: int,
+    rope: Rope | None = None,
+) -> Iterator[View]:
+    """Views of a trace's first `cut` tokens, layer by layer, with what a method needs.
+
+    queries [L, H, G, T, D], keys and values [L, H, T, D], importance [L, H, cut].
+    """
+    window = cut if needs.queries == ALL_QUERIES else min(needs.queries, cut)
+    positions = torch.arange(cut, device=keys.device)[None]
+    for layer in range(keys.shape[0]):
+        recent = queries[layer, :, :, cut - window : cut].flatten(0, 1)[None]
+        yield View(
+            layer=layer,
+            keys=keys[None, layer, :, :cut],
+            values=values[None, layer, :, :cut],
+            positions=positions,
+            budget=budget,
+            queries=recent if window else None,
+            future=importance[None, layer] if needs.future else None,
+            rope=rope if needs.rope else None,
+        )
