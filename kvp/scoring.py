@@ -64,6 +64,8 @@ class Needs:
     """Not None to get the attention received from random tokens."""
     text: int = 0
     """Prompt tokens, counted from the end, whose text the method reads (0: none)."""
+    classifier: str | None = None
+    """Folder or hub name of a text classifier whose label of the prompt the method reads."""
     share: int = 1
     """Consecutive layers that take over the scores of the first of them, or `AUTO_SHARE`."""
 
@@ -111,6 +113,8 @@ class View:
     """[B, H, N] float32 largest attention, over query group and random tokens."""
     text: str | None = None
     """Text of the last `needs.text` cached tokens (views that carry it have B = 1)."""
+    label: str | None = None
+    """What `needs.classifier` calls the text of all cached tokens (B = 1, too)."""
 
 
 @runtime_checkable

@@ -164,4 +164,5 @@ def _square_root(covariance: Tensor) -> Tensor:
     """Symmetric root of positive semidefinite matrices [..., D, D]."""
     values, vectors = torch.linalg.eigh(covariance.double())
     scaled = vectors * values.clamp_min(0).sqrt()[..., None, :]
-    return (scaled @ vectors.transpose(-1, -2)).float()
+    root: Tensor = scaled @ vectors.transpose(-1, -2)
+    return root.float()

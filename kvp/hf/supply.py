@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.errors import UsageError
+from kvp.hf.classifier import classify
 from kvp.hf.hidden import HiddenRecord
 from kvp.hf.modules import query_projection, rope_of
 from kvp.hf.passes import Window, run_pass
@@ -32,12 +33,18 @@ class Extras:
     replay: Tensor | None = None
     noise: Tensor | None = None
     text: str | None = None
+    label: str | None = None
 
 
 def asks_extras(needs: Needs) -> bool:
     """True if a scorer with `needs` can only be served with a `Supply`."""
     return bool(
-        needs.rope or needs.hidden_after is not None or needs.replay or needs.noise or needs.text
+        needs.rope
+        or needs.hidden_after is not None
+        or needs.replay
+        or needs.noise
+        or needs.text
+        or needs.classifier
     )
 
 
@@ -79,6 +86,7 @@ class Supply:
         self._tokenizer = tokenizer
         self._rope: Rope | None = None
         self._signals: dict[Replay | Noise, tuple[Tensor, ...]] = {}
+        self._labels: dict[str, str] = {}
 
     @property
     def tokens(self) -> int:
@@ -94,6 +102,7 @@ class Supply:
         count = range(len(self._keys))
         rope = self.rope() if needs.rope else None
         text = self.text(needs.text) if needs.text else None
+        label = self.label(needs.classifier) if needs.classifier else None
         replay = self.replay(needs.replay) if needs.replay else (None,) * len(count)
         noise = self.noise(needs.noise) if needs.noise else (None,) * len(count)
         after = needs.hidden_after
@@ -104,6 +113,7 @@ class Supply:
                 replay=replay[layer],
                 noise=noise[layer],
                 text=text,
+                label=label,
             )
             for layer in count
         )
@@ -155,6 +165,12 @@ class Supply:
         if ids.shape[0] != 1:
             raise UsageError(f"the prompt's text is read one prompt at a time, got {ids.shape[0]}")
         return str(tokenizer.decode(ids[0, -last:].tolist(), skip_special_tokens=True))
+
+    def label(self, classifier: str) -> str:
+        """What a classifier (folder or hub name) calls the cached text; needs a batch of 1."""
+        if classifier not in self._labels:
+            self._labels[classifier] = classify(self.text(self.tokens), classifier)
+        return self._labels[classifier]
 
     def _replay(self, spec: Replay) -> tuple[Tensor, ...]:
         tokenizer, ids = self._readable("replaying the context (kvzip, contrastkv)")

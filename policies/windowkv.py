@@ -1,0 +1,143 @@
+"""WindowKV (arXiv 2503.17922): whole windows of the context, chosen once per group of layers.
+
+Formula, per layer, the same for all its heads:
+1. The last `observed` tokens (alpha) are the observation window and come first, newest first.
+2. t_j = mean over all Q query heads and the alpha observation queries of the softmax attention
+   A[i, j], for every token j before them.
+3. These tokens are cut into windows of `window` tokens (omega), the last one padded with zeros, and
+   s_k = sum of the `top` largest t_j of window k / min(top, omega). All of the window
+   (top = omega) to localise information (`qa`), fewer to aggregate it.
+4. Windows are taken by s_k; inside a window tokens are ranked by t_j. Ties go to the newer one.
+5. Layers share the choice of the first of their group (`group`, `Needs.share`).
+So alpha + m omega tokens are the paper's set of m windows. Between such sizes its code leaves room
+unused; here the next window's best tokens fill it. alpha counts inside the budget, where the code
+adds it. How the budget falls off over the layers is the allocator's: `windowkv+windowkv`.
+
+Settings of the paper, by model and task: `qwen` (Qwen2.5-1.5B; omega 32, alpha 4 for qa and 16 for
+aggregation), `llama` (Llama-3-8B; omega 8, alpha 16 for qa, omega 16, alpha 32 for aggregation);
+top for aggregation is omega / 2, as its code has it. Default: `qwen`, task qa, groups as in the
+paper (7 of 28 layers, 8 of 32). Preset `llama`. The paper does not say how heads are averaged:
+here t is averaged before the top is taken, with `per_head` after, as its code does (the same where
+top = omega). The code's demonstration swaps the settings of the two tasks; this follows the paper.
+`task` may also be `heuristic` or `bert` with `classifier=FOLDER` (`policies.task_type`). Scores are
+ranks, so they say nothing across layers. Cost O(Q alpha N D) per group of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvp.ranking import rank_tokens
+from kvp.scoring import AUTO_SHARE, Needs, View
+from policies.attention import recent_attention
+from policies.options import AUTO, Heuristic, Presets, check_choice, check_integer
+from policies.task_type import AGGREGATION, QA, TaskTypeProvider, provider_for
+
+
+class Setting(NamedTuple):
+    """Numbers of tokens for one task type."""
+
+    observed: int
+    window: int
+    top: int
+
+
+SETTINGS: Mapping[str, Mapping[str, Setting]] = {
+    "qwen": {QA: Setting(4, 32, 32), AGGREGATION: Setting(16, 32, 16)},
+    "llama": {QA: Setting(16, 8, 8), AGGREGATION: Setting(32, 16, 8)},
+}
+"""The paper's settings by model and task type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowKV(Heuristic):
+    """Keep the windows the last tokens attend to, the same ones for a group of layers."""
+
+    task: str = QA
+    """`qa`, `aggregation`, `heuristic` (guessed from the prompt's wording) or `bert`."""
+    classifier: str = ""
+    """Folder or hub name of the classifier of task=bert."""
+    setting: str = "qwen"
+    """What `auto` stands for below: `qwen` or `llama`."""
+    observed: int | str = AUTO
+    """Last tokens that vote and are kept (alpha), or `auto` to follow setting and task."""
+    window: int | str = AUTO
+    """Tokens per window (omega), or `auto`."""
+    top: int | str = AUTO
+    """Tokens of a window that count for its score (p), or `auto`: all (qa) or half."""
+    per_head: bool = False
+    """Take the top of every query head, then the mean over heads."""
+    group: int | str = AUTO
+    """Layers that share one choice (gamma), or `auto`."""
+
+    method: ClassVar[str] = "windowkv"
+    presets: ClassVar[Presets] = {"llama": {"setting": "llama"}}
+
+    def __post_init__(self) -> None:
+        """Raise UsageError on an option outside its range or a task without its classifier."""
+        provider_for(self.method, self.task, self.classifier)
+        check_choice(self.method, "setting", self.setting, tuple(SETTINGS))
+        for option in ("observed", "window", "top", "group"):
+            check_integer(self.method, option, getattr(self, option), least=1, auto=True)
+        check_choice(self.method, "per_head", self.per_head, (False, True))
+
+    @property
+    def provider(self) -> TaskTypeProvider:
+        """Who tells the task type."""
+        return provider_for(self.method, self.task, self.classifier)
+
+    @property
+    def needs(self) -> Needs:
+        """The observation queries, layer sharing, and what the task type takes."""
+        types = (self.task,) if self.task in (QA, AGGREGATION) else (QA, AGGREGATION)
+        return Needs(
+            queries=max(self.setting_for(task_type).observed for task_type in types),
+            text=self.provider.text,
+            classifier=self.provider.classifier,
+            share=self.group if isinstance(self.group, int) else AUTO_SHARE,
+        )
+
+    def setting_for(self, task_type: str) -> Setting:
+        """The numbers for a task type, options included."""
+        paper = SETTINGS[self.setting][task_type]
+        window = self.window if isinstance(self.window, int) else paper.window
+        top = window if task_type == QA else max(1, window // 2)
+        return Setting(
+            observed=self.observed if isinstance(self.observed, int) else paper.observed,
+            window=window,
+            top=min(self.top, window) if isinstance(self.top, int) else top,
+        )
+
+    def score(self, view: View) -> Tensor:
+        """Minus the rank, observation tokens from 0 up: [B, H, N] float32."""
+        assert view.queries is not None
+        batch, heads, tokens, _ = view.keys.shape
+        setting = self.setting_for(self.provider.task_type(view))
+        before = max(tokens - setting.observed, 0)
+        scores = torch.arange(tokens, dtype=torch.float32, device=view.keys.device) - before
+        scores = scores.repeat(batch, 1)
+        if before:
+            attention = recent_attention(view.queries, view.keys, setting.observed)
+            votes = attention[..., :before].mean(dim=-2).flatten(1, 2)
+            scores[:, :before] = -1 - self._order(votes, setting).float()
+        return scores[:, None].expand(-1, heads, -1).contiguous()
+
+    def _order(self, votes: Tensor, setting: Setting) -> Tensor:
+        """Place of every token [B, M] int64, 0 = first, from attention per query head [B, Q, M]."""
+        size = setting.window
+        short = -votes.shape[-1] % size
+        shared = votes.mean(dim=1)
+        judged = votes if self.per_head else shared[:, None]
+        windows = torch.unflatten(F.pad(judged, (0, short)), -1, (-1, size))
+        worth = windows.topk(setting.top, dim=-1).values.sum(dim=-1).mean(dim=1)
+        outer = rank_tokens(worth).argsort(dim=-1)
+        padded = torch.unflatten(F.pad(shared, (0, short), value=-torch.inf), -1, (-1, size))
+        inner = rank_tokens(padded).argsort(dim=-1)
+        places = (outer[..., None] * size + inner).flatten(-2)
+        return places[:, : votes.shape[-1]]

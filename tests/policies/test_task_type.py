@@ -1,0 +1,58 @@
+"""What prompts ask for, judged by their wording."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.task_type import AGGREGATION, QA, guess_task_type, provider_for
+
+FILLER = "The council met in the old hall and the weather was mild for the season. " * 12
+
+QUESTIONS = [
+    "Who signed the treaty of the two rivers?",
+    "Question: In which year did the mill burn down?\nAnswer:",
+    "Answer the question based on the given passages. Only give me the answer.",
+    "What is the special magic number for wandering-age mentioned in the provided text?",
+    "Find the passage that mentions the lighthouse keeper and give its number.",
+    "How many sheep did the farmer sell? Answer with one number.",
+    "Based on the story above, why does the captain turn back?",
+    "",
+    "Hello there",
+]
+SPREAD = [
+    "Write a one-page summary of the report above.",
+    "Summarize the meeting.\nSummary:",
+    "Please give a brief overview of the main findings of this study.",
+    "TL;DR:",
+    "List the ten most common words in the text above.",
+    "Please complete the code given below.\ndef read(path):\n    handle = open(path)\n",
+    "import os\n\nclass Reader:\n    def read(self, path):\n        return open(path)\n",
+    "static int add(int a, int b) {\n  return a + b;\n}\nint main() {\n  int c = add(1, 2);\n",
+    "Recap the dialogue in a few sentences.",
+]
+
+
+@pytest.mark.parametrize("before", ["", FILLER])
+@pytest.mark.parametrize("request_text", QUESTIONS)
+def test_questions_ask_for_a_place(request_text: str, before: str) -> None:
+    assert guess_task_type(before + "\n" + request_text) == QA
+
+
+@pytest.mark.parametrize("before", ["", "The council met in the old hall. "])
+@pytest.mark.parametrize("request_text", SPREAD)
+def test_summaries_code_and_counting_ask_for_the_whole(request_text: str, before: str) -> None:
+    assert guess_task_type(before + "\n" + request_text) == AGGREGATION
+
+
+def test_the_end_of_the_prompt_counts_more() -> None:
+    interview = 'A: "And then?" B: "We went home." ' * 12
+    assert guess_task_type(interview + "\nSummarize the interview, with the main points.") == (
+        AGGREGATION
+    )
+    assert guess_task_type("A summary follows. " + FILLER + "\nWho went home?") == QA
+
+
+def test_providers_declare_what_they_read() -> None:
+    assert (provider_for("m", "qa", "").text, provider_for("m", "qa", "").classifier) == (0, None)
+    assert provider_for("m", "heuristic", "").text == 256
+    assert provider_for("m", "bert", "folder").classifier == "folder"

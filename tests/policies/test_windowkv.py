@@ -1,0 +1,204 @@
+"""WindowKV against NumPy loops: windows, their order, and what layers and heads share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kvp.errors import UsageError
+from kvp.ranking import rank_tokens
+from kvp.scoring import AUTO_SHARE, View, score_layers
+from policies.windowkv import SETTINGS, WindowKV
+
+MakeView = Callable[..., View]
+Array = np.ndarray
+Attention = Callable[[View], Array]
+
+RATIOS = pytest.mark.parametrize(("heads", "group"), [(2, 1), (2, 2), (1, 7)])
+
+
+def _windows(votes: Array, size: int, top: int, *, per_head: bool = False) -> list[float]:
+    """Score of every window from attention per query head [Q, M]."""
+    rows = votes if per_head else votes.mean(axis=0, keepdims=True)
+    scores = []
+    for start in range(0, votes.shape[1], size):
+        best = [sum(sorted(row[start : start + size])[::-1][:top]) / min(top, size) for row in rows]
+        scores.append(float(np.mean(best)))
+    return scores
+
+
+def _ranking(
+    attention: Array, observed: int, size: int, top: int, *, per_head: bool = False
+) -> list[int]:
+    """Tokens in the order WindowKV keeps them, from one row's attention [Q, N, N]."""
+    tokens = attention.shape[-1]
+    before = max(tokens - observed, 0)
+    order = list(range(tokens - 1, before - 1, -1))
+    if not before:
+        return order
+    votes = attention[:, before:, :before].mean(axis=1)
+    shared = votes.mean(axis=0)
+    scores = _windows(votes, size, top, per_head=per_head)
+    for window in sorted(range(len(scores)), key=lambda k: (-scores[k], -k)):
+        members = range(window * size, min((window + 1) * size, before))
+        order += sorted(members, key=lambda j: (-shared[j], -j))
+    return order
+
+
+@RATIOS
+@pytest.mark.parametrize("tokens", [1, 3, 4, 5, 11, 12, 13, 40])
+@pytest.mark.parametrize("options", [{}, {"top": 1}, {"top": 4}, {"top": 4, "per_head": True}])
+def test_ranking(
+    make_view: MakeView, causal_attention: Attention,
+    heads: int, group: int, tokens: int, options: dict[str, int],
+) -> None:  # fmt: skip
+    """Lengths around the edges of an observation window of 4 and windows of 8."""
+    view = make_view(tokens=tokens, heads=heads, group=group)
+    scorer = WindowKV(observed=4, window=8, **options)  # type: ignore[arg-type]
+    ranking = rank_tokens(scorer.score(view))
+    attention = causal_attention(view)
+    for row in range(2):
+        expected = _ranking(
+            attention[row], 4, 8, options.get("top", 8), per_head="per_head" in options
+        )
+        for head in range(heads):
+            assert ranking[row, head].tolist() == expected
+
+
+def test_prefixes_at_whole_windows_are_the_sets_of_the_paper(
+    make_view: MakeView, causal_attention: Attention
+) -> None:
+    """alpha + m omega tokens: the observation window and the m best windows, nothing else."""
+    view = make_view(tokens=68, batch=1)
+    ranking = rank_tokens(WindowKV(observed=4, window=8).score(view))[0, 0].tolist()
+    votes = causal_attention(view)[0][:, 64:, :64].mean(axis=1)
+    best = np.argsort(-np.array(_windows(votes, 8, 8)))
+    for count in range(9):
+        kept = set(ranking[: 4 + 8 * count])
+        windows = {8 * k + i for k in best[:count] for i in range(8)}
+        assert kept == windows | {64, 65, 66, 67}
+
+
+def test_by_hand() -> None:
+    """t = .1 .2 .3 .0 .25 .0 .05: sums of windows of 2 are .3 .3 .25 .05; ties go to the newer."""
+    weights = torch.tensor([0.1, 0.2, 0.3, 0.0, 0.25, 0.0, 0.05, 0.1]).clamp_min(1e-12)
+    keys = torch.zeros(1, 1, 8, 4)
+    keys[0, 0, :, 0] = weights.log() * 2  # divided by sqrt(D) = 2 again
+    queries = torch.zeros(1, 1, 8, 4)
+    queries[..., 0] = 1.0
+    view = View(
+        layer=0, keys=keys, values=keys, positions=torch.arange(8)[None], budget=4, queries=queries
+    )
+    by_sum = rank_tokens(WindowKV(observed=1, window=2).score(view))[0, 0].tolist()
+    assert by_sum in ([7, 2, 3, 1, 0, 4, 5, 6], [7, 1, 0, 2, 3, 4, 5, 6])
+    by_best = rank_tokens(WindowKV(observed=1, window=2, top=1).score(view))[0, 0].tolist()
+    assert by_best == [7, 2, 3, 4, 5, 1, 0, 6]
+
+
+def test_a_short_last_window_is_padded_with_zeros(make_view: MakeView) -> None:
+    """Equal attention everywhere: the window of 3 tokens of 8 holds least, so it comes last."""
+    view = make_view(tokens=4 + 8 + 3, batch=1)
+    view.keys[:] = 0.0
+    ranking = rank_tokens(WindowKV(observed=4, window=8).score(view))[0, 0].tolist()
+    assert ranking == [14, 13, 12, 11, *range(7, -1, -1), 10, 9, 8]
+
+
+def test_ties_go_to_the_newer_window(make_view: MakeView) -> None:
+    view = make_view(tokens=4 + 16, batch=1)
+    view.keys[:] = 0.0
+    ranking = rank_tokens(WindowKV(observed=4, window=8).score(view))[0, 0].tolist()
+    assert ranking == list(range(19, -1, -1))
+
+
+def test_settings_of_the_paper() -> None:
+    assert SETTINGS["qwen"]["qa"] == (4, 32, 32)
+    assert SETTINGS["qwen"]["aggregation"] == (16, 32, 16)
+    assert SETTINGS["llama"]["qa"] == (16, 8, 8)
+    assert SETTINGS["llama"]["aggregation"] == (32, 16, 8)
+    assert WindowKV().setting_for("qa") == SETTINGS["qwen"]["qa"]
+    llama = WindowKV(**WindowKV.presets["llama"])
+    assert llama.setting_for("aggregation") == SETTINGS["llama"]["aggregation"]
+    assert WindowKV(window=8).setting_for("aggregation") == (16, 8, 4)
+    assert WindowKV(window=8, top=20, observed=3).setting_for("qa") == (3, 8, 8)
+
+
+def test_the_task_decides_the_setting(make_view: MakeView) -> None:
+    view = make_view(tokens=90)
+    qa = WindowKV(observed=4, window=32, top=32).score(view)
+    aggregation = WindowKV(observed=16, window=32, top=16).score(view)
+    assert not torch.equal(qa, aggregation)
+    assert torch.equal(WindowKV().score(view), qa)
+    assert torch.equal(WindowKV(task="aggregation").score(view), aggregation)
+    guess = WindowKV(task="heuristic")
+    ask, sum_up = (replace(view, text=text) for text in ("Who was it?", "Summarize the report."))
+    assert torch.equal(guess.score(ask), qa)
+    assert torch.equal(guess.score(sum_up), aggregation)
+    trained = WindowKV(task="bert", classifier="some/folder")
+    assert torch.equal(trained.score(replace(view, label="qa")), qa)
+    assert torch.equal(trained.score(replace(view, label="aggregation")), aggregation)
+
+
+def test_needs() -> None:
+    needs = WindowKV().needs
+    assert (needs.queries, needs.text, needs.classifier, needs.share) == (4, 0, None, AUTO_SHARE)
+    assert WindowKV(task="aggregation", group=7).needs.queries == 16
+    assert WindowKV(task="aggregation", group=7).needs.share == 7
+    assert WindowKV(setting="llama", task="heuristic").needs.queries == 32
+    assert WindowKV(task="heuristic").needs.text == 256
+    assert WindowKV(task="bert", classifier="folder").needs.classifier == "folder"
+    assert WindowKV(observed=9).needs.queries == 9
+
+
+def test_the_declared_queries_are_enough(make_view: MakeView) -> None:
+    view = make_view(tokens=50)
+    assert view.queries is not None
+    scorer = WindowKV(task="heuristic", window=8)
+    recent = replace(view, queries=view.queries[:, :, -16:])
+    assert torch.equal(scorer.score(view), scorer.score(recent))
+
+
+@pytest.mark.parametrize(("group", "leaders"), [(1, [0, 1, 2, 3, 4]), (2, [0, 0, 2, 2, 4])])
+def test_layers_take_over_the_choice_of_the_first(
+    make_view: MakeView, group: int, leaders: list[int]
+) -> None:
+    views = [make_view(tokens=60, layer=layer, seed=layer) for layer in range(5)]
+    scorer = WindowKV(group=group)
+    scores = score_layers(scorer, views)
+    for layer, leader in enumerate(leaders):
+        assert torch.equal(scores[layer], scorer.score(views[leader]))
+
+
+def test_views_without_text_are_refused(make_view: MakeView) -> None:
+    view = replace(make_view(tokens=60), text=None, label=None)
+    with pytest.raises(UsageError, match="name the task type, qa or aggregation"):
+        WindowKV(task="heuristic").score(view)
+    with pytest.raises(UsageError, match="name the task type, qa or aggregation"):
+        WindowKV(task="bert", classifier="x").score(view)
+    with pytest.raises(UsageError, match="classifier=x says 'LABEL_0': its labels must be qa and"):
+        WindowKV(task="bert", classifier="x").score(replace(view, label="LABEL_0"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "poetry"}, "task must be one of qa, aggregation, heuristic, bert, got 'poetry'"),
+        ({"task": "bert"}, "task=bert and classifier=FOLDER go together, got task=bert and class"),
+        (
+            {"classifier": "x"},
+            "task=bert and classifier=FOLDER go together, got task=qa and classifier=x",
+        ),
+        ({"setting": "gemma"}, "setting must be one of qwen, llama"),
+        ({"observed": 0}, "observed must be an integer >= 1 or auto"),
+        ({"window": 0}, "window must be an integer >= 1 or auto"),
+        ({"top": "most"}, "top must be an integer >= 1 or auto"),
+        ({"group": 0}, "group must be an integer >= 1 or auto"),
+        ({"per_head": 1}, "per_head must be one of false, true"),
+    ],
+)
+def test_bad_options_are_usage_errors(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=f"windowkv: {message}"):
+        WindowKV(**options)  # type: ignore[arg-type]
