@@ -31,6 +31,7 @@ SAME_SETS: dict[str, tuple[Scores, int]] = {
     "snapkv:kvpress": (kvpress.snapkv, 64),
     "tova:kvpress": (kvpress.tova, 1),
     "h2o:kvpress": (kvpress.observed_attention, 1),
+    "expected_attention:kvpress": (kvpress.expected_attention, 4),
 }
 """Specification -> its scores there, and the fewest tokens that leave no tie among forced ones."""
 

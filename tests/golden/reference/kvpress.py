@@ -119,7 +119,13 @@ def pyramid_budgets(
     tokens: int, ratio: float, layers: int, window: int = 64, beta: float = 20.0
 ) -> list[int]:
     """Tokens per head of every layer."""
-    mean = tokens * (1 - ratio)
+    return pyramid_budgets_of(tokens, tokens * (1 - ratio), layers, window, beta)
+
+
+def pyramid_budgets_of(
+    tokens: int, mean: float, layers: int, window: int = 64, beta: float = 20.0
+) -> list[int]:
+    """The same for a mean budget in tokens."""
     least = mean / beta
     most = 2 * mean - least
     if most >= tokens - window:

@@ -1,0 +1,138 @@
+"""How budgets are split over layers and heads, in plain Python and float64 NumPy.
+
+Scores are [L, H, N] with protected tokens at +inf; every function returns counts [L, H].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+Array = np.ndarray
+
+
+def best_tokens(scores: Array, total: int, guaranteed: int) -> Array:
+    """Of heads [U, N] that compete: the best `guaranteed` of each, then the best of all. [U]
+
+    Ties go to the newer token, then to the earlier head.
+    """
+    heads, tokens = scores.shape
+    everything = [(-scores[h, i], -i, h) for h in range(heads) for i in range(tokens)]
+    counts = [guaranteed] * heads
+    rest = []
+    for h in range(heads):
+        own = sorted(entry for entry in everything if entry[2] == h)
+        rest += own[guaranteed:]
+    for _, _, h in sorted(rest)[: total - heads * guaranteed]:
+        counts[h] += 1
+    return np.array(counts)
+
+
+def uniform(scores: Array, budget: int, floor: int) -> Array:
+    return np.full(scores.shape[:2], budget)
+
+
+def ada(scores: Array, budget: int, floor: int, safeguard: float = 0.2) -> Array:
+    safe = max(floor, int(safeguard * budget))
+    heads = scores.shape[1]
+    return np.stack([best_tokens(layer, heads * budget, safe) for layer in scores])
+
+
+def ada_paper(scores: Array, budget: int, floor: int, safeguard: float = 0.5) -> Array:
+    """The published code: what heads win among all, mixed with equal shares, rounded."""
+    layers, heads, tokens = scores.shape
+    counts = np.zeros((layers, heads), dtype=int)
+    for layer in range(layers):
+        always = int(np.isposinf(scores[layer, 0]).sum())
+        base = budget - always
+        free = np.where(np.isposinf(scores[layer]), -np.inf, scores[layer])
+        won = best_tokens(free, heads * base, 0)
+        for head in range(heads):
+            share = round((1 - safeguard) * int(won[head]) + math.floor(safeguard * base))
+            counts[layer, head] = min(max(always + share, floor), tokens)
+    return counts
+
+
+def over_all(scores: Array, budget: int, floor: int, safeguard: float = 0.2) -> Array:
+    layers, heads, tokens = scores.shape
+    safe = max(floor, int(safeguard * budget))
+    flat = scores.reshape(layers * heads, tokens)
+    return best_tokens(flat, layers * heads * budget, safe).reshape(layers, heads)
+
+
+def largest_remainder(shares: Sequence[Fraction], total: int) -> list[int]:
+    """Shares that already sum to `total`, rounded to integers that do; ties to the first."""
+    down = [math.floor(share) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda i: (down[i] - shares[i], i))
+    for i in by_remainder[: total - sum(down)]:
+        down[i] += 1
+    return down
+
+
+def falling(first: Fraction, last: Fraction, points: int) -> list[Fraction]:
+    if points == 1:
+        return [(first + last) / 2]
+    return [first - k * (first - last) / (points - 1) for k in range(points)]
+
+
+def pyramid(layers: int, tokens: int, budget: int, window: int = 8, beta: int = 20) -> list[int]:
+    """PyramidKV with the exact sum, where no layer meets its bounds."""
+    base = Fraction(budget - window)
+    low = base / beta
+    high = 2 * base - low
+    if high > tokens - window:
+        high = Fraction(tokens - window)
+        low = 2 * base - high
+    shares = [window + share for share in falling(high, low, layers)]
+    return largest_remainder(shares, layers * budget)
+
+
+def pyramid_published(
+    layers: int, tokens: int, budget: int, window: int = 8, beta: int = 20
+) -> list[int]:
+    """The integers of KVCache-Factory."""
+    base = budget - window
+    if tokens < 2 * base:
+        return [budget] * layers
+    low = base // beta
+    high = 2 * base - low
+    if high >= tokens - window:
+        high = tokens - window
+        low = 2 * base - high
+    step = (high - low) // (layers - 1)
+    return [high - layer * step + window for layer in range(layers)]
+
+
+def group_of(layers: int, gamma: int) -> list[int]:
+    return [layer // gamma for layer in range(layers)]
+
+
+def windowkv(
+    layers: int, budget: int, gamma: int, divisor: int = 14, *, code: bool = True
+) -> list[int]:
+    """WindowKV's falling budgets with the exact sum."""
+    top = Fraction(budget * (gamma if code else 1), divisor)
+    groups = -(-layers // gamma)
+    per_group = falling(2 * budget - top, top, groups)
+    shares = [per_group[group] for group in group_of(layers, gamma)]
+    return largest_remainder(shares, layers * budget)
+
+
+def windowkv_published(layers: int, budget: int, gamma: int, divisor: int = 14) -> list[int]:
+    """The integers of its code."""
+    top = budget * gamma // divisor
+    groups = -(-layers // gamma)
+    step = (2 * budget - 2 * top) // (groups - 1)
+    return [2 * budget - top - group * step for group in group_of(layers, gamma)]
+
+
+def completed(counts: Sequence[int], budget: int, *, exact: bool) -> list[int]:
+    """EvolKV: counts of a search scaled to another budget; rounded up as published, or exact."""
+    total = budget * len(counts)
+    shares = [Fraction(count * total, sum(counts)) for count in counts]
+    if exact:
+        return largest_remainder(shares, total)
+    return [math.ceil(share) for share in shares]

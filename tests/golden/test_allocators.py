@@ -1,0 +1,233 @@
+"""Every allocator against its rule in plain Python: counts per layer and KV head, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from reference import allocation, kvpress
+from reference.inputs import draw
+from reference.ranking import kept
+
+from kvp.allocation import EMPTY_SLOT, Request, allocated_tokens, protected_scores
+from kvp.ranking import UNPROTECTED, Protection, keep_tokens
+from policies.budget_files import BudgetFile, BudgetPoint, save_budgets
+from policies.roster import ALLOCATORS, make_allocator, make_scorer
+
+Array = np.ndarray
+GEOMETRIES = [(1, 1, 9), (3, 2, 40), (4, 4, 65)]
+PROTECTIONS = [UNPROTECTED, Protection(sinks=2, recents=3), Protection(sinks=4, recents=16)]
+
+
+def scores_of(layers: int, heads: int, tokens: int, *, levels: int = 0, seed: int = 0) -> Array:
+    """Scores of heads on different levels; with `levels` few values, so that most of them tie."""
+    rng = np.random.default_rng([seed, layers, heads, tokens])
+    scores = rng.exponential(1.0, (layers, heads, tokens)) * rng.uniform(0.2, 2, (layers, heads, 1))
+    return np.floor(scores * levels) if levels else scores.astype(np.float32).astype(np.float64)
+
+
+def request(scores: Array, budget: int, protection: Protection) -> Request:
+    tensor = torch.from_numpy(scores).float()
+    tokens = scores.shape[-1]
+    return Request(
+        scores=protected_scores(tensor, protection),
+        budget=budget,
+        floor=max(1, min(tokens, protection.tokens)),
+    )
+
+
+COMPETING: dict[str, Callable[[Array, int, int], Array]] = {
+    "uniform": allocation.uniform,
+    "ada": allocation.ada,
+    "ada(safeguard=0)": partial(allocation.ada, safeguard=0.0),
+    "ada(safeguard=0.55)": partial(allocation.ada, safeguard=0.55),
+    "ada(safeguard=1)": allocation.uniform,
+    "ada:paper": allocation.ada_paper,
+    "global": allocation.over_all,
+    "global(safeguard=0.55)": partial(allocation.over_all, safeguard=0.55),
+    "global:kvzip": partial(allocation.over_all, safeguard=0.0),
+}
+BY_LAYER = ("pyramid", "windowkv", "evolved")
+"""Allocators whose counts do not depend on scores; below each has tests of its own."""
+SIZED_BY_THE_SCORER = ("own",)
+
+
+@pytest.mark.parametrize("spec", COMPETING)
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("levels", [0, 2], ids=["random", "ties"])
+def test_competition(spec: str, geometry: tuple[int, int, int], levels: int) -> None:
+    allocator = make_allocator(spec)
+    tokens = geometry[2]
+    for protection in PROTECTIONS:
+        for budget in {1, 2, 7, 21, 24, tokens // 2, tokens - 1, tokens}:
+            if not max(1, min(protection.tokens, tokens)) <= budget <= tokens:
+                continue
+            asked = request(scores_of(*geometry, levels=levels), budget, protection)
+            truth = COMPETING[spec](asked.scores.double().numpy(), budget, asked.floor)
+            assert allocator.allocate(asked).tolist() == truth.tolist(), (protection, budget)
+
+
+@pytest.mark.parametrize("layers", [2, 4, 7, 28, 32])
+@pytest.mark.parametrize(("tokens", "budget"), [(5000, 128), (5000, 512), (300, 100), (200, 127)])
+def test_pyramid(layers: int, tokens: int, budget: int) -> None:
+    asked = request(np.zeros((layers, 2, tokens)), budget, UNPROTECTED)
+    for window, beta in ((8, 20), (16, 5)):
+        options = f"(window={window},beta={beta})"
+        counts = make_allocator(f"pyramid{options}").allocate(asked)
+        truth = allocation.pyramid(layers, tokens, budget, window, beta)
+        assert counts.tolist() == [[count] * 2 for count in truth]
+        counts = make_allocator(f"pyramid{options[:-1]},rounding=faithful)").allocate(asked)
+        truth = allocation.pyramid_published(layers, tokens, budget, window, beta)
+        assert counts.tolist() == [[count] * 2 for count in truth]
+
+
+@pytest.mark.parametrize("tokens", [100, 300, 1000])
+@pytest.mark.parametrize("budget", [10, 60, 65, 150, 290])
+@pytest.mark.parametrize("layers", [1, 4, 28])
+def test_pyramid_of_kvpress(tokens: int, budget: int, layers: int) -> None:
+    """kvpress's real-valued budget tokens * (1 - ratio) is the integer here."""
+    if budget >= tokens:
+        return
+    asked = request(np.zeros((layers, 1, tokens)), budget, UNPROTECTED)
+    counts = make_allocator("pyramid:kvpress").allocate(asked)[:, 0].tolist()
+    if layers == 1:
+        assert counts == [budget]
+    else:
+        assert counts == kvpress.pyramid_budgets_of(tokens, budget, layers)
+
+
+@pytest.mark.parametrize(("layers", "gamma"), [(28, 7), (32, 8), (8, 2), (30, 7)])
+@pytest.mark.parametrize("budget", [100, 512, 1024])
+def test_windowkv_rule(layers: int, gamma: int, budget: int) -> None:
+    asked = request(np.zeros((layers, 2, 5000)), budget, UNPROTECTED)
+    wanted = {
+        f"windowkv(group={gamma},rounding=faithful)": allocation.windowkv_published(
+            layers, budget, gamma
+        ),
+    }
+    if layers % gamma == 0:  # the line sums to the budget, so that nothing is scaled
+        wanted[f"windowkv(group={gamma})"] = allocation.windowkv(layers, budget, gamma)
+        wanted[f"windowkv(group={gamma},rule=paper)"] = allocation.windowkv(
+            layers, budget, gamma, code=False
+        )
+    for spec, truth in wanted.items():
+        counts = make_allocator(spec).allocate(asked)
+        assert counts.tolist() == [[count] * 2 for count in truth], spec
+    if (layers, gamma) in ((28, 7), (32, 8)):
+        automatic = make_allocator("windowkv").allocate(asked)
+        assert (
+            automatic.tolist()
+            == make_allocator(f"windowkv(group={gamma})").allocate(asked).tolist()
+        )
+
+
+@pytest.mark.parametrize("spec", ["pyramid", "windowkv", "windowkv(rule=paper)"])
+@pytest.mark.parametrize("protection", PROTECTIONS, ids=str)
+@pytest.mark.parametrize("layers", [1, 3, 30])
+def test_falling_budgets_meet_sum_and_bounds(
+    spec: str, protection: Protection, layers: int
+) -> None:
+    """Where bounds bite, no formula is published: what must hold then."""
+    allocator = make_allocator(spec)
+    for tokens in (21, 60):
+        for budget in range(max(1, protection.tokens), tokens + 1, 3):
+            asked = request(np.zeros((layers, 2, tokens)), budget, protection)
+            counts = allocator.allocate(asked)
+            assert int(counts.sum()) == layers * 2 * budget
+            assert int(counts.min()) >= asked.floor
+            assert int(counts.max()) <= tokens
+            assert (counts[:, 0] == counts[:, 1]).all()
+            assert (counts[1:] <= counts[:-1]).all()
+
+
+@pytest.mark.parametrize("rounding", ["exact", "faithful"])
+@pytest.mark.parametrize("budget", [60, 128, 500])
+def test_evolved_completion(tmp_path: Path, budget: int, rounding: str) -> None:
+    found = (40, 33, 97, 70, 11, 12, 21, 50)
+    point = BudgetPoint(budget=42, cached_tokens=900, counts=found)
+    file = BudgetFile(
+        model={"id": "any", "revision": None}, layers=8, kv_heads=2, scorer="snapkv",
+        protocol="query_aware", protection=UNPROTECTED, level="layer", points=(point,), seed=0,
+    )  # fmt: skip
+    save_budgets(tmp_path / "budgets.json", file, {})
+    spec = f"evolved:{tmp_path / 'budgets.json'}"
+    spec += "" if rounding == "exact" else "(rounding=faithful)"
+    asked = request(np.zeros((8, 2, 5000)), budget, UNPROTECTED)
+    counts = make_allocator(spec).allocate(asked)
+    truth = allocation.completed(found, budget, exact=rounding == "exact")
+    assert counts.tolist() == [[count] * 2 for count in truth]
+
+
+def test_own_takes_the_scorers_sizes() -> None:
+    inputs = draw(60)
+    scorer = make_scorer("gvote")
+    scores = scorer.score(inputs.view(scorer.needs, 20))
+    sizes = scorer.sizes(scores)  # type: ignore[attr-defined]
+    assert sizes.tolist() == (scores >= 1).sum(dim=-1).clamp(min=4).tolist()
+    asked = Request(scores=scores, budget=20, floor=1, sizes=sizes)
+    assert make_allocator("own").allocate(asked).tolist() == sizes.tolist()
+
+
+def test_counts_become_the_best_tokens_of_each_head() -> None:
+    scores = scores_of(3, 2, 40, levels=3)
+    counts = np.array([[1, 40], [7, 20], [0, 39]])
+    chosen = allocated_tokens(torch.from_numpy(scores), torch.from_numpy(counts), UNPROTECTED)
+    for layer, head in np.ndindex(3, 2):
+        row = chosen[layer, head].tolist()
+        real = row[: counts[layer, head]]
+        assert row[len(real) :] == [EMPTY_SLOT] * (len(row) - len(real))
+        assert real == np.flatnonzero(kept(scores[layer, head], counts[layer, head])).tolist()
+
+
+@pytest.mark.parametrize("scorer", ["snapkv:kvpress", "expected_attention:kvpress"])
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.75])
+def test_ada_keeps_the_sets_of_kvpress(scorer: str, ratio: float) -> None:
+    tokens = 260
+    inputs = draw(tokens, (2, 2, 2, 8), seed=4)
+    budget = kvpress.kept_tokens(tokens, ratio)
+    made = make_scorer(scorer)
+    scores = made.score(inputs.view(made.needs, budget))
+    own = kvpress.snapkv if scorer.startswith("snapkv") else kvpress.expected_attention
+    truth = kvpress.adakv(own(inputs), ratio)
+    for row in range(2):
+        asked = Request(scores=scores[row][None], budget=budget, floor=1)
+        counts = make_allocator("ada").allocate(asked)
+        chosen = allocated_tokens(scores[row][None], counts, UNPROTECTED)[0]
+        for head in range(2):
+            found = {i for i in chosen[head].tolist() if i != EMPTY_SLOT}
+            assert found == set(np.flatnonzero(truth[row, head]).tolist())
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
+def test_global_keeps_as_many_per_layer_as_kvzip_in_kvpress(ratio: float) -> None:
+    """4 layers, 2 heads, 100 tokens; kvpress: count per layer first, then select in the layer."""
+    layers, tokens = 4, 100
+    inputs = [draw(tokens, (1, 2, 2, 8), seed=seed) for seed in range(layers)]
+    scorer = make_scorer("kvzip:kvpress")
+    scores = torch.cat([scorer.score(one.view(scorer.needs, 50)) for one in inputs])
+    budget = tokens - int(ratio * tokens + 1e-9)
+    counts = make_allocator("global:kvzip").allocate(Request(scores=scores, budget=budget, floor=1))
+    lifted = np.stack([one.replay[0] for one in inputs]).astype(np.float64)
+    lifted[..., :4] = lifted.max() + 1
+    per_layer = kvpress.kvzip_counts(lifted, ratio)
+    assert counts.sum(dim=1).tolist() == per_layer
+    for layer, total in enumerate(per_layer):
+        truth = allocation.best_tokens(lifted[layer], total, 0)
+        assert counts[layer].tolist() == truth.tolist()
+
+
+def test_budgets_of_uniform_are_what_is_kept() -> None:
+    scores = scores_of(2, 2, 30)
+    asked = request(scores, 11, UNPROTECTED)
+    counts = make_allocator("uniform").allocate(asked)
+    chosen = allocated_tokens(torch.from_numpy(scores), counts, UNPROTECTED)
+    assert torch.equal(chosen, keep_tokens(torch.from_numpy(scores), 11))
+
+
+def test_every_allocator_of_the_roster_is_checked() -> None:
+    competing = {spec.split(":")[0].split("(")[0] for spec in COMPETING}
+    assert set(ALLOCATORS) <= competing | set(BY_LAYER) | set(SIZED_BY_THE_SCORER)
