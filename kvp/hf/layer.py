@@ -48,7 +48,8 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
         """Bytes of the key and value tensors held for each row, room to grow included."""
         if not self.is_initialized:
             return []
-        return [(self._key_room[0].nbytes + self._value_room[0].nbytes)] * self.rows
+        held = self._key_room.nbytes + self._value_room.nbytes
+        return [held // self.rows] * self.rows if self.rows else []
 
     def _append(self, keys: Tensor, values: Tensor) -> None:
         batch, _, tokens, _ = keys.shape
