@@ -87,7 +87,7 @@ METHODS: Mapping[str, ScorerEntry] = {
             cost="one more forward pass over the context, in chunks, and one of random tokens",
         ),
         ScorerEntry(
-            builder=ExpectedAttention, line="what queries like the past ones are expected to attend to",
+            builder=ExpectedAttention, line="what queries like the past ones would attend to",
             cost="moments of the queries, one pass over the keys, O(G N D D)",
         ),
         ScorerEntry(

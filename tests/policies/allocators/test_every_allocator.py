@@ -1,0 +1,187 @@
+"""What holds for every allocator that keeps to the budget, and how their names are read."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvp.allocation import Allocator, Request, allocated_counts, allocated_tokens, protected_scores
+from kvp.errors import KvpError, UsageError
+from kvp.ranking import Protection, keep_tokens
+from policies.roster import ALLOCATORS, make_allocator
+from policies.specification import sizes_itself
+
+EXACT = [
+    "uniform", "ada", "ada(safeguard=0)", "ada(safeguard=0.75)", "ada(safeguard=1)",
+    "global", "global:kvzip", "global(safeguard=0.5)",
+    "pyramid", "pyramid(beta=3,window=0)", "pyramid(window=20)",
+    "windowkv", "windowkv(rule=paper)", "windowkv(group=2)", "windowkv(divisor=2,group=3)",
+]  # fmt: skip
+OTHERS = [
+    "ada:paper", "ada(rule=paper)", "own", "pyramid:kvpress", "pyramid(rounding=faithful)",
+    "windowkv(rounding=faithful)", "windowkv(rule=paper,rounding=faithful)",
+]  # fmt: skip
+exact = pytest.mark.parametrize("spec", EXACT)
+every = pytest.mark.parametrize("spec", [*EXACT, *OTHERS])
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    """Requests full of ties, of every small size, with every protection that fits."""
+    layers, heads, tokens = (draw(st.integers(1, most)) for most in (5, 4, 12))
+    count = layers * heads * tokens
+    value = st.sampled_from([0.0, 1.0, 2.0, -math.inf])
+    drawn = draw(st.lists(value, min_size=count, max_size=count))
+    protection = Protection(sinks=draw(st.integers(0, 3)), recents=draw(st.integers(0, 3)))
+    floor = max(1, min(tokens, protection.tokens))
+    return Request(
+        scores=protected_scores(torch.tensor(drawn).view(layers, heads, tokens), protection),
+        budget=draw(st.integers(floor, tokens)),
+        floor=floor,
+        sizes=torch.randint(0, tokens + 3, (layers, heads)),
+    )
+
+
+def test_the_table_covers_the_roster() -> None:
+    covered = {spec.split(":")[0].split("(")[0] for spec in (*EXACT, *OTHERS)}
+    presets = {f"{name}:{preset}" for name, entry in ALLOCATORS.items() for preset in entry.presets}
+    assert covered | {"evolved"} == set(ALLOCATORS)
+    assert presets <= {*EXACT, *OTHERS}
+    assert all(entry.line and entry.cost and entry.needs for entry in ALLOCATORS.values())
+
+
+@exact
+@settings(max_examples=40, deadline=None)
+@given(request=requests())
+def test_totals_are_exact_and_counts_within_bounds(spec: str, request: Request) -> None:
+    before = request.scores.clone()
+    counts = allocated_counts(make_allocator(spec), request)  # type, shape and bounds
+    assert int(counts.sum()) == request.total
+    assert torch.equal(request.scores, before)
+    full = replace(request, budget=request.scores.shape[-1])
+    assert (make_allocator(spec).allocate(full) == full.budget).all()
+
+
+@pytest.mark.parametrize("spec", OTHERS)
+@settings(max_examples=40, deadline=None)
+@given(request=requests())
+def test_published_roundings_stay_within_bounds(spec: str, request: Request) -> None:
+    allocated_counts(make_allocator(spec), request)
+
+
+@pytest.mark.parametrize("spec", [*EXACT, "ada:paper"])
+@settings(max_examples=40, deadline=None)
+@given(request=requests())
+def test_more_budget_takes_at_most_one_token_from_a_head(spec: str, request: Request) -> None:
+    """Heads that compete never lose any: what is kept is nested. Largest remainders may shift."""
+    allocator, tokens = make_allocator(spec), request.scores.shape[-1]
+    steps = [
+        allocator.allocate(replace(request, budget=budget))
+        for budget in range(request.floor, tokens + 1)
+    ]
+    slack = 0 if spec.startswith(("ada", "global", "uniform")) else 1
+    for smaller, larger in pairwise(steps):
+        assert (larger - smaller).min() >= -slack
+
+
+@settings(max_examples=40, deadline=None)
+@given(request=requests())
+def test_counts_become_the_best_tokens_of_each_head(request: Request) -> None:
+    scores = torch.where(request.scores.isinf(), -1.0, request.scores)
+    counts = make_allocator("ada").allocate(request)
+    kept = allocated_tokens(scores, counts, Protection(sinks=0, recents=0))
+    for layer in range(counts.shape[0]):
+        for head, count in enumerate(counts[layer].tolist()):
+            own = kept[layer, head][kept[layer, head] >= 0]
+            assert torch.equal(own, keep_tokens(scores[layer, head], count))
+
+
+@every
+def test_names_rebuild_the_allocator(spec: str) -> None:
+    allocator = make_allocator(spec)
+    assert isinstance(allocator, Allocator)
+    assert allocator.name == spec
+    assert make_allocator(allocator.name) == allocator
+
+
+def test_values_are_normalised() -> None:
+    assert make_allocator(" ada( safeguard = .5 ) ").name == "ada(safeguard=0.5)"
+    assert make_allocator("ada(safeguard=2e-1)") == make_allocator("ada")
+    assert make_allocator("global(safeguard=0)").name == "global:kvzip"
+    assert make_allocator("pyramid(beta=1e+3)").name == "pyramid(beta=1000)"
+
+
+def test_only_own_ignores_the_budget() -> None:
+    assert {name for name, entry in ALLOCATORS.items() if entry.sized_by_scorer} == {"own"}
+    assert sizes_itself(make_allocator("own"))
+    assert not sizes_itself(make_allocator("global"))
+
+
+def test_own_takes_the_scorers_sizes(request_of: Callable[..., Request]) -> None:
+    request = request_of(torch.zeros(1, 3, 9), 4, Protection(sinks=1, recents=1))
+    sized = replace(request, sizes=torch.tensor([[0, 5, 12]]))
+    assert make_allocator("own").allocate(sized).tolist() == [[2, 5, 9]]
+    with pytest.raises(UsageError, match="own: the method does not say how many tokens it needs"):
+        make_allocator("own").allocate(request)
+
+
+@pytest.mark.parametrize("spec", ["ada", "ada:paper", "global"])
+@pytest.mark.parametrize("value", [None, 0.0])
+def test_selections_are_fast(spec: str, value: float | None) -> None:
+    scores = torch.rand(28, 4, 32768) if value is None else torch.full((28, 4, 32768), value)
+    request = Request(scores=scores, budget=4096, floor=20)
+    start = time.perf_counter()
+    make_allocator(spec).allocate(request)
+    assert time.perf_counter() - start < 4  # about 0.4 on one core
+
+
+@every
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_counts_on_a_gpu_are_those_of_the_cpu(spec: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 9, (5, 4, 300), generator=generator).float()
+    request = Request(scores=scores, budget=70, floor=3, sizes=torch.full((5, 4), 17))
+    assert request.sizes is not None
+    moved = replace(request, scores=scores.cuda(), sizes=request.sizes.cuda())
+    allocator = make_allocator(spec)
+    assert torch.equal(allocator.allocate(moved).cpu(), allocator.allocate(request))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("magic", "unknown allocator 'magic': choose from uniform, pyramid, ada, global, windowkv, "
+                  "own, evolved"),
+        ("", "allocator '' is not of the form name, name:preset or name(option=value)"),
+        ("ada+global", "allocator 'ada+global' is not of the form"),
+        ("ada:nobody", "ada has no preset 'nobody': its presets are paper"),
+        ("uniform(a=1)", "uniform has no option 'a': its options are none"),
+        ("ada(safeguard=1.5)", "ada: safeguard must be a number from 0 to 1, got 1.5"),
+        ("ada(safeguard=true)", "ada: safeguard must be a number from 0 to 1, got True"),
+        ("ada(safeguard=nan)", "ada: safeguard must be a number from 0 to 1, got 'nan'"),
+        ("ada(rule=mine)", "ada: rule must be one of kvpress, paper, got 'mine'"),
+        ("global(safeguard=-1)", "global: safeguard must be a number from 0 to 1, got -1"),
+        ("pyramid(beta=0.5)", "pyramid: beta must be a number >= 1, got 0.5"),
+        ("pyramid(window=8.0)", "pyramid: window must be an integer >= 0, got 8.0"),
+        ("pyramid(rounding=up)", "pyramid: rounding must be one of exact, faithful, kvpress"),
+        ("windowkv(group=0)", "windowkv: group must be an integer >= 1 or auto, got 0"),
+        ("windowkv(rule=demo)", "windowkv: rule must be one of code, paper, got 'demo'"),
+        ("windowkv(divisor=0)", "windowkv: divisor must be a number >= 1, got 0"),
+        ("evolved", "evolved needs a file: write evolved:FILE"),
+        ("evolved:no/such.json", "no/such.json is no budget file"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(spec: str, message: str) -> None:
+    with pytest.raises(KvpError) as error:
+        make_allocator(spec)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
