@@ -8,14 +8,17 @@ from decimal import Decimal
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
-from eval.rows import Row, method_label
+from eval.rows import OWN, Row, method_label
 from eval.stats import Interval, bootstrap_mean, per_prompt, perplexity
 from kvp.budgets import parse_budget
 
 FULL_COLUMN = "full"
 PROTECTED = " +p"
+SPREAD = "(± half of the 95 % interval)"
+"""What stands beside each mean, where the screen is wide enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +27,11 @@ class Line:
 
     protocol: str
     label: str
-    """Method, preset, and `+p` where first and last tokens are always kept."""
+    """Method, preset, allocator, and `+p` where first and last tokens are always kept."""
     cells: Mapping[str, Interval]
-    """By budget spec; `full` for the full cache."""
+    """By budget spec; `full` for the full cache, `own` for a size of the method's own."""
+    own_share: float | None = None
+    """Share of the cache it keeps where it sizes the cache itself, mean over rows."""
 
 
 def headline(rows: Iterable[Row], *, resamples: int = 2000, seed: int = 0) -> list[Line]:
@@ -52,13 +57,14 @@ def print_headline(console: Console, rows: Iterable[Row], *, resamples: int, see
     rows = list(rows)
     scores = headline(rows, resamples=resamples, seed=seed)
     losses = perplexity_headline(rows, resamples=resamples, seed=seed)
-    _print(console, scores, "mean score, % (± half of the 95 % interval)", 100)
-    _print(console, losses, "perplexity of the reply (± half of the 95 % interval)", 1)
+    _print(console, scores, "mean score, %", 100)
+    _print(console, losses, "perplexity of the given text", 1)
 
 
 def row_label(row: Mapping[str, Any]) -> str:
     """What a row's method is called in tables, policies of one method together."""
-    return f"{method_label(row['method'], row['variant'])}{PROTECTED if row['protected'] else ''}"
+    label = method_label(row["method"], row["variant"], row["allocator"])
+    return f"{label}{PROTECTED if row['protected'] else ''}"
 
 
 def _lines(rows: Iterable[Row], score: Callable[[list[Row]], Interval]) -> list[Line]:
@@ -76,38 +82,56 @@ def _lines(rows: Iterable[Row], score: Callable[[list[Row]], Interval]) -> list[
             protocol=key[0],
             label=key[1],
             cells={budget: score(group) for budget, group in groups[key].items()},
+            own_share=_share(groups[key].get(OWN, [])),
         )
         for key in sorted(groups, key=place)
     ]
+
+
+def _share(rows: list[Row]) -> float | None:
+    if not rows:
+        return None
+    return sum(row["kept_tokens"] / row["cached_tokens"] for row in rows) / len(rows)
 
 
 def _print(console: Console, lines: list[Line], what: str, scale: int) -> None:
     for protocol in dict.fromkeys(line.protocol for line in lines):
         own = [line for line in lines if line.protocol == protocol]
         columns = sorted({budget for line in own for budget in line.cells}, key=_size)
-        console.print(f"{protocol}: {what}")
-        table = Table(box=None, pad_edge=False)
-        table.add_column("method", no_wrap=True)
-        for budget in columns:
-            table.add_column(budget, justify="right", no_wrap=True)
-        for line in own:
-            table.add_row(line.label, *(_cell(line.cells.get(name), scale) for name in columns))
-        console.print(table)
+        table = _table(own, columns, scale, spread=True)
+        fits = Measurement.get(console, console.options, table).maximum <= console.width
+        console.print(f"{protocol}: {what}{f' {SPREAD}' if fits else ''}")
+        console.print(table if fits else _table(own, columns, scale, spread=False))
     if lines:
         console.print("+p: first and last tokens are always kept")
+    if any(line.own_share is not None for line in lines):
+        console.print("own @: the method's own size, as a share of the cache")
+
+
+def _table(lines: list[Line], columns: list[str], scale: int, *, spread: bool) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("method", no_wrap=True)
+    for budget in columns:
+        table.add_column(budget, justify="right", no_wrap=True)
+    for line in lines:
+        table.add_row(line.label, *(_cell(line, name, scale, spread=spread) for name in columns))
+    return table
 
 
 def _size(column: str) -> tuple[bool, bool, Decimal]:
-    """Shares first, then token counts, each ascending; the full cache last."""
-    if column == FULL_COLUMN:
-        return True, True, Decimal(0)
+    """Shares first, then token counts, each ascending; own sizes and the full cache last."""
+    if column in (OWN, FULL_COLUMN):
+        return True, True, Decimal(column == FULL_COLUMN)
     budget = parse_budget(column)
     return False, budget.percent is None, budget.percent or Decimal(budget.count or 0)
 
 
-def _cell(value: Interval | None, scale: int) -> str:
+def _cell(line: Line, column: str, scale: int, *, spread: bool) -> str:
+    value = line.cells.get(column)
     if value is None:
         return ""
-    spread = (value.high - value.low) / 2 * scale
+    half = (value.high - value.low) / 2 * scale
     digits = 0 if scale == 100 else 2
-    return f"{value.mean * scale:.{digits}f} ±{spread:.{digits}f}"
+    size = f" @{line.own_share:.0%}" if column == OWN and line.own_share is not None else ""
+    around = f" ±{half:.{digits}f}" if spread else ""
+    return f"{value.mean * scale:.{digits}f}{around}{size}"

@@ -35,6 +35,24 @@ def test_seeds_of_a_policy_form_one_line_and_protection_makes_two() -> None:
     assert round(loss.cells["full"].mean, 4) == 2.7183
 
 
+def test_allocators_have_their_lines_and_own_sizes_their_column() -> None:
+    size = {"kept_tokens": 18.4, "cached_tokens": 100, "score": 1.0}
+    rows = [
+        _row("snapkv", "6%", "a", score=1.0),
+        _row("snapkv", "6%", "a", score=0.0, allocator="ada(safeguard=0.5)"),
+        _row("gvote", "own", "a", allocator="own", **size),
+        _row("full", None, "a", score=1.0),
+    ]
+    lines = {line.label: line for line in headline(rows, resamples=10)}
+    assert list(lines) == ["snapkv", "snapkv+ada(safeguard=0.5)", "gvote+own", "full"]
+    assert lines["gvote+own"].own_share == 0.184
+    stream = io.StringIO()
+    print_headline(Console(file=stream, width=100), rows, resamples=10, seed=0)
+    header = next(line for line in stream.getvalue().splitlines() if line.startswith("method"))
+    assert header.split() == ["method", "6%", "own", "full"]
+    assert "100 ±0 @18%" in stream.getvalue()
+
+
 def test_table_fits_a_hundred_columns() -> None:
     rows = [
         _row("snapkv", budget, str(number), variant="kvpress", protected=True, score=number / 9)
