@@ -1,0 +1,41 @@
+"""Mean score of every method of a results folder at every budget, as Markdown, best first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean
+
+
+def main() -> None:
+    """Print one table per protection; the mean over budgets orders the lines."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path, help="folder written by kvp-eval")
+    lines = (parser.parse_args().results / "rows.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    full = [row["score"] for row in rows if row["budget_spec"] is None]
+    if full:
+        print(f"Full cache: {100 * mean(full):.1f} % ({len(full)} prompts and protocols).")
+    scores: dict[tuple[str, ...], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row["budget_spec"] is not None:
+            name = tuple(str(row.get(key)) for key in ("method", "variant", "allocator", "policy"))
+            place = (*name, "yes" if row["protected"] else "no")
+            scores[place][row["budget_spec"]].append(row["score"])
+    budgets = list(dict.fromkeys(budget for found in scores.values() for budget in found))
+    print(f"\n| mean | {' | '.join(budgets)} | method | variant | allocator | policy | protected |")
+    print("|--:" * (1 + len(budgets)) + "|---" * 5 + "|")
+    table = []
+    for place, found in scores.items():
+        cells = [100 * mean(found[budget]) if budget in found else None for budget in budgets]
+        known = [cell for cell in cells if cell is not None]
+        table.append((mean(known), cells, place))
+    for average, cells, place in sorted(table, key=lambda line: -line[0]):
+        numbers = " | ".join("" if cell is None else f"{cell:.1f}" for cell in cells)
+        print(f"| {average:.1f} | {numbers} | {' | '.join(place)} |")
+
+
+if __name__ == "__main__":
+    main()
