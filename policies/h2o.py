@@ -2,15 +2,17 @@
 
 Formula: c_i = mean over the G query heads of sum_j A[j, i] (columns of the causal attention of the
 whole prompt). A budget b keeps the last b // 2 tokens and the b - b // 2 heaviest others. These
-sets are nested, so a token's rank is the smallest b that keeps it: odd budgets admit the next
-heavy token, even ones the next recent token, or, where that is in already, the next heavy one.
-Score = -rank.
+sets are nested, so a token's rank is the smallest b that keeps it: odd budgets admit the next heavy
+token, even ones the next recent token, or, where that is in already, the next heavy one. Score =
+-rank.
 
-Options: `normalize` = `none` (raw sums, H2O) or `visible` (each column divided by the N - i
-queries that can see it; raw sums favour old tokens); `recents` = false ranks by c alone. Preset
-`kvpress`: visible, no recents (its ObservedAttention). Ties: the newer token is heavier. Cost O(G
-N^2 D) per KV head, in blocks, without the N x N matrix. The official code works per query head and
-while decoding.
+Options: `normalize` = `none` (raw sums, H2O) or `visible` (each column divided by the N - i queries
+that can see it; raw sums favour old tokens); `recents` = false ranks by c alone, after the last
+`window` tokens. Defaults: the paper's half and half. Presets: `kvpress` (its ObservedAttention:
+visible, no recents), `kvcache_factory` (KVCache-Factory: the last 32 tokens and the heaviest others
+by raw sums; its code lets queries before the window see later keys, which this does not reproduce).
+Ties: the newer token is heavier. Cost O(G N^2 D) per KV head, in blocks, without the N x N matrix.
+The official code works per query head and while decoding.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kvp.errors import UsageError
 from kvp.ops.column_sums import column_sums
 from kvp.ranking import rank_tokens
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.options import Heuristic, Presets, check_choice
+from policies.options import Heuristic, Presets, check_choice, check_integer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +38,22 @@ class H2O(Heuristic):
     """`none`, or `visible`: per query that can see the token."""
     recents: bool = True
     """Give half of every budget to the most recent tokens."""
+    window: int = 0
+    """Last tokens that are kept whatever the budget; needs recents=false."""
 
     method: ClassVar[str] = "h2o"
-    presets: ClassVar[Presets] = {"kvpress": {"normalize": "visible", "recents": False}}
+    presets: ClassVar[Presets] = {
+        "kvpress": {"normalize": "visible", "recents": False},
+        "kvcache_factory": {"recents": False, "window": 32},
+    }
 
     def __post_init__(self) -> None:
-        """Raise UsageError on an unknown normalisation."""
+        """Raise UsageError on an unknown normalisation, or a window beside half recents."""
         check_choice(self.method, "normalize", self.normalize, ("none", "visible"))
         check_choice(self.method, "recents", self.recents, (True, False))
+        check_integer(self.method, "window", self.window, least=0)
+        if self.window and self.recents:
+            raise UsageError(f"{self.method}: window={self.window} needs recents=false")
 
     @property
     def needs(self) -> Needs:
@@ -58,6 +69,7 @@ class H2O(Heuristic):
         if self.normalize == "visible":
             received /= torch.arange(tokens, 0, -1, device=received.device)
         if not self.recents:
+            received[..., max(tokens - self.window, 0) :] = tokens + 1  # sums stay within N
             return received
         heavy = rank_tokens(received)
         ranks = [_entry_ranks(order) for order in heavy.flatten(0, -2).tolist()]

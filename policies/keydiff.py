@@ -1,8 +1,8 @@
 """KeyDiff (arXiv 2504.15364): keys that differ from the average key are worth keeping.
 
 Formula: score_i = -cos(k_i, a), a = mean over all tokens of k_i / ||k_i||, keys after RoPE,
-float32. No options. Cost O(N D) per head. The paper evicts block by block during prefill; here, as
-in the KVP paper, once after it. A zero key scores 0.
+float32. No options: kvpress computes the same. Cost O(N D) per head. The paper evicts block by
+block during prefill; here, as in the KVP paper, once after it. A zero key scores 0.
 """
 
 from __future__ import annotations

@@ -3,8 +3,10 @@
 Formula: keep the first `n_sink` tokens and the latest budget - n_sink. As a ranking: sink 0, 1,
 ..., then the newest token, the one before it, and so on. Default n_sink = 4 (paper and kvpress).
 Cost: none. Where the budget is small, only min(n_sink, budget // 2) tokens count as sinks, so that
-recent ones survive (no paper says). The official code also moves the kept keys to positions inside
-its rolling cache; here every method keeps true positions.
+recent ones survive (no paper says); preset `kvpress` counts all, as its code does. The official
+code also moves the kept keys to positions inside its rolling cache; here every method keeps true
+positions. What KVCache-Factory and the WindowKV paper call StreamingLLM keeps the last w tokens and
+fills the budget with first tokens: `streaming_llm(n_sink=C-w,keep_recents=false)`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import View
-from policies.options import Heuristic, check_integer
+from policies.options import Heuristic, Presets, check_choice, check_integer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +27,23 @@ class StreamingLLM(Heuristic):
 
     n_sink: int = 4
     """First tokens that come before all others."""
+    keep_recents: bool = True
+    """Let sinks take no more than half of the budget."""
 
     method: ClassVar[str] = "streaming_llm"
+    presets: ClassVar[Presets] = {"kvpress": {"keep_recents": False}}
 
     def __post_init__(self) -> None:
         """Raise UsageError on a negative number of sinks."""
         check_integer(self.method, "n_sink", self.n_sink, least=0)
+        check_choice(self.method, "keep_recents", self.keep_recents, (True, False))
 
     def score(self, view: View) -> Tensor:
         """Token index, sinks above all: [B, H, N] float32."""
         batch, heads, tokens, _ = view.keys.shape
         order = torch.arange(tokens, dtype=torch.float32, device=view.keys.device)
-        sinks = min(self.n_sink, view.budget // 2, tokens)
+        sinks = min(self.n_sink, tokens)
+        if self.keep_recents:
+            sinks = min(sinks, view.budget // 2)
         order[:sinks] = 2 * tokens - order[:sinks]
         return order.expand(batch, heads, -1).contiguous()

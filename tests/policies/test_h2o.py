@@ -71,6 +71,22 @@ def test_raw_sums_without_recents(make_view: MakeView, causal_attention: Attenti
     np.testing.assert_allclose(scores, _sums(causal_attention(view), 2, visible=False), atol=2e-5)
 
 
+@RATIOS
+@pytest.mark.parametrize("tokens", [31, 32, 33, 60])
+@pytest.mark.parametrize("budget", [8, 32, 40])
+def test_kvcache_factory_preset_keeps_a_window_and_the_heaviest_others(
+    make_view: MakeView, causal_attention: Attention,
+    heads: int, group: int, tokens: int, budget: int,
+) -> None:  # fmt: skip
+    view = make_view(tokens=tokens, batch=1, heads=heads, group=group)
+    ranking = rank_tokens(H2O(**H2O.presets["kvcache_factory"]).score(view))
+    weights = _sums(causal_attention(view), heads, visible=False)
+    for head in range(heads):
+        recent = list(range(tokens - 1, max(tokens - 32, 0) - 1, -1))
+        heavy = sorted(set(range(tokens)) - set(recent), key=lambda i: -weights[0, head, i])
+        assert set(ranking[0, head, :budget].tolist()) == set((recent + heavy)[:budget])
+
+
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(1, 12))
 def test_sets_are_nested_even_with_ties(weights: list[int], budget: int) -> None:
     """What makes a ranking out of H2O's sets at all."""
@@ -99,3 +115,7 @@ def test_bad_options_are_usage_errors() -> None:
         H2O(normalize="all")
     with pytest.raises(UsageError, match="h2o: recents must be one of true, false"):
         H2O(recents="yes")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="h2o: window must be an integer >= 0, got -1"):
+        H2O(window=-1, recents=False)
+    with pytest.raises(UsageError, match="h2o: window=8 needs recents=false"):
+        H2O(window=8)

@@ -18,11 +18,11 @@ MakeView = Callable[..., View]
 
 ATTENTION_FREE = {"random", "streaming_llm", "knorm", "keydiff", "lagkv"}
 SPECS = [
-    "random", "streaming_llm", "knorm", "keydiff",
+    "random", "streaming_llm", "streaming_llm:kvpress", "knorm", "keydiff",
     "lagkv", "lagkv:kvpress", "lagkv:official", "lagkv(lag=8)",
     "snapkv", "snapkv:kvpress", "snapkv:paper", "snapkv:official", "snapkv(window=16,pool=avg)",
     "tova", "tova:kvpress", "tova(per_kv_head=true)",
-    "h2o", "h2o:kvpress", "h2o(normalize=visible)",
+    "h2o", "h2o:kvpress", "h2o:kvcache_factory", "h2o(normalize=visible)",
     "kvzip", "kvzip:kvpress", "kvzip:paper", "kvzip(plus=true)",
     "contrastkv", "contrastkv:paper", "contrastkv(beta=0.05)",
     "expected_attention", "expected_attention:kvpress", "expected_attention(covariance=false)",

@@ -43,6 +43,26 @@ def test_kept_set_is_the_published_one(make_view: MakeView, tokens: int, budget:
     assert kept == set(range(tokens)) - set(range(4, 4 + tokens - budget))
 
 
+@pytest.mark.parametrize("budget", [1, 3, 4, 5, 7, 20])
+def test_kvpress_preset_keeps_sinks_first(make_view: MakeView, budget: int) -> None:
+    """Its survivors tie, so where the budget cuts among the sinks any of them are its set."""
+    view = make_view(tokens=40, budget=budget)
+    ranking = rank_tokens(StreamingLLM(**StreamingLLM.presets["kvpress"]).score(view))
+    kept = set(ranking[0, 0, :budget].tolist())
+    survivors = set(range(40)) - set(range(4, 4 + 40 - budget))
+    assert kept <= survivors
+    assert budget < 4 or kept == survivors
+
+
+def test_first_tokens_and_a_window_as_other_papers_call_it(make_view: MakeView) -> None:
+    """Budget 12, the last 5 tokens, the first 7."""
+    view = make_view(tokens=40, budget=12)
+    ranking = rank_tokens(StreamingLLM(n_sink=7, keep_recents=False).score(view))
+    assert set(ranking[0, 0, :12].tolist()) == {*range(7), *range(35, 40)}
+
+
 def test_negative_sinks_are_a_usage_error() -> None:
     with pytest.raises(UsageError, match="streaming_llm: n_sink must be an integer >= 0, got -1"):
         StreamingLLM(n_sink=-1)
+    with pytest.raises(UsageError, match="keep_recents must be one of true, false"):
+        StreamingLLM(keep_recents=1)  # type: ignore[arg-type]

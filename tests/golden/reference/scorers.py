@@ -20,10 +20,13 @@ def _newest_first(inputs: Inputs) -> Array:
     return np.broadcast_to(np.arange(tokens, dtype=np.float64), (batch, heads, tokens)).copy()
 
 
-def streaming_llm(inputs: Inputs, budget: int, n_sink: int = 4) -> Array:
-    """Sinks, then recency; at most half of the budget are sinks."""
+def streaming_llm(
+    inputs: Inputs, budget: int, n_sink: int = 4, *, keep_recents: bool = True
+) -> Array:
+    """Sinks, then recency; at most half of the budget are sinks, or any number."""
     scores = _newest_first(inputs)
-    for sink in range(min(n_sink, budget // 2, scores.shape[-1])):
+    most = min(n_sink, budget // 2) if keep_recents else n_sink
+    for sink in range(min(most, scores.shape[-1])):
         scores[..., sink] = 2 * FORCED - sink
     return scores
 
@@ -137,6 +140,21 @@ def h2o(inputs: Inputs, budget: int, *, visible: bool = False) -> Array:
     scores = received(inputs, visible=visible)
     recent = budget // 2
     scores[..., scores.shape[-1] - recent :] = FORCED
+    return scores
+
+
+def h2o_window(inputs: Inputs, budget: int, window: int = 32) -> Array:
+    """The last `window` tokens, the rest heavy hitters."""
+    scores = received(inputs, visible=False)
+    scores[..., max(scores.shape[-1] - window, 0) :] = FORCED
+    return scores
+
+
+def h2o_window(inputs: Inputs, budget: int, window: int = 32) -> Array:
+    """The last `window` tokens, the rest heavy hitters by raw sums."""
+    scores = received(inputs, visible=False)
+    recent = min(window, scores.shape[-1])
+    scores[..., scores.shape[-1] - recent :] = FORCED + np.arange(recent)
     return scores
 
 
