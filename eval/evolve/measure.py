@@ -57,7 +57,6 @@ class Target:
 class Scored:
     """A prompt after its prefill and its scoring."""
 
-    prompt: Prompt
     scores: Tensor
     """[L, H, N] float32."""
     prefix: Prefix | None
@@ -75,19 +74,22 @@ class PromptSet:
         scorer: Scorer,
         target: Target,
         prompts: Sequence[Prompt],
+        *,
+        keep_bytes: int,
     ) -> None:
-        """Hold on to the prompts; nothing is run yet."""
+        """Hold on to the prompts; nothing is run yet. Prefixes are kept up to `keep_bytes`."""
         self._config, self._model, self._tokenizer = config, model, tokenizer
         self._scorer, self._target = scorer, target
         self.prompts = tuple(prompts)
         self._scored: dict[int, Scored] = {}
-        self._room = int(config.memory_gib * 2**30)
+        self._room = keep_bytes
 
     def of(self, prompts: Sequence[Prompt]) -> PromptSet:
-        """Other prompts of the same comparison."""
+        """Other prompts of the same comparison, to be asked once: no prefix is kept."""
         return PromptSet(
-            self._config, self._model, self._tokenizer, self._scorer, self._target, prompts
-        )
+            self._config, self._model, self._tokenizer, self._scorer, self._target, prompts,
+            keep_bytes=0,
+        )  # fmt: skip
 
     def scores(self, schemes: Sequence[Scheme]) -> list[float]:
         """Mean over tasks of the mean over prompts, for every scheme."""
@@ -110,8 +112,11 @@ class PromptSet:
     @torch.inference_mode()
     def _run(self, place: int, schemes: Sequence[Scheme]) -> list[float]:
         config, prompt = self._config, self.prompts[place]
-        scored = self._scored.get(place) or self._score(place)
-        prefix = scored.prefix or self._prefill(prompt)
+        if place in self._scored:
+            scored = self._scored[place]
+            prefix = scored.prefix or self._prefill(prompt)
+        else:
+            scored, prefix = self._score(place)
         heads = scored.scores.shape[1]
         rows = []
         for scheme in schemes:
@@ -135,7 +140,7 @@ class PromptSet:
         texts = [str(decode(answer.result, skip_special_tokens=True)) for answer in answers]
         return [prompt.score(text) for text in texts]
 
-    def _score(self, place: int) -> Scored:
+    def _score(self, place: int) -> tuple[Scored, Prefix]:
         """Prefill with what the scorer reads, score every layer, keep what fits."""
         prompt, needs = self.prompts[place], self._scorer.needs
         ids = self._cached_ids(prompt)
@@ -148,15 +153,13 @@ class PromptSet:
         )
         budget = min(self._target.budget.tokens(ids.shape[1]), ids.shape[1])
         scores = score_layers(self._scorer, views(seen, needs, budget, supply=supply))
-        prefix: Prefix | None = Prefix(keys=seen.keys, values=seen.values)
+        prefix = Prefix(keys=seen.keys, values=seen.values)
         size = sum(part.nbytes for part in (*seen.keys, *seen.values))
-        if size > self._room:
-            prefix = None
-        else:
-            self._room -= size
-        scored = Scored(prompt=prompt, scores=torch.cat(scores), prefix=prefix)
+        fits = size <= self._room
+        self._room -= size if fits else 0
+        scored = Scored(scores=torch.cat(scores), prefix=prefix if fits else None)
         self._scored[place] = scored
-        return scored
+        return scored, prefix
 
     def _prefill(self, prompt: Prompt) -> Prefix:
         seen = observe(self._model, self._cached_ids(prompt), queries=0, last_logits=True)

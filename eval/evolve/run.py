@@ -64,7 +64,8 @@ def run_search(config: EvolveConfig) -> None:
         console.print(_line(config, geometry, entry), highlight=False, soft_wrap=True)
 
     journal = Journal(folder / JOURNAL, said=said)
-    own = PromptSet(config, model, tokenizer, scorer, target, chosen)
+    room = int(config.memory_gib * 2**30)
+    own = PromptSet(config, model, tokenizer, scorer, target, chosen, keep_bytes=room)
     elite = search(plan, own.scores, journal)
     budgets = BudgetFile(
         model={"id": config.model, "revision": config.revision},

@@ -19,10 +19,11 @@ from eval.evolve.measure import Target
 from kvp.allocation import Request
 from kvp.budgets import parse_budget
 from kvp.cli import build_parser
-from kvp.hf import load_model
+from kvp.hf import load_model, prefill_and_evict
 from kvp.ranking import Protection
 from policies.allocators.evolved import Evolved
 from policies.budget_files import load_budgets
+from policies.roster import make_method
 
 ROOT = Path(__file__).parents[3]
 
@@ -74,6 +75,17 @@ def test_the_allocator_gives_what_was_searched(finished: Path) -> None:
     request = Request(scores=scores, budget=point.budget, floor=20)
     counts = Evolved(file=str(finished)).allocate(request)
     assert counts.tolist() == [[count, count] for count in point.counts]
+
+
+def test_the_cache_really_keeps_what_was_searched(finished: Path, tiny_folder: Path) -> None:
+    (point,) = load_budgets(finished).points
+    scorer, allocator = make_method(f"keydiff+evolved:{finished}")
+    model, _ = load_model(str(tiny_folder))
+    ids = torch.arange(point.cached_tokens)[None] % 300
+    cache = prefill_and_evict(model, ids, scorer, point.budget, allocator=allocator)
+    held = [layer.nbytes for layer in cache.layers]
+    per_token = 2 * 2 * 8 * 4  # keys and values, KV heads, channels, float32
+    assert held == [count * per_token for count in point.counts]
 
 
 def test_a_finished_run_is_left_alone(
