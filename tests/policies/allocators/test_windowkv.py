@@ -1,0 +1,85 @@
+"""WindowKV's budgets: the code's integers, both rules by hand, exact sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kvp.allocation import Request
+from policies.roster import make_allocator
+
+LayersOf = Callable[..., Request]
+
+
+def by_group(spec: str, request: Request, gamma: int) -> list[int]:
+    """One count per group; all layers of a group and all their heads must agree."""
+    counts = make_allocator(spec).allocate(request)
+    groups = list(counts.split(gamma))
+    assert all((group == group[0, 0]).all() for group in groups)
+    return [int(group[0, 0]) for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("layers", "gamma", "budget", "counts"),
+    [
+        (28, 7, 512, [768, 598, 428, 258]),
+        (28, 7, 1024, [1536, 1195, 854, 513]),
+        (28, 7, 2048, [3072, 2390, 1708, 1026]),
+        (32, 8, 512, [732, 586, 440, 294]),
+    ],
+)
+def test_the_integers_of_the_code(
+    layers_of: LayersOf, layers: int, gamma: int, budget: int, counts: list[int]
+) -> None:
+    request = layers_of(layers, budget, 9000)
+    assert by_group("windowkv(rounding=faithful)", request, gamma) == counts
+    spec = f"windowkv(group={gamma},rounding=faithful)"
+    assert by_group(spec, request, gamma) == counts
+
+
+def test_the_exact_sum_follows_the_line(layers_of: LayersOf) -> None:
+    request = layers_of(28, 512, 9000)
+    # Top 256, bottom 768, between them 597 1/3 and 426 2/3: the larger remainder is rounded up.
+    assert by_group("windowkv", request, 7) == [768, 597, 427, 256]
+    assert make_allocator("windowkv").allocate(request).sum() == request.total
+
+
+def test_the_paper_ignores_the_group_size(layers_of: LayersOf) -> None:
+    # C / lambda = 36.57, 2 C - C / lambda = 987.43 over 4 groups or 14.
+    for gamma in (7, 2):
+        spec = f"windowkv(rule=paper,group={gamma})"
+        counts = make_allocator(spec).allocate(layers_of(28, 512, 9000))[:, 0].tolist()
+        assert counts[0] in (987, 988)
+        assert counts[-1] in (36, 37)
+        assert sum(counts) == 28 * 512
+
+
+def test_larger_groups_are_more_even_by_the_code_only(layers_of: LayersOf) -> None:
+    request = layers_of(28, 512, 9000)
+    top = {
+        gamma: by_group(f"windowkv(group={gamma})", request, gamma)[-1] for gamma in (1, 2, 7, 14)
+    }
+    assert top[2] - 2 * top[1] in (-1, 0, 1)
+    assert (top[7], top[14]) == (256, 512)
+
+
+@pytest.mark.parametrize("rounding", ["exact", "faithful"])
+def test_one_group_is_uniform(layers_of: LayersOf, rounding: str) -> None:
+    spec = f"windowkv(group=9,rounding={rounding})"
+    assert by_group(spec, layers_of(5, 37, 100), 9) == [37]
+
+
+def test_a_shorter_last_group_keeps_the_sum(layers_of: LayersOf) -> None:
+    request = layers_of(10, 90, 4000)
+    counts = make_allocator("windowkv(group=4)").allocate(request)[:, 0]
+    # Per layer 154.29, 90 and 25.71, for 4, 4 and 2 layers 1028.6 in all; scaled to 900 these are
+    # 135, 78.75 and 22.5, and four are rounded up.
+    assert counts.tolist() == [135] * 4 + [79] * 4 + [22] * 2
+    assert int(counts.sum()) == 900
+
+
+def test_what_does_not_fit_goes_to_the_other_groups(layers_of: LayersOf) -> None:
+    counts = make_allocator("windowkv(group=1)").allocate(layers_of(4, 60, 80))[:, 0].tolist()
+    # Line 115.7 78.6 41.4 4.3: two layers at all 80, the others share 80 as 41.4 to 4.3.
+    assert counts == [80, 80, 72, 8]
