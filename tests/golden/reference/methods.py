@@ -58,13 +58,7 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(
         spec="streaming_llm:kvpress",
         truth=partial(scorers.streaming_llm, keep_recents=False),
-        lengths=(3, 4, 5, 30),
-        values=False,
-    ),
-    Golden(
-        spec="streaming_llm:kvpress",
-        truth=partial(scorers.streaming_llm, keep_recents=False),
-        lengths=_WIDE,
+        lengths=(1, 3, 4, 5, 30),
         values=False,
     ),
     Golden(spec="knorm", truth=scorers.knorm, lengths=_WIDE),
@@ -134,11 +128,6 @@ GOLDEN: tuple[Golden, ...] = (
         spec="h2o:kvpress",
         truth=lambda inputs, budget: scorers.received(inputs, visible=True),
         lengths=(1, 2, 65),
-    ),
-    Golden(
-        spec="h2o:kvcache_factory",
-        truth=scorers.h2o_window,
-        lengths=(31, 32, 33, 65),
     ),
     Golden(
         spec="h2o:kvcache_factory",

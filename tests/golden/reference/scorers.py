@@ -144,13 +144,6 @@ def h2o(inputs: Inputs, budget: int, *, visible: bool = False) -> Array:
 
 
 def h2o_window(inputs: Inputs, budget: int, window: int = 32) -> Array:
-    """The last `window` tokens, the rest heavy hitters."""
-    scores = received(inputs, visible=False)
-    scores[..., max(scores.shape[-1] - window, 0) :] = FORCED
-    return scores
-
-
-def h2o_window(inputs: Inputs, budget: int, window: int = 32) -> Array:
     """The last `window` tokens, the rest heavy hitters by raw sums."""
     scores = received(inputs, visible=False)
     recent = min(window, scores.shape[-1])

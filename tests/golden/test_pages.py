@@ -1,0 +1,92 @@
+"""Every scorer and allocator has a page in docs/methods that names its options and presets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.roster import ALLOCATORS, METHODS
+
+PAGES = Path(__file__).parents[2] / "docs" / "methods"
+SAME_NAME = {"windowkv": "windowkv_rule"}
+"""Allocators that are called like a scorer, and their pages."""
+ENTRIES = [
+    *((name, entry) for name, entry in METHODS.items()),
+    *((SAME_NAME.get(name, name), entry) for name, entry in ALLOCATORS.items()),
+]
+PARTS = ("## Formula", "## Source", "## Cost", "## When to use it")
+each = pytest.mark.parametrize(
+    ("page", "entry"), ENTRIES, ids=[f"{entry.name}-{page}" for page, entry in ENTRIES]
+)
+
+
+def rows_of(text: str) -> dict[str, list[str]]:
+    """Table rows by the name in their first cell, which stands in backticks."""
+    rows = re.findall(r"^\| `([\w]+)` \|(.*)\|$", text, flags=re.MULTILINE)
+    return {name: [cell.strip() for cell in rest.split(" | ")] for name, rest in rows}
+
+
+def spelled(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def default_of(option: Field[Any]) -> str | None:
+    return None if option.default is MISSING else spelled(option.default)
+
+
+@each
+def test_a_page_with_all_its_parts(page: str, entry: Any) -> None:
+    text = (PAGES / f"{page}.md").read_text()
+    assert 20 <= len(text.splitlines()) <= 75
+    for part in PARTS:
+        assert part in text
+    assert "Paper and public code" in text or "Open points" in text or "What we decided" in text
+    assert f"`{entry.name}" in text.splitlines()[0]
+
+
+@each
+def test_options_with_their_defaults(page: str, entry: Any) -> None:
+    rows = rows_of((PAGES / f"{page}.md").read_text())
+    for option in fields(entry.builder):
+        assert option.name in rows, f"{page}.md does not list the option {option.name}"
+        told = rows[option.name][0].strip("`")
+        default = default_of(option)
+        if default:
+            same = told == default
+            if not same and re.fullmatch(r"[\d.]+", default):
+                same = float(told) == float(default)
+            assert same, f"{page}.md says {option.name} is {told}, the code says {default}"
+
+
+@each
+def test_presets_with_their_options(page: str, entry: Any) -> None:
+    text = (PAGES / f"{page}.md").read_text()
+    for preset, settings in entry.presets.items():
+        line = next((line for line in text.splitlines() if _names(line, preset)), None)
+        assert line is not None, f"{page}.md does not name the preset {preset}"
+        values = re.findall(r"\w+(?:\.\d+)?", line.split(preset, 1)[1])
+        for option, value in settings.items():
+            same = spelled(value) in values or f"{float(value):g}" in values
+            assert same, f"{page}.md: {preset} sets {option} to {value}"
+
+
+def _names(line: str, preset: str) -> bool:
+    return line.startswith((f"| `{preset}` |", f"Preset `{preset}`:"))
+
+
+def test_the_index_links_every_page() -> None:
+    index = (PAGES / "README.md").read_text()
+    linked = set(re.findall(r"\]\((\w+\.md)\)", index))
+    assert linked == {path.name for path in PAGES.glob("*.md")} - {"README.md"}
+    for page, entry in ENTRIES:
+        assert f"[{entry.name}]({page}.md)" in index
+
+
+def test_links_lead_somewhere() -> None:
+    for path in PAGES.glob("*.md"):
+        for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+            assert (path.parent / target).is_file(), f"{path.name} links {target}"
