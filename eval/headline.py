@@ -91,7 +91,8 @@ def _lines(rows: Iterable[Row], score: Callable[[list[Row]], Interval]) -> list[
 def _share(rows: list[Row]) -> float | None:
     if not rows:
         return None
-    return sum(row["kept_tokens"] / row["cached_tokens"] for row in rows) / len(rows)
+    shares: list[float] = [row["kept_tokens"] / row["cached_tokens"] for row in rows]
+    return sum(shares) / len(shares)
 
 
 def _print(console: Console, lines: list[Line], what: str, scale: int) -> None:

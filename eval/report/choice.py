@@ -69,6 +69,28 @@ def choose(
     return choices
 
 
+def outstanding(
+    grid: Grid, choices: Mapping[str, Choice], most: int, *, higher_is_better: bool
+) -> list[str]:
+    """Families that a figure of at most `most` lines shows at first.
+
+    References, learned policies and own sizes first, then the best by their mean over the budgets
+    that all the others have.
+    """
+    settings = {family: choice.setting for family, choice in choices.items()}
+    always = [
+        family for family, setting in settings.items()
+        if setting.own or setting.method in (FULL, ORACLE, LEARNED)
+    ]  # fmt: skip
+    others = {family: setting for family, setting in settings.items() if family not in always}
+    if not others:
+        return always
+    sign = 1.0 if higher_is_better else -1.0
+    means = _means(grid, list(others.values()))
+    best = sorted(others, key=lambda family: -sign * means[others[family]])
+    return [*always, *best[: max(0, most - len(always))]]
+
+
 def _means(grid: Grid, settings: Collection[Setting]) -> Mapping[Setting, float]:
     """Mean over the budgets that all settings have (over its own where they share none)."""
     shared = set.intersection(*(set(grid[setting]) for setting in settings))

@@ -1,4 +1,4 @@
-"""One comparison: everything measured of one kind (accuracy or perplexity) under one protocol."""
+"""One comparison: everything of one kind (accuracy, perplexity, kept attention), one protocol."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from eval.report.numbers import (
     Budgets,
     Grid,
     budget_axis,
+    kept_grid,
     perplexity_grid,
     policy_groups,
     score_grid,
 )
 from eval.rows import Row
 
-Kind = Literal["accuracy", "perplexity"]
+Kind = Literal["accuracy", "perplexity", "kept"]
+"""Scores of answers, likelihood of given replies, future attention kept on traces."""
 
 PROTOCOLS = {
     "query_aware": "query_aware, the question is seen at compression",
@@ -40,7 +42,7 @@ class Comparison:
     grid: Grid
     """All tasks together."""
     tasks: Mapping[str, Grid]
-    """Task by task."""
+    """Task by task; empty for traces."""
     higher_is_better: bool
     choices: Mapping[str, Choice]
     """Setting shown for each method, by family, in the order to show them."""
@@ -52,38 +54,48 @@ def compare(
     results: Results, kind: Kind, protocol: str, *, validation: Results | None, resamples: int
 ) -> Comparison | None:
     """Compare all methods of a results folder; None where it has no such rows."""
-    rows = select(results.rows, kind, protocol)
+    rows = select(results, kind, protocol)
     if not any(row["budget_spec"] for row in rows):
         return None
-    groups = policy_groups(results.rows)
-    measure = score_grid if kind == "accuracy" else perplexity_grid
-    grid = measure(rows, groups, resamples=resamples)
-    names = tuple(dict.fromkeys(row["task"] for row in rows))
+    groups = policy_groups([*results.rows, *results.kept])
+    grid = _grid(kind, rows, groups, resamples)
     tasks: dict[str, Grid] = {
-        name: measure([row for row in rows if row["task"] == name], groups, resamples=resamples)
-        for name in names
+        name: _grid(kind, [row for row in rows if row["task"] == name], groups, resamples)
+        for name in dict.fromkeys(row["task"] for row in rows if "task" in row)
     }
     validating = None
     if validation is not None:
-        chosen = select(validation.rows, kind, protocol)
-        validating = measure(chosen, policy_groups(validation.rows), resamples=1)
-    choices = choose(grid, higher_is_better=kind == "accuracy", validation=validating or None)
+        chosen = select(validation, kind, protocol)
+        others = policy_groups([*validation.rows, *validation.kept])
+        validating = _grid(kind, chosen, others, 1)
+    choices = choose(grid, higher_is_better=kind != "perplexity", validation=validating or None)
     return Comparison(
         kind=kind,
         protocol=protocol,
         budgets=budget_axis(rows),
         grid=grid,
         tasks=tasks,
-        higher_is_better=kind == "accuracy",
+        higher_is_better=kind != "perplexity",
         choices={family: choices[family] for family in in_order(list(choices))},
-        conditions=_conditions(results, rows, grid, choices, protocol),
+        conditions=_conditions(results, kind, rows, grid, choices, protocol),
     )
 
 
-def select(rows: Sequence[Row], kind: Kind, protocol: str) -> list[Row]:
+def select(results: Results, kind: Kind, protocol: str) -> list[Row]:
     """Rows of one kind and protocol."""
+    if kind == "kept":
+        return [row for row in results.kept if row["protocol"] == protocol]
     field = "score" if kind == "accuracy" else "nll"
-    return [row for row in rows if row["protocol"] == protocol and row[field] is not None]
+    return [row for row in results.rows if row["protocol"] == protocol and row[field] is not None]
+
+
+def _grid(
+    kind: Kind, rows: Sequence[Row], groups: Mapping[str | None, str], resamples: int
+) -> Grid:
+    if kind == "kept":
+        return kept_grid(rows, groups)
+    measure = score_grid if kind == "accuracy" else perplexity_grid
+    return measure(rows, groups, resamples=resamples)
 
 
 def in_order(families: Sequence[str]) -> list[str]:
@@ -99,11 +111,19 @@ def in_order(families: Sequence[str]) -> list[str]:
 
 def _conditions(
     results: Results,
+    kind: Kind,
     rows: Sequence[Row],
     grid: Grid,
     choices: Mapping[str, Choice],
     protocol: str,
 ) -> str:
+    said = f"{PROTOCOLS.get(protocol, protocol)}; {_protection(results, choices)}"
+    if kind == "kept":
+        sequences = "/".join(str(n) for n in sorted({row["sequences"] for row in rows}))
+        return (
+            f"n = {sequences} held-out sequences, seed {results.setting('seed')}"
+            f"{policy_words(rows, 'averaged')}; {said}"
+        )
     prompts = {(row["task"], row["example"]) for row in rows}
     sizes = [sum(unit[0] == task for unit in prompts) for task in {task for task, _ in prompts}]
     per_task = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
@@ -113,8 +133,7 @@ def _conditions(
     return (
         f"n = {len(prompts)} prompts{spread}, "
         f"split {results.setting('split')}, prompt seed {results.setting('seed')}"
-        f"{policy_words(rows, 'averaged per prompt')}; "
-        f"{PROTOCOLS.get(protocol, protocol)}; {_protection(results, choices)}"
+        f"{policy_words(rows, 'averaged per prompt')}; {said}"
     )
 
 
@@ -136,6 +155,6 @@ def _protection(results: Results, choices: Mapping[str, Choice]) -> str:
     if all(choice.validated for choice in choices.values() if choice.settings > 1):
         return f"{kept}, the setting of each method chosen on validation prompts"
     return (
-        f"{kept}, each method in the best of its settings (presets, with and without protection) "
-        "over the whole curve on these prompts"
+        f"{kept}, each method in the best of its settings (presets, allocators, with and without "
+        "protection) over the whole curve on these prompts"
     )

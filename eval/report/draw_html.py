@@ -110,6 +110,7 @@ def _trace(line: Line, *, legend: bool) -> Any:  # noqa: ANN401
         name=html.escape(line.label),
         legendgroup=line.key,
         showlegend=legend,
+        visible="legendonly" if line.hidden else True,
         line={"color": style.color, "width": style.width, "dash": style.dash},
         marker={"symbol": _MARKERS[style.marker], "size": 5 + style.width},
         hovertemplate="%{y:.4g} at %{x:.4g}",

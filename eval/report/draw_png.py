@@ -48,7 +48,7 @@ def draw(figure: Figure, folder: Path) -> Path:
     """Write one figure to `folder`/<name>.png and return its path."""
     path = folder / f"{figure.name}.png"
     with rc_context(_SETTINGS):
-        canvas = _lines(figure) if isinstance(figure, LineFigure) else _map(figure)
+        canvas = _lines(figure.shown) if isinstance(figure, LineFigure) else _map(figure)
         FigureCanvasAgg(canvas)
         canvas.savefig(path, dpi=DPI)
     return path

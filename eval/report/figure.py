@@ -7,7 +7,7 @@ Every figure is one of these descriptions, made once from computed numbers; `dra
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from eval.report.numbers import FULL, LEARNED, ORACLE
@@ -20,6 +20,8 @@ RANKS = ((0.0, "#ffffff"), (0.5, "#cfe1f2"), (0.8, "#4f9bcb"), (1.0, "#08306b"))
 """Colour scale of ranks: white is evicted first, and what is kept longest stands out."""
 SINGLE_HEIGHT = 470
 PANEL_HEIGHT = 185
+LEGEND_LINE = 20
+"""Pixels of one line of a legend."""
 
 Dash = Literal["solid", "dash", "dot"]
 Marker = Literal["circle", "square", "diamond", "triangle", "cross", "none"]
@@ -64,17 +66,20 @@ def assign_styles(families: Sequence[str], attention_free: Collection[str]) -> d
             styles[family] = Style(color=color, width=3.0)
         elif method in attention_free:
             number = take("free")
-            styles[family] = Style(
-                color=_FREE[number % len(_FREE)], marker=_MARKERS[number % len(_MARKERS)]
-            )
+            styles[family] = Style(color=_FREE[number % len(_FREE)], marker=_marker(number, _FREE))
         else:
             number = take("attention")
             styles[family] = Style(
                 color=_READS_ATTENTION[number % len(_READS_ATTENTION)],
                 dash="dash",
-                marker=_MARKERS[number % len(_MARKERS)],
+                marker=_marker(number, _READS_ATTENTION),
             )
     return styles
+
+
+def _marker(number: int, colors: Sequence[str]) -> Marker:
+    """Markers go round with the colours, and one further with every round of colours."""
+    return _MARKERS[(number + number // len(colors)) % len(_MARKERS)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +99,8 @@ class Line:
     """Upper ends of the intervals."""
     points: bool = True
     """Whether points are marked."""
+    hidden: bool = False
+    """Whether it waits in the legend of the page to be switched on; PNG files leave it out."""
 
     @property
     def below(self) -> list[float]:
@@ -147,12 +154,23 @@ class LineFigure:
     @property
     def height(self) -> int:
         """Pixels of the panels with their titles and axes, without the legend."""
-        return SINGLE_HEIGHT if len(self.panels) == 1 else 90 + PANEL_HEIGHT * self.rows
+        if len(self.panels) == 1:
+            return max(SINGLE_HEIGHT, 110 + LEGEND_LINE * len(self.labels))
+        return 90 + PANEL_HEIGHT * self.rows
 
     @property
     def labels(self) -> dict[str, str]:
         """Legend: label of every key."""
         return {line.key: line.label for panel in self.panels for line in panel.lines}
+
+    @property
+    def shown(self) -> LineFigure:
+        """The figure without its hidden lines."""
+        panels = (
+            replace(panel, lines=tuple(line for line in panel.lines if not line.hidden))
+            for panel in self.panels
+        )
+        return replace(self, panels=tuple(panels))
 
     @property
     def legend_columns(self) -> int:
@@ -165,7 +183,7 @@ class LineFigure:
     def legend_height(self) -> int:
         """Pixels of the legend above small panels."""
         columns = self.legend_columns
-        return 0 if not columns else 8 + 20 * -(-len(self.labels) // columns)
+        return 0 if not columns else 8 + LEGEND_LINE * -(-len(self.labels) // columns)
 
 
 @dataclass(frozen=True, kw_only=True)

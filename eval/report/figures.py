@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from eval.report.choice import outstanding
 from eval.report.compare import PROTOCOLS, Comparison, in_order, policy_words
 from eval.report.costs import Costs, HeadCurve, mean_curve
 from eval.report.figure import Axis, Line, LineFigure, MapFigure, Panel, Style
 from eval.report.load import Results
 from eval.report.numbers import FULL, Budgets, Cell, Grid, Setting
 from eval.report.ranks import TokenMap, protected_ranges
+from eval.rows import OWN
 
 PERCENT = 100.0
+MOST_LINES = 12
+"""Lines that a figure shows before the reader asks for more."""
 SMALL_COLUMNS = 4
 """Columns of the per-task figures."""
 
@@ -23,7 +27,7 @@ def overall(comparison: Comparison, styles: Mapping[str, Style]) -> LineFigure:
         styles,
         name=f"{comparison.kind}-{comparison.protocol}",
         panels={"": comparison.grid},
-        what=f"{_measure(comparison)}, {_pooled(comparison)}",
+        what=", ".join(filter(None, (_measure(comparison), _pooled(comparison)))),
     )
 
 
@@ -47,14 +51,15 @@ def _against_budget(
     what: str,
 ) -> LineFigure:
     budgets = comparison.budgets
-    accuracy = comparison.kind == "accuracy"
-    first, last = budgets.places[0], budgets.places[-1]
+    places = [*budgets.places, *_own_places(comparison)]
+    first, last = min(places), max(places)
     columns = min(SMALL_COLUMNS, len(panels))
     step = 1 if columns < 3 else 2
     named = set(budgets.specs[::-1][::step])
     return LineFigure(
         name=name,
-        caption=f"{what}, against cache budget; bars are 95 % bootstrap intervals over prompts; "
+        caption=f"{what}, against cache budget; bars are 95 % bootstrap intervals over "
+        f"{'sequences' if comparison.kind == 'kept' else 'prompts'}{_remarks(comparison)}; "
         f"{comparison.conditions}.",
         panels=tuple(
             Panel(title=title, lines=tuple(_lines(comparison, grid, styles)))
@@ -71,21 +76,27 @@ def _against_budget(
             limits=(first / 1.12, last * 1.12),
         ),
         y=Axis(
-            label="accuracy, %" if accuracy else "perplexity of the reply",
-            log=not accuracy,
-            limits=(-3.0, 103.0) if accuracy else None,
+            label=_AXES[comparison.kind],
+            log=comparison.kind == "perplexity",
+            limits=(-3.0, 103.0) if comparison.kind == "accuracy" else None,
         ),
     )
 
 
 def _lines(comparison: Comparison, grid: Grid, styles: Mapping[str, Style]) -> Iterable[Line]:
-    scale = PERCENT if comparison.kind == "accuracy" else 1.0
+    scale = 1.0 if comparison.kind == "perplexity" else PERCENT
+    first = _first(comparison)
+    ends = [*comparison.budgets.places, *_own_places(comparison)]
     for family, choice in comparison.choices.items():
         cells = grid.get(choice.setting, {})
-        points = _points(cells, comparison.budgets, reference=choice.setting.method == FULL)
+        flat = choice.setting.method == FULL
+        if flat:  # the full cache is the same at every budget
+            points = [(place, cells[None]) for place in (min(ends) / 1.12, max(ends) * 1.12)
+                      if None in cells]  # fmt: skip
+        else:
+            points = _points(cells, comparison.budgets)
         if not points:
             continue
-        flat = choice.setting.method == FULL
         yield Line(
             key=family,
             label=choice.label,
@@ -94,21 +105,49 @@ def _lines(comparison: Comparison, grid: Grid, styles: Mapping[str, Style]) -> I
             y=tuple(scale * cell.interval.mean for _, cell in points),
             low=() if flat else tuple(scale * cell.interval.low for _, cell in points),
             high=() if flat else tuple(scale * cell.interval.high for _, cell in points),
+            hidden=family not in first,
         )
 
 
-def _points(
-    cells: Mapping[str | None, Cell], budgets: Budgets, *, reference: bool
-) -> list[tuple[float, Cell]]:
-    """Places and cells of one line; the full cache is the same at every budget."""
-    if reference:
-        ends = (budgets.places[0] / 1.12, budgets.places[-1] * 1.12)
-        return [(place, cells[None]) for place in ends if None in cells]
-    return [
+def _points(cells: Mapping[str | None, Cell], budgets: Budgets) -> list[tuple[float, Cell]]:
+    """Places and cells of one line; a size of the method's own is a point where it came to lie."""
+    asked = [
         (place, cells[spec])
         for place, spec in zip(budgets.places, budgets.specs, strict=True)
         if spec in cells
     ]
+    return [*asked, (_place(cells[OWN], budgets), cells[OWN])] if OWN in cells else asked
+
+
+def _place(cell: Cell, budgets: Budgets) -> float:
+    """Where a realised size lies on the axis of the budgets."""
+    return PERCENT * cell.share if budgets.relative else cell.kept_tokens
+
+
+def _own_places(comparison: Comparison) -> list[float]:
+    chosen = [comparison.grid[choice.setting] for choice in comparison.choices.values()]
+    return [_place(cells[OWN], comparison.budgets) for cells in chosen if OWN in cells]
+
+
+def _first(comparison: Comparison) -> list[str]:
+    """Families whose lines are shown before the reader asks for more."""
+    return outstanding(
+        comparison.grid,
+        comparison.choices,
+        MOST_LINES,
+        higher_is_better=comparison.higher_is_better,
+    )
+
+
+def _remarks(comparison: Comparison) -> str:
+    """What a reader of the figure must know beside its axes."""
+    said = ""
+    if _own_places(comparison):
+        said += "; single points size the cache themselves and lie at the size they took"
+    waiting = [family for family in comparison.choices if family not in _first(comparison)]
+    if waiting:
+        said += f"; switched on in the page's legend: {', '.join(waiting)}"
+    return said
 
 
 def cost_figures(
@@ -201,14 +240,25 @@ def token_figure(results: Results, tokens: TokenMap) -> MapFigure:
     )
 
 
+_AXES = {
+    "accuracy": "accuracy, %",
+    "perplexity": "perplexity of the given text",
+    "kept": "future attention kept, %",
+}
+
+
 def _measure(comparison: Comparison) -> str:
     if comparison.kind == "accuracy":
         return "Accuracy (share of the references found)"
-    return "Perplexity of the given reply"
+    if comparison.kind == "kept":
+        return "Future attention kept, mean over all heads of the model"
+    return "Perplexity of the given text"
 
 
 def _pooled(comparison: Comparison) -> str:
     names = list(comparison.tasks)
+    if not names:
+        return ""
     if len(names) == 1:
         return f"task {names[0]}"
     return f"{'mean over' if comparison.kind == 'accuracy' else 'all of'} {len(names)} tasks"

@@ -68,29 +68,31 @@ def run(config: ReportConfig) -> None:
 def build(report: Report) -> str:
     """The whole page."""
     results = report.results
-    groups = policy_groups([*results.rows, *results.curves])
+    groups = policy_groups([*results.rows, *results.curves, *results.kept])
     settings = [setting_of(row, groups) for row in results.rows]
     methods = in_order(list(dict.fromkeys(setting.family for setting in settings)))
     labels = list(dict.fromkeys(row["policy"] for row in results.rows if row["policy"]))
     accuracy = _compare(report, "accuracy")
     perplexity = _compare(report, "perplexity")
+    kept = _compare(report, "kept")
     return page(
         f"KV-cache eviction on {results.setting('model')}",
         [
             ("about", "", header(results, methods, labels) + _headlines(report, accuracy)),
             ("accuracy", "Accuracy against budget", _accuracy(report, accuracy)),
             ("perplexity", "Perplexity against budget", _perplexity(report, perplexity)),
+            ("kept", "Future attention kept by the whole model", _kept(report, kept)),
             ("cost", "Cost per budget and head", _costs(report)),
             ("tokens", "What each method keeps", _tokens(report)),
-            ("timing", "Bytes and seconds", _timing(report)),
+            ("timing", "Bytes and seconds", _held(accuracy or perplexity) + _timing(report)),
         ],
     )
 
 
 def _report(results: Results, validation: Results | None, resamples: int) -> Report:
     attention_free = frozenset(name for name, entry in METHODS.items() if entry.attention_free)
-    groups = policy_groups([*results.rows, *results.curves])
-    rows = [*results.rows, *results.curves]
+    rows = [*results.rows, *results.curves, *results.kept]
+    groups = policy_groups(rows)
     families = list(dict.fromkeys(setting_of(row, groups).family for row in rows))
     return Report(
         results=results,
@@ -125,7 +127,9 @@ def _compare(report: Report, kind: Kind) -> list[Comparison]:
             validation=report.validation,
             resamples=report.resamples,
         )
-        for protocol in report.results.protocols
+        for protocol in dict.fromkeys(
+            [*report.results.protocols, *(row["protocol"] for row in report.results.kept)]
+        )
     )
     return [comparison for comparison in found if comparison is not None]
 
@@ -166,20 +170,25 @@ def _accuracy_section(report: Report, comparison: Comparison) -> str:
 
 def _perplexity(report: Report, comparisons: Sequence[Comparison]) -> str:
     if not comparisons:
-        return missing("No dialogue replies in this folder: run kvp-eval --tasks chat.")
-    return "\n".join(
-        _protocol_section(
-            comparison,
-            [
-                report.draw(figures.overall(comparison, report.styles)),
-                table(
-                    tables.headline(comparison, report.attention_free, resamples=report.resamples)
-                ),
-                details("every setting of every method", [table(tables.every_setting(comparison))]),
-            ],
-        )
-        for comparison in comparisons
-    )
+        return missing("No given replies in this folder: run kvp-eval --tasks chat or text.")
+    return "\n".join(_whole(report, comparison) for comparison in comparisons)
+
+
+def _kept(report: Report, comparisons: Sequence[Comparison]) -> str:
+    if not comparisons:
+        return missing("No traces measured in this folder: run kvp-eval --curves TRACES.")
+    return "\n".join(_whole(report, comparison) for comparison in comparisons)
+
+
+def _whole(report: Report, comparison: Comparison) -> str:
+    """Figure, headline and every setting of a comparison that is not told task by task."""
+    headline = tables.headline(comparison, report.attention_free, resamples=report.resamples)
+    parts = [
+        report.draw(figures.overall(comparison, report.styles)),
+        table(headline),
+        details("every setting of every method", [table(tables.every_setting(comparison))]),
+    ]
+    return _protocol_section(comparison, parts)
 
 
 def _protocol_section(comparison: Comparison, parts: Sequence[str]) -> str:
@@ -228,6 +237,12 @@ def _tokens(report: Report) -> str:
             paragraph(f"{tokens.left_out} heads cannot be chosen here, to keep the page small.")
         )
     return "\n".join(parts)
+
+
+def _held(comparisons: Sequence[Comparison]) -> str:
+    """Bytes that the rows of the first comparison held."""
+    found = [tables.bytes_held(comparison) for comparison in comparisons]
+    return "\n".join(table(held) for held in found if held is not None)
 
 
 def _timing(report: Report) -> str:

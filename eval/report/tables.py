@@ -10,6 +10,7 @@ from eval.report.costs import Area
 from eval.report.markup import Field, Table
 from eval.report.numbers import FULL, LEARNED, ORACLE, Budgets, Cell, Grid, Setting
 from eval.report.timings import Timing
+from eval.rows import OWN, UNIFORM
 
 
 def headline(comparison: Comparison, attention_free: Collection[str], *, resamples: int) -> Table:
@@ -28,13 +29,13 @@ def headline(comparison: Comparison, attention_free: Collection[str], *, resampl
     return Table(
         caption=f"{_title(comparison)} (95 % bootstrap interval over prompts); "
         f"{best}{comparison.conditions}.",
-        header=("method", *budget_names(comparison.budgets)),
+        header=_header(comparison),
         rows=rows,
     )
 
 
 def every_setting(comparison: Comparison) -> Table:
-    """All presets, with and without protection."""
+    """All presets and allocators, with and without protection."""
     ordered = in_order(list(dict.fromkeys(setting.family for setting in comparison.grid)))
     settings = sorted(
         comparison.grid,
@@ -42,12 +43,14 @@ def every_setting(comparison: Comparison) -> Table:
             ordered.index(item.family),
             item.variant != "auto",
             item.variant,
+            item.allocator != UNIFORM,
+            item.allocator,
             not item.protected,
         ),
     )
     return Table(
         caption=f"{_title(comparison)}, every setting of every method; {comparison.conditions}.",
-        header=("method", *budget_names(comparison.budgets)),
+        header=_header(comparison),
         rows=_grid_rows(comparison, comparison.grid, [_named(setting) for setting in settings], ()),
     )
 
@@ -58,9 +61,43 @@ def one_task(comparison: Comparison, task: str, attention_free: Collection[str])
     return Table(
         caption=f"{task}: accuracy, % (95 % bootstrap interval over prompts); "
         f"{PROTOCOLS.get(comparison.protocol, comparison.protocol)}.",
-        header=("method", *budget_names(comparison.budgets)),
+        header=_header(comparison),
         rows=_grid_rows(comparison, comparison.tasks[task], lines, attention_free),
     )
+
+
+def bytes_held(comparison: Comparison) -> Table | None:
+    """Measured bytes of the cache after eviction, against the full cache's; None where unmeasured.
+
+    One line per setting that a figure shows.
+    """
+    full = comparison.choices.get(FULL)
+    whole = None if full is None else comparison.grid[full.setting][None].nbytes
+    columns = [*comparison.budgets.specs, *([OWN] if _has_own(comparison) else [])]
+    rows: list[Sequence[Field | str]] = []
+    for choice in comparison.choices.values():
+        cells = comparison.grid[choice.setting]
+        own = choice.setting.method == FULL
+        found = [cells.get(None if own else spec) for spec in columns]
+        if any(cell is not None and cell.nbytes is not None for cell in found):
+            name = Field(text=choice.name, small=choice.note, mark=_mark(choice.setting.family))
+            rows.append([name, *(_bytes(cell, whole) for cell in found)])
+    if not rows:
+        return None
+    return Table(
+        caption="Bytes of keys and values right after the eviction, as measured, mean over "
+        "prompts, and their ratio to the full cache; "
+        f"{PROTOCOLS.get(comparison.protocol, comparison.protocol)}.",
+        header=_header(comparison),
+        rows=rows,
+    )
+
+
+def _bytes(cell: Cell | None, whole: float | None) -> Field:
+    if cell is None or cell.nbytes is None:
+        return Field(text="–")
+    ratio = "" if whole is None else f"{cell.nbytes / whole:.3f} of full"
+    return Field(text=f"{cell.nbytes:,.0f}", small=ratio)
 
 
 def areas(found: Mapping[Setting, Area], protocol: str) -> Table:
@@ -96,7 +133,7 @@ def costs_of_requests(found: Sequence[Timing], prompts: str) -> Table:
     rows = [
         (
             Field(text=_name(timing.setting), mark=_mark(timing.setting.family)),
-            "all" if timing.budget is None else f"{timing.budget:.0f}",
+            "all" if timing.setting.method == FULL else f"{timing.budget:.0f}",
             f"{timing.cache_bytes:,.0f}",
             _ratio(timing.bytes_to_full),
             f"{1000 * timing.prefill_seconds:.1f}",
@@ -132,6 +169,15 @@ def budget_names(budgets: Budgets) -> tuple[str, ...]:
     )
 
 
+def _header(comparison: Comparison) -> tuple[str, ...]:
+    own = ("own size",) if _has_own(comparison) else ()
+    return ("method", *budget_names(comparison.budgets), *own)
+
+
+def _has_own(comparison: Comparison) -> bool:
+    return any(setting.own for setting in comparison.grid)
+
+
 def _grid_rows(
     comparison: Comparison,
     grid: Grid,
@@ -161,23 +207,24 @@ def _grid_rows(
             row.append(
                 _number(comparison, cell, "best" if (setting.family, spec) in best else mark)
             )
+        if _has_own(comparison):
+            row.append(_number(comparison, cells.get(OWN), mark, own=True))
         rows.append(row)
     return rows
 
 
-def _number(comparison: Comparison, cell: Cell | None, mark: str) -> Field:
+def _number(comparison: Comparison, cell: Cell | None, mark: str, *, own: bool = False) -> Field:
     if cell is None:
         return Field(text="–")
     interval = cell.interval
-    if comparison.kind == "accuracy":
-        return Field(
-            text=f"{100 * interval.mean:.1f}",
-            small=f"{100 * interval.low:.1f} to {100 * interval.high:.1f}",
-            mark=mark,
-        )
-    return Field(
-        text=f"{interval.mean:.2f}", small=f"{interval.low:.2f} to {interval.high:.2f}", mark=mark
+    scale, digits = (1, 2) if comparison.kind == "perplexity" else (100, 1)
+    mean, low, high = (
+        f"{scale * value:.{digits}f}" for value in (interval.mean, interval.low, interval.high)
     )
+    small = f"{low} to {high}"
+    if own:
+        small += f"\nat {100 * cell.share:.1f} % ({cell.kept_tokens:.0f})"
+    return Field(text=mean, small=small, mark=mark)
 
 
 def _contest_rows(
@@ -193,6 +240,7 @@ def _contest_rows(
         [
             Field(text=f"{family} minus best attention-free", small="points, paired by prompt"),
             *(_contest(by_spec.get(spec)) for spec in comparison.budgets.specs),
+            *(["–"] if _has_own(comparison) else []),
         ]
         for family, by_spec in found.items()
     ]
@@ -232,7 +280,9 @@ def _area_fields(area: Area | None) -> list[Field | str]:
 def _title(comparison: Comparison) -> str:
     if comparison.kind == "accuracy":
         return f"Accuracy, %, mean over {len(comparison.tasks)} tasks"
-    return "Perplexity of the given reply"
+    if comparison.kind == "kept":
+        return "Future attention kept, %, mean over all heads"
+    return "Perplexity of the given text"
 
 
 def _name(setting: Setting) -> str:

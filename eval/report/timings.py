@@ -18,7 +18,7 @@ class Timing:
     setting: Setting
     protocol: str | None
     budget: float | None
-    """Tokens per KV head, None for the full cache."""
+    """Tokens per KV head, the realised ones of own sizes; None for the full cache."""
     cache_bytes: float
     prefill_seconds: float
     evict_seconds: float
@@ -35,7 +35,7 @@ def timings(rows: Iterable[Row], groups: Mapping[str | None, str]) -> list[Timin
     parts: dict[tuple[str | None, str | None, Setting], list[Row]] = {}
     for row in rows:
         size = row.get("budget_spec") or row["budget"]
-        spec = None if row["budget"] is None else str(size)
+        spec = None if row["method"] == FULL else str(size)
         key = (row.get("protocol"), spec, setting_of(row, groups))
         parts.setdefault(key, []).append(row)
     full = {
@@ -48,7 +48,7 @@ def timings(rows: Iterable[Row], groups: Mapping[str | None, str]) -> list[Timin
             Timing(
                 setting=setting,
                 protocol=protocol,
-                budget=None if spec is None else _mean(own, "budget"),
+                budget=None if spec is None else _size(own),
                 cache_bytes=_mean(own, "cache_bytes"),
                 prefill_seconds=_mean(own, "prefill_seconds"),
                 evict_seconds=_mean(own, "evict_seconds"),
@@ -61,10 +61,15 @@ def timings(rows: Iterable[Row], groups: Mapping[str | None, str]) -> list[Timin
 
 
 def middle_budget(found: Sequence[Timing]) -> list[Timing]:
-    """The full cache and the middle one of the budgets (the larger of two)."""
-    budgets = sorted({timing.budget for timing in found if timing.budget is not None})
+    """The full cache, own sizes and the middle one of the budgets (the larger of two)."""
+    asked = [timing for timing in found if not timing.setting.own]
+    budgets = sorted({timing.budget for timing in asked if timing.budget is not None})
     chosen = {None, budgets[len(budgets) // 2]} if budgets else {None}
-    return [timing for timing in found if timing.budget in chosen]
+    return [timing for timing in found if timing.setting.own or timing.budget in chosen]
+
+
+def _size(rows: Sequence[Row]) -> float:
+    return _mean(rows, "kept_tokens" if rows[0]["budget"] is None else "budget")
 
 
 def _mean(rows: Iterable[Row], field: str) -> float:
