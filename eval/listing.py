@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from policies.roster import ALLOCATORS, METHODS
+from policies.roster import every_allocator, every_method
 from policies.specification import PLAIN
 
 HEAD = """\
@@ -27,7 +27,7 @@ def scorer_lines() -> Iterator[str]:
         "what the policies of --policies DIR learned (attention-free)",
         [("reads", f"{PLAIN}; trained by kvp-train"), ("costs", "a small network per head, O(N)")],
     )
-    for entry in METHODS.values():
+    for entry in every_method().values():
         yield from _entry(
             entry.name,
             f"{entry.line}{' (attention-free)' if entry.attention_free else ''}",
@@ -43,7 +43,7 @@ def scorer_lines() -> Iterator[str]:
 def allocator_lines() -> Iterator[str]:
     """Lines on the allocators: how a budget is split over layers and heads."""
     yield "Allocators: how many tokens each head keeps (--allocators, or after the plus sign)"
-    for entry in ALLOCATORS.values():
+    for entry in every_allocator().values():
         sizes = "; no budget, rows carry their own size" if entry.sized_by_scorer else ""
         yield from _entry(
             entry.name,

@@ -47,6 +47,7 @@ from policies.specification import (
 )
 from policies.streaming_llm import StreamingLLM
 from policies.tova import TOVA
+from policies.windowkv import WindowKV
 
 METHODS: Mapping[str, ScorerEntry] = {
     entry.name: entry
@@ -93,6 +94,10 @@ METHODS: Mapping[str, ScorerEntry] = {
         ScorerEntry(
             builder=GVote, line="what guessed future queries vote for; sizes the cache itself",
             cost="the attention of the guesses, O(G samples N D)",
+        ),
+        ScorerEntry(
+            builder=WindowKV, line="windows the last tokens attend to, per group of layers",
+            cost="one window's attention per group of layers, O(Q window N D)",
         ),
         ScorerEntry(
             builder=Oracle, line="what the future will attend to (hindsight, an upper bound)",

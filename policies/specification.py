@@ -145,6 +145,8 @@ def needs_in_words(needs: Needs) -> str:
         words.append("an extra pass of random tokens")
     if needs.text:
         words.append("the prompt's text")
+    if needs.classifier is not None:
+        words.append("a text classifier")
     return ", ".join(words) or PLAIN
 
 

@@ -26,6 +26,7 @@ SPECS = [
     "kvzip", "kvzip:kvpress", "kvzip:paper", "kvzip(plus=true)",
     "contrastkv", "contrastkv:paper", "contrastkv(beta=0.05)",
     "expected_attention", "expected_attention:kvpress", "expected_attention(covariance=false)",
+    "windowkv", "windowkv:llama", "windowkv(task=aggregation)", "windowkv(observed=2,window=3)",
     "gvote", "gvote:paper", "gvote(p_nuc=0.5)", "gvote(space=query)",
     "oracle",
 ]  # fmt: skip
