@@ -1,0 +1,88 @@
+"""A left-padded batch keeps, row by row, the tokens each prompt keeps alone; for every method.
+
+The model computes in float64, so that both runs agree to rounding and no near tie flips.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from kvp.hf import evicting
+from kvp.ranking import UNPROTECTED, Protection
+from policies.roster import ALLOCATORS, METHODS, make_method
+
+LENGTHS = (64, 47, 23, 64)
+LONGEST = max(LENGTHS)
+
+METHOD_SPECS = [name for name in METHODS if name != "oracle"]  # the future cannot be run
+SPLIT_SPECS = ["snapkv+pyramid", "snapkv+windowkv", "kvzip+ada", "kvzip+global", "gvote+own"]
+PRESETS = ["snapkv:kvpress", "h2o:kvpress", "tova:kvpress", "lagkv:kvpress", "contrastkv:paper"]
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen2ForCausalLM:
+    torch.manual_seed(3)
+    config = Qwen2Config(
+        vocab_size=48, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+        initializer_range=0.3, pad_token_id=0, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return Qwen2ForCausalLM(config).double().requires_grad_(False).train(False)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = ["<pad>", *"abcdefghijklmnopqrstuvwxyzR \n.,0123456789"]
+    backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<pad>"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>")
+
+
+def kept(
+    spec: str, model: Any, tokenizer: Any, rows: list[torch.Tensor], protection: Protection
+) -> list[list[list[list[int]]]]:
+    """Positions that stay, per row, layer and KV head, of rows fed as one left-padded batch."""
+    longest = max(len(row) for row in rows)
+    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for place, row in enumerate(rows):
+        ids[place, longest - len(row) :] = row
+        mask[place, longest - len(row) :] = 1
+    scorer, allocator = make_method(spec)
+    with evicting(model, scorer, "50%", protection, allocator=allocator, tokenizer=tokenizer):
+        cache = model.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=1, do_sample=False,
+            return_dict_in_generate=True,
+        ).past_key_values  # fmt: skip
+    end = torch.iinfo(torch.int64).max
+    return [
+        [
+            [[p for p in head.tolist() if 0 <= p < end] for head in layer.positions[place]]
+            for layer in cache.layers
+        ]
+        for place in range(len(rows))
+    ]
+
+
+@pytest.mark.parametrize("spec", [*METHOD_SPECS, *SPLIT_SPECS, *PRESETS])
+def test_rows_keep_what_they_keep_alone(spec: str, model: Any, tokenizer: Any) -> None:
+    generator = torch.Generator().manual_seed(8)
+    rows = [torch.randint(1, 42, (length,), generator=generator) for length in LENGTHS]
+    protection = Protection(sinks=2, recents=3) if "+" in spec else UNPROTECTED
+    together = kept(spec, model, tokenizer, rows, protection)
+    for row, found in zip(rows, together, strict=True):
+        assert found == kept(spec, model, tokenizer, [row], protection)[0]
+        budget = (len(row) + 1) // 2
+        if "own" not in spec:
+            assert sum(len(head) for layer in found for head in layer) == 3 * 2 * budget
+
+
+def test_every_allocator_that_needs_no_file_is_run() -> None:
+    named = {spec.partition("+")[2] or "uniform" for spec in SPLIT_SPECS + METHOD_SPECS}
+    assert set(ALLOCATORS) - {"evolved"} <= named
