@@ -100,13 +100,20 @@ def _print(console: Console, lines: list[Line], what: str, scale: int) -> None:
         own = [line for line in lines if line.protocol == protocol]
         columns = sorted({budget for line in own for budget in line.cells}, key=_size)
         table = _table(own, columns, scale, spread=True)
-        fits = Measurement.get(console, console.options, table).maximum <= console.width
+        fits = _width(console, table) <= console.width
         console.print(f"{protocol}: {what}{f' {SPREAD}' if fits else ''}")
-        console.print(table if fits else _table(own, columns, scale, spread=False))
+        if not fits:
+            table = _table(own, columns, scale, spread=False)
+        console.print(table, width=max(console.width, _width(console, table)), crop=False)
     if lines:
         console.print("+p: first and last tokens are always kept")
     if any(line.own_share is not None for line in lines):
         console.print("own @: the method's own size, as a share of the cache")
+
+
+def _width(console: Console, table: Table) -> int:
+    """Columns the table takes where nothing limits it."""
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
 
 
 def _table(lines: list[Line], columns: list[str], scale: int, *, spread: bool) -> Table:

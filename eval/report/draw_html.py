@@ -13,7 +13,17 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
-from eval.report.figure import GRID, INK, RANKS, Axis, Figure, Line, LineFigure, MapFigure
+from eval.report.figure import (
+    BAR_OPACITY,
+    GRID,
+    INK,
+    RANKS,
+    Axis,
+    Figure,
+    Line,
+    LineFigure,
+    MapFigure,
+)
 
 WIDTH = 1140
 """Pixels, for a page of 1200."""
@@ -99,6 +109,7 @@ def _trace(line: Line, *, legend: bool) -> Any:  # noqa: ANN401
             "symmetric": False,
             "array": line.above,
             "arrayminus": line.below,
+            "color": _faded(style.color),
             "thickness": 1,
             "width": 3,
         }
@@ -115,6 +126,12 @@ def _trace(line: Line, *, legend: bool) -> Any:  # noqa: ANN401
         marker={"symbol": _MARKERS[style.marker], "size": 5 + style.width},
         hovertemplate="%{y:.4g} at %{x:.4g}",
     )
+
+
+def _faded(color: str) -> str:
+    """A CSS hex colour with the opacity of intervals."""
+    red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{BAR_OPACITY})"
 
 
 def _axis(axis: Axis) -> dict[str, Any]:

@@ -14,9 +14,18 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator, StrMethodFormatter
 
-from eval.report.figure import GRID, INK, RANKS, Axis, Figure, LineFigure, MapFigure
+from eval.report.figure import (
+    BAR_OPACITY,
+    GRID,
+    INK,
+    RANKS,
+    Axis,
+    Figure,
+    LineFigure,
+    MapFigure,
+)
 
 DPI = 150
 _PIXELS = 96
@@ -76,6 +85,7 @@ def _lines(figure: LineFigure) -> Canvas:
                 linewidth=style.width,
                 marker=_MARKERS[style.marker] if line.points else "",
                 markersize=3.5 + style.width / 2,
+                ecolor=(style.color, BAR_OPACITY),
                 elinewidth=0.8,
                 capsize=2,
             )
@@ -107,10 +117,18 @@ def _lines(figure: LineFigure) -> Canvas:
     return canvas
 
 
+@FuncFormatter
+def _few_labels(value: float, _: int | None) -> str:
+    """Minor ticks of a logarithmic axis: 2 and 5 of every decade, and all from 2 to 9."""
+    return f"{value:g}" if value < 10 or f"{value:e}"[0] in "25" else ""
+
+
 def _axis(axes: Axes, axis: Axis, which: str) -> None:
     mine = axes.xaxis if which == "x" else axes.yaxis
     if axis.log:
         (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+        mine.set_major_formatter(StrMethodFormatter("{x:g}"))
+        mine.set_minor_formatter(_few_labels)
     if axis.ticks:
         mine.set_ticks([place for place, _ in axis.ticks], [text for _, text in axis.ticks])
         mine.set_minor_locator(NullLocator())

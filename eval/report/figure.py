@@ -18,6 +18,8 @@ GRID = "#e4e4e4"
 """Colour of grid lines."""
 RANKS = ((0.0, "#ffffff"), (0.5, "#cfe1f2"), (0.8, "#4f9bcb"), (1.0, "#08306b"))
 """Colour scale of ranks: white is evicted first, and what is kept longest stands out."""
+BAR_OPACITY = 0.4
+"""Opacity of intervals, which lie on top of each other where many methods share a budget."""
 SINGLE_HEIGHT = 470
 PANEL_HEIGHT = 185
 LEGEND_LINE = 20
@@ -29,7 +31,9 @@ Marker = Literal["circle", "square", "diamond", "triangle", "cross", "none"]
 # Okabe and Ito 2008, "Color universal design"; their yellow is too pale for lines on white.
 _FREE = ("#0072B2", "#009E73", "#E69F00", "#56B4E9", "#CC79A7")
 # Darker companions from Paul Tol's "muted" scheme, told apart by dashes as well.
-_READS_ATTENTION = ("#332288", "#882255", "#44AA99", "#999933")
+_READS_ATTENTION = (
+    "#332288", "#882255", "#44AA99", "#999933", "#CC6677", "#117733", "#AA4499",
+)  # fmt: skip
 _LEARNED = ("#D55E00", "#8C2D04", "#FD8D3C")
 _MARKERS: tuple[Marker, ...] = ("circle", "square", "diamond", "triangle", "cross")
 
@@ -78,8 +82,9 @@ def assign_styles(families: Sequence[str], attention_free: Collection[str]) -> d
 
 
 def _marker(number: int, colors: Sequence[str]) -> Marker:
-    """Markers go round with the colours, and one further with every round of colours."""
-    return _MARKERS[(number + number // len(colors)) % len(_MARKERS)]
+    """Markers go round with the colours, shifted by one per round where both are as many."""
+    shift = number // len(colors) if len(colors) % len(_MARKERS) == 0 else 0
+    return _MARKERS[(number + shift) % len(_MARKERS)]
 
 
 @dataclass(frozen=True, kw_only=True)
