@@ -54,7 +54,9 @@ class Calibration:
         right = torch.searchsorted(knots, scores.contiguous()).clamp(1, knots.shape[1] - 1)
         low, high = knots.gather(1, right - 1), knots.gather(1, right)
         base, top = values.gather(1, right - 1), values.gather(1, right)
-        mapped = base + (scores - low) * ((top - base) / (high - low))
+        slope = (top - base).double() / (high - low).double()
+        largest = torch.finfo(torch.float32).max
+        mapped = (base + (scores - low) * slope).clamp(-largest, largest).float()
         # Rounding may carry a score across its knot's value, where the next piece begins.
         mapped = torch.where(scores <= high, mapped.minimum(top), mapped)
         return torch.where(scores >= low, mapped.maximum(base), mapped)
