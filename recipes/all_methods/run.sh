@@ -70,3 +70,10 @@ for split in validation test; do
     --allocators "$ALLOCATORS" --curves "$S/traces" --out "$S/$split"
 done
 "$BIN/kvp-report" "$S/test" --validation "$S/validation" --out "$S/report.html" --png "$S/figures"
+
+for part in nano/test-query_aware nano/test-query_agnostic nano/contrast-query_aware nano/contrast-query_agnostic story/test; do
+  validation=$(dirname "$RUN/$part")/${part##*/}
+  validation=${validation/\/test/\/validation}
+  [ -d "$validation" ] && [ "$validation" != "$RUN/$part" ] && chosen=(--validation "$validation") || chosen=()
+  "$BIN/python" recipes/tables.py "$RUN/$part" "${chosen[@]}" > "$RUN/$part.md"
+done

@@ -29,6 +29,6 @@ for protocol in query_aware query_agnostic; do
     --timing_prompts 1 --out "$RUN/test-$protocol"
   "$BIN/kvp-report" "$RUN/test-$protocol" --validation "$RUN/validation-$protocol" \
     --out "$RUN/report-$protocol.html" --png "$RUN/figures-$protocol"
-  "$BIN/python" recipes/first_results/tables.py "$RUN/test-$protocol" \
+  "$BIN/python" recipes/tables.py "$RUN/test-$protocol" \
     --validation "$RUN/validation-$protocol" > "$RUN/tables-$protocol.md"
 done

@@ -1,6 +1,6 @@
-"""Markdown tables of a results folder: the numbers of kvp-report, for docs/results/first.md.
+"""Markdown tables of a results folder: the numbers of kvp-report, as the pages in docs/results print them.
 
-    python recipes/first_results/tables.py runs/first/results --validation runs/first/validation
+    python recipes/tables.py runs/first/results --validation runs/first/validation
 
 Nothing is computed here: `eval.report` compares, chooses settings on the validation folder and
 words the differences; this only prints its tables as Markdown.
