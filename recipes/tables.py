@@ -1,4 +1,4 @@
-"""Markdown tables of a results folder: the numbers of kvp-report, as the pages in docs/results print them.
+"""Markdown tables of a results folder: the numbers of kvp-report, as docs/results prints them.
 
     python recipes/tables.py runs/first/results --validation runs/first/validation
 
