@@ -21,7 +21,7 @@ from eval.kept import KeptShare, kept_row, kept_share
 from eval.methods import Method, method_fields, rankings
 from eval.rows import Row
 from eval.selection import Ranked, Scored, score_budgets
-from eval.traces import boundary, held_out, trace_views, traceable
+from eval.traces import boundary, held_out, protocols_apart, trace_views, traceable
 from kvp.geometry import Geometry
 from kvp.hf.modules import rope_of
 from kvp.ops.future_attention import future_attention
@@ -84,13 +84,14 @@ def measure_traces(
     methods = [method for method in methods if traceable(method)]
     sums = _Sums()
     records = held_out(reader)[: config.curve_sequences]
+    protocols = protocols_apart(config.protocol_list, records)
     cells = {
         protocol: _cells(config, methods, [boundary(record, protocol) for record in records])
-        for protocol in config.protocol_list
+        for protocol in protocols
     }
     for record in records:
         trace = reader.trace(record.index)
-        for protocol in config.protocol_list:
+        for protocol in protocols:
             cut = boundary(record, protocol)
             if 2 <= cut < record.length:
                 prompt = TracedPrompt(trace, cut, config.device, model)

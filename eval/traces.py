@@ -47,6 +47,14 @@ def boundary(record: SequenceRecord, protocol: str) -> int:
     return min(record.context_length, record.prompt_length - 1)
 
 
+def protocols_apart(protocols: Sequence[str], records: Sequence[SequenceRecord]) -> tuple[str, ...]:
+    """Protocols worth measuring: of two that compress alike (running text), query_agnostic."""
+    if all(boundary(record, "query_aware") == boundary(record, "query_agnostic")
+           for record in records):  # fmt: skip
+        return ("query_agnostic",)
+    return tuple(protocols)
+
+
 def traceable(method: Method) -> bool:
     """Whether traces and the model's rotary embedding hold all that a method reads."""
     if method.scorer is None:

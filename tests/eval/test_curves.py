@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from eval.config import EvalConfig
 from eval.curves import TracedPrompt, grid_budgets, measure, measure_traces
+from eval.kept import kept_share
 from eval.methods import Method, build_methods
-from eval.traces import boundary, open_traces
+from eval.traces import boundary, open_traces, protocols_apart, untraceable
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.ranking import UNPROTECTED, Protection
@@ -160,3 +163,69 @@ def test_stores_that_cannot_give_curves_are_refused(tmp_path: Path) -> None:
     other = Geometry(layers=3, query_heads=4, kv_heads=2, head_dim=8)
     with pytest.raises(StoreError, match="holds traces of 2 layers"):
         open_traces(str(store), other)
+
+
+def test_kept_attention_is_the_mean_over_heads_of_what_stays() -> None:
+    importance = torch.tensor([[[6.0, 3.0, 1.0], [0.0, 0.0, 0.0]], [[1.0, 1.0, 2.0], [4, 0, 0]]])
+    ranking = torch.tensor([[[0, 1, 2], [0, 1, 2]], [[2, 0, 1], [1, 2, 0]]])
+    found = kept_share(importance.double(), ranking, torch.tensor([[2, 1], [1, 2]]))
+    assert found.share == pytest.approx((0.9 + 1.0 + 0.5 + 0.0) / 4)
+    assert (found.kept_tokens, found.cached_tokens) == (1.5, 3)
+
+
+def test_allocators_are_compared_by_what_the_whole_model_keeps(tmp_path: Path) -> None:
+    store = _store(tmp_path / "traces", ["test", "test"])
+    config = _config(
+        methods="full,knorm,oracle,kvzip", allocators="uniform,global:kvzip",
+        budgets="25%", protection="off", protocols="query_aware",
+    )  # fmt: skip
+    methods = build_methods(config)
+    rows = measure_traces(config, methods, open_traces(str(store), GEOMETRY)).kept
+    found = {(row["method"], row["allocator"]): row for row in rows}
+    assert set(found) == {
+        (name, rule) for name in ("knorm", "oracle") for rule in ("uniform", "global:kvzip")
+    }
+    shares = []
+    for index in (0, 1):
+        trace = _trace(index)
+        worth = np.stack([_importance(trace, *divmod(head, 2), 32) for head in range(4)])
+        best = np.sort(worth, axis=1)[:, ::-1]
+        shares.append((best[:, :8].sum(1) / best.sum(1)).mean())
+    uniform = found["oracle", "uniform"]
+    assert uniform["kept"] == pytest.approx(np.mean(shares), abs=1e-5)
+    assert uniform["low"] <= uniform["kept"] <= uniform["high"]
+    assert (uniform["budget_spec"], uniform["kept_tokens"], uniform["sequences"]) == ("25%", 8, 2)
+    together = found["oracle", "global:kvzip"]
+    assert together["kept_tokens"] == 8
+    notes = untraceable(methods)
+    assert len(notes) == 1
+    assert "kvzip" in notes[0]
+
+
+def test_own_sizes_and_rope_are_served_on_traces(
+    tmp_path: Path, tiny_model: PreTrainedModel
+) -> None:
+    store = _store(tmp_path / "traces", ["test"])
+    config = _config(
+        methods="expected_attention,gvote(space=query)+own", budgets="25%", protection="both",
+        protocols="query_aware", recents=2,
+    )  # fmt: skip
+    reader = open_traces(str(store), GEOMETRY)
+    measured = measure_traces(config, build_methods(config), reader, tiny_model)
+    rows = {(row["method"], row["budget_spec"], row["protected"]): row for row in measured.kept}
+    assert set(rows) == {
+        (*name, flag)
+        for name in (("expected_attention", "25%"), ("gvote", "own"))
+        for flag in (True, False)
+    }
+    own = rows["gvote", "own", False]
+    assert 1 <= own["kept_tokens"] <= 32
+    assert 0 < own["kept"] <= 1
+    assert len(measured.curves) == 2 * 2 * 4  # methods, protection, heads
+
+
+def test_running_text_is_measured_under_one_protocol(tmp_path: Path) -> None:
+    record = replace(_trace(0).record, context_length=32)
+    assert protocols_apart(("query_aware", "query_agnostic"), [record]) == ("query_agnostic",)
+    both = ("query_aware", "query_agnostic")
+    assert protocols_apart(both, [record, _trace(1).record]) == both

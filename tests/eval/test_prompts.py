@@ -17,7 +17,8 @@ from kvp.budgets import parse_budget
 from kvp.errors import UsageError
 from kvp.hf import load_model, prefill_and_evict
 from kvp.ranking import UNPROTECTED, Protection
-from policies import make_scorer
+from policies import make_allocator, make_scorer
+from policies.knorm import KNorm
 
 SAFE = Protection(sinks=4, recents=16)
 
@@ -38,10 +39,10 @@ def prompts(bench: Bench) -> dict[str, Prompt]:
     return {prompt.task: prompt for prompt in load_all(bench.config, bench.tokenizer)[0]}
 
 
-def _cells(methods: str, budget: str) -> list[Cell]:
+def _cells(methods: str, budget: str | None) -> list[Cell]:
     built = build_methods(EvalConfig(out="unused", methods=methods))
     return [
-        Cell(method=method, protected=flag, budget=parse_budget(budget))
+        Cell(method=method, protected=flag, budget=parse_budget(budget) if budget else None)
         for method in built
         for flag in (True, False)
     ]
@@ -52,19 +53,31 @@ def test_answers_are_those_of_each_method_alone(
     bench: Bench, prompts: dict[str, Prompt], protocol: str
 ) -> None:
     prompt = prompts["niah_single_1"]
-    methods = "random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o"
-    rows = evaluate(bench, prompt, protocol, _cells(methods, "25%"))
+    cells = [
+        *_cells("random,streaming_llm,knorm,keydiff,lagkv,tova,h2o", "25%"),
+        *_cells("snapkv,kvzip,expected_attention,snapkv+ada,kvzip+global,tova+pyramid", "25%"),
+        *_cells("gvote+own", None),
+    ]
+    rows = evaluate(bench, prompt, protocol, cells)
+    assert len(rows) == len(cells)
     ids = prompt.ids[None]
     boundary = prompt.boundary(protocol)
     predictions = set()
+    uneven = 0
     for row in rows:
         cache = prefill_and_evict(
             bench.model,
             ids[:, :boundary],
             make_scorer(row["method"]),
-            row["budget"],
+            row["budget"] or 40,
             SAFE if row["protected"] else UNPROTECTED,
+            allocator=None if row["allocator"] == "uniform" else make_allocator(row["allocator"]),
+            tokenizer=bench.tokenizer,
         )
+        assert row["cache_bytes"] == cache.nbytes, row["method"]
+        bytes_per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, channels, float32
+        assert row["kept_tokens"] * bytes_per_token == pytest.approx(cache.nbytes)
+        uneven += any(type(layer).__name__ == "RaggedLayer" for layer in cache.layers)
         out = bench.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -76,6 +89,28 @@ def test_answers_are_those_of_each_method_alone(
         assert row["prediction"] == answer, row["method"]
         predictions.add(answer)
     assert len(predictions) > 4  # eviction changes what this model says, so equality means much
+    assert uneven >= 4  # heads of one cache really kept different numbers of tokens
+    own = [row for row in rows if row["allocator"] == "own"]
+    assert [(row["budget_spec"], row["budget"]) for row in own] == [("own", None)] * 2
+
+
+def test_one_scoring_pass_serves_all_allocators(
+    bench: Bench, prompts: dict[str, Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    score = KNorm.score
+    monkeypatch.setattr(
+        KNorm, "score", lambda self, view: calls.append(view.layer) or score(self, view)
+    )
+    cells = [
+        cell for budget in ("25%", "50%") for cell in _cells("knorm,knorm+ada,knorm+global", budget)
+    ]
+    rows = evaluate(bench, prompts["chat"], "query_aware", cells)
+    assert calls == [0, 1]  # each layer once for 12 rows
+    assert {row["allocator"] for row in rows} == {"uniform", "ada", "global"}
+    for row in rows:
+        share = float(row["budget_spec"].rstrip("%")) / 100
+        assert row["kept_tokens"] == row["budget"] == int(share * row["cached_tokens"] + 0.5)
 
 
 def test_full_reply_loss_is_that_of_a_plain_forward(

@@ -15,7 +15,9 @@ from kvp.geometry import Geometry
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec
 
-METHODS = "full,kvp,random,snapkv,oracle"
+BYTES_PER_TOKEN = 2 * 2 * 2 * 8 * 4
+"""Keys and values, layers, heads, channels, float32."""
+METHODS = "full,kvp,random,snapkv,oracle,knorm+ada,gvote+own"
 
 
 def _arguments(folder: Path, policy: Path, out: Path, **changes: object) -> list[str]:
@@ -32,7 +34,9 @@ def _rows(out: Path) -> list[dict[str, Any]]:
 
 
 def _by_key(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
-    names = ("method", "protected", "policy", "protocol", "task", "budget_spec", "example")
+    names = (
+        "method", "allocator", "protected", "policy", "protocol", "task", "budget_spec", "example",
+    )  # fmt: skip
     keyed = {tuple(row[name] for name in names): row for row in rows}
     assert len(keyed) == len(rows), "two rows share a key"
     return keyed
@@ -49,11 +53,14 @@ def finished(
 
 def test_every_variant_has_its_row(finished: Path) -> None:
     rows = _rows(finished)
-    # full, and 4 methods x 2 budgets x 2 protections; 2 prompts of 2 tasks, 2 protocols
-    assert len(_by_key(rows)) == (1 + 4 * 2 * 2) * 2 * 2 * 2
+    # full, 5 methods x 2 budgets x 2 protections, an own size; 2 prompts of 2 tasks, 2 protocols
+    assert len(_by_key(rows)) == (1 + 5 * 2 * 2 + 2) * 2 * 2 * 2
     for row in rows:
         if row["method"] == "full":
             assert (row["budget"], row["kept_tokens"]) == (None, row["cached_tokens"])
+        elif row["method"] == "gvote":
+            assert (row["budget_spec"], row["budget"]) == ("own", None)
+            assert 4 <= row["kept_tokens"] <= row["cached_tokens"]
         else:
             assert row["budget"] == row["kept_tokens"]
             share = float(row["budget_spec"].rstrip("%")) / 100
@@ -62,6 +69,7 @@ def test_every_variant_has_its_row(finished: Path) -> None:
             assert row["cached_tokens"] == row["prompt_tokens"] - 1
         else:
             assert row["cached_tokens"] < row["prompt_tokens"] - 1
+        assert row["cache_bytes"] == row["kept_tokens"] * BYTES_PER_TOKEN
         assert row["policy_seed"] == (5 if row["method"] == "kvp" else None)
 
 
@@ -79,14 +87,14 @@ def test_scores_are_string_matches_and_replies_have_likelihoods(finished: Path) 
 
 def test_the_other_files_cover_all_methods(finished: Path) -> None:
     timing = [json.loads(line) for line in (finished / "timing.jsonl").read_text().splitlines()]
-    assert len(timing) == 1 + 4 * 2
-    by_budget = {row["budget_spec"]: row for row in timing if row["method"] == "random"}
-    bytes_per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, channels, float32
-    for row in by_budget.values():
-        assert row["cache_bytes"] == row["budget"] * bytes_per_token
+    assert len(timing) == 1 + 5 * 2 + 1
+    for row in timing:
+        assert row["cache_bytes"] == row["kept_tokens"] * BYTES_PER_TOKEN
         assert min(row["evict_seconds"], row["decode_seconds_per_token"]) > 0
+        if row["method"] in ("random", "knorm"):
+            assert row["kept_tokens"] == row["budget"]
     tokens = json.loads((finished / "tokens.json").read_text())
-    assert set(tokens["methods"]) == {"kvp/seed0", "random", "snapkv", "oracle"}
+    assert set(tokens["methods"]) == {"kvp/seed0", "random", "snapkv", "oracle", "knorm", "gvote"}
     for heads in tokens["methods"].values():
         assert len(heads) == 4
         for ranks in heads:
@@ -102,7 +110,7 @@ def test_a_killed_run_resumes_to_the_same_rows(
     shutil.copytree(finished, out)
     whole = (out / "rows.jsonl").read_bytes()
     lines = whole.splitlines(keepends=True)
-    (out / "rows.jsonl").write_bytes(b"".join(lines[:40]) + lines[40][:25])
+    (out / "rows.jsonl").write_bytes(b"".join(lines[:50]) + lines[50][:25])
     assert main(_arguments(tiny_folder, tiny_policy, out, timing_prompts=0)) == 0
     assert _by_key(_rows(out)) == _by_key(_rows(finished))
 
@@ -119,7 +127,8 @@ def test_a_finished_run_can_be_extended(
     assert after.startswith(before)
     added = [row for row in _rows(out)[len(_rows(finished)) :] if row["method"] == "full"]
     assert len(added) == 2 * 2  # one new prompt per task, both protocols
-    assert {row["method"] for row in _rows(out)} == {*METHODS.split(","), "tova"}
+    methods = {spec.partition("+")[0] for spec in METHODS.split(",")}
+    assert {row["method"] for row in _rows(out)} == {*methods, "tova"}
 
 
 def _refusal(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
