@@ -1,9 +1,10 @@
 """What budgets cost on held-out traces: attention lost by each head, kept by the whole model.
 
 No generation: queries, keys and values come from a trace store, importance from
-`kvp.ops.future_attention`, scores from the same scorers that evict. Rankings are judged head by
-head (curves.jsonl), budgets split over heads by what all heads keep together (kept.jsonl);
-`docs/formats.md` describes both.
+`kvp.ops.future_attention`, scores from the same scorers that evict; those that need extra passes or
+hidden states get them from the model, which runs over the stored tokens once more. Rankings are
+judged head by head (curves.jsonl), budgets split over heads by what all heads keep together
+(kept.jsonl); `docs/formats.md` describes both.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.cells import PROTECTIONS, Cell, plan, protection_of
 from eval.config import EvalConfig
@@ -21,14 +22,14 @@ from eval.kept import KeptShare, kept_row, kept_share
 from eval.methods import Method, method_fields, rankings
 from eval.rows import Row
 from eval.selection import Ranked, Scored, score_budgets
-from eval.traces import boundary, held_out, protocols_apart, trace_views, traceable
+from eval.traces import boundary, held_out, protocols_apart, trace_views
 from kvp.geometry import Geometry
-from kvp.hf.modules import rope_of
+from kvp.hf import Supply, observe
+from kvp.hf.supply import asks_extras
 from kvp.ops.future_attention import future_attention
 from kvp.ranking import Protection
 from kvp.reward import cost_curve, ideal_cost, random_cost
-from kvp.rope import Rope
-from kvp.scoring import View
+from kvp.scoring import Needs, View
 from kvp.store import Trace, TraceReader
 
 GRID_STEPS = 64
@@ -75,13 +76,13 @@ def measure_traces(
     methods: Sequence[Method],
     reader: TraceReader,
     model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> TraceRows:
     """Rows from the held-out sequences of a store.
 
-    `model` gives its rotary embedding to methods that read it. Methods that need more are left out
-    (`eval.traces.untraceable`).
+    `model` and `tokenizer` serve methods that need more than traces hold.
     """
-    methods = [method for method in methods if traceable(method)]
+    methods = [method for method in methods if method.scorer is not None]
     sums = _Sums()
     records = held_out(reader)[: config.curve_sequences]
     protocols = protocols_apart(config.protocol_list, records)
@@ -94,7 +95,7 @@ def measure_traces(
         for protocol in protocols:
             cut = boundary(record, protocol)
             if 2 <= cut < record.length:
-                prompt = TracedPrompt(trace, cut, config.device, model)
+                prompt = TracedPrompt(trace, cut, config.device, model, tokenizer)
                 for method in rankings(methods):
                     own = [c for c in cells[protocol] if c.method.ranking == method.ranking]
                     _measure(config, prompt, method, own, protocol, sums)
@@ -114,7 +115,12 @@ class TracedPrompt:
     """One sequence compressed at `cut` tokens."""
 
     def __init__(
-        self, trace: Trace, cut: int, device: str = "cpu", model: PreTrainedModel | None = None
+        self,
+        trace: Trace,
+        cut: int,
+        device: str = "cpu",
+        model: PreTrainedModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         """Compute what its tokens are worth."""
         assert trace.queries is not None, "open_traces refuses stores without queries"
@@ -124,24 +130,46 @@ class TracedPrompt:
         self._future = on_device
         self.importance = on_device.cpu().double()
         """[L, H, cut] float64, future attention of every token."""
+        self._token_ids = torch.tensor([trace.record.token_ids[:cut]], device=device)
         self._model = model
-        self._rope: Rope | None = None
+        self._tokenizer = tokenizer
+        self._supplies: dict[int | None, Supply] = {}
 
     def scored(self, method: Method, budgets: Sequence[int]) -> list[Scored]:
         """What a method says at the budgets."""
         scorer = method.scorer
         assert scorer is not None, "the full cache has no scores"
-        if scorer.needs.rope and self._rope is None:
-            assert self._model is not None, "methods that read RoPE are measured beside a model"
-            self._rope = rope_of(self._model, self.cut)
+        supply = self._supply(scorer.needs) if asks_extras(scorer.needs) else None
         queries, keys, values = self._parts
 
         def views_at(budget: int) -> Iterator[View]:
             return trace_views(
-                queries, keys, values, self._future, self.cut, scorer.needs, budget, self._rope
+                queries, keys, values, self._future, self.cut, scorer.needs, budget, supply
             )
 
         return score_budgets(scorer, views_at, budgets)
+
+    def _supply(self, needs: Needs) -> Supply:
+        """Extras of the stored tokens, from one more prefill; shared by the methods that agree."""
+        assert self._model is not None, "methods that need extras are measured beside a model"
+        after = needs.hidden_after
+        if after not in self._supplies:
+            seen = observe(
+                self._model,
+                self._token_ids,
+                queries=0,
+                last_logits=True,
+                hidden_after=() if after is None else (after,),
+            )
+            self._supplies[after] = Supply(
+                self._model,
+                self._token_ids,
+                seen.keys,
+                seen.values,
+                hidden=seen.hidden,
+                tokenizer=self._tokenizer,
+            )
+        return self._supplies[after]
 
     def curve(self, scored: Sequence[Scored], protection: Protection) -> Measured:
         """Cost of every budget by the rankings of the grid's budgets."""

@@ -25,7 +25,7 @@ from eval.rows import RowFile, key_of, merge_rows, read_rows
 from eval.tasks import Prompt, load_all, protocols_of, task_names
 from eval.timing import TIMING_KEY, timing_rows
 from eval.tokens import token_ranks
-from eval.traces import open_traces, untraceable
+from eval.traces import open_traces
 from kvp.hf import geometry_of, load_model
 from kvp.manifest import atomic_write_json
 
@@ -51,7 +51,7 @@ def run(config: EvalConfig) -> None:
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     prompts, unfit = load_all(config, tokenizer, positions)
     cells, small = _plan(config, methods, prompts)
-    notes = [*unfit, *small, *(untraceable(methods) if traces else ())]
+    notes = [*unfit, *small]
     for note in notes:
         console.print(f"note: {note}", soft_wrap=True, highlight=False)
     write_manifest(config, earlier, digests, notes)
@@ -66,7 +66,7 @@ def run(config: EvalConfig) -> None:
         rows = timing_rows(bench, timed, protocol, own)
         merge_rows(folder / TIMING, rows, TIMING_KEY)
     if traces:
-        measured = measure_traces(config, methods, traces, model)
+        measured = measure_traces(config, methods, traces, model, tokenizer)
         merge_rows(folder / CURVES, measured.curves, CURVE_KEY)
         merge_rows(folder / KEPT, measured.kept, KEPT_KEY)
     if config.tokens:

@@ -1,7 +1,7 @@
 """Held-out traces as prompts: what scorers can see of a stored sequence, and what it was worth.
 
-No model runs: queries, keys and values come from a trace store. Methods that need more than those
-and the rotary embedding (extra passes, hidden states, text) cannot be measured here.
+Queries, keys and values come from a trace store; what a method needs beyond them (extra passes,
+hidden states, text) comes from running the model over the stored tokens again (`eval.curves`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eval.methods import Method, rankings
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from kvp.rope import Rope
+from kvp.hf import Supply
+from kvp.hf.supply import asks_extras
 from kvp.scoring import ALL_QUERIES, Needs, View
 from kvp.store import SequenceRecord, TraceReader
 
@@ -55,25 +55,6 @@ def protocols_apart(protocols: Sequence[str], records: Sequence[SequenceRecord])
     return tuple(protocols)
 
 
-def traceable(method: Method) -> bool:
-    """Whether traces and the model's rotary embedding hold all that a method reads."""
-    if method.scorer is None:
-        return False
-    needs = method.scorer.needs
-    beyond = needs.hidden_after, needs.replay, needs.noise, needs.text or None
-    return all(need is None for need in beyond)
-
-
-def untraceable(methods: Sequence[Method]) -> list[str]:
-    """A note on each method that has no curves."""
-    return [
-        f"--curves: {method.label} needs more than traces hold (extra passes, hidden states or "
-        "text) and has no curves"
-        for method in rankings(methods)
-        if not traceable(method)
-    ]
-
-
 def trace_views(
     queries: Tensor,
     keys: Tensor,
@@ -82,7 +63,7 @@ def trace_views(
     cut: int,
     needs: Needs,
     budget: int,
-    rope: Rope | None = None,
+    supply: Supply | None = None,
 ) -> Iterator[View]:
     """Views of a trace's first `cut` tokens, layer by layer, with what a method needs.
 
@@ -90,6 +71,7 @@ def trace_views(
     """
     window = cut if needs.queries == ALL_QUERIES else min(needs.queries, cut)
     positions = torch.arange(cut, device=keys.device)[None]
+    extras = supply.for_needs(needs) if supply is not None and asks_extras(needs) else ()
     for layer in range(keys.shape[0]):
         recent = queries[layer, :, :, cut - window : cut].flatten(0, 1)[None]
         yield View(
@@ -100,5 +82,5 @@ def trace_views(
             budget=budget,
             queries=recent if window else None,
             future=importance[None, layer] if needs.future else None,
-            rope=rope if needs.rope else None,
+            **(vars(extras[layer]) if extras else {}),
         )

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from eval.config import EvalConfig
 from eval.curves import TracedPrompt, grid_budgets, measure, measure_traces
 from eval.kept import kept_share
 from eval.methods import Method, build_methods
-from eval.traces import boundary, open_traces, protocols_apart, untraceable
+from eval.traces import boundary, open_traces, protocols_apart
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
+from kvp.hf import load_model
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord, Trace, TraceWriter
 
@@ -176,7 +176,7 @@ def test_kept_attention_is_the_mean_over_heads_of_what_stays() -> None:
 def test_allocators_are_compared_by_what_the_whole_model_keeps(tmp_path: Path) -> None:
     store = _store(tmp_path / "traces", ["test", "test"])
     config = _config(
-        methods="full,knorm,oracle,kvzip", allocators="uniform,global:kvzip",
+        methods="full,knorm,oracle", allocators="uniform,global:kvzip",
         budgets="25%", protection="off", protocols="query_aware",
     )  # fmt: skip
     methods = build_methods(config)
@@ -197,31 +197,27 @@ def test_allocators_are_compared_by_what_the_whole_model_keeps(tmp_path: Path) -
     assert (uniform["budget_spec"], uniform["kept_tokens"], uniform["sequences"]) == ("25%", 8, 2)
     together = found["oracle", "global:kvzip"]
     assert together["kept_tokens"] == 8
-    notes = untraceable(methods)
-    assert len(notes) == 1
-    assert "kvzip" in notes[0]
 
 
-def test_own_sizes_and_rope_are_served_on_traces(
-    tmp_path: Path, tiny_model: PreTrainedModel
-) -> None:
+def test_the_model_serves_what_traces_do_not_hold(tmp_path: Path, tiny_folder: Path) -> None:
+    model, tokenizer = load_model(str(tiny_folder))
     store = _store(tmp_path / "traces", ["test"])
     config = _config(
-        methods="expected_attention,gvote(space=query)+own", budgets="25%", protection="both",
+        methods="expected_attention,gvote+own,contrastkv", budgets="25%", protection="both",
         protocols="query_aware", recents=2,
     )  # fmt: skip
     reader = open_traces(str(store), GEOMETRY)
-    measured = measure_traces(config, build_methods(config), reader, tiny_model)
+    measured = measure_traces(config, build_methods(config), reader, model, tokenizer)
     rows = {(row["method"], row["budget_spec"], row["protected"]): row for row in measured.kept}
     assert set(rows) == {
         (*name, flag)
-        for name in (("expected_attention", "25%"), ("gvote", "own"))
+        for name in (("expected_attention", "25%"), ("gvote", "own"), ("contrastkv", "25%"))
         for flag in (True, False)
     }
     own = rows["gvote", "own", False]
     assert 1 <= own["kept_tokens"] <= 32
     assert 0 < own["kept"] <= 1
-    assert len(measured.curves) == 2 * 2 * 4  # methods, protection, heads
+    assert len(measured.curves) == 3 * 2 * 4  # methods, protection, heads
 
 
 def test_running_text_is_measured_under_one_protocol(tmp_path: Path) -> None:
