@@ -96,7 +96,7 @@ def _ranks_are_clear(inputs: Inputs) -> np.ndarray:
 @pytest.mark.parametrize("tokens", [260, 300, 390])
 def test_lagkv_scores_and_sets_up_to_ties(tokens: int) -> None:
     compared = 0
-    for shape, seed in itertools.product(SHAPES, range(3)):
+    for shape, seed in itertools.product(SHAPES, range(4)):
         inputs = draw(tokens, shape, seed=seed)
         clear = _ranks_are_clear(inputs)
         compared += int(clear.sum())
@@ -107,7 +107,7 @@ def test_lagkv_scores_and_sets_up_to_ties(tokens: int) -> None:
         for ratio in RATIOS:
             mask = chosen("lagkv:kvpress", inputs, kvpress.kept_tokens(tokens, ratio))[clear]
             assert _is_top(mask, expected)
-    assert compared >= 10  # of 21 heads
+    assert compared >= 10  # of 28 heads
 
 
 @pytest.mark.parametrize("tokens", [20, 259])

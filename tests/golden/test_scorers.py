@@ -10,11 +10,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from reference.contrast import contrastkv
 from reference.inputs import SHAPES, Inputs, constant, draw
 from reference.methods import GOLDEN, NOT_COMPUTED, Golden
-from reference.ranking import FORCED, kept, protected, tied, undecided
+from reference.ranking import FORCED, kept, order, protected, tied, undecided
 
-from kvp.ranking import UNPROTECTED, Protection, keep_tokens
+from kvp.ranking import UNPROTECTED, Protection, keep_tokens, rank_tokens
 from policies.roster import METHODS, make_scorer
 
 DEFAULT = Protection(sinks=4, recents=16)
@@ -74,6 +75,37 @@ def test_ties_go_to_the_newer_token(golden: Golden) -> None:
     for tokens in (golden.lengths[-1], 26):
         compared, total = compare(golden, constant(tokens), ties=golden.sums_tie)
         assert compared == total or not golden.sums_tie
+
+
+def test_contrastkv_with_tokens_on_its_quantiles() -> None:
+    """21 tokens: 0.1 (N - 1) is whole, so quantiles are tokens; whole rankings, many draws."""
+    scorer = make_scorer("contrastkv")
+    compared = total = 0
+    for seed in range(80):
+        inputs = draw(21, seed=seed)
+        truth = contrastkv(inputs, 10)
+        found = rank_tokens(scorer.score(inputs.view(scorer.needs, 10))).numpy()
+        near = np.any([undecided(truth, cut, 0.0, 1e-6) for cut in range(1, 21)], axis=0)
+        assert (found == order(truth))[~near].all()
+        compared, total = compared + int((~near).sum()), total + near.size
+    assert compared >= 0.9 * total
+
+
+def test_gvote_draws_a_diagonal_gaussian() -> None:
+    """One noise, scaled and shifted: the same for all statistics; about standard normal."""
+    scorer = make_scorer("gvote(samples=300)")
+    noises = []
+    for seed in (1, 2):
+        inputs = draw(40, seed=seed)
+        scorer.score(inputs.view(scorer.needs, 10))
+        seen = inputs.hidden[:, 4:].astype(np.float64)
+        drawn = np.concatenate(inputs.drawn, axis=1)
+        noises.append((drawn - seen.mean(axis=1, keepdims=True)) / seen.std(axis=1, keepdims=True))
+    np.testing.assert_allclose(*noises, atol=1e-4)
+    assert noises[0].shape == (1, 300, 12)
+    assert abs(noises[0].mean()) < 4 / 3600**0.5
+    assert abs(noises[0].var() - 1) < 4 * (2 / 3600) ** 0.5
+    assert abs(np.corrcoef(noises[0][0].T) - np.eye(12)).max() < 5 / 300**0.5
 
 
 def test_every_scorer_of_the_roster_is_in_the_table() -> None:

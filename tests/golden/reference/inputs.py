@@ -127,6 +127,8 @@ def draw(
 
     scale = rng.uniform(0.7, 1.3, (1, heads, 1, 1)).astype(np.float32)
     centre = 0.5 * normal(1, heads, 1, head_dim)
+    least = rng.uniform(0.0, 0.2, (1, heads, 1))  # heads differ in both extremes
+    noise = least + rng.uniform(0.4, 0.8, (1, heads, 1)) * rng.random((batch, heads, tokens)) ** 2
     return Inputs(
         keys=scale * normal(batch, heads, tokens, head_dim) + centre,
         values=normal(batch, heads, tokens, head_dim) * scale,
@@ -135,7 +137,7 @@ def draw(
         bias=0.2 * normal(heads * group * head_dim),
         frequencies=_frequencies(head_dim),
         replay=rng.uniform(0.0, 1.0, (batch, heads, tokens)).astype(np.float32) ** 3,
-        noise=rng.uniform(0.0, 1.0, (batch, heads, tokens)).astype(np.float32) ** 2,
+        noise=noise.astype(np.float32),
         future=rng.exponential(1.0, (batch, heads, tokens)).astype(np.float32),
     )
 

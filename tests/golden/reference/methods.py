@@ -143,16 +143,23 @@ GOLDEN: tuple[Golden, ...] = (
         truth=contrast.contrastkv,
         lengths=(1, 19, 20, 21, 100),
         values=False,
+        rtol=0.0,
         atol=1e-6,
     ),
     Golden(
-        spec="contrastkv:paper", truth=contrast.contrastkv, lengths=(60,), values=False, atol=1e-6
+        spec="contrastkv:paper",
+        truth=contrast.contrastkv,
+        lengths=(60,),
+        values=False,
+        rtol=0.0,
+        atol=1e-6,
     ),
     Golden(
         spec="contrastkv(scope=head,beta=0.3,gamma=2.0)",
         truth=partial(contrast.contrastkv, beta=0.3, gamma=2.0, per_head=True),
         lengths=(100,),
         values=False,
+        rtol=0.0,
         atol=1e-6,
     ),
     Golden(
