@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from eval.rows import OWN, Row, method_label
+from eval.rows import OWN, Row, method_label, policy_groups
 from eval.stats import Interval, bootstrap_mean, per_prompt, perplexity
 from kvp.budgets import parse_budget
 
@@ -61,16 +60,12 @@ def print_headline(console: Console, rows: Iterable[Row], *, resamples: int, see
     _print(console, losses, "perplexity of the given text", 1)
 
 
-def row_label(row: Mapping[str, Any]) -> str:
-    """What a row's method is called in tables, policies of one method together."""
-    label = method_label(row["method"], row["variant"], row["allocator"])
-    return f"{label}{PROTECTED if row['protected'] else ''}"
-
-
 def _lines(rows: Iterable[Row], score: Callable[[list[Row]], Interval]) -> list[Line]:
+    rows = list(rows)
+    policies = policy_groups(rows)
     groups: dict[tuple[str, str], dict[str, list[Row]]] = {}
     for row in rows:
-        cells = groups.setdefault((row["protocol"], row_label(row)), {})
+        cells = groups.setdefault((row["protocol"], _label(row, policies)), {})
         cells.setdefault(row["budget_spec"] or FULL_COLUMN, []).append(row)
     methods = list(dict.fromkeys(label.removesuffix(PROTECTED) for _, label in groups))
 
@@ -86,6 +81,14 @@ def _lines(rows: Iterable[Row], score: Callable[[list[Row]], Interval]) -> list[
         )
         for key in sorted(groups, key=place)
     ]
+
+
+def _label(row: Row, policies: Mapping[str | None, str]) -> str:
+    """What a row's method is called, seeds of one policy together."""
+    group = policies[row["policy"]]
+    name = f"{row['method']}/{group}" if group else row["method"]
+    label = method_label(name, row["variant"], row["allocator"])
+    return f"{label}{PROTECTED if row['protected'] else ''}"
 
 
 def _share(rows: list[Row]) -> float | None:

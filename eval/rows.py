@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,24 @@ def method_label(name: str, variant: str, allocator: str = UNIFORM) -> str:
     if variant == "auto":
         return f"{name}{rule}"
     return f"{name}({variant}){rule}" if "=" in variant else f"{name}:{variant}{rule}"
+
+
+def policy_groups(rows: Iterable[Row]) -> dict[str | None, str]:
+    """Group of every policy label: the label without its training seed, which may leave nothing.
+
+    A single group is called "" whatever its labels are.
+    """
+    seeds = {row["policy"]: row["policy_seed"] for row in rows if row["policy"] is not None}
+    names = {label: _without_seed(label, seed) for label, seed in seeds.items()}
+    if len(set(names.values())) <= 1:
+        names = dict.fromkeys(names, "")
+    return {None: "", **names}
+
+
+def _without_seed(label: str, seed: float | None) -> str:
+    if seed is None:
+        return label
+    return re.sub(rf"[-_. ]*(seed|s)?[-_. ]*{int(seed)}$", "", label)
 
 
 class RowFile:

@@ -17,8 +17,8 @@ from eval.report.compare import PROTOCOLS, Kind, compare
 from eval.report.costs import areas
 from eval.report.load import Results, load_results
 from eval.report.markup import Field, Table
-from eval.report.numbers import policy_groups
 from eval.report.timings import timings
+from eval.rows import policy_groups
 from policies.roster import METHODS
 
 ATTENTION_FREE = frozenset(name for name, entry in METHODS.items() if entry.attention_free)

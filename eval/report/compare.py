@@ -17,10 +17,9 @@ from eval.report.numbers import (
     budget_axis,
     kept_grid,
     perplexity_grid,
-    policy_groups,
     score_grid,
 )
-from eval.rows import Row
+from eval.rows import Row, policy_groups
 
 Kind = Literal["accuracy", "perplexity", "kept"]
 """Scores of answers, likelihood of given replies, future attention kept on traces."""

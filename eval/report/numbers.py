@@ -7,7 +7,6 @@ intervals are over prompts (`eval.stats`). Callers select one protocol; rows of 
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -121,22 +120,6 @@ def budget_axis(rows: Iterable[Row]) -> Budgets:
         tokens=tuple(means[spec] for spec in specs),
         relative=all(spec.endswith("%") for spec in specs),
     )
-
-
-def policy_groups(rows: Iterable[Row]) -> dict[str | None, str]:
-    """Group of every policy label: the label without its seed, empty where there is one group."""
-    seeds = {row["policy"]: row["policy_seed"] for row in rows if row["policy"] is not None}
-    names = {label: _without_seed(label, seed) for label, seed in seeds.items()}
-    if len(set(names.values())) <= 1:
-        names = dict.fromkeys(names, "")
-        return {None: "", **names}
-    return {None: "", **{label: name or label for label, name in names.items()}}
-
-
-def _without_seed(label: str, seed: float | None) -> str:
-    if seed is None:
-        return label
-    return re.sub(rf"[-_. ]*(seed|s)?[-_. ]*{int(seed)}$", "", label)
 
 
 def setting_of(row: Row, groups: Mapping[str | None, str]) -> Setting:

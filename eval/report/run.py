@@ -15,11 +15,12 @@ from eval.report.draw_text import draw_text
 from eval.report.figure import Figure, Style, assign_styles
 from eval.report.load import Results, load_results
 from eval.report.markup import details, figure, paragraph, section, table
-from eval.report.numbers import LEARNED, ORACLE, policy_groups, setting_of
+from eval.report.numbers import LEARNED, ORACLE, setting_of
 from eval.report.page import header, missing, page
 from eval.report.ranks import token_map
 from eval.report.timings import middle_budget, timings
 from eval.report.token_text import token_text
+from eval.rows import policy_groups
 from kvp.errors import ResultsError, UsageError
 from policies.roster import METHODS
 

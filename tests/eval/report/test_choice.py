@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from eval.report.choice import best_baselines, choose, contests
-from eval.report.numbers import policy_groups, score_grid
+from eval.report.numbers import score_grid
+from eval.rows import policy_groups
 
 Row = dict[str, Any]
 FREE = {"random", "knorm"}

@@ -12,9 +12,9 @@ from eval.report.numbers import (
     Setting,
     budget_axis,
     perplexity_grid,
-    policy_groups,
     score_grid,
 )
+from eval.rows import policy_groups
 
 Row = dict[str, Any]
 MakeRow = Callable[..., Row]
@@ -66,7 +66,7 @@ def test_two_protocols_are_never_one_grid(answers: list[Row]) -> None:
             {"ratio-seed0": 0, "ratio-seed12": 12, "skill_s0": 0},
             {"ratio-seed0": "ratio", "ratio-seed12": "ratio", "skill_s0": "skill"},
         ),
-        ({"seed0": 0, "paper.0": 0}, {"seed0": "seed0", "paper.0": "paper"}),
+        ({"seed0": 0, "paper.0": 0}, {"seed0": "", "paper.0": "paper"}),
         ({"a1": None, "a2": None}, {"a1": "a1", "a2": "a2"}),
     ],
 )
