@@ -21,9 +21,9 @@ def _row(method: str, budget: str | None, example: str, **fields: Any) -> dict[s
 
 def test_seeds_of_a_policy_form_one_line_and_protection_makes_two() -> None:
     rows = [
-        _row("kvp", "6%", "a", policy="seed0", score=1.0),
-        _row("kvp", "6%", "a", policy="seed1", score=0.0),
-        _row("kvp", "6%", "a", policy="seed0", protected=True, score=1.0),
+        _row("kvp", "6%", "a", policy="seed0", policy_seed=0, score=1.0),
+        _row("kvp", "6%", "a", policy="seed1", policy_seed=1, score=0.0),
+        _row("kvp", "6%", "a", policy="seed0", policy_seed=0, protected=True, score=1.0),
         _row("full", None, "a", score=1.0),
         _row("full", None, "b", nll=3.0, reply_tokens=3),
     ]
