@@ -3,10 +3,16 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 from eval.cli import main
+from eval.config import EvalConfig
+from policies import make_allocator, make_method, split_method
+
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def test_help_answers_within_a_second_of_processor_time() -> None:
@@ -25,6 +31,22 @@ def test_list_prints_the_roster_without_other_flags(capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert "oracle" in out
     assert "attention-free" in out
+
+
+@pytest.mark.parametrize(
+    "path", sorted(CONFIGS.glob("**/*.yaml")), ids=lambda path: str(path.relative_to(CONFIGS))
+)
+def test_shipped_configurations_are_sound(path: Path) -> None:
+    settings = yaml.safe_load(path.read_text())
+    if "methods" not in settings:  # another program's
+        return
+    config = EvalConfig(out="unused", **settings)
+    for spec in config.method_list:
+        scorer, _ = split_method(spec)
+        if scorer not in ("full", "kvp"):
+            make_method(spec)
+    for rule in config.allocator_list:
+        make_allocator(rule)
 
 
 def test_out_is_required(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eval.report.choice import best_baselines, choose, contests
+from eval.report.choice import best_baselines, choose, contests, outstanding
 from eval.report.numbers import score_grid
 from eval.rows import policy_groups
 
@@ -26,6 +26,27 @@ def test_one_setting_serves_the_whole_curve(answers: list[Row]) -> None:
     assert choice.setting.protected
     assert (choice.settings, choice.label) == (2, "knorm (protected, best of 2)")
     assert not choose(grid, higher_is_better=False)["knorm"].setting.protected
+
+
+def test_allocators_are_settings_and_own_sizes_are_methods_apart(answers: list[Row]) -> None:
+    knorm = [row for row in answers if row["method"] == "knorm" and row["protected"]]
+    ada = [{**row, "allocator": "ada", "score": 1.0} for row in knorm]
+    own = [
+        {**row, "allocator": "own", "budget_spec": "own", "budget": None, "kept_tokens": 6.4}
+        for row in knorm if row["budget_spec"] == "25%"
+    ]  # fmt: skip
+    grid = _grid([*answers, *ada, *own])
+    choices = choose(grid, higher_is_better=True)
+    assert choices["knorm"].label == "knorm (+ada, protected, best of 3)"
+    alone = choices["knorm+own"]
+    assert (alone.label, alone.setting.own) == ("knorm+own (protected)", True)
+    cell = grid[alone.setting]["own"]
+    assert (cell.kept_tokens, cell.share) == (6.4, 0.4)
+    shown = outstanding(grid, choices, 5, higher_is_better=True)
+    assert {"full", "oracle", "kvp", "knorm+own"} < set(shown)
+    assert len(shown) == 5
+    assert "random" not in shown  # the worst of the others
+    assert set(outstanding(grid, choices, 99, higher_is_better=True)) == set(choices)
 
 
 def test_only_shared_budgets_decide(answers: list[Row]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from eval.report.figure import Axis, Line, LineFigure, Panel, Style, assign_styles
 
 
@@ -45,3 +47,20 @@ def test_styles_tell_methods_apart_without_colour() -> None:
     assert all(
         (styles[name].dash == "dash") == (name in {"snapkv", "tova", "h2o"}) for name in styles
     )
+
+
+def test_hidden_lines_wait_in_the_legend() -> None:
+    waiting = replace(_line("b", "B"), hidden=True)
+    figure = LineFigure(
+        name="f", caption="", panels=(Panel(title="", lines=(_line("a", "A"), waiting)),),
+        columns=1, x=Axis(label=""), y=Axis(label=""),
+    )  # fmt: skip
+    assert figure.labels == {"a": "A", "b": "B"}
+    assert figure.shown.labels == {"a": "A"}
+
+
+def test_two_dozen_methods_look_different() -> None:
+    for free in (True, False):
+        names = [f"method{number}" for number in range(24)]
+        styles = assign_styles(names, set(names) if free else set())
+        assert len({(style.color, style.marker) for style in styles.values()}) == 24

@@ -27,6 +27,18 @@ def test_a_torn_last_line_is_left_out_with_a_note(tmp_path: Path, write_results:
     assert torn.notes == ("The last line of rows.jsonl is torn (an interrupted run) and left out.",)
 
 
+def test_folders_of_version_1_are_read_as_uniform(tmp_path: Path, write_results: Write) -> None:
+    folder = write_results(tmp_path / "r")
+    now = load_results(folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "format_version": 1}))
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["allocator"]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert load_results(folder).rows == now.rows
+
+
 def test_missing_parts_are_empty(tmp_path: Path, write_results: Write) -> None:
     results = load_results(write_results(tmp_path / "r"))
     assert (results.timing, results.curves, results.tokens) == ((), (), None)

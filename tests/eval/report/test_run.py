@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -252,6 +253,44 @@ def test_it_reads_what_kvp_eval_writes(tmp_path: Path, tiny_folder: Path) -> Non
     ]
     held = page.table("Bytes of keys and values right after the eviction")
     assert held["knorm"][0].endswith("0.250 of full")
+
+
+def test_own_sizes_bytes_and_kept_attention_are_shown(
+    tmp_path: Path, write_results: Write, make_row: Callable[..., Any]
+) -> None:
+    rows = [
+        make_row("full", protected=False, budget_spec=None, score=1.0, cache_bytes=1600),
+        make_row("knorm", score=0.5, cache_bytes=400),
+        make_row("knorm", score=1.0, allocator="ada", cache_bytes=408),
+        make_row(
+            "gvote", score=1.0, allocator="own", budget_spec=None, budget=None, kept_tokens=6.5,
+            cache_bytes=650,
+        ) | {"budget_spec": "own"},
+    ]  # fmt: skip
+    kept = [
+        {
+            **{name: rows[1][name] for name in ("model", "method", "variant", "policy",
+                                                "policy_seed", "protected", "protocol")},
+            "allocator": allocator, "budget_spec": "25%", "kept": share, "low": share - 0.1,
+            "high": share + 0.1, "kept_tokens": 4, "cached_tokens": 16, "sequences": 3,
+        }
+        for allocator, share in (("uniform", 0.5), ("ada", 0.625))
+    ]  # fmt: skip
+    folder = write_results(tmp_path / "r", rows=rows)
+    (folder / "kept.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    assert main([str(folder), "--bootstrap", "5"]) == 0
+    page = Page((folder / "report.html").read_text(encoding="utf-8"))
+    table = page.table("Accuracy", "best attention-free baseline")
+    assert table["method"] == ["25% (4)", "own size"]
+    assert table["gvote+own"][1].startswith("100.0|")
+    assert table["gvote+own"][1].endswith("at 40.6 % (6)")
+    held = page.table("Bytes of keys and values right after the eviction")
+    assert held["knorm"] == ["408|0.255 of full", "–"]  # the setting that stands for it: +ada
+    assert held["gvote+own"] == ["–", "650|0.406 of full"]
+    every = page.table("Future attention kept", "every setting")
+    assert every["knorm"] == ["62.5|52.5 to 72.5"]  # the later of two rows of that name
+    assert "single points size the cache themselves" in " ".join(page.captions)
+    assert (folder / "figures" / "kept-query_aware.png").exists()
 
 
 def test_help_loads_neither_torch_nor_drawing_libraries() -> None:
