@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvp.scoring import View
-from policies.options import Heuristic
+from policies.options import Heuristic, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,7 @@ class KeyDiff(Heuristic):
     """Keep keys unlike the mean key."""
 
     method: ClassVar[str] = "keydiff"
+    presets: ClassVar[Presets] = {"kvpress": {}}
 
     def score(self, view: View) -> Tensor:
         """Negative cosine to the anchor: [B, H, N] float32."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import View
-from policies.options import Heuristic
+from policies.options import Heuristic, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,7 @@ class KNorm(Heuristic):
     """Keep keys of low norm."""
 
     method: ClassVar[str] = "knorm"
+    presets: ClassVar[Presets] = {"kvpress": {}}
 
     def score(self, view: View) -> Tensor:
         """Negative key norm: [B, H, N] float32."""

@@ -38,7 +38,7 @@ class Ada(Split):
     """`kvpress` (exact sum) or `paper` (rounds)."""
 
     method: ClassVar[str] = "ada"
-    presets: ClassVar[Presets] = {"paper": {"safeguard": 0.5, "rule": "paper"}}
+    presets: ClassVar[Presets] = {"kvpress": {}, "paper": {"safeguard": 0.5, "rule": "paper"}}
 
     def __post_init__(self) -> None:
         """Raise UsageError on a share outside 0..1 or an unknown rule."""

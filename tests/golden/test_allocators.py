@@ -195,7 +195,7 @@ def test_ada_keeps_the_sets_of_kvpress(scorer: str, ratio: float) -> None:
     truth = kvpress.adakv(own(inputs), ratio)
     for row in range(2):
         asked = Request(scores=scores[row][None], budget=budget, floor=1)
-        counts = make_allocator("ada").allocate(asked)
+        counts = make_allocator("ada:kvpress").allocate(asked)
         chosen = allocated_tokens(scores[row][None], counts, UNPROTECTED)[0]
         for head in range(2):
             found = {i for i in chosen[head].tolist() if i != EMPTY_SLOT}

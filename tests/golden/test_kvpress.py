@@ -26,8 +26,8 @@ RATIOS = [0.1, 0.25, 0.5, 0.6, 0.75, 0.9]
 Scores = Callable[[Inputs], np.ndarray]
 
 SAME_SETS: dict[str, tuple[Scores, int]] = {
-    "knorm": (kvpress.knorm, 1),
-    "keydiff": (kvpress.keydiff, 1),
+    "knorm:kvpress": (kvpress.knorm, 1),
+    "keydiff:kvpress": (kvpress.keydiff, 1),
     "snapkv:kvpress": (kvpress.snapkv, 64),
     "tova:kvpress": (kvpress.tova, 1),
     "h2o:kvpress": (kvpress.observed_attention, 1),

@@ -62,6 +62,8 @@ GOLDEN: tuple[Golden, ...] = (
         values=False,
     ),
     Golden(spec="knorm", truth=scorers.knorm, lengths=_WIDE),
+    Golden(spec="knorm:kvpress", truth=scorers.knorm, lengths=_WIDE),
+    Golden(spec="keydiff:kvpress", truth=scorers.keydiff, lengths=(1, 3, 30, 90), atol=1e-6),
     Golden(spec="keydiff", truth=scorers.keydiff, lengths=(1, 3, 30, 90), atol=1e-6),
     Golden(spec="lagkv", truth=scorers.lagkv, lengths=(1, 4, 11, 12, 13, 40, 300), values=False),
     Golden(
