@@ -23,7 +23,7 @@ from policies.roster import METHODS
 
 ATTENTION_FREE = frozenset(name for name, entry in METHODS.items() if entry.attention_free)
 RESAMPLES = 2000
-KINDS: tuple[Kind, ...] = ("accuracy", "perplexity")
+KINDS: tuple[Kind, ...] = ("accuracy", "perplexity", "kept")
 
 
 def markdown(table: Table) -> str:
@@ -52,6 +52,9 @@ def all_tables(results: Results, validation: Results | None) -> Iterator[str]:
             if comparison is not None:
                 yield markdown(tables.headline(comparison, ATTENTION_FREE, resamples=RESAMPLES))
                 yield markdown(tables.every_setting(comparison))
+                held = tables.bytes_held(comparison)
+                if held is not None:
+                    yield markdown(held)
         curves = [row for row in results.curves if row["protocol"] == protocol]
         if curves:
             yield markdown(tables.areas(areas(curves, policy_groups(curves)), protocol))
