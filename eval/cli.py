@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from eval.config import EvalConfig
 from kvp.cli import main as run_program
+from kvp.cli import run_unconfigured
 
 DESCRIPTION = (
     "Measure KV-cache eviction: model + policies + methods + tasks + budgets -> a results folder. "
@@ -21,8 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments == ["--list"]:
         from eval.listing import print_methods
 
-        print_methods()
-        return 0
+        return run_unconfigured(print_methods, prog="kvp-eval")
     return run_program(EvalConfig, _run, prog="kvp-eval", description=DESCRIPTION, argv=arguments)
 
 

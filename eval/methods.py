@@ -24,6 +24,7 @@ from policies.allocators.evolved import Evolved
 from policies.budget_files import budget_path
 from policies.learned import LearnedScorer
 from policies.policy_files import INDEX, check_geometry
+from policies.specification import parse
 
 FULL = "full"
 LEARNED = "kvp"
@@ -103,8 +104,8 @@ def allocated(method: Method, spec: str) -> Method:
     own = sizes_itself(rule)
     if own and not isinstance(method.scorer, SelfSizing):
         raise UsageError(
-            f"{method.label}+{spec}: {method.label} does not say how many tokens it needs; "
-            "use another allocator"
+            f"--methods, --allocators: {method.label}+{spec}: {method.label} does not say how many "
+            "tokens it needs; use another allocator"
         )
     plain = rule.name == UNIFORM
     return replace(method, allocator=rule.name, own=own, rule=None if plain else rule)
@@ -115,7 +116,7 @@ def roster_method(spec: str, seed: int) -> Method:
     scorer = make_scorer(spec)
     name = re.split(r"[:(]", scorer.name)[0]
     variant = scorer.name.removeprefix(name).strip(":()") or "auto"
-    if name == "random" and variant == "auto":
+    if name == "random" and "seed" not in parse(spec, "method").options:
         scorer = make_scorer(spec, seed=seed)
     return Method(name=name, variant=variant, scorer=scorer)
 

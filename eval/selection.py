@@ -53,8 +53,8 @@ class Scored:
     """[L, H, N] float32, on the CPU."""
     budgets: tuple[int, ...]
     """Budgets the scores are for, in tokens per KV head."""
-    sizes: Tensor | None
-    """[L, H] int64, the scorer's own sizes where it has them."""
+    sizes: Callable[[Tensor], Tensor] | None
+    """From scores [L, H, N], protected tokens at +inf, to the scorer's own sizes [L, H] int64."""
 
 
 @torch.inference_mode()
@@ -67,7 +67,7 @@ def score_budgets(scorer: Scorer, views_at: ViewsAt, budgets: Sequence[int]) -> 
     for budget in budgets:
         views = [WatchedView.of(view) for view in views_at(budget)]
         scores = torch.cat([layer.cpu() for layer in score_layers(scorer, views)])
-        sizes = scorer.sizes(scores) if isinstance(scorer, SelfSizing) else None
+        sizes = scorer.sizes if isinstance(scorer, SelfSizing) else None
         if not any(view.budget_was_read for view in views):
             return [Scored(scores=scores, budgets=tuple(budgets), sizes=sizes)]
         results.append(Scored(scores=scores, budgets=(budget,), sizes=sizes))
@@ -100,7 +100,7 @@ class Ranked:
             scores=self._raised,
             budget=min(budget, tokens),
             floor=max(1, min(self._protection.tokens, tokens)),
-            sizes=self._scored.sizes,
+            sizes=None if self._scored.sizes is None else self._scored.sizes(self._raised),
         )
         return allocated_counts(rule, request)
 

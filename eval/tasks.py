@@ -86,16 +86,18 @@ def load_all(
 ) -> tuple[list[Prompt], list[str]]:
     """Prompts of all tasks, and a note on each task of `ruler` that does not fit into `--length`.
 
-    `positions` is how many tokens the model can hold, which bounds running text. Raises UsageError
+    `positions` is how many tokens the model can hold. Raises UsageError where `--length` is more,
     where a task that was named does not fit, or none does.
     """
+    if positions is not None and config.length > positions:
+        raise UsageError(f"--length {config.length}: the model has {positions} positions; lower it")
     prompts: list[Prompt] = []
     notes: list[str] = []
     if config.text is not None and TEXT not in config.task_list:
         raise UsageError("--text is what the task text reads: give --tasks text, too")
     for task in task_names(config.task_list):
         try:
-            prompts += load_prompts(config, task, tokenizer, positions)
+            prompts += load_prompts(config, task, tokenizer)
         except UsageError as error:
             if task in config.task_list or not str(error).startswith("--length"):
                 raise
@@ -113,13 +115,12 @@ def load_prompts(
     config: EvalConfig,
     task: str,
     tokenizer: PreTrainedTokenizerBase,
-    positions: int | None = None,
 ) -> list[Prompt]:
     """The first `--prompts` samples of a task, encoded; a longer run begins with the same ones."""
     if task == TEXT:
         return [
             Prompt(task=task, sample=sample, encoded=encoded)
-            for sample, encoded in text_prompts(config, tokenizer, positions)
+            for sample, encoded in text_prompts(config, tokenizer)
         ]
     chat = task == CHAT
     samples = sources.samples(

@@ -25,22 +25,16 @@ _SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
 
 
 def text_prompts(
-    config: EvalConfig, tokenizer: PreTrainedTokenizerBase, positions: int | None
+    config: EvalConfig, tokenizer: PreTrainedTokenizerBase
 ) -> list[tuple[Sample, Encoded]]:
     """The first `--prompts` stretches of `--length` tokens of a split, in a seeded order.
 
     JSONL rows belong to splits by their content, as in kvp-collect; a plain text by position
     (80 %, 10 %, 10 %). Every row gives its first stretch before any row gives its second.
-    `positions` is how many tokens the model can hold (None: any number). Raises UsageError where
-    there is no text or it is too short.
+    Raises UsageError where there is no text or it is too short.
     """
     if config.text is None:
         raise UsageError("--tasks text needs --text FILE_OR_FOLDER (plain text or JSONL)")
-    if positions is not None and config.length > positions:
-        raise UsageError(
-            f"--length {config.length}: the model has {positions} positions for context and "
-            "continuation together"
-        )
     if config.length <= config.continuation + 1:
         raise UsageError(
             f"--length {config.length} leaves no context before --continuation "

@@ -111,7 +111,7 @@ def apportion(shares: Tensor, total: int, *, least: int, most: int) -> Tensor:
 
 
 def protected_scores(scores: Tensor, protection: Protection) -> Tensor:
-    """Scores [..., N] with protected tokens raised to +inf, everything else finite."""
+    """Scores [..., N] with protected tokens raised to +inf, everything else below."""
     tokens = scores.shape[-1]
     raised = scores.float().clamp(max=torch.finfo(torch.float32).max)
     raised[..., : min(protection.sinks, tokens)] = torch.inf

@@ -66,6 +66,15 @@ def main(
     return 0
 
 
+def run_unconfigured(run: Callable[[], None], *, prog: str) -> int:
+    """Call `run` and return the exit code: 0, or 2 on a `KvpError` (one line on stderr)."""
+    try:
+        run()
+    except KvpError as error:
+        return _refuse(prog, error)
+    return 0
+
+
 def spell_out(argv: Sequence[str], config_class: type[Any]) -> list[str]:
     """Arguments as the parser knows them: `--dry-run` becomes `--dry_run=true`.
 

@@ -141,7 +141,10 @@ class SelfSizing(Protocol):
     """A scorer that also says how many tokens each head needs (GVote)."""
 
     def sizes(self, scores: Tensor) -> Tensor:
-        """Own number of tokens per head: scores [..., N] -> [...] int64, at least 1."""
+        """Own number of tokens per head: scores [..., N] -> [...] int64, at least 1.
+
+        Protected tokens come at +inf, so that they count beside the tokens the method wants.
+        """
         ...
 
 

@@ -89,8 +89,10 @@ class Entry(Generic[T]):
             if option not in self.options:
                 known = ", ".join(self.options) or "none"
                 raise UsageError(f"{self.name} has no option {option!r}: its options are {known}")
-        if self.file_option is not None and not settings.get(self.file_option):
-            raise UsageError(f"{self.name} needs a file: write {self.name}:FILE")
+        if self.file_option is not None:
+            if not settings.get(self.file_option):
+                raise UsageError(f"{self.name} needs a file: write {self.name}:FILE")
+            settings[self.file_option] = str(settings[self.file_option])
         return self.builder(**settings)
 
 
@@ -166,7 +168,7 @@ class Specification:
 
 
 _FORM = re.compile(
-    r"\s*(?P<name>\w+)\s*(?::\s*(?P<argument>[^(),+]+?)\s*)?(?:\((?P<options>[^()]*)\)\s*)?"
+    r"\s*(?P<name>[\w-]+)\s*(?::\s*(?P<argument>[^(),+]+?)\s*)?(?:\((?P<options>[^()]*)\)\s*)?"
 )
 _INTEGER = re.compile(r"[+-]?\d+")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")

@@ -91,12 +91,14 @@ def fit_calibration(
     _, worth_of = TARGETS[target]
     scores, worths = [], []
     for context in contexts:
-        free = slice(protection.sinks, context.length - protection.recents)
+        free = slice(protection.sinks, max(context.length - protection.recents, 0))
+        if free.start >= free.stop:
+            continue
         score = rankers(context.keys, context.values, context.positions, context.length)
         scores.append(score[:, free].cpu())
         worths.append(worth_of(context, output_gram)[:, free].cpu())
     if not scores:
-        raise ValueError("no contexts to calibrate on")
+        raise ValueError("no contexts to calibrate on: none is longer than the protected tokens")
     heads = zip(torch.cat(scores, dim=1), torch.cat(worths, dim=1), strict=True)
     knots = [fit_head(score.double().numpy(), worth.double().numpy()) for score, worth in heads]
     most = max(len(places) for places, _ in knots)

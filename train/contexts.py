@@ -46,7 +46,7 @@ class Context:
 
     def without(self, protection: Protection) -> Context:
         """The tokens that are not protected; at least two must remain."""
-        kept = slice(protection.sinks, self.length - protection.recents)
+        kept = slice(protection.sinks, max(self.length - protection.recents, 0))
         return Context(
             keys=self.keys[:, kept],
             values=self.values[:, kept],

@@ -65,7 +65,8 @@ class EvolveConfig:
     length: int = 512
     """Most prompt tokens, chat template and answer prefix included."""
     split: Literal["validation", "train"] = "validation"
-    """Split that all prompts come from; the test split stays untouched."""
+    """Split that all prompts come from; the test split stays untouched. (With --curves no prompt is
+    read: what the curves were measured on decides, and kvp-eval prefers a store's test traces.)"""
     essays: str | None = None
     """Text file or folder for the essay haystack instead of the built-in prose."""
     chat: str | None = None

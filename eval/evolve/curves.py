@@ -84,8 +84,19 @@ def run_curves(config: EvolveConfig) -> None:
         },
     )
     out.mkdir(parents=True, exist_ok=True)
+    _refuse_another(out, budgets)
     save_budgets(out / BUDGETS, budgets, run_manifest(settings, seed=config.seed))
     print_budgets(load_budgets(out))
+
+
+def _refuse_another(out: Path, budgets: BudgetFile) -> None:
+    """UsageError where the folder holds another choice."""
+    if not (out / BUDGETS).exists():
+        return
+    earlier = load_budgets(out)
+    for name in ("scorer", "protocol", "protection", "level", "points", "data"):
+        if getattr(earlier, name) != getattr(budgets, name):
+            raise UsageError(f"--out {out} holds budgets of another {name}; choose a new folder")
 
 
 def choose(
@@ -103,6 +114,8 @@ def choose(
     expected: dict[int, dict[str, float]] = {}
     for budget in parse_budgets(config.budgets):
         asked = min(budget.tokens(tokens), tokens)
+        if asked < floor and config.budgets == EvolveConfig.budgets:
+            continue  # a default that nobody asked for
         if asked < floor:
             raise UsageError(
                 f"--budgets {budget} is {asked} of {tokens} tokens, below the {floor} protected "
@@ -116,6 +129,8 @@ def choose(
             "uniform": _loss(curves.fractions, own, np.full(units, asked) / tokens),
             "chosen": _loss(curves.fractions, own, counts / tokens),
         }
+    if not points:
+        raise UsageError(f"--budgets: none of {config.budgets} holds the {floor} protected tokens")
     ascending = sorted(points)
     return tuple(points[key] for key in ascending), [expected[key] for key in ascending]
 

@@ -54,7 +54,8 @@ def run_search(config: EvolveConfig) -> None:
     )
     geometry = geometry_of(model.config)
     scorer = _scorer(config, geometry)
-    chosen, held_out = load_prompts(config, tokenizer)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    chosen, held_out = load_prompts(config, tokenizer, positions)
     target, reference = target_of(config, chosen)
     plan = _plan(config, geometry, target, [*chosen, *held_out])
     manifest = run_manifest(identity, seed=config.seed)
@@ -86,11 +87,12 @@ def run_search(config: EvolveConfig) -> None:
 
 
 def load_prompts(
-    config: EvolveConfig, tokenizer: PreTrainedTokenizerBase
+    config: EvolveConfig, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
 ) -> tuple[list[Prompt], list[Prompt]]:
     """Prompts of the search, and those held out: the ones that follow in each task.
 
-    Raises UsageError where a task does not fit, or too few prompts are there.
+    `positions` is how many tokens the model can hold. Raises UsageError where a task does not fit,
+    or too few prompts are there.
     """
     asked = config.prompts + config.holdout
     settings = EvalConfig(
@@ -98,11 +100,13 @@ def load_prompts(
         length=config.length, split=config.split, essays=config.essays, chat=config.chat,
         text=config.text, continuation=config.continuation, prompts=asked, seed=config.seed,
     )  # fmt: skip
-    named, _ = load_all(replace(settings, prompts=1), tokenizer)
+    named, _ = load_all(replace(settings, prompts=1), tokenizer, positions)
     tasks = list(dict.fromkeys(prompt.task for prompt in named))
     mine, theirs = _shares(config.prompts, len(tasks)), _shares(config.holdout, len(tasks))
     most = max(a + b for a, b in zip(mine, theirs, strict=True))
-    prompts, _ = load_all(replace(settings, tasks=",".join(tasks), prompts=most), tokenizer)
+    prompts, _ = load_all(
+        replace(settings, tasks=",".join(tasks), prompts=most), tokenizer, positions
+    )
     chosen: list[Prompt] = []
     held_out: list[Prompt] = []
     for task, own, other in zip(tasks, mine, theirs, strict=True):
@@ -161,7 +165,7 @@ def _plan(
             "lower it, or raise --length"
         )
     return SearchPlan(
-        layers=geometry.layers, budget=target.tokens, least=target.floor, most=min(cached),
+        layers=geometry.layers, budget=target.tokens, least=target.floor, most=max(cached),
         group=config.group, generations=config.generations, sigma=config.sigma,
         reach=config.reach, constraint=config.constraint, lambda_=config.lambda_,
         gamma=config.gamma, seed=config.seed,

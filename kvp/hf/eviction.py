@@ -42,16 +42,17 @@ def prefill_and_evict(
     """Prefill `input_ids` [B, N] int64 (no padding) and keep `budget` tokens per KV head.
 
     Pass everything but the tokens to be fed afterwards: `input_ids[:, :-1]` of a prompt. A budget
-    of N or more keeps the cache as it is and runs no scoring. `protection` defaults to the first 4
-    and the last 16 tokens. An `allocator` splits the budget over layers and KV heads instead of
-    giving each head the same; `tokenizer` is for methods that repeat or read the prompt. Raises
+    of N or more keeps the cache as it is; without an allocator, nothing is scored then.
+    `protection` defaults to the first 4 and the last 16 tokens. An `allocator` splits the budget
+    over layers and KV heads instead of giving each head the same; `tokenizer` is for methods that
+    repeat or read the prompt. Raises
     UsageError when the budget is below the protected tokens, when the scorer needs the future or a
     tokenizer it was not given, and for counts of an allocator that cannot be kept; ModelError for
     models kvp cannot evict from.
     """
     check_model(model)
-    _refuse_future(scorer)
     rule = _rule(scorer, budget, protection, allocator)
+    _refuse_future(scorer)
     batch, tokens = input_ids.shape
     kept = kept_tokens(rule.budget, tokens, rule.protection)
     needs = scorer.needs if allocator is not None or kept < tokens else Needs()
@@ -101,8 +102,8 @@ def evicting(
     for models kvp cannot evict from.
     """
     check_model(model)
-    _refuse_future(scorer)
     rule = _rule(scorer, budget, protection, allocator)
+    _refuse_future(scorer)
     if rule.budget.count is not None:
         kept_tokens(rule.budget, rule.budget.count + rule.protection.tokens, rule.protection)
     return _Evicting(model, rule, tokenizer)
@@ -114,6 +115,10 @@ def _rule(
     protection: Protection | None,
     allocator: Allocator | None,
 ) -> Rule:
+    if not hasattr(scorer, "score"):
+        raise UsageError(f"{scorer!r} is no scorer: pass make_scorer(...) or load_policy(...)")
+    if allocator is not None and not hasattr(allocator, "allocate"):
+        raise UsageError(f"{allocator!r} is no allocator: pass make_allocator(...)")
     return Rule(
         scorer=scorer,
         budget=budget if isinstance(budget, Budget) else parse_budget(budget),

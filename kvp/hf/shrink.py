@@ -84,7 +84,7 @@ def shrink(prefill: Prefill, rule: Rule) -> None:
     if rule.allocator is None and all(b == n for b, n in zip(budgets, lengths, strict=True)):
         return
     chosen: list[Tensor] = []  # per row [L, H, S]
-    for rows in _groups(prefill.padding, one_by_one=rule.scorer.needs.text > 0):
+    for rows in _groups(prefill.padding, one_by_one=_reads_text(rule.scorer)):
         kept = _kept(prefill, rows, budgets[rows.start], rule)
         pad = prefill.padding[rows.start]
         chosen += [torch.where(row == EMPTY_SLOT, row, row + pad) for row in kept]
@@ -103,6 +103,10 @@ def kept_tokens(budget: Budget, tokens: int, protection: Protection) -> int:
             "ones: raise the budget or turn protection off"
         )
     return kept
+
+
+def _reads_text(scorer: Scorer) -> bool:
+    return scorer.needs.text > 0 or scorer.needs.classifier is not None
 
 
 def _groups(padding: Sequence[int], *, one_by_one: bool) -> list[slice]:
@@ -132,11 +136,12 @@ def _kept(prefill: Prefill, rows: slice, budget: int, rule: Rule) -> list[Tensor
 def _allocated(scores: Tensor, budget: int, rule: Rule, allocator: Allocator) -> Tensor:
     """Tokens one row keeps by scores [L, H, N]: [L, H, S] int64, `EMPTY_SLOT` in gaps."""
     scorer, protection = rule.scorer, rule.protection
+    raised = protected_scores(scores, protection)
     request = Request(
-        scores=protected_scores(scores, protection),
+        scores=raised,
         budget=budget,
         floor=max(1, min(scores.shape[-1], protection.tokens)),
-        sizes=scorer.sizes(scores) if isinstance(scorer, SelfSizing) else None,
+        sizes=scorer.sizes(raised) if isinstance(scorer, SelfSizing) else None,
     )
     return allocated_tokens(scores, allocated_counts(allocator, request), protection)
 

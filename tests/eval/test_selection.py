@@ -65,7 +65,8 @@ SCORES = torch.tensor([[[0.0, 5.0, 1.0, 4.0, 3.0, 2.0]]])
 
 
 def _ranked(scores: Tensor, protection: Protection, sizes: Tensor | None = None) -> Ranked:
-    return Ranked(Scored(scores=scores, budgets=(1,), sizes=sizes), protection)
+    own = None if sizes is None else lambda raised: sizes
+    return Ranked(Scored(scores=scores, budgets=(1,), sizes=own), protection)
 
 
 def test_kept_tokens_are_the_best_ones_in_order() -> None:
