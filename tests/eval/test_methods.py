@@ -47,6 +47,8 @@ def test_methods_carry_preset_and_options_as_variant() -> None:
     ]  # fmt: skip
     assert methods[0].scorer is None
     assert methods[-1].scorer == make_scorer("random", seed=3)
+    (named,) = build_methods(_config(methods="random(seed=0)", seed=3))
+    assert named.scorer == make_scorer("random(seed=0)")
     assert [method.label for method in methods][2:4] == ["snapkv:kvpress", "snapkv(window=9)"]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from eval.evolve.cli import main
+from eval.evolve.config import EvolveConfig
 from policies.budget_files import load_budgets
 
 ROOT = Path(__file__).parents[3]
@@ -88,6 +89,23 @@ def test_protected_curves_have_their_floor(results: Path, tmp_path: Path) -> Non
     budgets = load_budgets(tmp_path / "out")
     assert min(budgets.points[0].counts) >= 20
     assert budgets.protection.tokens == 20
+
+
+def test_default_budgets_that_cannot_be_are_left_out(results: Path, tmp_path: Path) -> None:
+    arguments = _arguments(results, tmp_path / "out", protection="on", budgets=EvolveConfig.budgets)
+    assert main(arguments) == 0
+    assert load_budgets(tmp_path / "out").points[0].budget >= 20
+
+
+def test_another_choice_is_not_written_over(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(_arguments(results, tmp_path / "out", level="layer")) == 0
+    before = (tmp_path / "out" / "budgets.json").read_bytes()
+    assert main(_arguments(results, tmp_path / "out", level="head")) == 2
+    assert "holds budgets of another level" in capsys.readouterr().err
+    assert (tmp_path / "out" / "budgets.json").read_bytes() == before
+    assert main(_arguments(results, tmp_path / "out", level="layer")) == 0
 
 
 @pytest.mark.parametrize(

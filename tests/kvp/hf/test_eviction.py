@@ -245,6 +245,13 @@ def test_everything_is_given_back(qwen: PreTrainedModel, prompt: Prompt, fixed: 
     assert type(output.past_key_values) is DynamicCache
 
 
+def test_names_in_place_of_methods_are_refused(qwen: PreTrainedModel, fixed: Any) -> None:
+    with pytest.raises(UsageError, match="make_scorer"):
+        evicting(qwen, "snapkv", 22)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="make_allocator"):
+        evicting(qwen, fixed(30), 22, allocator="global")  # type: ignore[arg-type]
+
+
 def test_nesting_and_reuse_are_refused(qwen: PreTrainedModel, fixed: Any) -> None:
     block = evicting(qwen, fixed(30), 22)
     with block, pytest.raises(UsageError, match="already inside"):
