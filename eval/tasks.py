@@ -111,11 +111,7 @@ def load_all(
     return prompts, notes
 
 
-def load_prompts(
-    config: EvalConfig,
-    task: str,
-    tokenizer: PreTrainedTokenizerBase,
-) -> list[Prompt]:
+def load_prompts(config: EvalConfig, task: str, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
     """The first `--prompts` samples of a task, encoded; a longer run begins with the same ones."""
     if task == TEXT:
         return [
@@ -123,7 +119,7 @@ def load_prompts(
             for sample, encoded in text_prompts(config, tokenizer)
         ]
     chat = task == CHAT
-    samples = sources.samples(
+    samples = sources.open_source(
         (config.chat or CHAT) if chat else RULER,
         tasks=() if chat else (task,),
         split=config.split,

@@ -86,25 +86,6 @@ def open_source(
     return _file(request, data, count)
 
 
-def samples(
-    data: str,
-    *,
-    tasks: Sequence[str],
-    split: str,
-    count: int,
-    seed: int,
-    length: int,
-    tokenizer: PreTrainedTokenizerBase,
-    essays: str | None = None,
-) -> Iterator[Sample]:
-    """Iterate over what `open_source` gives."""
-    source = open_source(
-        data, tasks=tasks, split=split, count=count, seed=seed, length=length,
-        tokenizer=tokenizer, essays=essays,
-    )  # fmt: skip
-    return iter(source)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Request:
     """What every kind of data needs to know."""
