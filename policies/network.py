@@ -1,0 +1,95 @@
+"""The arithmetic of the rankers: tokens and weights in, scores out.
+
+Pure functions over a mapping of weights. Every weight has the head as its first axis, of size a for
+weights of each head or 1 for weights that all heads share; nothing here knows who owns them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from policies.ranker_spec import RankerSpec, position_features
+
+
+def score_tokens(
+    spec: RankerSpec,
+    weights: Mapping[str, Tensor],
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    length: int | Tensor,
+    *,
+    stacked: bool,
+) -> Tensor:
+    """Score tokens: keys and values [a, N, D] of a heads -> float32 [a, N].
+
+    `positions` is int64 [N] or [a, N]; `length` one number or shaped as `positions`. `stacked`: one
+    product per layer of the network for all heads, else a loop over heads.
+    """
+    count = keys.shape[0]
+    inputs = {"key": keys, "value": values}
+    if spec.architecture == "paper":
+        rows = positions.clamp(0, spec.max_positions - 1)
+        inputs["position"] = rows.expand(count, keys.shape[1])
+    elif "position" in spec.projected:
+        places = position_features(spec, positions, length)
+        inputs["position"] = places.expand(count, *places.shape[-2:])
+    inputs = {name: inputs[name] for name in spec.projected}
+    if stacked:
+        return _network(spec, weights, inputs)
+    parts = {name: torch.split(tensor, 1) for name, tensor in weights.items()}
+    rows_of = {name: torch.split(tensor, 1) for name, tensor in inputs.items()}
+    scores = [
+        _network(
+            spec,
+            {name: part[head if len(part) > 1 else 0] for name, part in parts.items()},
+            {name: row[head] for name, row in rows_of.items()},
+        )
+        for head in range(count)
+    ]
+    return torch.cat(scores)
+
+
+def _network(
+    spec: RankerSpec, weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
+) -> Tensor:
+    """The network: `inputs` name -> [a, N, channels], for a table int64 [a, N] -> [a, N] scores."""
+    parts = [_norm(weights, name, _projected(weights, name, inputs[name])) for name in inputs]
+    hidden = torch.cat(parts, dim=-1)
+    for block in spec.block_names:
+        hidden = F.silu(_norm(weights, block, _linear(weights, block, hidden)))
+    return _linear(weights, "score", hidden).squeeze(-1)
+
+
+def _projected(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
+    if f"{name}_table" not in weights:
+        return _linear(weights, name, _standard(weights, name, inputs))
+    table = weights[f"{name}_table"]
+    if table.shape[0] < inputs.shape[0]:  # shared
+        return F.embedding(inputs, table[0])
+    return table.gather(1, inputs[..., None].expand(-1, -1, table.shape[-1]))
+
+
+def _standard(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
+    inputs = inputs.float()
+    if f"{name}_mean" not in weights:
+        return inputs
+    return (inputs - weights[f"{name}_mean"][:, None]) / weights[f"{name}_std"][:, None]
+
+
+def _linear(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
+    weight, bias = weights[f"{name}_weight"], weights[f"{name}_bias"][:, None]
+    if weight.shape[0] < inputs.shape[0]:  # shared: the heads are rows of one product
+        return inputs @ weight[0] + bias
+    return torch.baddbmm(bias, inputs, weight)
+
+
+def _norm(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
+    scale, shift = weights[f"{name}_norm_weight"], weights[f"{name}_norm_bias"]
+    if scale.shape[0] == 1:
+        return F.layer_norm(inputs, inputs.shape[-1:], scale[0], shift[0])
+    return F.layer_norm(inputs, inputs.shape[-1:]) * scale[:, None] + shift[:, None]

@@ -1,0 +1,156 @@
+"""What a ranker is made of: its inputs, its size, and the features of a token's place.
+
+Plain data and one pure function; the weights are `policies.ranker`, the arithmetic is
+`policies.network`. Inputs may be left out to measure what they contribute: a ranker without an
+input has neither its columns nor its parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ARCHITECTURES = ("fourier", "paper")
+INPUTS = ("key", "value", "position", "distance")
+"""All a ranker can be told of a token, in the order in which its network takes them."""
+PAPER_INPUTS = ("key", "value", "position")
+"""What the paper's ranker sees: its position table knows nothing of the end of the cache."""
+MOST_BLOCKS = 2
+_SHORTEST_WAVELENGTH = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankerSpec:
+    """Architecture of one ranker, the same for every agent of a policy."""
+
+    head_dim: int
+    """D, channels of a key and of a value."""
+    architecture: str = "fourier"
+    """`fourier` (positions as features that extrapolate) or `paper` (learned position table)."""
+    hidden: int = 256
+    """Width of the key and value projections and of the blocks."""
+    position_width: int = 32
+    """Channels of the position embedding."""
+    max_positions: int = 12288
+    """Rows of the position table (`paper` only); later positions use the last row."""
+    frequencies: int = 16
+    """Sine and cosine pairs, wavelengths log-spaced from 4 to `reference_length` tokens."""
+    reference_length: int = 4096
+    """Tokens by which positions are scaled (`fourier` only); about the trained length."""
+    inputs: tuple[str, ...] = INPUTS
+    """Some of `INPUTS`, kept in that order. `paper` always has `PAPER_INPUTS`; there all of
+    `INPUTS` mean all that it has."""
+    blocks: int = 2
+    """Hidden layers after the inputs' projections, 1 or 2."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError on unknown architecture or inputs, or on sizes out of range."""
+        if self.architecture not in ARCHITECTURES:
+            raise ValueError(
+                f"unknown architecture {self.architecture!r}: choose {' or '.join(ARCHITECTURES)}"
+            )
+        object.__setattr__(self, "inputs", self._checked_inputs())
+        sizes = {k: v for k, v in self.to_dict().items() if k not in ("architecture", "inputs")}
+        for name, size in sizes.items():
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"{name} of a ranker must be a positive integer, got {size!r}")
+        if self.blocks > MOST_BLOCKS:
+            raise ValueError(f"blocks of a ranker must be 1 or {MOST_BLOCKS}, got {self.blocks}")
+
+    def _checked_inputs(self) -> tuple[str, ...]:
+        given = tuple(self.inputs)
+        unknown = [name for name in given if name not in INPUTS]
+        if unknown:
+            raise ValueError(
+                f"unknown input {unknown[0]!r} of a ranker: choose {', '.join(INPUTS)}"
+            )
+        inputs = tuple(name for name in INPUTS if name in given)
+        if len(inputs) < len(given):
+            raise ValueError(f"inputs of a ranker are named once each, got {', '.join(given)}")
+        if not inputs:
+            raise ValueError(f"inputs of a ranker cannot be empty: choose from {', '.join(INPUTS)}")
+        if self.architecture == "paper":
+            if inputs not in (INPUTS, PAPER_INPUTS):
+                raise ValueError(
+                    f"inputs of the paper architecture are always {', '.join(PAPER_INPUTS)}, "
+                    f"got {', '.join(inputs)}: leave inputs out with fourier"
+                )
+            return PAPER_INPUTS
+        return inputs
+
+    @property
+    def projected(self) -> tuple[str, ...]:
+        """Inputs as the network projects and normalises them: position and distance are one."""
+        vectors = tuple(name for name in ("key", "value") if name in self.inputs)
+        placed = "position" in self.inputs or "distance" in self.inputs
+        return (*vectors, "position") if placed else vectors
+
+    @property
+    def block_names(self) -> tuple[str, ...]:
+        """Names of the hidden layers, in order."""
+        return ("first", "second")[: self.blocks]
+
+    def width_of(self, name: str) -> int:
+        """Channels of one of `projected` once projected."""
+        return self.position_width if name == "position" else self.hidden
+
+    @property
+    def position_features(self) -> int:
+        """Width of the `fourier` features of a token's place before their projection."""
+        width = 2 + 2 * self.frequencies if "position" in self.inputs else 0
+        return width + ("distance" in self.inputs)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What a token is described by, in input order (recorded in policy files)."""
+        if self.architecture == "paper":
+            return ("key", "value", "position_table[min(position, max_positions - 1)]")
+        texts = (
+            ("key", "(key - key_mean) / key_std"),
+            ("value", "(value - value_mean) / value_std"),
+            ("position", "position / reference_length"),
+            ("position", "log1p(position) / log1p(reference_length)"),
+            ("distance", "log1p(length - 1 - position) / log1p(reference_length)"),
+            ("position", "sin(2 pi position / wavelength)"),
+            ("position", "cos(2 pi position / wavelength)"),
+        )
+        return tuple(text for name, text in texts if name in self.inputs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionary for JSON."""
+        return {**asdict(self), "inputs": list(self.inputs)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RankerSpec:
+        """Inverse of `to_dict`; what is absent (`inputs`, `blocks` in older files) is the default.
+
+        TypeError on unknown keys, ValueError on values out of range.
+        """
+        return cls(**data)
+
+
+def position_features(spec: RankerSpec, positions: Tensor, length: int | Tensor) -> Tensor:
+    """Place of tokens for `fourier`: positions [..., N] -> float32 [..., N, position_features].
+
+    `length` is the number of tokens seen when the cache is compressed (last position + 1), as one
+    number or one per token; distance to the end is legal information at eviction time.
+    """
+    place = positions.float()
+    scale = math.log1p(spec.reference_length)
+    trends, waves = [], []
+    if "position" in spec.inputs:
+        exponents = torch.linspace(0, 1, spec.frequencies, device=positions.device)
+        ratio = max(spec.reference_length / _SHORTEST_WAVELENGTH, 1.0)
+        wavelengths = _SHORTEST_WAVELENGTH * ratio**exponents
+        angle = 2 * math.pi * (place[..., None] % wavelengths) / wavelengths
+        trends += [place / spec.reference_length, place.log1p() / scale]
+        waves = [angle.sin(), angle.cos()]
+    if "distance" in spec.inputs:
+        remaining = (length - 1 - positions).float().clamp_min(0)
+        trends.append(remaining.log1p() / scale)
+    return torch.cat([torch.stack(trends, dim=-1), *waves], dim=-1)
