@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from typing import Literal
 
 from kvp.errors import UsageError
 
@@ -73,3 +74,36 @@ def parse_budgets(texts: str | Iterable[str | int]) -> tuple[Budget, ...]:
     if not budgets:
         raise UsageError("no budget given; give token counts or percentages, e.g. 128,12.5%")
     return budgets
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetWeights:
+    """How much each budget b counts in a reward over budgets: β(b)."""
+
+    kind: Literal["all", "log", "window"] = "all"
+    """all: β = 1 (the paper); log: β = 1/b, every octave of budgets alike; window: β = 1 from `low`
+    to `high` and 0 elsewhere."""
+    low: Budget | None = None
+    """Smallest budget of a window."""
+    high: Budget | None = None
+    """Largest budget of a window."""
+
+    def window(self, cached: int) -> tuple[int, int]:
+        """Smallest and largest budget that count in a window, tokens, of `cached` ones."""
+        assert self.low is not None
+        assert self.high is not None
+        return self.low.tokens(cached), self.high.tokens(cached)
+
+
+def parse_budget_weights(text: str) -> BudgetWeights:
+    """Read "all", "log" or "LOW:HIGH" ("6%:50%", "64:512"); raises UsageError on anything else."""
+    if text in ("all", "log"):
+        return BudgetWeights(kind="log" if text == "log" else "all")
+    low, colon, high = text.partition(":")
+    if not colon:
+        raise UsageError(f"budgets {text!r} are neither all, log nor LOW:HIGH (6%:50%, 64:512)")
+    weights = BudgetWeights(kind="window", low=parse_budget(low), high=parse_budget(high))
+    first, last = weights.window(10**6)
+    if first > last:
+        raise UsageError(f"budgets {text!r}: the window ends before it begins")
+    return weights

@@ -40,9 +40,6 @@ def log_prob(scores: Tensor, ranking: Tensor) -> Tensor:
 def gumbel_sort(scores: Tensor, samples: int, generator: torch.Generator | None = None) -> Tensor:
     """Draw rankings: sort s_i + g_i in descending order, g_i ~ Gumbel(0, 1) (equation 3).
 
-    Gumbel noise is minus the log of a unit exponential, which keeps its upper tail in float32
-    (-log(-log u) of a float32 uniform cannot exceed 16).
-
     Args:
         scores: [..., N] float; half precision is computed in float32.
         samples: K >= 1, rankings per context.
@@ -58,9 +55,25 @@ def gumbel_sort(scores: Tensor, samples: int, generator: torch.Generator | None 
     _check(scores)
     if samples < 1:
         raise ValueError(f"cannot draw {samples} rankings")
-    device = scores.device if generator is None else generator.device
-    unit = torch.empty(samples, *scores.shape, device=device).exponential_(generator=generator)
-    noise = -unit.clamp_min(torch.finfo(unit.dtype).tiny).log().to(scores.device)
+    return sort_with(scores, gumbel_noise((samples, *scores.shape), scores.device, generator))
+
+
+def gumbel_noise(
+    shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None = None
+) -> Tensor:
+    """Draw float32 Gumbel(0, 1) noise, on the generator's device, and move it to `device`.
+
+    It is minus the log of a unit exponential, which keeps its upper tail in float32 (-log(-log u)
+    of a float32 uniform cannot exceed 16).
+    """
+    place = device if generator is None else generator.device
+    unit = torch.empty(shape, device=place).exponential_(generator=generator)
+    return -unit.clamp_min(torch.finfo(unit.dtype).tiny).log().to(device)
+
+
+@torch.no_grad()
+def sort_with(scores: Tensor, noise: Tensor) -> Tensor:
+    """Rank by score plus noise: [..., N] and [K, ..., N] -> [K, ..., N] int64, best first."""
     return (_single(scores) + noise).argsort(dim=-1, descending=True)
 
 

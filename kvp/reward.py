@@ -6,8 +6,13 @@ at rank r is evicted by exactly the budgets 1..r-1, so the sum over all budgets 
 no loop: sum_{b=1}^{N-1} E_b = sum_r (r-1) w_{σ_r}. Costs are positive, lower is better; rewards are
 higher = better (the paper's quotient of two negative rewards would have to be minimised).
 
+Where budgets count differently, β(b), the token at rank r costs sum_{b<r} β(b) instead of r-1: the
+functions take such `coefficients`, non-decreasing, so that the best ranking stays the same
+(`rank_coefficients`).
+
 Tokens are the last axis; leading axes of `ranking` (samples, heads) broadcast over `importance`.
-Left out: which tokens take part (callers drop protected ones) and the optimiser.
+Left out: which tokens take part (callers drop protected ones) and the optimiser. The mean under a
+policy is `kvp.expected_cost`.
 """
 
 from __future__ import annotations
@@ -15,16 +20,39 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvp.budgets import BudgetWeights
+
 RATIO_FLOOR = -200.0
 """Smallest `ratio_reward`."""
 
 
-def all_budgets_cost(importance: Tensor, ranking: Tensor) -> Tensor:
+def rank_coefficients(weights: BudgetWeights, tokens: int, *, protected: int = 0) -> Tensor:
+    """What a token costs at every rank: sum of β(b) over the budgets that evict it, [N] float64.
+
+    The N = `tokens` ranked ones share the cache with `protected` others, which come first and count
+    inside every budget: rank r is evicted by the budgets below r + protected. For N tokens alone
+    and equal weights this is r - 1, for weights 1/b the harmonic number of r - 1.
+    """
+    budgets = torch.arange(protected + 1, protected + tokens, dtype=torch.float64)
+    if weights.kind == "log":
+        beta = 1 / budgets
+    elif weights.kind == "window":
+        low, high = weights.window(protected + tokens)
+        beta = ((budgets >= low) & (budgets <= high)).double()
+    else:
+        beta = torch.ones_like(budgets)
+    return torch.nn.functional.pad(beta.cumsum(0), (1, 0))
+
+
+def all_budgets_cost(
+    importance: Tensor, ranking: Tensor, coefficients: Tensor | None = None
+) -> Tensor:
     """Importance lost, summed over the budgets 1..N-1: sum_r (r-1) w_{σ_r}  (equation 4).
 
     Args:
         importance: [..., N] float32 or float64, >= 0.
         ranking: [..., N] int64 token indices, most important first.
+        coefficients: [N] cost of a rank instead of r-1 (`rank_coefficients`).
 
     Returns:
         [...] costs in the importance's dtype.
@@ -34,50 +62,68 @@ def all_budgets_cost(importance: Tensor, ranking: Tensor) -> Tensor:
         ValueError: the token axes differ.
     """
     ranked = _ranked(importance, ranking)
-    return ranked @ _coefficients(ranked)
+    return ranked @ _coefficients(ranked, coefficients)
 
 
-def ideal_cost(importance: Tensor) -> Tensor:
+def ideal_cost(importance: Tensor, coefficients: Tensor | None = None) -> Tensor:
     """Cost of the best ranking σ*, by descending importance: [..., N] -> [...]."""
     _check(importance)
-    return importance.sort(dim=-1, descending=True).values @ _coefficients(importance)
+    ranked = importance.sort(dim=-1, descending=True).values
+    return ranked @ _coefficients(ranked, coefficients)
 
 
-def random_cost(importance: Tensor) -> Tensor:
-    """Mean cost of a uniformly random ranking, W (N-1) / 2: [..., N] -> [...]."""
+def random_cost(importance: Tensor, coefficients: Tensor | None = None) -> Tensor:
+    """Mean cost of a uniformly random ranking, W (N-1) / 2 for all budgets: [..., N] -> [...]."""
     _check(importance)
-    return importance.sum(-1) * ((importance.shape[-1] - 1) / 2)
+    return importance.sum(-1) * _coefficients(importance, coefficients).mean()
 
 
-def skill_reward(importance: Tensor, ranking: Tensor) -> Tensor:
+def skill_reward(importance: Tensor, ranking: Tensor, coefficients: Tensor | None = None) -> Tensor:
     """(random - cost) / (random - ideal): 1 is perfect, 0 as good as chance; ours, bounded above.
 
     Where all tokens matter alike there is nothing to learn, and every ranking gets 0.
     Shapes and errors as `all_budgets_cost`.
     """
-    chance = random_cost(importance)
-    span = chance - ideal_cost(importance)
+    cost = all_budgets_cost(importance, ranking, coefficients)
+    return skill_of_cost(importance, cost, coefficients)
+
+
+def skill_of_cost(importance: Tensor, cost: Tensor, coefficients: Tensor | None = None) -> Tensor:
+    """`skill_reward` of a ranking that is known by its cost, or of a mean cost: [...]."""
+    chance = random_cost(importance, coefficients)
+    span = chance - ideal_cost(importance, coefficients)
     flat = span <= 1e-6 * chance
-    gain = chance - all_budgets_cost(importance, ranking)
-    return torch.where(flat, 0.0, gain / torch.where(flat, 1.0, span))
+    return torch.where(flat, 0.0, (chance - cost) / torch.where(flat, 1.0, span))
 
 
-def ratio_reward(importance: Tensor, ranking: Tensor) -> Tensor:
+def ratio_reward(importance: Tensor, ranking: Tensor, coefficients: Tensor | None = None) -> Tensor:
     """Minus cost / ideal cost (the paper's normalisation), with coefficients r, at least -200.
 
     The coefficients are r instead of r-1, that is, budget 0 counts too: both costs grow by W, which
     keeps the quotient bounded where one token holds all the attention.
     Shapes and errors as `all_budgets_cost`.
     """
+    cost = all_budgets_cost(importance, ranking, coefficients)
+    return ratio_of_cost(importance, cost, coefficients).clamp(min=RATIO_FLOOR)
+
+
+def ratio_of_cost(importance: Tensor, cost: Tensor, coefficients: Tensor | None = None) -> Tensor:
+    """`ratio_reward` without its floor, of a ranking known by its cost, or of a mean cost."""
     total = importance.sum(-1)
-    cost = all_budgets_cost(importance, ranking) + total
-    return -(cost / (ideal_cost(importance) + total).clamp_min(1e-8)).clamp(max=-RATIO_FLOOR)
+    return -(cost + total) / (ideal_cost(importance, coefficients) + total).clamp_min(1e-8)
 
 
-def mass_reward(importance: Tensor, ranking: Tensor) -> Tensor:
+def mass_reward(importance: Tensor, ranking: Tensor, coefficients: Tensor | None = None) -> Tensor:
     """Minus cost / (W N): minus the mean fraction of attention lost. As `all_budgets_cost`."""
-    mass = importance.sum(-1) * importance.shape[-1]
-    return -all_budgets_cost(importance, ranking) / mass.clamp_min(torch.finfo(mass.dtype).tiny)
+    cost = all_budgets_cost(importance, ranking, coefficients)
+    return mass_of_cost(importance, cost, coefficients)
+
+
+def mass_of_cost(importance: Tensor, cost: Tensor, coefficients: Tensor | None = None) -> Tensor:
+    """`mass_reward` of a ranking that is known by its cost, or of a mean cost: [...]."""
+    budgets = importance.shape[-1] if coefficients is None else float(coefficients[-1])
+    mass = importance.sum(-1) * budgets
+    return -cost / mass.clamp_min(torch.finfo(mass.dtype).tiny)
 
 
 def rloo_advantages(rewards: Tensor) -> Tensor:
@@ -109,35 +155,6 @@ def cost_curve(importance: Tensor, ranking: Tensor) -> Tensor:
     return torch.nn.functional.pad(lost, (0, 1))
 
 
-def expected_cost(importance: Tensor, scores: Tensor, block: int = 256) -> Tensor:
-    """Exact mean of `all_budgets_cost` under Plackett-Luce scores; no sampling, differentiable.
-
-    Token j precedes i with probability sigmoid(s_j - s_i), and the cost is linear in ranks, so the
-    mean is sum_i w_i sum_{j != i} sigmoid(s_j - s_i). O(N^2) time, `block` x N memory at a time.
-
-    Args:
-        importance: [..., N] float32 or float64, >= 0.
-        scores: [..., N], same shape and dtype as the importance.
-        block: tokens i handled at a time.
-
-    Returns:
-        [...] mean costs.
-
-    Raises:
-        TypeError: a dtype is wrong.
-        ValueError: the shapes differ.
-    """
-    _check(importance)
-    if scores.shape != importance.shape or scores.dtype != importance.dtype:
-        raise ValueError("scores and importance must agree in shape and dtype")
-    total = -0.5 * importance.sum(-1)  # the loop below counts j = i, with sigmoid(0)
-    for start in range(0, scores.shape[-1], block):
-        rows = slice(start, start + block)
-        before = (scores[..., None, :] - scores[..., rows, None]).sigmoid().sum(-1)
-        total = total + (importance[..., rows] * before).sum(-1)
-    return total
-
-
 def _check(values: Tensor) -> None:
     if values.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"expected float32 or float64, got {values.dtype}")
@@ -154,6 +171,10 @@ def _ranked(importance: Tensor, ranking: Tensor) -> Tensor:
     return importance.expand(ranking.shape).gather(-1, ranking)
 
 
-def _coefficients(values: Tensor) -> Tensor:
-    """Rank minus one, for the ranks r = 1..N."""
-    return torch.arange(values.shape[-1], dtype=values.dtype, device=values.device)
+def _coefficients(values: Tensor, coefficients: Tensor | None) -> Tensor:
+    """The given ones, or rank minus one for the ranks r = 1..N."""
+    if coefficients is None:
+        return torch.arange(values.shape[-1], dtype=values.dtype, device=values.device)
+    if coefficients.shape != values.shape[-1:]:
+        raise ValueError(f"{tuple(coefficients.shape)} coefficients for {values.shape[-1]} ranks")
+    return coefficients.to(values)

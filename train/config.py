@@ -16,6 +16,8 @@ from train.presets import (
     PresetName,
     Recipe,
     RewardName,
+    SharingName,
+    SortLossName,
 )
 
 
@@ -57,8 +59,9 @@ class TrainConfig:
     """Steps between scalars in TensorBoard."""
 
     objective: ObjectiveName | None = None
-    """rloo (sampled rankings), listwise (cross-entropy on shares) or regress (squared error of the
-    log label)."""
+    """rloo (sampled rankings, baselines within a context), rloo_batch (baselines over the step),
+    exact (the expected reward in closed form), listwise (cross-entropy on shares), regress (squared
+    error of the log label), or a differentiable sort: soft_rank, soft_sort, neural_sort."""
     label: LabelName | None = None
     """What a token is worth: attention (the sum over the future in the trace), peak (its largest),
     or kvzip or kvzip_plus where kvp-collect stored it with --labels."""
@@ -66,14 +69,33 @@ class TrainConfig:
     """Optimiser steps."""
     contexts: int | None = None
     """Contexts (sequence, cut) per step."""
+    cuts_per_visit: int | None = None
+    """Contexts cut from one sequence when its turn comes; more of them read the store less."""
+    sequences: int | None = None
+    """Training sequences used, the first of the store; 0 = all."""
     permutations: int | None = None
-    """Permutations sampled per context and head (rloo)."""
+    """Permutations sampled per context and head (rloo, rloo_batch)."""
+    pairs: int | None = None
+    """Opponents that every token is compared with (exact); 0 = all."""
+    sort_loss: SortLossName | None = None
+    """ranks (squared error of softened ranks) or cost (softened cost), for differentiable sorts."""
+    temperature: float | None = None
+    """Strength of a differentiable sort's softening, for scores with standard deviation 1."""
     reward: RewardName | None = None
-    """skill, ratio or mass (rloo)."""
+    """skill, ratio or mass (rloo, rloo_batch, exact)."""
+    budgets: str | None = None
+    """Budgets that count in the reward: all, log (each by 1/b) or LOW:HIGH, e.g. 6%:50% or 64:512
+    (rloo, rloo_batch, soft_sort, neural_sort)."""
     exclude_protected: bool | None = None
     """Leave the always kept tokens out of the ranking and the reward."""
     hidden: int | None = None
     """Width of the ranker's hidden layers."""
+    blocks: int | None = None
+    """Hidden layers of the ranker, 1 or 2."""
+    inputs: str | None = None
+    """What the ranker sees of a token: some of key,value,position,distance."""
+    sharing: SharingName | None = None
+    """heads (a network per head) or model (one network with an embedding per head)."""
     max_positions: int | None = None
     """Rows of the position table (paper architecture)."""
     lr: float | None = None

@@ -57,7 +57,8 @@ def step_cuts(
 ) -> list[Cut]:
     """Draw the `recipe.contexts` cuts of one step.
 
-    Sequences come from one shuffle per pass over `records`; every record must have a possible cut.
+    Sequences come from one shuffle per pass over `records` and serve `recipe.cuts_per_visit` cuts
+    when their turn comes; every record must have a possible cut.
     """
     return [
         _draw(records, recipe, seed, step * recipe.contexts + i) for i in range(recipe.contexts)
@@ -87,7 +88,7 @@ def held_out_cuts(records: Sequence[SequenceRecord], recipe: Recipe, *, limit: i
 
 
 def _draw(records: Sequence[SequenceRecord], recipe: Recipe, seed: int, draw: int) -> Cut:
-    passes, place = divmod(draw, len(records))
+    passes, place = divmod(draw // recipe.cuts_per_visit, len(records))
     order = _generator(seed, _SEQUENCES, passes).permutation(len(records))
     record = records[int(order[place])]
     random = _generator(seed, _CUTS, draw)

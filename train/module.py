@@ -87,6 +87,7 @@ class RankerTraining(pl.LightningModule):
             importances=[context.importance for context in contexts],
             counted=counted,
             seeds=[noise_seed(self._seed, step, slot) for slot in range(len(contexts))],
+            protected=[context.length - context.keys.shape[1] for context in contexts],
         )
         losses, own = OBJECTIVES[recipe.objective](batch, recipe)
         entropy = torch.stack([top_entropy(score.detach()) for score in scores])

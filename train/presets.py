@@ -24,16 +24,30 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from kvp.budgets import parse_budget_weights
+from kvp.cli import split_list
+from kvp.errors import KvpError
+
 Architecture = Literal["fourier", "paper"]
 RewardName = Literal["skill", "ratio", "mass"]
 PresetName = Literal["fourier", "paper"]
-ObjectiveName = Literal["rloo", "listwise", "regress"]
+ObjectiveName = Literal[
+    "rloo", "rloo_batch", "exact", "listwise", "regress", "soft_rank", "soft_sort", "neural_sort"
+]
+SortLossName = Literal["ranks", "cost"]
+SharingName = Literal["heads", "model"]
 LabelName = Literal["attention", "peak", "kvzip", "kvzip_plus"]
 CalibrationName = Literal["contribution", "peak", "attention", "share", "none"]
 
 
 FROM_TRACE: tuple[LabelName, ...] = ("attention", "peak")
 """Labels that every store with queries gives; the others `kvp-collect --labels` stores."""
+
+INPUTS = ("key", "value", "position", "distance")
+"""What a ranker may see of a token; distance is that to the end of the cache."""
+
+WEIGHTS_BUDGETS: tuple[ObjectiveName, ...] = ("rloo", "rloo_batch", "soft_sort", "neural_sort")
+"""Objectives that can weight budgets; the closed forms of the others need all of them alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +58,12 @@ class Recipe:
     """Ranker architecture (`policies.ranker`)."""
     hidden: int
     """Width of the ranker's hidden layers."""
+    blocks: int
+    """Hidden layers of the ranker, 1 or 2."""
+    inputs: str
+    """What the ranker sees, comma separated, of `INPUTS`; `paper` has no distance."""
+    sharing: SharingName
+    """A network per head, or one for the whole model with an embedding per head."""
     max_positions: int
     """Rows of the position table; only the `paper` architecture has one."""
     objective: ObjectiveName
@@ -55,10 +75,22 @@ class Recipe:
     """Optimiser steps."""
     contexts: int
     """Contexts (sequence, cut) per step."""
+    cuts_per_visit: int
+    """Contexts cut from one sequence when its turn comes."""
+    sequences: int
+    """Training sequences used, the first of the store; 0 = all."""
     permutations: int
-    """Permutations sampled per context and head, at least 2."""
+    """Permutations sampled per context and head (rloo, at least 2; rloo_batch)."""
+    pairs: int
+    """Opponents that every token is compared with (exact); 0 = all."""
+    sort_loss: SortLossName
+    """What softened ranks are judged by (`train.objectives.relaxed`)."""
+    temperature: float
+    """Strength of the softening, for scores with standard deviation 1."""
     reward: RewardName
     """How the all-budgets cost of a permutation is normalised (`kvp.reward`)."""
+    budgets: str
+    """Budgets that count in the reward: all, log (each by 1/b) or a window LOW:HIGH."""
     exclude_protected: bool
     """Leave the always kept tokens (first 4, last 16) out of the ranking and the reward."""
     lr: float
@@ -91,18 +123,46 @@ class Recipe:
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that cannot work."""
         positive = ("hidden", "max_positions", "steps", "contexts", "warmup_steps", "cut_min")
-        for name in positive:
+        for name in (*positive, "cuts_per_visit", "permutations"):
             _require(getattr(self, name) >= 1, name, "must be at least 1", self)
-        _require(self.permutations >= 2, "permutations", "must be at least 2 (leave-one-out)", self)
-        for name in ("lr", "gradient_clip", "advantage_clip"):
+        if self.objective == "rloo":
+            rule = "must be at least 2 (leave-one-out)"
+            _require(self.permutations >= 2, "permutations", rule, self)
+        for name in ("lr", "gradient_clip", "advantage_clip", "temperature"):
             _require(getattr(self, name) > 0, name, "must be positive", self)
-        nonnegative = ("weight_decay", "final_lr", "cut_grid", "future_max")
+        nonnegative = ("weight_decay", "final_lr", "cut_grid", "future_max", "pairs", "sequences")
         for name in (*nonnegative, "cut_prompt", "cut_context", "cut_uniform"):
             _require(getattr(self, name) >= 0, name, "cannot be negative", self)
+        _require(self.blocks in (1, 2), "blocks", "must be 1 or 2", self)
+        self._check_inputs()
+        self._check_budgets()
         _require(0 <= self.ema < 1, "ema", "must lie in [0, 1)", self)
         _require(self.final_lr <= self.lr, "final_lr", "cannot exceed lr", self)
         if self.cut_prompt + self.cut_context + self.cut_uniform <= 0:
             raise ValueError("--cut_prompt, --cut_context and --cut_uniform cannot all be 0")
+
+    def _check_inputs(self) -> None:
+        given = self.input_list
+        if not given or set(given) - set(INPUTS):
+            raise ValueError(f"--inputs must be some of {','.join(INPUTS)}, got {self.inputs!r}")
+        if self.architecture == "paper" and given != INPUTS:
+            raise ValueError("--inputs cannot be chosen for the paper's architecture")
+
+    def _check_budgets(self) -> None:
+        try:
+            weights = parse_budget_weights(self.budgets)
+        except KvpError as error:
+            raise ValueError(f"--budgets: {error}") from None
+        if weights.kind != "all" and self.objective not in WEIGHTS_BUDGETS:
+            able = ", ".join(WEIGHTS_BUDGETS)
+            raise ValueError(f"--budgets {self.budgets} needs --objective {able}")
+
+    @property
+    def input_list(self) -> tuple[str, ...]:
+        """Names of the inputs, in the order of `INPUTS`; unknown ones last."""
+        given = split_list(self.inputs)
+        known = tuple(name for name in INPUTS if name in given)
+        return (*known, *(name for name in given if name not in INPUTS))
 
     @property
     def warmup(self) -> int:
@@ -123,13 +183,22 @@ PRESETS: dict[PresetName, Recipe] = {
     "fourier": Recipe(
         architecture="fourier",
         hidden=256,
+        blocks=2,
+        inputs="key,value,position,distance",
+        sharing="heads",
         max_positions=12_288,
         objective="rloo",
         label="attention",
         steps=1_000,
         contexts=8,
+        cuts_per_visit=1,
+        sequences=0,
         permutations=32,
+        pairs=0,
+        sort_loss="cost",
+        temperature=0.1,
         reward="skill",
+        budgets="all",
         exclude_protected=True,
         lr=2e-3,
         final_lr=1e-6,
@@ -148,13 +217,22 @@ PRESETS: dict[PresetName, Recipe] = {
     "paper": Recipe(
         architecture="paper",
         hidden=256,
+        blocks=2,
+        inputs="key,value,position,distance",
+        sharing="heads",
         max_positions=12_288,
         objective="rloo",
         label="attention",
         steps=4_000,
         contexts=16,
+        cuts_per_visit=1,
+        sequences=0,
         permutations=8,
+        pairs=0,
+        sort_loss="ranks",
+        temperature=0.1,
         reward="ratio",
+        budgets="all",
         exclude_protected=False,
         lr=5e-5,
         final_lr=1e-6,

@@ -36,9 +36,9 @@ HELD_BY = {
     "scores 1, 0, -1: this order with 0.4863":
         "kvp/test_plackett_luce.py::test_known_probability",
     "expected cost in closed form against sampling":
-        "kvp/test_reward.py::test_expected_cost_agrees_with_sampling",
+        "kvp/test_expected_cost.py::test_expected_cost_agrees_with_sampling",
     "expected ranks sum to n (n + 1) / 2":
-        "kvp/test_reward.py::test_expected_ranks_sum_to_a_constant",
+        "kvp/test_expected_cost.py::test_expected_ranks_sum_to_a_constant",
     "leave-one-out of 1, 2, 3 is -1.5, 0, 1.5":
         "kvp/test_reward.py::test_leave_one_out_advantages",
     "a random ranking costs W (n - 1) / 2":

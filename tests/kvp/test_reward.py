@@ -8,11 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvp.plackett_luce import gumbel_sort, log_prob
+from kvp.plackett_luce import gumbel_sort
 from kvp.reward import (
     all_budgets_cost,
     cost_curve,
-    expected_cost,
     ideal_cost,
     mass_reward,
     random_cost,
@@ -126,51 +125,6 @@ def test_leave_one_out_advantages() -> None:
     np.testing.assert_allclose(found.sum(0), 0, atol=1e-12)
 
 
-def test_expected_cost_is_the_mean_over_all_rankings() -> None:
-    scores = np.array([0.7, -0.4, 1.5, 0.0, -2.0])
-    importance = np.array([0.1, 2.0, 0.0, 1.0, 0.5])
-    mean = 0.0
-    for ranking in itertools.permutations(range(5)):
-        rest, probability = list(range(5)), 1.0
-        for token in ranking:
-            probability *= np.exp(scores[token]) / np.exp(scores[rest]).sum()
-            rest.remove(token)
-        mean += probability * sum(rank * importance[token] for rank, token in enumerate(ranking))
-    for block in (1, 2, 256):
-        found = expected_cost(torch.tensor(importance), torch.tensor(scores), block).item()
-        assert found == pytest.approx(mean, rel=1e-12)
-
-
-def test_expected_cost_agrees_with_sampling() -> None:
-    rng = np.random.default_rng(3)
-    importance = torch.tensor(rng.exponential(size=100))
-    scores = torch.tensor(rng.normal(size=100))
-    rankings = gumbel_sort(scores, 4000, torch.Generator().manual_seed(0))
-    costs = all_budgets_cost(importance, rankings)
-    standard_error = costs.std().item() / 4000**0.5
-    assert abs(costs.mean().item() - expected_cost(importance, scores).item()) < 3 * standard_error
-
-
-def test_expected_ranks_sum_to_a_constant() -> None:
-    ones = torch.ones(31, dtype=torch.float64)  # cost of all ones = sum of (rank - 1)
-    scores = torch.randn(31, dtype=torch.float64)
-    assert expected_cost(ones, scores).item() == pytest.approx(31 * 30 / 2)
-
-
-def test_rloo_gradient_estimates_the_exact_gradient() -> None:
-    importance, _ = _example(12, seed=5)
-    exact = torch.randn(12, dtype=torch.float64, requires_grad=True)
-    expected_cost(importance, exact).backward()
-    sampled = exact.detach().clone().requires_grad_()
-    rankings = gumbel_sort(sampled, 20_000, torch.Generator().manual_seed(1))
-    advantages = rloo_advantages(-all_budgets_cost(importance, rankings))
-    (advantages * log_prob(sampled, rankings)).mean().backward()
-    assert exact.grad is not None
-    assert sampled.grad is not None
-    alike = torch.nn.functional.cosine_similarity(-exact.grad, sampled.grad, dim=0).item()
-    assert alike > 0.99
-
-
 def test_importance_broadcasts_over_samples() -> None:
     importance = torch.rand(3, 4, 20)
     rankings = gumbel_sort(torch.zeros(3, 4, 20), 5)
@@ -190,5 +144,3 @@ def test_wrong_arguments_are_refused() -> None:
         all_budgets_cost(weights, torch.arange(2))
     with pytest.raises(ValueError, match="at least 2 rankings"):
         rloo_advantages(torch.ones(1, 4))
-    with pytest.raises(ValueError, match="agree"):
-        expected_cost(weights, torch.ones(4))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from kvp.reward import ideal_cost, random_cost
+from kvp.budgets import parse_budget_weights
+from kvp.reward import ideal_cost, random_cost, rank_coefficients
 from train.presets import Recipe
 
 FLAT = 1e-3
@@ -28,6 +29,33 @@ class Batch:
     """[C, A] bool, heads that learn from a context."""
     seeds: Sequence[int]
     """Per context, the seed of its noise."""
+    protected: Sequence[int] = ()
+    """Per context, tokens of the cache beside these N, which come first; none where empty."""
+    heads: slice = field(default_factory=lambda: slice(None))
+    """Which heads of the model the A are."""
+    model_heads: int | None = None
+    """Heads of the model, None for A: noise is drawn for all of them, so that a run of some heads
+    draws what a run of all draws for them."""
+    across: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    """Sum of a tensor over the processes that share the contexts of a step; nothing to add in one
+    process. Every statistic over contexts goes through it."""
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean over contexts of [C, A] values, for each head over those that count: [A], or 0.
+
+        This process's share of it where processes share the contexts: shares add up to the mean.
+        """
+        total = self.across(self.counted.sum(0))
+        return values.where(self.counted, 0.0).sum(0) / total.clamp_min(1)
+
+    def coefficients(self, recipe: Recipe, context: int) -> Tensor | None:
+        """Rank coefficients [N] of the recipe's budgets for a context; None for r - 1."""
+        weights = parse_budget_weights(recipe.budgets)
+        if weights.kind == "all":
+            return None
+        tokens = self.scores[context].shape[-1]
+        protected = self.protected[context] if self.protected else 0
+        return rank_coefficients(weights, tokens, protected=protected).to(self.scores[context])
 
 
 Objective = Callable[[Batch, Recipe], tuple[Tensor, dict[str, float]]]
@@ -38,11 +66,6 @@ def learnable(importance: Tensor) -> Tensor:
     """Heads for which tokens are not worth the same: [A, N] -> [A] bool."""
     chance = random_cost(importance)
     return chance - ideal_cost(importance) > FLAT * chance
-
-
-def mean_counted(values: Tensor, counted: Tensor) -> Tensor:
-    """Mean over contexts of [C, A] values, for each head over those that count: [A], 0 for none."""
-    return values.where(counted, 0.0).sum(0) / counted.sum(0).clamp_min(1)
 
 
 def mean_of_counted(values: Tensor, counted: Tensor) -> Tensor:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from train.objectives.batch import Batch, mean_counted
+from train.objectives.batch import Batch
 from train.presets import Recipe
 
 
 def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
     """Mean cross-entropy of the contexts that count, [A] (see `train.objectives.batch`)."""
     losses = [cross_entropy(s, w) for s, w in zip(batch.scores, batch.importances, strict=True)]
-    return mean_counted(torch.stack(losses), batch.counted), {}
+    return batch.mean(torch.stack(losses)), {}
 
 
 def cross_entropy(scores: Tensor, importance: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from train.objectives.batch import Batch, mean_counted
+from train.objectives.batch import Batch
 from train.presets import Recipe
 
 FLOOR = 1e-6
@@ -21,7 +21,7 @@ FLOOR = 1e-6
 def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
     """Mean squared error of the contexts that count, [A] (see `train.objectives.batch`)."""
     losses = [squared_error(s, w) for s, w in zip(batch.scores, batch.importances, strict=True)]
-    return mean_counted(torch.stack(losses), batch.counted), {}
+    return batch.mean(torch.stack(losses)), {}
 
 
 def squared_error(scores: Tensor, importance: Tensor) -> Tensor:

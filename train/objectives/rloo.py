@@ -1,85 +1,118 @@
 """RLOO: rankings sampled by Gumbel sort, their rewards, REINFORCE (KVP paper, section 3.2, eq. 6).
 
+Two estimators of one gradient, which differ in whose mean reward a ranking is compared with:
+`objective` takes the other rankings of the same context (the paper's Algorithm 1),
+`batch_objective` all other rankings of the step, whatever their context (the text under equation 6,
+and the released code with one ranking of each of many contexts).
+
 Rewards, baselines and normalisation stay within one head. Left out: where contexts come from
 (`train.contexts`) and the ranker (`policies.ranker`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from kvp.plackett_luce import gumbel_sort, log_prob
+from kvp.plackett_luce import gumbel_noise, log_prob, sort_with
 from kvp.reward import RATIO_FLOOR, mass_reward, ratio_reward, rloo_advantages, skill_reward
 from train.objectives.batch import Batch, mean_of_counted
 from train.presets import Recipe, RewardName
 
 _REWARDS = {"skill": skill_reward, "ratio": ratio_reward, "mass": mass_reward}
 
+Baseline = Callable[[Tensor, Batch], Tensor]
+"""Rewards [C, K, A] of a batch -> rewards minus their baselines, 0 where a head does not count."""
+
 
 def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
-    """Policy-gradient loss of every head, [A] (see `train.objectives.batch`)."""
-    rankings, rewards = [], []
-    for scores, importance, seed in zip(batch.scores, batch.importances, batch.seeds, strict=True):
-        noise = torch.Generator(scores.device).manual_seed(seed)
-        rankings.append(gumbel_sort(scores.detach(), recipe.permutations, noise))
-        rewards.append(rewards_of(recipe.reward, importance, rankings[-1]))
-    reward = torch.stack(rewards)
-    advantage = advantages(reward, batch.counted, recipe.advantage_clip)
-    losses = policy_loss(batch.scores, rankings, advantage, batch.counted)
+    """Policy-gradient loss of every head, [A], baselines within a context."""
+    return _objective(batch, recipe, within_context)
+
+
+def batch_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
+    """Policy-gradient loss of every head, [A], baselines over the whole step."""
+    return _objective(batch, recipe, within_step)
+
+
+def _objective(batch: Batch, recipe: Recipe, baseline: Baseline) -> tuple[Tensor, dict[str, float]]:
+    rankings = [sampled(batch, context, recipe.permutations) for context in range(len(batch.seeds))]
+    rewards = torch.stack(
+        [
+            rewards_of(recipe.reward, importance, ranking, batch.coefficients(recipe, context))
+            for context, (importance, ranking) in enumerate(
+                zip(batch.importances, rankings, strict=True)
+            )
+        ]
+    )
+    advantage = normalised(baseline(rewards, batch), batch, recipe.advantage_clip)
     metrics = {
-        "train/reward": float(mean_of_counted(reward.mean(1), batch.counted)),
-        "train/floor_share": floor_share(recipe.reward, reward),
+        "train/reward": float(mean_of_counted(rewards.mean(1), batch.counted)),
+        "train/floor_share": floor_share(recipe.reward, rewards),
     }
-    return losses, metrics
+    return policy_loss(batch, rankings, advantage), metrics
 
 
-def rewards_of(reward: RewardName, importance: Tensor, rankings: Tensor) -> Tensor:
+def sampled(batch: Batch, context: int, permutations: int) -> Tensor:
+    """K rankings of one context from its own noise: [K, A, N] int64."""
+    scores = batch.scores[context].detach()
+    noise = torch.Generator(scores.device).manual_seed(batch.seeds[context])
+    heads = batch.model_heads or scores.shape[0]
+    gumbel = gumbel_noise((permutations, heads, scores.shape[-1]), scores.device, noise)
+    return sort_with(scores, gumbel[:, batch.heads])
+
+
+def rewards_of(
+    reward: RewardName, importance: Tensor, rankings: Tensor, coefficients: Tensor | None = None
+) -> Tensor:
     """Rewards of K rankings of one context: [A, N] importance, [K, A, N] int64 -> [K, A]."""
-    return _REWARDS[reward](importance, rankings)
+    return _REWARDS[reward](importance, rankings, coefficients)
 
 
-def advantages(rewards: Tensor, counted: Tensor, clip: float) -> Tensor:
-    """Advantages of one step: leave-one-out within a context, normalised per head, clipped.
+def within_context(rewards: Tensor, batch: Batch) -> Tensor:
+    """Reward minus the mean of the other K-1 rankings of its context; ValueError if K < 2."""
+    return rloo_advantages(rewards.transpose(0, 1)).transpose(0, 1) * batch.counted[:, None]
+
+
+def within_step(rewards: Tensor, batch: Batch) -> Tensor:
+    """Reward minus the mean of all other rankings of the step that count; 0 for a lone one."""
+    counted = batch.counted[:, None]
+    episodes = batch.across(batch.counted.sum(0)) * rewards.shape[1]
+    mean = batch.across((rewards * counted).sum((0, 1))) / episodes.clamp_min(1)
+    return (rewards - mean) * counted * (episodes / (episodes - 1).clamp_min(1))
+
+
+def normalised(raw: Tensor, batch: Batch, clip: float) -> Tensor:
+    """Advantages with unit standard deviation per head over the contexts that count, then clipped.
 
     Args:
-        rewards: [C, K, A] rewards of K rankings in each of C contexts.
-        counted: [C, A] bool, heads that learn from a context.
+        raw: [C, K, A] rewards minus baselines; their mean is 0 for every head.
+        batch: says which contexts count.
         clip: bound in standard deviations.
-
-    Returns:
-        [C, K, A] advantages with unit standard deviation per head over the contexts that count
-        (before clipping); 0 where a head does not count.
-
-    Raises:
-        ValueError: K < 2.
     """
-    raw = rloo_advantages(rewards.transpose(0, 1)).transpose(0, 1) * counted[:, None]
-    episodes = counted.sum(0).clamp_min(1) * rewards.shape[1]
-    deviation = (raw.square().sum((0, 1)) / episodes).sqrt()  # their mean is 0 in every context
+    episodes = batch.across(batch.counted.sum(0)).clamp_min(1) * raw.shape[1]
+    deviation = (batch.across(raw.square().sum((0, 1))) / episodes).sqrt()
     return (raw / deviation.clamp_min(1e-8)).clamp(-clip, clip)
 
 
-def policy_loss(
-    scores: Sequence[Tensor], rankings: Sequence[Tensor], advantages: Tensor, counted: Tensor
-) -> Tensor:
+def policy_loss(batch: Batch, rankings: Sequence[Tensor], advantages: Tensor) -> Tensor:
     """Loss of every head: minus advantage times log-probability per token, mean over episodes.
 
     Args:
-        scores: per context [A, N] float32, differentiable; N may differ between contexts.
+        batch: scores, per context [A, N] float32, and the contexts that count.
         rankings: per context [K, A, N] int64.
         advantages: [C, K, A].
-        counted: [C, A] bool; the mean over contexts runs over those a head learns from.
 
     Returns:
         [A] losses; their sum over heads is what is minimised.
     """
-    total = torch.zeros_like(scores[0][:, 0])
-    for context, ranking, advantage in zip(scores, rankings, advantages, strict=True):
-        total = total - (advantage * log_prob(context, ranking)).mean(0) / context.shape[-1]
-    return total / counted.sum(0).clamp_min(1)
+    losses = [
+        -(advantage * log_prob(scores, ranking)).mean(0) / scores.shape[-1]
+        for scores, ranking, advantage in zip(batch.scores, rankings, advantages, strict=True)
+    ]
+    return batch.mean(torch.stack(losses))
 
 
 def floor_share(reward: RewardName, rewards: Tensor) -> float:

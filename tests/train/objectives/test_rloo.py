@@ -3,15 +3,26 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvp.expected_cost import expected_cost
 from kvp.plackett_luce import gumbel_sort, log_prob
-from kvp.reward import expected_cost, ideal_cost, random_cost
-from train.objectives.batch import learnable, top_entropy
+from kvp.reward import ideal_cost, random_cost
+from train.objectives.batch import Batch, learnable, top_entropy
 from train.objectives.rloo import (
-    advantages,
     floor_share,
+    normalised,
     policy_loss,
     rewards_of,
+    within_context,
 )
+
+
+def batch_of(scores: list[torch.Tensor], counted: torch.Tensor) -> Batch:
+    return Batch(scores=scores, importances=scores, counted=counted, seeds=range(len(scores)))
+
+
+def advantages(rewards: torch.Tensor, counted: torch.Tensor, clip: float) -> torch.Tensor:
+    batch = batch_of([rewards[0]] * len(rewards), counted)
+    return normalised(within_context(rewards, batch), batch, clip)
 
 
 def test_rloo_gradient_is_the_exact_gradient_in_expectation() -> None:
@@ -22,8 +33,8 @@ def test_rloo_gradient_is_the_exact_gradient_in_expectation() -> None:
     rankings = gumbel_sort(start, 40_000, random)
     reward = rewards_of("skill", importance, rankings)
     counted = torch.ones(1, 1, dtype=torch.bool)
-    normalised = advantages(reward[None], counted, clip=1e9)
-    policy_loss([scores], [rankings], normalised, counted).sum().backward()
+    advantage = advantages(reward[None], counted, clip=1e9)
+    policy_loss(batch_of([scores], counted), [rankings], advantage).sum().backward()
 
     exact = start.clone().requires_grad_()
     expected_cost(importance, exact).sum().backward()
@@ -45,7 +56,9 @@ def test_loss_by_hand() -> None:
     second = log_prob(scores[1], rankings[1][0]) - log_prob(scores[1], rankings[1][1])
     # mean over 2 permutations, per token, mean over 2 contexts
     expected = -(first / 2 / 2 + 0.5 * second / 2 / 3) / 2
-    torch.testing.assert_close(policy_loss(scores, rankings, advantage, counted), expected)
+    torch.testing.assert_close(
+        policy_loss(batch_of(scores, counted), rankings, advantage), expected
+    )
 
 
 def test_advantages_by_hand() -> None:

@@ -1,0 +1,100 @@
+"""Differentiable sorting: the control the KVP paper trains (its appendix), and a fairer variant.
+
+Scores are standardised per context, so that a strength means the same for every head. What the
+softened ranks (`train.relaxations`) are judged by, `--sort_loss`:
+
+- `ranks`: mean squared error against the true ranks, over N^2 (the paper's ablation). All ranks
+  count alike, though nearly all tokens get no attention and their order means nothing.
+- `cost`: the softened version of the cost that RLOO minimises, normalised to `skill`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kvp.budgets import BudgetWeights
+from kvp.ranking import rank_tokens
+from kvp.reward import rank_coefficients, skill_of_cost
+from train.objectives.batch import Batch, Objective
+from train.presets import Recipe
+from train.relaxations import neural_sort, ranks_of, soft_rank, soft_sort
+
+MOST_TOKENS = 1024
+"""Tokens a permutation matrix is made of; longer contexts are thinned at random."""
+
+Matrix = Callable[[Tensor, float], Tensor]
+
+
+def soft_rank_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
+    """Loss of projected ranks, [A] (`train.objectives.batch`)."""
+    losses = []
+    for scores, importance in zip(batch.scores, batch.importances, strict=True):
+        ranks = soft_rank(standardised(scores), recipe.temperature)
+        if recipe.sort_loss == "ranks":
+            losses.append(rank_error(ranks, importance))
+        else:
+            losses.append(-skill_of_cost(importance, (importance * (ranks - 1)).sum(-1)))
+    return batch.mean(torch.stack(losses)), {}
+
+
+def matrix_objective(permutation: Matrix) -> Objective:
+    """The objective of a softened permutation matrix, [..., N] -> [..., N, N]."""
+
+    def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
+        losses = []
+        for context, seed in enumerate(batch.seeds):
+            kept = thinned(batch.scores[context].shape[-1], seed)
+            scores, importance = batch.scores[context], batch.importances[context]
+            coefficients = batch.coefficients(recipe, context)
+            if kept is not None:
+                scores, importance = scores[:, kept], importance[:, kept]
+                if coefficients is not None:
+                    coefficients = coefficients[evenly(len(coefficients), len(kept))]
+            matrix = permutation(standardised(scores), recipe.temperature)
+            if recipe.sort_loss == "ranks":
+                losses.append(rank_error(ranks_of(matrix), importance))
+            else:
+                losses.append(-soft_skill(matrix, importance, coefficients))
+        return batch.mean(torch.stack(losses)), {}
+
+    return objective
+
+
+soft_sort_objective = matrix_objective(soft_sort)
+neural_sort_objective = matrix_objective(neural_sort)
+
+
+def standardised(scores: Tensor) -> Tensor:
+    """Scores of a context with mean 0 and standard deviation 1: [..., N] -> [..., N]."""
+    centred = scores - scores.mean(-1, keepdim=True)
+    return centred / centred.square().mean(-1, keepdim=True).clamp_min(1e-12).sqrt()
+
+
+def rank_error(ranks: Tensor, importance: Tensor) -> Tensor:
+    """Mean squared error of ranks [..., N] against those of the importance, over N^2: [...]."""
+    true = rank_tokens(importance).argsort(-1) + 1
+    return ((ranks - true) / ranks.shape[-1]).square().mean(-1)
+
+
+def soft_skill(matrix: Tensor, importance: Tensor, coefficients: Tensor | None) -> Tensor:
+    """Skill of a softened ranking: its cost is sum_r c_r (P w)_r, [..., N, N] -> [...]."""
+    if coefficients is None:
+        coefficients = rank_coefficients(BudgetWeights(), importance.shape[-1]).to(importance)
+    at_rank = (matrix @ importance[..., None]).squeeze(-1)
+    return skill_of_cost(importance, at_rank @ coefficients, coefficients)
+
+
+def evenly(ranks: int, count: int) -> Tensor:
+    """Indices of `count` ranks spread evenly over `ranks`, both ends included."""
+    return torch.linspace(0, ranks - 1, count).round().long()
+
+
+def thinned(tokens: int, seed: int) -> Tensor | None:
+    """Ascending indices of `MOST_TOKENS` random tokens, None where there are no more than that."""
+    if tokens <= MOST_TOKENS:
+        return None
+    random = torch.Generator().manual_seed(seed)
+    return torch.randperm(tokens, generator=random)[:MOST_TOKENS].sort().values
