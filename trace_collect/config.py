@@ -41,8 +41,14 @@ class CollectConfig:
     """What follows the prompt: the model's own greedy answer, or the data's."""
     max_new_tokens: int = 128
     """Most tokens of a continuation; RULER tasks stop at their own number."""
-    store_queries: bool = True
-    """Keep queries, which training needs and which are most of the bytes."""
+    store: Literal["qkv", "kv", "importance"] = "qkv"
+    """What to keep: queries, keys and values (qkv, for everything); for training alone `importance`
+    in place of queries: the attention that tokens receive, exact at the cuts of a grid, for a
+    fraction of the bytes; or keys and values alone (kv)."""
+    grid: int = 48
+    """Cuts of the importance grid of each sequence, both compression boundaries among them."""
+    grid_dtype: Literal["float16", "float32"] = "float16"
+    """What the grid is stored in; float16 keeps it to 1e-3 of each value."""
     labels: str = ""
     """What else to store for every prompt token, for `kvp-train --label`, comma separated: kvzip,
     kvzip_plus (each an extra pass over the prompt)."""
@@ -62,9 +68,9 @@ class CollectConfig:
         for flag in SPLITS:
             if getattr(self, flag) < 0:
                 raise ValueError(f"--{flag} must not be negative, got {getattr(self, flag)}")
-        for flag in ("length", "max_new_tokens"):
-            if getattr(self, flag) < 1:
-                raise ValueError(f"--{flag} must be at least 1, got {getattr(self, flag)}")
+        for flag, least in {"length": 1, "max_new_tokens": 1, "grid": 2}.items():
+            if getattr(self, flag) < least:
+                raise ValueError(f"--{flag} must be at least {least}, got {getattr(self, flag)}")
         if not self.sequences:
             raise ValueError("--train, --validation and --test are all 0: nothing to collect")
         if self.rate is not None and not self.rate > 0:
@@ -86,6 +92,11 @@ class CollectConfig:
         named = split_list(self.labels)
         known = tuple(label for label in LABELS if label in named)
         return (*known, *(label for label in named if label not in LABELS))
+
+    @property
+    def cuts(self) -> int:
+        """Cuts of the importance grid, 0 where none is stored."""
+        return self.grid if self.store == "importance" else 0
 
     @property
     def counts(self) -> dict[str, int]:

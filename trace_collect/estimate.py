@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from kvp.store import planned_bytes
+from kvp.store import GridDtype, StoreKind, planned_bytes
 
 _COMPRESSED = {"float32": 0.9, "float16": 0.7, "bfloat16": 0.7}
 """Share of the raw bytes that compression leaves, cautiously; 16-bit traces measured 0.69."""
@@ -23,27 +23,51 @@ class Estimate:
     sequences: int
     tokens: int
     """Tokens of all sequences."""
-    store_queries: bool
+    store: StoreKind = "qkv"
+    """What is kept beside keys and values."""
+    grid: int = 0
+    """Cuts of an importance grid, 0 in a store without."""
+    grid_dtype: GridDtype = "float16"
     labels: int = 0
     """Labels kept per token."""
 
     @property
     def key_bytes(self) -> int:
         """Bytes of all keys; the values have as many."""
-        both = planned_bytes(
-            self.geometry, dtype=self.dtype, tokens=self.tokens, store_queries=False
-        )
-        return both // 2
+        return planned_bytes(self.geometry, dtype=self.dtype, tokens=self.tokens, store="kv") // 2
 
     @property
     def query_bytes(self) -> int:
-        """Bytes of all queries, 0 in a store without."""
-        return self.key_bytes * self.geometry.group * self.store_queries
+        """Bytes of all queries, whether or not they are kept."""
+        return self.key_bytes * self.geometry.group
+
+    @property
+    def grid_bytes(self) -> int:
+        """Bytes of all importance grids, 0 in a store without."""
+        if self.store != "importance":
+            return 0
+        return self._planned(self.store) - self._planned("kv")
 
     @property
     def raw_bytes(self) -> int:
-        """Bytes of all tensors and labels before compression."""
-        return 2 * self.key_bytes + self.query_bytes + self.label_bytes
+        """Bytes of all tensors, grids and labels before compression."""
+        return self._planned(self.store)
+
+    @property
+    def share(self) -> float:
+        """Raw bytes over those of a store with queries."""
+        return self.raw_bytes / self._planned("qkv")
+
+    def _planned(self, store: StoreKind) -> int:
+        return planned_bytes(
+            self.geometry,
+            dtype=self.dtype,
+            tokens=self.tokens,
+            store=store,
+            grid=self.grid,
+            grid_dtype=self.grid_dtype,
+            labels=self.labels,
+        )
 
     @property
     def label_bytes(self) -> int:
@@ -57,15 +81,22 @@ class Estimate:
 
     def lines(self, rate: float | None) -> list[str]:
         """What to tell the user; `rate` in tokens per second, if known."""
+        parts = {"queries": self.query_bytes} if self.store == "qkv" else {}
+        parts |= {"keys": self.key_bytes, "values": self.key_bytes}
+        parts |= {"importance": self.grid_bytes} if self.store == "importance" else {}
+        parts |= {"labels": self.label_bytes} if self.labels else {}
+        named = ", ".join(f"{name} {gigabytes(count)}" for name, count in parts.items())
         lines = [
             f"{self.sequences} sequences, at most {self.tokens} tokens; {self.geometry}, "
             f"{self.dtype}",
-            f"at most {gigabytes(self.raw_bytes)}: queries {gigabytes(self.query_bytes)}, keys "
-            f"{gigabytes(self.key_bytes)}, values {gigabytes(self.key_bytes)}"
-            + (f", labels {gigabytes(self.label_bytes)}" if self.labels else "")
-            + "; about "
+            f"at most {gigabytes(self.raw_bytes)}: {named}; about "
             f"{gigabytes(self.disk_bytes)} on disk after lossless compression",
         ]
+        if self.store != "qkv":
+            floor = 2 / (self.geometry.group + 2)
+            lines.append(
+                f"{self.share:.3f} of the bytes with queries (keys and values alone: {floor:.3f})"
+            )
         if rate is not None:
             lines.append(f"about {duration(self.tokens / rate)} at {rate:.0f} tokens/s")
         return lines

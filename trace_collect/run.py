@@ -49,7 +49,8 @@ class _Run:
             index=index,
             continuation=self.config.continuation,
             max_new_tokens=self.config.max_new_tokens,
-            queries=self.config.store_queries,
+            queries=self.config.store == "qkv",
+            grid=self.config.cuts,
             labels=self.config.label_list,
         )
 
@@ -78,7 +79,9 @@ def run(config: CollectConfig) -> None:
         dtype=config.dtype,
         max_tokens=config.max_tokens,
         sequences=len(jobs),
-        store_queries=config.store_queries,
+        store=config.store,
+        grid=config.cuts,
+        grid_dtype=config.grid_dtype,
         labels=config.label_list,
     )
     manifest = run_manifest(
@@ -173,7 +176,9 @@ def _estimate(config: CollectConfig, model: PreTrainedConfig, sequences: int) ->
         dtype=config.dtype,
         sequences=sequences,
         tokens=sequences * config.max_tokens,
-        store_queries=config.store_queries,
+        store=config.store,
+        grid=config.cuts,
+        grid_dtype=config.grid_dtype,
         labels=len(config.label_list),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -12,10 +12,11 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from kvp.data.encode import Encoded, encode
 from kvp.data.sample import Sample
 from kvp.errors import UsageError
-from kvp.hf import observe
+from kvp.hf import Observation, observe
 from kvp.hf.supply import Supply
 from kvp.scoring import Replay
 from kvp.store import SequenceRecord, Trace
+from kvp.store.grid import grid_edges, importance_rows, peak_edges, peak_rows
 
 LABELS = {"kvzip": Replay(), "kvzip_plus": Replay(weighted=True)}
 """Labels that are the attention a token receives while the model repeats its prompt."""
@@ -30,14 +31,15 @@ def collect(
     continuation: Literal["model", "reference"],
     max_new_tokens: int,
     queries: bool = True,
+    grid: int = 0,
     labels: Sequence[str] = (),
 ) -> Trace:
     """The trace of a sample: prompt and continuation in one forward pass without a cache before it.
 
     The continuation is the model's greedy answer or the reference, up to `max_new_tokens` or the
     sample's own number, without its end token (which a model never reads while it answers). Tensors
-    are on the CPU in the model's dtype; `index` is the sequence's place in the store. `labels` are
-    names of `LABELS`.
+    are on the CPU in the model's dtype; `index` is the sequence's place in the store. A grid of
+    `grid` cuts is computed where the model is (`kvp.store.grid`); `labels` are names of `LABELS`.
 
     Raises UsageError when the reference is asked for and the sample has none.
     """
@@ -54,8 +56,11 @@ def collect(
     ids = encoded.ids + reply
     seen = observe(model, torch.tensor([ids], device=model.device), last_logits=True)
     keys = _stacked(seen.keys)
+    record = _record(sample, encoded, reply, index, grid)
     return Trace(
-        record=_record(sample, encoded, reply, index),
+        record=record,
+        importance=_rows(importance_rows, seen, record.edges) if grid else None,
+        peak=_rows(peak_rows, seen, (*record.peak_edges, record.length)) if grid else None,
         queries=_stacked(seen.queries, groups_of=keys.shape[1]) if queries else None,
         keys=keys,
         values=_stacked(seen.values),
@@ -132,8 +137,25 @@ def _stacked(layers: tuple[Tensor, ...], groups_of: int | None = None) -> Tensor
     return torch.stack([layer[0].cpu() for layer in layers])
 
 
-def _record(sample: Sample, encoded: Encoded, reply: tuple[int, ...], index: int) -> SequenceRecord:
+def _rows(
+    rows: Callable[[Tensor, Tensor, Sequence[int]], Tensor],
+    seen: Observation,
+    edges: Sequence[int],
+) -> Tensor:
+    """Rows of a grid for all layers, [L, H, rows, T], each computed where the model is."""
+    found = []
+    for queries, keys in zip(seen.queries, seen.keys, strict=True):
+        grouped = queries.reshape(*keys.shape[:2], -1, *keys.shape[2:])
+        found.append(rows(grouped, keys, edges))
+    return _stacked(tuple(found))
+
+
+def _record(
+    sample: Sample, encoded: Encoded, reply: tuple[int, ...], index: int, grid: int
+) -> SequenceRecord:
     start = encoded.prompt_length
+    boundaries = (start - 1, encoded.context_length)
+    edges = grid_edges(start + len(reply), boundaries, grid) if grid else ()
     spans = encoded.reply_spans + (((start, start + len(reply)),) if reply else ())
     return SequenceRecord(
         index=index,
@@ -148,4 +170,6 @@ def _record(sample: Sample, encoded: Encoded, reply: tuple[int, ...], index: int
         references=sample.references,
         max_new_tokens=sample.max_new_tokens,
         metric=sample.metric,
+        edges=edges,
+        peak_edges=peak_edges(edges, boundaries) if edges else (),
     )

@@ -1,12 +1,22 @@
-"""The trace store: queries, keys and values of collected sequences (`docs/formats.md`)."""
+"""The trace store: what attention saw of collected sequences (`docs/formats.md`)."""
 
 from kvp.store.reader import TraceReader
-from kvp.store.schema import LABELS, SequenceRecord, StorePlan, Trace, planned_bytes
+from kvp.store.schema import (
+    LABELS,
+    GridDtype,
+    SequenceRecord,
+    StoreKind,
+    StorePlan,
+    Trace,
+    planned_bytes,
+)
 from kvp.store.writer import TraceWriter
 
 __all__ = [
     "LABELS",
+    "GridDtype",
     "SequenceRecord",
+    "StoreKind",
     "StorePlan",
     "Trace",
     "TraceReader",

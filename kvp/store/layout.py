@@ -7,7 +7,8 @@ from typing import Any
 
 from zarr.codecs import BloscCodec, Crc32cCodec
 
-from kvp.store.schema import DTYPES, StorePlan, is_label
+from kvp.store.grid import root_scale
+from kvp.store.schema import DTYPES, GRIDS, StorePlan, is_label
 
 MANIFEST = "manifest.json"
 SEQUENCES = "sequences"
@@ -17,7 +18,7 @@ OUTPUT = "output_gram.safetensors"
 
 def shard_path(store: Path, array: str, index: int) -> Path:
     """File that holds one sequence of an array."""
-    axes = {"q": 6, "k": 5, "v": 5}.get(array, 4)
+    axes = {"q": 6}.get(array, 4 if is_label(array) else 5)
     return store / array / ".".join(["c", str(index), *["0"] * (axes - 1)])
 
 
@@ -33,6 +34,10 @@ def array_settings(plan: StorePlan, array: str) -> dict[str, Any]:
     itemsize = DTYPES[dtype][0].itemsize
     axes = ["sequence", "layer", "kv_head", *(["group"] if array == "q" else []), "token"]
     axes += [] if is_label(array) else ["head_dim"]
+    attributes: dict[str, Any] = {"kvp_dtype": dtype}
+    if array in GRIDS:
+        axes = ["sequence", "layer", "kv_head", "interval", "token"]
+        attributes |= {} if dtype == "float32" else {"kvp_root_scale": root_scale(plan.max_tokens)}
     blosc = BloscCodec(
         cname="zstd", clevel=1, shuffle="shuffle", typesize=itemsize, blocksize=1 << 20
     )
@@ -45,5 +50,5 @@ def array_settings(plan: StorePlan, array: str) -> dict[str, Any]:
         "fill_value": 0,
         "dimension_names": axes,
         "chunk_key_encoding": {"name": "default", "separator": "."},
-        "attributes": {"kvp_dtype": dtype},
+        "attributes": attributes,
     }

@@ -13,7 +13,7 @@ from torch import Tensor
 from kvp.errors import StoreError
 from kvp.manifest import read_sealed_json, sha256_file, sync_path, write_sealed_json
 from kvp.store.layout import MANIFEST, OUTPUT, SEQUENCES, array_settings
-from kvp.store.schema import ARRAYS, FORMAT, FORMAT_VERSION, StorePlan
+from kvp.store.schema import ARRAYS, FORMAT, FORMAT_VERSION, READABLE, StorePlan
 
 RESERVED = ("format", "format_version", "plan", "rope", "files")
 """Manifest entries the store writes itself."""
@@ -59,10 +59,10 @@ def load_metadata(store: Path) -> tuple[dict[str, Any], StorePlan]:
     manifest = read_sealed_json(path)
     if manifest.get("format") != FORMAT:
         raise StoreError(f"{store} is not a trace store: {path} is something else")
-    if manifest.get("format_version") != FORMAT_VERSION:
+    if manifest.get("format_version") not in READABLE:
         raise StoreError(
             f"{path} has format version {manifest.get('format_version')}; "
-            f"this kvp reads version {FORMAT_VERSION}"
+            f"this kvp reads versions {' and '.join(map(str, READABLE))}"
         )
     try:
         plan = StorePlan.from_dict(manifest["plan"])

@@ -7,7 +7,6 @@ is checked: the record's own checksum, the shard's size, and a CRC-32C per head 
 from __future__ import annotations
 
 from pathlib import Path
-from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,11 @@ from torch import Tensor
 
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
+from kvp.store.grid import decode, root_scale, rows_between
 from kvp.store.layout import OUTPUT, shard_path
 from kvp.store.metadata import load_metadata
 from kvp.store.records import committed, load_record
-from kvp.store.schema import SequenceRecord, StorePlan, Trace, is_label, label_array
+from kvp.store.schema import GRIDS, SequenceRecord, StorePlan, Trace, label_array
 
 
 class TraceReader:
@@ -40,7 +40,7 @@ class TraceReader:
 
     @property
     def plan(self) -> StorePlan:
-        """Geometry, dtype, longest sequence, planned sequences, whether queries are kept."""
+        """Geometry, dtype, longest sequence, planned sequences, what is kept."""
         return self._plan
 
     @property
@@ -100,6 +100,20 @@ class TraceReader:
             raise StoreError(f"{self.path} holds no label {name!r} (it holds {held})")
         return self._read(label_array(name), index)
 
+    def future_attention(self, index: int, cut: int, stop: int | None = None) -> Tensor:
+        """Attention the first `cut` tokens receive from the queries before `stop` (None = all).
+
+        [L, H, cut] float32, as `kvp.ops.future_attention` of the queries, which are not stored; a
+        `stop` that is no edge of the grid counts as the next one. Raises StoreError as `head`, in a
+        store without an importance grid, or for a cut that is not among its own.
+        """
+        total: Tensor = self._grid("importance", index, cut, stop).sum(dim=-2)
+        return total
+
+    def peak_attention(self, index: int, cut: int, stop: int | None = None) -> Tensor:
+        """As `future_attention`, the largest; only at the record's `peak_edges`."""
+        return self._grid("peak", index, cut, stop).amax(dim=-2)
+
     def output_gram(self) -> Tensor | None:
         """Gram matrices of the model's output projection, [L, H, D, D] float32; None where unknown.
 
@@ -110,12 +124,21 @@ class TraceReader:
         return load_file(self.path / OUTPUT)["output_gram"]
 
     def trace(self, index: int) -> Trace:
-        """All of one sequence; queries are None in a store without. Raises StoreError as `head`."""
+        """All of one sequence; None for what is not kept. Raises StoreError as `head`."""
         keys, values = self.kv(index)
         queries = self._read("q", index) if self._plan.store_queries else None
         labels = {name: self.label(name, index) for name in self._plan.labels}
+        grids = {
+            name: self._read(name, index) if name in self._plan.arrays else None for name in GRIDS
+        }
         return Trace(
-            record=self.record(index), queries=queries, keys=keys, values=values, labels=labels
+            record=self.record(index),
+            queries=queries,
+            keys=keys,
+            values=values,
+            labels=labels,
+            importance=grids["importance"],
+            peak=grids["peak"],
         )
 
     def verify(self) -> None:
@@ -123,14 +146,36 @@ class TraceReader:
         for index in committed(self.path):
             load_record(self.path, self._plan, index, checksums=True)
 
-    def _read(self, array: str, index: int, where: tuple[int, ...] = ()) -> Tensor:
+    def _grid(self, array: str, index: int, cut: int, stop: int | None) -> Tensor:
+        """Rows of a grid from `cut` to `stop`, [L, H, rows, cut] float32."""
         record = self.record(index)
-        tokens = (
-            (slice(record.prompt_length),)
-            if is_label(array)
-            else (slice(record.length), slice(None))
-        )
-        selection: tuple[int | slice | EllipsisType, ...] = (index, *where, ..., *tokens)
+        if self._plan.store != "importance":
+            raise StoreError(f"{self.path} was collected without an importance grid")
+        edges = record.edges if array == "importance" else (*record.peak_edges, record.length)
+        try:
+            rows = rows_between(edges, cut, record.length if stop is None else stop)
+        except ValueError:
+            held = ", ".join(map(str, edges[:-1]))
+            raise StoreError(
+                f"{self.path} holds no {array} of sequence {index} for a cut at {cut} tokens, only "
+                f"at {held}; collect with --store qkv to cut anywhere"
+            ) from None
+        return self._read(array, index, rows=rows, tokens=cut)
+
+    def _read(
+        self,
+        array: str,
+        index: int,
+        where: tuple[int, ...] = (),
+        rows: slice | None = None,
+        tokens: int | None = None,
+    ) -> Tensor:
+        """Unpadded; of a grid, the rows and the first tokens asked for."""
+        shape = self._plan.shape(array, self.record(index))
+        kept: list[int | slice] = [slice(size) for size in shape]
+        if array in GRIDS:
+            kept[-2:] = [rows or kept[-2], slice(tokens or shape[-1])]
+        selection: tuple[int | slice, ...] = (index, *where, *kept[len(where) :])
         shard = shard_path(self.path, array, index)
         if array not in self._arrays:
             self._arrays[array] = zarr.open_array(self.path / array, mode="r")
@@ -142,6 +187,8 @@ class TraceReader:
         except (ValueError, RuntimeError, OSError) as problem:
             raise StoreError(f"{shard} is damaged or missing: {problem}") from None
         tensor = torch.from_numpy(np.asarray(stored))
+        if array in GRIDS:
+            return decode(tensor, root_scale(self._plan.max_tokens))
         return tensor.view(torch.bfloat16) if self._plan.dtype_of(array) == "bfloat16" else tensor
 
     def __getstate__(self) -> dict[str, Any]:

@@ -22,10 +22,20 @@ from torch import Tensor
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.manifest import differences, sync_path
+from kvp.store.grid import encode, root_scale
 from kvp.store.layout import MANIFEST, record_path, shard_path
 from kvp.store.metadata import RESERVED, create_metadata, load_metadata
 from kvp.store.records import commit_record, committed, load_record
-from kvp.store.schema import DTYPES, StorePlan, Trace, is_label, label_array
+from kvp.store.schema import (
+    DTYPES,
+    GRIDS,
+    TENSORS,
+    GridDtype,
+    StoreKind,
+    StorePlan,
+    Trace,
+    label_array,
+)
 from kvp.store.target import lock_store, refuse_foreign, sweep
 
 
@@ -51,7 +61,9 @@ class TraceWriter:
         max_tokens: int,
         sequences: int,
         manifest: Mapping[str, Any],
-        store_queries: bool = True,
+        store: StoreKind = "qkv",
+        grid: int = 0,
+        grid_dtype: GridDtype = "float16",
         labels: tuple[str, ...] = (),
         output_gram: Tensor | None = None,
     ) -> TraceWriter:
@@ -66,7 +78,9 @@ class TraceWriter:
             sequences: planned sequences.
             manifest: what produced the store. Its entry "identity" (a JSON object: model, data,
                 seed, ...) is what a resuming run must repeat exactly.
-            store_queries: whether queries are kept.
+            store: what is kept beside keys and values.
+            grid: cuts of an importance grid, 0 without.
+            grid_dtype: "float16" or "float32", of the grid.
             labels: labels kept for every sequence.
             output_gram: what is known of the model's output projection (`TraceReader.output_gram`).
 
@@ -79,20 +93,22 @@ class TraceWriter:
             dtype=dtype,
             max_tokens=max_tokens,
             sequences=sequences,
-            store_queries=store_queries,
+            store=store,
+            grid=grid,
+            grid_dtype=grid_dtype,
             labels=labels,
         )
         _check_manifest(manifest)
         _check_gram(output_gram, geometry)
-        store = Path(path)
-        refuse_foreign(store)
+        folder = Path(path)
+        refuse_foreign(folder)
         try:
-            store.mkdir(parents=True, exist_ok=True)
-            writer = cls(store, plan, lock_store(store))
-            refuse_foreign(store)  # another writer may have been quicker
-            create_metadata(store, plan, manifest, output_gram)
+            folder.mkdir(parents=True, exist_ok=True)
+            writer = cls(folder, plan, lock_store(folder))
+            refuse_foreign(folder)  # another writer may have been quicker
+            create_metadata(folder, plan, manifest, output_gram)
         except OSError as problem:
-            raise StoreError(f"cannot create {store}: {problem.strerror or problem}") from None
+            raise StoreError(f"cannot create {folder}: {problem.strerror or problem}") from None
         return writer
 
     @classmethod
@@ -139,7 +155,9 @@ class TraceWriter:
                 max_tokens=plan.max_tokens,
                 sequences=plan.sequences,
                 manifest=manifest,
-                store_queries=plan.store_queries,
+                store=plan.store,
+                grid=plan.grid,
+                grid_dtype=plan.grid_dtype,
                 labels=plan.labels,
                 output_gram=output_gram,
             )
@@ -216,34 +234,42 @@ class TraceWriter:
             )
         if (trace.queries is not None) != plan.store_queries:
             raise ValueError("a trace carries queries exactly when its store keeps them")
-        tensors = {"k": trace.keys, "v": trace.values}
-        if trace.queries is not None:
-            tensors = {"q": trace.queries, **tensors}
         if set(trace.labels) != set(plan.labels):
             raise ValueError(f"a trace carries the labels of its store: {plan.labels}")
-        tensors |= {label_array(name): trace.labels[name] for name in plan.labels}
+        if (len(record.edges) > 1) != (plan.grid > 0) or len(record.edges) > plan.grid + 1:
+            raise ValueError(f"{record.id}: {len(record.edges)} edges for {plan.grid} cuts")
+        labels = {label_array(name): trace.labels[name] for name in plan.labels}
+        given = {"q": trace.queries, "k": trace.keys, "v": trace.values}
+        given |= {"importance": trace.importance, "peak": trace.peak, **labels}
+        tensors = {array: tensor for array, tensor in given.items() if tensor is not None}
+        if set(tensors) != set(plan.arrays):
+            raise ValueError(f"a trace carries what its store keeps: {plan.arrays}")
         for array, tensor in tensors.items():
-            shape, dtype = list(plan.shape(array)), plan.dtype_of(array)
-            token_axis, tokens = (
-                (-1, record.prompt_length) if is_label(array) else (-2, record.length)
-            )
-            shape[token_axis] = tokens
+            shape = list(plan.shape(array, record))
+            dtype = "float32" if array in GRIDS else plan.dtype_of(array)
             if list(tensor.shape) != shape or tensor.dtype != DTYPES[dtype][0]:
                 raise ValueError(
                     f"{array} of sequence {record.index} is {tensor.dtype} {list(tensor.shape)}, "
                     f"the store takes {dtype} {shape}"
                 )
-            if is_label(array) and not bool(tensor.isfinite().all()):
+            if array not in TENSORS and not bool(tensor.isfinite().all()):
                 raise ValueError(f"{array} of sequence {record.index} is not finite")
         return tensors
 
 
 def _padded(tensor: Tensor, plan: StorePlan, array: str) -> np.ndarray[Any, Any]:
-    """Padded to the store's length with zeros, as the stored numpy dtype, bits untouched."""
-    bits = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
+    """Padded to the store's length with zeros, as the stored numpy dtype, bits untouched.
+
+    Only grids are recoded (`kvp.store.grid.encode`).
+    """
+    dtype, numpy_dtype = DTYPES[plan.dtype_of(array)]
+    bits = tensor.detach()
+    if array in GRIDS:
+        bits = encode(bits, dtype, root_scale(plan.max_tokens))
+    bits = bits.cpu()
+    if dtype == torch.bfloat16:
         bits = bits.view(torch.uint16)
-    full = np.zeros(plan.shape(array), dtype=DTYPES[plan.dtype_of(array)][1])
+    full = np.zeros(plan.shape(array), dtype=numpy_dtype)
     full[tuple(slice(size) for size in tensor.shape)] = bits.numpy()
     return full
 

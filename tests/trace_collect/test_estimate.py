@@ -13,9 +13,7 @@ def test_bytes_of_the_papers_model() -> None:
     # 28 layers x 4 KV heads x 128 channels x 2 bytes = 28672 bytes per token for keys alone;
     # values as many, queries 7 times as many.
     geometry = Geometry(layers=28, query_heads=28, kv_heads=4, head_dim=128)
-    estimate = Estimate(
-        geometry=geometry, dtype="bfloat16", sequences=10, tokens=1000, store_queries=True
-    )
+    estimate = Estimate(geometry=geometry, dtype="bfloat16", sequences=10, tokens=1000)
     assert estimate.key_bytes == 28_672_000
     assert estimate.query_bytes == 7 * 28_672_000
     assert estimate.raw_bytes == 9 * 28_672_000
@@ -29,10 +27,9 @@ def test_bytes_of_the_papers_model() -> None:
 
 def test_a_store_without_queries() -> None:
     geometry = Geometry(layers=1, query_heads=2, kv_heads=1, head_dim=4)
-    estimate = Estimate(
-        geometry=geometry, dtype="float32", sequences=1, tokens=10, store_queries=False
-    )
-    assert (estimate.raw_bytes, estimate.query_bytes) == (2 * 10 * 4 * 4, 0)
+    estimate = Estimate(geometry=geometry, dtype="float32", sequences=1, tokens=10, store="kv")
+    assert (estimate.raw_bytes, estimate.grid_bytes) == (2 * 10 * 4 * 4, 0)
+    assert "queries" not in estimate.lines(None)[1]
 
 
 def test_a_full_disk_is_refused(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_chat_and_files(run: Collect, tmp_path: Path) -> None:
     (record,) = TraceReader(tmp_path / "out").records()
     assert record.task == "chat"
     assert len(record.reply_spans) > 1
-    flags = ("--data", str(texts), "--train=2", "--validation=0", "--store_queries=false")
+    flags = ("--data", str(texts), "--train=2", "--validation=0", "--store=kv")
     assert run(*flags, "--out", str(tmp_path / "texts")) == 0
     reader = TraceReader(tmp_path / "texts")
     assert not reader.plan.store_queries

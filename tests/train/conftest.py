@@ -98,7 +98,7 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
                 "identity": {"noise": noise},
                 "model": {"id": "synthetic", "revision": None},
             },
-            store_queries=queries,
+            store="qkv" if queries else "kv",
             labels=labels,
         ) as writer:
             for index, split in list(enumerate(splits))[:write]:

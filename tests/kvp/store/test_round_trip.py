@@ -109,7 +109,7 @@ def test_bits_survive(
 
 
 def test_a_store_without_queries(tmp_path: Path, plan: StorePlan, make_trace: MakeTrace) -> None:
-    lean = replace(plan, store_queries=False)
+    lean = replace(plan, store="kv")
     with TraceWriter.create_or_resume(tmp_path / "s", lean, {"identity": {}}) as writer:
         writer.write(make_trace(lean, 0))
     reader = TraceReader(tmp_path / "s")
@@ -144,7 +144,7 @@ def test_unknown_sequences_and_heads(store: Path) -> None:
 def test_size_announcement_counts_the_paper_model() -> None:
     # 28 layers x (28 + 4 + 4) heads x 128 values x 2 bytes
     assert planned_bytes(QWEN, dtype="bfloat16", tokens=1) == 258_048
-    assert planned_bytes(QWEN, dtype="bfloat16", tokens=10, store_queries=False) == 573_440
+    assert planned_bytes(QWEN, dtype="bfloat16", tokens=10, store="kv") == 573_440
     assert planned_bytes(QWEN, dtype="float32", tokens=1) == 516_096
 
 
