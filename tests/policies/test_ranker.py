@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import combinations
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from policies.ranker import HeadRankers, RankerSpec, head_shapes, position_features
+from policies.ranker import HeadRankers, RankerSpec, head_shapes, parameters_per_head
 
 Array = np.ndarray
 
 FOURIER = RankerSpec(head_dim=8, hidden=12, position_width=6, frequencies=5, reference_length=64)
 PAPER = RankerSpec(head_dim=8, hidden=12, position_width=6, max_positions=40, architecture="paper")
 both = pytest.mark.parametrize("spec", [FOURIER, PAPER], ids=["fourier", "paper"])
+INPUTS = ("key", "value", "position", "distance")
+SUBSETS = [subset for size in (1, 2, 3, 4) for subset in combinations(INPUTS, size)]
+subsets = pytest.mark.parametrize("inputs", SUBSETS, ids="-".join)
 
 
 def _rankers(spec: RankerSpec, agents: int = 4, seed: int = 0) -> HeadRankers:
@@ -41,6 +47,7 @@ def test_parameters_per_head_explain_the_papers_600k_and_650k(rows: int, count: 
     spec = RankerSpec(head_dim=128, architecture="paper", max_positions=rows)
     shapes = head_shapes(spec)
     assert sum(int(np.prod(shape)) for shape in shapes.values()) == count
+    assert parameters_per_head(spec) == count
     assert count - rows * 32 == 273_729
     assert shapes["position_table"] == (rows, 32)
 
@@ -62,15 +69,10 @@ def _linear(x: Array, state: dict[str, Array], name: str) -> Array:
     return x @ state[f"{name}_weight"] + state[f"{name}_bias"]
 
 
-def _reference(state: dict[str, Array], keys: Array, values: Array, place: Array) -> Array:
-    """One head in float64; `place` is the position embedding before its norm."""
-    parts = [
-        _norm(_linear(keys, state, "key"), state, "key"),
-        _norm(_linear(values, state, "value"), state, "value"),
-        _norm(place, state, "position"),
-    ]
-    hidden = np.concatenate(parts, axis=-1)
-    for block in ("first", "second"):
+def _reference(state: dict[str, Array], parts: dict[str, Array], blocks: int = 2) -> Array:
+    """One head in float64; `parts` are the embeddings of key, value and position before norms."""
+    hidden = np.concatenate([_norm(part, state, name) for name, part in parts.items()], axis=-1)
+    for block in ("first", "second")[:blocks]:
         hidden = _norm(_linear(hidden, state, block), state, block)
         hidden = hidden / (1 + np.exp(-hidden))
     return _linear(hidden, state, "score")[:, 0]
@@ -100,8 +102,79 @@ def test_scores_match_numpy(spec: RankerSpec, stacked: bool) -> None:
             place = _linear(features, state, "position")
         else:
             place = state["position_table"][np.minimum(np.arange(50), 39)]
-        expected = _reference(state, k, v, place)
+        parts = {"key": _linear(k, state, "key"), "value": _linear(v, state, "value")}
+        expected = _reference(state, {**parts, "position": place})
         np.testing.assert_allclose(scores[agent].detach().numpy(), expected, atol=5e-6)
+
+
+@subsets
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_scores_of_every_subset_match_numpy(
+    inputs: tuple[str, ...], blocks: int, stacked: bool
+) -> None:
+    rankers = _rankers(replace(FOURIER, inputs=inputs, blocks=blocks), agents=2)
+    keys, values, positions = _tokens(agents=2)
+    scores = rankers(keys, values, positions, 50, stacked=stacked)
+    p, wavelengths = np.arange(50.0), 4 * 16 ** (np.arange(5) / 4)
+    angles = 2 * np.pi * p[:, None] / wavelengths
+    columns = {
+        "position": [p / 64, np.log(1 + p) / np.log(65)],
+        "distance": [np.log(50 - p) / np.log(65)],
+        "waves": [np.sin(angles), np.cos(angles)],
+    }
+    told = {*inputs, "waves"} if "position" in inputs else set(inputs)
+    features = [column for name in columns if name in told for column in columns[name]]
+    for agent, tensors in enumerate(rankers.head_states()):
+        state = {name: tensor.double().numpy() for name, tensor in tensors.items()}
+        tokens = {"key": keys[agent], "value": values[agent]}
+        parts = {n: _linear(tokens[n].double().numpy(), state, n) for n in tokens if n in inputs}
+        if features:
+            parts["position"] = _linear(np.column_stack(features), state, "position")
+        expected = _reference(state, parts, blocks)
+        np.testing.assert_allclose(scores[agent].detach().numpy(), expected, atol=5e-6)
+
+
+@subsets
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_inputs_that_are_left_out_leave_no_trace(inputs: tuple[str, ...], blocks: int) -> None:
+    """Neither tensors nor influence; what is there has parameters that all learn."""
+    spec = replace(FOURIER, inputs=inputs, blocks=blocks)
+    rankers = _rankers(spec)
+    places = (12 if "position" in inputs else 0) + ("distance" in inputs)
+    vectors = [name for name in ("key", "value") if name in inputs]
+    incoming = 12 * len(vectors) + 6 * (places > 0)
+    shapes = head_shapes(spec)
+    assert shapes.get("position_weight") == ((places, 6) if places else None)
+    assert shapes["first_weight"] == (incoming, 12)
+    named = {name.split("_")[0] for name in shapes}
+    hidden = {"first", "second"} if blocks == 2 else {"first"}
+    assert named == {*vectors, *hidden, "score"} | ({"position"} if places else set())
+    per_block = 12 + 2 * 12
+    count = len(vectors) * (8 * 12 + per_block) + ((places + 3) * 6 if places else 0)
+    count += incoming * 12 + per_block + (blocks - 1) * (144 + per_block) + 13
+    assert parameters_per_head(spec) == count
+    assert rankers.parameter_count == 4 * count
+
+    keys, values, positions = _tokens()
+    given = {"key": keys, "value": values, "position": positions, "distance": positions[-1] + 1}
+
+    def scores(**changed: Tensor) -> Tensor:
+        told = {**given, **changed}
+        positions, end = told["position"], told["distance"] + told["position"] - given["position"]
+        return rankers(told["key"], told["value"], positions, end)
+
+    base = scores()
+    (base * torch.randn(base.shape)).sum().backward()
+    for name, parameter in rankers.named_parameters():
+        assert float(parameter.grad.abs().max()) > 0, name
+    others = {
+        "key": torch.randn(keys.shape), "value": torch.randn(values.shape),
+        "position": positions + 7, "distance": given["distance"] + 7,
+    }  # fmt: skip
+    for name, other in others.items():  # moving tokens and end together keeps their distance
+        assert torch.equal(scores(**{name: other}), base) == (name not in inputs)
+    assert len(spec.features) == len(vectors) + 4 * ("position" in inputs) + ("distance" in inputs)
 
 
 @both
@@ -158,17 +231,6 @@ def test_contexts_may_be_concatenated_or_differ_between_agents(
     torch.testing.assert_close(per_agent[1], alone[1], rtol=1e-5, atol=1e-5)
 
 
-def test_fourier_features_by_hand() -> None:
-    """Two frequencies: wavelengths 4 and 8; position 2 of 9 tokens."""
-    spec = RankerSpec(head_dim=8, frequencies=2, reference_length=8)
-    features = position_features(spec, torch.tensor([2]), 9)[0]
-    log9 = np.log(9)
-    expected = [0.25, np.log(3) / log9, np.log(7) / log9, 0.0, 1.0, -1.0, 0.0]
-    torch.testing.assert_close(
-        features, torch.tensor(expected, dtype=torch.float32), atol=1e-6, rtol=0
-    )
-
-
 @both
 @pytest.mark.parametrize("tokens_seen", [91, 5_000, 1_000_000])
 def test_positions_beyond_training_stay_finite(spec: RankerSpec, tokens_seen: int) -> None:
@@ -202,6 +264,34 @@ def test_initialisation_is_deterministic_and_scaled_by_fan_in(spec: RankerSpec) 
             assert extreme <= bound
             assert part == "bias" or extreme > 0.8 * bound
     assert not torch.equal(first.state_dict()["key_weight"][0], first.state_dict()["key_weight"][1])
+
+
+@both
+def test_weights_are_drawn_in_the_order_that_seeds_of_earlier_policies_mean(
+    spec: RankerSpec,
+) -> None:
+    tensors = HeadRankers(spec, 3, torch.Generator().manual_seed(7)).state_dict()
+    generator = torch.Generator().manual_seed(7)
+    drawn = {"key": (8, 12), "value": (8, 12), "position": (13, 6)}
+    drawn |= {"first": (30, 12), "second": (12, 12), "score": (12, 1)}
+    for name, (inputs, outputs) in drawn.items():
+        if name == "position" and spec is PAPER:
+            table = torch.empty(3, 40, 6).normal_(generator=generator)
+            assert torch.equal(tensors["position_table"], table)
+            continue
+        for part, shape in (("weight", (3, inputs, outputs)), ("bias", (3, outputs))):
+            bound = 1 / inputs**0.5
+            expected = torch.empty(shape).uniform_(-bound, bound, generator=generator)
+            assert torch.equal(tensors[f"{name}_{part}"], expected)
+
+
+@pytest.mark.parametrize("hidden", [16, 512])
+def test_widths_from_16_to_512(hidden: int) -> None:
+    rankers = _rankers(replace(FOURIER, hidden=hidden, position_width=32), agents=2)
+    keys, values, positions = _tokens(agents=2)
+    loop, batched = (rankers(keys, values, positions, 50, stacked=s) for s in (False, True))
+    torch.testing.assert_close(loop, batched, rtol=1e-4, atol=1e-5)
+    assert head_shapes(rankers.spec)["first_weight"] == (2 * hidden + 32, hidden)
 
 
 @both
@@ -250,15 +340,11 @@ def test_wrong_shapes_are_named() -> None:
         _rankers(FOURIER)(keys, values, positions, 50, heads=slice(0, 2))
 
 
-@pytest.mark.parametrize(
-    "bad", [{"architecture": "tree"}, {"hidden": 0}, {"frequencies": True}, {"hidden": 2.5}]
-)
-def test_bad_specs_are_value_errors(bad: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"tree|hidden|frequencies"):
-        RankerSpec(head_dim=8, **bad)
-
-
-@both
-def test_specs_round_trip(spec: RankerSpec) -> None:
-    assert RankerSpec.from_dict(spec.to_dict()) == spec
-    assert spec.features
+def test_statistics_of_absent_inputs_are_not_used() -> None:
+    rankers = _rankers(replace(FOURIER, inputs=("value", "distance")))
+    mean, std = torch.randn(4, 8), torch.rand(4, 8) + 0.5
+    rankers.standardise(key_mean=mean + 1, key_std=std, value_mean=mean, value_std=std)
+    assert set(dict(rankers.named_buffers())) == {"value_mean", "value_std"}
+    assert torch.equal(rankers.state_dict()["value_mean"], mean)
+    with pytest.raises(ValueError, match="key_mean must be"):
+        rankers.standardise(key_mean=mean[0], key_std=std, value_mean=mean, value_std=std)

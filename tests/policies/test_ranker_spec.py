@@ -1,0 +1,137 @@
+"""What rankers are made of: features by hand, every bad value named, files of earlier versions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kvp.errors import PolicyError
+from kvp.geometry import Geometry
+from kvp.manifest import read_sealed_json, write_sealed_json
+from policies.policy_files import PolicyMeta, load_policy, save_policy
+from policies.ranker import HeadRankers, RankerSpec, position_features
+
+FOURIER = RankerSpec(head_dim=8, hidden=12, position_width=6, frequencies=5, reference_length=64)
+PAPER = RankerSpec(head_dim=8, hidden=12, position_width=6, max_positions=40, architecture="paper")
+SMALLER = replace(FOURIER, inputs=("key", "distance"), blocks=1)
+INPUTS = ("key", "value", "position", "distance")
+GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
+META = PolicyMeta(geometry=GEOMETRY, model={"id": "nano", "revision": None})
+every = pytest.mark.parametrize(
+    "spec", [FOURIER, PAPER, SMALLER], ids=["fourier", "paper", "smaller"]
+)
+
+
+def test_fourier_features_by_hand() -> None:
+    """Two frequencies: wavelengths 4 and 8; position 2 of 9 tokens."""
+    spec = RankerSpec(head_dim=8, frequencies=2, reference_length=8)
+    features = position_features(spec, torch.tensor([2]), 9)[0]
+    log9 = np.log(9)
+    expected = [0.25, np.log(3) / log9, np.log(7) / log9, 0.0, 1.0, -1.0, 0.0]
+    torch.testing.assert_close(
+        features, torch.tensor(expected, dtype=torch.float32), atol=1e-6, rtol=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("inputs", "columns"),
+    [
+        (("position",), [0, 1, 3, 4, 5, 6]),
+        (("distance",), [2]),
+        (("key", "position", "distance"), [0, 1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_features_are_columns_of_all(inputs: tuple[str, ...], columns: list[int]) -> None:
+    spec = RankerSpec(head_dim=8, frequencies=2, reference_length=8)
+    some = replace(spec, inputs=inputs)
+    positions, length = torch.tensor([[0, 2, 8], [1, 3, 100]]), torch.tensor([[9], [101]])
+    features = position_features(some, positions, length)
+    assert torch.equal(features, position_features(spec, positions, length)[..., columns])
+    assert features.shape == (2, 3, some.position_features)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"architecture": "tree"}, "unknown architecture 'tree'"),
+        ({"hidden": 0}, "hidden of a ranker must be a positive integer, got 0"),
+        ({"hidden": 2.5}, "hidden of a ranker must be a positive integer, got 2.5"),
+        ({"frequencies": True}, "frequencies of a ranker must be a positive integer, got True"),
+        ({"blocks": 3}, "blocks of a ranker must be 1 or 2, got 3"),
+        ({"blocks": 0}, "blocks of a ranker must be a positive integer, got 0"),
+        ({"inputs": ()}, "inputs of a ranker cannot be empty: choose from key, value, position"),
+        ({"inputs": ("key", "query")}, "unknown input 'query' of a ranker: choose key, value"),
+        ({"inputs": ("key", "key")}, "inputs of a ranker are named once each, got key, key"),
+        ({"architecture": "paper", "inputs": ("key",)}, "always key, value, position, got key"),
+    ],
+)
+def test_bad_specs_are_value_errors(bad: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RankerSpec(head_dim=8, **bad)
+
+
+@every
+def test_specs_round_trip(spec: RankerSpec) -> None:
+    text = json.dumps(spec.to_dict())
+    assert json.loads(text) == spec.to_dict()
+    again = RankerSpec.from_dict(json.loads(text))
+    assert again == spec
+    assert hash(again) == hash(spec)
+    assert spec.features
+
+
+@pytest.mark.parametrize("spec", [FOURIER, PAPER], ids=["fourier", "paper"])
+def test_specs_of_earlier_policies_have_all_inputs_and_two_blocks(spec: RankerSpec) -> None:
+    record = {k: v for k, v in spec.to_dict().items() if k not in ("inputs", "blocks")}
+    assert RankerSpec.from_dict(record) == spec
+    assert spec.blocks == 2
+    assert spec.inputs == INPUTS[: 4 if spec is FOURIER else 3]
+
+
+def test_inputs_have_one_order() -> None:
+    spec = replace(FOURIER, inputs=("distance", "key"))
+    assert spec == replace(FOURIER, inputs=("key", "distance"))
+    assert spec.inputs == ("key", "distance")
+
+
+@every
+def test_policies_of_every_kind_round_trip(spec: RankerSpec, tmp_path: Path) -> None:
+    rankers = HeadRankers(spec, 4, torch.Generator().manual_seed(0))
+    save_policy(tmp_path, rankers, META)
+    policy = load_policy(tmp_path)
+    assert policy.rankers.spec == spec
+    for name, tensor in rankers.state_dict().items():
+        assert torch.equal(policy.rankers.state_dict()[name], tensor)
+
+
+def _without_new_hyperparameters(directory: Path) -> None:
+    index = directory / "policy.json"
+    content = read_sealed_json(index, PolicyError)
+    for name in ("inputs", "blocks"):
+        del content["hyperparameters"][name]
+    write_sealed_json(index, {key: part for key, part in content.items() if key != "sha256"})
+
+
+@pytest.mark.parametrize("spec", [FOURIER, PAPER], ids=["fourier", "paper"])
+def test_policies_of_earlier_versions_load_unchanged(spec: RankerSpec, tmp_path: Path) -> None:
+    rankers = HeadRankers(spec, 4, torch.Generator().manual_seed(0))
+    save_policy(tmp_path, rankers, META)
+    _without_new_hyperparameters(tmp_path)
+    policy = load_policy(tmp_path)
+    tokens = (*torch.randn(2, 4, 9, 8), torch.arange(9), 9)
+    assert policy.rankers.spec == spec
+    assert torch.equal(policy.rankers(*tokens), rankers(*tokens))
+
+
+def test_tensors_that_do_not_fit_the_inputs_are_named(tmp_path: Path) -> None:
+    save_policy(tmp_path, HeadRankers(SMALLER, 4), META)
+    _without_new_hyperparameters(tmp_path)
+    with pytest.raises(
+        PolicyError, match=r"layer_00_head_00.safetensors holds a ranker of another"
+    ):
+        load_policy(tmp_path)
