@@ -3,6 +3,6 @@
 What `future_attention` and `column_sums` are defined with.
 """
 
-from kvp.ops.attention_rows.reference import attention_rows
+from kvp.ops.attention_rows.reference import attention_rows, check_rows
 
-__all__ = ["attention_rows"]
+__all__ = ["attention_rows", "check_rows"]

@@ -5,7 +5,8 @@ The T x T matrix never exists. Not differentiable: importance is a label, never 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -33,14 +34,8 @@ def attention_rows(
     Raises:
         ValueError: shapes disagree, or the range is not inside the sequence.
     """
-    tokens, width = keys.shape[-2:]
-    if queries.ndim != keys.ndim + 1 or queries.shape[:-3] + queries.shape[-2:] != keys.shape:
-        raise ValueError(
-            f"queries [..., G, T, D] and keys [..., T, D] disagree: "
-            f"{tuple(queries.shape)} and {tuple(keys.shape)}"
-        )
-    if not 0 <= start <= stop <= tokens or block < 1:
-        raise ValueError(f"no queries [{start}, {stop}) in blocks of {block} among {tokens}")
+    check_rows(queries, keys, (start, stop), block)
+    width = keys.shape[-1]
     for first in range(start, stop, block):
         end = min(first + block, stop)
         rows = queries[..., first:end, :].float() * width**-0.5
@@ -48,3 +43,20 @@ def attention_rows(
         key, query = torch.arange(end, device=keys.device), torch.arange(first, end)
         hidden = key > query.to(keys.device)[:, None]
         yield logits.masked_fill_(hidden, -torch.inf).softmax(dim=-1)
+
+
+def check_rows(queries: Tensor, keys: Tensor, edges: Sequence[int], block: int) -> None:
+    """Raise ValueError unless the queries [edges[0], edges[-1]) lie in the sequence.
+
+    `edges` never fall; queries are [..., G, T, D], keys [..., T, D], blocks of `block` >= 1 rows.
+    """
+    tokens = keys.shape[-2] if keys.ndim > 1 else 0
+    if queries.ndim != keys.ndim + 1 or queries.shape[:-3] + queries.shape[-2:] != keys.shape:
+        raise ValueError(
+            f"queries [..., G, T, D] and keys [..., T, D] disagree: "
+            f"{tuple(queries.shape)} and {tuple(keys.shape)}"
+        )
+    rises = all(low <= high for low, high in pairwise((0, *edges, tokens)))
+    if len(edges) < 2 or not rises or block < 1:
+        ranges = ", ".join(f"[{low}, {high})" for low, high in pairwise(edges))
+        raise ValueError(f"no queries {ranges} in blocks of {block} among {tokens}")

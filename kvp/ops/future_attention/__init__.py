@@ -1,8 +1,10 @@
 """Future attention: how much attention every cached token will receive (KVP paper, section 3.1.1).
 
-`reference.py` is the definition. There is no kernel yet: no benchmark has asked for one.
+`reference.py` is the definition, `blocked.py` the same numbers on CPUs, `choice.py` the choice
+between them. `future_attention` and `peak_attention` answer for one cut, `grid_attention` for a
+grid of cuts in one pass.
 """
 
-from kvp.ops.future_attention.reference import future_attention, peak_attention
+from kvp.ops.future_attention.choice import future_attention, grid_attention, peak_attention
 
-__all__ = ["future_attention", "peak_attention"]
+__all__ = ["future_attention", "grid_attention", "peak_attention"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
-from kvp.ops.attention_rows import attention_rows
+from kvp.ops.attention_rows import attention_rows, check_rows
 
 
 @torch.no_grad()
@@ -52,3 +55,31 @@ def peak_attention(
     for rows in attention_rows(queries, keys, cut, end, block):
         peak = torch.maximum(peak, rows[..., :cut].amax(dim=-3).amax(dim=-2))
     return peak
+
+
+@torch.no_grad()
+def grid_attention(queries: Tensor, keys: Tensor, edges: Sequence[int], block: int = 256) -> Tensor:
+    """What the queries of each interval pay: sum over j in [edges[g], edges[g+1]) of max softmax_i.
+
+    Importance is a sum over queries, so one pass over a grid of edges holds the labels of all its
+    cuts: `future_attention` of cut = edges[a] and stop = edges[b] is [..., a:b, :cut] summed over
+    the intervals.
+
+    Args:
+        queries: [..., G, T, D] float after RoPE. Only rows edges[0]..edges[-1]-1 are read.
+        keys: [..., T, D] float after RoPE. Only rows 0..edges[-1]-1 are read.
+        edges: E + 1 >= 2 query positions that never fall, 0 <= edges[0], edges[-1] <= T.
+        block: queries handled at a time; bounds memory at [..., G, block, T] float32.
+
+    Returns:
+        [..., E, edges[-1]] float32; zero for tokens that no query of the interval may see.
+
+    Raises:
+        ValueError: shapes disagree, or edges fall or leave the sequence.
+    """
+    check_rows(queries, keys, edges, block)
+    grid = keys.new_zeros(*keys.shape[:-2], len(edges) - 1, edges[-1], dtype=torch.float32)
+    for interval, (start, stop) in enumerate(pairwise(edges)):
+        for rows in attention_rows(queries, keys, start, stop, block):
+            grid[..., interval, : rows.shape[-1]] += rows.amax(dim=-3).sum(dim=-2)
+    return grid

@@ -1,0 +1,225 @@
+"""The definition of future attention, and its blocked form, against the full matrix in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import kvp.ops.future_attention.blocked as blocked_module
+from kvp.ops.future_attention import future_attention, grid_attention, peak_attention
+from kvp.ops.future_attention import reference as definition
+from kvp.ops.future_attention.blocked import interval_attention
+
+FullAttention = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def _case(group: int, tokens: int, scale: float = 3.0) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(group * 1000 + tokens)
+    return rng.normal(size=(group, tokens, 8)) * scale, rng.normal(size=(tokens, 8))
+
+
+def _single(array: np.ndarray) -> Tensor:
+    return torch.tensor(array, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("group", [1, 2, 7])
+@pytest.mark.parametrize(("cut", "stop"), [(20, 37), (1, 37), (36, 37), (20, 31), (0, 5)])
+@pytest.mark.parametrize("block", [1, 3, 256])
+def test_one_cut(
+    full_attention: FullAttention, group: int, cut: int, stop: int, block: int
+) -> None:
+    queries, keys = _case(group, 37)
+    largest = full_attention(queries, keys)[:, cut:stop, :cut].max(axis=0)
+    q, k = _single(queries), _single(keys)
+    for found in (
+        definition.future_attention(q, k, cut, stop, block),
+        interval_attention(q, k, (cut, stop), cut, block=block)[0],
+        future_attention(q, k, cut, stop),
+    ):
+        assert found.dtype == torch.float32
+        assert found.shape == (cut,)
+        np.testing.assert_allclose(found, largest.sum(axis=0), rtol=2e-5, atol=2e-6)
+    for peak in (
+        definition.peak_attention(q, k, cut, stop, block),
+        interval_attention(q, k, (cut, stop), cut, "max", block)[0],
+        peak_attention(q, k, cut, stop),
+    ):
+        assert peak.shape == (cut,)
+        np.testing.assert_allclose(peak, largest.max(axis=0), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("edges", [(0, 37), (0, 1, 2, 3), (4, 4, 9, 9, 20), (5, 30, 36), (0, 0)])
+@pytest.mark.parametrize("block", [1, 4, 256])
+def test_grid(
+    full_attention: FullAttention, group: int, edges: tuple[int, ...], block: int
+) -> None:
+    queries, keys = _case(group, 37)
+    largest = full_attention(queries, keys).max(axis=0)
+    expected = np.stack([largest[low:high, : edges[-1]].sum(0) for low, high in pairwise(edges)])
+    q, k = _single(queries), _single(keys)
+    for found in (
+        definition.grid_attention(q, k, edges, block),
+        interval_attention(q, k, edges, edges[-1], block=block),
+        grid_attention(q, k, edges),
+    ):
+        assert found.dtype == torch.float32
+        assert found.shape == (len(edges) - 1, edges[-1])
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+    for interval, last in enumerate(edges[1:]):
+        assert not grid_attention(q, k, edges)[interval, last:].any()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    edges=st.lists(st.integers(0, 24), min_size=2, max_size=6).map(sorted),
+    group=st.integers(1, 3),
+    data=st.data(),
+)
+def test_sums_of_a_grid_are_the_labels_of_its_cuts(
+    edges: Sequence[int], group: int, data: st.DataObject
+) -> None:
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    queries = torch.randn(2, group, 24, 4, generator=generator) * 3
+    keys = torch.randn(2, 24, 4, generator=generator)
+    first = data.draw(st.integers(0, len(edges) - 1))
+    last = data.draw(st.integers(first, len(edges) - 1))
+    cut, stop = edges[first], edges[last]
+    grid = grid_attention(queries, keys, edges)[..., first:last, :cut].sum(dim=-2)
+    expected = definition.future_attention(queries, keys, cut, stop)
+    torch.testing.assert_close(grid, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_one_query_by_hand() -> None:
+    # Keys 0 and 1; the query at 1 scores them log 3 and 0, so they get 3/4 and 1/4.
+    keys = torch.tensor([[np.log(3.0)], [0.0]], dtype=torch.float32)
+    queries = torch.ones(1, 2, 1)
+    assert future_attention(queries, keys, cut=1).item() == pytest.approx(0.75)
+    np.testing.assert_allclose(
+        grid_attention(queries, keys, [0, 1, 2]), [[1, 0], [0.75, 0.25]], rtol=1e-6
+    )
+
+
+def test_the_maximum_over_query_heads_is_taken_per_query() -> None:
+    # Head 0 looks at key 0 in query 2 and at key 1 in query 3; head 1 the other way round.
+    keys = torch.eye(2).repeat(2, 1) * 40
+    looks = torch.tensor([[[40.0, 0.0], [0.0, 40.0]], [[0.0, 40.0], [40.0, 0.0]]])
+    queries = torch.zeros(2, 4, 2)
+    queries[:, 2:] = looks
+    # Keys 0/2 and 1/3 are twins: query 2 splits key 0's share with itself, query 3 both.
+    found = future_attention(queries, keys, cut=2)
+    np.testing.assert_allclose(found, [0.5 + 0.5, 1.0 + 0.5], atol=1e-6)
+
+
+def test_more_than_one_unit_per_query_only_with_groups() -> None:
+    queries, keys = _case(7, 37, scale=5.0)
+    total = future_attention(_single(queries), _single(keys), 30).sum().item()
+    single = future_attention(_single(queries[:1]), _single(keys), 30).sum().item()
+    assert single <= 7
+    assert single < total <= 7 * 7
+
+
+@pytest.mark.parametrize("tile", [1, 2 * 11 * 5, 2 * 19 * 64 * 4, 2**23])
+def test_leading_axes_are_independent(monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
+    monkeypatch.setattr(blocked_module, "TILE", tile)
+    monkeypatch.setattr(blocked_module, "SMALL_TILE", tile)
+    queries, keys = torch.randn(2, 3, 2, 19, 8), torch.randn(2, 3, 19, 8)
+    future, grid = future_attention(queries, keys, 11), grid_attention(queries, keys, [0, 5, 11])
+    assert future.shape == (2, 3, 11)
+    assert grid.shape == (2, 3, 2, 11)
+    for layer in range(2):
+        for head in range(3):
+            q, k = queries[layer, head], keys[layer, head]
+            torch.testing.assert_close(future[layer, head], definition.future_attention(q, k, 11))
+            torch.testing.assert_close(
+                grid[layer, head], definition.grid_attention(q, k, [0, 5, 11])
+            )
+    assert future_attention(queries[:0], keys[:0], 11).shape == (0, 3, 11)
+
+
+@pytest.mark.parametrize(
+    "attention", [future_attention, definition.future_attention], ids=["chosen", "definition"]
+)
+def test_padding_and_past_queries_are_never_read(attention: Callable[..., Tensor]) -> None:
+    queries, keys = torch.randn(2, 24, 8), torch.randn(24, 8)
+    expected = attention(queries[:, :17], keys[:17], 9)
+    queries[:, 17:], keys[17:] = torch.nan, torch.nan
+    queries[:, :9] = torch.nan
+    torch.testing.assert_close(attention(queries, keys, 9, 17), expected)
+
+
+def test_unset_memory_is_never_read() -> None:
+    # With deterministic algorithms, memory that nobody wrote holds NaN.
+    queries, keys = torch.randn(2, 3, 40, 8), torch.randn(2, 40, 8)
+    expected = definition.grid_attention(queries, keys, [3, 12, 33])
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(3).isnan().all()
+        found = interval_attention(queries, keys, [3, 12, 33], 33, block=7)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(found, expected)
+
+
+def test_arguments_are_left_alone() -> None:
+    queries, keys = torch.randn(1, 12, 4), torch.randn(12, 4)
+    before = queries.clone(), keys.clone()
+    grid_attention(queries, keys, [0, 5, 12])
+    assert torch.equal(queries, before[0])
+    assert torch.equal(keys, before[1])
+
+
+def test_no_future_is_no_importance() -> None:
+    assert torch.equal(future_attention(torch.randn(1, 6, 4), torch.randn(6, 4), 6), torch.zeros(6))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_every_precision_is_computed_in_float32(
+    full_attention: FullAttention, dtype: torch.dtype
+) -> None:
+    queries, keys = torch.randn(2, 33, 8).to(dtype), torch.randn(33, 8).to(dtype)
+    exact = full_attention(queries.double().numpy(), keys.double().numpy())
+    found = future_attention(queries, keys, 20)
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found, exact[:, 20:, :20].max(0).sum(0), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_blocks_are_no_worse_than_the_definition(
+    full_attention: FullAttention, scale: float
+) -> None:
+    queries, keys = (x.astype(np.float32) for x in _case(3, 301, scale))
+    exact = full_attention(queries.astype(np.float64), keys.astype(np.float64))
+    exact = exact[:, 100:, :100].max(0).sum(0)
+    q, k = _single(queries), _single(keys)
+    allowed = np.abs(definition.future_attention(q, k, 100).numpy() - exact).max()
+    error = np.abs(future_attention(q, k, 100).numpy() - exact).max()
+    assert error <= 2 * allowed + 1e-6 * exact.max()
+
+
+def test_huge_logits_do_not_overflow() -> None:
+    queries, keys = torch.randn(1, 12, 4) * 1e4, torch.randn(12, 4) * 1e4
+    assert future_attention(queries, keys, 6).isfinite().all()
+
+
+def test_wrong_shapes_and_ranges_are_refused() -> None:
+    queries, keys = torch.randn(2, 10, 4), torch.randn(10, 4)
+    for attention in (future_attention, peak_attention, definition.future_attention):
+        with pytest.raises(ValueError, match="disagree"):
+            attention(queries, torch.randn(9, 4), 3)
+        with pytest.raises(ValueError, match="disagree"):
+            attention(torch.randn(10, 4), keys, 3)
+        for cut, stop in ((5, 4), (3, 11), (11, None)):
+            with pytest.raises(ValueError, match="no queries"):
+                attention(queries, keys, cut, stop)
+    for grid in (grid_attention, definition.grid_attention):
+        for edges in ([5, 4], [-1, 4], [0, 5, 11], [3], []):
+            with pytest.raises(ValueError, match="no queries"):
+                grid(queries, keys, edges)
