@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,12 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|start|>' + message['role'] + '\\n' + message['content'] + '<|end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}"
+)
 _LOOPBACK = ("127.", "::1", "localhost")
 
 
@@ -47,3 +54,50 @@ def _seeded() -> None:
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights with a byte-level tokenizer, small enough to collect from.
+
+    Qwen2 with 2 layers, 4 query and 2 KV heads, context 1024; vocabulary of 600.
+    """
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    from kvp.data.prose import prose
+
+    folder = tmp_path_factory.mktemp("model")
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<|pad|>", "<|start|>", "<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator([prose(0, 5000, "train")], trainer)
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        extra_special_tokens=["<|start|>"],
+        chat_template=_CHAT_TEMPLATE,
+    ).save_pretrained(folder)
+    torch.manual_seed(3)
+    config = Qwen2Config(
+        vocab_size=600,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        initializer_range=0.3,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder

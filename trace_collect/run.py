@@ -24,12 +24,12 @@ from kvp.errors import ModelError, UsageError
 from kvp.hf import geometry_of, load_config, load_model
 from kvp.hf.loading import local_folder
 from kvp.hf.output import output_gram
+from kvp.hf.trace import collect
 from kvp.manifest import run_manifest
 from kvp.store import StorePlan, Trace, TraceWriter
 from trace_collect.config import CollectConfig
 from trace_collect.estimate import Estimate, check_disk, gigabytes
 from trace_collect.jobs import Jobs, identity, plan_jobs
-from trace_collect.trace import collect
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ import torch
 from kvp.hf import load_model, observe
 from kvp.hf.output import output_gram
 from kvp.hf.supply import Supply
+from kvp.hf.trace import collect
 from kvp.scoring import Replay
 from kvp.store import LABELS, TraceReader
 from trace_collect.cli import main
 from trace_collect.config import LABELS as CONFIG_LABELS
 from trace_collect.config import CollectConfig
 from trace_collect.jobs import plan_jobs
-from trace_collect.trace import collect
 
 Collect = Callable[..., int]
 

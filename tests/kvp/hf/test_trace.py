@@ -15,8 +15,8 @@ from kvp.data.sample import Sample
 from kvp.data.sources import open_source
 from kvp.errors import UsageError
 from kvp.hf import load_model
+from kvp.hf.trace import collect, greedy
 from kvp.store import Trace
-from trace_collect.trace import collect, greedy
 
 Loaded = tuple[Any, Any]
 
