@@ -26,8 +26,9 @@ from train.contexts import Context, ContextSource
 from train.cuts import noise_seed, step_cuts
 from train.objectives import OBJECTIVES, Batch
 from train.objectives.batch import learnable, mean_of_counted, top_entropy
-from train.optim import average_decay, clip_per_head, learning_rate_factor, update_average
+from train.optim import average_decay, learning_rate_factor, update_average
 from train.presets import Recipe
+from train.shared import clip_gradients
 
 
 class RankerTraining(pl.LightningModule):
@@ -56,7 +57,7 @@ class RankerTraining(pl.LightningModule):
         super().__init__()
         self.rankers = rankers
         self.average = copy.deepcopy(rankers).requires_grad_(False)
-        self.best = copy.deepcopy(rankers).requires_grad_(False)
+        self.best = rankers.materialise().requires_grad_(False)
         self.register_buffer("best_skill", torch.full((rankers.agents,), -torch.inf))
         self.register_buffer("best_step", torch.zeros(rankers.agents, dtype=torch.int64))
         self._recipe = recipe
@@ -120,8 +121,8 @@ class RankerTraining(pl.LightningModule):
         }
 
     def configure_gradient_clipping(self, *args: object, **kwargs: object) -> None:
-        """Clip every head's gradient on its own (Lightning's own clipping stays unset)."""
-        clip_per_head(self.rankers.parameters(), self._recipe.gradient_clip)
+        """Clip every network's gradient on its own (Lightning's own clipping stays unset)."""
+        clip_gradients(self.rankers, self._recipe.gradient_clip)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Step, then average."""
@@ -136,7 +137,8 @@ class RankerTraining(pl.LightningModule):
         A head that is flat in every held-out context (NaN) keeps its latest weights.
         """
         better = ~(skill <= self.best_skill)
-        for best, average in zip(self.best.parameters(), self.average.parameters(), strict=True):
+        averages = self.average.materialise().parameters()
+        for best, average in zip(self.best.parameters(), averages, strict=True):
             best[better] = average[better]
         self.best_skill[better] = skill[better]
         self.best_step[better] = self.global_step

@@ -11,6 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
+from kvp.errors import UsageError
 from kvp.manifest import digest_json, run_manifest
 from kvp.store import SequenceRecord, TraceReader
 from policies.policy_files import PolicyMeta, save_policy
@@ -24,6 +25,7 @@ from train.features import feature_statistics
 from train.held_out import evaluate
 from train.module import RankerTraining
 from train.presets import Recipe
+from train.shared import SharedRankers
 from train.store import check_store, device_of, protection_of, usable
 from train.summary import print_summary
 from train.target import OWN_ENTRIES, RunTarget
@@ -40,7 +42,7 @@ def run(config: TrainConfig) -> None:
     device = device_of(config.device)
     reader = TraceReader(Path(config.traces))
     check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
-    training = usable(reader, "train", recipe)
+    training = _first(usable(reader, "train", recipe), recipe.sequences)
     validation = usable(reader, "validation", recipe)
     traces = _trace_identity(reader, training, validation)
     target = RunTarget(Path(config.out), {**config.identity(), "traces": traces})
@@ -145,12 +147,24 @@ def _new_rankers(
         hidden=recipe.hidden,
         max_positions=recipe.max_positions,
         reference_length=max(record.length for record in training),
+        inputs=recipe.input_list,
+        blocks=recipe.blocks,
     )
     generator = torch.Generator().manual_seed(seed)
-    rankers = HeadRankers(spec, reader.geometry.agents, generator)
+    kind = SharedRankers if recipe.sharing == "model" else HeadRankers
+    rankers = kind(spec, reader.geometry.agents, generator)
     if recipe.architecture == "fourier":
         rankers.standardise(**feature_statistics(reader, training))
     return rankers
+
+
+def _first(records: list[SequenceRecord], count: int) -> list[SequenceRecord]:
+    """The first `count` records, all for 0."""
+    if count > len(records):
+        raise UsageError(
+            f"--sequences {count}: the store has {len(records)} training sequences that can be cut"
+        )
+    return records[: count or None]
 
 
 def _trace_identity(
