@@ -123,10 +123,13 @@ class TracedPrompt:
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         """Compute what its tokens are worth."""
-        assert trace.queries is not None, "open_traces refuses stores without queries"
         self.cut = cut
-        self._parts = tuple(part.to(device) for part in (trace.queries, trace.keys, trace.values))
-        on_device = future_attention(self._parts[0], self._parts[1], cut=cut)
+        queries = None if trace.queries is None else trace.queries.to(device)
+        self._parts = (queries, trace.keys.to(device), trace.values.to(device))
+        if queries is None:
+            on_device = trace.future_attention(cut).to(device)
+        else:
+            on_device = future_attention(queries, self._parts[1], cut=cut)
         self._future = on_device
         self.importance = on_device.cpu().double()
         """[L, H, cut] float64, future attention of every token."""

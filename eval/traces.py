@@ -6,12 +6,13 @@ hidden states, text) comes from running the model over the stored tokens again (
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from eval.methods import Method
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.hf import Supply
@@ -20,13 +21,22 @@ from kvp.scoring import ALL_QUERIES, Needs, View
 from kvp.store import SequenceRecord, TraceReader
 
 
-def open_traces(path: str, geometry: Geometry) -> TraceReader:
-    """The store of `--curves`; StoreError unless it can give curves for this geometry."""
+def open_traces(path: str, geometry: Geometry, methods: Iterable[Method] = ()) -> TraceReader:
+    """The store of `--curves`; StoreError unless it gives curves for this geometry and `methods`.
+
+    An importance grid tells what tokens were worth; methods that look at queries need those, too.
+    """
     reader = TraceReader(Path(path))
     if reader.geometry != geometry:
         raise StoreError(f"--curves {path} holds traces of {reader.geometry}, not of {geometry}")
-    if not reader.plan.store_queries:
+    if reader.plan.store == "kv":
         raise StoreError(f"--curves {path} holds no queries; collect traces with them")
+    reading = [each.name for each in methods if each.scorer and each.scorer.needs.queries]
+    if reading and not reader.plan.store_queries:
+        raise StoreError(
+            f"--curves {path} holds no queries, which {', '.join(dict.fromkeys(reading))} read; "
+            "collect with kvp-collect --store qkv, or leave them out of --methods"
+        )
     held_out(reader)
     return reader
 
@@ -56,7 +66,7 @@ def protocols_apart(protocols: Sequence[str], records: Sequence[SequenceRecord])
 
 
 def trace_views(
-    queries: Tensor,
+    queries: Tensor | None,
     keys: Tensor,
     values: Tensor,
     importance: Tensor,
@@ -67,20 +77,24 @@ def trace_views(
 ) -> Iterator[View]:
     """Views of a trace's first `cut` tokens, layer by layer, with what a method needs.
 
-    queries [L, H, G, T, D], keys and values [L, H, T, D], importance [L, H, cut].
+    queries [L, H, G, T, D] (None where no method asks for them), keys and values [L, H, T, D],
+    importance [L, H, cut].
     """
     window = cut if needs.queries == ALL_QUERIES else min(needs.queries, cut)
     positions = torch.arange(cut, device=keys.device)[None]
     extras = supply.for_needs(needs) if supply is not None and asks_extras(needs) else ()
     for layer in range(keys.shape[0]):
-        recent = queries[layer, :, :, cut - window : cut].flatten(0, 1)[None]
+        recent = None
+        if window:
+            assert queries is not None, "open_traces refuses stores without queries"
+            recent = queries[layer, :, :, cut - window : cut].flatten(0, 1)[None]
         yield View(
             layer=layer,
             keys=keys[None, layer, :, :cut],
             values=values[None, layer, :, :cut],
             positions=positions,
             budget=budget,
-            queries=recent if window else None,
+            queries=recent,
             future=importance[None, layer] if needs.future else None,
             **(vars(extras[layer]) if extras else {}),
         )

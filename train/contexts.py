@@ -2,9 +2,10 @@
 
 A context is a cut sequence: keys and values of the cached tokens of every head, and the label: the
 attention each of them will receive (KVP paper, section 3.1.1), its largest part, or what the store
-holds for it (`kvp-collect --labels`). Labels depend on sequence and cut only, so they are computed
-once while they fit; what was forgotten is read and computed again, with the same result. Traces
-stay in their stored dtype and become float32 when a context is made.
+holds for it (`kvp-collect --labels`). Attention is computed from the stored queries, or read from
+the importance grid that a store keeps in their place. Labels depend on sequence and cut only, so
+they are remembered while they fit; what was forgotten is read and computed again, with the same
+result. Traces stay in their stored dtype and become float32 when a context is made.
 """
 
 from __future__ import annotations
@@ -107,6 +108,11 @@ class ContextSource:
         if known is None and self._label not in FROM_TRACE:
             stored = self._reader.label(self._label, cut.sequence)
             known = (stored[..., : cut.tokens].flatten(0, 1),)
+            self._labels.put(cut, known)
+        if known is None and self._reader.plan.store == "importance":
+            read = self._reader
+            attention_at = read.peak_attention if self._label == "peak" else read.future_attention
+            known = (attention_at(cut.sequence, cut.tokens, cut.stop).flatten(0, 1),)
             self._labels.put(cut, known)
         if known is None:
             trace = self._reader.trace(cut.sequence)

@@ -33,15 +33,19 @@ def cuts_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int]]
     """Possible cuts (tokens) of a sequence by kind, kinds without one left out.
 
     Kinds are `prompt`, `context` and `uniform`. A cut is possible when it leaves at least `cut_min`
-    tokens before it and one after it.
+    tokens before it and one after it. Where the store keeps an importance grid, uniform cuts are
+    cuts of the grid.
     """
     last = record.length - 1
     if recipe.label not in FROM_TRACE:  # stored labels end with the prompt
         last = min(last, record.prompt_length)
+    exact = [edge for edge in record.edges if recipe.cut_min <= edge <= last]
     candidates = {
         "prompt": [record.prompt_length - 1],
         "context": [record.context_length],
-        "uniform": _grid(recipe.cut_min, last, recipe.cut_grid),
+        "uniform": _thinned(exact, recipe.cut_grid)
+        if record.edges
+        else _grid(recipe.cut_min, last, recipe.cut_grid),
     }
     weights = _weights(recipe)
     possible = {
@@ -73,15 +77,16 @@ def noise_seed(seed: int, step: int, slot: int) -> int:
 def held_out_cuts(records: Sequence[SequenceRecord], recipe: Recipe, *, limit: int) -> list[Cut]:
     """At most `limit` fixed cuts for validation, one sequence after the other.
 
-    Boundary cuts where the recipe trains on them, else the middle of the uniform ones; the second
-    cut of a sequence is used only after every sequence has given its first.
+    Boundary cuts where the recipe trains on them, else the middle of the uniform ones, of an
+    importance grid the middle one that calibration can use; the second cut of a sequence is used
+    only after every sequence has given its first.
     """
     rounds: list[list[Cut]] = [[], []]
     for record in records:
         kinds = cuts_by_kind(record, recipe)
         uniform = kinds.get("uniform", [])
         fixed = [kinds[kind][0] for kind in ("prompt", "context") if kind in kinds]
-        fixed = list(dict.fromkeys(fixed)) or [uniform[len(uniform) // 2]]
+        fixed = list(dict.fromkeys(fixed)) or [_middle(uniform, record)]
         for place, tokens in enumerate(fixed):
             rounds[place].append(_cut(record, tokens, recipe))
     return (rounds[0] + rounds[1])[:limit]
@@ -99,8 +104,10 @@ def _draw(records: Sequence[SequenceRecord], recipe: Recipe, seed: int, draw: in
 
 
 def _cut(record: SequenceRecord, tokens: int, recipe: Recipe) -> Cut:
-    window = recipe.future_max or record.length
-    return Cut(sequence=record.index, tokens=tokens, stop=min(tokens + window, record.length))
+    stop = min(tokens + (recipe.future_max or record.length), record.length)
+    if record.edges:  # a grid knows the future up to its edges only
+        stop = min(edge for edge in record.edges if edge >= stop)
+    return Cut(sequence=record.index, tokens=tokens, stop=stop)
 
 
 def _weights(recipe: Recipe) -> dict[str, float]:
@@ -117,6 +124,16 @@ def _grid(first: int, last: int, points: int) -> list[int]:
     if points == 0:
         return list(range(first, last + 1))
     return sorted({round(value) for value in np.linspace(first, last, points)})
+
+
+def _thinned(cuts: Sequence[int], points: int) -> list[int]:
+    return [cuts[place] for place in _grid(0, len(cuts) - 1, points)]
+
+
+def _middle(uniform: Sequence[int], record: SequenceRecord) -> int:
+    middle = uniform[len(uniform) // 2]
+    known = [cut for cut in record.peak_edges if uniform[0] <= cut <= uniform[-1]]
+    return min(known, key=lambda cut: abs(cut - middle), default=middle)
 
 
 def _generator(*key: int) -> np.random.Generator:

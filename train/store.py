@@ -12,16 +12,22 @@ from train.presets import FROM_TRACE, Recipe
 
 
 def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) -> None:
-    """Raise StoreError unless a store is complete and holds queries and the recipe's label."""
+    """Raise StoreError unless a store is complete and holds what the recipe's label needs."""
     planned, committed = reader.plan.sequences, len(reader.records())
     if committed < planned and not allow_incomplete:
         raise StoreError(
             f"--traces {reader.path} lacks {planned - committed} of {planned} sequences; "
             "let kvp-collect finish, or pass --allow_incomplete"
         )
-    if not reader.plan.store_queries:
+    if reader.plan.store == "kv":
         raise StoreError(
-            f"--traces {reader.path} was collected without queries; future attention needs them"
+            f"--traces {reader.path} was collected without queries; future attention needs them: "
+            "kvp-collect --store qkv or importance"
+        )
+    if reader.plan.store == "importance" and recipe.label == "peak":
+        raise StoreError(
+            f"--label peak: --traces {reader.path} keeps importance in place of queries, and peaks "
+            "at few cuts; collect with kvp-collect --store qkv"
         )
     if recipe.label not in (*FROM_TRACE, *reader.plan.labels):
         raise StoreError(

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from kvp.ops.future_attention import future_attention, peak_attention
 
-PEAK_ROWS = 3
-"""Cuts whose largest attention is kept: both boundaries and the edge nearest to the middle."""
+PEAK_ROWS = 4
+"""Cuts whose largest attention is kept: both boundaries, the one nearest to the middle, the last.
+
+So wherever a sequence is long enough to be cut, a calibration has a cut to look at."""
 
 _LARGEST = 65_504
 """Largest finite float16."""
@@ -44,7 +46,7 @@ def peak_edges(edges: Sequence[int], boundaries: Sequence[int]) -> tuple[int, ..
     """The cuts of a grid at which the largest attention is kept: `PEAK_ROWS` at most."""
     cuts = edges[:-1]
     middle = sorted(cuts, key=lambda cut: abs(cut - edges[-1] // 2))[:1]
-    return tuple(sorted({*middle, *(cut for cut in cuts if cut in boundaries)}))
+    return tuple(sorted({*middle, *cuts[-1:], *(cut for cut in cuts if cut in boundaries)}))
 
 
 def rows_between(edges: Sequence[int], cut: int, stop: int) -> slice:
