@@ -15,8 +15,9 @@ from eval.config import EvalConfig
 from eval.decode import Kept, Outcome, Prefix, all_kept, forced, greedy
 from eval.methods import Method, method_fields
 from eval.rows import Row
-from eval.selection import Ranked, ViewsAt, score_budgets
+from eval.selection import Ranked
 from eval.tasks import Prompt
+from kvp.budget_scores import ViewsAt, score_budgets
 from kvp.hf import Observation, Supply, observe, views
 from kvp.ops.future_attention import future_attention
 from kvp.scoring import Needs

@@ -1,16 +1,12 @@
-"""From scorers to the tokens each row keeps: all layers and budgets, scored as rarely as possible.
+"""From scores to the tokens each row keeps: all layers, every allocator and budget.
 
-Most methods rank tokens without looking at the budget; those are scored once per prompt. Whether a
-method looks is observed, not declared: the view it gets remembers whether its budget was read.
-Scores serve every allocator, and a ranking under one protection every allocator and budget.
+Scores (`kvp.budget_scores`) serve every allocator, and a ranking under one protection every
+allocator and budget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,56 +18,10 @@ from kvp.allocation import (
     protected_scores,
     ranked_tokens,
 )
+from kvp.budget_scores import Scored, ViewsAt, score_budgets
 from kvp.ranking import Protection, rank_tokens
-from kvp.scoring import Scorer, SelfSizing, View, score_layers
 
-ViewsAt = Callable[[int], Iterable[View]]
-"""Budget -> views of all layers, in order."""
-
-
-class WatchedView(View):
-    """A view that remembers whether its budget was read."""
-
-    budget_was_read: bool = False
-
-    @classmethod
-    def of(cls, view: View) -> WatchedView:
-        """The same view, watched."""
-        return cls(**{field.name: getattr(view, field.name) for field in fields(View)})
-
-    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 - any field of a view
-        if name == "budget":
-            object.__setattr__(self, "budget_was_read", True)
-        return object.__getattribute__(self, name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scored:
-    """What a scorer says about one prompt."""
-
-    scores: Tensor
-    """[L, H, N] float32, on the CPU."""
-    budgets: tuple[int, ...]
-    """Budgets the scores are for, in tokens per KV head."""
-    sizes: Callable[[Tensor], Tensor] | None
-    """From scores [L, H, N], protected tokens at +inf, to the scorer's own sizes [L, H] int64."""
-
-
-@torch.inference_mode()
-def score_budgets(scorer: Scorer, views_at: ViewsAt, budgets: Sequence[int]) -> list[Scored]:
-    """Scores of one prompt for every budget.
-
-    One entry that serves all budgets where the method never reads the budget, else one per budget.
-    """
-    results: list[Scored] = []
-    for budget in budgets:
-        views = [WatchedView.of(view) for view in views_at(budget)]
-        scores = torch.cat([layer.cpu() for layer in score_layers(scorer, views)])
-        sizes = scorer.sizes if isinstance(scorer, SelfSizing) else None
-        if not any(view.budget_was_read for view in views):
-            return [Scored(scores=scores, budgets=tuple(budgets), sizes=sizes)]
-        results.append(Scored(scores=scores, budgets=(budget,), sizes=sizes))
-    return results
+__all__ = ["Ranked", "Scored", "ViewsAt", "score_budgets"]
 
 
 class Ranked:

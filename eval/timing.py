@@ -20,8 +20,9 @@ from eval.decode import Kept, Prefix, all_kept, forward, gather
 from eval.methods import method_fields
 from eval.prompts import Bench, hidden_after, hindsight, prefill, supply_of
 from eval.rows import Row
-from eval.selection import Ranked, score_budgets
+from eval.selection import Ranked
 from eval.tasks import Prompt
+from kvp.budget_scores import score_budgets
 from kvp.hf import EvictingCache, Observation, observe, views
 from kvp.scoring import Needs
 

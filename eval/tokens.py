@@ -13,8 +13,8 @@ import torch
 
 from eval.methods import Method, rankings
 from eval.prompts import Bench, hindsight, prefill
-from eval.selection import score_budgets
 from eval.tasks import Prompt
+from kvp.budget_scores import score_budgets
 from kvp.hf import geometry_of
 from kvp.ranking import UNPROTECTED, rank_tokens
 
