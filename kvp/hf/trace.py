@@ -14,9 +14,10 @@ from kvp.data.sample import Sample
 from kvp.errors import UsageError
 from kvp.hf import Observation, observe
 from kvp.hf.supply import Supply
+from kvp.ops.future_attention import grid_attention
 from kvp.scoring import Replay
 from kvp.store import SequenceRecord, Trace
-from kvp.store.grid import grid_edges, importance_rows, peak_edges, peak_rows
+from kvp.store.grid import grid_edges, peak_edges, peak_rows
 
 LABELS = {"kvzip": Replay(), "kvzip_plus": Replay(weighted=True)}
 """Labels that are the attention a token receives while the model repeats its prompt."""
@@ -59,7 +60,7 @@ def collect(
     record = _record(sample, encoded, reply, index, grid)
     return Trace(
         record=record,
-        importance=_rows(importance_rows, seen, record.edges) if grid else None,
+        importance=_rows(grid_attention, seen, record.edges) if grid else None,
         peak=_rows(peak_rows, seen, (*record.peak_edges, record.length)) if grid else None,
         queries=_stacked(seen.queries, groups_of=keys.shape[1]) if queries else None,
         keys=keys,

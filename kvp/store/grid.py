@@ -1,9 +1,10 @@
 """The importance grid: how much attention every token receives, interval by interval of queries.
 
 A store without queries keeps it instead. Attention from the queries between two neighbouring edges
-is a sum of its own, so the future attention of a cut at an edge is the sum of the rows from there
-on: nothing is subtracted, and no small number drowns in a large one (docs/decisions/0014). The
-largest attention, which calibration needs, is kept for a few cuts only.
+is a sum of its own (`kvp.ops.future_attention.grid_attention`), so the future attention of a cut at
+an edge is the sum of the rows from there on: nothing is subtracted, and no small number drowns in a
+large one (docs/decisions/0014). The largest attention, which calibration needs, is kept for a few
+cuts only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from kvp.ops.future_attention import future_attention, peak_attention
+from kvp.ops.future_attention import peak_attention
 
 PEAK_ROWS = 4
 """Cuts whose largest attention is kept: both boundaries, the one nearest to the middle, the last.
@@ -60,27 +61,17 @@ def rows_between(edges: Sequence[int], cut: int, stop: int) -> slice:
     return slice(edges.index(cut), last)
 
 
-def importance_rows(queries: Tensor, keys: Tensor, edges: Sequence[int]) -> Tensor:
-    """Attention that every token receives from the queries of every interval of a grid.
+def peak_rows(queries: Tensor, keys: Tensor, edges: Sequence[int]) -> Tensor:
+    """The largest attention of any query of each interval, as `grid_attention` sums it.
 
     Args:
         queries: [..., G, T, D] after RoPE.
         keys: [..., T, D] after RoPE.
-        edges: of the grid (`grid_edges`); the last is T.
+        edges: cuts (`peak_edges`), then T.
 
     Returns:
-        [..., len(edges) - 1, T] float32: row g sums over queries edges[g] <= j < edges[g + 1] as
-        `kvp.ops.future_attention` does; 0 for tokens from edges[g] on, which no cut asks for.
+        [..., len(edges) - 1, T] float32; 0 for tokens after a row's cut.
     """
-    shape = (*keys.shape[:-2], len(edges) - 1, edges[-1])
-    rows = torch.zeros(shape, dtype=torch.float32, device=keys.device)
-    for row, (cut, stop) in enumerate(pairwise(edges)):
-        rows[..., row, :cut] = future_attention(queries, keys, cut, stop)
-    return rows
-
-
-def peak_rows(queries: Tensor, keys: Tensor, edges: Sequence[int]) -> Tensor:
-    """As `importance_rows`, with the largest attention of any query of the interval."""
     shape = (*keys.shape[:-2], len(edges) - 1, edges[-1])
     rows = torch.zeros(shape, dtype=torch.float32, device=keys.device)
     for row, (cut, stop) in enumerate(pairwise(edges)):
