@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from kvp.geometry import Geometry
+from kvp.ops.future_attention import grid_attention
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
+from kvp.store.grid import grid_edges, peak_edges, peak_rows
 
 MakeTrace = Callable[..., Trace]
 
@@ -36,6 +38,9 @@ def make_trace() -> MakeTrace:
         def noise(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, size.head_dim, generator=generator).to(dtype)
 
+        boundaries = (tokens - 6, tokens - 5)
+        edges = grid_edges(tokens, boundaries, plan.grid) if plan.grid else ()
+        peaks = peak_edges(edges, boundaries) if plan.grid else ()
         record = SequenceRecord(
             index=index,
             id=f"sample-{index}",
@@ -49,13 +54,18 @@ def make_trace() -> MakeTrace:
             references=("naïve ✓", "two"),
             max_new_tokens=8,
             metric="string_match_all",
+            edges=edges,
+            peak_edges=peaks,
         )
         heads = (size.layers, size.kv_heads)
+        queries, keys = noise(*heads, size.group, tokens), noise(*heads, tokens)
         return Trace(
             record=record,
-            queries=noise(*heads, size.group, tokens) if plan.store_queries else None,
-            keys=noise(*heads, tokens),
+            queries=queries if plan.store_queries else None,
+            keys=keys,
             values=noise(*heads, tokens),
+            importance=grid_attention(queries, keys, edges) if plan.grid else None,
+            peak=peak_rows(queries, keys, (*peaks, tokens)) if plan.grid else None,
         )
 
     return build

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from kvp.store import StorePlan, Trace, TraceReader, TraceWriter
@@ -78,10 +79,15 @@ def _await_new_files(store: Path, known: set[str], wanted: int) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.parametrize("settings", [{}, {"store": "importance", "grid": 6}], ids=["qkv", "grid"])
 def test_killed_and_resumed_equals_undisturbed(
-    tmp_path: Path, plan: StorePlan, manifest: dict[str, Any], make_trace: MakeTrace
+    tmp_path: Path,
+    plan: StorePlan,
+    manifest: dict[str, Any],
+    make_trace: MakeTrace,
+    settings: dict[str, Any],
 ) -> None:
-    long = replace(plan, max_tokens=200, sequences=24)
+    long = replace(plan, max_tokens=200, sequences=24, **settings)
     traces = [make_trace(long, index) for index in range(long.sequences)]
     with TraceWriter.create_or_resume(tmp_path / "whole", long, manifest) as writer:
         for trace in traces:
@@ -111,9 +117,11 @@ def test_killed_and_resumed_equals_undisturbed(
     killed.verify()
     assert not list(store.rglob("*.partial"))
     for trace in traces:
-        read = killed.trace(trace.record.index)
-        assert read.queries is not None
-        assert trace.queries is not None
-        assert torch.equal(read.queries, trace.queries)
+        index = trace.record.index
+        read, undisturbed = killed.trace(index), whole.trace(index)
         assert torch.equal(read.keys, trace.keys)
         assert torch.equal(read.values, trace.values)
+        for name in ("queries", "importance", "peak"):
+            one, other = getattr(read, name), getattr(undisturbed, name)
+            assert (one is None) == (getattr(trace, name) is None)
+            assert one is None or torch.equal(one, other)
