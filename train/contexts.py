@@ -10,6 +10,7 @@ result. Traces stay in their stored dtype and become float32 when a context is m
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Context:
 
 
 class ContextSource:
-    """Contexts of one store, by cut."""
+    """Contexts of one store, by cut; threads may share it and take turns."""
 
     def __init__(
         self,
@@ -72,7 +73,8 @@ class ContextSource:
         """Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels."""
         self._reader = reader
         self._label = label
-        self._device = device or torch.device("cpu")
+        self.device = device or torch.device("cpu")
+        self._turn = threading.Lock()
         self._traces: _Memory[int, tuple[Tensor, Tensor]] = _Memory(memory_bytes * 3 // 4)
         self._labels: _Memory[Cut, tuple[Tensor]] = _Memory(memory_bytes // 4)
 
@@ -81,19 +83,20 @@ class ContextSource:
 
         Raises StoreError when the sequence is damaged.
         """
-        importance = self._importance(cut)
-        keys, values = self._keys_and_values(cut.sequence)
+        with self._turn:
+            importance = self._importance(cut)
+            keys, values = self._keys_and_values(cut.sequence)
         return Context(
             keys=self._tokens(keys, cut.tokens),
             values=self._tokens(values, cut.tokens),
-            positions=torch.arange(cut.tokens, device=self._device),
+            positions=torch.arange(cut.tokens, device=self.device),
             length=cut.tokens,
-            importance=importance.to(self._device),
+            importance=importance.to(self.device),
             future=cut.stop - cut.tokens if self._label == "attention" else 1,
         )
 
     def _tokens(self, tensor: Tensor, tokens: int) -> Tensor:
-        return tensor[..., :tokens, :].flatten(0, 1).to(self._device).float()
+        return tensor[..., :tokens, :].flatten(0, 1).to(self.device).float()
 
     def _keys_and_values(self, sequence: int) -> tuple[Tensor, Tensor]:
         known = self._traces.get(sequence)
@@ -118,7 +121,7 @@ class ContextSource:
             trace = self._reader.trace(cut.sequence)
             self._traces.put(cut.sequence, (trace.keys, trace.values))
             assert trace.queries is not None, "checked before training"
-            queries, keys = trace.queries.to(self._device), trace.keys.to(self._device)
+            queries, keys = trace.queries.to(self.device), trace.keys.to(self.device)
             attention = peak_attention if self._label == "peak" else future_attention
             label = attention(queries, keys, cut.tokens, cut.stop)
             known = (label.flatten(0, 1).cpu(),)

@@ -27,6 +27,7 @@ from train.cuts import noise_seed, step_cuts
 from train.objectives import OBJECTIVES, Batch
 from train.objectives.batch import learnable, mean_of_counted, top_entropy
 from train.optim import average_decay, learning_rate_factor, update_average
+from train.prefetch import StepContexts
 from train.presets import Recipe
 from train.shared import clip_gradients
 
@@ -61,8 +62,11 @@ class RankerTraining(pl.LightningModule):
         self.register_buffer("best_skill", torch.full((rankers.agents,), -torch.inf))
         self.register_buffer("best_step", torch.zeros(rankers.agents, dtype=torch.int64))
         self._recipe = recipe
-        self._source = source
-        self._records = records
+        self._contexts = StepContexts(
+            source,
+            lambda step: step_cuts(records, recipe, seed=seed, step=step),
+            steps=recipe.steps,
+        )
         self._seed = seed
         self._activation_bytes = activation_bytes
         self._protection = Protection() if recipe.exclude_protected else UNPROTECTED
@@ -77,10 +81,7 @@ class RankerTraining(pl.LightningModule):
         Beside `loss` the result holds `metrics`, name -> float, for the log.
         """
         recipe = self._recipe
-        contexts = [
-            self._source.context(cut).without(self._protection)
-            for cut in step_cuts(self._records, recipe, seed=self._seed, step=step)
-        ]
+        contexts = [context.without(self._protection) for context in self._contexts.contexts(step)]
         scores = self._scores(contexts)
         counted = torch.stack([learnable(context.importance) for context in contexts])
         batch = Batch(
