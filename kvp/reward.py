@@ -30,8 +30,9 @@ def rank_coefficients(weights: BudgetWeights, tokens: int, *, protected: int = 0
     """What a token costs at every rank: sum of β(b) over the budgets that evict it, [N] float64.
 
     The N = `tokens` ranked ones share the cache with `protected` others, which come first and count
-    inside every budget: rank r is evicted by the budgets below r + protected. For N tokens alone
-    and equal weights this is r - 1, for weights 1/b the harmonic number of r - 1.
+    inside every budget: rank r is evicted by the budgets below r + protected. Those up to
+    `protected` keep none of the N, whatever the ranking, and are left out, as budget 0 is. For
+    equal weights this is r - 1; for weights 1/b and N tokens alone the harmonic number of r - 1.
     """
     budgets = torch.arange(protected + 1, protected + tokens, dtype=torch.float64)
     if weights.kind == "log":

@@ -5,8 +5,9 @@ Three relaxations of the ranks of one context, rank 1 for the largest score. All
 all scores shift, and become the hard ranks where their strength goes to 0.
 
 - `soft_rank`: Euclidean projection onto the permutahedron (Blondel et al. 2020, arXiv 2002.08871).
-  The entropic projection of that paper is left out: at no strength does it give hard ranks (the
-  quadratic one does below a finite strength), and the paper in question does not say which it used.
+  The entropic projection of that paper is left out: it is as hard below a finite strength and as
+  constant above, pools with exponentials of which the worst-ranked tokens make up most, and needs
+  an isotonic regression that scipy does not have. The KVP paper does not say which one it used.
 - `soft_sort`: Prillo and Eisenschlos 2020 (arXiv 2006.16038).
 - `neural_sort`: Grover et al. 2019 (arXiv 1903.08850).
 
