@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if not torch.cuda.is_available():
+    # Kernels run in triton's interpreter, which must be chosen before anybody imports triton.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"

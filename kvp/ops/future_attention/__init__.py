@@ -1,8 +1,8 @@
 """Future attention: how much attention every cached token will receive (KVP paper, section 3.1.1).
 
-`reference.py` is the definition, `blocked.py` the same numbers on CPUs, `choice.py` the choice
-between them. `future_attention` and `peak_attention` answer for one cut, `grid_attention` for a
-grid of cuts in one pass.
+`reference.py` is the definition, `blocked.py` the same numbers on CPUs, `kernel.py` on CUDA devices
+where triton is installed; `choice.py` takes the one for the device. `future_attention` and
+`peak_attention` answer for one cut, `grid_attention` for a grid of cuts in one pass.
 """
 
 from kvp.ops.future_attention.choice import future_attention, grid_attention, peak_attention

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Literal
 
 from torch import Tensor
@@ -34,4 +35,9 @@ def _interval_attention(
     tokens: int,
     reduction: Literal["sum", "max"] = "sum",
 ) -> Tensor:
+    if keys.is_cuda and find_spec("triton") is not None:
+        # Imported here because triton is an extra, and nobody without a GPU should wait for it.
+        from kvp.ops.future_attention import kernel
+
+        return kernel.interval_attention(queries, keys, edges, tokens, reduction)
     return blocked.interval_attention(queries, keys, edges, tokens, reduction)

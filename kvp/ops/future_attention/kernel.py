@@ -1,0 +1,190 @@
+"""Future attention as two Triton kernels: the form for CUDA devices.
+
+The first pass finds the softmax statistics of every query row, the second gives each program a
+block of keys and one interval of queries, recomputes the probabilities and sums them, so no two
+programs write the same number and nothing is added atomically. Logits and sums are float32
+whatever the inputs are; neither pass visits a tile that causality hides. Imported only where
+triton is: it is the optional extra `gpu`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvp.ops.attention_rows import check_rows
+
+LOG2_E = 1.4426950408889634
+
+
+@torch.no_grad()
+def interval_attention(
+    queries: Tensor,
+    keys: Tensor,
+    edges: Sequence[int],
+    tokens: int,
+    reduction: Literal["sum", "max"] = "sum",
+    block: int | None = None,
+) -> Tensor:
+    """`blocked.interval_attention`, arguments, result and errors included.
+
+    `block` queries and `block` keys make a tile (a power of two, at least 16); None takes 64, or 32
+    for float32, so that a tile of 256 channels fits the shared memory of every device since 2018.
+    Inputs of float16 and bfloat16 are multiplied as they are, all others as float32.
+    """
+    if queries.dtype != keys.dtype or keys.dtype not in (torch.float16, torch.bfloat16):
+        queries, keys = queries.float(), keys.float()
+    if block is None:
+        block = 32 if keys.dtype == torch.float32 else 64
+    check_rows(queries, keys, edges, block)
+    group, length, width = queries.shape[-3:]
+    flat_queries = queries.reshape(-1, group, length, width).contiguous()
+    flat_keys = keys.reshape(-1, length, width).contiguous()
+    heads, intervals, rows = len(flat_keys), len(edges) - 1, edges[-1] - edges[0]
+    result = keys.new_zeros(heads, intervals, tokens, dtype=torch.float32)
+    if not heads or not rows or not tokens:
+        return result.reshape(*keys.shape[:-2], intervals, tokens)
+    largest = keys.new_empty(heads, group, rows, dtype=torch.float32)
+    log_sum = torch.empty_like(largest)
+    # Softmax to the base 2: the factor that makes it one to the base e goes into the scale.
+    scale = width**-0.5 * LOG2_E
+    sizes = {
+        "group": group,
+        "width": width,
+        "padded_width": max(16, triton.next_power_of_2(width)),
+        "block": block,
+        "num_warps": 4,
+        "num_stages": 2,
+    }
+    _row_statistics[(triton.cdiv(rows, block), heads * group)](
+        flat_queries, flat_keys, largest, log_sum, scale, length, edges[0], rows, **sizes
+    )
+    _interval_sums[(triton.cdiv(tokens, block), intervals, heads)](
+        flat_queries,
+        flat_keys,
+        largest,
+        log_sum,
+        torch.tensor(edges, dtype=torch.int32, device=keys.device),
+        result,
+        scale,
+        length,
+        edges[0],
+        rows,
+        tokens,
+        is_sum=reduction == "sum",
+        **sizes,
+    )
+    return result.reshape(*keys.shape[:-2], intervals, tokens)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _row_statistics(
+    queries: tl.tensor,
+    keys: tl.tensor,
+    largest: tl.tensor,
+    log_sum: tl.tensor,
+    scale: tl.tensor,
+    length: tl.tensor,
+    start: tl.tensor,
+    rows: tl.tensor,
+    group: tl.constexpr,
+    width: tl.constexpr,
+    padded_width: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    # One program: the rows first..first+block-1 of one query head. Writes the largest logit m and
+    # log2 of the sum of 2^(logit - m), both [heads, group, rows].
+    query_head = tl.program_id(1).to(tl.int64)
+    first = start + tl.program_id(0) * block
+    stop = start + rows
+    row = first + tl.arange(0, block)
+    column = tl.arange(0, padded_width)
+    query = tl.load(
+        queries + query_head * length * width + row[:, None] * width + column[None, :],
+        mask=(row < stop)[:, None] & (column < width)[None, :],
+        other=0.0,
+    )
+    own_keys = keys + query_head // group * length * width
+    top = tl.full([block], -float("inf"), tl.float32)
+    total = tl.zeros([block], tl.float32)
+    for key_start in range(0, tl.minimum(first + block, stop), block):
+        token = key_start + tl.arange(0, block)
+        key = tl.load(
+            own_keys + token[None, :] * width + column[:, None],
+            mask=(token < stop)[None, :] & (column < width)[:, None],
+            other=0.0,
+        )
+        logits = tl.dot(query, key, input_precision="ieee") * scale
+        # Rows after the last query stay causal too, so that no row is empty.
+        logits = tl.where(token[None, :] <= row[:, None], logits, -float("inf"))
+        new_top = tl.maximum(top, tl.max(logits, 1))
+        total = total * tl.exp2(top - new_top) + tl.sum(tl.exp2(logits - new_top[:, None]), 1)
+        top = new_top
+    place = query_head * rows + row - start
+    tl.store(largest + place, top, mask=row < stop)
+    tl.store(log_sum + place, tl.log2(total), mask=row < stop)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _interval_sums(
+    queries: tl.tensor,
+    keys: tl.tensor,
+    largest: tl.tensor,
+    log_sum: tl.tensor,
+    edges: tl.tensor,
+    result: tl.tensor,
+    scale: tl.tensor,
+    length: tl.tensor,
+    start: tl.tensor,
+    rows: tl.tensor,
+    tokens: tl.tensor,
+    group: tl.constexpr,
+    width: tl.constexpr,
+    padded_width: tl.constexpr,
+    block: tl.constexpr,
+    is_sum: tl.constexpr,
+) -> None:
+    # One program: the keys key_start..key_start+block-1 of one KV head and one interval of queries.
+    key_start = tl.program_id(0) * block
+    interval = tl.program_id(1)
+    head = tl.program_id(2).to(tl.int64)
+    token = key_start + tl.arange(0, block)
+    column = tl.arange(0, padded_width)
+    key = tl.load(
+        keys + head * length * width + token[None, :] * width + column[:, None],
+        mask=(token < tokens)[None, :] & (column < width)[:, None],
+        other=0.0,
+    )
+    stop = tl.load(edges + interval + 1)
+    paid = tl.zeros([block], tl.float32)
+    # Queries before the first of these keys see none of them.
+    for first in range(tl.maximum(tl.load(edges + interval), key_start), stop, block):
+        row = first + tl.arange(0, block)
+        inside = row < stop
+        best = tl.full([block, block], -float("inf"), tl.float32)
+        for member in range(group):
+            query_head = head * group + member
+            query = tl.load(
+                queries + query_head * length * width + row[:, None] * width + column[None, :],
+                mask=inside[:, None] & (column < width)[None, :],
+                other=0.0,
+            )
+            place = query_head * rows + row - start
+            top = tl.load(largest + place, mask=inside, other=0.0)
+            total = tl.load(log_sum + place, mask=inside, other=0.0)
+            logits = tl.dot(query, key, input_precision="ieee") * scale
+            # Subtracted one after the other: the first difference is exact where it matters.
+            best = tl.maximum(best, logits - top[:, None] - total[:, None])
+        seen = inside[:, None] & (token[None, :] <= row[:, None])
+        attention = tl.where(seen, tl.exp2(best), 0.0)
+        if is_sum:
+            paid += tl.sum(attention, 0)
+        else:
+            paid = tl.maximum(paid, tl.max(attention, 0))
+    place_of_result = result + (head * tl.num_programs(1) + interval) * tokens + token
+    tl.store(place_of_result, paid, mask=token < tokens)

@@ -1,0 +1,173 @@
+"""The Triton form: on a CUDA device where there is one, else in triton's interpreter on the CPU.
+
+The interpreter gets bfloat16 wrong, so that is tested on devices only.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvp.ops.future_attention import grid_attention
+from kvp.ops.future_attention import reference as definition
+
+pytest.importorskip("triton", reason="triton, the extra `gpu`, is not installed")
+
+from kvp.ops.future_attention.kernel import interval_attention
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * ON_GPU
+
+
+def _case(
+    group: int, tokens: int, width: int, scale: float = 1.0, heads: int = 1
+) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(group * 1000 + tokens + width)
+    queries = torch.randn(heads, group, tokens, width, generator=generator) * scale
+    return queries, torch.randn(heads, tokens, width, generator=generator)
+
+
+def _attention(queries: Tensor, keys: Tensor) -> Tensor:
+    """[H, T, T] maximum over the group, in the precision of the inputs: no step is done in more."""
+    tokens, width = keys.shape[-2:]
+    logits = queries @ keys[:, None].transpose(-1, -2) * width**-0.5
+    hidden = torch.ones(tokens, tokens, dtype=torch.bool, device=keys.device).triu(1)
+    return logits.masked_fill(hidden, -torch.inf).softmax(dim=-1).amax(dim=1)
+
+
+def _reduced(attention: Tensor, edges: tuple[int, ...], tokens: int) -> Tensor:
+    parts = [attention[:, low:high, :tokens].sum(dim=1) for low, high in pairwise(edges)]
+    return torch.stack(parts, dim=1).double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scale", [1.0, 20.0])
+@pytest.mark.parametrize(
+    ("group", "tokens", "width", "edges"),
+    [
+        (1, 16, 16, (0, 16)),
+        (7, 37, 8, (20, 37)),
+        (2, 67, 24, (0, 1, 33, 33, 65)),
+        (3, 50, 64, (1, 50)),
+    ],
+)
+def test_the_kernel_is_no_worse_than_the_full_matrix_in_the_same_precision(
+    dtype: torch.dtype,
+    scale: float,
+    group: int,
+    tokens: int,
+    width: int,
+    edges: tuple[int, ...],
+) -> None:
+    queries, keys = (x.to(DEVICE, dtype) for x in _case(group, tokens, width, scale))
+    exact = _reduced(_attention(queries.double(), keys.double()), edges, edges[-1])
+    allowed = (_reduced(_attention(queries, keys), edges, edges[-1]) - exact).abs().max().item()
+    found = interval_attention(queries, keys, edges, edges[-1], block=16)
+    assert found.dtype == torch.float32
+    assert (found - exact).abs().max().item() <= allowed + 2e-6 * exact.max().item()
+
+
+@pytest.mark.parametrize("reduction", ["sum", "max"])
+@pytest.mark.parametrize(("cut", "stop"), [(20, 37), (1, 37), (36, 37), (20, 31), (0, 5), (9, 9)])
+def test_one_cut(reduction: Literal["sum", "max"], cut: int, stop: int) -> None:
+    queries, keys = (x.to(DEVICE) for x in _case(3, 37, 8, scale=3.0))
+    found = interval_attention(queries, keys, (cut, stop), cut, reduction, block=16)
+    form = definition.future_attention if reduction == "sum" else definition.peak_attention
+    torch.testing.assert_close(
+        found[:, 0], form(queries, keys, cut, stop), rtol=1e-5, atol=1e-6, check_stride=False
+    )
+
+
+def test_leading_axes_and_the_default_block() -> None:
+    queries, keys = (x.to(DEVICE).unflatten(0, (2, 2)) for x in _case(2, 70, 8, heads=4))
+    found = interval_attention(queries, keys, (5, 40, 66), 66)
+    assert found.shape == (2, 2, 2, 66)
+    torch.testing.assert_close(found, definition.grid_attention(queries, keys, (5, 40, 66)))
+    assert interval_attention(queries[:0], keys[:0], (5, 40), 40).shape == (0, 2, 1, 40)
+
+
+def test_transposed_inputs_and_other_precisions() -> None:
+    queries, keys = (x.to(DEVICE) for x in _case(2, 33, 16))
+    expected = definition.future_attention(queries, keys, 17)
+    views = queries.mT.contiguous().mT, keys.mT.contiguous().mT
+    for q, k in (views, (queries.double(), keys), (queries, keys.double())):
+        found = interval_attention(q, k, (17, 33), 17, block=16)[:, 0]
+        torch.testing.assert_close(found, expected)
+
+
+def test_neither_unset_memory_nor_padding_is_read() -> None:
+    queries, keys = (x.to(DEVICE) for x in _case(2, 40, 8))
+    expected = definition.grid_attention(queries, keys, (9, 20, 33))
+    queries[..., 33:, :], keys[..., 33:, :], queries[..., :9, :] = torch.nan, torch.nan, torch.nan
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(3, device=DEVICE).isnan().all()
+        found = interval_attention(queries, keys, (9, 20, 33), 33, block=16)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(found, expected)
+
+
+def test_wrong_shapes_and_ranges_are_refused() -> None:
+    queries, keys = _case(2, 10, 4)
+    with pytest.raises(ValueError, match="disagree"):
+        interval_attention(queries, keys[:, :9], (0, 5), 5)
+    with pytest.raises(ValueError, match="no queries"):
+        interval_attention(queries, keys, (5, 11), 5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+def test_long_sequences_on_a_gpu_are_labelled_by_the_kernel() -> None:
+    queries, keys = (x.to(DEVICE, torch.bfloat16) for x in _case(7, 2500, 128, 3.0, heads=2))
+    edges = (0, 700, 701, 2300)
+    found = grid_attention(queries, keys, edges)
+    torch.testing.assert_close(
+        found, definition.grid_attention(queries, keys, edges), rtol=1e-4, atol=1e-5
+    )
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from kvp.ops.future_attention import kernel
+
+pointers = dict.fromkeys(("largest", "log_sum", "result"), "*fp32")
+pointers |= {"queries": "*bf16", "keys": "*bf16", "edges": "*i32", "scale": "fp32"}
+constants = {"group": 7, "width": 128, "padded_width": 128, "block": 64}
+for function, capability, more in (
+    (kernel._row_statistics, 80, {}),
+    (kernel._interval_sums, 80, {"is_sum": True}),
+    (kernel._interval_sums, 90, {"is_sum": False}),
+):
+    names, values = function.arg_names, constants | more
+    types = {n: "constexpr" if n in values else pointers.get(n, "i32") for n in names}
+    by_place = {(names.index(n),): v for n, v in values.items()}
+    source = ASTSource(function, types, constexprs=by_place)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    assert made.asm["cubin"]
+    assert made.metadata.shared <= 64 * 1024, made.metadata.shared
+"""
+
+
+def test_kernels_compile_without_a_device(tmp_path: Path) -> None:
+    # The interpreter accepts programs that the compiler refuses.
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    made = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
