@@ -25,10 +25,15 @@ from kvp.store.schema import GRIDS, SequenceRecord, StorePlan, Trace, label_arra
 
 
 class TraceReader:
-    """A trace store, read-only. Raises StoreError if the path holds none or its metadata is off."""
+    """A trace store, read-only. Raises StoreError if the path holds none or its metadata is off.
 
-    def __init__(self, path: str | Path) -> None:
+    With `agents`, consecutive KV heads counted layer by layer, only those a heads are read: every
+    [L, H, ...] below is [1, a, ...] then, while `head` and the plan stay those of the model.
+    """
+
+    def __init__(self, path: str | Path, *, agents: slice | None = None) -> None:
         self.path = Path(path)
+        self._agents = agents
         self._manifest, self._plan = load_metadata(self.path)
         self._arrays: dict[str, zarr.Array[Any]] = {}
         self._records: dict[int, SequenceRecord] = {}
@@ -121,7 +126,8 @@ class TraceReader:
         """
         if OUTPUT not in self._manifest["files"]:
             return None
-        return load_file(self.path / OUTPUT)["output_gram"]
+        gram = load_file(self.path / OUTPUT)["output_gram"]
+        return gram if self._agents is None else gram.flatten(0, 1)[self._agents][None]
 
     def trace(self, index: int) -> Trace:
         """All of one sequence; None for what is not kept. Raises StoreError as `head`."""
@@ -166,11 +172,14 @@ class TraceReader:
         self,
         array: str,
         index: int,
-        where: tuple[int, ...] = (),
+        where: tuple[int | slice, ...] = (),
         rows: slice | None = None,
         tokens: int | None = None,
     ) -> Tensor:
         """Unpadded; of a grid, the rows and the first tokens asked for."""
+        if self._agents is not None and not where:
+            parts = [self._read(array, index, some, rows, tokens) for some in self._places()]
+            return torch.cat(parts)[None]
         shape = self._plan.shape(array, self.record(index))
         kept: list[int | slice] = [slice(size) for size in shape]
         if array in GRIDS:
@@ -191,10 +200,20 @@ class TraceReader:
             return decode(tensor, root_scale(self._plan.max_tokens))
         return tensor.view(torch.bfloat16) if self._plan.dtype_of(array) == "bfloat16" else tensor
 
+    def _places(self) -> list[tuple[int, slice]]:
+        """Layers and their heads that are read."""
+        heads = self.geometry.kv_heads
+        agents = range(self.geometry.agents)[self._agents or slice(None)]
+        layers = range(agents.start // heads, -(-agents.stop // heads))
+        return [
+            (layer, slice(max(agents.start - layer * heads, 0), agents.stop - layer * heads))
+            for layer in layers
+        ]
+
     def __getstate__(self) -> dict[str, Any]:
-        """Only the path; a copy in another process opens everything again."""
-        return {"path": self.path}
+        """Only what it was made from; a copy in another process opens everything again."""
+        return {"path": self.path, "agents": self._agents}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open again."""
-        self.__init__(state["path"])  # type: ignore[misc]
+        self.__init__(state["path"], agents=state["agents"])  # type: ignore[misc]
