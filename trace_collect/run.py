@@ -20,16 +20,17 @@ from rich.progress import (
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.errors import ModelError, UsageError
+from kvp.data.plan import Jobs, plan_jobs
+from kvp.errors import ModelError
 from kvp.hf import geometry_of, load_config, load_model
 from kvp.hf.loading import local_folder
 from kvp.hf.output import output_gram
-from kvp.hf.trace import collect
+from kvp.hf.trace import check_reach, collect
 from kvp.manifest import run_manifest
 from kvp.store import StorePlan, Trace, TraceWriter
 from trace_collect.config import CollectConfig
 from trace_collect.estimate import Estimate, check_disk, gigabytes
-from trace_collect.jobs import Jobs, identity, plan_jobs
+from trace_collect.jobs import identity, request_of
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,11 @@ def run(config: CollectConfig) -> None:
         _dry_run(config, console)
         return
     model_config = load_config(config.model, revision=config.revision)
-    _check_reach(config, model_config)
+    check_reach(model_config, config.model, config.length, config.max_new_tokens)
     model, tokenizer = load_model(
         config.model, device=config.device, dtype=config.dtype, revision=config.revision
     )
-    jobs = plan_jobs(config, tokenizer)
+    jobs = plan_jobs(request_of(config), config.counts, tokenizer)
     parts = _Run(config, model, tokenizer, jobs)
     plan = StorePlan(
         geometry=geometry_of(model_config),
@@ -143,7 +144,7 @@ def _progress(console: Console) -> Iterator[Progress]:
 
 def _dry_run(config: CollectConfig, console: Console) -> None:
     model_config = load_config(config.model, revision=config.revision)
-    _check_reach(config, model_config)
+    check_reach(model_config, config.model, config.length, config.max_new_tokens)
     rate = config.rate
     if rate is None and _has_local_weights(config.model):
         rate = _measured_rate(config)
@@ -163,7 +164,7 @@ def _measured_rate(config: CollectConfig) -> float:
     model, tokenizer = load_model(
         config.model, device=config.device, dtype=config.dtype, revision=config.revision
     )
-    parts = _Run(config, model, tokenizer, plan_jobs(config, tokenizer))
+    parts = _Run(config, model, tokenizer, plan_jobs(request_of(config), config.counts, tokenizer))
     parts.trace(0)
     started = time.monotonic()
     trace = parts.trace(len(parts.jobs) - 1)
@@ -181,13 +182,3 @@ def _estimate(config: CollectConfig, model: PreTrainedConfig, sequences: int) ->
         grid_dtype=config.grid_dtype,
         labels=len(config.label_list),
     )
-
-
-def _check_reach(config: CollectConfig, model: PreTrainedConfig) -> None:
-    """Raise UsageError when a sequence may be longer than the model's context."""
-    reach = getattr(model.get_text_config(decoder=True), "max_position_embeddings", None)
-    if reach is not None and config.max_tokens > reach:
-        raise UsageError(
-            f"--length {config.length} with --max_new_tokens {config.max_new_tokens} exceeds the "
-            f"context of {config.model}, {reach} tokens"
-        )

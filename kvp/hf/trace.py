@@ -7,7 +7,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from kvp.data.encode import Encoded, encode
 from kvp.data.sample import Sample
@@ -21,6 +26,16 @@ from kvp.store.grid import grid_edges, peak_edges, peak_rows
 
 LABELS = {"kvzip": Replay(), "kvzip_plus": Replay(weighted=True)}
 """Labels that are the attention a token receives while the model repeats its prompt."""
+
+
+def check_reach(config: PreTrainedConfig, name: str, length: int, max_new_tokens: int) -> None:
+    """Raise UsageError when prompts of `length` tokens and their continuations may not fit."""
+    reach = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if reach is not None and length + max_new_tokens > reach:
+        raise UsageError(
+            f"--length {length} with --max_new_tokens {max_new_tokens} exceeds the context of "
+            f"{name}, {reach} tokens"
+        )
 
 
 def collect(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvp.data.plan import plan_jobs
 from kvp.hf import load_model, observe
 from kvp.hf.output import output_gram
 from kvp.hf.supply import Supply
@@ -20,7 +21,7 @@ from kvp.store import LABELS, TraceReader
 from trace_collect.cli import main
 from trace_collect.config import LABELS as CONFIG_LABELS
 from trace_collect.config import CollectConfig
-from trace_collect.jobs import plan_jobs
+from trace_collect.jobs import request_of
 
 Collect = Callable[..., int]
 
@@ -65,7 +66,7 @@ def test_a_store_holds_exactly_what_was_asked_for(
     config = CollectConfig(
         out="", tasks="niah_single_1,niah_single_2", length=300, train=3, validation=2
     )
-    jobs = plan_jobs(config, tokenizer)
+    jobs = plan_jobs(request_of(config), config.counts, tokenizer)
     for index in (0, 4):
         expected = collect(
             model, tokenizer, jobs[index], index=index, continuation="model", max_new_tokens=4
