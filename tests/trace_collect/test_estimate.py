@@ -32,6 +32,21 @@ def test_a_store_without_queries() -> None:
     assert "queries" not in estimate.lines(None)[1]
 
 
+def test_an_importance_grid_in_place_of_queries() -> None:
+    # per token and head 2 x 128 numbers of keys and values and 48 + 4 of the grid, all 2 bytes,
+    # instead of 9 x 128
+    geometry = Geometry(layers=28, query_heads=28, kv_heads=4, head_dim=128)
+    estimate = Estimate(
+        geometry=geometry, dtype="bfloat16", sequences=1, tokens=4500, store="importance", grid=48
+    )
+    assert estimate.grid_bytes == 4500 * 28 * 4 * 52 * 2
+    assert estimate.share == pytest.approx(308 / 1152)
+    lines = estimate.lines(None)
+    assert "queries" not in lines[1]
+    assert "importance 52.42 MB" in lines[1]
+    assert lines[2] == "0.267 of the bytes with queries (keys and values alone: 0.222)"
+
+
 def test_a_full_disk_is_refused(tmp_path: Path) -> None:
     check_disk(tmp_path / "not" / "there", 1)
     with pytest.raises(StoreError, match=r"--out .* free on that disk"):

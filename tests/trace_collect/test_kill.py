@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 
 from kvp.store import TraceReader
@@ -75,9 +76,12 @@ def _await_files(store: Path, known: set[Path], wanted: int, child: int) -> None
         time.sleep(0.005)
 
 
-def test_killed_and_repeated_equals_undisturbed(model_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["qkv", "importance"])
+def test_killed_and_repeated_equals_undisturbed(
+    model_folder: Path, tmp_path: Path, kind: str
+) -> None:
     flags = f"--model {model_folder} --length 300 --train 16 --validation 2 --max-new-tokens 2"
-    flags += " --tasks niah_single_1 --out "
+    flags += f" --tasks niah_single_1 --store {kind} --out "
     store, draw, committed = tmp_path / "killed", random.Random(1), [0]
     with _programs(model_folder, tmp_path / "errors") as server:
         _start(server, f"{flags}{tmp_path / 'whole'}")
@@ -100,8 +104,8 @@ def test_killed_and_repeated_equals_undisturbed(model_folder: Path, tmp_path: Pa
     assert killed.manifest["identity"] == whole.manifest["identity"]
     for record in whole.records():
         one, other = whole.trace(record.index), killed.trace(record.index)
-        assert one.queries is not None
-        assert other.queries is not None
-        assert torch.equal(one.queries, other.queries)
-        assert torch.equal(one.keys, other.keys)
-        assert torch.equal(one.values, other.values)
+        for name in ("queries", "importance", "peak", "keys", "values"):
+            ours, theirs = getattr(one, name), getattr(other, name)
+            assert (ours is None) == (theirs is None)
+            assert ours is None or torch.equal(ours, theirs)
+        assert (one.queries is None) == (kind == "importance")

@@ -6,16 +6,19 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import Qwen2Config
 
 from kvp.data.plan import plan_jobs
 from kvp.hf import load_model, observe
 from kvp.hf.output import output_gram
 from kvp.hf.supply import Supply
 from kvp.hf.trace import collect
+from kvp.ops.future_attention import reference
 from kvp.scoring import Replay
 from kvp.store import LABELS, TraceReader
 from trace_collect.cli import main
@@ -133,7 +136,7 @@ def test_chat_and_files(run: Collect, tmp_path: Path) -> None:
     flags = ("--data", str(texts), "--train=2", "--validation=0", "--store=kv")
     assert run(*flags, "--out", str(tmp_path / "texts")) == 0
     reader = TraceReader(tmp_path / "texts")
-    assert not reader.plan.store_queries
+    assert reader.plan.store == "kv"
     for record in reader.records():
         assert record.context_length == record.prompt_length - 1
 
@@ -183,6 +186,7 @@ def test_a_dry_run_measures_local_weights(
         (["--essays=/no/such/file"], "--essays /no/such/file: cannot be read"),
         (["--train=0", "--validation=0"], "nothing to collect"),
         (["--device=cuda:99"], "--device cuda:99"),
+        (["--store=importance", "--grid=1"], "--grid must be at least 2, got 1"),
     ],
 )
 def test_what_cannot_work_is_one_line_and_exit_code_2(
@@ -245,6 +249,64 @@ def test_labels_are_those_of_a_supply_over_the_prompt(
         assert reader.label(name, 1).max() > 0
     assert run("--train=2", "--validation=0", "--labels=kvzip") == 2
     assert "labels: ['kvzip', 'kvzip_plus'] there, ['kvzip'] here" in refused(capsys)
+
+
+@pytest.mark.parametrize(("grid_dtype", "allowed"), [("float32", 1e-5), ("float16", 1e-3)])
+def test_importance_is_that_of_the_queries_at_every_cut(
+    run: Collect, tmp_path: Path, grid_dtype: str, allowed: float
+) -> None:
+    flags = ("--train=2", "--validation=0")
+    lean = ("--store=importance", "--grid=9", f"--grid_dtype={grid_dtype}")
+    assert run(*flags) == 0
+    assert run(*flags, *lean, "--out", str(tmp_path / "lean")) == 0
+    whole, short = TraceReader(tmp_path / "out"), TraceReader(tmp_path / "lean")
+    assert not (tmp_path / "lean" / "q").exists()
+    for record in short.records():
+        trace = whole.trace(record.index)
+        assert trace.queries is not None
+        assert replace(record, edges=(), peak_edges=()) == trace.record
+        assert len(record.edges) == 10
+        assert {record.prompt_length - 1, record.context_length} <= set(record.peak_edges)
+        assert torch.equal(short.kv(record.index)[0], trace.keys)
+        assert torch.equal(short.kv(record.index)[1], trace.values)
+        for cut in record.edges[:-1]:
+            torch.testing.assert_close(
+                short.future_attention(record.index, cut),
+                reference.future_attention(trace.queries, trace.keys, cut),
+                rtol=allowed,
+                atol=0,
+            )
+        for cut in record.peak_edges:
+            torch.testing.assert_close(
+                short.peak_attention(record.index, cut),
+                reference.peak_attention(trace.queries, trace.keys, cut),
+                rtol=allowed,
+                atol=0,
+            )
+
+
+def test_another_store_does_not_continue_this_one(
+    run: Collect, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--train=1", "--validation=0", "--store=importance")
+    assert run(*flags, "--grid=5") == 0
+    assert run(*flags, "--grid=6") == 2
+    assert "planned differently (grid: 5 there, 6 here)" in refused(capsys)
+    assert run("--train=1", "--validation=0") == 2
+    assert "store: importance there, qkv here" in refused(capsys)
+
+
+def test_a_dry_run_says_what_a_grid_saves(
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Qwen2Config(
+        num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4, hidden_size=3584
+    )
+    config.save_pretrained(tmp_path / "qwen")
+    flags = ("--length=4372", "--max_new_tokens=128", "--dtype=bfloat16", "--train=6000")
+    assert run("--dry-run", "--model", str(tmp_path / "qwen"), *flags, "--store=importance") == 0
+    told = capsys.readouterr().out
+    assert "0.267 of the bytes with queries (keys and values alone: 0.222)" in told
 
 
 def test_a_lost_label_shard_is_named(
