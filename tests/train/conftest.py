@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from kvp.geometry import Geometry
-from kvp.store import SequenceRecord, Trace, TraceWriter
+from kvp.ops.future_attention import grid_attention
+from kvp.store import GridDtype, SequenceRecord, Trace, TraceWriter
+from kvp.store.grid import grid_edges, peak_edges, peak_rows
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 TOKENS, CONTEXT, PROMPT = 96, 70, 80
@@ -71,6 +73,22 @@ def synthetic_label(trace: Trace) -> torch.Tensor:
     return torch.stack([torch.stack(row) for row in rows]).exp()
 
 
+def with_grid(trace: Trace, cuts: int) -> Trace:
+    """The same trace as `kvp-collect --store importance` keeps it."""
+    record = trace.record
+    boundaries = (record.prompt_length - 1, record.context_length)
+    edges = grid_edges(record.length, boundaries, cuts)
+    peaks = peak_edges(edges, boundaries)
+    assert trace.queries is not None
+    return replace(
+        trace,
+        record=replace(record, edges=edges, peak_edges=peaks),
+        queries=None,
+        importance=grid_attention(trace.queries, trace.keys, edges),
+        peak=peak_rows(trace.queries, trace.keys, (*peaks, record.length)),
+    )
+
+
 @pytest.fixture(scope="session")
 def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
     """Write a store of `train` training and `validation` validation sequences."""
@@ -85,6 +103,8 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
         noise: int = 0,
         queries: bool = True,
         labels: tuple[str, ...] = (),
+        grid: int = 0,
+        grid_dtype: GridDtype = "float32",
     ) -> Path:
         path = tmp_path_factory.mktemp("store") / "traces"
         splits = ["train"] * train + ["validation"] * validation
@@ -98,12 +118,15 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
                 "identity": {"noise": noise},
                 "model": {"id": "synthetic", "revision": None},
             },
-            store="qkv" if queries else "kv",
+            store="importance" if grid else "qkv" if queries else "kv",
+            grid=grid,
+            grid_dtype=grid_dtype,
             labels=labels,
         ) as writer:
             for index, split in list(enumerate(splits))[:write]:
                 trace = synthetic_trace(index, split, geometry=geometry, tokens=tokens, noise=noise)
                 kept = {name: synthetic_label(trace) for name in labels}
+                trace = with_grid(trace, grid) if grid else trace
                 writer.write(
                     replace(trace, queries=trace.queries if queries else None, labels=kept)
                 )

@@ -92,3 +92,27 @@ def test_validation_sees_every_sequence_before_second_cuts() -> None:
     ]
     uniform = replace(RECIPE, cut_prompt=0, cut_context=0, cut_grid=3)
     assert [cut.tokens for cut in held_out_cuts(records, uniform, limit=9)] == [332, 332]
+
+
+def test_cuts_of_an_importance_grid_are_its_edges() -> None:
+    edges = (50, 100, 150, 200, 250, 300, 350, 400, 499, 550, 600)
+    gridded = replace(record(), edges=edges, peak_edges=(300, 400, 499, 550))
+    kinds = cuts_by_kind(gridded, replace(RECIPE, cut_grid=3))
+    assert kinds == {"prompt": [499], "context": [400], "uniform": [100, 300, 550]}
+    assert cuts_by_kind(gridded, replace(RECIPE, cut_grid=0))["uniform"] == list(edges[1:-1])
+    windows = replace(RECIPE, future_max=120, contexts=40, cut_context=0, cut_prompt=0)
+    stops = {cut.tokens: cut.stop for cut in step_cuts([gridded], windows, seed=0, step=0)}
+    # 100 + 120 lies before the edge at 250, 400 + 120 before the one at 550
+    assert (stops[100], stops[200], stops[400], stops[499]) == (250, 350, 550, 600)
+    assert (
+        cuts_by_kind(replace(gridded, edges=(600,), peak_edges=()), RECIPE).get("uniform") is None
+    )
+
+
+def test_validation_of_a_grid_uses_cuts_that_calibration_can() -> None:
+    edges = (50, 100, 150, 200, 250, 300, 350, 400, 499, 550, 600)
+    gridded = replace(record(), edges=edges, peak_edges=(300, 400, 499, 550))
+    uniform = replace(RECIPE, cut_prompt=0, cut_context=0)
+    assert [cut.tokens for cut in held_out_cuts([gridded], uniform, limit=9)] == [300]
+    late = replace(uniform, cut_min=510)
+    assert [cut.tokens for cut in held_out_cuts([gridded], late, limit=9)] == [550]
