@@ -17,12 +17,12 @@ from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from kvp.ranking import Protection
-from kvp.store import TraceReader
 from policies.calibration import Calibration
 from policies.ranker import HeadRankers
 from train.contexts import Context, ContextSource
 from train.cuts import Cut
 from train.presets import LabelName
+from train.traces import Traces
 
 Array = NDArray[np.float64]
 
@@ -52,7 +52,7 @@ LEAST_SLOPE = 1e-3
 
 def calibrate(
     rankers: HeadRankers,
-    reader: TraceReader,
+    reader: Traces,
     cuts: Sequence[Cut],
     *,
     target: str,

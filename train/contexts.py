@@ -21,9 +21,9 @@ from torch import Tensor
 
 from kvp.ops.future_attention import future_attention, peak_attention
 from kvp.ranking import Protection
-from kvp.store import TraceReader
 from train.cuts import Cut
 from train.presets import FROM_TRACE, LabelName
+from train.traces import Traces
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 ItemT = TypeVar("ItemT", bound=tuple[Tensor, ...])
@@ -64,18 +64,22 @@ class ContextSource:
 
     def __init__(
         self,
-        reader: TraceReader,
+        reader: Traces,
         *,
         memory_bytes: int,
         device: torch.device | None = None,
         label: LabelName = "attention",
     ) -> None:
-        """Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels."""
+        """Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels.
+
+        Traces that lie in RAM anyway are not remembered again.
+        """
+        traces_bytes = 0 if reader.in_memory else memory_bytes * 3 // 4
         self._reader = reader
         self._label = label
         self.device = device or torch.device("cpu")
         self._turn = threading.Lock()
-        self._traces: _Memory[int, tuple[Tensor, Tensor]] = _Memory(memory_bytes * 3 // 4)
+        self._traces: _Memory[int, tuple[Tensor, Tensor]] = _Memory(traces_bytes)
         self._labels: _Memory[Cut, tuple[Tensor]] = _Memory(memory_bytes // 4)
 
     def context(self, cut: Cut) -> Context:
@@ -143,7 +147,7 @@ class _Memory(Generic[KeyT, ItemT]):
         return self._items.get(key)
 
     def put(self, key: KeyT, item: ItemT) -> None:
-        if key in self._items:
+        if key in self._items or not self._bound:
             return
         self._items[key] = item
         self._used += _size(item)

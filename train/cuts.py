@@ -6,10 +6,12 @@ Nothing here has state, so a resumed run draws exactly what an undisturbed one w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvp.store import SequenceRecord
 from train.presets import FROM_TRACE, Recipe
@@ -27,6 +29,16 @@ class Cut:
     """N, tokens in the cache, at least 1."""
     stop: int
     """End of the future window; queries at tokens <= j < stop count."""
+
+
+class Rolling(Protocol):
+    """Sequences to train on of which each pass visits others (`train.stream`)."""
+
+    def __len__(self) -> int:
+        """Sequences that a pass visits."""
+
+    def during(self, passes: int) -> Sequence[SequenceRecord]:
+        """The sequences of a pass, counted from 0."""
 
 
 def cuts_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int]]:
@@ -57,16 +69,39 @@ def cuts_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int]]
 
 
 def step_cuts(
-    records: Sequence[SequenceRecord], recipe: Recipe, *, seed: int, step: int
+    records: Sequence[SequenceRecord] | Rolling, recipe: Recipe, *, seed: int, step: int
 ) -> list[Cut]:
     """Draw the `recipe.contexts` cuts of one step.
 
     Sequences come from one shuffle per pass over `records` and serve `recipe.cuts_per_visit` cuts
     when their turn comes; every record must have a possible cut.
     """
-    return [
-        _draw(records, recipe, seed, step * recipe.contexts + i) for i in range(recipe.contexts)
-    ]
+    return list(drawn_cuts(records, recipe, seed=seed, step=step))
+
+
+def drawn_cuts(
+    records: Sequence[SequenceRecord] | Rolling, recipe: Recipe, *, seed: int, step: int
+) -> Iterator[Cut]:
+    """As `step_cuts`, one after the other: a sequence is looked at when its turn comes."""
+    for draw in range(step * recipe.contexts, (step + 1) * recipe.contexts):
+        passes, place = divmod(draw // recipe.cuts_per_visit, len(records))
+        visited = records if isinstance(records, Sequence) else records.during(passes)
+        order = visit_order(len(records), seed=seed, passes=passes)
+        yield draw_cut(visited[int(order[place])], recipe, seed=seed, draw=draw)
+
+
+def visit_order(sequences: int, *, seed: int, passes: int) -> NDArray[np.int64]:
+    """The order in which a pass visits its sequences, a permutation."""
+    return _generator(seed, _SEQUENCES, passes).permutation(sequences)
+
+
+def draw_cut(record: SequenceRecord, recipe: Recipe, *, seed: int, draw: int) -> Cut:
+    """The cut of a sequence that serves a draw; draws are counted from the first step on."""
+    random = _generator(seed, _CUTS, draw)
+    kinds = cuts_by_kind(record, recipe)
+    weights = np.array([_weights(recipe)[kind] for kind in kinds])
+    kind = list(kinds)[int(random.choice(len(kinds), p=weights / weights.sum()))]
+    return _cut(record, kinds[kind][int(random.integers(len(kinds[kind])))], recipe)
 
 
 def noise_seed(seed: int, step: int, slot: int) -> int:
@@ -90,17 +125,6 @@ def held_out_cuts(records: Sequence[SequenceRecord], recipe: Recipe, *, limit: i
         for place, tokens in enumerate(fixed):
             rounds[place].append(_cut(record, tokens, recipe))
     return (rounds[0] + rounds[1])[:limit]
-
-
-def _draw(records: Sequence[SequenceRecord], recipe: Recipe, seed: int, draw: int) -> Cut:
-    passes, place = divmod(draw // recipe.cuts_per_visit, len(records))
-    order = _generator(seed, _SEQUENCES, passes).permutation(len(records))
-    record = records[int(order[place])]
-    random = _generator(seed, _CUTS, draw)
-    kinds = cuts_by_kind(record, recipe)
-    weights = np.array([_weights(recipe)[kind] for kind in kinds])
-    kind = list(kinds)[int(random.choice(len(kinds), p=weights / weights.sum()))]
-    return _cut(record, kinds[kind][int(random.integers(len(kinds[kind])))], recipe)
 
 
 def _cut(record: SequenceRecord, tokens: int, recipe: Recipe) -> Cut:

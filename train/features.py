@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvp.store import SequenceRecord, TraceReader
+from kvp.store import SequenceRecord
+from train.traces import Traces
 
 _SEQUENCES = 64
 """Sequences the statistics are taken over: thousands of tokens per channel are plenty."""
 
 
-def feature_statistics(reader: TraceReader, records: Sequence[SequenceRecord]) -> dict[str, Tensor]:
+def feature_statistics(reader: Traces, records: Sequence[SequenceRecord]) -> dict[str, Tensor]:
     """Mean and standard deviation of every channel over training tokens.
 
     Takes at most 64 of `records`, evenly spread. Returns `key_mean`, `key_std`, `value_mean` and

@@ -31,6 +31,9 @@ class TraceReader:
     [L, H, ...] below is [1, a, ...] then, while `head` and the plan stay those of the model.
     """
 
+    in_memory = False
+    """Every read goes to the disk; other sources of traces may hold them in RAM."""
+
     def __init__(self, path: str | Path, *, agents: slice | None = None) -> None:
         self.path = Path(path)
         self._agents = agents
