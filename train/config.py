@@ -6,7 +6,7 @@ Settings that default to null come from the preset (`train.presets`), which docu
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from train.presets import (
     PRESETS,
@@ -19,16 +19,19 @@ from train.presets import (
     SharingName,
     SortLossName,
 )
+from train.stream.settings import Continuation, DtypeName, StreamSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Train one ranker per KV head on a trace store and write a policy directory."""
+    """Train one ranker per KV head, from a trace store or a model, and write a policy directory."""
 
-    traces: str
-    """Trace store written by kvp-collect."""
     out: str
     """Policy directory to write; an unfinished run of the same settings is continued."""
+    source: Literal["traces", "model"] = "traces"
+    """Where traces come from: a store, or a model that runs meanwhile and leaves none on disk."""
+    traces: str | None = None
+    """Trace store written by kvp-collect; required with --source traces."""
     preset: PresetName = "fourier"
     """Recipe the settings below start from."""
     seed: int = 0
@@ -125,6 +128,34 @@ class TrainConfig:
     future_max: int | None = None
     """Future tokens that count; 0 = all."""
 
+    model: str | None = None
+    """`nano` (bundled; the default), a local folder or a hub id. This and all that follows is for
+    --source model alone."""
+    revision: str | None = None
+    """Hub revision of the model."""
+    dtype: DtypeName | None = None
+    """Dtype of the model and of the traces in RAM (float32)."""
+    data: str | None = None
+    """`ruler` (the default), `chat`, a file ending in `.jsonl` or a hub data set, as for
+    kvp-collect."""
+    tasks: str | None = None
+    """RULER tasks, comma separated, taken in turn; `ruler`, the default, for all that fit."""
+    length: int | None = None
+    """Most prompt tokens, chat template included (512); the continuation comes on top."""
+    essays: str | None = None
+    """Text file or folder of `.txt` files for the essay haystack, instead of generated prose."""
+    continuation: Continuation | None = None
+    """What follows the prompt: the model's own greedy answer (model, the default), or the data's
+    (reference)."""
+    max_new_tokens: int | None = None
+    """Most tokens of a continuation (128); RULER tasks stop at their own number."""
+    validation: int | None = None
+    """Sequences of the validation split, held all the time (40)."""
+    buffer: int | None = None
+    """Training sequences held in RAM at a time (64)."""
+    visits: int | None = None
+    """Visits of a training sequence until a new one takes its place (8)."""
+
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that cannot work."""
         contexts = ("validation_contexts", "calibration_contexts")
@@ -135,6 +166,26 @@ class TrainConfig:
             if getattr(self, name) <= 0:
                 raise ValueError(f"--{name} must be positive, got {getattr(self, name)}")
         self.recipe()
+        self._check_source()
+
+    def _check_source(self) -> None:
+        given = [name for name in _STREAM if getattr(self, name) is not None]
+        if self.source == "traces":
+            if given:
+                raise ValueError(f"--{given[0]} needs --source model")
+            if self.traces is None:
+                raise ValueError("--traces is missing: name a trace store, or use --source model")
+            return
+        if self.traces is not None:
+            raise ValueError("--traces cannot be used with --source model")
+        if self.allow_incomplete:
+            raise ValueError("--allow_incomplete needs --source traces")
+        self.stream()
+
+    def stream(self) -> StreamSettings:
+        """What --source model was given, and the defaults of the rest."""
+        given = {name: getattr(self, name) for name in _STREAM}
+        return StreamSettings(**{name: value for name, value in given.items() if value is not None})
 
     def recipe(self) -> Recipe:
         """The preset with every setting that was given."""
@@ -152,3 +203,7 @@ class TrainConfig:
             "validation_contexts": self.validation_contexts,
             **self.recipe().to_dict(),
         }
+
+
+_STREAM = tuple(field.name for field in fields(StreamSettings))
+"""Settings of --source model."""

@@ -92,8 +92,8 @@ def plan_jobs(
         )
         if not source:
             raise UsageError(
-                f"--data {request.data}: nothing in it belongs to the {split} split; "
-                f"set --{split} 0"
+                f"--data {request.data}: nothing in it belongs to the {split} split, of which "
+                f"{count} samples are asked for"
             )
         for index in range(min(len(source), len(tasks) or 1)):
             source[index]  # a length too small for a task shows now, not in the middle
