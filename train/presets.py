@@ -156,6 +156,9 @@ class Recipe:
         if weights.kind != "all" and self.objective not in WEIGHTS_BUDGETS:
             able = ", ".join(WEIGHTS_BUDGETS)
             raise ValueError(f"--budgets {self.budgets} needs --objective {able}")
+        sorts = self.objective in ("soft_sort", "neural_sort")
+        if weights.kind != "all" and sorts and self.sort_loss != "cost":
+            raise ValueError(f"--budgets {self.budgets} needs --sort_loss cost (ranks ignores it)")
 
     @property
     def input_list(self) -> tuple[str, ...]:

@@ -59,14 +59,19 @@ def neural_sort(scores: Tensor, temperature: float) -> Tensor:
 
 
 def ranks_of(permutation: Tensor) -> Tensor:
-    """Mean rank of every token under a softened permutation matrix: [..., N, N] -> [..., N].
+    """Mean rank of every token under a softened permutation matrix: [..., N, N] -> [..., N]."""
+    tokens = permutation.shape[-1]
+    places = torch.arange(1, tokens + 1, dtype=permutation.dtype, device=permutation.device)
+    return mean_at_rank(permutation, places)
+
+
+def mean_at_rank(permutation: Tensor, values: Tensor) -> Tensor:
+    """Mean of what ranks are worth, [N], for every token: [..., N, N] -> [..., N].
 
     A token's column is normalised first: rows sum to 1, columns only in the hard limit.
     """
-    tokens = permutation.shape[-1]
-    place = torch.arange(1, tokens + 1, dtype=permutation.dtype, device=permutation.device)
     mass = permutation.sum(-2).clamp_min(torch.finfo(permutation.dtype).tiny)
-    return (place[:, None] * permutation).sum(-2) / mass
+    return (values[:, None] * permutation).sum(-2) / mass
 
 
 class _Projection(torch.autograd.Function):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy.optimize import LinearConstraint, minimize
 from torch import Tensor
 
-from train.relaxations import neural_sort, ranks_of, soft_rank, soft_sort
+from train.relaxations import mean_at_rank, neural_sort, ranks_of, soft_rank, soft_sort
 
 Relaxation = Callable[[Tensor, float], Tensor]
 
@@ -198,6 +198,8 @@ def test_ranks_of_a_matrix_by_hand() -> None:
     # Columns 1/2, 1/4, 0 and 1/2, 3/4, 1/4 and 0, 0, 3/4, each divided by its sum.
     expected = torch.tensor([1.0 / 0.75, 2.75 / 1.5, 3.0])
     torch.testing.assert_close(ranks_of(rows), expected)
+    worth = mean_at_rank(rows, torch.tensor([0.0, 1.0, 5.0]))
+    torch.testing.assert_close(worth, torch.tensor([0.25 / 0.75, (0.75 + 1.25) / 1.5, 5.0]))
 
 
 def test_a_permutation_matrix_has_the_ranks_it_permutes() -> None:

@@ -20,7 +20,7 @@ from kvp.ranking import rank_tokens
 from kvp.reward import rank_coefficients, skill_of_cost
 from train.objectives.batch import Batch, Objective
 from train.presets import Recipe
-from train.relaxations import neural_sort, ranks_of, soft_rank, soft_sort
+from train.relaxations import mean_at_rank, neural_sort, ranks_of, soft_rank, soft_sort
 
 MOST_TOKENS = 1024
 """Tokens a permutation matrix is made of; longer contexts are thinned at random."""
@@ -80,11 +80,16 @@ def rank_error(ranks: Tensor, importance: Tensor) -> Tensor:
 
 
 def soft_skill(matrix: Tensor, importance: Tensor, coefficients: Tensor | None) -> Tensor:
-    """Skill of a softened ranking: its cost is sum_r c_r (P w)_r, [..., N, N] -> [...]."""
+    """Skill of a softened ranking, sum_i w_i E[c of i's rank], [..., N, N] -> [...].
+
+    The mean over ranks takes a token's normalised column. With the matrix as it is,
+    sum_r c_r (P w)_r, important tokens can leave the rows altogether (their columns shrink): that
+    loss falls without any better ranking.
+    """
     if coefficients is None:
         coefficients = rank_coefficients(BudgetWeights(), importance.shape[-1]).to(importance)
-    at_rank = (matrix @ importance[..., None]).squeeze(-1)
-    return skill_of_cost(importance, at_rank @ coefficients, coefficients)
+    cost = (importance * mean_at_rank(matrix, coefficients)).sum(-1)
+    return skill_of_cost(importance, cost, coefficients)
 
 
 def evenly(ranks: int, count: int) -> Tensor:

@@ -1,0 +1,57 @@
+"""Settings of objectives that cannot work are refused in one line that names the flag."""
+
+from __future__ import annotations
+
+import pytest
+
+from train.cli import main
+from train.config import TrainConfig
+from train.presets import WEIGHTS_BUDGETS
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--objective exact --budgets log", f"--objective {', '.join(WEIGHTS_BUDGETS)}"),
+        ("--objective soft_rank --budgets 64:512", "--budgets 64:512 needs --objective rloo"),
+        ("--objective listwise --budgets 6%:50%", "--budgets 6%:50% needs --objective rloo"),
+        ("--objective soft_sort --sort_loss ranks --budgets log", "--sort_loss cost"),
+        ("--budgets 512:64", "--budgets"),
+        ("--budgets some", "--budgets"),
+        ("--budgets 0:64", "--budgets"),
+        ("--temperature 0", "--temperature must be positive"),
+        ("--temperature -1", "--temperature must be positive"),
+        ("--objective rloo --permutations 1", "--permutations must be at least 2"),
+        ("--objective rloo_batch --permutations 0", "--permutations must be at least 1"),
+        ("--objective exact --pairs -1", "--pairs cannot be negative"),
+        ("--sequences -1", "--sequences cannot be negative"),
+        ("--cuts_per_visit 0", "--cuts_per_visit must be at least 1"),
+        ("--blocks 3", "--blocks must be 1 or 2"),
+        ("--inputs key,query", "--inputs must be some of key,value,position,distance"),
+        ("--inputs=,", "--inputs must be some of"),
+        ("--preset paper --inputs key", "--inputs cannot be chosen"),
+    ],
+)
+def test_impossible_settings(flags: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--traces", "t", "--out", "o", *flags.split()]) == 2
+    message = capsys.readouterr().err
+    assert says in message
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["objective", "sort_loss", "reward"])
+def test_unknown_names(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--traces", "t", "--out", "o", f"--{flag}", "unheard"])
+    assert stop.value.code == 2
+    assert flag in capsys.readouterr().err
+
+
+def test_settings_that_can_work() -> None:
+    given = {"traces": "t", "out": "o"}
+    batch = TrainConfig(**given, objective="rloo_batch", permutations=1).recipe()
+    assert batch.permutations == 1
+    for name in WEIGHTS_BUDGETS:
+        assert TrainConfig(**given, objective=name, budgets="6%:50%").recipe().objective == name
+    inputs = TrainConfig(**given, inputs="position,key").recipe().input_list
+    assert inputs == ("key", "position")
