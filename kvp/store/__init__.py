@@ -1,15 +1,8 @@
 """The trace store: what attention saw of collected sequences (`docs/formats.md`)."""
 
+from kvp.store.plan import GridDtype, StoreKind, StorePlan, planned_bytes
 from kvp.store.reader import TraceReader
-from kvp.store.schema import (
-    LABELS,
-    GridDtype,
-    SequenceRecord,
-    StoreKind,
-    StorePlan,
-    Trace,
-    planned_bytes,
-)
+from kvp.store.schema import LABELS, SequenceRecord, Trace
 from kvp.store.writer import TraceWriter
 
 __all__ = [

@@ -8,7 +8,8 @@ from typing import Any
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from kvp.store.grid import root_scale
-from kvp.store.schema import DTYPES, GRIDS, StorePlan, is_label
+from kvp.store.plan import StorePlan
+from kvp.store.schema import DTYPES, GRIDS, is_label
 
 MANIFEST = "manifest.json"
 SEQUENCES = "sequences"

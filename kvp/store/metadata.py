@@ -13,7 +13,8 @@ from torch import Tensor
 from kvp.errors import StoreError
 from kvp.manifest import read_sealed_json, sha256_file, sync_path, write_sealed_json
 from kvp.store.layout import MANIFEST, OUTPUT, SEQUENCES, array_settings
-from kvp.store.schema import ARRAYS, FORMAT, FORMAT_VERSION, READABLE, StorePlan
+from kvp.store.plan import StorePlan
+from kvp.store.schema import ARRAYS, FORMAT, FORMAT_VERSION, READABLE
 
 RESERVED = ("format", "format_version", "plan", "rope", "files")
 """Manifest entries the store writes itself."""

@@ -20,8 +20,9 @@ from kvp.geometry import Geometry
 from kvp.store.grid import decode, root_scale, rows_between
 from kvp.store.layout import OUTPUT, shard_path
 from kvp.store.metadata import load_metadata
+from kvp.store.plan import StorePlan
 from kvp.store.records import committed, load_record
-from kvp.store.schema import GRIDS, SequenceRecord, StorePlan, Trace, label_array
+from kvp.store.schema import GRIDS, SequenceRecord, Trace, label_array
 
 
 class TraceReader:

@@ -11,7 +11,8 @@ from pathlib import Path
 from kvp.errors import StoreError
 from kvp.manifest import read_sealed_json, sha256_file, write_sealed_json
 from kvp.store.layout import record_path, shard_path
-from kvp.store.schema import SequenceRecord, StorePlan
+from kvp.store.plan import StorePlan
+from kvp.store.schema import SequenceRecord
 
 
 def commit_record(store: Path, plan: StorePlan, record: SequenceRecord) -> None:

@@ -25,17 +25,9 @@ from kvp.manifest import differences, sync_path
 from kvp.store.grid import encode, root_scale
 from kvp.store.layout import MANIFEST, record_path, shard_path
 from kvp.store.metadata import RESERVED, create_metadata, load_metadata
+from kvp.store.plan import GridDtype, StoreKind, StorePlan
 from kvp.store.records import commit_record, committed, load_record
-from kvp.store.schema import (
-    DTYPES,
-    GRIDS,
-    TENSORS,
-    GridDtype,
-    StoreKind,
-    StorePlan,
-    Trace,
-    label_array,
-)
+from kvp.store.schema import DTYPES, GRIDS, TENSORS, Trace, label_array
 from kvp.store.target import lock_store, refuse_foreign, sweep
 
 
