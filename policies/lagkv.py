@@ -79,4 +79,7 @@ class LagKV(Heuristic):
         low = reference.amin(dim=-2, keepdim=True)
         high = reference.amax(dim=-2, keepdim=True)
         scaled: Tensor = (judged - low) / (high - low).clamp_min(_SMALLEST_RANGE)
-        return scaled.std(dim=-1).softmax(dim=-1)
+        # torch's own `std` over a short last axis is ten times slower on CPUs.
+        centred = scaled - scaled.mean(dim=-1, keepdim=True)
+        spread: Tensor = torch.linalg.vector_norm(centred, dim=-1) / (scaled.shape[-1] - 1) ** 0.5
+        return spread.softmax(dim=-1)
