@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
+from kvp.geometry import Geometry
 from kvp.ranking import UNPROTECTED, Protection
 from policies.ranker import HeadRankers, RankerSpec
 from train.contexts import Context
-from train.held_out import evaluate
+from train.held_out import evaluate, judge
 
 TOKENS, HEADS = 40, 2
 
@@ -84,3 +87,66 @@ def test_area_ratio_sums_over_heads(rankers: HeadRankers) -> None:
 def test_no_contexts_is_a_bug_of_the_caller(rankers: HeadRankers) -> None:
     with pytest.raises(ValueError, match="no held-out contexts"):
         evaluate(rankers, [], reward_protection=Protection())
+
+
+def test_the_excess_is_what_is_lost_beyond_the_oracle(rankers: HeadRankers) -> None:
+    result = evaluate(rankers, [context(1), context(2)], reward_protection=Protection())
+    assert torch.equal(result.excess, result.area - result.oracle_area)
+    assert float(result.excess.min()) > 0
+    assert result.per_head()[1]["excess"] == result.excess[1].item()
+
+
+@pytest.mark.parametrize("budgets", ["log", "25%:50%", "22:30"])
+def test_skill_follows_the_budgets_that_count(rankers: HeadRankers, budgets: str) -> None:
+    one = context(1)
+    protection = Protection(sinks=2, recents=6)
+    result = evaluate(rankers, [one], reward_protection=protection, budgets=budgets)
+    plain = evaluate(rankers, [one], reward_protection=protection)
+    scores = rankers(one.keys, one.values, one.positions, TOKENS).detach().double().numpy()
+    counts = {
+        "log": {b: 1 / b for b in range(9, 40)},
+        "25%:50%": {b: 1.0 for b in range(10, 21)},
+        "22:30": {b: 1.0 for b in range(22, 31)},
+    }[budgets]
+    for head in range(HEADS):
+        weights = one.importance[head].double().numpy()
+        rest = list(range(2, 34))
+
+        def cost(order: list[int], weights: np.ndarray = weights) -> float:
+            return sum(beta * weights[order[b - 8 :]].sum() for b, beta in counts.items())
+
+        ours = cost(sorted(rest, key=lambda i, head=head: -scores[head, i]))  # type: ignore[misc]
+        ideal = cost(sorted(rest, key=lambda i, weights=weights: -weights[i]))  # type: ignore[misc]
+        share = {b: (32 - (b - 8)) / 32 for b in counts}
+        chance = sum(beta * weights[rest].sum() * share[b] for b, beta in counts.items())
+        skill = (chance - ours) / (chance - ideal)
+        assert result.skill[head].item() == pytest.approx(skill, rel=1e-4)
+    assert torch.equal(result.area, plain.area)
+    assert not torch.equal(result.skill, plain.skill)
+
+
+def test_judging_names_the_head_that_recency_ranks_better(rankers: HeadRankers) -> None:
+    importance = context(1).importance.clone()
+    importance[1] = torch.arange(TOKENS) ** 2.0
+    one = context(1, importance)
+    geometry = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
+    result = judge(rankers, iter([one]), geometry, reward_protection=Protection())
+    alone = evaluate(rankers, [one], reward_protection=Protection())
+    assert torch.equal(result.skill, alone.skill)
+    assert alone.rivals is None
+    assert alone.beaten() == []
+    assert 1 in result.beaten()
+    head = result.per_head()[1]
+    assert head["best_heuristic"] == "streaming_llm"
+    assert head["best_heuristic_skill"] == pytest.approx(1.0, abs=1e-4)
+    assert head["parameters"] == sum(x.numel() for x in rankers.parameters()) // HEADS
+    assert "best_heuristic" not in alone.per_head()[1]
+
+
+def test_flat_heads_have_no_best_heuristic(rankers: HeadRankers) -> None:
+    geometry = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
+    flat = context(1, torch.ones(HEADS, TOKENS))
+    result = judge(rankers, [flat], geometry, reward_protection=UNPROTECTED)
+    assert result.beaten() == []
+    head = json.loads(json.dumps(result.per_head(), allow_nan=False))[0]
+    assert (head["skill"], head["best_heuristic"], head["best_heuristic_skill"]) == (None,) * 3
