@@ -21,6 +21,8 @@ from train.presets import (
 )
 from train.stream.settings import Continuation, DtypeName, StreamSettings
 
+NetworkForm = Literal["auto", "loop", "stacked"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -47,6 +49,10 @@ class TrainConfig:
     activation_gb: float = 8.0
     """Memory for activations of the rankers, GB; heads that do not fit together are computed
     twice, in groups (a third more time, the same result)."""
+    network: NetworkForm = "auto"
+    """How the networks of all heads are computed: loop (one after the other), stacked (one product
+    per layer), or auto: loop on a CPU, stacked on a GPU (docs/results/speed.md). The results differ
+    by rounding."""
     validate_every: int = 100
     """Steps between validations; each head exports its best averaged weights."""
     validation_contexts: int = 64
@@ -186,6 +192,11 @@ class TrainConfig:
         """What --source model was given, and the defaults of the rest."""
         given = {name: getattr(self, name) for name in _STREAM}
         return StreamSettings(**{name: value for name, value in given.items() if value is not None})
+
+    @property
+    def stacked(self) -> bool | None:
+        """`network` as `HeadRankers.forward` takes it, None for auto."""
+        return None if self.network == "auto" else self.network == "stacked"
 
     def recipe(self) -> Recipe:
         """The preset with every setting that was given."""

@@ -49,11 +49,12 @@ class RankerTraining(pl.LightningModule):
         *,
         seed: int,
         activation_bytes: float = 8e9,
+        stacked: bool | None = None,
     ) -> None:
         """Train `rankers` on contexts of `records`, drawn from `source`.
 
         Where the activations of all heads need more than `activation_bytes`, they are computed
-        again in the backward pass, in groups of heads.
+        again in the backward pass, in groups of heads; `stacked` as for `HeadRankers.forward`.
         """
         super().__init__()
         self.rankers = rankers
@@ -69,6 +70,7 @@ class RankerTraining(pl.LightningModule):
         )
         self._seed = seed
         self._activation_bytes = activation_bytes
+        self._stacked = stacked
         self._protection = Protection() if recipe.exclude_protected else UNPROTECTED
 
     def train_dataloader(self) -> Iterator[int]:
@@ -105,7 +107,7 @@ class RankerTraining(pl.LightningModule):
         """AdamW with the paper's warm-up and cosine, by step."""
         recipe = self._recipe
         optimizer = torch.optim.AdamW(
-            self.rankers.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay
+            self.rankers.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True
         )
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer,
@@ -155,7 +157,7 @@ class RankerTraining(pl.LightningModule):
         agents = self.rankers.agents
         size = int(self._activation_bytes // (sum(tokens) * bytes_per_token(self.rankers.spec)))
         if size >= agents:
-            scores = self.rankers(keys, values, positions, length)
+            scores = self.rankers(keys, values, positions, length, stacked=self._stacked)
         else:
             groups = [slice(i, i + max(size, 1)) for i in range(0, agents, max(size, 1))]
             parts = [self._recomputed(h, keys[h], values[h], positions, length) for h in groups]
@@ -165,7 +167,12 @@ class RankerTraining(pl.LightningModule):
     def _recomputed(self, heads: slice, *inputs: Tensor) -> Tensor:
         """Scores of some heads, whose activations are computed again in the backward pass."""
         scores: Tensor = checkpoint(
-            self.rankers, *inputs, heads=heads, use_reentrant=False, preserve_rng_state=False
+            self.rankers,
+            *inputs,
+            heads=heads,
+            stacked=self._stacked,
+            use_reentrant=False,
+            preserve_rng_state=False,
         )
         return scores
 

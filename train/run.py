@@ -64,6 +64,7 @@ def run(config: TrainConfig) -> None:
         training,
         seed=config.seed,
         activation_bytes=config.activation_gb * 1e9,
+        stacked=config.stacked,
     )
     protection = protection_of(recipe)
     cuts = held_out_cuts(validation, recipe, limit=config.validation_contexts)
