@@ -61,7 +61,9 @@ def sampled(batch: Batch, context: int, permutations: int) -> Tensor:
     noise = torch.Generator(scores.device).manual_seed(batch.seeds[context])
     heads = batch.model_heads or scores.shape[0]
     gumbel = gumbel_noise((permutations, heads, scores.shape[-1]), scores.device, noise)
-    return sort_with(scores, gumbel[:, batch.heads])
+    own = gumbel[:, batch.heads]
+    assert own.shape[1:] == scores.shape, "heads of a shard without model_heads"
+    return sort_with(scores, own)
 
 
 def rewards_of(
