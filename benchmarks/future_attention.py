@@ -1,0 +1,238 @@
+"""Time and memory of future attention against sequence length, every form in its own process.
+
+    python benchmarks/future_attention.py --out docs/results/future_attention.json
+
+One KV head of Qwen2.5-7B (G = 7 query heads, D = 128), two workloads: `cut`, the label of a cache
+cut in mid sequence, and `grid`, all queries summed in 48 intervals. Forms take turns, so that what
+else the machine does slows all of them alike. `seconds` is the median over rounds of the medians
+of their repeats, `fastest` the least of all repeats: what the machine can do when it is left alone;
+`processor_seconds` (of all threads) are what to compare where other programs run beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it starts
+    from torch import Tensor
+
+GROUP, WIDTH, INTERVALS = 7, 128, 48
+FORMS = {
+    "naive": "the whole [G, queries, T] matrix: multiply, mask, softmax, maximum, sum",
+    "definition": "reference.py, 256 queries at a time",
+    "blocked": "blocked.py, what CPUs use",
+    "products": "the multiplications of `blocked` alone, in blocks of 64 queries",
+    "triton": "kernel.py (CUDA only)",
+    "flex": "flex_attention's log-sum-exp of the same rows (CUDA only): half of the work, as it "
+    "can neither sum columns nor take the maximum over a group",
+}
+
+
+def main() -> None:
+    """Measure every form at every length and write the JSON file."""
+    args = _arguments()
+    if args.child is not None:
+        workload, length, form = args.child
+        print(json.dumps(_measure(workload, int(length), form, args)))
+        return
+    results = []
+    for workload in args.workloads.split(","):
+        for length in map(int, args.lengths.split(",")):
+            results += _turns(workload, length, args)
+    settings = {"group": GROUP, "width": WIDTH, "intervals": INTERVALS, "rounds": args.rounds}
+    limits = {"threads": args.threads, "device": args.device, "naive_gib": args.naive_gib}
+    report = {"machine": _machine(), "settings": settings | limits, "forms": FORMS}
+    args.out.write_text(json.dumps(report | {"results": results}, indent=1) + "\n")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--lengths", default="512,1024,2048,4096,8192,16384,32768")
+    parser.add_argument("--workloads", default="cut,grid")
+    parser.add_argument("--forms", default="naive,definition,blocked,products")
+    parser.add_argument("--rounds", type=int, default=3, help="processes per form and length")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time to repeat in a process")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--naive-gib", type=float, default=8.0, help="skip naive above")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--child", nargs=3, metavar=("WORKLOAD", "LENGTH", "FORM"))
+    args = parser.parse_args()
+    if unknown := set(args.forms.split(",")) - set(FORMS):
+        parser.error(f"--forms: no {', '.join(sorted(unknown))}; there are {', '.join(FORMS)}")
+    if "triton" in args.forms and args.device == "cpu":
+        parser.error("--forms triton needs --device cuda")
+    return args
+
+
+def _turns(workload: str, length: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row per form: medians over rounds in which the forms take turns."""
+    rows = length if workload == "grid" else length - length // 2
+    naive_gib = 3 * GROUP * rows * length * 4 / 2**30  # logits, masked logits, probabilities
+    forms = args.forms.split(",")
+    skipped = {"naive"} if naive_gib > args.naive_gib else set()
+    runs: dict[str, list[dict[str, float]]] = {form: [] for form in forms if form not in skipped}
+    for _ in range(args.rounds):
+        for form, measured in runs.items():
+            call = [sys.executable, __file__, *sys.argv[1:], "--child", workload, str(length), form]
+            environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
+            made = subprocess.run(call, env=environment, capture_output=True, text=True, check=True)
+            measured.append(json.loads(made.stdout))
+    table: list[dict[str, Any]] = []
+    for form in forms:
+        row: dict[str, Any] = {"workload": workload, "length": length, "form": form}
+        if form in skipped:
+            row["skipped"] = f"needs about {naive_gib:.1f} GiB"
+        else:
+            row |= {key: statistics.median(run[key] for run in runs[form]) for key in runs[form][0]}
+            row["fastest"] = min(run["fastest"] for run in runs[form])
+            row["seconds_of_rounds"] = [run["seconds"] for run in runs[form]]
+        row["load"] = os.getloadavg()[0]
+        print(json.dumps(row), flush=True)
+        table.append(row)
+    return table
+
+
+def _machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    code = "import torch; c = torch.cuda; print(torch.__version__, "
+    code += "c.get_device_name() if c.is_available() else '', sep='|')"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    torch_version, gpu = made.stdout.strip().split("|")
+    cpu, info = platform.processor(), Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0].partition(":")[2].strip() if names else cpu
+    return {"cpu": cpu, "cores": os.cpu_count(), "gpu": gpu or None, "torch": torch_version}
+
+
+def _measure(workload: str, tokens: int, form: str, args: argparse.Namespace) -> dict[str, float]:
+    """Seconds (median), MiB of working memory and of the whole process, and the result's sum."""
+    import torch
+
+    torch.set_num_threads(args.threads)
+    on_gpu = args.device == "cuda"
+    generator = torch.Generator().manual_seed(0)
+    queries = 2 * torch.randn(GROUP, tokens, WIDTH, generator=generator)
+    keys = torch.randn(tokens, WIDTH, generator=generator)
+    queries, keys = queries.to(args.device), keys.to(args.device)
+    if on_gpu:
+        queries, keys = queries.bfloat16(), keys.bfloat16()
+    compute = _forms()[form]
+    compute(queries[:, :64], keys[:64], _edges(workload, 64), workload)  # loads libraries
+    before = torch.cuda.memory_allocated() if on_gpu else _peak_bytes()
+    edges = _edges(workload, tokens)
+    compute(queries, keys, edges, workload)
+    seconds: list[float] = []
+    processor: list[float] = []
+    while sum(seconds) < args.seconds or len(seconds) < 2:
+        start, busy = time.perf_counter(), time.process_time()
+        total = compute(queries, keys, edges, workload).double().sum().item()  # waits for a GPU
+        processor.append(time.process_time() - busy)
+        seconds.append(time.perf_counter() - start)
+    peak = torch.cuda.max_memory_allocated() if on_gpu else _peak_bytes()
+    return {
+        "seconds": statistics.median(seconds),
+        "fastest": min(seconds),
+        "processor_seconds": statistics.median(processor),
+        "working_mib": (peak - before) / 2**20,
+        "peak_mib": peak / 2**20,
+        "sum": total,
+    }
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _edges(workload: str, tokens: int) -> list[int]:
+    if workload == "cut":
+        return [tokens // 2, tokens]
+    return [tokens * index // INTERVALS for index in range(INTERVALS + 1)]
+
+
+def _forms() -> dict[str, Callable[[Tensor, Tensor, list[int], str], Tensor]]:
+    """Every form as (queries [G, T, D], keys [T, D], edges, workload) -> [E, N] or [N] float32."""
+    import torch
+
+    from kvp.ops.future_attention import blocked, reference
+
+    def naive(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:
+        start, tokens = edges[0], len(keys)
+        logits = queries[:, start:] @ keys.T / WIDTH**0.5
+        index = torch.arange(tokens, device=keys.device)
+        attention = logits.masked_fill(index > index[start:, None], -torch.inf).softmax(dim=-1)
+        largest = attention.amax(dim=0)
+        if workload == "cut":
+            return largest[:, :start].sum(dim=0)
+        sums = [largest[low:high].sum(dim=0) for low, high in pairwise(edges)]
+        return torch.stack(sums)
+
+    def definition(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:
+        if workload == "cut":
+            return reference.future_attention(queries, keys, edges[0])
+        return reference.grid_attention(queries, keys, edges)
+
+    def tiles(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:
+        count = edges[0] if workload == "cut" else edges[-1]
+        return blocked.interval_attention(queries, keys, edges, count)
+
+    def products(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:
+        block = 64
+        tile = keys.new_empty(GROUP * block * len(keys))
+        for first in range(edges[0], len(keys), block):
+            end = min(first + block, len(keys))
+            out = tile[: GROUP * (end - first) * end].view(-1, end)
+            rows = queries[:, first:end].reshape(-1, WIDTH)
+            torch.mm(rows, keys[:end].T, out=out)
+        return out
+
+    def triton(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:
+        from kvp.ops.future_attention import kernel
+
+        count = edges[0] if workload == "cut" else edges[-1]
+        return kernel.interval_attention(queries, keys, edges, count)
+
+    return {
+        "naive": naive,
+        "definition": definition,
+        "blocked": tiles,
+        "products": products,
+        "triton": triton,
+        "flex": _flex,
+    }
+
+
+def _flex(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:
+    import torch
+    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+
+    start, tokens = edges[0], len(keys)
+
+    def causal(batch: Tensor, head: Tensor, row: Tensor, token: Tensor) -> Tensor:
+        return token <= row + start
+
+    mask = create_block_mask(causal, None, None, tokens - start, tokens, device=str(keys.device))
+    attend = torch.compile(flex_attention) if keys.is_cuda else flex_attention
+    every = keys[None, None]
+    asked: Any = AuxRequest(lse=True)
+    rows = queries[None, :, start:]
+    found: Any = attend(rows, every, every, block_mask=mask, enable_gqa=True, return_aux=asked)
+    lse: Tensor = found[1].lse
+    return lse
+
+
+if __name__ == "__main__":
+    main()
