@@ -44,6 +44,24 @@ class PolicyMeta:
     """Training manifest: configuration, seed, versions, digest of the traces."""
     held_out: Sequence[Mapping[str, Any]] = ()
     """Validation metrics, one mapping per agent, layer-major."""
+    heads: range | None = None
+    """Agents of a shard, which is a policy of some heads only; None for all."""
+
+    @property
+    def agents(self) -> range:
+        """Agents whose rankers this is about."""
+        return range(self.geometry.agents) if self.heads is None else self.heads
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Shard:
+    """A policy of some heads, or of all, as it lies in its directory."""
+
+    rankers: HeadRankers
+    """One ranker per agent of `meta.agents`."""
+    meta: PolicyMeta
+    calibration: Calibration | None
+    """Map of every ranker, None where there is none."""
 
 
 def head_file(layer: int, head: int) -> str:
@@ -88,12 +106,13 @@ def save_policy(
 ) -> None:
     """Write a policy, replacing one that is already there (see `check_target` for what is refused).
 
-    Raises ValueError if `rankers` are not one ranker per KV head of `meta.geometry`.
+    With `meta.heads` the directory is a shard. Raises ValueError if `rankers` are not one ranker
+    per agent of `meta`.
     """
-    geometry, spec = meta.geometry, rankers.spec
-    if (rankers.agents, spec.head_dim) != (geometry.agents, geometry.head_dim):
+    geometry, spec, agents = meta.geometry, rankers.spec, meta.agents
+    if (rankers.agents, spec.head_dim) != (len(agents), geometry.head_dim):
         raise ValueError(f"{rankers.agents} rankers of head_dim {spec.head_dim} for {geometry}")
-    record = _calibration_record(calibration, geometry)
+    record = _calibration_record(calibration, len(agents))
     check_target(directory, beside)
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
@@ -102,7 +121,8 @@ def save_policy(
         if _OURS.fullmatch(path.name):
             path.unlink()
     files = {}
-    for name, state in zip(head_files(geometry), rankers.head_states(), strict=True):
+    names = [head_files(geometry)[agent] for agent in agents]
+    for name, state in zip(names, rankers.head_states(), strict=True):
         files[name] = _write_head(target / name, state)
     hyperparameters = spec.to_dict()
     content: dict[str, Any] = {
@@ -111,6 +131,7 @@ def save_policy(
         "architecture": hyperparameters.pop("architecture"),
         "hyperparameters": hyperparameters,
         "geometry": geometry.to_dict(),
+        "heads": None if meta.heads is None else [agents.start, agents.stop],
         "model": dict(meta.model),
         "rope": "post",
         "features": list(spec.features),
@@ -134,6 +155,24 @@ def _write_head(path: Path, state: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def load_policy(directory: str | Path, *, device: str = "cpu") -> LearnedScorer:
     """Load a policy directory as a scorer; PolicyError names the file that is wrong and how."""
+    whole = load_shard(directory)
+    meta = whole.meta
+    if meta.heads is not None:
+        raise PolicyError(
+            f"{directory} is a shard, KV heads {meta.heads.start}:{meta.heads.stop} of "
+            f"{meta.geometry.agents}: join all shards of the policy with kvp-merge"
+        )
+    return LearnedScorer(
+        rankers=whole.rankers.eval().requires_grad_(False).to(device),
+        geometry=meta.geometry,
+        calibration=whole.calibration,
+        label=str(directory),
+        metadata={name: getattr(meta, name) for name in ("model", "training", "held_out")},
+    )
+
+
+def load_shard(directory: str | Path) -> Shard:
+    """Load what a policy directory holds, all heads or some; errors as `load_policy`."""
     target = Path(directory)
     content = _read_index(target)
     try:
@@ -141,22 +180,22 @@ def load_policy(directory: str | Path, *, device: str = "cpu") -> LearnedScorer:
             {"architecture": content["architecture"], **content["hyperparameters"]}
         )
         geometry = Geometry.from_dict(content["geometry"])
-        calibration = _calibration_of(content.get("calibration"), geometry)
-        names, records = head_files(geometry), content["files"]
-        metadata = {key: content[key] for key in ("model", "training", "held_out")}
-        if set(records) != set(names) or spec.head_dim != geometry.head_dim:
+        heads = content.get("heads")  # earlier versions know no shards
+        meta = PolicyMeta(
+            geometry=geometry,
+            heads=None if heads is None else range(*heads),
+            **{key: content[key] for key in ("model", "training", "held_out")},
+        )
+        calibration = _calibration_of(content.get("calibration"), len(meta.agents))
+        names = [head_files(geometry)[agent] for agent in meta.agents]
+        records = content["files"]
+        if not names or set(records) != set(names) or spec.head_dim != geometry.head_dim:
             raise ValueError(f"its files do not cover {geometry}")
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError) as error:
         raise PolicyError(f"{target / INDEX} is not a valid policy: {error}") from error
     states = [_read_head(target / name, records[name], spec) for name in names]
-    rankers = HeadRankers.from_head_states(spec, states).eval().requires_grad_(False).to(device)
-    return LearnedScorer(
-        rankers=rankers,
-        geometry=geometry,
-        calibration=calibration,
-        label=str(directory),
-        metadata=metadata,
-    )
+    rankers = HeadRankers.from_head_states(spec, states)
+    return Shard(rankers=rankers, meta=meta, calibration=calibration)
 
 
 def recalibrate(directory: str | Path, calibration: Calibration | None) -> None:
@@ -166,27 +205,25 @@ def recalibrate(directory: str | Path, calibration: Calibration | None) -> None:
     """
     target = Path(directory)
     content = _read_index(target)
-    record = _calibration_record(calibration, Geometry.from_dict(content["geometry"]))
+    record = _calibration_record(calibration, len(content["files"]))
     write_sealed_json(target / INDEX, {**content, "calibration": record})
 
 
-def _calibration_record(
-    calibration: Calibration | None, geometry: Geometry
-) -> dict[str, Any] | None:
+def _calibration_record(calibration: Calibration | None, agents: int) -> dict[str, Any] | None:
     if calibration is None:
         return None
-    if calibration.scores.shape[0] != geometry.agents:
-        raise ValueError(f"calibration of {calibration.scores.shape[0]} heads for {geometry}")
+    if calibration.scores.shape[0] != agents:
+        raise ValueError(f"calibration of {calibration.scores.shape[0]} heads for {agents}")
     return calibration.to_dict()
 
 
-def _calibration_of(record: Mapping[str, Any] | None, geometry: Geometry) -> Calibration | None:
+def _calibration_of(record: Mapping[str, Any] | None, agents: int) -> Calibration | None:
     """The calibration that a policy.json holds; policies of earlier versions hold none."""
     if record is None:
         return None
     calibration = Calibration.from_dict(record)
-    if calibration.scores.shape[0] != geometry.agents:
-        raise ValueError(f"its calibration does not cover {geometry}")
+    if calibration.scores.shape[0] != agents:
+        raise ValueError(f"its calibration does not cover {agents} heads")
     return calibration
 
 

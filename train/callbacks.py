@@ -30,6 +30,7 @@ from train.contexts import ContextSource
 from train.cuts import Cut
 from train.held_out import evaluate
 from train.module import RankerTraining
+from train.ranks import ALONE, Ranks
 
 
 class Validation(Callback):
@@ -42,12 +43,19 @@ class Validation(Callback):
         *,
         every_steps: int,
         reward_protection: Protection,
+        budgets: str = "all",
+        ranks: Ranks = ALONE,
     ) -> None:
-        """Judge on the fixed `cuts` of `source`."""
+        """Judge on the fixed `cuts` of `source`; of several processes, the first one judges.
+
+        `reward_protection` and `budgets` are what the training reward leaves out and counts.
+        """
         self._source = source
         self._cuts = cuts
         self._every = every_steps
         self._protection = reward_protection
+        self._budgets = budgets
+        self._ranks = ranks
         self.latest_skill: torch.Tensor | None = None
         """[A] skill at the latest validation of this process."""
 
@@ -59,21 +67,36 @@ class Validation(Callback):
         if step % self._every and step != trainer.max_steps:
             return
         assert isinstance(module, RankerTraining)
-        contexts = (self._source.context(cut) for cut in self._cuts)
-        result = evaluate(module.average, contexts, reward_protection=self._protection)
-        module.keep_best(result.skill)
-        self.latest_skill = result.skill
+        skill = torch.empty_like(module.best_skill)
+        if self._ranks.first:
+            contexts = (self._source.context(cut) for cut in self._cuts)
+            result = evaluate(
+                module.average,
+                contexts,
+                reward_protection=self._protection,
+                budgets=self._budgets,
+            )
+            skill = result.skill
+        self.latest_skill = self._ranks.from_first(skill)
+        module.keep_best(self.latest_skill)
 
 
 class Log(Callback):
     """A few scalars, and the skill of every head as one [layers, KV heads] image."""
 
     def __init__(
-        self, folder: Path, geometry: Geometry, validation: Validation, *, every_steps: int
+        self,
+        folder: Path,
+        geometry: Geometry,
+        validation: Validation,
+        *,
+        heads: range,
+        every_steps: int,
     ) -> None:
-        """Write TensorBoard events to `folder`."""
+        """Write TensorBoard events to `folder`, of these `heads` of a model."""
         self._folder = folder
         self._geometry = geometry
+        self._heads = heads
         self._validation = validation
         self._every = every_steps
         self._writer: SummaryWriter | None = None
@@ -95,10 +118,12 @@ class Log(Callback):
             self._writer.add_scalar("train/lr", trainer.optimizers[0].param_groups[0]["lr"], step)
         skill, self._validation.latest_skill = self._validation.latest_skill, None
         if skill is not None:
-            heads = skill.nan_to_num(0.0).cpu()
-            image = heads.clamp(0, 1).view(self._geometry.layers, self._geometry.kv_heads)
-            self._writer.add_scalar("held_out/skill", heads.mean(), step)
-            self._writer.add_scalar("held_out/worst_head", heads.min(), step)
+            known = skill.nan_to_num(0.0).cpu()
+            image = torch.zeros(self._geometry.agents)
+            image[self._heads.start : self._heads.stop] = known.clamp(0, 1)
+            image = image.view(self._geometry.layers, self._geometry.kv_heads)
+            self._writer.add_scalar("held_out/skill", known.mean(), step)
+            self._writer.add_scalar("held_out/worst_head", known.min(), step)
             self._writer.add_image("held_out/skill_by_head", image, step, dataformats="HW")
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -167,7 +192,9 @@ class Checkpoints(Callback):
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_suffix(".partial")
-        trainer.save_checkpoint(partial)
+        trainer.save_checkpoint(partial)  # the first process writes, the others wait for it
+        if not trainer.is_global_zero:
+            return
         with partial.open("rb") as handle:
             os.fsync(handle.fileno())
         partial.replace(self._path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from train.heads import parse_heads
 from train.presets import (
     PRESETS,
     CalibrationName,
@@ -40,12 +41,18 @@ class TrainConfig:
     """Decides initial weights, contexts and permutations."""
     device: str = "cpu"
     """cpu, cuda or cuda:INDEX."""
+    devices: int = 1
+    """Processes that share the contexts of every step, one per GPU or, on a CPU, sharing its cores;
+    the result differs by rounding only."""
+    heads: str | None = None
+    """Train only these KV heads, START:STOP counted layer by layer; kvp-merge joins the parts."""
     resume: bool = True
     """Continue an unfinished run of the same settings; false refuses any non-empty --out."""
     allow_incomplete: bool = False
     """Train on a store whose collection has not finished."""
     memory_gb: float = 4.0
-    """RAM for traces and for labels, GB in all; what does not fit is read and computed again."""
+    """RAM of each process for traces and labels, GB in all; what does not fit is read and computed
+    again."""
     activation_gb: float = 8.0
     """Memory for activations of the rankers, GB; heads that do not fit together are computed
     twice, in groups (a third more time, the same result)."""
@@ -171,8 +178,19 @@ class TrainConfig:
         for name in ("memory_gb", "activation_gb"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"--{name} must be positive, got {getattr(self, name)}")
-        self.recipe()
+        self._check_parts(self.recipe())
         self._check_source()
+
+    def _check_parts(self, recipe: Recipe) -> None:
+        if not 1 <= self.devices <= recipe.contexts:
+            raise ValueError(
+                f"--devices must lie in 1..{recipe.contexts}, the --contexts that they share, "
+                f"got {self.devices}"
+            )
+        if self.heads is not None:
+            parse_heads(self.heads)
+            if recipe.sharing == "model":
+                raise ValueError("--heads needs --sharing heads: one network cannot be split")
 
     def _check_source(self) -> None:
         given = [name for name in _STREAM if getattr(self, name) is not None]
@@ -186,6 +204,8 @@ class TrainConfig:
             raise ValueError("--traces cannot be used with --source model")
         if self.allow_incomplete:
             raise ValueError("--allow_incomplete needs --source traces")
+        if self.devices > 1:
+            raise ValueError("--devices needs --source traces: one process runs the model")
         self.stream()
 
     def stream(self) -> StreamSettings:
@@ -210,6 +230,7 @@ class TrainConfig:
         return {
             "preset": self.preset,
             "seed": self.seed,
+            "heads": self.heads,
             "validate_every": self.validate_every,
             "validation_contexts": self.validation_contexts,
             **self.recipe().to_dict(),

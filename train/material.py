@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from kvp.errors import UsageError
 from kvp.manifest import digest_json
 from kvp.store import SequenceRecord, TraceReader
 from train.config import TrainConfig
 from train.cuts import Rolling
+from train.heads import heads_within, parse_heads
 from train.presets import Recipe
 from train.store import check_store, usable
 from train.traces import Traces
@@ -67,16 +70,27 @@ class StoreMaterial:
         }
 
 
-def open_store(config: TrainConfig, recipe: Recipe, heads: range | None = None) -> StoreMaterial:
-    """Check the store of a run; with `heads`, agents of the model, only theirs is read.
+def open_material(config: TrainConfig, recipe: Recipe, device: torch.device) -> Material:
+    """Open the store or load the model of a run, for the heads that it trains.
 
     Raises:
         StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
-        UsageError: it has fewer sequences than asked for.
+        ModelError: the model or its tokenizer cannot be used.
+        UsageError: settings that cannot work.
     """
+    if config.source == "traces":
+        return _open_store(config, recipe)
+    from train.stream.material import open_stream  # brings transformers, which stores do not need
+
+    return open_stream(config, recipe, device)
+
+
+def _open_store(config: TrainConfig, recipe: Recipe) -> StoreMaterial:
     assert config.traces is not None, "checked by the configuration"
-    agents = None if heads is None else slice(heads.start, heads.stop)
-    reader = TraceReader(Path(config.traces), agents=agents)
+    reader = TraceReader(Path(config.traces))
+    if config.heads is not None:
+        heads = heads_within(parse_heads(config.heads), reader.geometry)
+        reader = TraceReader(Path(config.traces), agents=slice(heads.start, heads.stop))
     check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
     training = _first(usable(reader, "train", recipe), recipe.sequences)
     return StoreMaterial(

@@ -23,12 +23,13 @@ from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord
 from policies.ranker import HeadRankers, RankerSpec
 from train.contexts import Context, ContextSource
-from train.cuts import noise_seed, step_cuts
+from train.cuts import Rolling, drawn_cuts, noise_seed
 from train.objectives import OBJECTIVES, Batch
 from train.objectives.batch import learnable, mean_of_counted, top_entropy
 from train.optim import average_decay, learning_rate_factor, update_average
 from train.prefetch import StepContexts
 from train.presets import Recipe
+from train.ranks import ALONE, Ranks
 from train.shared import clip_gradients
 
 
@@ -45,16 +46,21 @@ class RankerTraining(pl.LightningModule):
         rankers: HeadRankers,
         recipe: Recipe,
         source: ContextSource,
-        records: Sequence[SequenceRecord],
+        records: Sequence[SequenceRecord] | Rolling,
         *,
         seed: int,
         activation_bytes: float = 8e9,
         stacked: bool | None = None,
+        heads: range | None = None,
+        model_heads: int | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Train `rankers` on contexts of `records`, drawn from `source`.
 
         Where the activations of all heads need more than `activation_bytes`, they are computed
         again in the backward pass, in groups of heads; `stacked` as for `HeadRankers.forward`.
+        `rankers` and `source` are those of the `heads` of a model that has `model_heads`, None for
+        all; `ranks` share a step's contexts.
         """
         super().__init__()
         self.rankers = rankers
@@ -65,12 +71,15 @@ class RankerTraining(pl.LightningModule):
         self._recipe = recipe
         self._contexts = StepContexts(
             source,
-            lambda step: step_cuts(records, recipe, seed=seed, step=step),
+            lambda step: ranks.share(drawn_cuts(records, recipe, seed=seed, step=step)),
             steps=recipe.steps,
         )
         self._seed = seed
         self._activation_bytes = activation_bytes
         self._stacked = stacked
+        self._heads = slice(None) if heads is None else slice(heads.start, heads.stop)
+        self._model_heads = model_heads
+        self._ranks = ranks
         self._protection = Protection() if recipe.exclude_protected else UNPROTECTED
 
     def train_dataloader(self) -> Iterator[int]:
@@ -80,9 +89,11 @@ class RankerTraining(pl.LightningModule):
     def training_step(self, step: int, batch_idx: int) -> dict[str, Any]:
         """Score the contexts of a step and return what the recipe's objective makes of them.
 
-        Beside `loss` the result holds `metrics`, name -> float, for the log.
+        Beside `loss` the result holds `metrics`, name -> float, for the log. Where processes share
+        the step, metrics are means over them by their numbers of contexts, and `loss` is this
+        process's share times their number, because DDP takes the mean of the gradients.
         """
-        recipe = self._recipe
+        recipe, ranks = self._recipe, self._ranks
         contexts = [context.without(self._protection) for context in self._contexts.contexts(step)]
         scores = self._scores(contexts)
         counted = torch.stack([learnable(context.importance) for context in contexts])
@@ -90,18 +101,27 @@ class RankerTraining(pl.LightningModule):
             scores=scores,
             importances=[context.importance for context in contexts],
             counted=counted,
-            seeds=[noise_seed(self._seed, step, slot) for slot in range(len(contexts))],
+            seeds=[
+                noise_seed(self._seed, step, slot) for slot in ranks.share(range(recipe.contexts))
+            ],
             protected=[context.length - context.keys.shape[1] for context in contexts],
+            heads=self._heads,
+            model_heads=self._model_heads,
+            across=ranks.sum,
         )
         losses, own = OBJECTIVES[recipe.objective](batch, recipe)
         entropy = torch.stack([top_entropy(score.detach()) for score in scores])
+        share = len(contexts) / recipe.contexts
         metrics = {
-            "train/loss": float(losses.detach().mean()),
+            "train/loss": float(losses.detach().mean()) / share,
             "train/entropy": float(mean_of_counted(entropy, counted)),
             "train/flat_share": float(1 - counted.float().mean()),
             **own,
         }
-        return {"loss": losses.sum(), "metrics": metrics}
+        return {
+            "loss": losses.sum() * ranks.count,
+            "metrics": ranks.weighted_sum(metrics, share),
+        }
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW with the paper's warm-up and cosine, by step."""

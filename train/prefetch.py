@@ -8,7 +8,7 @@ one more step's contexts. What is left out: several readers, and steps further a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 
@@ -24,7 +24,7 @@ class StepContexts:
     def __init__(
         self,
         source: ContextSource,
-        cuts: Callable[[int], Sequence[Cut]],
+        cuts: Callable[[int], Iterable[Cut]],
         *,
         steps: int,
         ahead: bool = True,

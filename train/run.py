@@ -4,126 +4,176 @@ from __future__ import annotations
 
 import logging
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
 
-from kvp.errors import UsageError
-from kvp.manifest import digest_json, run_manifest
-from kvp.store import SequenceRecord, TraceReader
+from kvp.manifest import run_manifest
+from kvp.ranking import Protection
+from policies.calibration import Calibration
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec
 from train.calibration import calibrate
 from train.callbacks import Bar, Checkpoints, Log, Validation
 from train.config import TrainConfig
 from train.contexts import ContextSource
-from train.cuts import held_out_cuts
+from train.cuts import Cut, held_out_cuts
 from train.features import feature_statistics
-from train.held_out import evaluate
+from train.heads import parse_heads
+from train.held_out import judge
+from train.material import Material, open_material
 from train.module import RankerTraining
-from train.presets import Recipe
+from train.presets import LabelName, Recipe
+from train.ranks import Ranks, device_of_rank, this_rank, together
 from train.shared import SharedRankers
-from train.store import check_store, device_of, protection_of, usable
+from train.store import device_of, protection_of
 from train.summary import print_summary
 from train.target import OWN_ENTRIES, RunTarget
+from train.traces import Traces
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What a run has checked before it trains."""
+
+    config: TrainConfig
+    recipe: Recipe
+    ranks: Ranks
+    device: torch.device
+    material: Material
+    """Traces of the heads that are trained, and of no others."""
+    heads: range
+    """Agents of the model that are trained."""
+    target: RunTarget
+
+    @property
+    def traces(self) -> Traces:
+        """Traces of the heads that are trained."""
+        return self.material.traces
+
+    @property
+    def whole(self) -> bool:
+        """Whether all heads of the model are trained."""
+        return len(self.heads) == self.traces.geometry.agents
+
+    @property
+    def protection(self) -> Protection:
+        """Tokens that take no part in ranking, reward and calibration."""
+        return protection_of(self.recipe)
+
+    def source(self, label: LabelName) -> ContextSource:
+        """Contexts of the store with a label."""
+        memory = int(self.config.memory_gb * 1e9)
+        return ContextSource(self.traces, memory_bytes=memory, device=self.device, label=label)
+
+    def held_out(self, limit: int) -> list[Cut]:
+        """Cuts of validation sequences."""
+        return held_out_cuts(self.material.validation, self.recipe, limit=limit)
 
 
 def run(config: TrainConfig) -> None:
-    """Train on `config.traces` and write the policy directory `config.out`.
+    """Train on what `config.source` gives and write the policy directory `config.out`.
 
     Raises:
         StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
         UsageError: `--out`, `--device` or another flag cannot work.
     """
-    recipe = config.recipe()
-    device = device_of(config.device)
-    reader = TraceReader(Path(config.traces))
-    check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
-    training = _first(usable(reader, "train", recipe), recipe.sequences)
-    validation = usable(reader, "validation", recipe)
-    traces = _trace_identity(reader, training, validation)
-    target = RunTarget(Path(config.out), {**config.identity(), "traces": traces})
-    if target.finished():
-        print(f"{config.out} already holds the finished policy of exactly these settings.")
+    _run(config, this_rank(config.devices))
+
+
+def _run(config: TrainConfig, ranks: Ranks) -> None:
+    """What each of the processes does that train together; the first one writes."""
+    job = _prepare(config, ranks)
+    if job.target.finished():
+        if ranks.first:
+            print(f"{config.out} already holds the finished policy of exactly these settings.")
         return
     manifest = run_manifest(
-        asdict(config), seed=config.seed, recipe=recipe.to_dict(), traces=traces
+        asdict(config), seed=config.seed, recipe=job.recipe.to_dict(), traces=job.material.identity
     )
-    checkpoint = target.prepare(manifest, resume=config.resume)
+    if ranks.first:
+        job.target.prepare(manifest, resume=config.resume)
+    with together(ranks, job.device, partial(_run, config)):
+        source = job.source(job.recipe.label)
+        module = _train(job, source)
+    if ranks.first:
+        _export(job, module, source, manifest)
 
-    memory = int(config.memory_gb * 1e9)
-    source = ContextSource(reader, memory_bytes=memory, device=device, label=recipe.label)
-    rankers = _new_rankers(reader, training, recipe, config.seed)
+
+def _prepare(config: TrainConfig, ranks: Ranks) -> _Job:
+    """Check everything that can be checked before anything is written."""
+    recipe = config.recipe()
+    device = device_of_rank(device_of(config.device), ranks)
+    material = open_material(config, recipe, device)
+    heads = range(material.traces.geometry.agents)
+    if config.heads is not None:
+        heads = parse_heads(config.heads)
+    return _Job(
+        config=config,
+        recipe=recipe,
+        ranks=ranks,
+        device=device,
+        material=material,
+        heads=heads,
+        target=RunTarget(Path(config.out), {**config.identity(), "traces": material.identity}),
+    )
+
+
+def _train(job: _Job, source: ContextSource) -> RankerTraining:
+    """The module after the last step."""
+    config = job.config
     module = RankerTraining(
-        rankers,
-        recipe,
+        _new_rankers(job),
+        job.recipe,
         source,
-        training,
+        job.material.training,
         seed=config.seed,
         activation_bytes=config.activation_gb * 1e9,
         stacked=config.stacked,
+        heads=job.heads,
+        model_heads=job.traces.geometry.agents,
+        ranks=job.ranks,
     )
-    protection = protection_of(recipe)
-    cuts = held_out_cuts(validation, recipe, limit=config.validation_contexts)
-    judge = Validation(
-        source, cuts, every_steps=config.validate_every, reward_protection=protection
+    validation = Validation(
+        source,
+        job.held_out(config.validation_contexts),
+        every_steps=config.validate_every,
+        reward_protection=job.protection,
+        budgets=job.recipe.budgets,
+        ranks=job.ranks,
     )
-    _fit(
-        module,
-        [
-            judge,
-            Log(target.logs, reader.geometry, judge, every_steps=config.log_every),
-            Bar(),
-            Checkpoints(target.checkpoint, every_steps=config.checkpoint_every),
-        ],
-        device=device,
-        steps=recipe.steps,
-        checkpoint=checkpoint,
-    )
-
-    best = module.best.to(device)
-    if recipe.label != "attention":  # chosen by its own label, judged as every policy is
-        source = ContextSource(reader, memory_bytes=memory, device=device)
-    result = evaluate(best, map(source.context, cuts), reward_protection=protection)
-    calibration = None
-    if config.calibration != "none":
-        cuts = held_out_cuts(validation, recipe, limit=config.calibration_contexts)
-        calibration = calibrate(
-            best,
-            reader,
-            cuts,
-            target=config.calibration,
-            protection=protection,
-            memory_bytes=memory,
-            device=device,
-        )
-    meta = PolicyMeta(
-        geometry=reader.geometry,
-        model=reader.manifest["model"],
-        training={**manifest, "best_step": module.best_step.tolist()},
-        held_out=result.per_head(),
-    )
-    save_policy(target.folder, best, meta, calibration=calibration, beside=OWN_ENTRIES)
-    print_summary(result, module.best_step, reader.geometry)
+    shown = [
+        Log(
+            job.target.logs,
+            job.traces.geometry,
+            validation,
+            heads=job.heads,
+            every_steps=config.log_every,
+        ),
+        Bar(),
+    ]
+    saved = Checkpoints(job.target.checkpoint, every_steps=config.checkpoint_every)
+    _fit(job, module, [validation, *(shown if job.ranks.first else []), saved])
+    return module
 
 
-def _fit(
-    module: RankerTraining,
-    callbacks: list[pl.Callback],
-    *,
-    device: torch.device,
-    steps: int,
-    checkpoint: Path | None,
-) -> None:
+def _fit(job: _Job, module: RankerTraining, callbacks: list[pl.Callback]) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    on_gpu = device.type == "cuda"
+    on_gpu = job.device.type == "cuda"
+    count = job.ranks.count
+    devices = [job.device.index or 0] if count == 1 else list(range(count))
     trainer = pl.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
-        devices=[device.index or 0] if on_gpu else 1,
-        max_steps=steps,
+        devices=devices if on_gpu else count,
+        strategy="auto" if count == 1 else DDPStrategy(),
+        plugins=None if count == 1 else [LightningEnvironment()],
+        max_steps=job.recipe.steps,
         callbacks=callbacks,
         logger=False,
         enable_checkpointing=False,
@@ -134,48 +184,70 @@ def _fit(
         # Lightning 2.6 uses a class that torch 2.13 deprecates.
         warnings.filterwarnings("ignore", message=r".*treespec, LeafSpec", category=FutureWarning)
         try:
-            trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
+            trainer.fit(module, ckpt_path=job.target.start, weights_only=True)
         except SystemExit:  # what Lightning makes of Ctrl-C
             raise KeyboardInterrupt from None
 
 
-def _new_rankers(
-    reader: TraceReader, training: list[SequenceRecord], recipe: Recipe, seed: int
-) -> HeadRankers:
+def _export(
+    job: _Job, module: RankerTraining, source: ContextSource, manifest: dict[str, Any]
+) -> None:
+    """Judge the best weights, calibrate and write them."""
+    best = module.best.to(job.device)
+    if job.recipe.label != "attention":  # chosen by its own label, judged as every policy is
+        source = job.source("attention")
+    contexts = map(source.context, job.held_out(job.config.validation_contexts))
+    result = judge(
+        best,
+        contexts,
+        job.traces.geometry,
+        reward_protection=job.protection,
+        heads=job.heads,
+    )
+    meta = PolicyMeta(
+        geometry=job.traces.geometry,
+        model=job.traces.manifest["model"],
+        training={**manifest, "best_step": module.best_step.tolist()},
+        held_out=result.per_head(),
+        heads=None if job.whole else job.heads,
+    )
+    calibration = _calibration(job, best)
+    save_policy(job.target.folder, best, meta, calibration=calibration, beside=OWN_ENTRIES)
+    print_summary(result, module.best_step, job.traces.geometry, job.heads)
+
+
+def _calibration(job: _Job, best: HeadRankers) -> Calibration | None:
+    if job.config.calibration == "none":
+        return None
+    return calibrate(
+        best,
+        job.traces,
+        job.held_out(job.config.calibration_contexts),
+        target=job.config.calibration,
+        protection=job.protection,
+        memory_bytes=int(job.config.memory_gb * 1e9),
+        device=job.device,
+    )
+
+
+def _new_rankers(job: _Job) -> HeadRankers:
+    """Initial rankers of the trained heads: the same whether others train beside them or not."""
+    recipe, geometry = job.recipe, job.traces.geometry
     spec = RankerSpec(
-        head_dim=reader.geometry.head_dim,
+        head_dim=geometry.head_dim,
         architecture=recipe.architecture,
         hidden=recipe.hidden,
         max_positions=recipe.max_positions,
-        reference_length=max(record.length for record in training),
+        reference_length=max(record.length for record in job.material.first),
         inputs=recipe.input_list,
         blocks=recipe.blocks,
     )
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(job.config.seed)
     kind = SharedRankers if recipe.sharing == "model" else HeadRankers
-    rankers = kind(spec, reader.geometry.agents, generator)
+    rankers = kind(spec, geometry.agents, generator)
+    if not job.whole:
+        states = rankers.head_states()[job.heads.start : job.heads.stop]
+        rankers = HeadRankers.from_head_states(spec, states)
     if recipe.architecture == "fourier":
-        rankers.standardise(**feature_statistics(reader, training))
+        rankers.standardise(**feature_statistics(job.traces, job.material.first))
     return rankers
-
-
-def _first(records: list[SequenceRecord], count: int) -> list[SequenceRecord]:
-    """The first `count` records, all for 0."""
-    if count > len(records):
-        raise UsageError(
-            f"--sequences {count}: the store has {len(records)} training sequences that can be cut"
-        )
-    return records[: count or None]
-
-
-def _trace_identity(
-    reader: TraceReader, training: list[SequenceRecord], validation: list[SequenceRecord]
-) -> dict[str, Any]:
-    """What tells one store from another, wherever it lies."""
-    return {
-        "geometry": reader.geometry.to_dict(),
-        "store": digest_json([reader.manifest["identity"], reader.plan.to_dict()]),
-        "sequences": digest_json([record.to_dict() for record in (*training, *validation)]),
-        "train": len(training),
-        "validation": len(validation),
-    }

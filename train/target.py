@@ -38,8 +38,8 @@ class RunTarget:
         """Whether the directory holds the finished policy of exactly this run."""
         return (self.folder / INDEX).exists() and not self._differences()
 
-    def prepare(self, manifest: Mapping[str, Any], *, resume: bool) -> Path | None:
-        """Claim the directory; return the checkpoint to continue from, if there is one.
+    def prepare(self, manifest: Mapping[str, Any], *, resume: bool) -> None:
+        """Claim the directory; only one process may.
 
         Raises UsageError when the directory holds anything but an unfinished run of this identity,
         or when `resume` is false and it is not empty, or when its checkpoint is damaged.
@@ -53,7 +53,12 @@ class RunTarget:
         if RUN_FILE not in entries:
             content = {"identity": self._identity, "manifest": dict(manifest)}
             write_sealed_json(self.folder / RUN_FILE, content)
-        return self.checkpoint if self._readable_checkpoint() else None
+        self._check_checkpoint()
+
+    @property
+    def start(self) -> Path | None:
+        """The checkpoint to continue from, None where there is none."""
+        return self.checkpoint if self.checkpoint.exists() else None
 
     def _check_resumable(self, entries: set[str], resume: bool) -> None:
         where = f"--out {self.folder}"
@@ -74,13 +79,12 @@ class RunTarget:
             return []
         return differences(read_sealed_json(path, UsageError)["identity"], self._identity)
 
-    def _readable_checkpoint(self) -> bool:
-        if not self.checkpoint.exists():
-            return False
+    def _check_checkpoint(self) -> None:
+        if self.start is None:
+            return
         try:
             torch.load(self.checkpoint, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # torch raises many kinds for damaged files
             raise UsageError(
                 f"{self.checkpoint} is damaged; delete it to start this run again"
             ) from error
-        return True

@@ -81,7 +81,7 @@ def test_directory_holds_one_file_per_head_and_the_index(policy_dir: Path) -> No
     index = json.loads((policy_dir / "policy.json").read_text())
     assert set(index) == {
         "format", "format_version", "architecture", "hyperparameters", "geometry", "model", "rope",
-        "features", "files", "calibration", "training", "held_out", "sha256",
+        "features", "files", "heads", "calibration", "training", "held_out", "sha256",
     }  # fmt: skip
     assert (index["format_version"], index["architecture"], index["rope"]) == (1, "fourier", "post")
 
@@ -264,7 +264,7 @@ def test_calibrations_round_trip_and_can_be_replaced(tmp_path: Path) -> None:
 
 
 def test_calibrations_of_another_geometry_are_not_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="calibration of 3 heads for 2 layers x 2 KV heads"):
+    with pytest.raises(ValueError, match="calibration of 3 heads for 4"):
         save_policy(tmp_path / "policy", _rankers(), META, calibration=_calibration(3))
     assert not (tmp_path / "policy").exists()
 
@@ -280,7 +280,7 @@ def test_policies_from_before_calibration_load(policy_dir: Path) -> None:
     ("changes", "message"),
     [
         ({"values": [[2.0, 1.0]] * 4}, "values of head 0 do not increase"),
-        ({"scores": [[0.0, 1.0]] * 3, "values": [[0.0, 1.0]] * 3}, "does not cover 2 layers"),
+        ({"scores": [[0.0, 1.0]] * 3, "values": [[0.0, 1.0]] * 3}, "does not cover 4 heads"),
         ({"target": "luck"}, "target 'luck'"),
         ({"scores": [[0.0, 1.0], [0.0]]}, "not a valid policy"),
         ({"scores": None}, "not a valid policy"),

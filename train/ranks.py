@@ -1,0 +1,215 @@
+"""Processes that share the contexts of every step: one per device, on one machine.
+
+The first process starts the others, each of which runs the whole program on its share of the
+contexts; or torchrun starts them all. Lightning's DDP averages their gradients. What a run writes,
+and all messages, are the first one's. What is left out: several machines.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+from multiprocessing.context import SpawnProcess
+from multiprocessing.queues import SimpleQueue
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from kvp.errors import KvpError, UsageError
+
+ItemT = TypeVar("ItemT")
+
+PATIENCE = timedelta(hours=2)
+"""Longest wait for another process; the first one validates while the others wait."""
+_PATIENCE_SECONDS = 10.0
+"""Longest wait for a process that has nothing left to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """One of the processes that train together; alone by default."""
+
+    index: int = 0
+    """Which process this is."""
+    count: int = 1
+    """Processes in all."""
+    port: int | None = None
+    """Where the first process waits for those it started; None elsewhere, also under torchrun."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and prints."""
+        return self.index == 0
+
+    def share(self, items: Iterable[ItemT]) -> Iterator[ItemT]:
+        """Every `count`-th of the items, from the own index on; they may be made as they come."""
+        return islice(items, self.index, None, self.count)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sum of a tensor, of one shape everywhere, over the processes; no gradient."""
+        if self.count == 1:
+            return tensor
+        total = tensor.detach().clone()
+        dist.all_reduce(total)
+        return total
+
+    def weighted_sum(self, numbers: Mapping[str, float], weight: float) -> dict[str, float]:
+        """Sum over processes of each number times the process's weight, of the same names."""
+        if self.count == 1:
+            return dict(numbers)
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        total = torch.tensor(list(numbers.values()), device=device) * weight
+        dist.all_reduce(total)
+        return dict(zip(numbers, total.tolist(), strict=True))
+
+    def from_first(self, tensor: Tensor) -> Tensor:
+        """The first process's tensor, of the same shape and dtype everywhere."""
+        if self.count > 1:
+            dist.broadcast(tensor, 0)
+        return tensor
+
+
+ALONE = Ranks()
+"""One process, which trains by itself."""
+
+
+def this_rank(devices: int) -> Ranks:
+    """Which of `devices` processes this is; UsageError where torchrun started other than these."""
+    if devices == 1 or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return Ranks(count=devices)
+    started = int(os.environ["WORLD_SIZE"])
+    if started != devices:
+        raise UsageError(f"--devices {devices}, but torchrun started {started} processes")
+    return Ranks(index=int(os.environ["RANK"]), count=devices)
+
+
+def device_of_rank(device: torch.device, ranks: Ranks) -> torch.device:
+    """The device of one process; UsageError where there are too few, or one was named."""
+    if ranks.count == 1 or device.type == "cpu":
+        return device
+    if device.index is not None:
+        raise UsageError(f"--device {device} names one device, --devices asks for {ranks.count}")
+    if torch.cuda.device_count() < ranks.count:
+        found = torch.cuda.device_count()
+        raise UsageError(f"--devices {ranks.count}: there are {found} CUDA devices here")
+    return torch.device("cuda", ranks.index)
+
+
+@contextmanager
+def together(ranks: Ranks, device: torch.device, follow: Callable[[Ranks], None]) -> Iterator[None]:
+    """Let the processes talk to each other; the first starts those that torchrun has not.
+
+    Args:
+        ranks: which process this is.
+        device: what it computes on.
+        follow: what every other process does, the block of this `with` included; picklable.
+
+    Raises:
+        KvpError: another process failed with one.
+    """
+    if ranks.count == 1:
+        yield
+        return
+    store = None
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        store = TCPStore("127.0.0.1", ranks.port or 0, None, ranks.first, PATIENCE)
+    count = ranks.count if ranks.first and store is not None else 1
+    with _others(count, store.port if store else 0, follow), _surroundings(ranks):
+        try:
+            _connect(ranks, device, store)
+            yield
+            dist.barrier()
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def _connect(ranks: Ranks, device: torch.device, store: TCPStore | None) -> None:
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=store,
+        rank=ranks.index,
+        world_size=ranks.count,
+        timeout=PATIENCE,
+        device_id=device if on_gpu else None,
+    )
+
+
+@contextmanager
+def _surroundings(ranks: Ranks) -> Iterator[None]:
+    """A fair share of the cores, and Lightning told that it need not start processes."""
+    threads, place = torch.get_num_threads(), os.environ.get("LOCAL_RANK")
+    os.environ["LOCAL_RANK"] = str(ranks.index)
+    torch.set_num_threads(max(threads // ranks.count, 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        if place is None:
+            del os.environ["LOCAL_RANK"]
+
+
+@contextmanager
+def _others(count: int, port: int, follow: Callable[[Ranks], None]) -> Iterator[None]:
+    """All of `count` processes but the first, alive no longer than the block."""
+    context = multiprocessing.get_context("spawn")
+    messages: SimpleQueue[str] = context.SimpleQueue()
+    others = [
+        context.Process(
+            target=_other,
+            args=(Ranks(index=index, count=count, port=port), follow, messages),
+            daemon=True,
+        )
+        for index in range(1, count)
+    ]
+    for other in others:
+        other.start()
+    try:
+        yield
+        _wait(others)
+    except KvpError:
+        raise
+    except Exception:  # perhaps because another process failed: that is what to tell
+        _wait(others)
+        if not messages.empty():
+            raise KvpError(messages.get()) from None
+        raise
+    finally:
+        for other in others:
+            other.kill()  # Lightning catches the signal of terminate()
+            other.join()
+
+
+def _wait(others: Sequence[SpawnProcess]) -> None:
+    for other in others:
+        other.join(_PATIENCE_SECONDS)
+
+
+def _other(ranks: Ranks, follow: Callable[[Ranks], None], messages: SimpleQueue[str]) -> None:
+    """Life of a process that the first one started; it ends with it, however that ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first one's to answer
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    try:
+        follow(ranks)
+    except KvpError as error:
+        messages.put(str(error))
+        sys.exit(2)
