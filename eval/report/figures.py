@@ -159,65 +159,68 @@ def cost_figures(
 ) -> tuple[LineFigure, LineFigure]:
     """Cost per budget over all heads, and head by head."""
     families = in_order(list(shown))
-    sequences = {row["sequences"] for row in results.curves if row["protocol"] == protocol}
-    protected = any(setting.protected for setting in shown.values())
-    kept = "first and last tokens kept by all" if protected else "no tokens protected"
-    policies = policy_words(results.curves, "averaged")
-    conditions = (
-        f"n = {'/'.join(str(n) for n in sorted(sequences))} held-out sequences, "
-        f"seed {results.setting('seed')}{policies}; "
-        f"{kept}; {PROTOCOLS.get(protocol, protocol)}"
-    )
+    conditions = _cost_conditions(results, shown, protocol)
     heads = sorted({head for family in families for head in costs[shown[family]]})
-    kv_heads = len({head for _, head in heads})
 
-    def line(family: str, curve: HeadCurve) -> Line:
-        setting = shown[family]
-        variant = "" if setting.variant == "auto" else f":{setting.variant}"
-        return Line(
-            key=family,
-            label=f"{family}{variant}",
-            style=styles[family],
-            x=tuple(PERCENT * share for share in curve.budgets),
-            y=tuple(PERCENT * cost for cost in curve.cost),
-            points=False,
+    def lines(curves: Mapping[str, HeadCurve]) -> tuple[Line, ...]:
+        return tuple(
+            _cost_line(family, shown[family], styles[family], curve)
+            for family, curve in curves.items()
         )
 
     x = Axis(label="budget, % of the cached tokens", limits=(0.0, 100.0))
     y = Axis(label="future attention lost, %", limits=(0.0, 102.0))
+    means = {family: mean_curve(costs[shown[family]]) for family in families}
     mean = LineFigure(
         name=f"cost-{protocol}",
         caption=f"Share of future attention lost at every budget, mean over {len(heads)} heads "
         f"(their sum divided by {len(heads)}); {conditions}.",
-        panels=(
-            Panel(
-                title="",
-                lines=tuple(line(name, mean_curve(costs[shown[name]])) for name in families),
-            ),
-        ),
+        panels=(Panel(title="", lines=lines(means)),),
         columns=1,
         x=x,
         y=y,
     )
+    of_family = {family: costs[shown[family]] for family in families}
     single = LineFigure(
         name=f"cost-heads-{protocol}",
         caption=f"The same for each KV head (rows: layers); {conditions}.",
         panels=tuple(
             Panel(
                 title=f"layer {head[0]}, head {head[1]}",
-                lines=tuple(
-                    line(name, costs[shown[name]][head])
-                    for name in families
-                    if head in costs[shown[name]]
-                ),
+                lines=lines({name: own[head] for name, own in of_family.items() if head in own}),
             )
             for head in heads
         ),
-        columns=kv_heads,
+        columns=len({head for _, head in heads}),
         x=x,
         y=y,
     )
     return mean, single
+
+
+def _cost_conditions(results: Results, shown: Mapping[str, Setting], protocol: str) -> str:
+    """What the curves were measured on, for captions."""
+    sequences = {row["sequences"] for row in results.curves if row["protocol"] == protocol}
+    protected = any(setting.protected for setting in shown.values())
+    kept = "first and last tokens kept by all" if protected else "no tokens protected"
+    policies = policy_words(results.curves, "averaged")
+    return (
+        f"n = {'/'.join(str(n) for n in sorted(sequences))} held-out sequences, "
+        f"seed {results.setting('seed')}{policies}; "
+        f"{kept}; {PROTOCOLS.get(protocol, protocol)}"
+    )
+
+
+def _cost_line(family: str, setting: Setting, style: Style, curve: HeadCurve) -> Line:
+    variant = "" if setting.variant == "auto" else f":{setting.variant}"
+    return Line(
+        key=family,
+        label=f"{family}{variant}",
+        style=style,
+        x=tuple(PERCENT * share for share in curve.budgets),
+        y=tuple(PERCENT * cost for cost in curve.cost),
+        points=False,
+    )
 
 
 def token_figure(results: Results, tokens: TokenMap) -> MapFigure:
