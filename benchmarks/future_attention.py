@@ -171,7 +171,7 @@ def _forms() -> dict[str, Callable[[Tensor, Tensor, list[int], str], Tensor]]:
 
     def naive(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:
         start, tokens = edges[0], len(keys)
-        logits = queries[:, start:] @ keys.T / WIDTH**0.5
+        logits: Tensor = queries[:, start:] @ keys.T / WIDTH**0.5
         index = torch.arange(tokens, device=keys.device)
         attention = logits.masked_fill(index > index[start:, None], -torch.inf).softmax(dim=-1)
         largest = attention.amax(dim=0)
