@@ -129,7 +129,8 @@ class ModelTraces:
 
     def output_gram(self) -> Tensor | None:
         """Gram matrices of the model's output projection, [L, H, D, D] float32; None if unknown."""
-        return self._tracing.output_gram
+        gram = self._tracing.output_gram
+        return gram if gram is None or self._agents is None else self._own(gram)
 
     def _attention(self, label: str, index: int, cut: int, stop: int | None) -> Tensor:
         trace, known = self._sequence(index)
