@@ -1,0 +1,117 @@
+"""What is compared: the arms of every study, as settings of kvp-train.
+
+An arm of the study `objectives` is tuned (learning rate, and the strength of a softened sort) on
+validation sequences. Those of the other studies train with the objective and learning rate that the
+first study chose, and differ in one thing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Settings = dict[str, str]
+
+LEARNING_RATES = ("1e-4", "3e-4", "1e-3", "3e-3", "1e-2", "3e-2")
+FIRST_LEARNING_RATE = "3e-3"
+TEMPERATURES = ("0.01", "0.1", "1")
+"""Strengths of a softened sort, for scores with standard deviation 1."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One of the things compared."""
+
+    name: str
+    settings: Settings
+    """Flags of kvp-train without their dashes."""
+    softened: bool = False
+    """Whether there is a temperature to choose."""
+    one_ranking: bool = False
+    """One permutation per context, of as many contexts as the others draw permutations per step."""
+
+
+def _sorts() -> list[Arm]:
+    return [
+        Arm(f"{sort}_{loss}", {"objective": sort, "sort_loss": loss}, softened=True)
+        for sort in ("soft_rank", "soft_sort", "neural_sort")
+        for loss in ("ranks", "cost")
+    ]
+
+
+OBJECTIVES = [
+    Arm("rloo_batch", {"objective": "rloo_batch"}, one_ranking=True),
+    Arm("rloo_32", {"objective": "rloo", "permutations": "32"}),
+    *reversed(_sorts()),
+    Arm("rloo", {"objective": "rloo"}),
+    Arm("exact", {"objective": "exact"}),
+    Arm("exact_64", {"objective": "exact", "pairs": "64"}),
+    Arm("listwise", {"objective": "listwise"}),
+    Arm("regress", {"objective": "regress"}),
+]
+"""Estimators and objectives, those that take longest first."""
+
+REWARDS = [
+    Arm("rloo_ratio", {"objective": "rloo", "reward": "ratio"}),
+    Arm("rloo_mass", {"objective": "rloo", "reward": "mass"}),
+    Arm("rloo_log", {"objective": "rloo", "budgets": "log"}),
+    Arm("rloo_window", {"objective": "rloo", "budgets": "6%:50%"}),
+    Arm("listwise_peak", {"objective": "listwise", "label": "peak"}),
+    Arm("rloo_protected", {"objective": "rloo", "exclude_protected": "false"}),
+    Arm("listwise_protected", {"objective": "listwise", "exclude_protected": "false"}),
+]
+"""Variants of what is rewarded, at the learning rate of the arm they vary."""
+
+INPUTS = [
+    Arm(name, {"inputs": inputs})
+    for name, inputs in {
+        "all": "key,value,position,distance",
+        "no_key": "value,position,distance",
+        "no_value": "key,position,distance",
+        "no_position": "key,value,distance",
+        "no_distance": "key,value,position",
+        "key": "key",
+        "value": "value",
+        "places": "position,distance",
+        "key_value": "key,value",
+    }.items()
+]
+
+SIZES = [
+    Arm(f"blocks{blocks}_hidden{hidden}", {"blocks": str(blocks), "hidden": str(hidden)})
+    for blocks in (1, 2)
+    for hidden in (16, 32, 64, 128, 256, 512)
+]
+
+SHARING = [Arm("heads", {"sharing": "heads"}), Arm("model", {"sharing": "model"})] + [
+    Arm(f"model_hidden{hidden}", {"sharing": "model", "hidden": str(hidden)})
+    for hidden in (128, 256)
+]
+
+TRACES = [Arm(f"sequences{count}", {"sequences": str(count)}) for count in (5, 10, 20, 40, 80, 160)]
+
+STEPS = [
+    Arm(f"{name}_steps{steps}", {"objective": name, "steps": str(steps)})
+    for steps in (1600,)
+    for name in ("rloo", "listwise")
+]
+
+_AS_FOURIER = {
+    "reward": "skill",
+    "exclude_protected": "true",
+    "advantage_clip": "3",
+    "future_max": "512",
+    "cut_prompt": "0.4",
+    "cut_context": "0.4",
+    "cut_uniform": "0.2",
+    "cut_min": "64",
+    "cut_grid": "16",
+}
+
+LENGTHS = [
+    Arm("features", {}),
+    Arm("no_position", {"inputs": "key,value,distance"}),
+    Arm("no_places", {"inputs": "key,value"}),
+    Arm("table", {"preset": "paper", **_AS_FOURIER}),
+]
+"""Ways to tell a ranker where a token is, for lengths beyond the trained one; `table` is the
+paper's learned position table in the paper's network, on raw keys and values."""

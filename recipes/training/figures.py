@@ -1,0 +1,157 @@
+"""Figures of the studies, as docs/results/training.md shows them.
+
+python recipes/training/figures.py RUN FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+from arms import INPUTS, LENGTHS, OBJECTIVES, SHARING, SIZES, TRACES, Arm
+from matplotlib.axes import Axes
+from results import Mean, Result, over_seeds, results_of
+
+
+def main() -> None:
+    """Draw every figure for which there are results."""
+    run, folder = map(Path, sys.argv[1:3])
+    folder.mkdir(parents=True, exist_ok=True)
+    for model in ("nano", "llama"):
+        if (run / model / "objectives").exists():
+            save(folder / f"objectives-{model}.png", objectives, run / model / "objectives")
+    draw = {
+        "inputs": inputs,
+        "sizes": sizes,
+        "sharing": sharing,
+        "traces": traces,
+        "lengths": lengths,
+    }
+    for name, figure in draw.items():
+        if (run / "nano" / name).exists():
+            save(folder / f"{name}.png", figure, run / "nano" / name)
+
+
+def save(path: Path, draw, study: Path) -> None:  # noqa: ANN001
+    """Draw one figure of a study."""
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    draw(axes, results_of(study))
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def skill(results: Sequence[Result]) -> Mean:
+    """Skill on test sequences."""
+    return over_seeds(results, lambda result: result["skill"])
+
+
+def objectives(axes: Axes, found: Mapping[str, list[Result]]) -> None:
+    """Skill against the time it took."""
+    for arm in OBJECTIVES:
+        if results := found.get(arm.name):
+            value = skill(results)
+            seconds = over_seeds(results, lambda result: result["seconds"]).mean
+            axes.errorbar(seconds, value.mean, yerr=value.half, fmt="o", capsize=3)
+            axes.annotate(
+                arm.name,
+                (seconds, value.mean),
+                xytext=(5, 4),
+                textcoords="offset points",
+                fontsize=8,
+            )
+    axes.set(
+        xscale="log",
+        xlabel="CPU seconds of kvp-train, one thread",
+        ylabel="skill on test sequences",
+    )
+
+
+def bars(axes: Axes, arms: Sequence[Arm], found: Mapping[str, list[Result]]) -> None:
+    """One bar per arm; the axis starts near the lowest."""
+    values = {arm.name: skill(found[arm.name]) for arm in arms if arm.name in found}
+    axes.barh(
+        list(values),
+        [value.mean for value in values.values()],
+        xerr=[value.half for value in values.values()],
+        capsize=3,
+        color="#4878a8",
+    )
+    axes.invert_yaxis()
+    lowest = min(value.mean for value in values.values())
+    axes.set(xlabel="skill on test sequences (1 oracle, 0 chance)", xlim=(max(lowest - 0.1, 0), 1))
+
+
+def inputs(axes: Axes, found: Mapping[str, list[Result]]) -> None:
+    """What the ranker sees."""
+    bars(axes, INPUTS, found)
+
+
+def sharing(axes: Axes, found: Mapping[str, list[Result]]) -> None:
+    """A network per head or one for all."""
+    bars(axes, SHARING, found)
+
+
+def sizes(axes: Axes, found: Mapping[str, list[Result]]) -> None:
+    """Skill against the parameters of a head, for one and two hidden layers."""
+    for blocks in (1, 2):
+        arms = [arm.name for arm in SIZES if arm.settings["blocks"] == str(blocks)]
+        line = [(found[arm][0]["parameters"], skill(found[arm])) for arm in arms if arm in found]
+        axes.errorbar(
+            [place for place, _ in line],
+            [value.mean for _, value in line],
+            yerr=[value.half for _, value in line],
+            capsize=3,
+            marker="o",
+            label=f"{blocks} hidden layer{'s' * (blocks > 1)}, width 16 to 512",
+        )
+    axes.set(xscale="log", xlabel="parameters per head", ylabel="skill on test sequences")
+    axes.legend()
+
+
+def traces(axes: Axes, found: Mapping[str, list[Result]]) -> None:
+    """Learning curve over training sequences."""
+    counts = [arm for arm in TRACES if arm.name in found]
+    values = [skill(found[arm.name]) for arm in counts]
+    axes.errorbar(
+        [int(arm.settings["sequences"]) for arm in counts],
+        [v.mean for v in values],
+        yerr=[v.half for v in values],
+        capsize=3,
+        marker="o",
+    )
+    axes.set(xscale="log", xlabel="training sequences", ylabel="skill on test sequences")
+
+
+def lengths(axes: Axes, found: Mapping[str, list[Result]]) -> None:
+    """Skill of policies trained at 512 tokens on longer prompts."""
+    for arm in LENGTHS:
+        if results := found.get(arm.name):
+            values = {512: skill(results)}
+            for name in results[0]["elsewhere"]:
+                values[int(name.split("_")[0])] = over_seeds(
+                    results, lambda r, n=name: r["elsewhere"][n]
+                )
+            places = sorted(values)
+            axes.errorbar(
+                places,
+                [values[p].mean for p in places],
+                yerr=[values[p].half for p in places],
+                capsize=3,
+                marker="o",
+                label=arm.name,
+            )
+    axes.set(
+        xscale="log", xlabel="prompt tokens (trained at 512)", ylabel="skill on test sequences"
+    )
+    axes.legend()
+
+
+if __name__ == "__main__":
+    main()

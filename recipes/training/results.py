@@ -1,0 +1,87 @@
+"""Results of the studies as numbers: means over seeds, accuracies over prompts."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from eval.stats import Interval, paired_difference, per_prompt, perplexity
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Mean over seeds and half of its 95 % interval (Student's t); NaN for a single seed."""
+
+    mean: float
+    half: float
+
+    def __str__(self) -> str:
+        """Three digits."""
+        return f"{self.mean:.3f}" if np.isnan(self.half) else f"{self.mean:.3f} ± {self.half:.3f}"
+
+
+def mean_of(values: Iterable[float]) -> Mean:
+    """Mean of one value per seed with its interval."""
+    numbers = np.array(list(values), dtype=float)
+    if len(numbers) < 2:
+        return Mean(float(numbers.mean()), float("nan"))
+    error = numbers.std(ddof=1) / len(numbers) ** 0.5
+    return Mean(float(numbers.mean()), float(stats.t.ppf(0.975, len(numbers) - 1) * error))
+
+
+def results_of(study: Path) -> dict[str, list[Result]]:
+    """Arm -> results of its seeds, for every arm that has been trained."""
+    found: dict[str, list[Result]] = defaultdict(list)
+    for path in sorted((study / "final").glob("*/seed*/result.json")):
+        found[path.parts[-3]].append(json.loads(path.read_text()))
+    return dict(found)
+
+
+def over_seeds(results: Sequence[Result], value: Callable[[Result], float]) -> Mean:
+    """Mean over the seeds of an arm."""
+    return mean_of(value(result) for result in results)
+
+
+def rows_of(folder: Path, **fields: str) -> dict[str, list[Result]]:
+    """Arm -> rows of kvp-eval with these fields, from policies named `ARM/seedN`."""
+    found: dict[str, list[Result]] = defaultdict(list)
+    with (folder / "rows.jsonl").open() as lines:
+        for line in lines:
+            row = json.loads(line)
+            if all(row[name] == value for name, value in fields.items()):
+                found[(row["policy"] or row["method"]).split("/")[0]].append(row)
+    return dict(found)
+
+
+def accuracy(rows: Sequence[Result]) -> Mean:
+    """Mean score in %, over prompts for every seed, and its interval over seeds."""
+    by_seed: dict[Any, list[float]] = defaultdict(list)
+    for row in rows:
+        if row["score"] is not None:
+            by_seed[row["policy"]].append(100 * row["score"])
+    return mean_of(float(np.mean(scores)) for scores in by_seed.values())
+
+
+def difference(ours: Sequence[Result], theirs: Sequence[Result]) -> Interval:
+    """Points of accuracy by which ours is better, over the same prompts (bootstrap)."""
+    found = paired_difference(per_prompt(ours), per_prompt(theirs))
+    return Interval(
+        mean=100 * found.mean,
+        low=100 * found.low,
+        high=100 * found.high,
+        prompts=found.prompts,
+    )
+
+
+def ppl(rows: Sequence[Result]) -> Interval:
+    """Perplexity, seeds pooled."""
+    return perplexity(rows)

@@ -1,0 +1,244 @@
+"""Train the arms of a study, tuned on validation sequences, and judge them on test sequences.
+
+    python recipes/training/study.py objectives --traces RUN/traces --out RUN/objectives \
+        --config configs/training/nano.yaml
+    python recipes/training/study.py inputs ... --chosen RUN/objectives    # at what it chose there
+
+Writes OUT/tune/ARM/SETTING, OUT/final/ARM/seedN (policy directories) and beside each policy a
+result.json. Started again, it continues. Each run uses one thread; `--workers` run side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import io
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import arms
+import torch
+import yaml
+from arms import FIRST_LEARNING_RATE, LEARNING_RATES, TEMPERATURES, Arm, Settings
+from torch import Tensor
+
+from kvp.ranking import Protection
+from kvp.store import TraceReader
+from policies import load_policy
+from policies.ranker import parameters_per_head
+from train.cli import main as kvp_train
+from train.contexts import Context, ContextSource
+from train.cuts import held_out_cuts
+from train.held_out import evaluate
+from train.presets import PRESETS
+from train.store import usable
+
+RESULT = "result.json"
+STUDIES = {
+    "objectives": arms.OBJECTIVES,
+    "rewards": arms.REWARDS,
+    "inputs": arms.INPUTS,
+    "sizes": arms.SIZES,
+    "sharing": arms.SHARING,
+    "traces": arms.TRACES,
+    "steps": arms.STEPS,
+    "lengths": arms.LENGTHS,
+    "plain": arms.INPUTS[:1],
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """Where a study happens and with what."""
+
+    traces: Path
+    config: Path
+    out: Path
+    seeds: int
+    chosen: Path | None
+    """Folder of an `objectives` study whose choices are used instead of tuning."""
+    elsewhere: tuple[Path, ...]
+    """Other stores whose test sequences the policies are judged on."""
+
+    def run(self, arm: Arm) -> None:
+        """Tune an arm, or look up what was chosen for its objective; train its seeds."""
+        settings = self._looked_up(arm) if self.chosen else self._tuned(arm)
+        for seed in range(self.seeds):
+            self._result(f"final/{arm.name}/seed{seed}", arm, {**settings, "seed": str(seed)})
+
+    def _settings(self, arm: Arm) -> Settings:
+        if not arm.one_ranking:
+            return arm.settings
+        common = yaml.safe_load(self.config.read_text())
+        episodes = common["contexts"] * common["permutations"]
+        return {**arm.settings, "contexts": str(episodes), "permutations": "1"}
+
+    def _looked_up(self, arm: Arm) -> Settings:
+        assert self.chosen is not None
+        objective = arm.settings.get("objective", "listwise")
+        result = json.loads((self.chosen / "final" / objective / "seed0" / RESULT).read_text())
+        return {"objective": objective, "lr": result["settings"]["lr"]}
+
+    def _tuned(self, arm: Arm) -> Settings:
+        """Coordinate search: the temperature, then the learning rate until its neighbours lose."""
+        settings = {"lr": FIRST_LEARNING_RATE}
+        if arm.softened:
+            skills = {t: self._skill(arm, {**settings, "temperature": t}) for t in TEMPERATURES}
+            settings["temperature"] = max(skills, key=lambda t: skills[t])
+        best = climb(
+            LEARNING_RATES, FIRST_LEARNING_RATE, lambda lr: self._skill(arm, {**settings, "lr": lr})
+        )
+        return {**settings, "lr": best}
+
+    def _skill(self, arm: Arm, settings: Settings) -> float:
+        name = "_".join(f"{key}{value}" for key, value in sorted(settings.items()))
+        tuning = {**settings, "seed": "100", "calibration": "none"}
+        return float(self._result(f"tune/{arm.name}/{name}", arm, tuning)["validation_skill"])
+
+    def _result(self, place: str, arm: Arm, settings: Settings) -> dict[str, Any]:
+        """Result of one run, trained unless it is there."""
+        folder = self.out / place
+        if not (folder / RESULT).exists():
+            settings = {**self._settings(arm), **settings}
+            seconds = train(self.traces, self.config, folder, settings)
+            result = {
+                "arm": arm.name,
+                "settings": settings,
+                "seconds": seconds,
+                **own_skill(folder),
+            }
+            if place.startswith("final"):
+                result |= judged(folder, self.traces)
+                skills = {path.name: judged(folder, path)["skill"] for path in self.elsewhere}
+                result["elsewhere"] = skills
+            partial = folder / f"{RESULT}.partial"
+            partial.write_text(json.dumps(result))
+            partial.rename(folder / RESULT)
+            print(f"{place} {result['validation_skill']:.4f} {seconds:.0f} s", flush=True)
+        found: dict[str, Any] = json.loads((folder / RESULT).read_text())
+        return found
+
+
+def climb(grid: tuple[str, ...], start: str, worth: Callable[[str], float]) -> str:
+    """The best value of a grid that both its neighbours (where it has any) are worse than."""
+    best, known = grid.index(start), {}
+    while True:
+        near = [i for i in (best - 1, best, best + 1) if 0 <= i < len(grid)]
+        for place in near:
+            if place not in known:
+                known[place] = worth(grid[place])
+        if (top := max(near, key=lambda i: known[i])) == best:
+            return grid[best]
+        best = top
+
+
+def train(traces: Path, config: Path, folder: Path, settings: Settings) -> float:
+    """Run kvp-train; CPU seconds of this process (0 for what an earlier process had trained)."""
+    flags = [part for key, value in settings.items() for part in (f"--{key}", value)]
+    argv = ["--config", str(config), "--traces", str(traces), "--out", str(folder), *flags]
+    started = time.process_time()
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()) as said,
+    ):
+        code = kvp_train(argv)
+    if code:
+        raise RuntimeError(f"kvp-train {' '.join(argv)}: {said.getvalue()}")
+    return time.process_time() - started
+
+
+def own_skill(folder: Path) -> dict[str, float]:
+    """Mean skill over heads on validation sequences, as kvp-train found it."""
+    rows = json.loads((folder / "policy.json").read_text())["held_out"]
+    skills = [row["skill"] for row in rows if row["skill"] is not None]
+    return {"validation_skill": sum(skills) / len(skills)}
+
+
+def judged(folder: Path, traces: Path) -> dict[str, Any]:
+    """Metrics of a policy on the store's test sequences.
+
+    Protected tokens take no part, for every arm, whatever it was trained on.
+    """
+    policy = load_policy(folder)
+    protection = Protection()
+    contexts = test_contexts(traces)
+    result = evaluate(policy.rankers, contexts, reward_protection=protection)
+    orders = []
+    with torch.no_grad():
+        for context in contexts:
+            score = policy.rankers(context.keys, context.values, context.positions, context.length)
+            free = slice(protection.sinks, context.length - protection.recents)
+            orders.append(rank_correlation(score[:, free], context.importance[:, free]))
+    return {
+        "skill": float(result.skill.nanmean()),
+        "skill_by_head": result.skill.tolist(),
+        "area": float(result.area.mean()),
+        "oracle_area": float(result.oracle_area.mean()),
+        "lost": {budget: float(lost.mean()) for budget, lost in result.lost.items()},
+        "rank_correlation": float(torch.stack(orders).mean()),
+        "parameters": parameters_per_head(policy.rankers.spec),
+        "contexts": len(contexts),
+    }
+
+
+@functools.cache
+def test_contexts(traces: Path) -> list[Context]:
+    """Boundary cuts of the test sequences, at most 96, as the default preset cuts them."""
+    reader = TraceReader(traces)
+    recipe = PRESETS["fourier"]
+    source = ContextSource(reader, memory_bytes=int(2e9))
+    cuts = held_out_cuts(usable(reader, "test", recipe), recipe, limit=96)
+    return [source.context(cut) for cut in cuts]
+
+
+def rank_correlation(scores: Tensor, importance: Tensor) -> Tensor:
+    """Spearman's correlation of two [A, N] tensors along the tokens: [A]."""
+    ranks = [values.argsort(-1).argsort(-1).double() for values in (scores, importance)]
+    centred = [rank - rank.mean(-1, keepdim=True) for rank in ranks]
+    both: Tensor = torch.stack(centred).square().sum(-1).prod(0).sqrt()
+    return (centred[0] * centred[1]).sum(-1) / both
+
+
+def _arm(work: tuple[Study, Arm]) -> None:
+    torch.set_num_threads(1)
+    work[0].run(work[1])
+
+
+def run_all(study: Study, chosen: Iterable[Arm], workers: int) -> None:
+    """Run arms, `workers` at a time."""
+    jobs = [(study, arm) for arm in chosen]
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        for _ in pool.imap_unordered(_arm, jobs):
+            pass
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("study", choices=STUDIES)
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--chosen", type=Path, help="folder of the objectives study")
+    parser.add_argument("--arms", help="only these, comma separated")
+    parser.add_argument("--elsewhere", type=Path, nargs="*", default=[], help="other stores")
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    given = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    study = Study(
+        given.traces, given.config, given.out, given.seeds, given.chosen, tuple(given.elsewhere)
+    )
+    named = given.arms.split(",") if given.arms else [arm.name for arm in STUDIES[given.study]]
+    run_all(study, [arm for arm in STUDIES[given.study] if arm.name in named], given.workers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Markdown tables of the studies, as docs/results/training.md prints them.
+
+python recipes/training/tables.py RUN            # RUN of recipes/training/run.sh
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from arms import INPUTS, LENGTHS, OBJECTIVES, REWARDS, SHARING, SIZES, STEPS, TRACES, Arm
+from results import Result, accuracy, difference, over_seeds, ppl, results_of, rows_of
+
+PROTOCOLS = ("query_aware", "query_agnostic")
+BUDGETS = ("12.5%", "25%")
+REFERENCE = "rloo"
+
+
+def main() -> None:
+    """Print every table for which there are results."""
+    run = Path(sys.argv[1])
+    for model in ("nano", "llama"):
+        for part in model_tables(run / model):
+            print(part)
+
+
+def model_tables(run: Path) -> Iterator[str]:
+    """All tables of one model."""
+    name = run.name
+    yield f"## {name}\n"
+    yield objectives(run)
+    if (run / "accuracy-query_aware").exists():
+        yield from map(lambda protocol: accuracies(run, protocol), PROTOCOLS)
+    if (run / "perplexity").exists():
+        yield perplexities(run / "perplexity")
+    for study, arms in (
+        ("rewards", REWARDS),
+        ("steps", STEPS),
+        ("inputs", INPUTS),
+        ("sizes", SIZES),
+        ("sharing", SHARING),
+        ("traces", TRACES),
+        ("lengths", LENGTHS),
+    ):
+        if (run / study).exists():
+            yield variants(run / study, arms)
+    if (run / "transfer").exists():
+        yield transfer(run / "transfer")
+
+
+def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table with its caption above it."""
+    lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
+    return "\n".join(
+        [f"**{caption}**", "", lines[0], "|---" + "|--:" * (len(header) - 1) + "|", *lines[1:], ""]
+    )
+
+
+def objectives(run: Path) -> str:
+    """Held-out skill of every objective at the settings that validation chose."""
+    found = results_of(run / "objectives")
+    rows = []
+    for arm in reversed(OBJECTIVES):
+        results = found.get(arm.name)
+        if results:
+            chosen = results[0]["settings"]
+            rows.append(
+                [
+                    arm.name,
+                    chosen["lr"] + (f", {chosen['temperature']}" if arm.softened else ""),
+                    str(over_seeds(results, lambda r: r["skill"])),
+                    str(over_seeds(results, lambda r: min(r["skill_by_head"]))),
+                    str(over_seeds(results, area_ratio)),
+                    str(over_seeds(results, lambda r: r["rank_correlation"])),
+                    f"{over_seeds(results, lambda r: r['seconds']).mean:.0f}",
+                    str(len(results)),
+                ]
+            )
+    header = ["objective", "lr, strength", "skill", "worst head", "area / oracle's"]
+    header += ["rank correlation", "CPU s", "seeds"]
+    return table("Test sequences: every objective as tuned on validation", header, rows)
+
+
+def area_ratio(result: Result) -> float:
+    """Area under the cost curve over the oracle's."""
+    return float(result["area"] / result["oracle_area"])
+
+
+def accuracies(run: Path, protocol: str) -> str:
+    """Downstream accuracy of every objective and its difference to rloo."""
+    folder = run / f"accuracy-{protocol}"
+    header = ["objective"]
+    columns: list[dict[str, list[Result]]] = []
+    for allocator in ("uniform", "global"):
+        for budget in BUDGETS:
+            header += [f"{allocator} {budget}", f"− {REFERENCE}"]
+            columns.append(rows_of(folder, budget_spec=budget, allocator=allocator))
+    rows = []
+    for arm in reversed(OBJECTIVES):
+        if arm.name not in columns[0]:
+            continue
+        cells = [arm.name]
+        for column in columns:
+            mean = accuracy(column[arm.name])
+            cells.append(f"{mean.mean:.1f} ± {mean.half:.1f}")
+            gap = difference(column[arm.name], column[REFERENCE])
+            cells.append(f"{gap.mean:+.1f} ({gap.low:+.1f} to {gap.high:+.1f})")
+        rows.append(cells)
+    return table(f"{protocol}: accuracy, %, of five policies each", header, rows)
+
+
+def perplexities(folder: Path) -> str:
+    """Continuation perplexity of every objective."""
+    specs = ("6%", *BUDGETS)
+    columns = [rows_of(folder, budget_spec=budget, allocator="uniform") for budget in specs]
+    rows = []
+    for arm in reversed(OBJECTIVES):
+        if arm.name in columns[0]:
+            found = [ppl(column[arm.name]) for column in columns]
+            rows.append([arm.name, *(f"{f.mean:.3f} ({f.low:.3f} to {f.high:.3f})" for f in found)])
+    full = rows_of(folder, method="full")
+    if full:
+        rows.append(["full cache", *[f"{ppl(full['full']).mean:.3f}"] * len(specs)])
+    return table("Continuation perplexity", ["objective", *specs], rows)
+
+
+def variants(study: Path, arms: Sequence[Arm]) -> str:
+    """Skill of the arms of a study that changes one thing."""
+    found = results_of(study)
+    elsewhere = sorted({name for rs in found.values() for r in rs for name in r["elsewhere"]})
+    rows = [
+        [
+            arm.name,
+            str(over_seeds(results, lambda r: r["skill"])),
+            *(str(over_seeds(results, there(name))) for name in elsewhere),
+            str(over_seeds(results, area_ratio)),
+            str(results[0]["parameters"]),
+            f"{over_seeds(results, lambda r: r['seconds']).mean:.0f}",
+        ]
+        for arm in arms
+        if (results := found.get(arm.name))
+    ]
+    header = ["arm", "skill", *(f"skill on {name}" for name in elsewhere)]
+    return table(study.name, [*header, "area / oracle's", "parameters", "CPU s"], rows)
+
+
+def there(name: str) -> Callable[[Result], float]:
+    """Skill on another store's test sequences."""
+    return lambda result: float(result["elsewhere"][name])
+
+
+def transfer(study: Path) -> str:
+    """Skill of policies of one kind of text on another."""
+    rows = [
+        [f"trained on {folder.name}", *(str(over_seeds(rs, there(n))) for n in rs[0]["elsewhere"])]
+        for folder in sorted(study.iterdir())
+        if (rs := results_of(folder).get("all"))
+    ]
+    names = list(results_of(next(study.iterdir()))["all"][0]["elsewhere"])
+    return table("Transfer", ["", *(f"skill on {name}" for name in names)], rows)
+
+
+if __name__ == "__main__":
+    main()
