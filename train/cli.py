@@ -26,7 +26,8 @@ def _description() -> str:
         for name, recipe in PRESETS.items()
     )
     return (
-        "Train one eviction ranker per KV head on a trace store and write a policy directory. "
+        "Train one eviction ranker per KV head, on a trace store or (--source model) on what a "
+        "running model shows, and write a policy directory. "
         "The command that was interrupted continues where it was. Settings without a value come "
         f"from the preset. {presets}."
     )
