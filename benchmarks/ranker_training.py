@@ -1,0 +1,262 @@
+"""Seconds and memory of one training step, part by part, every variant in its own process.
+
+    python benchmarks/ranker_training.py --heads 112 --tokens 4500 --head_dim 128 --contexts 16 \
+        --device cuda --out docs/results/ranker_training-h100.json
+
+The default shapes are those of the KVP paper: Qwen2.5-7B (28 layers of 4 KV heads, D = 128), caches
+of 4,500 tokens, 16 contexts per step. Keys, values and importance are random: time does not depend
+on them. The step is that of `train.module`, without Lightning, reading and validation. Variants
+take turns, so that what else the machine does slows all of them alike. `seconds` is the wall time
+of a step (median over steps and rounds), `processor_seconds` what its threads computed: the number
+to compare on a busy CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it starts
+    from train.contexts import Context
+    from train.module import RankerTraining
+
+PARTS = ("forward", "loss", "backward", "clipping", "adamw", "averaging")
+
+
+def main() -> None:
+    """Measure every objective and form of the network, and write the JSON file."""
+    args = _arguments()
+    if args.child is not None:
+        objective, network = args.child
+        print(json.dumps(_measure(objective, network, args)))
+        return
+    variants = list(product(args.objective.split(","), args.network.split(",")))
+    rounds: list[list[dict[str, Any]]] = [[] for _ in variants]
+    for _ in range(args.rounds):
+        for variant, measured in zip(variants, rounds, strict=True):
+            call = [sys.executable, __file__, *sys.argv[1:], "--child", *variant]
+            environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
+            made = subprocess.run(call, env=environment, stdout=subprocess.PIPE, check=True)
+            measured.append(json.loads(made.stdout))
+    results = []
+    for (objective, network), measured in zip(variants, rounds, strict=True):
+        row: dict[str, Any] = {"objective": objective, "network": network}
+        row |= {key: statistics.median(run[key] for run in measured) for key in measured[0]}
+        row["paper_minutes"] = row["seconds"] * args.paper_steps / 60
+        print(json.dumps(row), flush=True)
+        results.append(row)
+    settings = {name: value for name, value in vars(args).items() if name not in ("out", "child")}
+    report = {"machine": _machine(), "settings": settings, "results": results}
+    args.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--heads", type=int, default=112)
+    parser.add_argument("--tokens", type=int, default=4500)
+    parser.add_argument("--head_dim", type=int, default=128)
+    parser.add_argument("--contexts", type=int, default=16)
+    parser.add_argument("--preset", choices=["paper", "fourier"], default="paper")
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--objective", default="rloo,listwise,exact")
+    parser.add_argument("--network", default="loop,stacked")
+    parser.add_argument("--steps", type=int, default=3, help="steps measured per process")
+    parser.add_argument("--rounds", type=int, default=1, help="processes per variant")
+    parser.add_argument("--paper_steps", type=int, default=4000, help="for `paper_minutes`")
+    parser.add_argument("--activation_gb", type=float, default=8.0, help="as for kvp-train")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--child", nargs=2, metavar=("OBJECTIVE", "NETWORK"))
+    return parser.parse_args()
+
+
+def _machine() -> dict[str, Any]:
+    """What the numbers were measured on, and of which version."""
+    code = "import torch; c = torch.cuda; print(torch.__version__, "
+    code += "c.get_device_name() if c.is_available() else '', sep='|')"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    torch_version, gpu = made.stdout.strip().split("|")
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else None,
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "gpu": gpu or None,
+        "torch": torch_version,
+        "commit": commit or None,
+    }
+
+
+def _measure(objective: str, network: str, args: argparse.Namespace) -> dict[str, float]:
+    """Medians over steps in seconds, in all and by part, and memory in GB (after a warm-up)."""
+    import torch
+
+    torch.set_num_threads(args.threads)
+    module = _training(objective, network, args)
+    clock = _Clock(args.device)
+    optimizer: Any = module.configure_optimizers()["optimizer"]
+    before = module.rankers.register_forward_pre_hook(lambda *_: clock.enter("forward"))
+    after = module.rankers.register_forward_hook(lambda *_: clock.leave())
+    for step in range(args.steps + 1):
+        _step(module, optimizer, clock, step)
+    before.remove()
+    after.remove()
+    if args.device == "cuda":
+        peak = torch.cuda.max_memory_allocated()
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return clock.medians() | {"peak_gb": peak / 1e9}
+
+
+def _step(module: RankerTraining, optimizer: Any, clock: _Clock, step: int) -> None:  # noqa: ANN401
+    """One step, as Lightning makes `train.module` take it."""
+    from train.optim import update_average
+
+    with clock.step():
+        with clock.part("loss"):  # less what the forward pass takes of it
+            loss = module.training_step(step, 0)["loss"]
+        with clock.part("backward"):
+            loss.backward()
+        with clock.part("clipping"):
+            module.configure_gradient_clipping()
+        with clock.part("adamw"):
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        with clock.part("averaging"):
+            update_average(module.average, module.rankers, 0.99)
+
+
+class _Clock:
+    """Seconds of steps and of their parts; the first step is forgotten."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._steps: list[dict[str, float]] = []
+        self._part: str | None = None
+        self._entered = 0.0
+
+    def now(self) -> float:
+        if self._device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        self._steps.append(dict.fromkeys(PARTS, 0.0))
+        wall, processor = self.now(), time.process_time()
+        yield
+        self._steps[-1]["seconds"] = self.now() - wall
+        self._steps[-1]["processor_seconds"] = time.process_time() - processor
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        self._part, start = name, self.now()
+        yield
+        self._steps[-1][name] += self.now() - start
+
+    def enter(self, name: str) -> None:
+        """Begin a part within another one."""
+        self._entered = self.now()
+
+    def leave(self) -> None:
+        """End it; in the backward pass, where activations are made again, it is part of that."""
+        if self._part == "loss":
+            seconds = self.now() - self._entered
+            self._steps[-1]["forward"] += seconds
+            self._steps[-1]["loss"] -= seconds
+
+    def medians(self) -> dict[str, float]:
+        measured = self._steps[1:]
+        return {name: statistics.median(step[name] for step in measured) for name in measured[0]}
+
+
+def _training(objective: Any, network: str, args: argparse.Namespace) -> RankerTraining:  # noqa: ANN401
+    """The training of random rankers on random contexts, all of the same length."""
+    from dataclasses import replace
+    from typing import cast
+
+    import torch
+
+    from kvp.store import SequenceRecord
+    from policies.ranker import HeadRankers, RankerSpec
+    from train.contexts import ContextSource
+    from train.module import RankerTraining
+    from train.presets import PRESETS
+
+    sizes: dict[str, Any] = {"hidden": args.hidden, "contexts": args.contexts, "cut_min": 1}
+    sizes |= {"cut_prompt": 0.0, "cut_context": 1.0, "cut_uniform": 0.0}
+    recipe = replace(PRESETS[args.preset], objective=objective, **sizes)
+    spec = RankerSpec(
+        head_dim=args.head_dim,
+        architecture=recipe.architecture,
+        hidden=recipe.hidden,
+        max_positions=recipe.max_positions,
+        reference_length=args.tokens,
+    )
+    rankers = HeadRankers(spec, args.heads, torch.Generator().manual_seed(0)).to(args.device)
+    length = args.tokens + 1
+    record = SequenceRecord(
+        index=0,
+        id="random",
+        task="random",
+        split="train",
+        length=length,
+        context_length=args.tokens,
+        prompt_length=args.tokens,
+        token_ids=tuple(range(length)),
+    )
+    return RankerTraining(
+        rankers,
+        recipe,
+        cast("ContextSource", _RandomContexts(args)),
+        [record],
+        seed=0,
+        activation_bytes=args.activation_gb * 1e9,
+        stacked=network == "stacked",
+    )
+
+
+class _RandomContexts:
+    """Stands in for a source of contexts: the same one for every cut, made once."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        import torch
+
+        from train.contexts import Context
+
+        self.device = torch.device(args.device)
+        random = torch.Generator(self.device).manual_seed(0)
+        shape = (args.heads, args.tokens, args.head_dim)
+        self._context = Context(
+            keys=torch.randn(shape, generator=random, device=self.device),
+            values=torch.randn(shape, generator=random, device=self.device),
+            positions=torch.arange(args.tokens, device=self.device),
+            length=args.tokens,
+            importance=torch.rand(shape[:2], generator=random, device=self.device).pow(8),
+            future=1,
+        )
+
+    def context(self, cut: object) -> Context:
+        return self._context
+
+
+if __name__ == "__main__":
+    main()
