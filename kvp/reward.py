@@ -63,14 +63,15 @@ def all_budgets_cost(
         ValueError: the token axes differ.
     """
     ranked = _ranked(importance, ranking)
-    return ranked @ _coefficients(ranked, coefficients)
+    # Not a matrix product, which would round a row by the number of rows beside it.
+    return (ranked * _coefficients(ranked, coefficients)).sum(-1)
 
 
 def ideal_cost(importance: Tensor, coefficients: Tensor | None = None) -> Tensor:
     """Cost of the best ranking σ*, by descending importance: [..., N] -> [...]."""
     _check(importance)
     ranked = importance.sort(dim=-1, descending=True).values
-    return ranked @ _coefficients(ranked, coefficients)
+    return (ranked * _coefficients(ranked, coefficients)).sum(-1)
 
 
 def random_cost(importance: Tensor, coefficients: Tensor | None = None) -> Tensor:

@@ -150,12 +150,12 @@ def evaluate(
             losses[str(budget)].append(curve[:, budget.tokens(context.length)])
     if not skills:
         raise ValueError("no held-out contexts")
-    skill, counted = torch.stack(skills), torch.stack(counts)
+    skill, counted = torch.stack(skills, dim=1), torch.stack(counts, dim=1)
     return HeldOut(
-        skill=skill.where(counted, 0.0).sum(0) / counted.sum(0),
-        area=torch.stack(areas).mean(0),
-        oracle_area=torch.stack(oracles).mean(0),
-        lost={budget: torch.stack(values).mean(0) for budget, values in losses.items()},
+        skill=skill.where(counted, 0.0).sum(1) / counted.sum(1),
+        area=torch.stack(areas, dim=1).mean(1),
+        oracle_area=torch.stack(oracles, dim=1).mean(1),
+        lost={budget: torch.stack(values, dim=1).mean(1) for budget, values in losses.items()},
         contexts=len(skills),
         parameters=parameters_per_head(rankers.spec),
     )

@@ -16,7 +16,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kvp.ranking import UNPROTECTED, Protection
@@ -97,19 +97,12 @@ class RankerTraining(pl.LightningModule):
         contexts = [context.without(self._protection) for context in self._contexts.contexts(step)]
         scores = self._scores(contexts)
         counted = torch.stack([learnable(context.importance) for context in contexts])
-        batch = Batch(
-            scores=scores,
-            importances=[context.importance for context in contexts],
-            counted=counted,
-            seeds=[
-                noise_seed(self._seed, step, slot) for slot in ranks.share(range(recipe.contexts))
-            ],
-            protected=[context.length - context.keys.shape[1] for context in contexts],
-            heads=self._heads,
-            model_heads=self._model_heads,
-            across=ranks.sum,
+        seeds = [noise_seed(self._seed, step, slot) for slot in ranks.share(range(recipe.contexts))]
+        losses, own = OBJECTIVES[recipe.objective](
+            self._batch(contexts, scores, counted, seeds), recipe
         )
-        losses, own = OBJECTIVES[recipe.objective](batch, recipe)
+        if len(losses) > len(counted[0]):
+            losses = losses[self._heads]
         entropy = torch.stack([top_entropy(score.detach()) for score in scores])
         share = len(contexts) / recipe.contexts
         metrics = {
@@ -122,6 +115,40 @@ class RankerTraining(pl.LightningModule):
             "loss": losses.sum() * ranks.count,
             "metrics": ranks.weighted_sum(metrics, share),
         }
+
+    def _batch(
+        self,
+        contexts: Sequence[Context],
+        scores: Sequence[Tensor],
+        counted: Tensor,
+        seeds: Sequence[int],
+    ) -> Batch:
+        """What the objective is given.
+
+        Some heads of a model lie among the others' places on a CPU: its vector instructions round
+        the last numbers of a tensor otherwise than the rest, so a loss is the same to the last bit
+        only in a tensor of the same shape.
+        """
+        importances = [context.importance for context in contexts]
+        heads, model_heads = self._heads, self._model_heads
+        agents = self.rankers.agents
+        if counted.device.type == "cpu" and agents < (model_heads or agents):
+            assert model_heads is not None
+            place = (0, 0, heads.start, model_heads - heads.stop)
+            scores = [nn.functional.pad(score, place) for score in scores]
+            importances = [nn.functional.pad(label, place, value=1.0) for label in importances]
+            counted = nn.functional.pad(counted, place[2:])
+            heads = slice(None)
+        return Batch(
+            scores=scores,
+            importances=importances,
+            counted=counted,
+            seeds=seeds,
+            protected=[context.length - context.keys.shape[1] for context in contexts],
+            heads=heads,
+            model_heads=model_heads,
+            across=self._ranks.sum,
+        )
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW with the paper's warm-up and cosine, by step."""

@@ -32,7 +32,8 @@ def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
             noise = torch.Generator(scores.device).manual_seed(seed)
             cost = sampled_expected_cost(importance, scores, recipe.pairs, noise)
         else:
-            block = max(_TILE // scores.numel(), 16)
+            heads = batch.model_heads or len(scores)  # a shard adds up as the whole model would
+            block = max(_TILE // (heads * scores.shape[-1]), 16)
             cost = expected_cost(importance, scores, block)
         rewards.append(_REWARDS[recipe.reward](importance, cost))
     reward = torch.stack(rewards)

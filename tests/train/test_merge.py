@@ -1,0 +1,166 @@
+"""Shards of a policy, merged, are the policy that one run writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kvp.errors import PolicyError
+from policies.policy_files import load_policy, load_shard
+from train.cli import main as train
+from train.merge.cli import main as merge
+from train.merge.run import spans
+
+TINY = {
+    "contexts": 2, "hidden": 16, "permutations": 4, "cut_min": 40, "lr": 0.01, "validate_every": 5,
+    "steps": 10, "calibration_contexts": 4,
+}  # fmt: skip
+
+
+def train_on(store: Path, out: Path, **settings: Any) -> Path:
+    chosen = {"traces": store, "out": out, **TINY, **settings}
+    assert (
+        train([part for name, value in chosen.items() for part in (f"--{name}", str(value))]) == 0
+    )
+    return out
+
+
+def index(policy: Path) -> Any:
+    return json.loads((policy / "policy.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def shards(store: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A shard of one head, and one of the other three, in two layers."""
+    folder = tmp_path_factory.mktemp("shards")
+    return [
+        train_on(store, folder / heads.replace(":", "-"), heads=heads) for heads in ("0:1", "1:4")
+    ]
+
+
+def assert_same_policy(merged: Path, whole: Path) -> None:
+    ours, theirs = index(merged), index(whole)
+    assert set(ours["files"]) == set(theirs["files"])
+    for name in theirs["files"]:
+        for key, tensor in load_file(whole / name).items():
+            assert torch.equal(load_file(merged / name)[key], tensor), (name, key)
+    for name in ("architecture", "hyperparameters", "geometry", "heads", "model", "held_out"):
+        assert ours[name] == theirs[name], name
+    for name in ("best_step", "recipe", "seed", "traces"):
+        assert ours["training"][name] == theirs["training"][name], name
+    assert ours["calibration"]["target"] == theirs["calibration"]["target"]
+    for name in ("scores", "values"):
+        knots = (torch.tensor(one["calibration"][name]) for one in (ours, theirs))
+        torch.testing.assert_close(*knots)
+
+
+def test_merged_shards_are_the_policy_of_one_run(
+    store: Path, shards: list[Path], tmp_path: Path
+) -> None:
+    whole = train_on(store, tmp_path / "whole")
+    merged = tmp_path / "merged"
+    assert merge(["--shards", f"{shards[1]}, {shards[0]}", "--out", str(merged)]) == 0
+    assert_same_policy(merged, whole)
+    assert load_policy(merged).rankers.agents == 4
+    training = index(merged)["training"]
+    assert [shard["heads"] for shard in training["shards"]] == [[0, 1], [1, 4]]
+    assert training["config"]["heads"] is None
+
+
+@pytest.mark.parametrize("objective", ["rloo_batch", "exact", "soft_sort"])
+def test_every_kind_of_objective_can_be_sharded(
+    objective: str, store: Path, tmp_path: Path
+) -> None:
+    given = {"objective": objective, "steps": 4, "preset": "fourier", "blocks": 1}
+    whole = train_on(store, tmp_path / "whole", **given)
+    parts = [train_on(store, tmp_path / f"{h[0]}", heads=h, **given) for h in ("0:3", "3:4")]
+    merged = tmp_path / "merged"
+    assert merge(["--shards", ",".join(map(str, parts)), "--out", str(merged)]) == 0
+    assert_same_policy(merged, whole)
+
+
+def test_a_shard_is_no_policy(shards: list[Path]) -> None:
+    with pytest.raises(PolicyError, match=r"is a shard, KV heads 1:4 of 4: .* kvp-merge"):
+        load_policy(shards[1])
+    shard = load_shard(shards[1])
+    assert shard.meta.agents == range(1, 4)
+    assert shard.rankers.agents == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([0], "no shard has heads 1:4"),
+        ([1], "no shard has heads 0:1"),
+        ([0, 1, 2], "more than one has heads 0:1"),
+        ([0, 3], "training.*(seed: 0 there, 7 here)"),
+    ],
+)
+def test_shards_that_make_no_policy_are_one_line(
+    given: list[int],
+    message: str,
+    shards: list[Path],
+    store: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    others: list[Callable[[], Path]] = [
+        lambda: shutil.copytree(shards[0], tmp_path / "copy"),
+        lambda: train_on(store, tmp_path / "other", heads="1:4", seed=7, steps=10),
+    ]
+    named = [shards[number] if number < 2 else others[number - 2]() for number in given]
+    capsys.readouterr()
+    out = tmp_path / "merged"
+    assert merge(["--shards", ",".join(map(str, named)), "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message.rpartition(".*")[2] in error
+    assert not out.exists()
+
+
+def test_folders_with_other_files_are_left_alone(
+    shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert merge(["--shards", ",".join(map(str, shards)), "--out", str(tmp_path)]) == 2
+    assert "holds other files (notes.txt)" in capsys.readouterr().err
+    assert merge(["--shards", str(tmp_path / "nothing"), "--out", str(tmp_path / "new")]) == 2
+    assert "not a policy directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"heads": "0:9"}, "--heads 0:9: the model has 4 KV heads"),
+        ({"heads": "3"}, "--heads must be START:STOP"),
+        ({"heads": "3:3"}, "--heads must be START:STOP"),
+        ({"heads": "0:2", "sharing": "model"}, "--heads needs --sharing heads"),
+    ],
+)
+def test_heads_that_cannot_be_trained_alone(
+    settings: dict[str, str],
+    message: str,
+    store: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chosen = {"traces": store, "out": tmp_path / "policy", **TINY, **settings}
+    assert (
+        train([part for name, value in chosen.items() for part in (f"--{name}", str(value))]) == 2
+    )
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "policy").exists()
+
+
+def test_spans() -> None:
+    assert spans([0, 1, 2, 5]) == "0:3, 5:6"
+    assert spans([]) == ""

@@ -1,0 +1,131 @@
+"""Check that shards are parts of one policy, put them in order, write the policy.
+
+Heads train independently of each other, from weights and noise that are drawn for the whole model,
+so the policy is the one that a single run would have written. What is left out: policies of
+`--sharing model`, which have no shards.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvp.errors import PolicyError
+from kvp.manifest import differences
+from policies.calibration import Calibration
+from policies.policy_files import PolicyMeta, Shard, check_target, load_shard, save_policy
+from policies.ranker import HeadRankers
+from train.calibration import lengthened
+from train.merge.config import MergeConfig
+
+_ONE_RUN = ("validate_every", "validation_contexts", "calibration", "calibration_contexts")
+"""Settings beside the recipe that decide what a shard holds."""
+
+
+def run(config: MergeConfig) -> None:
+    """Write `config.out` from `config.shards`.
+
+    Raises PolicyError where a shard is damaged, where shards do not belong together or do not cover
+    every head exactly once, or where `config.out` holds other files.
+    """
+    named = {folder: load_shard(folder) for folder in config.folders}
+    check_alike(named)
+    shards = in_order(list(named.values()))
+    check_target(config.out)
+    save_policy(
+        config.out,
+        joined_rankers(shards),
+        joined_meta(shards),
+        calibration=joined_calibration(shards),
+    )
+    print(f"{config.out}: {shards[0].meta.geometry.agents} KV heads from {len(shards)} shards")
+
+
+def check_alike(named: dict[str, Shard]) -> None:
+    """Raise PolicyError, naming two shards and what differs, unless all were made alike."""
+    (first, reference), *others = [(name, made_by(shard)) for name, shard in named.items()]
+    for name, found in others:
+        if different := differences(reference, found):
+            raise PolicyError(
+                f"{name} is no shard of the policy that {first} is one of "
+                f"({'; '.join(different[:3])})"
+            )
+
+
+def made_by(shard: Shard) -> dict[str, Any]:
+    """What the shards of one policy agree on; JSON."""
+    training = shard.meta.training
+    return {
+        "geometry": shard.meta.geometry.to_dict(),
+        "ranker": shard.rankers.spec.to_dict(),
+        "model": dict(shard.meta.model),
+        **{name: training.get(name) for name in ("seed", "recipe", "traces")},
+        "settings": {name: training.get("config", {}).get(name) for name in _ONE_RUN},
+    }
+
+
+def in_order(shards: Sequence[Shard]) -> list[Shard]:
+    """Shards by their first head; PolicyError unless they hold every head exactly once."""
+    held = Counter(agent for shard in shards for agent in shard.meta.agents)
+    agents = shards[0].meta.geometry.agents
+    wrong = {
+        "no shard has heads": [agent for agent in range(agents) if not held[agent]],
+        "more than one has heads": [agent for agent in range(agents) if held[agent] > 1],
+    }
+    if found := [f"{what} {spans(heads)}" for what, heads in wrong.items() if heads]:
+        raise PolicyError(f"--shards make no policy of {agents} heads: {'; '.join(found)}")
+    return sorted(shards, key=lambda shard: shard.meta.agents.start)
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending integers as START:STOP: [0, 1, 2, 5] -> "0:3, 5:6"."""
+    starts = [number for number in numbers if number - 1 not in numbers]
+    ends = [number + 1 for number in numbers if number + 1 not in numbers]
+    return ", ".join(f"{start}:{end}" for start, end in zip(starts, ends, strict=True))
+
+
+def joined_rankers(shards: Sequence[Shard]) -> HeadRankers:
+    """Rankers of all shards, one after the other."""
+    states = [state for shard in shards for state in shard.rankers.head_states()]
+    return HeadRankers.from_head_states(shards[0].rankers.spec, states)
+
+
+def joined_calibration(shards: Sequence[Shard]) -> Calibration | None:
+    """Calibration of all heads: the same maps, with knots added where another shard has more."""
+    maps = [shard.calibration for shard in shards if shard.calibration is not None]
+    if len(maps) < len(shards):
+        return None
+    most = max(one.scores.shape[1] for one in maps)
+    knots = np.array(
+        [
+            lengthened(places, values, knots=most)
+            for one in maps
+            for places, values in zip(
+                one.scores.double().numpy(), one.values.double().numpy(), strict=True
+            )
+        ]
+    )
+    scores, values = torch.from_numpy(knots).float().unbind(1)
+    return Calibration(target=maps[0].target, scores=scores, values=values)
+
+
+def joined_meta(shards: Sequence[Shard]) -> PolicyMeta:
+    """What one run would have recorded; `shards` says how the parts were made."""
+    first = shards[0].meta
+    training = dict(first.training)
+    training["config"] = {**training.get("config", {}), "heads": None}
+    training["best_step"] = [step for one in shards for step in one.meta.training["best_step"]]
+    training["shards"] = [
+        {
+            "heads": [one.meta.agents.start, one.meta.agents.stop],
+            **{name: one.meta.training.get(name) for name in ("command", "created")},
+        }
+        for one in shards
+    ]
+    held_out = [metrics for one in shards for metrics in one.meta.held_out]
+    return replace(first, training=training, held_out=held_out, heads=None)
