@@ -72,6 +72,7 @@ class ContextSource:
     ) -> None:
         """Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels.
 
+        Queries and keys of one sequence come on top, so that all cuts of a visit read it once.
         Traces that lie in RAM anyway are not remembered again.
         """
         traces_bytes = 0 if reader.in_memory else memory_bytes * 3 // 4
@@ -81,6 +82,7 @@ class ContextSource:
         self._turn = threading.Lock()
         self._traces: _Memory[int, tuple[Tensor, Tensor]] = _Memory(traces_bytes)
         self._labels: _Memory[Cut, tuple[Tensor]] = _Memory(memory_bytes // 4)
+        self._latest: tuple[int, tuple[Tensor, Tensor]] | None = None
 
     def context(self, cut: Cut) -> Context:
         """All cached tokens of a cut, on the source's device.
@@ -109,6 +111,17 @@ class ContextSource:
             self._traces.put(sequence, known)
         return known
 
+    def _queries_and_keys(self, sequence: int) -> tuple[Tensor, Tensor]:
+        """On the device; those of the latest sequence stay for the other cuts of a visit."""
+        if self._latest is None or self._latest[0] != sequence:
+            self._latest = None  # before the next one is read
+            trace = self._reader.trace(sequence)
+            self._traces.put(sequence, (trace.keys, trace.values))
+            assert trace.queries is not None, "checked before training"
+            both = trace.queries.to(self.device), trace.keys.to(self.device)
+            self._latest = sequence, both
+        return self._latest[1]
+
     def _importance(self, cut: Cut) -> Tensor:
         """[A, N] float32 label of a cut."""
         known = self._labels.get(cut)
@@ -122,10 +135,7 @@ class ContextSource:
             known = (attention_at(cut.sequence, cut.tokens, cut.stop).flatten(0, 1),)
             self._labels.put(cut, known)
         if known is None:
-            trace = self._reader.trace(cut.sequence)
-            self._traces.put(cut.sequence, (trace.keys, trace.values))
-            assert trace.queries is not None, "checked before training"
-            queries, keys = trace.queries.to(self.device), trace.keys.to(self.device)
+            queries, keys = self._queries_and_keys(cut.sequence)
             attention = peak_attention if self._label == "peak" else future_attention
             label = attention(queries, keys, cut.tokens, cut.stop)
             known = (label.flatten(0, 1).cpu(),)

@@ -70,6 +70,24 @@ def test_a_damaged_sequence_is_an_error_that_names_the_file(
         ContextSource(reader, memory_bytes=10**8).context(CUT)
 
 
+@pytest.mark.parametrize("memory_bytes", [1, 10**8])
+def test_cuts_of_one_visit_read_their_sequence_once(
+    store: Path, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = TraceReader(store)
+    read, trace = [], reader.trace
+    monkeypatch.setattr(reader, "trace", lambda index: read.append(index) or trace(index))
+    source = ContextSource(reader, memory_bytes=memory_bytes)
+    for sequence in (1, 4, 1):
+        for tokens in (30, 40, 50):
+            context = source.context(Cut(sequence=sequence, tokens=tokens, stop=90))
+            fresh = ContextSource(TraceReader(store), memory_bytes=10**8)
+            again = fresh.context(Cut(sequence=sequence, tokens=tokens, stop=90))
+            assert torch.equal(context.importance, again.importance)
+            assert torch.equal(context.keys, again.keys)
+    assert read == ([1, 4, 1] if memory_bytes == 1 else [1, 4])
+
+
 def test_feature_statistics_are_those_of_the_training_tokens(store: Path) -> None:
     reader = TraceReader(store)
     statistics = feature_statistics(reader, reader.records("train"))
