@@ -39,16 +39,16 @@ def _sorts() -> list[Arm]:
 
 
 OBJECTIVES = [
-    Arm("rloo_batch", {"objective": "rloo_batch"}, one_ranking=True),
-    Arm("rloo_32", {"objective": "rloo", "permutations": "32"}),
-    *reversed(_sorts()),
     Arm("rloo", {"objective": "rloo"}),
+    Arm("rloo_32", {"objective": "rloo", "permutations": "32"}),
+    Arm("rloo_batch", {"objective": "rloo_batch"}, one_ranking=True),
     Arm("exact", {"objective": "exact"}),
     Arm("exact_64", {"objective": "exact", "pairs": "64"}),
     Arm("listwise", {"objective": "listwise"}),
     Arm("regress", {"objective": "regress"}),
+    *_sorts(),
 ]
-"""Estimators and objectives, those that take longest first."""
+"""Estimators and objectives."""
 
 REWARDS = [
     Arm("rloo_ratio", {"objective": "rloo", "reward": "ratio"}),
@@ -78,16 +78,19 @@ INPUTS = [
 
 SIZES = [
     Arm(f"blocks{blocks}_hidden{hidden}", {"blocks": str(blocks), "hidden": str(hidden)})
-    for blocks in (1, 2)
     for hidden in (16, 32, 64, 128, 256, 512)
+    for blocks in (1, 2)
 ]
 
-SHARING = [Arm("heads", {"sharing": "heads"}), Arm("model", {"sharing": "model"})] + [
-    Arm(f"model_hidden{hidden}", {"sharing": "model", "hidden": str(hidden)})
-    for hidden in (128, 256)
+SHARING = [
+    Arm("heads", {"sharing": "heads"}),
+    Arm("model", {"sharing": "model"}),
+    Arm("model_hidden128", {"sharing": "model", "hidden": "128"}),
 ]
 
-TRACES = [Arm(f"sequences{count}", {"sequences": str(count)}) for count in (5, 10, 20, 40, 80, 160)]
+SEQUENCES = [
+    Arm(f"sequences{count}", {"sequences": str(count)}) for count in (5, 10, 20, 40, 80, 160)
+]
 
 STEPS = [
     Arm(f"{name}_steps{steps}", {"objective": name, "steps": str(steps)})

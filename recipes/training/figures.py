@@ -14,7 +14,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
-from arms import INPUTS, LENGTHS, OBJECTIVES, SHARING, SIZES, TRACES, Arm
+from arms import INPUTS, LENGTHS, OBJECTIVES, SEQUENCES, SHARING, SIZES, Arm
 from matplotlib.axes import Axes
 from results import Mean, Result, over_seeds, results_of
 
@@ -30,7 +30,7 @@ def main() -> None:
         "inputs": inputs,
         "sizes": sizes,
         "sharing": sharing,
-        "traces": traces,
+        "sequences": sequences,
         "lengths": lengths,
     }
     for name, figure in draw.items():
@@ -115,9 +115,9 @@ def sizes(axes: Axes, found: Mapping[str, list[Result]]) -> None:
     axes.legend()
 
 
-def traces(axes: Axes, found: Mapping[str, list[Result]]) -> None:
+def sequences(axes: Axes, found: Mapping[str, list[Result]]) -> None:
     """Learning curve over training sequences."""
-    counts = [arm for arm in TRACES if arm.name in found]
+    counts = [arm for arm in SEQUENCES if arm.name in found]
     values = [skill(found[arm.name]) for arm in counts]
     axes.errorbar(
         [int(arm.settings["sequences"]) for arm in counts],

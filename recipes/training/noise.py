@@ -1,6 +1,6 @@
 """How noisy the gradient estimators are: agreement of one step's gradient with the expectation.
 
-    python recipes/training/noise.py TRACES POLICY [POLICY ...]
+    python recipes/training/noise.py SEQUENCES POLICY [POLICY ...]
 
 For every policy, given as early or late in training, cosines per head between the gradient of all
 weights that an estimator gives for one step and the exact gradient (`exact`, `skill`) of the same

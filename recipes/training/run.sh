@@ -31,11 +31,11 @@ mkdir -p "$L"
 "$BIN/kvp-collect" --model "$LLAMA" --data "$L/text.jsonl" --continuation reference --length 384 \
   --max_new_tokens 128 --train 200 --validation 40 --test 40 --out "$L/traces"
 
-# Every estimator and objective, tuned on validation sequences, five seeds.
-for model in nano llama; do
-  study objectives --traces "$RUN/$model/traces" --config configs/training/$model.yaml \
-    --out "$RUN/$model/objectives"
-done
+# Every estimator and objective, tuned on validation sequences, five seeds. The Llama takes the
+# strengths of softening from nano.
+study objectives --traces "$N/traces" --config configs/training/nano.yaml --out "$N/objectives"
+study objectives --traces "$L/traces" --config configs/training/llama.yaml --out "$L/objectives" \
+  --temperatures "$N/objectives"
 labelled() { for arm in "$1"/final/*; do printf '%s=%s,' "$(basename "$arm")" "$arm"; done; }
 for protocol in query_aware query_agnostic; do
   "$BIN/kvp-eval" --config configs/training/eval.yaml --tasks $NEEDLES --protocols $protocol \
@@ -46,15 +46,15 @@ done
   --policies "$(labelled "$L/objectives")" --out "$L/perplexity"
 
 # One thing changed at a time, with what the first study chose.
-for name in rewards steps inputs sizes sharing traces; do
-  study $name --traces "$N/traces" --config configs/training/nano.yaml --chosen "$N/objectives" \
-    --out "$N/$name" --seeds 3
+vary() { study "$@" --config configs/training/variants.yaml --chosen "$N/objectives"; }
+for name in inputs sequences sharing rewards sizes steps; do
+  vary $name --traces "$N/traces" --out "$N/$name" --seeds 3
 done
-study lengths --traces "$N/512_tokens" --config configs/training/nano.yaml --chosen "$N/objectives" \
-  --out "$N/lengths" --seeds 3 --elsewhere "$N/1024_tokens" "$N/1920_tokens"
+vary lengths --traces "$N/512_tokens" --out "$N/lengths" --seeds 3 \
+  --elsewhere "$N/1024_tokens" "$N/1920_tokens"
 for kind in traces dialogues; do
-  study plain --traces "$N/$kind" --config configs/training/nano.yaml --chosen "$N/objectives" \
-    --out "$N/transfer/$kind" --seeds 3 --elsewhere "$N/traces" "$N/dialogues"
+  vary plain --traces "$N/$kind" --out "$N/transfer/$kind" --seeds 3 \
+    --elsewhere "$N/traces" "$N/dialogues"
 done
 
 "$BIN/python" recipes/training/noise.py "$N/traces" "$N/objectives/final/listwise/seed0" > "$RUN/noise.md"

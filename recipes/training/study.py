@@ -47,14 +47,14 @@ STUDIES = {
     "inputs": arms.INPUTS,
     "sizes": arms.SIZES,
     "sharing": arms.SHARING,
-    "traces": arms.TRACES,
+    "sequences": arms.SEQUENCES,
     "steps": arms.STEPS,
     "lengths": arms.LENGTHS,
     "plain": arms.INPUTS[:1],
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Study:
     """Where a study happens and with what."""
 
@@ -64,6 +64,8 @@ class Study:
     seeds: int
     chosen: Path | None
     """Folder of an `objectives` study whose choices are used instead of tuning."""
+    temperatures: Path | None
+    """Folder of an `objectives` study whose strengths of softening are used, untuned."""
     elsewhere: tuple[Path, ...]
     """Other stores whose test sequences the policies are judged on."""
 
@@ -83,13 +85,14 @@ class Study:
     def _looked_up(self, arm: Arm) -> Settings:
         assert self.chosen is not None
         objective = arm.settings.get("objective", "listwise")
-        result = json.loads((self.chosen / "final" / objective / "seed0" / RESULT).read_text())
-        return {"objective": objective, "lr": result["settings"]["lr"]}
+        return {"objective": objective, "lr": chosen_in(self.chosen, objective)["lr"]}
 
     def _tuned(self, arm: Arm) -> Settings:
         """Coordinate search: the temperature, then the learning rate until its neighbours lose."""
         settings = {"lr": FIRST_LEARNING_RATE}
-        if arm.softened:
+        if arm.softened and self.temperatures:
+            settings["temperature"] = chosen_in(self.temperatures, arm.name)["temperature"]
+        elif arm.softened:
             skills = {t: self._skill(arm, {**settings, "temperature": t}) for t in TEMPERATURES}
             settings["temperature"] = max(skills, key=lambda t: skills[t])
         best = climb(
@@ -124,6 +127,14 @@ class Study:
             print(f"{place} {result['validation_skill']:.4f} {seconds:.0f} s", flush=True)
         found: dict[str, Any] = json.loads((folder / RESULT).read_text())
         return found
+
+
+def chosen_in(study: Path, arm: str) -> Settings:
+    """Settings that an `objectives` study chose for an arm."""
+    settings: Settings = json.loads((study / "final" / arm / "seed0" / RESULT).read_text())[
+        "settings"
+    ]
+    return settings
 
 
 def climb(grid: tuple[str, ...], start: str, worth: Callable[[str], float]) -> str:
@@ -228,13 +239,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--chosen", type=Path, help="folder of the objectives study")
+    parser.add_argument("--temperatures", type=Path, help="study whose temperatures are used")
     parser.add_argument("--arms", help="only these, comma separated")
     parser.add_argument("--elsewhere", type=Path, nargs="*", default=[], help="other stores")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     study = Study(
-        given.traces, given.config, given.out, given.seeds, given.chosen, tuple(given.elsewhere)
+        traces=given.traces,
+        config=given.config,
+        out=given.out,
+        seeds=given.seeds,
+        chosen=given.chosen,
+        temperatures=given.temperatures,
+        elsewhere=tuple(given.elsewhere),
     )
     named = given.arms.split(",") if given.arms else [arm.name for arm in STUDIES[given.study]]
     run_all(study, [arm for arm in STUDIES[given.study] if arm.name in named], given.workers)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from arms import INPUTS, LENGTHS, OBJECTIVES, REWARDS, SHARING, SIZES, STEPS, TRACES, Arm
+from arms import INPUTS, LENGTHS, OBJECTIVES, REWARDS, SEQUENCES, SHARING, SIZES, STEPS, Arm
 from results import Result, accuracy, difference, over_seeds, ppl, results_of, rows_of
 
 PROTOCOLS = ("query_aware", "query_agnostic")
@@ -40,7 +40,7 @@ def model_tables(run: Path) -> Iterator[str]:
         ("inputs", INPUTS),
         ("sizes", SIZES),
         ("sharing", SHARING),
-        ("traces", TRACES),
+        ("sequences", SEQUENCES),
         ("lengths", LENGTHS),
     ):
         if (run / study).exists():
@@ -61,7 +61,7 @@ def objectives(run: Path) -> str:
     """Held-out skill of every objective at the settings that validation chose."""
     found = results_of(run / "objectives")
     rows = []
-    for arm in reversed(OBJECTIVES):
+    for arm in OBJECTIVES:
         results = found.get(arm.name)
         if results:
             chosen = results[0]["settings"]
@@ -97,7 +97,7 @@ def accuracies(run: Path, protocol: str) -> str:
             header += [f"{allocator} {budget}", f"− {REFERENCE}"]
             columns.append(rows_of(folder, budget_spec=budget, allocator=allocator))
     rows = []
-    for arm in reversed(OBJECTIVES):
+    for arm in OBJECTIVES:
         if arm.name not in columns[0]:
             continue
         cells = [arm.name]
@@ -115,7 +115,7 @@ def perplexities(folder: Path) -> str:
     specs = ("6%", *BUDGETS)
     columns = [rows_of(folder, budget_spec=budget, allocator="uniform") for budget in specs]
     rows = []
-    for arm in reversed(OBJECTIVES):
+    for arm in OBJECTIVES:
         if arm.name in columns[0]:
             found = [ppl(column[arm.name]) for column in columns]
             rows.append([arm.name, *(f"{f.mean:.3f} ({f.low:.3f} to {f.high:.3f})" for f in found)])
