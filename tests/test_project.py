@@ -84,7 +84,7 @@ def test_bundled_model_stays_within_twelve_megabytes() -> None:
 
 def test_every_console_script_is_callable_and_quick_to_import() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    programs = {"kvp-collect", "kvp-train", "kvp-calibrate", "kvp-eval", "kvp-report"}
+    programs = {"kvp-collect", "kvp-train", "kvp-calibrate", "kvp-merge", "kvp-eval", "kvp-report"}
     assert set(scripts) - {"kvp-evolve"} == programs
     for target in scripts.values():
         module, function = target.split(":")

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from kvp.scoring import View
 from kvp.store import TraceReader
 from policies.policy_files import load_policy
 from train.cli import main
+from train.module import RankerTraining
 
 MakeStore = Callable[..., Path]
 
@@ -254,13 +256,8 @@ def start(arguments: list[str]) -> subprocess.Popen[bytes]:
     )
 
 
-@pytest.mark.parametrize(
-    "kind", [{"preset": "fourier"}, {"preset": "paper", "objective": "listwise"}]
-)
-def test_a_killed_run_continues_to_the_same_weights(
-    kind: dict[str, str], store: Path, tmp_path: Path
-) -> None:
-    common = {**kind, "steps": 80, "max_positions": 128}
+def test_a_killed_run_continues_to_the_same_weights(store: Path, tmp_path: Path) -> None:
+    common = {"steps": 80}
     out = tmp_path / "killed"
     checkpoint = out / "checkpoints" / "last.ckpt"
     arguments = flags(store, out, **common)
@@ -273,6 +270,44 @@ def test_a_killed_run_continues_to_the_same_weights(
     assert not (out / "policy.json").exists(), "the run was too short to be killed"
 
     assert main(arguments) == 0
+    assert main(flags(store, tmp_path / "whole", **common)) == 0
+    assert_same(out, tmp_path / "whole")
+
+
+class Killed(BaseException):
+    """Ends a run as a signal would: nothing in the program answers it."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"objective": "rloo_batch", "budgets": "log"},
+        {"objective": "exact", "pairs": 8},
+        {"objective": "exact", "sharing": "model"},
+        {"objective": "soft_rank", "cuts_per_visit": 2},
+        {"objective": "listwise", "preset": "paper", "max_positions": 128},
+    ],
+    ids=lambda kind: "-".join(map(str, kind.values())),
+)
+def test_whatever_is_learned_survives_kills_at_any_step(
+    kind: dict[str, Any], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, deadly = tmp_path / "killed", [2, 7, 13]  # checkpoints follow steps 6, 13 and 15
+    whole_step = RankerTraining.training_step
+
+    def step_that_may_kill(module: RankerTraining, step: int, batch_idx: int) -> Any:
+        if deadly and step == deadly[0]:
+            deadly.pop(0)
+            raise Killed
+        return whole_step(module, step, batch_idx)
+
+    common = {**kind, "steps": 16, "validate_every": 5, "calibration": "none"}
+    monkeypatch.setattr(RankerTraining, "training_step", step_that_may_kill)
+    while deadly:
+        with pytest.raises(Killed):
+            main(flags(store, out, **common))
+        assert not (out / "policy.json").exists()
+    assert main(flags(store, out, **common)) == 0
     assert main(flags(store, tmp_path / "whole", **common)) == 0
     assert_same(out, tmp_path / "whole")
 
