@@ -22,7 +22,6 @@ from policies.ranker import HeadRankers
 from train.contexts import Context, ContextSource
 from train.cuts import Cut
 from train.presets import LabelName
-from train.traces import Traces
 
 Array = NDArray[np.float64]
 
@@ -52,24 +51,23 @@ LEAST_SLOPE = 1e-3
 
 def calibrate(
     rankers: HeadRankers,
-    reader: Traces,
+    source: ContextSource,
     cuts: Sequence[Cut],
     *,
     target: str,
     protection: Protection,
-    memory_bytes: int,
-    device: torch.device,
 ) -> Calibration:
-    """Calibrate `rankers` on cuts of a store; raises StoreError where the store is damaged."""
-    label, _ = TARGETS[target]
-    source = ContextSource(reader, memory_bytes=memory_bytes, device=device, label=label)
-    gram = reader.output_gram()
+    """Calibrate `rankers` on cuts of a source whose label is that of the target (`TARGETS`).
+
+    Raises StoreError where the store is damaged.
+    """
+    gram = source.traces.output_gram()
     return fit_calibration(
         rankers,
         map(source.context, cuts),
         target=target,
         protection=protection,
-        output_gram=None if gram is None else gram.flatten(0, 1).to(device),
+        output_gram=None if gram is None else gram.flatten(0, 1).to(source.device),
     )
 
 

@@ -76,12 +76,12 @@ class ContextSource:
         Traces that lie in RAM anyway are not remembered again.
         """
         traces_bytes = 0 if reader.in_memory else memory_bytes * 3 // 4
-        self._reader = reader
+        self.traces = reader
         self._label = label
         self.device = device or torch.device("cpu")
         self._turn = threading.Lock()
-        self._traces: _Memory[int, tuple[Tensor, Tensor]] = _Memory(traces_bytes)
-        self._labels: _Memory[Cut, tuple[Tensor]] = _Memory(memory_bytes // 4)
+        self._kv_memory: _Memory[int, tuple[Tensor, Tensor]] = _Memory(traces_bytes)
+        self._label_memory: _Memory[Cut, tuple[Tensor]] = _Memory(memory_bytes // 4)
         self._latest: tuple[int, tuple[Tensor, Tensor]] | None = None
 
     def context(self, cut: Cut) -> Context:
@@ -105,18 +105,18 @@ class ContextSource:
         return tensor[..., :tokens, :].flatten(0, 1).to(self.device).float()
 
     def _keys_and_values(self, sequence: int) -> tuple[Tensor, Tensor]:
-        known = self._traces.get(sequence)
+        known = self._kv_memory.get(sequence)
         if known is None:
-            known = self._reader.kv(sequence)
-            self._traces.put(sequence, known)
+            known = self.traces.kv(sequence)
+            self._kv_memory.put(sequence, known)
         return known
 
     def _queries_and_keys(self, sequence: int) -> tuple[Tensor, Tensor]:
         """On the device; those of the latest sequence stay for the other cuts of a visit."""
         if self._latest is None or self._latest[0] != sequence:
             self._latest = None  # before the next one is read
-            trace = self._reader.trace(sequence)
-            self._traces.put(sequence, (trace.keys, trace.values))
+            trace = self.traces.trace(sequence)
+            self._kv_memory.put(sequence, (trace.keys, trace.values))
             assert trace.queries is not None, "checked before training"
             both = trace.queries.to(self.device), trace.keys.to(self.device)
             self._latest = sequence, both
@@ -124,22 +124,22 @@ class ContextSource:
 
     def _importance(self, cut: Cut) -> Tensor:
         """[A, N] float32 label of a cut."""
-        known = self._labels.get(cut)
+        known = self._label_memory.get(cut)
         if known is None and self._label not in FROM_TRACE:
-            stored = self._reader.label(self._label, cut.sequence)
+            stored = self.traces.label(self._label, cut.sequence)
             known = (stored[..., : cut.tokens].flatten(0, 1),)
-            self._labels.put(cut, known)
-        if known is None and self._reader.plan.store == "importance":
-            read = self._reader
+            self._label_memory.put(cut, known)
+        if known is None and self.traces.plan.store == "importance":
+            read = self.traces
             attention_at = read.peak_attention if self._label == "peak" else read.future_attention
             known = (attention_at(cut.sequence, cut.tokens, cut.stop).flatten(0, 1),)
-            self._labels.put(cut, known)
+            self._label_memory.put(cut, known)
         if known is None:
             queries, keys = self._queries_and_keys(cut.sequence)
             attention = peak_attention if self._label == "peak" else future_attention
             label = attention(queries, keys, cut.tokens, cut.stop)
             known = (label.flatten(0, 1).cpu(),)
-            self._labels.put(cut, known)
+            self._label_memory.put(cut, known)
         return known[0]
 
 

@@ -19,7 +19,7 @@ from kvp.ranking import Protection
 from policies.calibration import Calibration
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec
-from train.calibration import calibrate
+from train.calibration import TARGETS, calibrate
 from train.callbacks import Bar, Checkpoints, Log, Validation
 from train.config import TrainConfig
 from train.contexts import ContextSource
@@ -37,6 +37,8 @@ from train.summary import print_summary
 from train.target import OWN_ENTRIES, RunTarget
 from train.traces import Traces
 
+Sources = dict[LabelName, ContextSource]
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
@@ -51,6 +53,8 @@ class _Job:
     heads: range
     """Agents of the model that are trained."""
     target: RunTarget
+    sources: Sources
+    """Contexts by label; runs of one process over one store may share them."""
 
     @property
     def traces(self) -> Traces:
@@ -69,27 +73,34 @@ class _Job:
 
     def source(self, label: LabelName) -> ContextSource:
         """Contexts of the store with a label."""
-        memory = int(self.config.memory_gb * 1e9)
-        return ContextSource(self.traces, memory_bytes=memory, device=self.device, label=label)
+        if label not in self.sources:
+            memory = int(self.config.memory_gb * 1e9)
+            self.sources[label] = ContextSource(
+                self.traces, memory_bytes=memory, device=self.device, label=label
+            )
+        return self.sources[label]
 
     def held_out(self, limit: int) -> list[Cut]:
         """Cuts of validation sequences."""
         return held_out_cuts(self.material.validation, self.recipe, limit=limit)
 
 
-def run(config: TrainConfig) -> None:
+def run(config: TrainConfig, sources: Sources | None = None) -> None:
     """Train on what `config.source` gives and write the policy directory `config.out`.
+
+    Runs of one process, over one store, the same heads and on one device, may share `sources`:
+    the first fills it with contexts by label, which the others then need not read again.
 
     Raises:
         StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
         UsageError: `--out`, `--device` or another flag cannot work.
     """
-    _run(config, this_rank(config.devices))
+    _run(config, this_rank(config.devices), {} if sources is None else sources)
 
 
-def _run(config: TrainConfig, ranks: Ranks) -> None:
+def _run(config: TrainConfig, ranks: Ranks, sources: Sources) -> None:
     """What each of the processes does that train together; the first one writes."""
-    job = _prepare(config, ranks)
+    job = _prepare(config, ranks, sources)
     if job.target.finished():
         if ranks.first:
             print(f"{config.out} already holds the finished policy of exactly these settings.")
@@ -99,14 +110,13 @@ def _run(config: TrainConfig, ranks: Ranks) -> None:
     )
     if ranks.first:
         job.target.prepare(manifest, resume=config.resume)
-    with together(ranks, job.device, partial(_run, config)):
-        source = job.source(job.recipe.label)
-        module = _train(job, source)
+    with together(ranks, job.device, partial(_run, config, sources={})):
+        module = _train(job)
     if ranks.first:
-        _export(job, module, source, manifest)
+        _export(job, module, manifest)
 
 
-def _prepare(config: TrainConfig, ranks: Ranks) -> _Job:
+def _prepare(config: TrainConfig, ranks: Ranks, sources: Sources) -> _Job:
     """Check everything that can be checked before anything is written."""
     recipe = config.recipe()
     device = device_of_rank(device_of(config.device), ranks)
@@ -122,12 +132,13 @@ def _prepare(config: TrainConfig, ranks: Ranks) -> _Job:
         material=material,
         heads=heads,
         target=RunTarget(Path(config.out), {**config.identity(), "traces": material.identity}),
+        sources=sources,
     )
 
 
-def _train(job: _Job, source: ContextSource) -> RankerTraining:
+def _train(job: _Job) -> RankerTraining:
     """The module after the last step."""
-    config = job.config
+    config, source = job.config, job.source(job.recipe.label)
     module = RankerTraining(
         _new_rankers(job),
         job.recipe,
@@ -189,13 +200,10 @@ def _fit(job: _Job, module: RankerTraining, callbacks: list[pl.Callback]) -> Non
             raise KeyboardInterrupt from None
 
 
-def _export(
-    job: _Job, module: RankerTraining, source: ContextSource, manifest: dict[str, Any]
-) -> None:
+def _export(job: _Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
     """Judge the best weights, calibrate and write them."""
     best = module.best.to(job.device)
-    if job.recipe.label != "attention":  # chosen by its own label, judged as every policy is
-        source = job.source("attention")
+    source = job.source("attention")  # chosen by its own label, judged as every policy is
     contexts = map(source.context, job.held_out(job.config.validation_contexts))
     result = judge(
         best,
@@ -219,14 +227,13 @@ def _export(
 def _calibration(job: _Job, best: HeadRankers) -> Calibration | None:
     if job.config.calibration == "none":
         return None
+    label, _ = TARGETS[job.config.calibration]
     return calibrate(
         best,
-        job.traces,
+        job.source(label),
         job.held_out(job.config.calibration_contexts),
         target=job.config.calibration,
         protection=job.protection,
-        memory_bytes=int(job.config.memory_gb * 1e9),
-        device=job.device,
     )
 
 

@@ -53,24 +53,8 @@ def skill(results: Sequence[Result]) -> Mean:
 
 
 def objectives(axes: Axes, found: Mapping[str, list[Result]]) -> None:
-    """Skill against the time it took."""
-    for arm in OBJECTIVES:
-        if results := found.get(arm.name):
-            value = skill(results)
-            seconds = over_seeds(results, lambda result: result["seconds"]).mean
-            axes.errorbar(seconds, value.mean, yerr=value.half, fmt="o", capsize=3)
-            axes.annotate(
-                arm.name,
-                (seconds, value.mean),
-                xytext=(5, 4),
-                textcoords="offset points",
-                fontsize=8,
-            )
-    axes.set(
-        xscale="log",
-        xlabel="CPU seconds of kvp-train, one thread",
-        ylabel="skill on test sequences",
-    )
+    """Every objective as tuned."""
+    bars(axes, OBJECTIVES, found)
 
 
 def bars(axes: Axes, arms: Sequence[Arm], found: Mapping[str, list[Result]]) -> None:

@@ -17,7 +17,6 @@ import io
 import json
 import multiprocessing
 import os
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,18 +25,20 @@ from typing import Any
 import arms
 import torch
 import yaml
-from arms import FIRST_LEARNING_RATE, LEARNING_RATES, TEMPERATURES, Arm, Settings
+from arms import FIRST_LEARNING_RATE, FIRST_TEMPERATURE, LEARNING_RATES, TEMPERATURES, Arm, Settings
 from torch import Tensor
 
+from kvp.cli import build_parser
 from kvp.ranking import Protection
 from kvp.store import TraceReader
 from policies import load_policy
 from policies.ranker import parameters_per_head
-from train.cli import main as kvp_train
+from train.config import TrainConfig
 from train.contexts import Context, ContextSource
 from train.cuts import held_out_cuts
 from train.held_out import evaluate
 from train.presets import PRESETS
+from train.run import Sources, run
 from train.store import usable
 
 RESULT = "result.json"
@@ -93,8 +94,11 @@ class Study:
         if arm.softened and self.temperatures:
             settings["temperature"] = chosen_in(self.temperatures, arm.name)["temperature"]
         elif arm.softened:
-            skills = {t: self._skill(arm, {**settings, "temperature": t}) for t in TEMPERATURES}
-            settings["temperature"] = max(skills, key=lambda t: skills[t])
+            settings["temperature"] = climb(
+                TEMPERATURES,
+                FIRST_TEMPERATURE,
+                lambda t: self._skill(arm, {**settings, "temperature": t}),
+            )
         best = climb(
             LEARNING_RATES, FIRST_LEARNING_RATE, lambda lr: self._skill(arm, {**settings, "lr": lr})
         )
@@ -110,11 +114,10 @@ class Study:
         folder = self.out / place
         if not (folder / RESULT).exists():
             settings = {**self._settings(arm), **settings}
-            seconds = train(self.traces, self.config, folder, settings)
+            train(self.traces, self.config, folder, settings)
             result = {
                 "arm": arm.name,
                 "settings": settings,
-                "seconds": seconds,
                 **own_skill(folder),
             }
             if place.startswith("final"):
@@ -124,7 +127,7 @@ class Study:
             partial = folder / f"{RESULT}.partial"
             partial.write_text(json.dumps(result))
             partial.rename(folder / RESULT)
-            print(f"{place} {result['validation_skill']:.4f} {seconds:.0f} s", flush=True)
+            print(f"{place} {result['validation_skill']:.4f}", flush=True)
         found: dict[str, Any] = json.loads((folder / RESULT).read_text())
         return found
 
@@ -150,19 +153,21 @@ def climb(grid: tuple[str, ...], start: str, worth: Callable[[str], float]) -> s
         best = top
 
 
-def train(traces: Path, config: Path, folder: Path, settings: Settings) -> float:
-    """Run kvp-train; CPU seconds of this process (0 for what an earlier process had trained)."""
+def train(traces: Path, config: Path, folder: Path, settings: Settings) -> None:
+    """What kvp-train does with these flags; runs of one process read a store once."""
+    parser = build_parser(TrainConfig, prog="kvp-train", description="")
     flags = [part for key, value in settings.items() for part in (f"--{key}", value)]
-    argv = ["--config", str(config), "--traces", str(traces), "--out", str(folder), *flags]
-    started = time.process_time()
-    with (
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()) as said,
-    ):
-        code = kvp_train(argv)
-    if code:
-        raise RuntimeError(f"kvp-train {' '.join(argv)}: {said.getvalue()}")
-    return time.process_time() - started
+    common = ["--config", str(config), "--traces", str(traces), "--out", str(folder)]
+    parsed = parser.parse_args([*common, *flags]).as_dict()
+    parsed.pop("config")
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        run(TrainConfig(**parsed), sources_of(traces))
+
+
+@functools.cache
+def sources_of(traces: Path) -> Sources:
+    """Contexts of a store, shared by the runs of this process."""
+    return {}
 
 
 def own_skill(folder: Path) -> dict[str, float]:

@@ -73,12 +73,11 @@ def objectives(run: Path) -> str:
                     str(over_seeds(results, lambda r: min(r["skill_by_head"]))),
                     str(over_seeds(results, area_ratio)),
                     str(over_seeds(results, lambda r: r["rank_correlation"])),
-                    f"{over_seeds(results, lambda r: r['seconds']).mean:.0f}",
                     str(len(results)),
                 ]
             )
     header = ["objective", "lr, strength", "skill", "worst head", "area / oracle's"]
-    header += ["rank correlation", "CPU s", "seeds"]
+    header += ["rank correlation", "seeds"]
     return table("Test sequences: every objective as tuned on validation", header, rows)
 
 
@@ -136,13 +135,12 @@ def variants(study: Path, arms: Sequence[Arm]) -> str:
             *(str(over_seeds(results, there(name))) for name in elsewhere),
             str(over_seeds(results, area_ratio)),
             str(results[0]["parameters"]),
-            f"{over_seeds(results, lambda r: r['seconds']).mean:.0f}",
         ]
         for arm in arms
         if (results := found.get(arm.name))
     ]
     header = ["arm", "skill", *(f"skill on {name}" for name in elsewhere)]
-    return table(study.name, [*header, "area / oracle's", "parameters", "CPU s"], rows)
+    return table(study.name, [*header, "area / oracle's", "parameters"], rows)
 
 
 def there(name: str) -> Callable[[Result], float]:

@@ -10,7 +10,8 @@ from typing import Any
 from kvp.store import TraceReader
 from policies.policy_files import check_geometry, load_policy, recalibrate
 from train.calibrate.config import CalibrateConfig
-from train.calibration import calibrate
+from train.calibration import TARGETS, calibrate
+from train.contexts import ContextSource
 from train.cuts import held_out_cuts
 from train.presets import PRESETS, Recipe
 from train.store import check_store, device_of, protection_of, usable
@@ -35,14 +36,15 @@ def run(config: CalibrateConfig) -> None:
         print(f"{config.policy}: calibration removed")
         return
     cuts = held_out_cuts(usable(reader, "validation", recipe), recipe, limit=config.contexts)
+    label, _ = TARGETS[config.calibration]
+    memory = int(config.memory_gb * 1e9)
+    source = ContextSource(reader, memory_bytes=memory, device=device, label=label)
     calibration = calibrate(
         policy.rankers,
-        reader,
+        source,
         cuts,
         target=config.calibration,
         protection=protection_of(recipe),
-        memory_bytes=int(config.memory_gb * 1e9),
-        device=device,
     )
     recalibrate(config.policy, calibration)
     heads = policy.geometry.agents
