@@ -48,7 +48,7 @@ def test_short_runs_warm_up_for_at_most_a_fifth() -> None:
     [
         ("steps", "0"),
         ("contexts", "0"),
-        ("permutations", "1"),
+        ("permutations", "0"),
         ("lr", "0"),
         ("hidden", "0"),
         ("ema", "1"),
