@@ -11,7 +11,7 @@ export OMP_NUM_THREADS=1
 "$BIN/kvp-collect" --tasks $TASKS --train 300 --validation 48 --test 48 --labels kvzip_plus \
   --out "$RUN/traces"
 
-# Policies: three seeds of the default objective, and one of each other objective.
+# Policies: three seeds of RLOO, and one of each other objective.
 train() { "$BIN/kvp-train" --config configs/first/train.yaml --traces "$RUN/traces" "$@"; }
 for seed in 0 1 2; do train --seed $seed --out "$RUN/policies/rloo$seed"; done
 train --objective listwise --out "$RUN/policies/listwise"
