@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvp.budgets import parse_budget_weights
 from kvp.store import SequenceRecord
 from train.presets import FROM_TRACE, Recipe
 
@@ -45,8 +46,8 @@ def cuts_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int]]
     """Possible cuts (tokens) of a sequence by kind, kinds without one left out.
 
     Kinds are `prompt`, `context` and `uniform`. A cut is possible when it leaves at least `cut_min`
-    tokens before it and one after it. Where the store keeps an importance grid, uniform cuts are
-    cuts of the grid.
+    tokens before it and one after it, and a budget that counts is smaller than it. Where the store
+    keeps an importance grid, uniform cuts are cuts of the grid.
     """
     last = record.length - 1
     if recipe.label not in FROM_TRACE:  # stored labels end with the prompt
@@ -61,11 +62,17 @@ def cuts_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int]]
     }
     weights = _weights(recipe)
     possible = {
-        kind: [cut for cut in cuts if recipe.cut_min <= cut <= last]
+        kind: [cut for cut in cuts if recipe.cut_min <= cut <= last and _rewarded(cut, recipe)]
         for kind, cuts in candidates.items()
         if weights[kind] > 0
     }
     return {kind: cuts for kind, cuts in possible.items() if cuts}
+
+
+def _rewarded(cut: int, recipe: Recipe) -> bool:
+    """Whether some budget that counts evicts a token of a cut."""
+    weights = parse_budget_weights(recipe.budgets)
+    return weights.kind != "window" or weights.window(cut)[0] < cut
 
 
 def step_cuts(

@@ -43,7 +43,10 @@ def usable(reader: TraceReader, split: str, recipe: Recipe) -> list[SequenceReco
     records = reader.records(split)
     found = [record for record in records if cuts_by_kind(record, recipe)]
     if not found:
-        reason = f"none of its {len(records)} sequences is longer than --cut_min {recipe.cut_min}"
+        reason = (
+            f"none of its {len(records)} sequences is longer than --cut_min {recipe.cut_min}"
+            + ("" if recipe.budgets == "all" else f" and --budgets {recipe.budgets}")
+        )
         raise StoreError(
             f"--traces {reader.path} has no {split} sequences to cut: "
             + (reason if records else f"collect some with the split {split}")

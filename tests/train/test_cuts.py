@@ -47,6 +47,15 @@ def test_a_context_without_a_future_is_no_cut() -> None:
     assert "context" not in kinds
 
 
+def test_cuts_that_no_budget_of_the_reward_reaches_are_left_out() -> None:
+    recipe = replace(RECIPE, objective="rloo", cut_uniform=0)
+    assert cuts_by_kind(record(), replace(recipe, budgets="450:800")) == {"prompt": [499]}
+    assert cuts_by_kind(record(), replace(recipe, budgets="6%:50%")) == cuts_by_kind(
+        record(), recipe
+    )
+    assert cuts_by_kind(record(), replace(recipe, budgets="499:800")) == {}
+
+
 def test_draws_depend_on_seed_and_step_alone() -> None:
     records = [record(index) for index in range(5)]
     first = [step_cuts(records, RECIPE, seed=3, step=step) for step in range(4)]
