@@ -21,8 +21,9 @@ from eval.config import EvalConfig
 from eval.kept import KeptShare, kept_row, kept_share
 from eval.methods import Method, method_fields, rankings
 from eval.rows import Row
-from eval.selection import Ranked, Scored, score_budgets
+from eval.selection import Ranked
 from eval.traces import boundary, held_out, protocols_apart, trace_views
+from kvp.budget_scores import Scored, score_budgets
 from kvp.geometry import Geometry
 from kvp.hf import Supply, observe
 from kvp.hf.supply import asks_extras

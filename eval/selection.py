@@ -18,10 +18,8 @@ from kvp.allocation import (
     protected_scores,
     ranked_tokens,
 )
-from kvp.budget_scores import Scored, ViewsAt, score_budgets
+from kvp.budget_scores import Scored
 from kvp.ranking import Protection, rank_tokens
-
-__all__ = ["Ranked", "Scored", "ViewsAt", "score_budgets"]
 
 
 class Ranked:
