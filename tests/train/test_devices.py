@@ -30,7 +30,7 @@ def flags(store: Path, out: Path, **settings: Any) -> list[str]:
     return [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
 
 
-def run_program(arguments: list[str], seconds: float = 240) -> tuple[int, str]:
+def run_program(arguments: list[str], seconds: float = 500) -> tuple[int, str]:
     """Exit code and standard error of `kvp-train`, of which nothing survives this call."""
     code = "import sys; from train.cli import main; sys.exit(main())"
     process = subprocess.Popen(
@@ -74,6 +74,7 @@ def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> Non
     assert main(flags(store, tmp_path / "more")) == 0
 
 
+@pytest.mark.slow
 def test_damage_that_any_process_meets_is_one_line(store: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "traces"
     shutil.copytree(store, damaged)
