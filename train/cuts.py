@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvp.budgets import parse_budget_weights
+from kvp.budgets import BudgetWeights, parse_budget_weights
 from kvp.store import SequenceRecord
 from train.presets import FROM_TRACE, Recipe
 
@@ -60,18 +60,17 @@ def cuts_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int]]
         if record.edges
         else _grid(recipe.cut_min, last, recipe.cut_grid),
     }
-    weights = _weights(recipe)
+    weights, budgets = _weights(recipe), parse_budget_weights(recipe.budgets)
     possible = {
-        kind: [cut for cut in cuts if recipe.cut_min <= cut <= last and _rewarded(cut, recipe)]
+        kind: [cut for cut in cuts if recipe.cut_min <= cut <= last and _rewarded(cut, budgets)]
         for kind, cuts in candidates.items()
         if weights[kind] > 0
     }
     return {kind: cuts for kind, cuts in possible.items() if cuts}
 
 
-def _rewarded(cut: int, recipe: Recipe) -> bool:
+def _rewarded(cut: int, weights: BudgetWeights) -> bool:
     """Whether some budget that counts evicts a token of a cut."""
-    weights = parse_budget_weights(recipe.budgets)
     return weights.kind != "window" or weights.window(cut)[0] < cut
 
 
