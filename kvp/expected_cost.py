@@ -43,7 +43,8 @@ def sampled_expected_cost(
     """Unbiased estimate of `expected_cost` (and of its gradient) from some opponents j, O(N P).
 
     P = `opponents` tokens are drawn without replacement, the same for every token i and every
-    leading axis; each pair counts N / P times. With P >= N the result is exact.
+    leading axis; each pair counts N / P times. With P >= N the result is exact. Keeps [..., N, P]
+    numbers for the backward pass.
 
     Arguments, shapes and errors otherwise as `expected_cost`; the generator's device draws. Raises
     ValueError when `opponents` is below 1.

@@ -32,6 +32,10 @@ class Protection:
         """Protected tokens of a cache that is longer than both windows together."""
         return self.sinks + self.recents
 
+    def competing(self, tokens: int) -> slice:
+        """Where the tokens that are not protected lie in a cache of `tokens`; may be empty."""
+        return slice(self.sinks, max(tokens - self.recents, self.sinks))
+
 
 UNPROTECTED = Protection(sinks=0, recents=0)
 

@@ -122,8 +122,11 @@ def mass_reward(importance: Tensor, ranking: Tensor, coefficients: Tensor | None
 
 
 def mass_of_cost(importance: Tensor, cost: Tensor, coefficients: Tensor | None = None) -> Tensor:
-    """`mass_reward` of a ranking that is known by its cost, or of a mean cost: [...]."""
-    budgets = importance.shape[-1] if coefficients is None else float(coefficients[-1])
+    """`mass_reward` of a ranking that is known by its cost, or of a mean cost: [...].
+
+    With `coefficients` N is what all budgets weigh, and one more for budget 0.
+    """
+    budgets = importance.shape[-1] if coefficients is None else float(coefficients[-1]) + 1
     mass = importance.sum(-1) * budgets
     return -cost / mass.clamp_min(torch.finfo(mass.dtype).tiny)
 

@@ -89,7 +89,7 @@ def fit_calibration(
     _, worth_of = TARGETS[target]
     scores, worths = [], []
     for context in contexts:
-        free = slice(protection.sinks, max(context.length - protection.recents, 0))
+        free = protection.competing(context.length)
         if free.start >= free.stop:
             continue
         score = rankers(context.keys, context.values, context.positions, context.length)

@@ -48,7 +48,7 @@ class Context:
 
     def without(self, protection: Protection) -> Context:
         """The tokens that are not protected; at least two must remain."""
-        kept = slice(protection.sinks, max(self.length - protection.recents, 0))
+        kept = protection.competing(self.length)
         return Context(
             keys=self.keys[:, kept],
             values=self.values[:, kept],

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvp.budgets import BudgetWeights, parse_budget_weights
+from kvp.ranking import Protection
 from kvp.store import SequenceRecord
 from train.presets import FROM_TRACE, Recipe
 
@@ -45,33 +46,47 @@ class Rolling(Protocol):
 def cuts_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int]]:
     """Possible cuts (tokens) of a sequence by kind, kinds without one left out.
 
-    Kinds are `prompt`, `context` and `uniform`. A cut is possible when it leaves at least `cut_min`
-    tokens before it and one after it, and a budget that counts is smaller than it. Where the store
-    keeps an importance grid, uniform cuts are cuts of the grid.
+    Kinds are `prompt`, `context` and `uniform`. A cut is possible when it leaves at least
+    `least_tokens` before it and one after it, and a budget that counts evicts some of them. Where
+    the store keeps an importance grid, uniform cuts are cuts of the grid.
     """
-    last = record.length - 1
+    first, last = least_tokens(recipe), record.length - 1
     if recipe.label not in FROM_TRACE:  # stored labels end with the prompt
         last = min(last, record.prompt_length)
-    exact = [edge for edge in record.edges if recipe.cut_min <= edge <= last]
+    exact = [edge for edge in record.edges if first <= edge <= last]
     candidates = {
         "prompt": [record.prompt_length - 1],
         "context": [record.context_length],
         "uniform": _thinned(exact, recipe.cut_grid)
         if record.edges
-        else _grid(recipe.cut_min, last, recipe.cut_grid),
+        else _grid(first, last, recipe.cut_grid),
     }
     weights, budgets = _weights(recipe), parse_budget_weights(recipe.budgets)
+    protected = _protected(recipe)
     possible = {
-        kind: [cut for cut in cuts if recipe.cut_min <= cut <= last and _rewarded(cut, budgets)]
+        kind: [cut for cut in cuts if first <= cut <= last and _rewarded(cut, protected, budgets)]
         for kind, cuts in candidates.items()
         if weights[kind] > 0
     }
     return {kind: cuts for kind, cuts in possible.items() if cuts}
 
 
-def _rewarded(cut: int, weights: BudgetWeights) -> bool:
-    """Whether some budget that counts evicts a token of a cut."""
-    return weights.kind != "window" or weights.window(cut)[0] < cut
+def least_tokens(recipe: Recipe) -> int:
+    """Fewest tokens of a cut: `cut_min`, and two that compete beside the protected ones."""
+    return max(recipe.cut_min, _protected(recipe) + 2)
+
+
+def _protected(recipe: Recipe) -> int:
+    """Tokens that take no part in the ranking."""
+    return Protection().tokens if recipe.exclude_protected else 0
+
+
+def _rewarded(cut: int, protected: int, weights: BudgetWeights) -> bool:
+    """Whether some budget that counts evicts one of the tokens that compete."""
+    if weights.kind != "window":
+        return True
+    low, high = weights.window(cut)
+    return max(low, protected + 1) <= min(high, cut - 1)
 
 
 def step_cuts(

@@ -137,7 +137,7 @@ def evaluate(
     for context in contexts:
         scores = rankers(context.keys, context.values, context.positions, context.length)
         judged = context.without(reward_protection)
-        kept = slice(reward_protection.sinks, context.length - reward_protection.recents)
+        kept = reward_protection.competing(context.length)
         ranked = judged.importance.shape[-1]
         coefficients = rank_coefficients(weights, ranked, protected=context.length - ranked)
         ranking = rank_tokens(scores[:, kept])

@@ -1,8 +1,10 @@
 """The two training recipes as code, and how a configuration changes them.
 
+`fourier` is the toolkit's default: positions as features, and the listwise loss, which needs no
+rankings (its `permutations`, `reward` and `advantage_clip` are for `--objective rloo`).
+
 `paper` follows the KVP paper (section 3, Algorithm 1, appendix A.2) and, where the paper is silent,
-the facts known about its released code. `fourier` is the toolkit's default. What `paper` cannot or
-does not reproduce:
+the facts known about its released code. What it cannot or does not reproduce:
 
 - RLOO baselines are taken within one context (Algorithm 1). The released code draws one permutation
   of each of 128 sequences and takes the mean over sequences; 16 contexts x 8 permutations keep its
@@ -114,7 +116,7 @@ class Recipe:
     cut_uniform: float
     """Weight of cutting anywhere in the sequence."""
     cut_min: int
-    """Shortest cut, tokens."""
+    """Shortest cut, tokens; a cut is never shorter than the protected tokens and two more."""
     cut_grid: int
     """Number of evenly spaced uniform cuts per sequence; 0 = every position."""
     future_max: int
@@ -128,6 +130,8 @@ class Recipe:
         if self.objective == "rloo":
             rule = "must be at least 2 (leave-one-out)"
             _require(self.permutations >= 2, "permutations", rule, self)
+        if self.objective == "rloo_batch" and self.contexts * self.permutations < 2:
+            raise ValueError("--contexts times --permutations must be at least 2 (leave-one-out)")
         for name in ("lr", "gradient_clip", "advantage_clip", "temperature"):
             _require(getattr(self, name) > 0, name, "must be positive", self)
         nonnegative = ("weight_decay", "final_lr", "cut_grid", "future_max", "pairs", "sequences")

@@ -190,7 +190,7 @@ def judged(folder: Path, traces: Path) -> dict[str, Any]:
     with torch.no_grad():
         for context in contexts:
             score = policy.rankers(context.keys, context.values, context.positions, context.length)
-            free = slice(protection.sinks, context.length - protection.recents)
+            free = protection.competing(context.length)
             orders.append(rank_correlation(score[:, free], context.importance[:, free]))
     return {
         "skill": float(result.skill.nanmean()),
@@ -259,8 +259,11 @@ def main() -> None:
         temperatures=given.temperatures,
         elsewhere=tuple(given.elsewhere),
     )
-    named = given.arms.split(",") if given.arms else [arm.name for arm in STUDIES[given.study]]
-    run_all(study, [arm for arm in STUDIES[given.study] if arm.name in named], given.workers)
+    known = {arm.name: arm for arm in STUDIES[given.study]}
+    named = given.arms.split(",") if given.arms else list(known)
+    if unknown := [name for name in named if name not in known]:
+        parser.error(f"--arms: no arm {unknown[0]!r}; use some of {','.join(known)}")
+    run_all(study, [known[name] for name in named], given.workers)
 
 
 if __name__ == "__main__":

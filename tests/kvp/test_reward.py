@@ -109,7 +109,7 @@ def test_weighted_rewards_by_hand() -> None:
     skill = skill_reward(importance, ranking, coefficients).item()
     assert skill == pytest.approx((chance - 5.5) / (chance - 3.5), rel=1e-5)
     assert ratio_reward(importance, ranking, coefficients).item() == pytest.approx(-12.5 / 10.5)
-    assert mass_reward(importance, ranking, coefficients).item() == pytest.approx(-5.5 / 7 / 1.5)
+    assert mass_reward(importance, ranking, coefficients).item() == pytest.approx(-5.5 / 7 / 2.5)
 
 
 def test_equal_weights_given_or_not_agree() -> None:

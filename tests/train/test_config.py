@@ -69,6 +69,12 @@ def test_impossible_settings_name_their_flag(
     assert message.count("\n") == 1
 
 
+def test_one_ranking_has_no_baseline(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--objective", "rloo_batch", "--contexts", "1", "--permutations", "1"]
+    assert main(["--traces", "t", "--out", "o", *flags]) == 2
+    assert "--contexts" in capsys.readouterr().err
+
+
 def test_some_cut_must_be_possible(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--cut_prompt", "0", "--cut_context", "0", "--cut_uniform", "0"]
     assert main(["--traces", "t", "--out", "o", *flags]) == 2

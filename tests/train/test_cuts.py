@@ -56,6 +56,15 @@ def test_cuts_that_no_budget_of_the_reward_reaches_are_left_out() -> None:
     assert cuts_by_kind(record(), replace(recipe, budgets="499:800")) == {}
 
 
+def test_cuts_leave_two_tokens_beside_the_protected_ones() -> None:
+    recipe = replace(RECIPE, cut_min=1, cut_grid=0)
+    short = record(length=40, context=20, prompt=24)
+    assert cuts_by_kind(short, recipe) == {"prompt": [23], "uniform": list(range(22, 40))}
+    free = replace(recipe, exclude_protected=False, cut_min=5)
+    assert cuts_by_kind(short, free)["uniform"][0] == 5
+    assert cuts_by_kind(short, replace(recipe, objective="rloo", budgets="8:16")) == {}
+
+
 def test_draws_depend_on_seed_and_step_alone() -> None:
     records = [record(index) for index in range(5)]
     first = [step_cuts(records, RECIPE, seed=3, step=step) for step in range(4)]

@@ -50,7 +50,7 @@ def _objective(batch: Batch, recipe: Recipe, baseline: Baseline) -> tuple[Tensor
     advantage = normalised(baseline(rewards, batch), batch, recipe.advantage_clip)
     metrics = {
         "train/reward": float(mean_of_counted(rewards.mean(1), batch.counted)),
-        "train/floor_share": floor_share(recipe.reward, rewards),
+        "train/floor_share": floor_share(recipe.reward, rewards, batch.counted),
     }
     return policy_loss(batch, rankings, advantage), metrics
 
@@ -117,6 +117,11 @@ def policy_loss(batch: Batch, rankings: Sequence[Tensor], advantages: Tensor) ->
     return batch.mean(torch.stack(losses))
 
 
-def floor_share(reward: RewardName, rewards: Tensor) -> float:
-    """Share of `ratio` rewards that sit on their floor; 0 for the other rewards."""
-    return float((rewards <= RATIO_FLOOR).float().mean()) if reward == "ratio" else 0.0
+def floor_share(reward: RewardName, rewards: Tensor, counted: Tensor) -> float:
+    """Share of `ratio` rewards [C, K, A] of heads that count [C, A] that sit on their floor.
+
+    0 for the other rewards, which have no floor.
+    """
+    if reward != "ratio":
+        return 0.0
+    return float(mean_of_counted((rewards <= RATIO_FLOOR).float().mean(1), counted))

@@ -257,3 +257,19 @@ def test_shares_of_two_processes_add_up_to_the_whole(recipe: Recipe) -> None:
     expected, gradients = losses_and_gradients(whole, recipe)
     torch.testing.assert_close(loss + other_loss, expected)
     torch.testing.assert_close([*gradient, *other_gradient], gradients)
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_two_tokens_are_enough(name: Any) -> None:
+    scores = [torch.tensor([[0.3, 0.1]], requires_grad=True) for _ in range(2)]
+    batch = Batch(
+        scores=scores,
+        importances=[torch.tensor([[0.0, 2.0]])] * 2,
+        counted=torch.ones(2, 1, dtype=torch.bool),
+        seeds=[1, 2],
+    )
+    losses, _ = OBJECTIVES[name](batch, replace(PRESETS["fourier"], objective=name))
+    losses.sum().backward()
+    for score in scores:
+        assert score.grad is not None
+        assert score.grad.isfinite().all()

@@ -108,6 +108,7 @@ def test_rewards_by_name() -> None:
 def test_monitors() -> None:
     scores = torch.tensor([[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0]])
     torch.testing.assert_close(top_entropy(scores), torch.tensor([1.0, 0.0]))
-    rewards = torch.tensor([[-200.0], [-3.0]])
-    assert floor_share("ratio", rewards) == 0.5
-    assert floor_share("skill", rewards) == 0.0
+    rewards = torch.tensor([[[-200.0, -200.0], [-3.0, -200.0]]])
+    counted = torch.tensor([[True, False]])
+    assert floor_share("ratio", rewards, counted) == 0.5
+    assert floor_share("skill", rewards, counted) == 0.0
