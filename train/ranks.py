@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
+from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.queues import SimpleQueue
 from typing import TypeVar
@@ -34,6 +35,8 @@ PATIENCE = timedelta(hours=2)
 """Longest wait for another process; the first one validates while the others wait."""
 _PATIENCE_SECONDS = 10.0
 """Longest wait for a process that has nothing left to do."""
+_PAUSE_SECONDS = 0.1
+"""Between two looks at whether the other processes are there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +89,14 @@ ALONE = Ranks()
 
 def this_rank(devices: int) -> Ranks:
     """Which of `devices` processes this is; UsageError where torchrun started other than these."""
-    if devices == 1 or "TORCHELASTIC_RUN_ID" not in os.environ:
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
         return Ranks(count=devices)
     started = int(os.environ["WORLD_SIZE"])
     if started != devices:
-        raise UsageError(f"--devices {devices}, but torchrun started {started} processes")
+        raise UsageError(
+            f"--devices {devices}, but torchrun started {started} processes; "
+            f"give --devices {started}"
+        )
     return Ranks(index=int(os.environ["RANK"]), count=devices)
 
 
@@ -116,7 +122,7 @@ def together(ranks: Ranks, device: torch.device, follow: Callable[[Ranks], None]
         follow: what every other process does, the block of this `with` included; picklable.
 
     Raises:
-        KvpError: another process failed with one.
+        KvpError: another process failed with one, or ended before it could take part.
     """
     if ranks.count == 1:
         yield
@@ -124,8 +130,7 @@ def together(ranks: Ranks, device: torch.device, follow: Callable[[Ranks], None]
     store = None
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         store = TCPStore("127.0.0.1", ranks.port or 0, None, ranks.first, PATIENCE)
-    count = ranks.count if ranks.first and store is not None else 1
-    with _others(count, store.port if store else 0, follow), _surroundings(ranks):
+    with _others(ranks, store, follow), _surroundings(ranks):
         try:
             _connect(ranks, device, store)
             yield
@@ -162,21 +167,32 @@ def _surroundings(ranks: Ranks) -> Iterator[None]:
 
 
 @contextmanager
-def _others(count: int, port: int, follow: Callable[[Ranks], None]) -> Iterator[None]:
-    """All of `count` processes but the first, alive no longer than the block."""
+def _others(
+    ranks: Ranks, store: TCPStore | None, follow: Callable[[Ranks], None]
+) -> Iterator[None]:
+    """All processes but the first, ready to connect, alive no longer than the block.
+
+    Only the first one has others, and only where there is a `store`, which all meet at.
+    """
+    if store is None or not ranks.first:
+        if store is not None:
+            store.set(_ready(ranks.index), "")
+        yield
+        return
     context = multiprocessing.get_context("spawn")
     messages: SimpleQueue[str] = context.SimpleQueue()
     others = [
         context.Process(
             target=_other,
-            args=(Ranks(index=index, count=count, port=port), follow, messages),
+            args=(Ranks(index=index, count=ranks.count, port=store.port), follow, messages),
             daemon=True,
         )
-        for index in range(1, count)
+        for index in range(1, ranks.count)
     ]
     for other in others:
         other.start()
     try:
+        _meet(others, store, messages)
         yield
         _wait(others)
     except KvpError:
@@ -190,6 +206,31 @@ def _others(count: int, port: int, follow: Callable[[Ranks], None]) -> Iterator[
         for other in others:
             other.kill()  # Lightning catches the signal of terminate()
             other.join()
+
+
+def _meet(others: Sequence[SpawnProcess], store: TCPStore, messages: SimpleQueue[str]) -> None:
+    """Wait until every other process can connect; KvpError where one has ended instead."""
+    waiting = dict(enumerate(others, start=1))
+    while waiting:
+        connection.wait([other.sentinel for other in waiting.values()], _PAUSE_SECONDS)
+        waiting = {
+            index: other for index, other in waiting.items() if not store.check([_ready(index)])
+        }
+        for index, other in waiting.items():
+            if other.exitcode is None:
+                continue
+            if not messages.empty():
+                raise KvpError(messages.get())
+            raise KvpError(
+                f"--devices {len(others) + 1}: process {index} ended before training began (exit "
+                f"code {other.exitcode}); memory may be short, and a script that trains needs "
+                'if __name__ == "__main__"'
+            )
+
+
+def _ready(index: int) -> str:
+    """Key by which a process says that it is there."""
+    return f"ready/{index}"
 
 
 def _wait(others: Sequence[SpawnProcess]) -> None:

@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kvp.errors import UsageError
+from kvp.errors import KvpError, UsageError
 from train.cli import main
-from train.ranks import Ranks, device_of_rank, this_rank
+from train.ranks import Ranks, device_of_rank, this_rank, together
 
 TINY = {
     "contexts": 3, "hidden": 16, "permutations": 4, "cut_min": 40, "lr": 0.01, "validate_every": 6,
@@ -126,9 +128,31 @@ def test_torchrun_says_which_process_this_is(monkeypatch: pytest.MonkeyPatch) ->
     for name, value in (("TORCHELASTIC_RUN_ID", "none"), ("RANK", "1"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     assert this_rank(2) == Ranks(index=1, count=2)
+    for devices in (1, 3):
+        with pytest.raises(UsageError, match="torchrun started 2 processes; give --devices 2"):
+            this_rank(devices)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
     assert this_rank(1) == Ranks()
-    with pytest.raises(UsageError, match="torchrun started 2 processes"):
-        this_rank(3)
+
+
+@pytest.mark.parametrize(
+    ("follow", "message"),
+    [
+        (sys.exit, r"--devices 2: process 1 ended before training began \(exit code 1\)"),
+        (partial(device_of_rank, torch.device("cuda", 1)), "--device cuda:1 names one device"),
+    ],
+)
+def test_a_process_that_ends_before_it_connects_is_one_line_at_once(
+    follow: Callable[[Ranks], None], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    with (
+        pytest.raises(KvpError, match=message) as caught,
+        together(Ranks(count=2), torch.device("cpu"), follow),
+    ):
+        pytest.fail("there is nobody to train with")
+    assert "\n" not in str(caught.value)
 
 
 def test_every_process_has_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
