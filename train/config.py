@@ -45,7 +45,8 @@ class TrainConfig:
     """Processes that share the contexts of every step, one per GPU or, on a CPU, sharing its cores;
     the result differs by rounding only."""
     heads: str | None = None
-    """Train only these KV heads, START:STOP counted layer by layer; kvp-merge joins the parts."""
+    """Train only these KV heads, START:STOP counted layer by layer; kvp-merge joins the parts. On
+    a CPU each part computes the losses, not the rankers, of all heads."""
     resume: bool = True
     """Continue an unfinished run of the same settings; false refuses any non-empty --out."""
     allow_incomplete: bool = False
