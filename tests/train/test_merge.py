@@ -62,19 +62,22 @@ def assert_same_policy(merged: Path, whole: Path) -> None:
 
 
 def test_merged_shards_are_the_policy_of_one_run(
-    store: Path, shards: list[Path], tmp_path: Path
+    store: Path, shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = train_on(store, tmp_path / "whole")
     merged = tmp_path / "merged"
     assert merge(["--shards", f"{shards[1]}, {shards[0]}", "--out", str(merged)]) == 0
     assert_same_policy(merged, whole)
+    assert merge(["--shards", str(merged), "--out", str(tmp_path / "again")]) == 2
+    assert f"--shards {merged} is a whole policy already" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
     assert load_policy(merged).rankers.agents == 4
     training = index(merged)["training"]
     assert [shard["heads"] for shard in training["shards"]] == [[0, 1], [1, 4]]
     assert training["config"]["heads"] is None
 
 
-@pytest.mark.parametrize("objective", ["rloo_batch", "exact", "soft_sort"])
+@pytest.mark.parametrize("objective", ["rloo", "rloo_batch", "exact", "soft_sort"])
 def test_every_kind_of_objective_can_be_sharded(
     objective: str, store: Path, tmp_path: Path
 ) -> None:

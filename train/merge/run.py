@@ -30,10 +30,13 @@ _ONE_RUN = ("validate_every", "validation_contexts", "calibration", "calibration
 def run(config: MergeConfig) -> None:
     """Write `config.out` from `config.shards`.
 
-    Raises PolicyError where a shard is damaged, where shards do not belong together or do not cover
-    every head exactly once, or where `config.out` holds other files.
+    Raises PolicyError where a shard is damaged or a whole policy, where shards do not belong
+    together or do not cover every head exactly once, or where `config.out` holds other files.
     """
     named = {folder: load_shard(folder) for folder in config.folders}
+    for folder, shard in named.items():
+        if shard.meta.heads is None:
+            raise PolicyError(f"--shards {folder} is a whole policy already, not a shard of one")
     check_alike(named)
     shards = in_order(list(named.values()))
     check_target(config.out)
