@@ -27,18 +27,15 @@ class StepContexts:
         cuts: Callable[[int], Iterable[Cut]],
         *,
         steps: int,
-        ahead: bool = True,
     ) -> None:
         """Make the contexts of the cuts `cuts(step)` for steps below `steps`.
 
         `cuts` must give the same for a step whenever it is asked, and `source` be safe to use from
-        two threads. Without `ahead` everything happens when it is asked for, in the caller's
-        thread: for sources that can make a step's contexts only once it has begun.
+        two threads.
         """
         self._source = source
         self._cuts = cuts
         self._steps = steps
-        self._ahead = ahead
         self._next: tuple[int, Future[list[Context]]] | None = None
 
     def contexts(self, step: int) -> list[Context]:
@@ -51,7 +48,7 @@ class StepContexts:
             contexts = self._made(step)
         else:
             contexts = step_ahead[1].result()
-        if self._ahead and step + 1 < self._steps:
+        if step + 1 < self._steps:
             self._next = step + 1, self._begun(step + 1)
         return contexts
 

@@ -72,15 +72,6 @@ def test_one_step_is_made_ahead_in_another_thread_and_none_after_the_last(store:
     assert not any(thread.is_alive() for thread in readers)
 
 
-def test_a_source_that_cannot_look_ahead_is_asked_in_the_callers_thread(store: Path) -> None:
-    source = Recorded(TraceReader(store))
-    now = StepContexts(source, cuts_of, steps=3, ahead=False)
-    now.contexts(0)
-    assert [cut for cut, _ in source.asked] == cuts_of(0)
-    now.contexts(1)
-    assert {thread for _, thread in source.asked} == {threading.get_ident()}
-
-
 def test_steps_may_be_asked_for_in_any_order(store: Path) -> None:
     source = ContextSource(TraceReader(store), memory_bytes=10**8)
     ahead = StepContexts(source, cuts_of, steps=STEPS)
