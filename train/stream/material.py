@@ -22,7 +22,7 @@ from train.config import TrainConfig
 from train.cuts import cuts_by_kind
 from train.heads import heads_within, parse_heads
 from train.presets import Recipe
-from train.stream.runner import HELD_OUT_ATTENTION, Runner, Samples, stored_labels
+from train.stream.runner import HELD_OUT_ATTENTION, Runner, Samples, stored_labels, too_short
 from train.stream.schedule import Schedule
 from train.stream.settings import StreamSettings
 from train.stream.source import ModelTraces, Tracing, Window
@@ -55,6 +55,8 @@ class StreamMaterial:
     held_out: range
     """Numbers of the validation sequences."""
     recipe: Recipe
+    length: int
+    """Most tokens of a prompt."""
 
     @cached_property
     def first(self) -> list[SequenceRecord]:
@@ -78,8 +80,7 @@ class StreamMaterial:
         found = [record for record in records if cuts_by_kind(record, self.recipe)]
         if not found:
             raise UsageError(
-                f"--validation {len(records)}: none of them is longer than --cut_min "
-                f"{self.recipe.cut_min}"
+                f"--validation {len(records)}: none of them {too_short(self.recipe, self.length)}"
             )
         return found
 
@@ -94,6 +95,8 @@ def open_stream(config: TrainConfig, recipe: Recipe, device: torch.device) -> St
         UsageError: data, tasks, lengths or sizes that cannot work.
     """
     settings = config.stream()
+    if recipe.cut_min >= settings.length:
+        raise UsageError(f"--data {settings.data}: no prompt {too_short(recipe, settings.length)}")
     model_config = load_config(settings.model, revision=settings.revision)
     check_reach(model_config, settings.model, settings.length, settings.max_new_tokens)
     model, tokenizer = load_model(
@@ -141,6 +144,7 @@ def open_stream(config: TrainConfig, recipe: Recipe, device: torch.device) -> St
         identity=identity,
         held_out=held_out,
         recipe=recipe,
+        length=settings.length,
     )
 
 
@@ -195,7 +199,8 @@ def _announce(config: TrainConfig, plan: StorePlan, samples: Samples, agents: in
     print(
         f"buffer: {size} sequences and {held_out} for validation, at most {_size(most)} of RAM "
         f"(keys, values and {kept}, {plan.dtype}); {samples.needed + held_out} sequences of at "
-        f"most {plan.max_tokens} tokens will run through {config.stream().model}"
+        f"most {plan.max_tokens} tokens will run through {config.stream().model}, the first {size} "
+        "before the first step, to tell the rankers what tokens are like"
     )
 
 

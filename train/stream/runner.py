@@ -130,7 +130,7 @@ class Runner:
             if self._can_be_cut(sample):
                 return sample
         raise UsageError(
-            f"--data {self.settings.data}: no prompt is longer than --cut_min {self.recipe.cut_min}"
+            f"--data {self.settings.data}: no prompt {too_short(self.recipe, self.settings.length)}"
         )
 
     def _can_be_cut(self, sample: Sample) -> bool:
@@ -147,6 +147,15 @@ class Runner:
             token_ids=prompt.ids,
         )
         return bool(cuts_by_kind(record, self.recipe))
+
+
+def too_short(recipe: Recipe, length: int) -> str:
+    """End of a message about prompts of at most `length` tokens that cannot be cut."""
+    budgets = "" if recipe.budgets == "all" else f" and --budgets {recipe.budgets}"
+    return (
+        f"is longer than --cut_min {recipe.cut_min}{budgets}; lower "
+        f"{'it' if not budgets else 'them'} or raise --length {length}"
+    )
 
 
 def stored_labels(recipe: Recipe) -> tuple[str, ...]:

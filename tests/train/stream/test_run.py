@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from kvp.store import Trace
 from policies.policy_files import load_policy
 from trace_collect.cli import main as collect_main
 from train.cli import main
+from train.presets import PRESETS
+from train.stream.runner import too_short
 from train.stream.source import ModelTraces
 
 TRAIN = {
@@ -120,6 +123,7 @@ def test_a_policy_without_a_store(
     assert watch.most_bytes <= most
     assert f"at most {most / 1e6:.1f} MB of RAM (keys, values and their attention" in told
     assert f"{needed + 2} sequences of at most 118 tokens" in told
+    assert ", the first 4 before the first step, to tell the rankers" in told
     assert "tokens/s; the 16 that follow" in told
     assert load_policy(out).rankers.agents == 4
     content = json.loads((out / "policy.json").read_text())
@@ -194,7 +198,11 @@ def test_some_heads(base: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_prompts_too_short_to_cut_make_room_for_the_next(
-    model_folder: Path, texts: Path, tmp_path: Path, watch: Watch
+    model_folder: Path,
+    texts: Path,
+    tmp_path: Path,
+    watch: Watch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     data = tmp_path / "some.jsonl"
     long = texts.read_text().splitlines()
@@ -205,7 +213,13 @@ def test_prompts_too_short_to_cut_make_room_for_the_next(
     assert main(flags(out=tmp_path / "policy", **STREAM, **few, **given)) == 0
     none = {**given, "data": tmp_path / "none.jsonl"}
     none["data"].write_text("\n".join(short))
-    assert main(flags(out=tmp_path / "none", **STREAM, **few, **none)) == 2
+    out = tmp_path / "none"
+    assert main(flags(out=out, **STREAM, **few, **none)) == 2
+    said = "no prompt is longer than --cut_min 40; lower it or raise --length 110"
+    assert said in capsys.readouterr().err
+    # what has saved nothing does not occupy its directory
+    assert main(flags(out=out, **STREAM, **few, **given)) == 0
+    assert_same(out, tmp_path / "policy")
 
 
 @pytest.mark.parametrize(
@@ -218,6 +232,7 @@ def test_prompts_too_short_to_cut_make_room_for_the_next(
         ({"validation": 0}, "--validation must be at least 1, got 0"),
         ({"devices": 2}, "--devices needs --source traces"),
         ({"allow_incomplete": "true"}, "--allow_incomplete needs --source traces"),
+        ({"cut_min": 600}, "longer than --cut_min 600; lower it or raise --length 110"),
         ({"length": 1020}, "--max_new_tokens 8 exceeds the context"),
         ({"data": "ruler", "tasks": "niah_single_9"}, "--tasks: unknown task niah_single_9"),
         ({"data": "none.jsonl"}, "--data none.jsonl: cannot be read"),
@@ -241,6 +256,13 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(
     assert len(lines) == 1
     assert said in lines[0]
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_said_about_short_prompts_names_budgets() -> None:
+    recipe = replace(PRESETS["paper"], cut_min=40, budgets="120:200")
+    assert too_short(recipe, 110) == (
+        "is longer than --cut_min 40 and --budgets 120:200; lower them or raise --length 110"
+    )
 
 
 def test_a_store_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
