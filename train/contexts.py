@@ -101,6 +101,19 @@ class ContextSource:
             future=cut.stop - cut.tokens if self._label == "attention" else 1,
         )
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the traces and labels that are remembered."""
+        with self._turn:
+            return self._kv_memory.used + self._label_memory.used
+
+    def forget(self) -> None:
+        """Remember nothing; what is asked for later is read and computed again."""
+        with self._turn:
+            self._kv_memory.clear()
+            self._label_memory.clear()
+            self._latest = None
+
     def _tokens(self, tensor: Tensor, tokens: int) -> Tensor:
         return tensor[..., :tokens, :].flatten(0, 1).to(self.device).float()
 
@@ -148,8 +161,13 @@ class _Memory(Generic[KeyT, ItemT]):
 
     def __init__(self, bound_bytes: int) -> None:
         self._bound = bound_bytes
-        self._used = 0
+        self.used = 0
+        """Bytes of all that is remembered."""
         self._items: OrderedDict[KeyT, ItemT] = OrderedDict()
+
+    def clear(self) -> None:
+        self._items.clear()
+        self.used = 0
 
     def get(self, key: KeyT) -> ItemT | None:
         if key in self._items:
@@ -160,10 +178,10 @@ class _Memory(Generic[KeyT, ItemT]):
         if key in self._items or not self._bound:
             return
         self._items[key] = item
-        self._used += _size(item)
-        while self._used > self._bound and len(self._items) > 1:
+        self.used += _size(item)
+        while self.used > self._bound and len(self._items) > 1:
             _, forgotten = self._items.popitem(last=False)
-            self._used -= _size(forgotten)
+            self.used -= _size(forgotten)
 
 
 def _size(item: tuple[Tensor, ...]) -> int:

@@ -54,7 +54,9 @@ class _Job:
     """Agents of the model that are trained."""
     target: RunTarget
     sources: Sources
-    """Contexts by label; runs of one process over one store may share them."""
+    """Contexts by label."""
+    shared: bool
+    """Whether other runs of the process use `sources`, too."""
 
     @property
     def traces(self) -> Traces:
@@ -72,7 +74,14 @@ class _Job:
         return protection_of(self.recipe)
 
     def source(self, label: LabelName) -> ContextSource:
-        """Contexts of the store with a label."""
+        """Contexts of the store with a label.
+
+        One label after the other, within `--memory_gb`: those of other labels remember nothing from
+        then on, unless `sources` are shared.
+        """
+        if not self.shared:
+            for other in self.sources.keys() - {label}:
+                self.sources[other].forget()
         if label not in self.sources:
             memory = int(self.config.memory_gb * 1e9)
             self.sources[label] = ContextSource(
@@ -89,19 +98,21 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
     """Train on what `config.source` gives and write the policy directory `config.out`.
 
     Runs of one process, over one store, the same heads and on one device, may share `sources`:
-    the first fills it with contexts by label, which the others then need not read again.
+    the first fills it with contexts by label, which the others then need not read again; each
+    label then takes `--memory_gb`.
 
     Raises:
         StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
         UsageError: `--out`, `--device` or another flag cannot work.
     """
-    _run(config, this_rank(config.devices), {} if sources is None else sources)
+    _run(config, this_rank(config.devices), sources)
 
 
-def _run(config: TrainConfig, ranks: Ranks, sources: Sources) -> None:
+def _run(config: TrainConfig, ranks: Ranks, sources: Sources | None) -> None:
     """What each of the processes does that train together; the first one writes."""
     job = _prepare(config, ranks, sources)
     if job.target.finished():
+        job.target.check_calibration(config.calibration, config.calibration_contexts)
         if ranks.first:
             print(f"{config.out} already holds the finished policy of exactly these settings.")
         return
@@ -110,13 +121,13 @@ def _run(config: TrainConfig, ranks: Ranks, sources: Sources) -> None:
     )
     if ranks.first:
         job.target.prepare(manifest, resume=config.resume)
-    with together(ranks, job.device, partial(_run, config, sources={})):
+    with together(ranks, job.device, partial(_run, config, sources=None)):
         module = _train(job)
     if ranks.first:
         _export(job, module, manifest)
 
 
-def _prepare(config: TrainConfig, ranks: Ranks, sources: Sources) -> _Job:
+def _prepare(config: TrainConfig, ranks: Ranks, sources: Sources | None) -> _Job:
     """Check everything that can be checked before anything is written."""
     recipe = config.recipe()
     device = device_of_rank(device_of(config.device), ranks)
@@ -132,7 +143,8 @@ def _prepare(config: TrainConfig, ranks: Ranks, sources: Sources) -> _Job:
         material=material,
         heads=heads,
         target=RunTarget(Path(config.out), {**config.identity(), "traces": material.identity}),
-        sources=sources,
+        sources={} if sources is None else sources,
+        shared=sources is not None,
     )
 
 

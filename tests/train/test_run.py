@@ -1,12 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,13 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kvp.geometry import Geometry
 from kvp.ranking import rank_tokens
 from kvp.scoring import View
 from kvp.store import TraceReader
 from policies.policy_files import load_policy
 from train.cli import main
-from train.module import RankerTraining
+from train.config import TrainConfig
+from train.contexts import Context, ContextSource
+from train.cuts import Cut
+from train.presets import LabelName
+from train.run import run
+from train.traces import Traces
 
 MakeStore = Callable[..., Path]
 
@@ -247,139 +245,31 @@ def test_recomputing_activations_changes_nothing(store: Path, tmp_path: Path) ->
     assert_same(tmp_path / "a", tmp_path / "b")
 
 
-def start(arguments: list[str]) -> subprocess.Popen[bytes]:
-    code = "import sys; from train.cli import main; sys.exit(main())"
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code, *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.DEVNULL,
+@pytest.mark.parametrize("shared", [False, True])
+def test_only_sources_that_runs_share_remember_side_by_side(
+    shared: bool, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources: dict[str, ContextSource] = {}
+    held: list[list[str]] = []
+
+    class Watched(ContextSource):
+        def __init__(self, reader: Traces, *, label: LabelName, **settings: Any) -> None:
+            super().__init__(reader, label=label, **settings)
+            sources[label] = self
+
+        def context(self, cut: Cut) -> Context:
+            found = super().context(cut)
+            held.append([label for label, source in sources.items() if source.held_bytes])
+            return found
+
+    monkeypatch.setattr("train.run.ContextSource", Watched)
+    config = TrainConfig(
+        traces=str(store), out=str(tmp_path / "policy"), cut_min=40, hidden=16, steps=2
     )
-
-
-def test_a_killed_run_continues_to_the_same_weights(store: Path, tmp_path: Path) -> None:
-    common = {"steps": 80}
-    out = tmp_path / "killed"
-    checkpoint = out / "checkpoints" / "last.ckpt"
-    arguments = flags(store, out, **common)
-    process = start(arguments)
-    while not checkpoint.exists() and process.poll() is None:
-        time.sleep(0.001)
-    time.sleep(0.001 * (time.time_ns() // 1000 % 200))  # any moment will do
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (out / "policy.json").exists(), "the run was too short to be killed"
-
-    assert main(arguments) == 0
-    assert main(flags(store, tmp_path / "whole", **common)) == 0
-    assert_same(out, tmp_path / "whole")
-
-
-class Killed(BaseException):
-    """Ends a run as a signal would: nothing in the program answers it."""
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        {"objective": "rloo_batch", "budgets": "log"},
-        {"objective": "exact", "pairs": 8},
-        {"objective": "exact", "sharing": "model"},
-        {"objective": "soft_rank", "cuts_per_visit": 2},
-        {"objective": "listwise", "preset": "paper", "max_positions": 128},
-    ],
-    ids=lambda kind: "-".join(map(str, kind.values())),
-)
-def test_whatever_is_learned_survives_kills_at_any_step(
-    kind: dict[str, Any], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, deadly = tmp_path / "killed", [2, 7, 13]  # checkpoints follow steps 6, 13 and 15
-    whole_step = RankerTraining.training_step
-
-    def step_that_may_kill(module: RankerTraining, step: int, batch_idx: int) -> Any:
-        if deadly and step == deadly[0]:
-            deadly.pop(0)
-            raise Killed
-        return whole_step(module, step, batch_idx)
-
-    common = {**kind, "steps": 16, "validate_every": 5, "calibration": "none"}
-    monkeypatch.setattr(RankerTraining, "training_step", step_that_may_kill)
-    while deadly:
-        with pytest.raises(Killed):
-            main(flags(store, out, **common))
-        assert not (out / "policy.json").exists()
-    assert main(flags(store, out, **common)) == 0
-    assert main(flags(store, tmp_path / "whole", **common)) == 0
-    assert_same(out, tmp_path / "whole")
-
-
-def test_interrupted_before_the_first_checkpoint(store: Path, tmp_path: Path) -> None:
-    out = tmp_path / "policy"
-    assert main(flags(store, out, steps=10)) == 0
-    for path in out.iterdir():
-        if path.name != "run.json":
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert main(flags(store, out, steps=10)) == 0
-    assert main(flags(store, tmp_path / "whole", steps=10)) == 0
-    assert_same(out, tmp_path / "whole")
-
-
-def test_the_store_may_move(store: Path, tmp_path: Path) -> None:
-    moved = tmp_path / "elsewhere"
-    shutil.copytree(store, moved)
-    out = tmp_path / "policy"
-    assert main(flags(store, out, steps=3)) == 0
-    (out / "policy.json").unlink()
-    assert main(flags(moved, out, steps=3)) == 0
-
-
-def unfinished(store: Path, out: Path) -> None:
-    assert main(flags(store, out, steps=8)) == 0
-    (out / "policy.json").unlink()
-
-
-def test_another_geometry_cannot_continue_a_run(
-    store: Path, make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "policy"
-    unfinished(store, out)
-    other = make_store(geometry=Geometry(layers=1, query_heads=4, kv_heads=2, head_dim=8))
-    capsys.readouterr()
-    assert main(flags(other, out, steps=8)) == 2
-    message = capsys.readouterr().err
-    assert "traces.geometry.layers: 2 there, 1 here" in message
-    assert "new directory" in message
-    assert message.count("\n") == 1
-
-
-def test_resume_can_be_refused(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "policy"
-    unfinished(store, out)
-    assert main(flags(store, out, steps=8, resume="false")) == 2
-    assert "--resume is false" in capsys.readouterr().err
-
-
-def test_foreign_folders_and_files_are_refused(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    assert main(flags(store, tmp_path)) == 2
-    assert "not empty and not a training run" in capsys.readouterr().err
-    assert main(flags(store, tmp_path / "notes.txt")) == 2
-    assert "is a file" in capsys.readouterr().err
-    assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-def test_a_damaged_checkpoint_is_named(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "policy"
-    unfinished(store, out)
-    checkpoint = out / "checkpoints" / "last.ckpt"
-    checkpoint.write_bytes(checkpoint.read_bytes()[:5_000])
-    assert main(flags(store, out, steps=8)) == 2
-    assert f"{checkpoint} is damaged" in capsys.readouterr().err
+    run(config, {} if shared else None)
+    assert held[0] == ["attention"]
+    assert held[-1] == (["attention", "peak"] if shared else ["peak"])
+    assert max(map(len, held)) == (2 if shared else 1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,246 @@
+"""Runs that end early and are continued, and directories that cannot be continued in."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kvp.geometry import Geometry
+from train.cli import main
+from train.module import RankerTraining
+
+MakeStore = Callable[..., Path]
+
+TINY = {
+    "contexts": 2, "hidden": 16, "permutations": 4, "cut_min": 40, "lr": 0.01, "validate_every": 10,
+    "checkpoint_every": 7,
+}  # fmt: skip
+
+
+def flags(store: Path, out: Path, **settings: Any) -> list[str]:
+    chosen = {"traces": store, "out": out, **TINY, **settings}
+    return [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
+
+
+def assert_same(first: Path, second: Path) -> None:
+    ours, theirs = (
+        {path.name: load_file(path) for path in sorted(policy.glob("*.safetensors"))}
+        for policy in (first, second)
+    )
+    assert len(ours) == 4
+    assert ours.keys() == theirs.keys()
+    for name, state in ours.items():
+        assert all(torch.equal(tensor, theirs[name][key]) for key, tensor in state.items()), name
+
+
+def start(arguments: list[str]) -> subprocess.Popen[bytes]:
+    code = "import sys; from train.cli import main; sys.exit(main())"
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", code, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def test_a_killed_run_continues_to_the_same_weights(store: Path, tmp_path: Path) -> None:
+    common = {"steps": 80}
+    out = tmp_path / "killed"
+    checkpoint = out / "checkpoints" / "last.ckpt"
+    arguments = flags(store, out, **common)
+    process = start(arguments)
+    while not checkpoint.exists() and process.poll() is None:
+        time.sleep(0.001)
+    time.sleep(0.001 * (time.time_ns() // 1000 % 200))  # any moment will do
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (out / "policy.json").exists(), "the run was too short to be killed"
+
+    assert main(arguments) == 0
+    assert main(flags(store, tmp_path / "whole", **common)) == 0
+    assert_same(out, tmp_path / "whole")
+
+
+class Killed(BaseException):
+    """Ends a run as a signal would: nothing in the program answers it."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"objective": "rloo_batch", "budgets": "log"},
+        {"objective": "exact", "pairs": 8},
+        {"objective": "exact", "sharing": "model"},
+        {"objective": "soft_rank", "cuts_per_visit": 2},
+        {"objective": "listwise", "preset": "paper", "max_positions": 128},
+    ],
+    ids=lambda kind: "-".join(map(str, kind.values())),
+)
+def test_whatever_is_learned_survives_kills_at_any_step(
+    kind: dict[str, Any], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, deadly = tmp_path / "killed", [2, 7, 13]  # checkpoints follow steps 6, 13 and 15
+    whole_step = RankerTraining.training_step
+
+    def step_that_may_kill(module: RankerTraining, step: int, batch_idx: int) -> Any:
+        if deadly and step == deadly[0]:
+            deadly.pop(0)
+            raise Killed
+        return whole_step(module, step, batch_idx)
+
+    common = {**kind, "steps": 16, "validate_every": 5, "calibration": "none"}
+    monkeypatch.setattr(RankerTraining, "training_step", step_that_may_kill)
+    while deadly:
+        with pytest.raises(Killed):
+            main(flags(store, out, **common))
+        assert not (out / "policy.json").exists()
+    assert main(flags(store, out, **common)) == 0
+    assert main(flags(store, tmp_path / "whole", **common)) == 0
+    assert_same(out, tmp_path / "whole")
+
+
+def test_interrupted_before_the_first_checkpoint(store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "policy"
+    assert main(flags(store, out, steps=10)) == 0
+    for path in out.iterdir():
+        if path.name != "run.json":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert main(flags(store, out, steps=10)) == 0
+    assert main(flags(store, tmp_path / "whole", steps=10)) == 0
+    assert_same(out, tmp_path / "whole")
+
+
+def test_the_store_may_move(store: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(store, moved)
+    out = tmp_path / "policy"
+    assert main(flags(store, out, steps=3)) == 0
+    (out / "policy.json").unlink()
+    assert main(flags(moved, out, steps=3)) == 0
+
+
+def unfinished(store: Path, out: Path) -> None:
+    assert main(flags(store, out, steps=8)) == 0
+    (out / "policy.json").unlink()
+
+
+def test_another_geometry_cannot_continue_a_run(
+    store: Path, make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "policy"
+    unfinished(store, out)
+    other = make_store(geometry=Geometry(layers=1, query_heads=4, kv_heads=2, head_dim=8))
+    capsys.readouterr()
+    assert main(flags(other, out, steps=8)) == 2
+    message = capsys.readouterr().err
+    assert "traces.geometry.layers: 2 there, 1 here" in message
+    assert "new directory" in message
+    assert message.count("\n") == 1
+
+
+def test_resume_can_be_refused(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "policy"
+    unfinished(store, out)
+    assert main(flags(store, out, steps=8, resume="false")) == 2
+    assert "--resume is false" in capsys.readouterr().err
+
+
+def test_foreign_folders_and_files_are_refused(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(flags(store, tmp_path)) == 2
+    assert "not empty and not a training run" in capsys.readouterr().err
+    assert main(flags(store, tmp_path / "notes.txt")) == 2
+    assert "is a file" in capsys.readouterr().err
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_damaged_checkpoint_is_named(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "policy"
+    unfinished(store, out)
+    checkpoint = out / "checkpoints" / "last.ckpt"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:5_000])
+    assert main(flags(store, out, steps=8)) == 2
+    assert f"{checkpoint} is damaged" in capsys.readouterr().err
+
+
+def test_a_run_that_has_saved_nothing_gives_its_directory_to_another(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def killed(*_: object) -> None:
+        raise Killed
+
+    out = tmp_path / "policy"
+    with monkeypatch.context() as patch:
+        patch.setattr(RankerTraining, "training_step", killed)
+        with pytest.raises(Killed):
+            main(flags(store, out, steps=9))
+    assert {path.name for path in out.iterdir()} == {"run.json", "logs"}
+    assert main(flags(store, out, steps=8, resume="false")) == 2
+    assert "--resume is false" in capsys.readouterr().err
+    (out / "notes.txt").write_text("mine")
+    assert main(flags(store, out, steps=8)) == 2
+    assert "steps: 9 there, 8 here" in capsys.readouterr().err
+    (out / "notes.txt").unlink()
+    assert main(flags(store, out, steps=8)) == 0
+    assert json.loads((out / "run.json").read_text())["identity"]["steps"] == 8
+    assert len(list((out / "logs").iterdir())) == 1
+
+    (out / "policy.json").unlink()  # but what has a checkpoint keeps its directory
+    assert main(flags(store, out, steps=9)) == 2
+    assert "steps: 8 there, 9 here" in capsys.readouterr().err
+
+
+def test_a_policy_that_no_run_left_is_not_its_own(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "policy"
+    assert main(flags(store, out, steps=2)) == 0
+    (out / "run.json").unlink()
+    assert main(flags(store, out, steps=2)) == 2
+    assert "not a training run; name a new directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "message"),
+    [
+        ({}, {"calibration": "peak"}, "calibrated to contribution on 128 contexts then"),
+        ({}, {"calibration_contexts": 3}, "calibrated to contribution on 128 contexts then"),
+        ({"calibration": "none"}, {}, "was not calibrated then"),
+        ({"calibration": "none"}, {"calibration": "none", "calibration_contexts": 3}, ""),
+    ],
+)
+def test_a_finished_run_is_not_calibrated_otherwise(
+    first: dict[str, Any],
+    again: dict[str, Any],
+    message: str,
+    store: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "policy"
+    assert main(flags(store, out, steps=2, **first)) == 0
+    before = (out / "policy.json").read_bytes()
+    capsys.readouterr()
+    assert main(flags(store, out, steps=2, **again)) == (2 if message else 0)
+    error = capsys.readouterr().err
+    assert error.count("\n") == (1 if message else 0)
+    assert message in error
+    assert ("kvp-calibrate changes it" in error) == bool(message)
+    assert (out / "policy.json").read_bytes() == before
