@@ -20,9 +20,12 @@ TOKENS, CONTEXT, PROMPT = 96, 70, 80
 MakeStore = Callable[..., Path]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """Tiny tensors gain nothing from threads; exact comparisons need equal numbers of them."""
+    """Tiny tensors gain nothing from threads; exact comparisons need equal numbers of them.
+
+    For a module at a time, so that what its own fixtures train has one thread, too.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,15 +36,6 @@ TRAIN = {
 }
 MODEL = {"length": 110, "max_new_tokens": 8, "validation": 2}
 STREAM = {"source": "model", "buffer": 4, "visits": 2}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The same sums in every process, whatever else the machine does."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
