@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.errors import ModelError, UsageError
 from kvp.geometry import Geometry
@@ -109,16 +109,7 @@ def open_stream(config: TrainConfig, recipe: Recipe, device: torch.device) -> St
     if config.heads is not None:
         heads = heads_within(parse_heads(config.heads), plan.geometry)
     _announce(config, plan, samples, len(heads))
-    identity = {
-        "model": model_identity(settings.model, settings.revision, model, tokenizer),
-        "data": samples.identity,
-        "continuation": settings.continuation,
-        "max_new_tokens": settings.max_new_tokens,
-        "dtype": settings.dtype,
-        "buffer": schedule.buffer,
-        "visits": schedule.visits,
-        "validation": len(samples.validation),
-    }
+    identity = _identity(settings, samples, model, tokenizer)
     runner = Runner(settings, recipe, config, model, tokenizer, samples)
     held_out = range(samples.needed, samples.needed + len(samples.validation))
     tracing = Tracing(
@@ -146,6 +137,25 @@ def open_stream(config: TrainConfig, recipe: Recipe, device: torch.device) -> St
         recipe=recipe,
         length=settings.length,
     )
+
+
+def _identity(
+    settings: StreamSettings,
+    samples: Samples,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, Any]:
+    """What tells one stream from another: all that decides its traces and their order."""
+    return {
+        "model": model_identity(settings.model, settings.revision, model, tokenizer),
+        "data": samples.identity,
+        "continuation": settings.continuation,
+        "max_new_tokens": settings.max_new_tokens,
+        "dtype": settings.dtype,
+        "buffer": samples.schedule.buffer,
+        "visits": samples.schedule.visits,
+        "validation": len(samples.validation),
+    }
 
 
 def _plan(
