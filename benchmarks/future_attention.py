@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -24,6 +23,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from machine import machine
 
 if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it starts
     from torch import Tensor
@@ -53,7 +54,7 @@ def main() -> None:
             results += _turns(workload, length, args)
     settings = {"group": GROUP, "width": WIDTH, "intervals": INTERVALS, "rounds": args.rounds}
     limits = {"threads": args.threads, "device": args.device, "naive_gib": args.naive_gib}
-    report = {"machine": _machine(), "settings": settings | limits, "forms": FORMS}
+    report = {"machine": machine(), "settings": settings | limits, "forms": FORMS}
     args.out.write_text(json.dumps(report | {"results": results}, indent=1) + "\n")
 
 
@@ -103,19 +104,6 @@ def _turns(workload: str, length: int, args: argparse.Namespace) -> list[dict[st
         print(json.dumps(row), flush=True)
         table.append(row)
     return table
-
-
-def _machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    code = "import torch; c = torch.cuda; print(torch.__version__, "
-    code += "c.get_device_name() if c.is_available() else '', sep='|')"
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    torch_version, gpu = made.stdout.strip().split("|")
-    cpu, info = platform.processor(), Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].partition(":")[2].strip() if names else cpu
-    return {"cpu": cpu, "cores": os.cpu_count(), "gpu": gpu or None, "torch": torch_version}
 
 
 def _measure(workload: str, tokens: int, form: str, args: argparse.Namespace) -> dict[str, float]:

@@ -27,6 +27,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from machine import machine
+
 if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it starts
     from train.contexts import Context
     from train.module import RankerTraining
@@ -57,7 +59,7 @@ def main() -> None:
         print(json.dumps(row), flush=True)
         results.append(row)
     settings = {name: value for name, value in vars(args).items() if name not in ("out", "child")}
-    report = {"machine": _machine(), "settings": settings, "results": results}
+    report = {"machine": machine(), "settings": settings, "results": results}
     args.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
@@ -80,27 +82,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--child", nargs=2, metavar=("OBJECTIVE", "NETWORK"))
     return parser.parse_args()
-
-
-def _machine() -> dict[str, Any]:
-    """What the numbers were measured on, and of which version."""
-    code = "import torch; c = torch.cuda; print(torch.__version__, "
-    code += "c.get_device_name() if c.is_available() else '', sep='|')"
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    torch_version, gpu = made.stdout.strip().split("|")
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": names[0] if names else None,
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "gpu": gpu or None,
-        "torch": torch_version,
-        "commit": commit or None,
-    }
 
 
 def _measure(objective: str, network: str, args: argparse.Namespace) -> dict[str, float]:

@@ -1,0 +1,30 @@
+"""What the numbers of a benchmark were measured on; beside every result."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on, and of which version."""
+    code = "import torch; c = torch.cuda; print(torch.__version__, "
+    code += "c.get_device_name() if c.is_available() else '', sep='|')"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    torch_version, gpu = made.stdout.strip().split("|")
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else None,
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "gpu": gpu or None,
+        "torch": torch_version,
+        "commit": commit or None,
+    }
