@@ -17,14 +17,12 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.data.plan import Jobs, plan_jobs
-from kvp.errors import ModelError
 from kvp.hf import geometry_of, load_config, load_model
 from kvp.hf.loading import local_folder
-from kvp.hf.output import output_gram
+from kvp.hf.output import known_output_gram
 from kvp.hf.trace import check_reach, collect
 from kvp.manifest import run_manifest
 from kvp.store import StorePlan, Trace, TraceWriter
@@ -94,7 +92,7 @@ def run(config: CollectConfig) -> None:
     if jobs.tasks:
         console.print(f"tasks: {', '.join(jobs.tasks)}")
     out = Path(config.out)
-    with TraceWriter.create_or_resume(out, plan, manifest, _output_gram(model)) as writer:
+    with TraceWriter.create_or_resume(out, plan, manifest, known_output_gram(model)) as writer:
         missing = writer.missing()
         if len(missing) < len(jobs):
             console.print(f"{out}: {len(jobs) - len(missing)} of {len(jobs)} sequences are there")
@@ -106,14 +104,6 @@ def run(config: CollectConfig) -> None:
             _write_all(parts, writer, missing, console)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     console.print(f"{out}: {len(jobs)} sequences, {gigabytes(size)}")
-
-
-def _output_gram(model: PreTrainedModel) -> Tensor | None:
-    """What calibration needs of the model; None where its attention modules cannot be told."""
-    try:
-        return output_gram(model)
-    except ModelError:
-        return None
 
 
 def _write_all(parts: _Run, writer: TraceWriter, missing: Sequence[int], console: Console) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from kvp.errors import ModelError
 from kvp.hf.loading import geometry_of
 from kvp.hf.modules import attention_modules
 
@@ -31,6 +32,14 @@ def output_gram(model: PreTrainedModel) -> Tensor:
         slices = columns.view(shape)
         grams.append(torch.einsum("hgdw,hgew->hde", slices, slices) / geometry.group)
     return torch.stack(grams).cpu()
+
+
+def known_output_gram(model: PreTrainedModel) -> Tensor | None:
+    """`output_gram`, or None where the model's attention modules cannot be told."""
+    try:
+        return output_gram(model)
+    except ModelError:
+        return None
 
 
 def _columns(attention: nn.Module, width: int) -> Tensor:

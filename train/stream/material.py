@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.errors import ModelError, UsageError
+from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_model
 from kvp.hf.identity import model_identity
-from kvp.hf.output import output_gram
+from kvp.hf.output import known_output_gram
 from kvp.hf.trace import check_reach
 from kvp.store import SequenceRecord, StorePlan, planned_bytes
 from train.config import TrainConfig
@@ -119,7 +119,7 @@ def open_stream(config: TrainConfig, recipe: Recipe, device: torch.device) -> St
             "model": {"id": settings.model, "revision": settings.revision},
             "identity": identity,
         },
-        output_gram=_output_gram(model),
+        output_gram=known_output_gram(model),
     )
     traces = ModelTraces(
         tracing,
@@ -216,11 +216,3 @@ def _announce(config: TrainConfig, plan: StorePlan, samples: Samples, agents: in
 
 def _size(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
-
-
-def _output_gram(model: PreTrainedModel) -> torch.Tensor | None:
-    """What calibration needs of the model; None where its attention modules cannot be told."""
-    try:
-        return output_gram(model)
-    except ModelError:
-        return None
