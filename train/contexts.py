@@ -138,22 +138,22 @@ class ContextSource:
     def _importance(self, cut: Cut) -> Tensor:
         """[A, N] float32 label of a cut."""
         known = self._label_memory.get(cut)
-        if known is None and self._label not in FROM_TRACE:
-            stored = self.traces.label(self._label, cut.sequence)
-            known = (stored[..., : cut.tokens].flatten(0, 1),)
-            self._label_memory.put(cut, known)
-        if known is None and self.traces.plan.store == "importance":
-            read = self.traces
-            attention_at = read.peak_attention if self._label == "peak" else read.future_attention
-            known = (attention_at(cut.sequence, cut.tokens, cut.stop).flatten(0, 1),)
-            self._label_memory.put(cut, known)
         if known is None:
-            queries, keys = self._queries_and_keys(cut.sequence)
-            attention = peak_attention if self._label == "peak" else future_attention
-            label = attention(queries, keys, cut.tokens, cut.stop)
-            known = (label.flatten(0, 1).cpu(),)
+            known = (self._label_of(cut).flatten(0, 1),)
             self._label_memory.put(cut, known)
         return known[0]
+
+    def _label_of(self, cut: Cut) -> Tensor:
+        """[L, H, N] float32 on the CPU, read or computed."""
+        traces, peak = self.traces, self._label == "peak"
+        if self._label not in FROM_TRACE:
+            return traces.label(self._label, cut.sequence)[..., : cut.tokens]
+        if traces.plan.store == "importance":
+            attention_at = traces.peak_attention if peak else traces.future_attention
+            return attention_at(cut.sequence, cut.tokens, cut.stop)
+        queries, keys = self._queries_and_keys(cut.sequence)
+        attention = peak_attention if peak else future_attention
+        return attention(queries, keys, cut.tokens, cut.stop).cpu()
 
 
 class _Memory(Generic[KeyT, ItemT]):
