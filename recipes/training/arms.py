@@ -2,7 +2,7 @@
 
 An arm of the study `objectives` is tuned (learning rate, and the strength of a softened sort) on
 validation sequences. Those of the other studies train with the objective and learning rate that the
-first study chose, and differ in one thing.
+first study chose (of the arm they are `like`), and differ in one thing.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class Arm:
     """Whether there is a temperature to choose."""
     one_ranking: bool = False
     """One permutation per context, of as many contexts as the others draw permutations per step."""
+    like: str = "listwise"
+    """The arm of `objectives` whose learning rate and temperature an arm of another study uses."""
 
 
 def _sorts() -> list[Arm]:
@@ -52,15 +54,16 @@ OBJECTIVES = [
 """Estimators and objectives."""
 
 REWARDS = [
-    Arm("rloo_ratio", {"objective": "rloo", "reward": "ratio"}),
-    Arm("rloo_mass", {"objective": "rloo", "reward": "mass"}),
-    Arm("rloo_log", {"objective": "rloo", "budgets": "log"}),
-    Arm("rloo_window", {"objective": "rloo", "budgets": "6%:50%"}),
-    Arm("listwise_peak", {"objective": "listwise", "label": "peak"}),
-    Arm("rloo_protected", {"objective": "rloo", "exclude_protected": "false"}),
-    Arm("listwise_protected", {"objective": "listwise", "exclude_protected": "false"}),
+    Arm("rloo_ratio", {"objective": "rloo", "reward": "ratio"}, like="rloo"),
+    Arm("rloo_mass", {"objective": "rloo", "reward": "mass"}, like="rloo"),
+    Arm("rloo_log", {"objective": "rloo", "budgets": "log"}, like="rloo"),
+    Arm("rloo_window", {"objective": "rloo", "budgets": "6%:50%"}, like="rloo"),
+    Arm("rloo_protected", {"objective": "rloo", "exclude_protected": "false"}, like="rloo"),
+    Arm("listwise_protected", {"exclude_protected": "false"}),
+    Arm("listwise_peak", {"label": "peak"}),
+    Arm("listwise_visits", {"cuts_per_visit": "4"}),
 ]
-"""Variants of what is rewarded, at the learning rate of the arm they vary."""
+"""What is rewarded, and in `listwise_visits` how: all contexts of a step cut from one sequence."""
 
 INPUTS = [
     Arm(name, {"inputs": inputs})
@@ -94,10 +97,14 @@ SEQUENCES = [
 ]
 
 STEPS = [
-    Arm(f"{name}_steps{steps}", {"objective": name, "steps": str(steps)})
-    for steps in (1600,)
-    for name in ("rloo", "listwise")
+    Arm(f"{arm.name}_steps1600", {**arm.settings, "steps": "1600"}, like=arm.name)
+    for arm in OBJECTIVES
+    if arm.name in ("rloo", "rloo_32", "exact", "listwise", "soft_rank_ranks", "neural_sort_cost")
 ]
+"""Four times the steps of `objectives`, at the learning rate that was best there."""
+
+QUICK = [Arm("quick", {}), Arm("ten_times", {"steps": "6000"})]
+"""The shipped short run, and one ten times as long."""
 
 _AS_FOURIER = {
     "reward": "skill",

@@ -14,9 +14,9 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
-from arms import INPUTS, LENGTHS, OBJECTIVES, SEQUENCES, SHARING, SIZES, Arm
+from arms import INPUTS, LENGTHS, OBJECTIVES, REWARDS, SEQUENCES, SHARING, SIZES, STEPS, Arm
 from matplotlib.axes import Axes
-from results import Mean, Result, over_seeds, results_of
+from results import Mean, Result, over_seeds, results_of, validation_curve
 
 
 def main() -> None:
@@ -27,10 +27,12 @@ def main() -> None:
         if (run / model / "objectives").exists():
             save(folder / f"objectives-{model}.png", objectives, run / model / "objectives")
     draw = {
+        "rewards": rewards,
         "inputs": inputs,
         "sizes": sizes,
         "sharing": sharing,
         "sequences": sequences,
+        "steps": steps,
         "lengths": lengths,
     }
     for name, figure in draw.items():
@@ -72,6 +74,11 @@ def bars(axes: Axes, arms: Sequence[Arm], found: Mapping[str, list[Result]]) -> 
     axes.set(xlabel="skill on test sequences (1 oracle, 0 chance)", xlim=(max(lowest - 0.1, 0), 1))
 
 
+def rewards(axes: Axes, found: Mapping[str, list[Result]]) -> None:
+    """What is rewarded."""
+    bars(axes, REWARDS, found)
+
+
 def inputs(axes: Axes, found: Mapping[str, list[Result]]) -> None:
     """What the ranker sees."""
     bars(axes, INPUTS, found)
@@ -111,6 +118,17 @@ def sequences(axes: Axes, found: Mapping[str, list[Result]]) -> None:
         marker="o",
     )
     axes.set(xscale="log", xlabel="training sequences", ylabel="skill on test sequences")
+
+
+def steps(axes: Axes, found: Mapping[str, list[Result]]) -> None:
+    """Validation skill during training, mean over heads and seeds."""
+    for arm in STEPS:
+        if arm.name in found:
+            curves = [validation_curve(result["folder"]) for result in found[arm.name]]
+            mean = {step: sum(curve[step] for curve in curves) / len(curves) for step in curves[0]}
+            axes.plot(list(mean), list(mean.values()), label=arm.like)
+    axes.set(xlabel="step", ylabel="skill on validation sequences")
+    axes.legend()
 
 
 def lengths(axes: Axes, found: Mapping[str, list[Result]]) -> None:

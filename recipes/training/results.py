@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from scipy import stats
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from eval.stats import Interval, paired_difference, per_prompt, perplexity
 
@@ -39,11 +40,18 @@ def mean_of(values: Iterable[float]) -> Mean:
 
 
 def results_of(study: Path) -> dict[str, list[Result]]:
-    """Arm -> results of its seeds, for every arm that has been trained."""
+    """Arm -> results of its seeds, for every trained arm; `folder` is the policy's."""
     found: dict[str, list[Result]] = defaultdict(list)
     for path in sorted((study / "final").glob("*/seed*/result.json")):
-        found[path.parts[-3]].append(json.loads(path.read_text()))
+        found[path.parts[-3]].append({**json.loads(path.read_text()), "folder": path.parent})
     return dict(found)
+
+
+def validation_curve(policy: Path) -> dict[int, float]:
+    """Step -> skill on validation sequences, as kvp-train logged it."""
+    logs = EventAccumulator(str(policy / "logs"))
+    logs.Reload()
+    return {event.step: event.value for event in logs.Scalars("held_out/skill")}
 
 
 def over_seeds(results: Sequence[Result], value: Callable[[Result], float]) -> Mean:

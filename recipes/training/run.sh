@@ -22,10 +22,16 @@ study() { "$BIN/python" recipes/training/study.py "$@"; }
 "$BIN/kvp-collect" --data chat --length 384 --train 300 --validation 48 --test 48 \
   --continuation reference --out "$N/dialogues"
 "$BIN/kvp-collect" --tasks $NEEDLES --length 512 --train 300 --validation 48 --test 48 --out "$N/512_tokens"
-for length in 1024 1920; do
-  "$BIN/kvp-collect" --tasks $NEEDLES --length $length --train 0 --validation 0 --test 24 \
-    --out "$N/${length}_tokens"
-done
+"$BIN/kvp-collect" --tasks $NEEDLES --length 384 --train 300 --validation 48 --test 48 --store importance \
+  --out "$N/importance"
+longer() { # tokens, model
+  "$BIN/kvp-collect" --model "$2" --tasks $NEEDLES --length "$1" --train 0 --validation 0 --test 24 \
+    --out "$N/${1}_tokens"
+}
+longer 1024 nano
+longer 1920 nano
+"$BIN/python" recipes/training/stretch.py "$N/stretched" --positions 4096
+longer 3072 "$N/stretched" # beyond what nano was trained for: its answers are worth nothing there
 mkdir -p "$L"
 "$BIN/python" recipes/all_methods/stories.py "$TEXT" "$L/text.jsonl"
 "$BIN/kvp-collect" --model "$LLAMA" --data "$L/text.jsonl" --continuation reference --length 384 \
@@ -37,10 +43,13 @@ study objectives --traces "$N/traces" --config configs/training/nano.yaml --out 
 study objectives --traces "$L/traces" --config configs/training/llama.yaml --out "$L/objectives" \
   --temperatures "$N/objectives"
 labelled() { for arm in "$1"/final/*; do printf '%s=%s,' "$(basename "$arm")" "$arm"; done; }
-for protocol in query_aware query_agnostic; do
-  "$BIN/kvp-eval" --config configs/training/eval.yaml --tasks $NEEDLES --protocols $protocol \
-    --policies "$(labelled "$N/objectives")" --out "$N/accuracy-$protocol"
-done
+accuracy() { # study, folder, further settings
+  "$BIN/kvp-eval" --config configs/training/eval.yaml --tasks $NEEDLES --policies "$(labelled "$1")" \
+    --out "$2" "${@:3}"
+}
+accuracy "$N/objectives" "$N/accuracy-query_aware" --protocols query_aware & other=$!
+accuracy "$N/objectives" "$N/accuracy-query_agnostic" --protocols query_agnostic
+wait $other
 "$BIN/kvp-eval" --config configs/training/eval.yaml --model "$LLAMA" --tasks text --text "$L/text.jsonl" \
   --length 384 --allocators uniform --budgets 6%,12.5%,25% --prompts 29 \
   --policies "$(labelled "$L/objectives")" --out "$L/perplexity"
@@ -50,13 +59,23 @@ vary() { study "$@" --config configs/training/variants.yaml --chosen "$N/objecti
 for name in inputs sequences sharing rewards sizes steps; do
   vary $name --traces "$N/traces" --out "$N/$name" --seeds 3
 done
+study quick --traces "$N/traces" --config configs/train_quick.yaml --chosen "$N/objectives" --out "$N/quick" --seeds 3
 vary lengths --traces "$N/512_tokens" --out "$N/lengths" --seeds 3 \
-  --elsewhere "$N/1024_tokens" "$N/1920_tokens"
-for kind in traces dialogues; do
-  vary plain --traces "$N/$kind" --out "$N/transfer/$kind" --seeds 3 \
+  --elsewhere "$N/1024_tokens" "$N/1920_tokens" "$N/3072_tokens"
+for length in 512 1024 1920; do
+  accuracy "$N/lengths" "$N/accuracy-${length}_tokens" --length $length --protocols query_agnostic --prompts 4
+done
+for kind in traces dialogues importance; do
+  vary plain --traces "$N/$kind" --out "$N/transfer/$kind" --seeds 5 \
     --elsewhere "$N/traces" "$N/dialogues"
 done
 
-"$BIN/python" recipes/training/noise.py "$N/traces" "$N/objectives/final/listwise/seed0" > "$RUN/noise.md"
+# The gradients' noise: early in training and at its end.
+"$BIN/kvp-train" --config configs/training/nano.yaml --traces "$N/traces" --steps 50 --out "$N/early/steps50"
+"$BIN/python" recipes/training/noise.py "$N/traces" "$N/early/steps50" \
+  "$N/objectives/final/rloo/seed0" > "$RUN/noise.md"
+"$BIN/python" benchmarks/ranker_training.py --preset fourier --heads 8 --tokens 400 --head_dim 32 --hidden 64 \
+  --contexts 4 --network loop --steps 5 --rounds 3 --out "$RUN/step_seconds.json" \
+  --objective rloo,exact,listwise,regress,soft_rank,soft_sort,neural_sort
 "$BIN/python" recipes/training/tables.py "$RUN" > "$RUN/tables.md"
 "$BIN/python" recipes/training/figures.py "$RUN" "$RUN/figures"

@@ -17,6 +17,7 @@ import io
 import json
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,7 @@ STUDIES = {
     "sequences": arms.SEQUENCES,
     "steps": arms.STEPS,
     "lengths": arms.LENGTHS,
+    "quick": arms.QUICK,
     "plain": arms.INPUTS[:1],
 }
 
@@ -85,8 +87,8 @@ class Study:
 
     def _looked_up(self, arm: Arm) -> Settings:
         assert self.chosen is not None
-        objective = arm.settings.get("objective", "listwise")
-        return {"objective": objective, "lr": chosen_in(self.chosen, objective)["lr"]}
+        chosen = chosen_in(self.chosen, arm.like)
+        return {name: chosen[name] for name in ("objective", "lr", "temperature") if name in chosen}
 
     def _tuned(self, arm: Arm) -> Settings:
         """Coordinate search: the temperature, then the learning rate until its neighbours lose."""
@@ -114,10 +116,12 @@ class Study:
         folder = self.out / place
         if not (folder / RESULT).exists():
             settings = {**self._settings(arm), **settings}
+            began = time.process_time()
             train(self.traces, self.config, folder, settings)
             result = {
                 "arm": arm.name,
                 "settings": settings,
+                "processor_seconds": time.process_time() - began,
                 **own_skill(folder),
             }
             if place.startswith("final"):

@@ -8,13 +8,32 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
-from arms import INPUTS, LENGTHS, OBJECTIVES, REWARDS, SEQUENCES, SHARING, SIZES, STEPS, Arm
-from results import Result, accuracy, difference, over_seeds, ppl, results_of, rows_of
+from arms import (
+    INPUTS,
+    LENGTHS,
+    OBJECTIVES,
+    QUICK,
+    REWARDS,
+    SEQUENCES,
+    SHARING,
+    SIZES,
+    STEPS,
+    Arm,
+)
+from results import (
+    Result,
+    accuracy,
+    difference,
+    mean_of,
+    over_seeds,
+    ppl,
+    results_of,
+    rows_of,
+)
 
-PROTOCOLS = ("query_aware", "query_agnostic")
 BUDGETS = ("12.5%", "25%")
-REFERENCE = "rloo"
 
 
 def main() -> None:
@@ -30,8 +49,9 @@ def model_tables(run: Path) -> Iterator[str]:
     name = run.name
     yield f"## {name}\n"
     yield objectives(run)
-    if (run / "accuracy-query_aware").exists():
-        yield from map(lambda protocol: accuracies(run, protocol), PROTOCOLS)
+    for protocol in ("query_aware", "query_agnostic"):
+        if (run / f"accuracy-{protocol}").exists():
+            yield accuracies(run / f"accuracy-{protocol}", OBJECTIVES, "rloo")
     if (run / "perplexity").exists():
         yield perplexities(run / "perplexity")
     for study, arms in (
@@ -41,10 +61,13 @@ def model_tables(run: Path) -> Iterator[str]:
         ("sizes", SIZES),
         ("sharing", SHARING),
         ("sequences", SEQUENCES),
+        ("quick", QUICK),
         ("lengths", LENGTHS),
     ):
         if (run / study).exists():
             yield variants(run / study, arms)
+    for folder in sorted(run.glob("accuracy-*_tokens"), key=lambda f: (len(f.name), f.name)):
+        yield accuracies(folder, LENGTHS, "features")
     if (run / "transfer").exists():
         yield transfer(run / "transfer")
 
@@ -73,11 +96,12 @@ def objectives(run: Path) -> str:
                     str(over_seeds(results, lambda r: min(r["skill_by_head"]))),
                     str(over_seeds(results, area_ratio)),
                     str(over_seeds(results, lambda r: r["rank_correlation"])),
+                    f"{median(r['processor_seconds'] for r in results):.0f}",
                     str(len(results)),
                 ]
             )
     header = ["objective", "lr, strength", "skill", "worst head", "area / oracle's"]
-    header += ["rank correlation", "seeds"]
+    header += ["rank correlation", "seconds", "seeds"]
     return table("Test sequences: every objective as tuned on validation", header, rows)
 
 
@@ -86,27 +110,28 @@ def area_ratio(result: Result) -> float:
     return float(result["area"] / result["oracle_area"])
 
 
-def accuracies(run: Path, protocol: str) -> str:
-    """Downstream accuracy of every objective and its difference to rloo."""
-    folder = run / f"accuracy-{protocol}"
-    header = ["objective"]
+def accuracies(folder: Path, arms: Sequence[Arm], reference: str) -> str:
+    """Downstream accuracy of every arm and its difference to one of them."""
+    header = ["policies"]
     columns: list[dict[str, list[Result]]] = []
     for allocator in ("uniform", "global"):
         for budget in BUDGETS:
-            header += [f"{allocator} {budget}", f"− {REFERENCE}"]
+            header += [f"{allocator} {budget}", f"− {reference}"]
             columns.append(rows_of(folder, budget_spec=budget, allocator=allocator))
     rows = []
-    for arm in OBJECTIVES:
+    for arm in arms:
         if arm.name not in columns[0]:
             continue
         cells = [arm.name]
         for column in columns:
             mean = accuracy(column[arm.name])
             cells.append(f"{mean.mean:.1f} ± {mean.half:.1f}")
-            gap = difference(column[arm.name], column[REFERENCE])
+            gap = difference(column[arm.name], column[reference])
             cells.append(f"{gap.mean:+.1f} ({gap.low:+.1f} to {gap.high:+.1f})")
         rows.append(cells)
-    return table(f"{protocol}: accuracy, %, of five policies each", header, rows)
+    whole = [100 * row["score"] for row in rows_of(folder, method="full")["full"]]
+    caption = f"{folder.name}: accuracy, %; full cache {mean_of(whole).mean:.1f}"
+    return table(caption, header, rows)
 
 
 def perplexities(folder: Path) -> str:
@@ -149,14 +174,19 @@ def there(name: str) -> Callable[[Result], float]:
 
 
 def transfer(study: Path) -> str:
-    """Skill of policies of one kind of text on another."""
+    """Skill of policies of one kind of trace on other kinds, and on their own validation split."""
+    found = {folder.name: results_of(folder)["all"] for folder in sorted(study.iterdir())}
+    names = sorted({name for results in found.values() for name in results[0]["elsewhere"]})
     rows = [
-        [f"trained on {folder.name}", *(str(over_seeds(rs, there(n))) for n in rs[0]["elsewhere"])]
-        for folder in sorted(study.iterdir())
-        if (rs := results_of(folder).get("all"))
+        [
+            kind,
+            str(over_seeds(results, lambda r: r["validation_skill"])),
+            *(str(over_seeds(results, there(name))) for name in names),
+        ]
+        for kind, results in found.items()
     ]
-    names = list(results_of(next(study.iterdir()))["all"][0]["elsewhere"])
-    return table("Transfer", ["", *(f"skill on {name}" for name in names)], rows)
+    header = ["trained on", "its own validation", *(f"test of {name}" for name in names)]
+    return table("Transfer", header, rows)
 
 
 if __name__ == "__main__":
