@@ -6,6 +6,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.store import GridDtype, StoreKind, planned_bytes
@@ -85,12 +87,12 @@ class Estimate:
         parts |= {"keys": self.key_bytes, "values": self.key_bytes}
         parts |= {"importance": self.grid_bytes} if self.store == "importance" else {}
         parts |= {"labels": self.label_bytes} if self.labels else {}
-        named = ", ".join(f"{name} {gigabytes(count)}" for name, count in parts.items())
+        named = ", ".join(f"{name} {decimal(count)}" for name, count in parts.items())
         lines = [
             f"{self.sequences} sequences, at most {self.tokens} tokens; {self.geometry}, "
             f"{self.dtype}",
-            f"at most {gigabytes(self.raw_bytes)}: {named}; about "
-            f"{gigabytes(self.disk_bytes)} on disk after lossless compression",
+            f"at most {decimal(self.raw_bytes)}: {named}; about "
+            f"{decimal(self.disk_bytes)} on disk after lossless compression",
         ]
         if self.store != "qkv":
             floor = 2 / (self.geometry.group + 2)
@@ -110,16 +112,8 @@ def check_disk(path: Path, needed: int) -> None:
     free = shutil.disk_usage(place).free
     if free < needed:
         raise StoreError(
-            f"--out {path}: about {gigabytes(needed)} to write, {gigabytes(free)} free on that disk"
+            f"--out {path}: about {decimal(needed)} to write, {decimal(free)} free on that disk"
         )
-
-
-def gigabytes(count: int) -> str:
-    """A number of bytes for people, in powers of 1000."""
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count / 1000:.1f} kB"
 
 
 def duration(seconds: float) -> str:

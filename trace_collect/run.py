@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -27,7 +28,7 @@ from kvp.hf.trace import check_reach, collect
 from kvp.manifest import run_manifest
 from kvp.store import StorePlan, Trace, TraceWriter
 from trace_collect.config import CollectConfig
-from trace_collect.estimate import Estimate, check_disk, gigabytes
+from trace_collect.estimate import Estimate, check_disk
 from trace_collect.jobs import identity, request_of
 
 
@@ -103,7 +104,7 @@ def run(config: CollectConfig) -> None:
             check_disk(out, estimate.disk_bytes)
             _write_all(parts, writer, missing, console)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    console.print(f"{out}: {len(jobs)} sequences, {gigabytes(size)}")
+    console.print(f"{out}: {len(jobs)} sequences, {decimal(size)}")
 
 
 def _write_all(parts: _Run, writer: TraceWriter, missing: Sequence[int], console: Console) -> None:

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -82,19 +82,24 @@ def test_killed_and_repeated_equals_undisturbed(
 ) -> None:
     flags = f"--model {model_folder} --length 300 --train 16 --validation 2 --max-new-tokens 2"
     flags += f" --tasks niah_single_1 --store {kind} --out "
-    store, draw, committed = tmp_path / "killed", random.Random(1), [0]
+    store, draw = tmp_path / "killed", random.Random(1)
+    ends, committed = [], [0]
     with _programs(model_folder, tmp_path / "errors") as server:
         _start(server, f"{flags}{tmp_path / 'whole'}")
         assert _end(server) == 0, (tmp_path / "errors").read_text()
-        for attempt in range(KILLS + 1):
+        for attempt in range(KILLS):
             known = set(store.rglob("*"))
-            child = _start(server, f"{flags}{store}")
-            if attempt < KILLS:  # the first kills hit the creation of the store
-                _await_files(store, known, draw.randint(1, 3 if attempt < 3 else 9), child)
-                time.sleep(draw.uniform(0, 0.01))
+            child = _start(server, f"{flags}{store}")  # the first kills hit the store's creation
+            _await_files(store, known, draw.randint(1, 3 if attempt < 3 else 9), child)
+            time.sleep(draw.uniform(0, 0.01))
+            with suppress(ProcessLookupError):  # on a busy machine it may have come to its end
                 os.kill(child, signal.SIGKILL)
-            assert _end(server) == (signal.SIGKILL if attempt < KILLS else 0)
+            ends.append(_end(server))
             committed.append(len(list(store.glob("sequences/*.json"))))
+        _start(server, f"{flags}{store}")
+        assert _end(server) == 0
+    assert set(ends) <= {signal.SIGKILL, 0}
+    assert ends.count(signal.SIGKILL) > KILLS // 2
     assert committed == sorted(committed)
     assert len(set(committed)) > 3, "the kills were not spread over the run"
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from rich.filesize import decimal
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.errors import UsageError
@@ -201,18 +202,14 @@ def _announce(config: TrainConfig, plan: StorePlan, samples: Samples, agents: in
         room = (bound - fixed) // each
         smaller = f"use --buffer {room} or " if room > 0 else "use "
         raise UsageError(
-            f"--buffer {size} and --validation {held_out} may take {_size(most)}, three "
-            f"quarters of --memory_gb {config.memory_gb:g} are {_size(bound)}; {smaller}"
+            f"--buffer {size} and --validation {held_out} may take {decimal(most)}, three "
+            f"quarters of --memory_gb {config.memory_gb:g} are {decimal(bound)}; {smaller}"
             f"--memory_gb {math.ceil(most / 0.75e8) / 10:g}"
         )
     kept = "queries" if plan.store_queries else "their attention"
     print(
-        f"buffer: {size} sequences and {held_out} for validation, at most {_size(most)} of RAM "
+        f"buffer: {size} sequences and {held_out} for validation, at most {decimal(most)} of RAM "
         f"(keys, values and {kept}, {plan.dtype}); {samples.needed + held_out} sequences of at "
         f"most {plan.max_tokens} tokens will run through {config.stream().model}, the first {size} "
         "before the first step, to tell the rankers what tokens are like"
     )
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.filesize import decimal
 from safetensors.torch import load_file
 
 from kvp.data.prose import prose
@@ -111,7 +112,7 @@ def test_a_policy_without_a_store(
     # 118 tokens of 4 heads, each: keys and values of 8 channels, attention at 2 cuts or 6
     most = 118 * 4 * (4 * (2 * 8 + 2) + 2 * (2 * 8 + 6)) * 4
     assert watch.most_bytes <= most
-    assert f"at most {most / 1e6:.1f} MB of RAM (keys, values and their attention" in told
+    assert f"at most {decimal(most)} of RAM (keys, values and their attention" in told
     assert f"{needed + 2} sequences of at most 118 tokens" in told
     assert ", the first 4 before the first step, to tell the rankers" in told
     assert "tokens/s; the 16 that follow" in told
@@ -227,7 +228,7 @@ def test_prompts_too_short_to_cut_make_room_for_the_next(
         ({"data": "ruler", "tasks": "niah_single_9"}, "--tasks: unknown task niah_single_9"),
         ({"data": "none.jsonl"}, "--data none.jsonl: cannot be read"),
         ({"model": "/no/such/folder"}, "--model /no/such/folder: no such folder"),
-        ({"memory_gb": "0.0001"}, "--memory_gb 0.0001 are 0.1 MB; use --memory_gb 0.1"),
+        ({"memory_gb": "0.0001"}, "--memory_gb 0.0001 are 75.0 kB; use --memory_gb 0.1"),
         ({"memory_gb": "0.0002", "buffer": 64}, "use --buffer 2 or --memory_gb 0.1"),
         ({"sequences": 90, "steps": 2000}, "--sequences 90: --data"),
         ({"heads": "2:9"}, "--heads 2:9: the model has 4 KV heads"),
