@@ -93,7 +93,7 @@ SHARING = [
 ]
 
 SEQUENCES = [
-    Arm(f"sequences{count}", {"sequences": str(count)}) for count in (5, 10, 20, 40, 80, 160)
+    Arm(f"sequences{count}", {"sequences": str(count)}) for count in (5, 10, 20, 40, 80, 160, 300)
 ]
 
 STEPS = [
