@@ -99,7 +99,7 @@ SEQUENCES = [
 STEPS = [
     Arm(f"{arm.name}_steps1600", {**arm.settings, "steps": "1600"}, like=arm.name)
     for arm in OBJECTIVES
-    if arm.name in ("rloo", "rloo_32", "exact", "listwise", "soft_rank_ranks", "neural_sort_cost")
+    if arm.name in ("rloo", "exact", "listwise", "soft_rank_ranks")
 ]
 """Four times the steps of `objectives`, at the learning rate that was best there."""
 

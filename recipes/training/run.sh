@@ -43,7 +43,7 @@ study objectives --traces "$N/traces" --config configs/training/nano.yaml --out 
 study objectives --traces "$L/traces" --config configs/training/llama.yaml --out "$L/objectives" \
   --temperatures "$N/objectives"
 labelled() { for arm in "$1"/final/*; do printf '%s=%s,' "$(basename "$arm")" "$arm"; done; }
-accuracy() { # study, folder, further settings
+accuracy() { # study, folder, further settings; two of them at a time
   "$BIN/kvp-eval" --config configs/training/eval.yaml --tasks $NEEDLES --policies "$(labelled "$1")" \
     --out "$2" "${@:3}"
 }
@@ -59,16 +59,18 @@ vary() { study "$@" --config configs/training/variants.yaml --chosen "$N/objecti
 for name in inputs sequences sharing rewards sizes steps; do
   vary $name --traces "$N/traces" --out "$N/$name" --seeds 3
 done
-study quick --traces "$N/traces" --config configs/train_quick.yaml --chosen "$N/objectives" --out "$N/quick" --seeds 3
 vary lengths --traces "$N/512_tokens" --out "$N/lengths" --seeds 3 \
   --elsewhere "$N/1024_tokens" "$N/1920_tokens" "$N/3072_tokens"
-for length in 512 1024 1920; do
-  accuracy "$N/lengths" "$N/accuracy-${length}_tokens" --length $length --protocols query_agnostic --prompts 4
-done
+at() { accuracy "$N/lengths" "$N/accuracy-$1_tokens" --length "$1" --protocols query_agnostic --prompts 6; }
+at 512 & other=$!
+at 1920
+wait $other
 for kind in traces dialogues importance; do
   vary plain --traces "$N/$kind" --out "$N/transfer/$kind" --seeds 5 \
     --elsewhere "$N/traces" "$N/dialogues"
 done
+study quick --traces "$N/traces" --config configs/train_quick.yaml --chosen "$N/objectives" --seeds 3 \
+  --out "$N/quick"
 
 # The gradients' noise: early in training and at its end.
 "$BIN/kvp-train" --config configs/training/nano.yaml --traces "$N/traces" --steps 50 --out "$N/early/steps50"
