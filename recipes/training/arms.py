@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 Settings = dict[str, str]
 
-LEARNING_RATES = ("1e-4", "3e-4", "1e-3", "3e-3", "1e-2", "3e-2")
+LEARNING_RATES = ("1e-4", "3e-4", "1e-3", "3e-3", "1e-2", "3e-2", "1e-1")
 FIRST_LEARNING_RATE = "3e-3"
 TEMPERATURES = ("1e-4", "1e-3", "0.01", "0.1", "1", "10")
 FIRST_TEMPERATURE = "0.1"

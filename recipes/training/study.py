@@ -112,10 +112,10 @@ class Study:
         return float(self._result(f"tune/{arm.name}/{name}", arm, tuning)["validation_skill"])
 
     def _result(self, place: str, arm: Arm, settings: Settings) -> dict[str, Any]:
-        """Result of one run, trained unless it is there."""
+        """Result of one run, trained unless it is there; ValueError if that had other settings."""
         folder = self.out / place
+        settings = {**self._settings(arm), **settings}
         if not (folder / RESULT).exists():
-            settings = {**self._settings(arm), **settings}
             began = time.process_time()
             train(self.traces, self.config, folder, settings)
             result = {
@@ -133,6 +133,8 @@ class Study:
             partial.rename(folder / RESULT)
             print(f"{place} {result['validation_skill']:.4f}", flush=True)
         found: dict[str, Any] = json.loads((folder / RESULT).read_text())
+        if found["settings"] != settings:
+            raise ValueError(f"{folder} was trained with other settings: remove it, or use --out")
         return found
 
 
