@@ -6,8 +6,9 @@ Nothing here has state, so a resumed run draws exactly what an undisturbed one w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -134,16 +135,19 @@ def held_out_cuts(records: Sequence[SequenceRecord], recipe: Recipe, *, limit: i
     """At most `limit` fixed cuts for validation, one sequence after the other.
 
     Boundary cuts where the recipe trains on them, else the middle of the uniform ones, of an
-    importance grid the middle one that calibration can use; the second cut of a sequence is used
-    only after every sequence has given its first.
+    importance grid the middle one that calibration can use. The second cut of a sequence is used
+    only after every sequence has given its first, and the sequences of a task take turns in which
+    boundary that is, so that few cuts, too, show both.
     """
     rounds: list[list[Cut]] = [[], []]
+    turns: Counter[str] = Counter()
     for record in records:
         kinds = cuts_by_kind(record, recipe)
-        uniform = kinds.get("uniform", [])
         fixed = [kinds[kind][0] for kind in ("prompt", "context") if kind in kinds]
-        fixed = list(dict.fromkeys(fixed)) or [_middle(uniform, record)]
-        for place, tokens in enumerate(fixed):
+        fixed = list(dict.fromkeys(fixed)) or [_middle(record, recipe)]
+        turn = turns[record.task] % len(fixed)
+        turns[record.task] += 1
+        for place, tokens in enumerate(fixed[turn:] + fixed[:turn]):
             rounds[place].append(_cut(record, tokens, recipe))
     return (rounds[0] + rounds[1])[:limit]
 
@@ -175,9 +179,11 @@ def _thinned(cuts: Sequence[int], points: int) -> list[int]:
     return [cuts[place] for place in _grid(0, len(cuts) - 1, points)]
 
 
-def _middle(uniform: Sequence[int], record: SequenceRecord) -> int:
+def _middle(record: SequenceRecord, recipe: Recipe) -> int:
+    uniform = cuts_by_kind(record, recipe)["uniform"]
     middle = uniform[len(uniform) // 2]
-    known = [cut for cut in record.peak_edges if uniform[0] <= cut <= uniform[-1]]
+    possible = cuts_by_kind(record, replace(recipe, cut_grid=0))["uniform"]
+    known = [cut for cut in record.peak_edges if possible[0] <= cut <= possible[-1]]
     return min(known, key=lambda cut: abs(cut - middle), default=middle)
 
 

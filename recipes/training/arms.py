@@ -54,6 +54,8 @@ OBJECTIVES = [
 """Estimators and objectives."""
 
 REWARDS = [
+    Arm("rloo", {"objective": "rloo"}, like="rloo"),
+    Arm("listwise", {}),
     Arm("rloo_ratio", {"objective": "rloo", "reward": "ratio"}, like="rloo"),
     Arm("rloo_mass", {"objective": "rloo", "reward": "mass"}, like="rloo"),
     Arm("rloo_log", {"objective": "rloo", "budgets": "log"}, like="rloo"),
@@ -97,7 +99,7 @@ SEQUENCES = [
 ]
 
 STEPS = [
-    Arm(f"{arm.name}_steps1600", {**arm.settings, "steps": "1600"}, like=arm.name)
+    Arm(f"{arm.name}_steps1200", {**arm.settings, "steps": "1200"}, like=arm.name)
     for arm in OBJECTIVES
     if arm.name in ("rloo", "exact", "listwise", "soft_rank_ranks")
 ]

@@ -33,13 +33,14 @@ from kvp.cli import build_parser
 from kvp.ranking import Protection
 from kvp.store import TraceReader
 from policies import load_policy
-from policies.ranker import parameters_per_head
+from policies.ranker import HeadRankers, parameters_per_head
 from train.config import TrainConfig
 from train.contexts import Context, ContextSource
 from train.cuts import held_out_cuts
 from train.held_out import evaluate
 from train.presets import PRESETS
 from train.run import Sources, run
+from train.shared import SharedRankers
 from train.store import usable
 
 RESULT = "result.json"
@@ -79,11 +80,12 @@ class Study:
             self._result(f"final/{arm.name}/seed{seed}", arm, {**settings, "seed": str(seed)})
 
     def _settings(self, arm: Arm) -> Settings:
+        given = yaml.safe_load(self.config.read_text())
+        settings = {**{name: str(value) for name, value in given.items()}, **arm.settings}
         if not arm.one_ranking:
-            return arm.settings
-        common = yaml.safe_load(self.config.read_text())
-        episodes = common["contexts"] * common["permutations"]
-        return {**arm.settings, "contexts": str(episodes), "permutations": "1"}
+            return settings
+        episodes = given["contexts"] * given["permutations"]
+        return {**settings, "contexts": str(episodes), "permutations": "1"}
 
     def _looked_up(self, arm: Arm) -> Settings:
         assert self.chosen is not None
@@ -116,18 +118,20 @@ class Study:
         folder = self.out / place
         settings = {**self._settings(arm), **settings}
         if not (folder / RESULT).exists():
-            began = time.process_time()
-            train(self.traces, self.config, folder, settings)
+            began, processor = time.monotonic(), time.process_time()
+            train(self.traces, folder, settings)
             result = {
                 "arm": arm.name,
                 "settings": settings,
-                "processor_seconds": time.process_time() - began,
+                "seconds": time.monotonic() - began,
+                "processor_seconds": time.process_time() - processor,
                 **own_skill(folder),
             }
             if place.startswith("final"):
-                result |= judged(folder, self.traces)
-                skills = {path.name: judged(folder, path)["skill"] for path in self.elsewhere}
-                result["elsewhere"] = skills
+                result |= judged(folder, self.traces, settings)
+                result["elsewhere"] = {
+                    path.name: judged(folder, path, settings)["skill"] for path in self.elsewhere
+                }
             partial = folder / f"{RESULT}.partial"
             partial.write_text(json.dumps(result))
             partial.rename(folder / RESULT)
@@ -159,12 +163,11 @@ def climb(grid: tuple[str, ...], start: str, worth: Callable[[str], float]) -> s
         best = top
 
 
-def train(traces: Path, config: Path, folder: Path, settings: Settings) -> None:
+def train(traces: Path, folder: Path, settings: Settings) -> None:
     """What kvp-train does with these flags; runs of one process read a store once."""
     parser = build_parser(TrainConfig, prog="kvp-train", description="")
     flags = [part for key, value in settings.items() for part in (f"--{key}", value)]
-    common = ["--config", str(config), "--traces", str(traces), "--out", str(folder)]
-    parsed = parser.parse_args([*common, *flags]).as_dict()
+    parsed = parser.parse_args(["--traces", str(traces), "--out", str(folder), *flags]).as_dict()
     parsed.pop("config")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         run(TrainConfig(**parsed), sources_of(traces))
@@ -183,7 +186,7 @@ def own_skill(folder: Path) -> dict[str, float]:
     return {"validation_skill": sum(skills) / len(skills)}
 
 
-def judged(folder: Path, traces: Path) -> dict[str, Any]:
+def judged(folder: Path, traces: Path, settings: Settings) -> dict[str, Any]:
     """Metrics of a policy on the store's test sequences.
 
     Protected tokens take no part, for every arm, whatever it was trained on.
@@ -206,8 +209,16 @@ def judged(folder: Path, traces: Path) -> dict[str, Any]:
         "lost": {budget: float(lost.mean()) for budget, lost in result.lost.items()},
         "rank_correlation": float(torch.stack(orders).mean()),
         "parameters": parameters_per_head(policy.rankers.spec),
+        "trained_parameters": trained_parameters(policy.rankers, settings),
         "contexts": len(contexts),
     }
+
+
+def trained_parameters(rankers: HeadRankers, settings: Settings) -> int:
+    """Weights that training had: of all heads' networks, or of the one that they share."""
+    shared = settings.get("sharing") == "model"
+    network = (SharedRankers if shared else HeadRankers)(rankers.spec, rankers.agents)
+    return network.parameter_count
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -105,11 +106,21 @@ def test_validation_sees_every_sequence_before_second_cuts() -> None:
     cuts = held_out_cuts(records, RECIPE, limit=3)
     assert cuts == [
         Cut(sequence=7, tokens=499, stop=600),
-        Cut(sequence=9, tokens=499, stop=600),
+        Cut(sequence=9, tokens=400, stop=600),
         Cut(sequence=7, tokens=400, stop=600),
     ]
     uniform = replace(RECIPE, cut_prompt=0, cut_context=0, cut_grid=3)
     assert [cut.tokens for cut in held_out_cuts(records, uniform, limit=9)] == [332, 332]
+
+
+def test_few_validation_cuts_show_both_boundaries_of_every_task() -> None:
+    tasks = ["a", "b"] * 4
+    records = [replace(record(index), task=task) for index, task in enumerate(tasks)]
+    cuts = held_out_cuts(records, RECIPE, limit=8)
+    shown = [(tasks[cut.sequence], cut.tokens) for cut in cuts]
+    assert Counter(shown) == {(task, tokens): 2 for task in "ab" for tokens in (400, 499)}
+    twice = held_out_cuts(records, RECIPE, limit=99)
+    assert len(set(twice)) == 16
 
 
 def test_cuts_of_an_importance_grid_are_its_edges() -> None:
@@ -132,5 +143,7 @@ def test_validation_of_a_grid_uses_cuts_that_calibration_can() -> None:
     gridded = replace(record(), edges=edges, peak_edges=(300, 400, 499, 550))
     uniform = replace(RECIPE, cut_prompt=0, cut_context=0)
     assert [cut.tokens for cut in held_out_cuts([gridded], uniform, limit=9)] == [300]
+    one = replace(uniform, cut_grid=1)  # the edge at 50, of which no peak is known
+    assert [cut.tokens for cut in held_out_cuts([gridded], one, limit=9)] == [300]
     late = replace(uniform, cut_min=510)
     assert [cut.tokens for cut in held_out_cuts([gridded], late, limit=9)] == [550]
