@@ -115,6 +115,9 @@ class Log(Callback):
         if step % self._every == 0:
             for name, value in outputs["metrics"].items():
                 self._writer.add_scalar(name, value, step)
+            assert isinstance(module, RankerTraining)
+            norm = module.gradient_norms.mean()
+            self._writer.add_scalar("train/gradient_norm", norm, step)
             self._writer.add_scalar("train/lr", trainer.optimizers[0].param_groups[0]["lr"], step)
         skill, self._validation.latest_skill = self._validation.latest_skill, None
         if skill is not None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from train.heads import parse_heads
 from train.presets import (
     PRESETS,
+    READ_BY,
     CalibrationName,
     LabelName,
     ObjectiveName,
@@ -56,7 +57,7 @@ class TrainConfig:
     again."""
     activation_gb: float = 8.0
     """Memory for activations of the rankers, GB; heads that do not fit together are computed
-    twice, in groups (a third more time, the same result)."""
+    twice, in groups (a third more time, the same result). What an objective needs is not in it."""
     network: NetworkForm = "auto"
     """How the networks of all heads are computed: loop (one after the other), stacked (one product
     per layer), or auto: loop on a CPU, stacked on a GPU (docs/results/speed.md). The results differ
@@ -140,7 +141,8 @@ class TrainConfig:
     cut_grid: int | None = None
     """Uniform cuts per sequence; 0 = every position."""
     future_max: int | None = None
-    """Future tokens that count; 0 = all."""
+    """Future tokens that count; 0 = all. In a store of importance the window ends at the next cut
+    of its grid."""
 
     model: str | None = None
     """`nano` (bundled; the default), a local folder or a hub id. This and all that follows is for
@@ -225,6 +227,15 @@ class TrainConfig:
         given = {name: getattr(self, name) for name in names}
         changes = {name: value for name, value in given.items() if value is not None}
         return replace(PRESETS[self.preset], **changes)
+
+    def unread(self) -> list[str]:
+        """Settings that were given and that the objective does not read."""
+        objective = self.recipe().objective
+        return [
+            name
+            for name, readers in READ_BY.items()
+            if getattr(self, name) is not None and objective not in readers
+        ]
 
     def identity(self) -> dict[str, Any]:
         """Settings that decide the weights: two runs may share --out only if these agree."""

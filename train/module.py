@@ -68,6 +68,8 @@ class RankerTraining(pl.LightningModule):
         self.best = rankers.materialise().requires_grad_(False)
         self.register_buffer("best_skill", torch.full((rankers.agents,), -torch.inf))
         self.register_buffer("best_step", torch.zeros(rankers.agents, dtype=torch.int64))
+        self.gradient_norms = torch.zeros(0)
+        """Of the latest step, before clipping; one per network."""
         self._recipe = recipe
         self._contexts = StepContexts(
             source,
@@ -172,7 +174,7 @@ class RankerTraining(pl.LightningModule):
 
     def configure_gradient_clipping(self, *args: object, **kwargs: object) -> None:
         """Clip every network's gradient on its own (Lightning's own clipping stays unset)."""
-        clip_gradients(self.rankers, self._recipe.gradient_clip)
+        self.gradient_norms = clip_gradients(self.rankers, self._recipe.gradient_clip)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Step, then average."""

@@ -48,8 +48,19 @@ FROM_TRACE: tuple[LabelName, ...] = ("attention", "peak")
 INPUTS = ("key", "value", "position", "distance")
 """What a ranker may see of a token; distance is that to the end of the cache."""
 
+_SORTS: tuple[ObjectiveName, ...] = ("soft_rank", "soft_sort", "neural_sort")
+
 WEIGHTS_BUDGETS: tuple[ObjectiveName, ...] = ("rloo", "rloo_batch", "soft_sort", "neural_sort")
 """Objectives that can weight budgets; the closed forms of the others need all of them alike."""
+READ_BY: dict[str, tuple[ObjectiveName, ...]] = {
+    "permutations": ("rloo", "rloo_batch"),
+    "advantage_clip": ("rloo", "rloo_batch"),
+    "pairs": ("exact",),
+    "reward": ("rloo", "rloo_batch", "exact"),
+    "sort_loss": _SORTS,
+    "temperature": _SORTS,
+}
+"""Settings that some objectives alone read."""
 
 
 @dataclass(frozen=True, kw_only=True)

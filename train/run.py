@@ -120,6 +120,8 @@ def _run(config: TrainConfig, ranks: Ranks, sources: Sources | None) -> None:
         asdict(config), seed=config.seed, recipe=job.recipe.to_dict(), traces=job.material.identity
     )
     if ranks.first:
+        if unread := config.unread():
+            print(f"note: --objective {job.recipe.objective} does not use --{', --'.join(unread)}")
         job.target.prepare(manifest, resume=config.resume)
     with together(ranks, job.device, partial(_run, config, sources=None)):
         module = _train(job)

@@ -6,8 +6,9 @@ python recipes/training/figures.py RUN FOLDER
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import matplotlib
 
@@ -18,6 +19,8 @@ from arms import INPUTS, LENGTHS, OBJECTIVES, REWARDS, SEQUENCES, SHARING, SIZES
 from matplotlib.axes import Axes
 from results import Mean, Result, over_seeds, results_of, validation_curve
 
+FoundT = TypeVar("FoundT")
+
 
 def main() -> None:
     """Draw every figure for which there are results."""
@@ -25,7 +28,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for model in ("nano", "llama"):
         if (run / model / "objectives").exists():
-            save(folder / f"objectives-{model}.png", objectives, run / model / "objectives")
+            found = results_of(run / model / "objectives")
+            save(folder / f"objectives-{model}.png", objectives, found)
     draw = {
         "rewards": rewards,
         "inputs": inputs,
@@ -37,13 +41,15 @@ def main() -> None:
     }
     for name, figure in draw.items():
         if (run / "nano" / name).exists():
-            save(folder / f"{name}.png", figure, run / "nano" / name)
+            save(folder / f"{name}.png", figure, results_of(run / "nano" / name))
+    if (run / "nano" / "transfer").exists():
+        save(folder / "transfer.png", transfer, run / "nano" / "transfer")
 
 
-def save(path: Path, draw, study: Path) -> None:  # noqa: ANN001
-    """Draw one figure of a study."""
+def save(path: Path, draw: Callable[[Axes, FoundT], None], found: FoundT) -> None:
+    """Draw one figure."""
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    draw(axes, results_of(study))
+    draw(axes, found)
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -118,6 +124,27 @@ def sequences(axes: Axes, found: Mapping[str, list[Result]]) -> None:
         marker="o",
     )
     axes.set(xscale="log", xlabel="training sequences", ylabel="skill on test sequences")
+
+
+def transfer(axes: Axes, study: Path) -> None:
+    """Skill of policies of one kind of trace on another: a group of bars per test set."""
+    found = {folder.name: results_of(folder)["all"] for folder in sorted(study.iterdir())}
+    names = sorted({name for results in found.values() for name in results[0]["elsewhere"]})
+    width = 0.8 / len(found)
+    for number, (kind, results) in enumerate(found.items()):
+        values = [over_seeds(results, lambda r, n=name: r["elsewhere"][n]) for name in names]
+        axes.bar(
+            [place + number * width for place in range(len(names))],
+            [value.mean for value in values],
+            yerr=[value.half for value in values],
+            width=width,
+            capsize=3,
+            label=f"trained on {kind}",
+        )
+    places = [place + 0.4 - width / 2 for place in range(len(names))]
+    axes.set_xticks(places, [f"test of {name}" for name in names])
+    axes.set(ylabel="skill on test sequences", ylim=(0, 1))
+    axes.legend()
 
 
 def steps(axes: Axes, found: Mapping[str, list[Result]]) -> None:

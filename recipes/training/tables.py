@@ -96,13 +96,21 @@ def objectives(run: Path) -> str:
                     str(over_seeds(results, lambda r: min(r["skill_by_head"]))),
                     str(over_seeds(results, area_ratio)),
                     str(over_seeds(results, lambda r: r["rank_correlation"])),
-                    f"{median(r['processor_seconds'] for r in results):.0f}",
+                    seconds(results),
                     str(len(results)),
                 ]
             )
     header = ["objective", "lr, strength", "skill", "worst head", "area / oracle's"]
-    header += ["rank correlation", "seconds", "seeds"]
+    header += ["rank correlation", "wall / CPU s", "seeds"]
     return table("Test sequences: every objective as tuned on validation", header, rows)
+
+
+def seconds(results: Sequence[Result]) -> str:
+    """Wall-clock and processor seconds of a run of one thread, medians over seeds."""
+    wall, processor = (
+        median(r[name] for r in results) for name in ("seconds", "processor_seconds")
+    )
+    return f"{wall:.0f} / {processor:.0f}"
 
 
 def area_ratio(result: Result) -> float:
@@ -159,18 +167,28 @@ def variants(study: Path, arms: Sequence[Arm]) -> str:
             str(over_seeds(results, lambda r: r["skill"])),
             *(str(over_seeds(results, there(name))) for name in elsewhere),
             str(over_seeds(results, area_ratio)),
-            str(results[0]["parameters"]),
+            *(str(over_seeds(results, lost_at(budget))) for budget in BUDGETS),
+            f"{results[0]['parameters']:,}",
+            f"{results[0]['trained_parameters']:,}",
+            seconds(results),
         ]
         for arm in arms
         if (results := found.get(arm.name))
     ]
     header = ["arm", "skill", *(f"skill on {name}" for name in elsewhere)]
-    return table(study.name, [*header, "area / oracle's", "parameters"], rows)
+    header += ["area / oracle's", *(f"lost at {budget}" for budget in BUDGETS)]
+    header += ["parameters per head", "trained in all", "wall / CPU s"]
+    return table(study.name, header, rows)
 
 
 def there(name: str) -> Callable[[Result], float]:
     """Skill on another store's test sequences."""
     return lambda result: float(result["elsewhere"][name])
+
+
+def lost_at(budget: str) -> Callable[[Result], float]:
+    """Share of the future attention that is lost at a budget."""
+    return lambda result: float(result["lost"][budget])
 
 
 def transfer(study: Path) -> str:

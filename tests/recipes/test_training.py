@@ -20,7 +20,7 @@ RECIPE = ROOT / "recipes" / "training"
 CONFIGS = ROOT / "configs" / "training"
 
 
-@pytest.mark.parametrize("model", ["nano", "llama"])
+@pytest.mark.parametrize("model", ["nano", "llama", "variants"])
 def test_settings_of_training_are_valid(model: str) -> None:
     parser = build_parser(TrainConfig, prog="kvp-train", description="")
     flags = ["--config", str(CONFIGS / f"{model}.yaml"), "--traces", "t", "--out", "o"]

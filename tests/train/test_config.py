@@ -22,6 +22,13 @@ def test_every_setting_of_a_recipe_but_its_architecture_is_a_flag() -> None:
     assert {field.name for field in fields(Recipe)} - flags == {"architecture"}
 
 
+def test_settings_that_the_objective_does_not_read_are_known() -> None:
+    listwise = TrainConfig(traces="t", out="o", reward="mass", temperature=1.0, permutations=4)
+    assert listwise.unread() == ["permutations", "reward", "temperature"]
+    given = TrainConfig(traces="t", out="o", objective="rloo", reward="mass", permutations=4)
+    assert given.unread() == []
+
+
 def test_flags_override_the_preset() -> None:
     recipe = TrainConfig(traces="t", out="o", preset="paper", lr=1e-3).recipe()
     assert recipe.lr == 1e-3

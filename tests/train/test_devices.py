@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvp.errors import KvpError, UsageError
 from train.cli import main
@@ -24,6 +25,7 @@ from train.ranks import Ranks, device_of_rank, this_rank, together
 TINY = {
     "contexts": 3, "hidden": 16, "permutations": 4, "cut_min": 40, "lr": 0.01, "validate_every": 6,
     "checkpoint_every": 8, "steps": 12, "objective": "rloo_batch", "calibration": "none",
+    "log_every": 3,
 }  # fmt: skip
 
 
@@ -55,6 +57,13 @@ def run_program(arguments: list[str], seconds: float = 500) -> tuple[int, str]:
     return process.returncode, errors
 
 
+def gradient_norms(logs: Path) -> dict[int, float]:
+    """Step -> norm of the gradient before clipping."""
+    events = EventAccumulator(str(logs))
+    events.Reload()
+    return {event.step: event.value for event in events.Scalars("train/gradient_norm")}
+
+
 def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> None:
     assert main(flags(store, tmp_path / "one")) == 0
     two = tmp_path / "two"
@@ -67,7 +76,10 @@ def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> Non
                 torch.testing.assert_close(theirs[name], tensor, rtol=1e-3, atol=1e-4)
     indices = [json.loads((tmp_path / n / "policy.json").read_text()) for n in ("one", "two")]
     assert indices[0]["training"]["best_step"] == indices[1]["training"]["best_step"]
-    assert len(list((two / "logs").iterdir())) == 1
+    (log,) = two.joinpath("logs").iterdir()
+    theirs, ours = gradient_norms(log.parent), gradient_norms(tmp_path / "one" / "logs")
+    assert list(ours) == [3, 6, 9, 12]
+    assert theirs == pytest.approx(ours, rel=1e-3)  # the weights would not show another scale
     assert not list(two.rglob("*.partial"))
 
     # one process continues what two have begun

@@ -14,7 +14,8 @@ class CalibrateConfig:
     policy: str
     """Policy directory written by kvp-train."""
     traces: str
-    """Trace store of the policy's model, with validation sequences and queries."""
+    """Trace store of the policy's model, with validation sequences, and with queries or
+    an importance grid."""
     calibration: CalibrationName = "contribution"
     """What scores are calibrated to (docs/method.md); none removes the calibration."""
     contexts: int = 128

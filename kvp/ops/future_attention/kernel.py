@@ -61,24 +61,25 @@ def interval_attention(
         "num_warps": 4,
         "num_stages": 2,
     }
-    _row_statistics[(triton.cdiv(rows, block), heads * group)](
-        flat_queries, flat_keys, largest, log_sum, scale, length, edges[0], rows, **sizes
-    )
-    _interval_sums[(triton.cdiv(tokens, block), intervals, heads)](
-        flat_queries,
-        flat_keys,
-        largest,
-        log_sum,
-        torch.tensor(edges, dtype=torch.int32, device=keys.device),
-        result,
-        scale,
-        length,
-        edges[0],
-        rows,
-        tokens,
-        is_sum=reduction == "sum",
-        **sizes,
-    )
+    with torch.cuda.device(keys.get_device()):  # Triton launches on the current device
+        _row_statistics[(triton.cdiv(rows, block), heads * group)](
+            flat_queries, flat_keys, largest, log_sum, scale, length, edges[0], rows, **sizes
+        )
+        _interval_sums[(triton.cdiv(tokens, block), intervals, heads)](
+            flat_queries,
+            flat_keys,
+            largest,
+            log_sum,
+            torch.tensor(edges, dtype=torch.int32, device=keys.device),
+            result,
+            scale,
+            length,
+            edges[0],
+            rows,
+            tokens,
+            is_sum=reduction == "sum",
+            **sizes,
+        )
     return result.reshape(*keys.shape[:-2], intervals, tokens)
 
 
