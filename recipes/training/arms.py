@@ -84,7 +84,7 @@ INPUTS = [
 
 SIZES = [
     Arm(f"blocks{blocks}_hidden{hidden}", {"blocks": str(blocks), "hidden": str(hidden)})
-    for hidden in (16, 32, 64, 128, 256, 512)
+    for hidden in (16, 32, 64, 128, 512)
     for blocks in (1, 2)
 ]
 
