@@ -60,13 +60,13 @@ def over_seeds(results: Sequence[Result], value: Callable[[Result], float]) -> M
 
 
 def rows_of(folder: Path, **fields: str) -> dict[str, list[Result]]:
-    """Arm -> rows of kvp-eval with these fields, from policies named `ARM/seedN`."""
+    """Arm -> rows of kvp-eval with these fields, from policies named `ARM.seedN`."""
     found: dict[str, list[Result]] = defaultdict(list)
     with (folder / "rows.jsonl").open() as lines:
         for line in lines:
             row = json.loads(line)
             if all(row[name] == value for name, value in fields.items()):
-                found[(row["policy"] or row["method"]).split("/")[0]].append(row)
+                found[(row["policy"] or row["method"]).split(".seed")[0]].append(row)
     return dict(found)
 
 

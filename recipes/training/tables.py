@@ -95,13 +95,19 @@ def objectives(run: Path) -> str:
                     str(over_seeds(results, lambda r: r["skill"])),
                     str(over_seeds(results, lambda r: min(r["skill_by_head"]))),
                     str(over_seeds(results, area_ratio)),
+                    *(str(over_seeds(results, lost_at(budget))) for budget in BUDGETS),
                     str(over_seeds(results, lambda r: r["rank_correlation"])),
                     seconds(results),
                     str(len(results)),
                 ]
             )
     header = ["objective", "lr, strength", "skill", "worst head", "area / oracle's"]
-    header += ["rank correlation", "wall / CPU s", "seeds"]
+    header += [
+        *(f"lost at {budget}" for budget in BUDGETS),
+        "rank correlation",
+        "wall / CPU s",
+        "seeds",
+    ]
     return table("Test sequences: every objective as tuned on validation", header, rows)
 
 
