@@ -59,6 +59,9 @@ vary() { study "$@" --config configs/training/variants.yaml --chosen "$N/objecti
 for name in inputs sequences sharing rewards sizes steps; do
   vary $name --traces "$N/traces" --out "$N/$name" --seeds 3
 done
+for name in rewards sizes steps; do
+  accuracy "$N/$name" "$N/accuracy-$name" --protocols query_aware
+done
 vary lengths --traces "$N/512_tokens" --out "$N/lengths" --seeds 3 \
   --elsewhere "$N/1024_tokens" "$N/1920_tokens" "$N/3072_tokens"
 at() { accuracy "$N/lengths" "$N/accuracy-$1_tokens" --length "$1" --protocols query_agnostic --prompts 12; }

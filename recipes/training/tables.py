@@ -49,9 +49,17 @@ def model_tables(run: Path) -> Iterator[str]:
     name = run.name
     yield f"## {name}\n"
     yield objectives(run)
-    for protocol in ("query_aware", "query_agnostic"):
-        if (run / f"accuracy-{protocol}").exists():
-            yield accuracies(run / f"accuracy-{protocol}", OBJECTIVES, "rloo")
+    for name, arms, reference in (
+        ("query_aware", OBJECTIVES, "rloo"),
+        ("query_agnostic", OBJECTIVES, "rloo"),
+        ("rewards", REWARDS, "rloo"),
+        ("steps", STEPS, "rloo_steps1200"),
+        ("sizes", SIZES, "blocks2_hidden64"),
+        ("512_tokens", LENGTHS, "features"),
+        ("1920_tokens", LENGTHS, "features"),
+    ):
+        if (run / f"accuracy-{name}").exists():
+            yield accuracies(run / f"accuracy-{name}", arms, reference)
     if (run / "perplexity").exists():
         yield perplexities(run / "perplexity")
     for study, arms in (
@@ -66,8 +74,6 @@ def model_tables(run: Path) -> Iterator[str]:
     ):
         if (run / study).exists():
             yield variants(run / study, arms)
-    for folder in sorted(run.glob("accuracy-*_tokens"), key=lambda f: (len(f.name), f.name)):
-        yield accuracies(folder, LENGTHS, "features")
     if (run / "transfer").exists():
         yield transfer(run / "transfer")
 
