@@ -51,7 +51,9 @@ def model_tables(run: Path) -> Iterator[str]:
     yield objectives(run)
     for name, arms, reference in (
         ("query_aware", OBJECTIVES, "rloo"),
+        ("query_aware", OBJECTIVES, "listwise"),
         ("query_agnostic", OBJECTIVES, "rloo"),
+        ("query_agnostic", OBJECTIVES, "listwise"),
         ("rewards", REWARDS, "rloo"),
         ("steps", STEPS, "rloo_steps1200"),
         ("sizes", SIZES, "blocks2_hidden64"),
