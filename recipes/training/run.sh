@@ -76,7 +76,8 @@ study quick --traces "$N/traces" --config configs/train_quick.yaml --chosen "$N/
   --out "$N/quick"
 
 # The gradients' noise: early in training and at its end.
-"$BIN/kvp-train" --config configs/training/nano.yaml --traces "$N/traces" --steps 50 --out "$N/early/steps50"
+"$BIN/kvp-train" --config configs/training/nano.yaml --traces "$N/traces" --steps 50 --objective rloo \
+  --out "$N/early/steps50"
 "$BIN/python" recipes/training/noise.py "$N/traces" "$N/early/steps50" \
   "$N/objectives/final/rloo/seed0" > "$RUN/noise.md"
 "$BIN/python" benchmarks/ranker_training.py --preset fourier --heads 8 --tokens 400 --head_dim 32 --hidden 64 \
