@@ -101,7 +101,7 @@ SEQUENCES = [
 STEPS = [
     Arm(f"{arm.name}_steps1200", {**arm.settings, "steps": "1200"}, like=arm.name)
     for arm in OBJECTIVES
-    if arm.name in ("rloo", "exact", "listwise", "soft_rank_ranks")
+    if arm.name in ("rloo", "listwise")
 ]
 """Four times the steps of `objectives`, at the learning rate that was best there."""
 

@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
-from arms import INPUTS, LENGTHS, OBJECTIVES, REWARDS, SEQUENCES, SHARING, SIZES, STEPS, Arm
+from arms import INPUTS, OBJECTIVES, REWARDS, SEQUENCES, SHARING, SIZES, STEPS, Arm
 from matplotlib.axes import Axes
 from results import Mean, Result, over_seeds, results_of, validation_curve
 
@@ -37,11 +37,14 @@ def main() -> None:
         "sharing": sharing,
         "sequences": sequences,
         "steps": steps,
-        "lengths": lengths,
     }
     for name, figure in draw.items():
         if (run / "nano" / name).exists():
             save(folder / f"{name}.png", figure, results_of(run / "nano" / name))
+    if (run / "nano" / "lengths").exists():
+        found = results_of(run / "nano" / "lengths")
+        found["features, trained at 1920"] = results_of(run / "nano" / "longer").get("all", [])
+        save(folder / "lengths.png", lengths, found)
     if (run / "nano" / "transfer").exists():
         save(folder / "transfer.png", transfer, run / "nano" / "transfer")
 
@@ -159,26 +162,27 @@ def steps(axes: Axes, found: Mapping[str, list[Result]]) -> None:
 
 
 def lengths(axes: Axes, found: Mapping[str, list[Result]]) -> None:
-    """Skill of policies trained at 512 tokens on longer prompts."""
-    for arm in LENGTHS:
-        if results := found.get(arm.name):
-            values = {512: skill(results)}
-            for name in results[0]["elsewhere"]:
-                values[int(name.split("_")[0])] = over_seeds(
-                    results, lambda r, n=name: r["elsewhere"][n]
-                )
-            places = sorted(values)
-            axes.errorbar(
-                places,
-                [values[p].mean for p in places],
-                yerr=[values[p].half for p in places],
-                capsize=3,
-                marker="o",
-                label=arm.name,
-            )
-    axes.set(
-        xscale="log", xlabel="prompt tokens (trained at 512)", ylabel="skill on test sequences"
-    )
+    """Skill on shorter and longer prompts than those a policy was trained on, 512 tokens or more."""
+    for name, results in found.items():
+        if not results:
+            continue
+        there = results[0]["elsewhere"]
+        values = {
+            int(place.split("_")[0]): over_seeds(results, lambda r, n=place: r["elsewhere"][n])
+            for place in there
+        }
+        values.setdefault(512, skill(results))
+        places = sorted(values)
+        axes.errorbar(
+            places,
+            [values[p].mean for p in places],
+            yerr=[values[p].half for p in places],
+            capsize=3,
+            marker="o",
+            label=name,
+        )
+    axes.set(xscale="log", xlabel="prompt tokens", ylabel="skill on test sequences")
+    axes.set_xticks(places, [f"{place:,}" for place in places], minor=False)
     axes.legend()
 
 

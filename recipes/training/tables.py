@@ -73,6 +73,7 @@ def model_tables(run: Path) -> Iterator[str]:
         ("sequences", SEQUENCES),
         ("quick", QUICK),
         ("lengths", LENGTHS),
+        ("longer", INPUTS[:1]),
     ):
         if (run / study).exists():
             yield variants(run / study, arms)
