@@ -162,7 +162,7 @@ def steps(axes: Axes, found: Mapping[str, list[Result]]) -> None:
 
 
 def lengths(axes: Axes, found: Mapping[str, list[Result]]) -> None:
-    """Skill on shorter and longer prompts than those a policy was trained on, 512 tokens or more."""
+    """Skill on prompts of other lengths than those a policy was trained on, 512 tokens or more."""
     for name, results in found.items():
         if not results:
             continue
