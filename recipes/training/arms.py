@@ -125,6 +125,10 @@ LENGTHS = [
     Arm("no_position", {"inputs": "key,value,distance"}),
     Arm("no_places", {"inputs": "key,value"}),
     Arm("table", {"preset": "paper", **_AS_FOURIER}),
+    Arm("uniform_cuts", {"cut_prompt": "0", "cut_context": "0", "cut_uniform": "1"}),
 ]
 """Ways to tell a ranker where a token is, for lengths beyond the trained one; `table` is the
-paper's learned position table in the paper's network, on raw keys and values."""
+paper's learned position table in the paper's network, on raw keys and values; `uniform_cuts` trains
+on caches of all sizes up to its own length."""
+
+LONGER = [LENGTHS[0], LENGTHS[-1]]

@@ -43,7 +43,8 @@ def main() -> None:
             save(folder / f"{name}.png", figure, results_of(run / "nano" / name))
     if (run / "nano" / "lengths").exists():
         found = results_of(run / "nano" / "lengths")
-        found["features, trained at 1920"] = results_of(run / "nano" / "longer").get("all", [])
+        for arm, results in results_of(run / "nano" / "longer").items():
+            found[f"{arm}, trained at 1,920"] = results
         save(folder / "lengths.png", lengths, found)
     if (run / "nano" / "transfer").exists():
         save(folder / "transfer.png", transfer, run / "nano" / "transfer")

@@ -66,7 +66,7 @@ vary lengths --traces "$N/512_tokens" --out "$N/lengths" --seeds 3 \
   --elsewhere "$N/1024_tokens" "$N/1920_tokens" "$N/3072_tokens"
 "$BIN/kvp-collect" --tasks $NEEDLES --length 1920 --train 100 --validation 24 --test 24 \
   --out "$N/1920_training"
-vary plain --traces "$N/1920_training" --out "$N/longer" --seeds 3 \
+vary longer --traces "$N/1920_training" --out "$N/longer" --seeds 3 \
   --elsewhere "$N/512_tokens" "$N/1024_tokens" "$N/1920_tokens" "$N/3072_tokens"
 at() { accuracy "$N/lengths" "$N/accuracy-$1_tokens" --length "$1" --protocols query_agnostic --prompts 12; }
 at 512 & other=$!

@@ -53,6 +53,7 @@ STUDIES = {
     "sequences": arms.SEQUENCES,
     "steps": arms.STEPS,
     "lengths": arms.LENGTHS,
+    "longer": arms.LONGER,
     "quick": arms.QUICK,
     "plain": arms.INPUTS[:1],
 }

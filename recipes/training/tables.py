@@ -13,6 +13,7 @@ from statistics import median
 from arms import (
     INPUTS,
     LENGTHS,
+    LONGER,
     OBJECTIVES,
     QUICK,
     REWARDS,
@@ -73,7 +74,7 @@ def model_tables(run: Path) -> Iterator[str]:
         ("sequences", SEQUENCES),
         ("quick", QUICK),
         ("lengths", LENGTHS),
-        ("longer", INPUTS[:1]),
+        ("longer", LONGER),
     ):
         if (run / study).exists():
             yield variants(run / study, arms)
