@@ -132,7 +132,11 @@ def sequences(axes: Axes, found: Mapping[str, list[Result]]) -> None:
 
 def transfer(axes: Axes, study: Path) -> None:
     """Skill of policies of one kind of trace on another: a group of bars per test set."""
-    found = {folder.name: results_of(folder)["all"] for folder in sorted(study.iterdir())}
+    found = {
+        folder.name: results
+        for folder in sorted(study.iterdir())
+        if (results := results_of(folder).get("all"))
+    }
     names = sorted({name for results in found.values() for name in results[0]["elsewhere"]})
     width = 0.8 / len(found)
     for number, (kind, results) in enumerate(found.items()):

@@ -209,7 +209,11 @@ def lost_at(budget: str) -> Callable[[Result], float]:
 
 def transfer(study: Path) -> str:
     """Skill of policies of one kind of trace on other kinds, and on their own validation split."""
-    found = {folder.name: results_of(folder)["all"] for folder in sorted(study.iterdir())}
+    found = {
+        folder.name: results
+        for folder in sorted(study.iterdir())
+        if (results := results_of(folder).get("all"))
+    }
     names = sorted({name for results in found.values() for name in results[0]["elsewhere"]})
     rows = [
         [
