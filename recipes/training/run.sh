@@ -51,7 +51,7 @@ accuracy "$N/objectives" "$N/accuracy-query_aware" --protocols query_aware & oth
 accuracy "$N/objectives" "$N/accuracy-query_agnostic" --protocols query_agnostic
 wait $other
 "$BIN/kvp-eval" --config configs/training/eval.yaml --model "$LLAMA" --tasks text --text "$L/text.jsonl" \
-  --length 384 --allocators uniform --budgets 6%,12.5%,25% --prompts 29 \
+  --length 512 --continuation 128 --allocators uniform --budgets 9%,12.5%,25% --prompts 29 \
   --policies "$(labelled "$L/objectives")" --out "$L/perplexity"
 
 # One thing changed at a time, with what the first study chose.

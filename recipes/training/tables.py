@@ -160,7 +160,7 @@ def accuracies(folder: Path, arms: Sequence[Arm], reference: str) -> str:
 
 def perplexities(folder: Path) -> str:
     """Continuation perplexity of every objective."""
-    specs = ("6%", *BUDGETS)
+    specs = ("9%", *BUDGETS)
     columns = [rows_of(folder, budget_spec=budget, allocator="uniform") for budget in specs]
     rows = []
     for arm in OBJECTIVES:
