@@ -90,6 +90,20 @@ def difference(ours: Sequence[Result], theirs: Sequence[Result]) -> Interval:
     )
 
 
+def nats(ours: Sequence[Result], theirs: Sequence[Result]) -> Interval:
+    """Nats per token by which ours is worse, over the same continuations (bootstrap)."""
+    mine, other = (
+        {unit: nll / tokens for unit, (nll, tokens) in _likelihoods(rows).items()}
+        for rows in (ours, theirs)
+    )
+    return paired_difference(mine, other)
+
+
+def _likelihoods(rows: Sequence[Result]) -> dict[tuple[str, str], tuple[float, float]]:
+    nll, tokens = per_prompt(rows, "nll"), per_prompt(rows, "reply_tokens")
+    return {unit: (nll[unit], tokens[unit]) for unit in nll}
+
+
 def ppl(rows: Sequence[Result]) -> Interval:
     """Perplexity, seeds pooled."""
     return perplexity(rows)

@@ -28,6 +28,7 @@ from results import (
     accuracy,
     difference,
     mean_of,
+    nats,
     over_seeds,
     ppl,
     results_of,
@@ -165,12 +166,18 @@ def perplexities(folder: Path) -> str:
     rows = []
     for arm in OBJECTIVES:
         if arm.name in columns[0]:
-            found = [ppl(column[arm.name]) for column in columns]
-            rows.append([arm.name, *(f"{f.mean:.3f} ({f.low:.3f} to {f.high:.3f})" for f in found)])
+            cells = [arm.name]
+            for column in columns:
+                found = ppl(column[arm.name])
+                gap = nats(column[arm.name], column["listwise"])
+                cells.append(f"{found.mean:.3f} ({found.low:.2f} to {found.high:.2f})")
+                cells.append(f"{gap.mean:+.4f} ({gap.low:+.4f} to {gap.high:+.4f})")
+            rows.append(cells)
     full = rows_of(folder, method="full")
     if full:
-        rows.append(["full cache", *[f"{ppl(full['full']).mean:.3f}"] * len(specs)])
-    return table("Continuation perplexity", ["objective", *specs], rows)
+        rows.append(["full cache", *[f"{ppl(full['full']).mean:.3f}", ""] * len(specs)])
+    header = ["objective", *(cell for spec in specs for cell in (spec, "nats − listwise"))]
+    return table("Continuation perplexity", header, rows)
 
 
 def variants(study: Path, arms: Sequence[Arm]) -> str:
