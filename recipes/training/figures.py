@@ -17,6 +17,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from arms import INPUTS, OBJECTIVES, REWARDS, SEQUENCES, SHARING, SIZES, STEPS, Arm
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
 from results import Mean, Result, over_seeds, results_of, validation_curve
 
 FoundT = TypeVar("FoundT")
@@ -128,6 +129,9 @@ def sequences(axes: Axes, found: Mapping[str, list[Result]]) -> None:
         marker="o",
     )
     axes.set(xscale="log", xlabel="training sequences", ylabel="skill on test sequences")
+    numbers = [int(arm.settings["sequences"]) for arm in counts]
+    axes.set_xticks(numbers, map(str, numbers))
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def transfer(axes: Axes, study: Path) -> None:
@@ -187,8 +191,9 @@ def lengths(axes: Axes, found: Mapping[str, list[Result]]) -> None:
             label=name,
         )
     axes.set(xscale="log", xlabel="prompt tokens", ylabel="skill on test sequences")
-    axes.set_xticks(places, [f"{place:,}" for place in places], minor=False)
-    axes.legend()
+    axes.set_xticks(places, [f"{place:,}" for place in places])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
 
 
 if __name__ == "__main__":

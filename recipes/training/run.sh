@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# How to train a ranker, measured on nano and on a small Llama; first numbers stand in
-# docs/decisions/0057.
+# How to train a ranker, measured on nano and on a small Llama: docs/results/training.md says what came
+# out.
 # Usage: recipes/training/run.sh LLAMA_FOLDER TEXT_FILE [FOLDER]
 #   LLAMA_FOLDER  a Hugging Face folder of the 260K-parameter TinyStories Llama (context 512)
 #   TEXT_FILE     plain text of the kind it was trained on
