@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 from arms import INPUTS, OBJECTIVES, REWARDS, SEQUENCES, SHARING, SIZES, STEPS, Arm
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
-from results import Mean, Result, over_seeds, results_of, validation_curve
+from results import Mean, Result, over_seeds, results_of, transfers, validation_curve
 
 FoundT = TypeVar("FoundT")
 
@@ -136,12 +136,7 @@ def sequences(axes: Axes, found: Mapping[str, list[Result]]) -> None:
 
 def transfer(axes: Axes, study: Path) -> None:
     """Skill of policies of one kind of trace on another: a group of bars per test set."""
-    found = {
-        folder.name: results
-        for folder in sorted(study.iterdir())
-        if (results := results_of(folder).get("all"))
-    }
-    names = sorted({name for results in found.values() for name in results[0]["elsewhere"]})
+    found, names = transfers(study)
     width = 0.8 / len(found)
     for number, (kind, results) in enumerate(found.items()):
         values = [over_seeds(results, lambda r, n=name: r["elsewhere"][n]) for name in names]

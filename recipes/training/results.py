@@ -47,6 +47,13 @@ def results_of(study: Path) -> dict[str, list[Result]]:
     return dict(found)
 
 
+def transfers(study: Path) -> tuple[dict[str, list[Result]], list[str]]:
+    """Kind of trace -> results of the policies trained on it, and the stores all are judged on."""
+    found = {folder.name: results_of(folder).get("all", []) for folder in sorted(study.iterdir())}
+    found = {kind: results for kind, results in found.items() if results}
+    return found, sorted({name for rs in found.values() for name in rs[0]["elsewhere"]})
+
+
 def validation_curve(policy: Path) -> dict[int, float]:
     """Step -> skill on validation sequences, as kvp-train logged it."""
     logs = EventAccumulator(str(policy / "logs"))
@@ -92,16 +99,11 @@ def difference(ours: Sequence[Result], theirs: Sequence[Result]) -> Interval:
 
 def nats(ours: Sequence[Result], theirs: Sequence[Result]) -> Interval:
     """Nats per token by which ours is worse, over the same continuations (bootstrap)."""
-    mine, other = (
-        {unit: nll / tokens for unit, (nll, tokens) in _likelihoods(rows).items()}
-        for rows in (ours, theirs)
-    )
-    return paired_difference(mine, other)
+    return paired_difference(_nats_per_token(ours), _nats_per_token(theirs))
 
 
-def _likelihoods(rows: Sequence[Result]) -> dict[tuple[str, str], tuple[float, float]]:
-    nll, tokens = per_prompt(rows, "nll"), per_prompt(rows, "reply_tokens")
-    return {unit: (nll[unit], tokens[unit]) for unit in nll}
+def _nats_per_token(rows: Sequence[Result]) -> dict[tuple[str, str], float]:
+    return per_prompt(({**row, "nll": row["nll"] / row["reply_tokens"]} for row in rows), "nll")
 
 
 def ppl(rows: Sequence[Result]) -> Interval:

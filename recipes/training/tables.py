@@ -33,6 +33,7 @@ from results import (
     ppl,
     results_of,
     rows_of,
+    transfers,
 )
 
 BUDGETS = ("12.5%", "25%")
@@ -216,12 +217,7 @@ def lost_at(budget: str) -> Callable[[Result], float]:
 
 def transfer(study: Path) -> str:
     """Skill of policies of one kind of trace on other kinds, and on their own validation split."""
-    found = {
-        folder.name: results
-        for folder in sorted(study.iterdir())
-        if (results := results_of(folder).get("all"))
-    }
-    names = sorted({name for results in found.values() for name in results[0]["elsewhere"]})
+    found, names = transfers(study)
     rows = [
         [
             kind,
