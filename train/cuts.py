@@ -182,6 +182,8 @@ def _thinned(cuts: Sequence[int], points: int) -> list[int]:
 def _middle(record: SequenceRecord, recipe: Recipe) -> int:
     uniform = cuts_by_kind(record, recipe)["uniform"]
     middle = uniform[len(uniform) // 2]
+    if not record.peak_edges:
+        return middle
     possible = cuts_by_kind(record, replace(recipe, cut_grid=0))["uniform"]
     known = [cut for cut in record.peak_edges if possible[0] <= cut <= possible[-1]]
     return min(known, key=lambda cut: abs(cut - middle), default=middle)
