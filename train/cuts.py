@@ -77,6 +77,12 @@ def least_tokens(recipe: Recipe) -> int:
     return max(recipe.cut_min, _protected(recipe) + 2)
 
 
+def limits(recipe: Recipe) -> str:
+    """The flags that a sequence must be longer than, for messages."""
+    shortest = f"--cut_min {least_tokens(recipe)}"
+    return shortest if recipe.budgets == "all" else f"{shortest} and --budgets {recipe.budgets}"
+
+
 def _protected(recipe: Recipe) -> int:
     """Tokens that take no part in the ranking."""
     return Protection().tokens if recipe.exclude_protected else 0

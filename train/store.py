@@ -7,7 +7,7 @@ import torch
 from kvp.errors import StoreError, UsageError
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord, TraceReader
-from train.cuts import cuts_by_kind, least_tokens
+from train.cuts import cuts_by_kind, limits
 from train.presets import FROM_TRACE, Recipe
 
 
@@ -43,10 +43,7 @@ def usable(reader: TraceReader, split: str, recipe: Recipe) -> list[SequenceReco
     records = reader.records(split)
     found = [record for record in records if cuts_by_kind(record, recipe)]
     if not found:
-        reason = (
-            f"none of its {len(records)} sequences is longer than --cut_min {least_tokens(recipe)}"
-            + ("" if recipe.budgets == "all" else f" and --budgets {recipe.budgets}")
-        )
+        reason = f"none of its {len(records)} sequences is longer than {limits(recipe)}"
         raise StoreError(
             f"--traces {reader.path} has no {split} sequences to cut: "
             + (reason if records else f"collect some with the split {split}")

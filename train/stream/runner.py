@@ -16,7 +16,7 @@ from kvp.hf.trace import collect
 from kvp.store import SequenceRecord, Trace
 from train.calibration import TARGETS
 from train.config import TrainConfig
-from train.cuts import cuts_by_kind, draw_cut, held_out_cuts, least_tokens
+from train.cuts import cuts_by_kind, draw_cut, held_out_cuts, limits
 from train.presets import FROM_TRACE, Recipe
 from train.stream.schedule import Schedule
 from train.stream.settings import StreamSettings
@@ -151,11 +151,8 @@ class Runner:
 
 def too_short(recipe: Recipe, length: int) -> str:
     """End of a message about prompts of at most `length` tokens that cannot be cut."""
-    budgets = "" if recipe.budgets == "all" else f" and --budgets {recipe.budgets}"
-    return (
-        f"is longer than --cut_min {least_tokens(recipe)}{budgets}; lower "
-        f"{'it' if not budgets else 'them'} or raise --length {length}"
-    )
+    them = "it" if recipe.budgets == "all" else "them"
+    return f"is longer than {limits(recipe)}; lower {them} or raise --length {length}"
 
 
 def stored_labels(recipe: Recipe) -> tuple[str, ...]:
