@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -69,12 +70,16 @@ def over_seeds(results: Sequence[Result], value: Callable[[Result], float]) -> M
 def rows_of(folder: Path, **fields: str) -> dict[str, list[Result]]:
     """Arm -> rows of kvp-eval with these fields, from policies named `ARM.seedN`."""
     found: dict[str, list[Result]] = defaultdict(list)
-    with (folder / "rows.jsonl").open() as lines:
-        for line in lines:
-            row = json.loads(line)
-            if all(row[name] == value for name, value in fields.items()):
-                found[(row["policy"] or row["method"]).split(".seed")[0]].append(row)
+    for row in _all_rows(folder):
+        if all(row[name] == value for name, value in fields.items()):
+            found[(row["policy"] or row["method"]).split(".seed")[0]].append(row)
     return dict(found)
+
+
+@functools.lru_cache(maxsize=1)
+def _all_rows(folder: Path) -> list[Result]:
+    with (folder / "rows.jsonl").open() as lines:
+        return [json.loads(line) for line in lines]
 
 
 def accuracy(rows: Sequence[Result]) -> Mean:
