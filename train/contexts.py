@@ -21,6 +21,7 @@ from torch import Tensor
 
 from kvp.ops.future_attention import future_attention, peak_attention
 from kvp.ranking import Protection
+from kvp.store import StorePlan, planned_bytes
 from train.cuts import Cut
 from train.presets import FROM_TRACE, LabelName
 from train.traces import Traces
@@ -72,15 +73,18 @@ class ContextSource:
     ) -> None:
         """Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels.
 
-        Queries and keys of one sequence come on top, so that all cuts of a visit read it once.
-        Traces that lie in RAM anyway are not remembered again.
+        Queries, which new labels alone need, get what keys and values leave over. Queries and keys
+        of one sequence come on top, so that all cuts of a visit read it once. Traces that lie in
+        RAM anyway are not remembered again.
         """
         traces_bytes = 0 if reader.in_memory else memory_bytes * 3 // 4
+        queries_bytes = max(traces_bytes - _kv_bytes(reader.plan), 0)
         self.traces = reader
         self._label = label
         self.device = device or torch.device("cpu")
         self._turn = threading.Lock()
-        self._kv_memory: _Memory[int, tuple[Tensor, Tensor]] = _Memory(traces_bytes)
+        self._kv_memory: _Memory[int, tuple[Tensor, Tensor]] = _Memory(traces_bytes - queries_bytes)
+        self._query_memory: _Memory[int, tuple[Tensor]] = _Memory(queries_bytes)
         self._label_memory: _Memory[Cut, tuple[Tensor]] = _Memory(memory_bytes // 4)
         self._latest: tuple[int, tuple[Tensor, Tensor]] | None = None
 
@@ -105,12 +109,13 @@ class ContextSource:
     def held_bytes(self) -> int:
         """Bytes of the traces and labels that are remembered."""
         with self._turn:
-            return self._kv_memory.used + self._label_memory.used
+            return self._kv_memory.used + self._query_memory.used + self._label_memory.used
 
     def forget(self) -> None:
         """Remember nothing; what is asked for later is read and computed again."""
         with self._turn:
             self._kv_memory.clear()
+            self._query_memory.clear()
             self._label_memory.clear()
             self._latest = None
 
@@ -128,11 +133,16 @@ class ContextSource:
         """On the device; those of the latest sequence stay for the other cuts of a visit."""
         if self._latest is None or self._latest[0] != sequence:
             self._latest = None  # before the next one is read
-            trace = self.traces.trace(sequence)
-            self._kv_memory.put(sequence, (trace.keys, trace.values))
-            assert trace.queries is not None, "checked before training"
-            both = trace.queries.to(self.device), trace.keys.to(self.device)
-            self._latest = sequence, both
+            known = self._query_memory.get(sequence)
+            if known is None:
+                trace = self.traces.trace(sequence)
+                assert trace.queries is not None, "checked before training"
+                known, keys = (trace.queries,), trace.keys
+                self._query_memory.put(sequence, known)
+                self._kv_memory.put(sequence, (trace.keys, trace.values))
+            else:
+                keys, _ = self._keys_and_values(sequence)
+            self._latest = sequence, (known[0].to(self.device), keys.to(self.device))
         return self._latest[1]
 
     def _importance(self, cut: Cut) -> Tensor:
@@ -182,6 +192,12 @@ class _Memory(Generic[KeyT, ItemT]):
         while self.used > self._bound and len(self._items) > 1:
             _, forgotten = self._items.popitem(last=False)
             self.used -= _size(forgotten)
+
+
+def _kv_bytes(plan: StorePlan) -> int:
+    """Most bytes that keys and values of a whole store take."""
+    tokens = plan.sequences * plan.max_tokens
+    return planned_bytes(plan.geometry, dtype=plan.dtype, tokens=tokens, store="kv")
 
 
 def _size(item: tuple[Tensor, ...]) -> int:
