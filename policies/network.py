@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from policies.ranker_spec import RankerSpec, position_features
+from policies.ranker_spec import RankerSpec, keys_seen_from_the_end, position_features
 
 
 def score_tokens(
@@ -31,6 +31,8 @@ def score_tokens(
     product per layer of the network for all heads, else a loop over heads.
     """
     count = keys.shape[0]
+    if spec.key_frequencies:
+        keys = keys_seen_from_the_end(spec, keys, length)
     inputs = {"key": keys, "value": values}
     if spec.architecture == "paper":
         rows = positions.clamp(0, spec.max_positions - 1)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvp.rope import Rope
+
 ARCHITECTURES = ("fourier", "paper")
 INPUTS = ("key", "value", "position", "distance")
 """All a ranker can be told of a token, in the order in which its network takes them."""
@@ -47,6 +49,9 @@ class RankerSpec:
     `INPUTS` mean all that it has."""
     blocks: int = 2
     """Hidden layers after the inputs' projections, 1 or 2."""
+    key_frequencies: tuple[float, ...] = ()
+    """Radians per position of the model's rotary embedding: keys are turned with them so that the
+    end of the cache is position 0. Empty: keys as the model rotated them; `paper` has none."""
 
     def __post_init__(self) -> None:
         """Raise ValueError on unknown architecture or inputs, or on sizes out of range."""
@@ -55,7 +60,9 @@ class RankerSpec:
                 f"unknown architecture {self.architecture!r}: choose {' or '.join(ARCHITECTURES)}"
             )
         object.__setattr__(self, "inputs", self._checked_inputs())
-        sizes = {k: v for k, v in self.to_dict().items() if k not in ("architecture", "inputs")}
+        object.__setattr__(self, "key_frequencies", self._checked_frequencies())
+        no_sizes = ("architecture", "inputs", "key_frequencies")
+        sizes = {k: v for k, v in self.to_dict().items() if k not in no_sizes}
         for name, size in sizes.items():
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"{name} of a ranker must be a positive integer, got {size!r}")
@@ -82,6 +89,18 @@ class RankerSpec:
                 )
             return PAPER_INPUTS
         return inputs
+
+    def _checked_frequencies(self) -> tuple[float, ...]:
+        given = tuple(self.key_frequencies)
+        if given and (self.architecture == "paper" or "key" not in self.inputs):
+            raise ValueError("key_frequencies of a ranker need the fourier architecture and keys")
+        if 2 * len(given) > self.head_dim or not all(
+            isinstance(value, float) and math.isfinite(value) for value in given
+        ):
+            raise ValueError(
+                f"key_frequencies of a ranker must be at most head_dim / 2 numbers, got {given!r}"
+            )
+        return given
 
     @property
     def projected(self) -> tuple[str, ...]:
@@ -110,8 +129,9 @@ class RankerSpec:
         """What a token is described by, in input order (recorded in policy files)."""
         if self.architecture == "paper":
             return ("key", "value", "position_table[min(position, max_positions - 1)]")
+        key = "key turned by -length" if self.key_frequencies else "key"
         texts = (
-            ("key", "(key - key_mean) / key_std"),
+            ("key", f"({key} - key_mean) / key_std"),
             ("value", "(value - value_mean) / value_std"),
             ("position", "position / reference_length"),
             ("position", "log1p(position) / log1p(reference_length)"),
@@ -123,7 +143,8 @@ class RankerSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionary for JSON."""
-        return {**asdict(self), "inputs": list(self.inputs)}
+        frequencies = list(self.key_frequencies)
+        return {**asdict(self), "inputs": list(self.inputs), "key_frequencies": frequencies}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RankerSpec:
@@ -132,6 +153,16 @@ class RankerSpec:
         TypeError on unknown keys, ValueError on values out of range.
         """
         return cls(**data)
+
+
+def keys_seen_from_the_end(spec: RankerSpec, keys: Tensor, length: int | Tensor) -> Tensor:
+    """Keys [..., N, D] after RoPE, turned by minus `length` positions: float32.
+
+    A query that follows the cache at distance d from its end then sees in a key what a query at
+    position d would see in it, whatever the length. `length` as for `position_features`.
+    """
+    rope = Rope(frequencies=torch.tensor(spec.key_frequencies, device=keys.device))
+    return rope.unrotate(keys, torch.as_tensor(length, device=keys.device))
 
 
 def position_features(spec: RankerSpec, positions: Tensor, length: int | Tensor) -> Tensor:

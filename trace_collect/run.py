@@ -23,6 +23,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from kvp.data.plan import Jobs, plan_jobs
 from kvp.hf import geometry_of, load_config, load_model
 from kvp.hf.loading import local_folder
+from kvp.hf.modules import known_frequencies
 from kvp.hf.output import known_output_gram
 from kvp.hf.trace import check_reach, collect
 from kvp.manifest import run_manifest
@@ -88,6 +89,7 @@ def run(config: CollectConfig) -> None:
         asdict(config),
         seed=config.seed,
         model={"id": config.model, "revision": config.revision},
+        rope_frequencies=known_frequencies(model, config.max_tokens),
         identity=identity(config, jobs, model, tokenizer),
     )
     if jobs.tasks:

@@ -13,8 +13,10 @@ from train.presets import (
     PRESETS,
     READ_BY,
     CalibrationName,
+    KeyFrame,
     LabelName,
     ObjectiveName,
+    OptimizerName,
     PresetName,
     Recipe,
     RewardName,
@@ -112,10 +114,15 @@ class TrainConfig:
     """Hidden layers of the ranker, 1 or 2."""
     inputs: str | None = None
     """What the ranker sees of a token: some of key,value,position,distance."""
+    key_frame: KeyFrame | None = None
+    """stored (keys as the model rotated them) or end (turned on, so that the end of the cache is
+    position 0, as the queries that follow see them)."""
     sharing: SharingName | None = None
     """heads (a network per head) or model (one network with an embedding per head)."""
     max_positions: int | None = None
     """Rows of the position table (paper architecture)."""
+    optimizer: OptimizerName | None = None
+    """adamw, or muon (its steps for the weight matrices, AdamW's for the rest)."""
     lr: float | None = None
     """Peak learning rate."""
     final_lr: float | None = None
@@ -123,7 +130,7 @@ class TrainConfig:
     warmup_steps: int | None = None
     """Linear warm-up steps."""
     weight_decay: float | None = None
-    """AdamW weight decay."""
+    """Weight decay, times the learning rate."""
     gradient_clip: float | None = None
     """Maximum gradient norm of each head."""
     advantage_clip: float | None = None

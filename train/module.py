@@ -24,6 +24,7 @@ from kvp.store import SequenceRecord
 from policies.ranker import HeadRankers, RankerSpec
 from train.contexts import Context, ContextSource
 from train.cuts import Rolling, drawn_cuts, noise_seed
+from train.muon import Muon
 from train.objectives import OBJECTIVES, Batch
 from train.objectives.batch import learnable, mean_of_counted, top_entropy
 from train.optim import average_decay, learning_rate_factor, update_average
@@ -153,11 +154,15 @@ class RankerTraining(pl.LightningModule):
         )
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW with the paper's warm-up and cosine, by step."""
+        """AdamW or Muon with the paper's warm-up and cosine, by step."""
         recipe = self._recipe
-        optimizer = torch.optim.AdamW(
-            self.rankers.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True
-        )
+        lr, decay = recipe.lr, recipe.weight_decay
+        optimizer: torch.optim.Optimizer
+        if recipe.optimizer == "muon":
+            optimizer = Muon(self.rankers, lr=lr, weight_decay=decay)
+        else:
+            weights = self.rankers.parameters()
+            optimizer = torch.optim.AdamW(weights, lr=lr, weight_decay=decay, fused=True)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer,
             lambda step: learning_rate_factor(

@@ -1,7 +1,7 @@
 """The two training recipes as code, and how a configuration changes them.
 
-`fourier` is the toolkit's default: positions as features, and the listwise loss, which needs no
-rankings (its `permutations`, `reward` and `advantage_clip` are for `--objective rloo`).
+`fourier` is the toolkit's default: positions as features, Muon, and the listwise loss, which needs
+no rankings (its `permutations`, `reward` and `advantage_clip` are for `--objective rloo`).
 
 `paper` follows the KVP paper (section 3, Algorithm 1, appendix A.2) and, where the paper is silent,
 the facts known about its released code. What it cannot or does not reproduce:
@@ -38,6 +38,8 @@ ObjectiveName = Literal[
 ]
 SortLossName = Literal["ranks", "cost"]
 SharingName = Literal["heads", "model"]
+OptimizerName = Literal["adamw", "muon"]
+KeyFrame = Literal["stored", "end"]
 LabelName = Literal["attention", "peak", "kvzip", "kvzip_plus"]
 CalibrationName = Literal["contribution", "peak", "attention", "share", "none"]
 
@@ -75,6 +77,9 @@ class Recipe:
     """Hidden layers of the ranker, 1 or 2."""
     inputs: str
     """What the ranker sees, comma separated, of `INPUTS`; `paper` has no distance."""
+    key_frame: KeyFrame
+    """How keys are turned: as the model rotated them, or on by the rotation that makes the end of
+    the cache position 0, which is what the queries that follow see of them."""
     sharing: SharingName
     """A network per head, or one for the whole model with an embedding per head."""
     max_positions: int
@@ -106,6 +111,8 @@ class Recipe:
     """Budgets that count in the reward: all, log (each by 1/b) or a window LOW:HIGH."""
     exclude_protected: bool
     """Leave the always kept tokens (first 4, last 16) out of the ranking and the reward."""
+    optimizer: OptimizerName
+    """AdamW for all weights, or Muon for the matrices among them (`train.muon`)."""
     lr: float
     """Peak learning rate, reached after the warm-up."""
     final_lr: float
@@ -113,7 +120,7 @@ class Recipe:
     warmup_steps: int
     """Linear warm-up from a hundredth of `lr`; at most a fifth of all steps."""
     weight_decay: float
-    """AdamW weight decay."""
+    """Decoupled weight decay, times the learning rate."""
     gradient_clip: float
     """Maximum gradient norm of each head."""
     advantage_clip: float
@@ -160,8 +167,9 @@ class Recipe:
         given = self.input_list
         if not given or set(given) - set(INPUTS):
             raise ValueError(f"--inputs must be some of {','.join(INPUTS)}, got {self.inputs!r}")
-        if self.architecture == "paper" and given != INPUTS:
-            raise ValueError("--inputs cannot be chosen for the paper's architecture")
+        if self.architecture == "paper" and (given != INPUTS or self.key_frame != "stored"):
+            name = "inputs" if given != INPUTS else "key_frame"
+            raise ValueError(f"--{name} cannot be chosen for the paper's architecture")
 
     def _check_budgets(self) -> None:
         try:
@@ -203,6 +211,7 @@ PRESETS: dict[PresetName, Recipe] = {
         hidden=256,
         blocks=2,
         inputs="key,value,position,distance",
+        key_frame="end",
         sharing="heads",
         max_positions=12_288,
         objective="listwise",
@@ -218,7 +227,8 @@ PRESETS: dict[PresetName, Recipe] = {
         reward="skill",
         budgets="all",
         exclude_protected=True,
-        lr=3e-3,
+        optimizer="muon",
+        lr=1e-2,
         final_lr=1e-6,
         warmup_steps=100,
         weight_decay=1e-3,
@@ -237,6 +247,7 @@ PRESETS: dict[PresetName, Recipe] = {
         hidden=256,
         blocks=2,
         inputs="key,value,position,distance",
+        key_frame="stored",
         sharing="heads",
         max_positions=12_288,
         objective="rloo",
@@ -252,6 +263,7 @@ PRESETS: dict[PresetName, Recipe] = {
         reward="ratio",
         budgets="all",
         exclude_protected=False,
+        optimizer="adamw",
         lr=5e-5,
         final_lr=1e-6,
         warmup_steps=100,

@@ -24,7 +24,7 @@ from train.callbacks import Bar, Checkpoints, Log, Validation
 from train.config import TrainConfig
 from train.contexts import ContextSource
 from train.cuts import Cut, held_out_cuts
-from train.features import feature_statistics
+from train.features import feature_statistics, key_frequencies
 from train.heads import parse_heads
 from train.held_out import judge
 from train.material import Material, open_material
@@ -134,6 +134,7 @@ def _prepare(config: TrainConfig, ranks: Ranks, sources: Sources | None) -> _Job
     recipe = config.recipe()
     device = device_of_rank(device_of(config.device), ranks)
     material = open_material(config, recipe, device)
+    key_frequencies(material.traces, recipe)  # what is missing is said before anything is written
     heads = range(material.traces.geometry.agents)
     if config.heads is not None:
         heads = parse_heads(config.heads)
@@ -262,6 +263,7 @@ def _new_rankers(job: _Job) -> HeadRankers:
         reference_length=max(record.length for record in job.material.first),
         inputs=recipe.input_list,
         blocks=recipe.blocks,
+        key_frequencies=key_frequencies(job.traces, recipe),
     )
     generator = torch.Generator().manual_seed(job.config.seed)
     kind = SharedRankers if recipe.sharing == "model" else HeadRankers
@@ -270,5 +272,5 @@ def _new_rankers(job: _Job) -> HeadRankers:
         states = rankers.head_states()[job.heads.start : job.heads.stop]
         rankers = HeadRankers.from_head_states(spec, states)
     if recipe.architecture == "fourier":
-        rankers.standardise(**feature_statistics(job.traces, job.material.first))
+        rankers.standardise(**feature_statistics(job.traces, job.material.first, spec))
     return rankers

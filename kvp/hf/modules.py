@@ -91,6 +91,14 @@ def rope_of(model: PreTrainedModel, tokens: int) -> Rope:
     return rope
 
 
+def known_frequencies(model: PreTrainedModel, tokens: int) -> list[float] | None:
+    """Frequencies of `rope_of`; None for a model whose keys nobody here can turn."""
+    try:
+        return rope_of(model, tokens).frequencies.tolist()
+    except ModelError:
+        return None
+
+
 @contextmanager
 def rope_kept(model: PreTrainedModel) -> Iterator[None]:
     """Give the rotary embedding back what a forward pass inside the block changes in it.

@@ -41,7 +41,7 @@ def _sorts() -> list[Arm]:
     ]
 
 
-OBJECTIVES = [
+_FORMS = [
     Arm("rloo", {"objective": "rloo"}),
     Arm("rloo_32", {"objective": "rloo", "permutations": "32"}),
     Arm("rloo_batch", {"objective": "rloo_batch"}, one_ranking=True),
@@ -51,7 +51,23 @@ OBJECTIVES = [
     Arm("regress", {"objective": "regress"}),
     *_sorts(),
 ]
-"""Estimators and objectives."""
+
+_BETTER: dict[str, Settings] = {
+    "muon": {"optimizer": "muon"},
+    "end": {"optimizer": "muon", "key_frame": "end"},
+}
+
+OBJECTIVES = [
+    *_FORMS,
+    *(
+        Arm(f"{arm.name}_{name}", {**arm.settings, **settings})
+        for name, settings in _BETTER.items()
+        for arm in _FORMS
+        if arm.name in ("rloo", "rloo_32", "exact", "listwise")
+    ),
+]
+"""Estimators and objectives by AdamW, on keys as they are stored; some of them by Muon, and by Muon
+on keys seen from the end of the cache, which is how `fourier` trains."""
 
 REWARDS = [
     Arm("rloo", {"objective": "rloo"}, like="rloo"),
@@ -87,6 +103,12 @@ SIZES = [
     for hidden in (16, 32, 64, 128, 512)
     for blocks in (1, 2)
 ]
+LONG_SIZES = [
+    Arm(f"{arm.name}_end", {**arm.settings, **_BETTER["end"], "steps": "1000"}, like="listwise_end")
+    for arm in SIZES
+    if arm.settings["hidden"] != "512"
+]
+"""Sizes again as `fourier` trains, and longer: how much of their difference is one of learning."""
 
 SHARING = [
     Arm("heads", {"sharing": "heads"}),
@@ -101,11 +123,14 @@ SEQUENCES = [
 STEPS = [
     Arm(f"{arm.name}_steps1200", {**arm.settings, "steps": "1200"}, like=arm.name)
     for arm in OBJECTIVES
-    if arm.name in ("rloo", "listwise")
+    if arm.name in ("rloo", "listwise", "listwise_muon", "listwise_end")
 ]
 """Four times the steps of `objectives`, at the learning rate that was best there."""
 
-QUICK = [Arm("quick", {}), Arm("ten_times", {"steps": "4000"})]
+QUICK = [
+    Arm("quick", {}, like="listwise_end"),
+    Arm("ten_times", {"steps": "10000"}, like="listwise_end"),
+]
 """The shipped short run, and one ten times as long."""
 
 _AS_FOURIER = {
@@ -124,6 +149,9 @@ LENGTHS = [
     Arm("features", {}),
     Arm("no_position", {"inputs": "key,value,distance"}),
     Arm("no_places", {"inputs": "key,value"}),
+    Arm("end", {"key_frame": "end"}),
+    Arm("end_no_position", {"key_frame": "end", "inputs": "key,value,distance"}),
+    Arm("end_no_places", {"key_frame": "end", "inputs": "key,value"}),
     Arm("table", {"preset": "paper", **_AS_FOURIER}),
     Arm("uniform_cuts", {"cut_prompt": "0", "cut_context": "0", "cut_uniform": "1"}),
 ]
@@ -131,4 +159,6 @@ LENGTHS = [
 paper's learned position table in the paper's network, on raw keys and values; `uniform_cuts` trains
 on caches of all sizes up to its own length."""
 
-LONGER = [LENGTHS[0], LENGTHS[-1]]
+LONGER = [
+    arm for arm in LENGTHS if arm.name in ("features", "end", "end_no_position", "uniform_cuts")
+]

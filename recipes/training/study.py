@@ -48,7 +48,7 @@ STUDIES = {
     "objectives": arms.OBJECTIVES,
     "rewards": arms.REWARDS,
     "inputs": arms.INPUTS,
-    "sizes": arms.SIZES,
+    "sizes": [*arms.SIZES, *arms.LONG_SIZES],
     "sharing": arms.SHARING,
     "sequences": arms.SEQUENCES,
     "steps": arms.STEPS,

@@ -13,6 +13,7 @@ from statistics import median
 from arms import (
     INPUTS,
     LENGTHS,
+    LONG_SIZES,
     LONGER,
     OBJECTIVES,
     QUICK,
@@ -59,7 +60,7 @@ def model_tables(run: Path) -> Iterator[str]:
         ("query_agnostic", OBJECTIVES, "listwise"),
         ("rewards", REWARDS, "rloo"),
         ("steps", STEPS, "rloo_steps1200"),
-        ("sizes", SIZES, "blocks2_hidden64"),
+        ("sizes", [*SIZES, *LONG_SIZES], "blocks2_hidden64"),
         ("512_tokens", LENGTHS, "features"),
         ("1920_tokens", LENGTHS, "features"),
     ):
@@ -71,7 +72,7 @@ def model_tables(run: Path) -> Iterator[str]:
         ("rewards", REWARDS),
         ("steps", STEPS),
         ("inputs", INPUTS),
-        ("sizes", SIZES),
+        ("sizes", [*SIZES, *LONG_SIZES]),
         ("sharing", SHARING),
         ("sequences", SEQUENCES),
         ("quick", QUICK),
@@ -80,6 +81,8 @@ def model_tables(run: Path) -> Iterator[str]:
     ):
         if (run / study).exists():
             yield variants(run / study, arms)
+    if (run / "quick").exists():
+        yield shares(run / "quick")
     if (run / "transfer").exists():
         yield transfer(run / "transfer")
 
@@ -213,6 +216,19 @@ def there(name: str) -> Callable[[Result], float]:
 def lost_at(budget: str) -> Callable[[Result], float]:
     """Share of the future attention that is lost at a budget."""
     return lambda result: float(result["lost"][budget])
+
+
+def shares(study: Path) -> str:
+    """What share of a ten times longer run's skill the shipped short run has, head by head."""
+    found = results_of(study)
+    heads = range(len(found["quick"][0]["skill_by_head"]))
+    picks = {f"head {h}": lambda result, h=h: result["skill_by_head"][h] for h in heads}
+    picks |= {"all": lambda result: result["skill"]}
+    rows = []
+    for name, pick in picks.items():
+        short, long = (over_seeds(found[arm.name], pick) for arm in QUICK)
+        rows.append([name, str(short), str(long), f"{short.mean / long.mean:.1%}"])
+    return table("quick: share of the ten times longer run", ["", "quick", "ten times", ""], rows)
 
 
 def transfer(study: Path) -> str:

@@ -85,6 +85,8 @@ def test_a_store_holds_exactly_what_was_asked_for(
     assert gram is not None
     torch.testing.assert_close(gram, output_gram(model))
     assert reader.manifest["model"] == {"id": str(model_folder), "revision": None}
+    (rotary,) = (m for m in model.modules() if hasattr(m, "inv_freq"))
+    assert torch.equal(torch.tensor(reader.manifest["rope_frequencies"]), rotary.inv_freq)
     assert reader.manifest["config"]["length"] == 300
     assert reader.manifest["identity"]["data"]["tasks"] == ["niah_single_1", "niah_single_2"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,6 +108,7 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
         labels: tuple[str, ...] = (),
         grid: int = 0,
         grid_dtype: GridDtype = "float32",
+        frequencies: Sequence[float] | None = (0.0,),
     ) -> Path:
         path = tmp_path_factory.mktemp("store") / "traces"
         splits = ["train"] * train + ["validation"] * validation
@@ -120,6 +121,7 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
             manifest={
                 "identity": {"noise": noise},
                 "model": {"id": "synthetic", "revision": None},
+                "rope_frequencies": frequencies and list(frequencies),
             },
             store="importance" if grid else "qkv" if queries else "kv",
             grid=grid,

@@ -9,6 +9,7 @@ import torch
 
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import TraceReader
+from policies.ranker_spec import RankerSpec
 from train.contexts import ContextSource
 from train.cuts import Cut
 from train.features import feature_statistics
@@ -88,9 +89,29 @@ def test_cuts_of_one_visit_read_their_sequence_once(
     assert read == ([1, 4, 1] if memory_bytes == 1 else [1, 4])
 
 
+@pytest.mark.parametrize(("memory_bytes", "reads"), [(40_000, 6), (10**8, 2)])
+def test_queries_stay_where_everything_fits(
+    store: Path, memory_bytes: int, reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = TraceReader(store)
+    read, trace = [], reader.trace
+    monkeypatch.setattr(reader, "trace", lambda index: read.append(index) or trace(index))
+    source = ContextSource(reader, memory_bytes=memory_bytes)
+    for tokens in (30, 40, 50):
+        for sequence in (1, 4):
+            context = source.context(Cut(sequence=sequence, tokens=tokens, stop=90))
+            fresh = ContextSource(TraceReader(store), memory_bytes=10**8)
+            again = fresh.context(Cut(sequence=sequence, tokens=tokens, stop=90))
+            assert torch.equal(context.importance, again.importance)
+    assert len(read) == reads
+    assert source.held_bytes <= memory_bytes
+    source.forget()
+    assert not source.held_bytes
+
+
 def test_feature_statistics_are_those_of_the_training_tokens(store: Path) -> None:
     reader = TraceReader(store)
-    statistics = feature_statistics(reader, reader.records("train"))
+    statistics = feature_statistics(reader, reader.records("train"), RankerSpec(head_dim=8))
     keys = np.concatenate(
         [reader.kv(i)[0].flatten(0, 1).double().numpy() for i in range(6)], axis=1
     )

@@ -116,7 +116,7 @@ def test_every_objective_learns_the_label_it_is_given(
     objective: str, label: str, make_store: MakeStore, tmp_path: Path
 ) -> None:
     store = make_store(labels=("kvzip_plus",))
-    better = {"contexts": 8, "hidden": 32, "lr": "0.005", "steps": 60}
+    better = {"contexts": 8, "hidden": 32, "lr": "0.01", "steps": 60}
     given = {"objective": objective, "label": label}
     assert main(flags(store, tmp_path / "policy", **better, **given)) == 0
     expected = [0, 1, 2, 3] if label == "attention" else [2, 3, 4, 5]
@@ -129,7 +129,7 @@ def test_every_objective_learns_the_label_it_is_given(
 
 
 def test_one_network_for_the_model_exports_ordinary_rankers(store: Path, tmp_path: Path) -> None:
-    better = {"contexts": 8, "hidden": 32, "lr": "0.005", "steps": 60, "sharing": "model"}
+    better = {"contexts": 8, "hidden": 32, "lr": "0.01", "steps": 60, "sharing": "model"}
     assert main(flags(store, tmp_path / "policy", objective="exact", **better)) == 0
     assert learned_channels(tmp_path / "policy", store) == [0, 1, 2, 3]
     content = json.loads((tmp_path / "policy" / "policy.json").read_text())
@@ -147,6 +147,34 @@ def test_rankers_may_be_smaller_and_see_less(store: Path, tmp_path: Path) -> Non
     assert main(flags(store, tmp_path / "policy", **given)) == 0
     spec = load_policy(tmp_path / "policy").rankers.spec
     assert (spec.inputs, spec.blocks) == (("key", "distance"), 1)
+
+
+def test_keys_are_seen_from_the_end_of_the_cache(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store(frequencies=(0.5, 0.125))
+    for frame, known in (("end", (0.5, 0.125)), ("stored", ())):
+        out = tmp_path / frame
+        assert main(flags(store, out, steps=2, key_frame=frame)) == 0
+        assert load_policy(out).rankers.spec.key_frequencies == known
+    ends, stored = (
+        load_file(tmp_path / frame / "layer_00_head_00.safetensors")["key_std"]
+        for frame in ("end", "stored")
+    )
+    assert (ends[:4] != stored[:4]).all()  # channels 0 and 2, 1 and 3 turn, the others do not
+    torch.testing.assert_close(ends[4:], stored[4:])
+
+
+def test_traces_that_know_no_rotary_embedding(
+    make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = make_store(frequencies=None)
+    assert main(flags(store, tmp_path / "policy", steps=2)) == 2
+    error = capsys.readouterr().err
+    assert "--key_frame end" in error
+    assert "--key_frame stored" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "policy").exists()
+    assert main(flags(store, tmp_path / "policy", steps=2, key_frame="stored")) == 0
+    assert main(flags(store, tmp_path / "values", steps=2, inputs="value")) == 0
 
 
 def test_training_on_the_first_sequences(

@@ -16,6 +16,7 @@ from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_model
 from kvp.hf.identity import model_identity
+from kvp.hf.modules import known_frequencies
 from kvp.hf.output import known_output_gram
 from kvp.hf.trace import check_reach
 from kvp.store import SequenceRecord, StorePlan, planned_bytes
@@ -118,6 +119,7 @@ def open_stream(config: TrainConfig, recipe: Recipe, device: torch.device) -> St
         attention=runner.attention,
         manifest={
             "model": {"id": settings.model, "revision": settings.revision},
+            "rope_frequencies": known_frequencies(model, settings.length + settings.max_new_tokens),
             "identity": identity,
         },
         output_gram=known_output_gram(model),

@@ -1,0 +1,83 @@
+"""Keys seen from the end of the cache: a ranker cannot tell where the text stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvp.rope import Rope
+from policies.ranker import HeadRankers, RankerSpec
+from policies.ranker_spec import keys_seen_from_the_end
+
+FREQUENCIES = (1.0, 0.25, 0.0625)
+HEADS, TOKENS, WIDTH = 2, 9, 8
+
+
+def spec_of(**settings: Any) -> RankerSpec:
+    given = {"inputs": ("key", "value", "distance"), "key_frequencies": FREQUENCIES, **settings}
+    return RankerSpec(head_dim=WIDTH, hidden=6, **given)
+
+
+def rotated(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    rope = Rope(frequencies=torch.tensor(FREQUENCIES))
+    return rope.rotate(keys, *rope.rotation(positions))
+
+
+@pytest.mark.parametrize("shift", [1, 17, 100_000])
+def test_scores_do_not_depend_on_where_the_text_stands(shift: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    keys, values = (torch.randn(HEADS, TOKENS, WIDTH, generator=generator) for _ in range(2))
+    rankers = HeadRankers(spec_of(), HEADS, generator)
+    places = torch.arange(TOKENS)
+    scores = rankers(rotated(keys, places), values, places, TOKENS)
+    moved = rankers(rotated(keys, places + shift), values, places + shift, TOKENS + shift)
+    torch.testing.assert_close(moved, scores, atol=2e-3 if shift > 1_000 else 1e-5, rtol=0)
+    as_stored = HeadRankers(spec_of(key_frequencies=()), HEADS, torch.Generator().manual_seed(0))
+    one = as_stored(rotated(keys, places), values, places, TOKENS)
+    other = as_stored(rotated(keys, places + shift), values, places + shift, TOKENS + shift)
+    assert (one - other).abs().max() > 0.01
+
+
+def test_a_query_after_the_end_sees_the_turned_key_at_its_distance() -> None:
+    generator = torch.Generator().manual_seed(1)
+    query, key = torch.randn(2, 1, WIDTH, generator=generator)
+    length, ahead, place = 40, 5, 12
+    logit = rotated(query, torch.tensor([length + ahead])) @ rotated(key, torch.tensor([place])).T
+    turned = keys_seen_from_the_end(spec_of(), rotated(key, torch.tensor([place])), length)
+    torch.testing.assert_close(rotated(query, torch.tensor([ahead])) @ turned.T, logit)
+
+
+def test_one_length_per_token_is_one_length_per_context() -> None:
+    generator = torch.Generator().manual_seed(2)
+    keys = torch.randn(HEADS, 6, WIDTH, generator=generator)
+    lengths = torch.tensor([3, 3, 3, 8, 8, 8])
+    both = keys_seen_from_the_end(spec_of(), keys, lengths)
+    assert torch.equal(both[:, :3], keys_seen_from_the_end(spec_of(), keys[:, :3], 3))
+    assert torch.equal(both[:, 3:], keys_seen_from_the_end(spec_of(), keys[:, 3:], 8))
+
+
+def test_a_spec_comes_back_from_json() -> None:
+    spec = spec_of()
+    assert RankerSpec.from_dict(spec.to_dict()) == spec
+    assert isinstance(spec.to_dict()["key_frequencies"], list)
+    assert spec.features[0] == "(key turned by -length - key_mean) / key_std"
+    known_before = spec.to_dict()
+    del known_before["key_frequencies"]
+    assert RankerSpec.from_dict(known_before).key_frequencies == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"inputs": ("value",)}, "need the fourier architecture and keys"),
+        ({"architecture": "paper", "inputs": ("key", "value", "position")}, "need the fourier"),
+        ({"key_frequencies": (1.0,) * 5}, "at most head_dim / 2 numbers"),
+        ({"key_frequencies": ("1.0",)}, "at most head_dim / 2 numbers"),
+        ({"key_frequencies": (float("nan"),)}, "at most head_dim / 2 numbers"),
+    ],
+)
+def test_frequencies_that_cannot_be(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        spec_of(**settings)

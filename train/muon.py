@@ -1,0 +1,129 @@
+"""Muon for the weight matrices of independent heads, AdamW for everything else.
+
+Muon (Jordan and others, 2024; scaled as in Liu and others, 2025, "Muon is scalable for LLM
+training") steps along the momentum's orthogonal part, so that every direction of a matrix learns at
+the same pace. `torch.optim.Muon` takes single matrices in bfloat16; here the matrices of all heads
+are [A, in, out], each orthogonalised on its own, in one batch of products and in their own dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+_MOMENTUM = 0.9
+_BETAS = (0.9, 0.999)
+_EPSILON = 1e-8
+_QUINTIC = (3.4445, -4.7750, 2.0315)
+"""Coefficients of a step of Newton and Schulz, from Jordan's description."""
+_ITERATIONS = 5
+_UPDATE_RMS = 0.2
+"""Root mean square of an update over the learning rate: about AdamW's, so that one rate serves both
+(Liu and others, 2025, section 2.2)."""
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for the matrices of a model of independent heads, AdamW for its other parameters."""
+
+    def __init__(self, model: nn.Module, *, lr: float, weight_decay: float) -> None:
+        """Train the parameters of `model`; see `is_matrix` for which of them count as matrices.
+
+        `weight_decay` is decoupled, as AdamW's.
+        """
+        named = list(model.named_parameters())
+        groups: list[dict[str, Any]] = [
+            {
+                "params": [weight for name, weight in named if is_matrix(name, weight) == matrices],
+                "matrices": matrices,
+            }
+            for matrices in (True, False)
+        ]
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step; `closure`, if given, computes the loss and its gradients first."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            update = self._orthogonal_step if group["matrices"] else self._adamw_step
+            update(group)
+        return loss
+
+    def _orthogonal_step(self, group: dict[str, Any]) -> None:
+        for weight in group["params"]:
+            state = self.state[weight]
+            if not state:
+                state["momentum"] = torch.zeros_like(weight)
+            momentum = state["momentum"]
+            momentum.lerp_(weight.grad, 1 - _MOMENTUM)
+            update = orthogonalised(weight.grad.lerp(momentum, _MOMENTUM))
+            scale = _UPDATE_RMS * max(weight.shape[1:]) ** 0.5
+            weight.mul_(1 - group["lr"] * group["weight_decay"])
+            weight.add_(update, alpha=-group["lr"] * scale)
+
+    def _adamw_step(self, group: dict[str, Any]) -> None:
+        weights = group["params"]
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight] = {
+                    "mean": torch.zeros_like(weight),
+                    "square": torch.zeros_like(weight),
+                    "step": torch.zeros((), dtype=torch.float32, device=weight.device),
+                }
+        states = [self.state[weight] for weight in weights]
+        adamw(
+            weights,
+            [weight.grad for weight in weights],
+            [state["mean"] for state in states],
+            [state["square"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            amsgrad=False,
+            beta1=_BETAS[0],
+            beta2=_BETAS[1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=_EPSILON,
+            maximize=False,
+        )
+
+
+def is_matrix(name: str, weight: Tensor) -> bool:
+    """Whether a parameter of a ranker is a matrix per network that maps vectors to vectors.
+
+    Position tables (rows are looked up one by one), the last layer (one output) and vectors are
+    not.
+    """
+    return name.endswith("_weight") and weight.dim() == 3 and weight.shape[2] > 1
+
+
+def orthogonalised(matrices: Tensor) -> Tensor:
+    """About the nearest matrices with orthonormal rows or columns: float [A, m, n] -> [A, m, n].
+
+    Five steps of Newton and Schulz on each; the singular values end between 0.6 and 1.2, which is
+    as good for training as exactly 1. A matrix of zeros stays one.
+    """
+    wide = matrices.shape[1] <= matrices.shape[2]
+    found = matrices if wide else matrices.transpose(1, 2)
+    norms = found.flatten(1).norm(dim=1).clamp_min(torch.finfo(found.dtype).tiny)
+    found = found / norms[:, None, None]
+    first, third, fifth = _QUINTIC
+    for _ in range(_ITERATIONS):
+        gram = found @ found.transpose(1, 2)
+        factor = torch.baddbmm(gram, gram, gram, beta=third, alpha=fifth)
+        found = torch.baddbmm(found, factor, found, beta=first)
+    return found if wide else found.transpose(1, 2)
