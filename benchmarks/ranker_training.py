@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it 
     from train.contexts import Context
     from train.module import RankerTraining
 
-PARTS = ("forward", "loss", "backward", "clipping", "adamw", "averaging")
+PARTS = ("forward", "loss", "backward", "clipping", "optimizer", "averaging")
 
 
 def main() -> None:
@@ -71,6 +71,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--contexts", type=int, default=16)
     parser.add_argument("--preset", choices=["paper", "fourier"], default="paper")
     parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--optimizer", choices=["adamw", "muon"], help="default: the preset's")
     parser.add_argument("--objective", default="rloo,listwise,exact")
     parser.add_argument("--network", default="loop,stacked")
     parser.add_argument("--steps", type=int, default=3, help="steps measured per process")
@@ -116,7 +117,7 @@ def _step(module: RankerTraining, optimizer: Any, clock: _Clock, step: int) -> N
             loss.backward()
         with clock.part("clipping"):
             module.configure_gradient_clipping()
-        with clock.part("adamw"):
+        with clock.part("optimizer"):
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         with clock.part("averaging"):
@@ -184,13 +185,18 @@ def _training(objective: Any, network: str, args: argparse.Namespace) -> RankerT
 
     sizes: dict[str, Any] = {"hidden": args.hidden, "contexts": args.contexts, "cut_min": 1}
     sizes |= {"cut_prompt": 0.0, "cut_context": 1.0, "cut_uniform": 0.0}
-    recipe = replace(PRESETS[args.preset], objective=objective, **sizes)
+    preset = PRESETS[args.preset]
+    sizes["optimizer"] = args.optimizer or preset.optimizer
+    recipe = replace(preset, objective=objective, **sizes)
+    turns = torch.arange(0, args.head_dim, 2) / args.head_dim
+    frequencies = tuple((10_000.0**-turns).tolist()) if recipe.key_frame == "end" else ()
     spec = RankerSpec(
         head_dim=args.head_dim,
         architecture=recipe.architecture,
         hidden=recipe.hidden,
         max_positions=recipe.max_positions,
         reference_length=args.tokens,
+        key_frequencies=frequencies,
     )
     rankers = HeadRankers(spec, args.heads, torch.Generator().manual_seed(0)).to(args.device)
     length = args.tokens + 1

@@ -106,7 +106,7 @@ SIZES = [
 LONG_SIZES = [
     Arm(f"{arm.name}_end", {**arm.settings, **_BETTER["end"], "steps": "1000"}, like="listwise_end")
     for arm in SIZES
-    if arm.settings["hidden"] != "512"
+    if int(arm.settings["hidden"]) <= 64
 ]
 """Sizes again as `fourier` trains, and longer: how much of their difference is one of learning."""
 
@@ -159,6 +159,4 @@ LENGTHS = [
 paper's learned position table in the paper's network, on raw keys and values; `uniform_cuts` trains
 on caches of all sizes up to its own length."""
 
-LONGER = [
-    arm for arm in LENGTHS if arm.name in ("features", "end", "end_no_position", "uniform_cuts")
-]
+LONGER = [arm for arm in LENGTHS if arm.name in ("features", "end", "uniform_cuts")]

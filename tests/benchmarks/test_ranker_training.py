@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "ranker_training.py"
-PARTS = ("forward", "loss", "backward", "clipping", "adamw", "averaging")
+PARTS = ("forward", "loss", "backward", "clipping", "optimizer", "averaging")
 
 
 def test_parts_add_up_to_the_step(tmp_path: Path) -> None:
