@@ -57,6 +57,6 @@ def key_frequencies(traces: Traces, recipe: Recipe) -> tuple[float, ...]:
     if known is None:
         raise StoreError(
             "--key_frame end: the traces do not hold the frequencies of a rotary embedding; "
-            "collect them again, or pass --key_frame stored (all that a model without one can use)"
+            "collect them again, or use --key_frame stored (all that a model without one can use)"
         )
     return tuple(known)

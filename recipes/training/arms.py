@@ -66,8 +66,8 @@ OBJECTIVES = [
         if arm.name in ("rloo", "rloo_32", "exact", "listwise")
     ),
 ]
-"""Estimators and objectives by AdamW, on keys as they are stored; some of them by Muon, and by Muon
-on keys seen from the end of the cache, which is how `fourier` trains."""
+"""Estimators and objectives by AdamW; some of them by Muon, as `fourier` trains, and some by Muon on
+keys seen from the end of the cache."""
 
 REWARDS = [
     Arm("rloo", {"objective": "rloo"}, like="rloo"),
@@ -108,7 +108,7 @@ LONG_SIZES = [
     for arm in SIZES
     if int(arm.settings["hidden"]) <= 64
 ]
-"""Sizes again as `fourier` trains, and longer: how much of their difference is one of learning."""
+"""Sizes again, trained better and longer: how much of their difference is one of learning."""
 
 SHARING = [
     Arm("heads", {"sharing": "heads"}),

@@ -167,14 +167,15 @@ def test_traces_that_know_no_rotary_embedding(
     make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = make_store(frequencies=None)
-    assert main(flags(store, tmp_path / "policy", steps=2)) == 2
+    assert main(flags(store, tmp_path / "policy", steps=2, key_frame="end")) == 2
     error = capsys.readouterr().err
     assert "--key_frame end" in error
     assert "--key_frame stored" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "policy").exists()
     assert main(flags(store, tmp_path / "policy", steps=2, key_frame="stored")) == 0
-    assert main(flags(store, tmp_path / "values", steps=2, inputs="value")) == 0
+    only_values = {"inputs": "value", "key_frame": "end"}
+    assert main(flags(store, tmp_path / "values", steps=2, **only_values)) == 0
 
 
 def test_training_on_the_first_sequences(
