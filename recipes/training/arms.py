@@ -66,8 +66,8 @@ OBJECTIVES = [
         if arm.name in ("rloo", "rloo_32", "exact", "listwise")
     ),
 ]
-"""Estimators and objectives by AdamW; some of them by Muon, as `fourier` trains, and some by Muon on
-keys seen from the end of the cache."""
+"""Estimators and objectives by AdamW; some of them by Muon, as `fourier` trains, and some by Muon
+on keys seen from the end of the cache."""
 
 REWARDS = [
     Arm("rloo", {"objective": "rloo"}, like="rloo"),
@@ -103,12 +103,6 @@ SIZES = [
     for hidden in (16, 32, 64, 128, 512)
     for blocks in (1, 2)
 ]
-LONG_SIZES = [
-    Arm(f"{arm.name}_end", {**arm.settings, **_BETTER["end"], "steps": "1000"}, like="listwise_end")
-    for arm in SIZES
-    if int(arm.settings["hidden"]) <= 64
-]
-"""Sizes again, trained better and longer: how much of their difference is one of learning."""
 
 SHARING = [
     Arm("heads", {"sharing": "heads"}),

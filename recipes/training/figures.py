@@ -15,17 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
-from arms import (
-    INPUTS,
-    LONG_SIZES,
-    OBJECTIVES,
-    REWARDS,
-    SEQUENCES,
-    SHARING,
-    SIZES,
-    STEPS,
-    Arm,
-)
+from arms import INPUTS, OBJECTIVES, REWARDS, SEQUENCES, SHARING, SIZES, STEPS, Arm
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 from results import Mean, Result, over_seeds, results_of, transfers, validation_curve
@@ -111,22 +101,18 @@ def sharing(axes: Axes, found: Mapping[str, list[Result]]) -> None:
 
 
 def sizes(axes: Axes, found: Mapping[str, list[Result]]) -> None:
-    """Skill against the parameters of a head: one and two hidden layers, short and long runs."""
-    for kind, arms in (
-        ("200 steps by AdamW", SIZES),
-        ("1,000 by Muon, keys from the end", LONG_SIZES),
-    ):
-        for blocks in (1, 2):
-            some = [a.name for a in arms if a.settings["blocks"] == str(blocks) and a.name in found]
-            values = [skill(found[arm]) for arm in some]
-            axes.errorbar(
-                [found[arm][0]["parameters"] for arm in some],
-                [value.mean for value in values],
-                yerr=[value.half for value in values],
-                capsize=3,
-                marker="o",
-                label=f"{blocks} hidden layer{'s' * (blocks > 1)}, {kind}",
-            )
+    """Skill against the parameters of a head, for one and two hidden layers."""
+    for blocks in (1, 2):
+        arms = [arm.name for arm in SIZES if arm.settings["blocks"] == str(blocks)]
+        line = [(found[arm][0]["parameters"], skill(found[arm])) for arm in arms if arm in found]
+        axes.errorbar(
+            [place for place, _ in line],
+            [value.mean for _, value in line],
+            yerr=[value.half for _, value in line],
+            capsize=3,
+            marker="o",
+            label=f"{blocks} hidden layer{'s' * (blocks > 1)}, width 16 to 512",
+        )
     axes.set(xscale="log", xlabel="parameters per head", ylabel="skill on test sequences")
     axes.legend()
 

@@ -48,7 +48,7 @@ STUDIES = {
     "objectives": arms.OBJECTIVES,
     "rewards": arms.REWARDS,
     "inputs": arms.INPUTS,
-    "sizes": [*arms.SIZES, *arms.LONG_SIZES],
+    "sizes": arms.SIZES,
     "sharing": arms.SHARING,
     "sequences": arms.SEQUENCES,
     "steps": arms.STEPS,

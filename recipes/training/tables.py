@@ -13,7 +13,6 @@ from statistics import median
 from arms import (
     INPUTS,
     LENGTHS,
-    LONG_SIZES,
     LONGER,
     OBJECTIVES,
     QUICK,
@@ -60,7 +59,7 @@ def model_tables(run: Path) -> Iterator[str]:
         ("query_agnostic", OBJECTIVES, "listwise"),
         ("rewards", REWARDS, "rloo"),
         ("steps", STEPS, "rloo_steps1200"),
-        ("sizes", [*SIZES, *LONG_SIZES], "blocks2_hidden64"),
+        ("sizes", SIZES, "blocks2_hidden64"),
         ("512_tokens", LENGTHS, "features"),
         ("1920_tokens", LENGTHS, "features"),
     ):
@@ -72,7 +71,7 @@ def model_tables(run: Path) -> Iterator[str]:
         ("rewards", REWARDS),
         ("steps", STEPS),
         ("inputs", INPUTS),
-        ("sizes", [*SIZES, *LONG_SIZES]),
+        ("sizes", SIZES),
         ("sharing", SHARING),
         ("sequences", SEQUENCES),
         ("quick", QUICK),
