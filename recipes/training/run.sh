@@ -68,7 +68,7 @@ vary lengths --traces "$N/512_tokens" --out "$N/lengths" --seeds 3 \
   --out "$N/1920_training"
 vary longer --traces "$N/1920_training" --out "$N/longer" --seeds 3 \
   --elsewhere "$N/512_tokens" "$N/1024_tokens" "$N/1920_tokens" "$N/3072_tokens"
-at() { accuracy "$N/lengths" "$N/accuracy-$1_tokens" --length "$1" --protocols query_agnostic --prompts 12; }
+at() { accuracy "$N/lengths" "$N/accuracy-$1_tokens" --length "$1" --protocols query_agnostic --prompts 6; }
 at 512 & other=$!
 at 1920
 wait $other
