@@ -153,4 +153,4 @@ LENGTHS = [
 paper's learned position table in the paper's network, on raw keys and values; `uniform_cuts` trains
 on caches of all sizes up to its own length."""
 
-LONGER = [arm for arm in LENGTHS if arm.name in ("features", "end", "uniform_cuts")]
+LONGER = [arm for arm in LENGTHS if arm.name in ("features", "uniform_cuts")]

@@ -59,9 +59,7 @@ vary() { study "$@" --config configs/training/variants.yaml --chosen "$N/objecti
 for name in inputs sequences sharing rewards sizes steps; do
   vary $name --traces "$N/traces" --out "$N/$name" --seeds 3
 done
-for name in rewards sizes steps; do
-  accuracy "$N/$name" "$N/accuracy-$name" --protocols query_aware
-done
+accuracy "$N/rewards" "$N/accuracy-rewards" --protocols query_aware
 vary lengths --traces "$N/512_tokens" --out "$N/lengths" --seeds 3 \
   --elsewhere "$N/1024_tokens" "$N/1920_tokens" "$N/3072_tokens"
 "$BIN/kvp-collect" --tasks $NEEDLES --length 1920 --train 100 --validation 24 --test 24 \

@@ -58,8 +58,6 @@ def model_tables(run: Path) -> Iterator[str]:
         ("query_agnostic", OBJECTIVES, "rloo"),
         ("query_agnostic", OBJECTIVES, "listwise"),
         ("rewards", REWARDS, "rloo"),
-        ("steps", STEPS, "rloo_steps1200"),
-        ("sizes", SIZES, "blocks2_hidden64"),
         ("512_tokens", LENGTHS, "features"),
         ("1920_tokens", LENGTHS, "features"),
     ):
