@@ -188,15 +188,12 @@ def _training(objective: Any, network: str, args: argparse.Namespace) -> RankerT
     preset = PRESETS[args.preset]
     sizes["optimizer"] = args.optimizer or preset.optimizer
     recipe = replace(preset, objective=objective, **sizes)
-    turns = torch.arange(0, args.head_dim, 2) / args.head_dim
-    frequencies = tuple((10_000.0**-turns).tolist()) if recipe.key_frame == "end" else ()
     spec = RankerSpec(
         head_dim=args.head_dim,
         architecture=recipe.architecture,
         hidden=recipe.hidden,
         max_positions=recipe.max_positions,
         reference_length=args.tokens,
-        key_frequencies=frequencies,
     )
     rankers = HeadRankers(spec, args.heads, torch.Generator().manual_seed(0)).to(args.device)
     length = args.tokens + 1
