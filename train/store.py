@@ -27,7 +27,7 @@ def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) 
     if reader.plan.store == "importance" and recipe.label == "peak":
         raise StoreError(
             f"--label peak: --traces {reader.path} keeps importance in place of queries, and peaks "
-            "at few cuts; collect with kvp-collect --store qkv"
+            "at few cuts; use --label attention, or collect with kvp-collect --store qkv"
         )
     if recipe.label not in (*FROM_TRACE, *reader.plan.labels):
         raise StoreError(

@@ -60,6 +60,9 @@ for name in inputs sequences sharing rewards sizes steps; do
   vary $name --traces "$N/traces" --out "$N/$name" --seeds 3
 done
 accuracy "$N/rewards" "$N/accuracy-rewards" --protocols query_aware
+vary labels --traces "$N/dialogues" --out "$N/labels" --seeds 5
+"$BIN/kvp-eval" --config configs/training/eval.yaml --tasks chat --budgets 9%,12.5%,25% --prompts 48 \
+  --policies "$(labelled "$N/labels")" --out "$N/perplexity-labels"
 vary lengths --traces "$N/512_tokens" --out "$N/lengths" --seeds 3 \
   --elsewhere "$N/1024_tokens" "$N/1920_tokens" "$N/3072_tokens"
 "$BIN/kvp-collect" --tasks $NEEDLES --length 1920 --train 100 --validation 24 --test 24 \

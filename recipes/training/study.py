@@ -47,6 +47,7 @@ RESULT = "result.json"
 STUDIES = {
     "objectives": arms.OBJECTIVES,
     "rewards": arms.REWARDS,
+    "labels": arms.LABELS,
     "inputs": arms.INPUTS,
     "sizes": arms.SIZES,
     "sharing": arms.SHARING,

@@ -6,12 +6,13 @@ python recipes/training/tables.py RUN            # RUN of recipes/training/run.s
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
 from arms import (
     INPUTS,
+    LABELS,
     LENGTHS,
     LONGER,
     OBJECTIVES,
@@ -63,10 +64,20 @@ def model_tables(run: Path) -> Iterator[str]:
     ):
         if (run / f"accuracy-{name}").exists():
             yield accuracies(run / f"accuracy-{name}", arms, reference)
+    uniform = [{"allocator": "uniform", "budget_spec": budget} for budget in ("9%", *BUDGETS)]
     if (run / "perplexity").exists():
-        yield perplexities(run / "perplexity")
+        yield perplexities(run / "perplexity", OBJECTIVES, "listwise", uniform)
+    for protocol in ("query_aware", "query_agnostic"):
+        if (run / "perplexity-labels").exists():
+            columns = [
+                {"protocol": protocol, "allocator": allocator, "budget_spec": budget}
+                for allocator in ("uniform", "global")
+                for budget in BUDGETS
+            ]
+            yield perplexities(run / "perplexity-labels", LABELS, "attention", columns)
     for study, arms in (
         ("rewards", REWARDS),
+        ("labels", LABELS),
         ("steps", STEPS),
         ("inputs", INPUTS),
         ("sizes", SIZES),
@@ -160,25 +171,28 @@ def accuracies(folder: Path, arms: Sequence[Arm], reference: str) -> str:
     return table(caption, header, rows)
 
 
-def perplexities(folder: Path) -> str:
-    """Continuation perplexity of every objective."""
-    specs = ("9%", *BUDGETS)
-    columns = [rows_of(folder, budget_spec=budget, allocator="uniform") for budget in specs]
+def perplexities(
+    folder: Path, arms: Sequence[Arm], reference: str, columns: Sequence[Mapping[str, str]]
+) -> str:
+    """Continuation perplexity of every arm and its difference to one of them, by fields of rows."""
+    found = [rows_of(folder, **fields) for fields in columns]
     rows = []
-    for arm in OBJECTIVES:
-        if arm.name in columns[0]:
+    for arm in arms:
+        if arm.name in found[0]:
             cells = [arm.name]
-            for column in columns:
-                found = ppl(column[arm.name])
-                gap = nats(column[arm.name], column["listwise"])
-                cells.append(f"{found.mean:.3f} ({found.low:.2f} to {found.high:.2f})")
+            for column in found:
+                own = ppl(column[arm.name])
+                gap = nats(column[arm.name], column[reference])
+                cells.append(f"{own.mean:.3f} ({own.low:.2f} to {own.high:.2f})")
                 cells.append(f"{gap.mean:+.4f} ({gap.low:+.4f} to {gap.high:+.4f})")
             rows.append(cells)
     full = rows_of(folder, method="full")
     if full:
-        rows.append(["full cache", *[f"{ppl(full['full']).mean:.3f}", ""] * len(specs)])
-    header = ["objective", *(cell for spec in specs for cell in (spec, "nats − listwise"))]
-    return table("Continuation perplexity", header, rows)
+        rows.append(["full cache", *[f"{ppl(full['full']).mean:.3f}", ""] * len(columns)])
+    header = ["policies"]
+    for fields in columns:
+        header += [" ".join(fields.values()), f"nats − {reference}"]
+    return table(f"{folder.name}: of what follows", header, rows)
 
 
 def variants(study: Path, arms: Sequence[Arm]) -> str:

@@ -23,7 +23,10 @@ from train.store import check_store
 
 MakeStore = Callable[..., Path]
 
-TINY = {"contexts": 2, "hidden": 16, "permutations": 4, "cut_min": 40, "lr": 0.01, "steps": 12}
+TINY = {
+    "label": "attention", "contexts": 2, "hidden": 16, "permutations": 4, "cut_min": 40, "lr": 0.01,
+    "steps": 12,
+}  # fmt: skip
 BOUNDARIES = {"cut_prompt": 0.5, "cut_context": 0.5, "cut_uniform": 0}
 """Cuts that every store has."""
 
@@ -110,8 +113,8 @@ def test_peaks_are_no_training_label_and_bare_stores_are_refused(
     half: Path, make_store: MakeStore
 ) -> None:
     recipe = PRESETS["fourier"]
-    check_store(TraceReader(half), recipe, allow_incomplete=False)
-    with pytest.raises(StoreError, match=r"--label peak: .* collect with kvp-collect --store qkv"):
+    check_store(TraceReader(half), replace(recipe, label="attention"), allow_incomplete=False)
+    with pytest.raises(StoreError, match=r"--label peak: .* use --label attention, or collect"):
         check_store(TraceReader(half), replace(recipe, label="peak"), allow_incomplete=False)
     bare = TraceReader(make_store(queries=False))
     with pytest.raises(StoreError, match="kvp-collect --store qkv or importance"):

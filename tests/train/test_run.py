@@ -293,8 +293,9 @@ def test_only_sources_that_runs_share_remember_side_by_side(
 
     monkeypatch.setattr("train.run.ContextSource", Watched)
     config = TrainConfig(
-        traces=str(store), out=str(tmp_path / "policy"), cut_min=40, hidden=16, steps=2
-    )
+        traces=str(store), out=str(tmp_path / "policy"), cut_min=40, hidden=16, steps=2,
+        label="attention",
+    )  # fmt: skip
     run(config, {} if shared else None)
     assert held[0] == ["attention"]
     assert held[-1] == (["attention", "peak"] if shared else ["peak"])
