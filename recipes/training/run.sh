@@ -85,6 +85,9 @@ study quick --traces "$N/traces" --config configs/train_quick.yaml --chosen "$N/
   --out "$N/early/steps50"
 "$BIN/python" recipes/training/noise.py "$N/traces" "$N/early/steps50" \
   "$N/objectives/final/rloo/seed0" > "$RUN/noise.md"
+# What the labels, and keys seen from the end, do to needles.
+"$BIN/python" recipes/training/needles.py "$N/traces" "$N/objectives" \
+  listwise_muon listwise_end listwise_peak_muon listwise_peak_end > "$RUN/needles.md"
 "$BIN/python" benchmarks/ranker_training.py --preset fourier --heads 8 --tokens 400 --head_dim 32 --hidden 64 \
   --contexts 4 --network loop --steps 5 --rounds 3 --out "$RUN/step_seconds.json" \
   --objective rloo,exact,listwise,regress,soft_rank,soft_sort,neural_sort

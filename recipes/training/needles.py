@@ -1,0 +1,94 @@
+"""What policies keep of the needles that are asked for: the values' digits, and what competes.
+
+    python recipes/training/needles.py TRACES OBJECTIVES ARM [ARM ...]
+
+Test sequences of nano's needle tasks with several needles, the question not seen, uniform budgets.
+Prints, per task, arm and KV head, the share that is kept of the values' digits, of the 14 tokens
+before each value, and of the last eighth of the cache (%, means over seeds and prompts).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+import kvp.nano
+from kvp.ranking import Protection, keep_tokens
+from kvp.store import TraceReader
+from policies import load_policy
+from train.contexts import Context, ContextSource
+from train.cuts import Cut
+
+BUDGETS = (0.125, 0.25)
+BEFORE = 14
+KEPT = ("digits", f"{BEFORE} before", "last eighth")
+MANY = ("multikey", "multivalue", "multiquery")
+
+
+def asked(traces: Path) -> Iterator[tuple[str, Context, list[slice]]]:
+    """Task, cache at the end of the context, and places of the values that are asked for."""
+    tokenizer = AutoTokenizer.from_pretrained(kvp.nano.path())
+    reader = TraceReader(traces)
+    source = ContextSource(reader, memory_bytes=int(1e9))
+    for record in reader.records("test"):
+        if not any(name in record.task for name in MANY):
+            continue
+        cut = Cut(sequence=record.index, tokens=record.context_length, stop=record.length)
+        ids = list(record.token_ids[: record.context_length])
+        places = []
+        for value in record.references:
+            digits = tokenizer.encode(value, add_special_tokens=False)
+            starts = range(len(ids) - len(digits) + 1)
+            places += [
+                slice(i, i + len(digits)) for i in starts if ids[i : i + len(digits)] == digits
+            ]
+        yield record.task, source.context(cut), places
+
+
+def kept_shares(scores: Tensor, budget: int, places: list[slice]) -> Tensor:
+    """Shares of digits, tokens before them and last tokens that are kept: [A, N] -> [3, A]."""
+    kept = torch.zeros_like(scores).scatter_(1, keep_tokens(scores, budget, Protection()), 1)
+    digits = torch.cat([kept[:, place] for place in places], dim=1)
+    before = torch.cat([kept[:, place.start - BEFORE : place.start] for place in places], dim=1)
+    late = kept[:, -(kept.shape[1] // 8) :]
+    return 100 * torch.stack([part.mean(1) for part in (digits, before, late)])
+
+
+def main() -> None:
+    """Print a table in Markdown."""
+    traces, objectives, *arms = sys.argv[1:]
+    policies = {
+        arm: [
+            load_policy(path).rankers
+            for path in sorted(Path(objectives, "final", arm).glob("seed*"))
+        ]
+        for arm in arms
+    }
+    found: dict[tuple[str, float, str], list[Tensor]] = defaultdict(list)
+    for task, context, places in asked(Path(traces)):
+        for arm, seeds in policies.items():
+            for rankers in seeds:
+                with torch.no_grad():
+                    scores = rankers(
+                        context.keys, context.values, context.positions, context.length
+                    )
+                for budget in BUDGETS:
+                    shares = kept_shares(scores, int(budget * context.length), places)
+                    found[task, budget, arm].append(shares)
+    heads = len(next(iter(found.values()))[0][0])
+    print("| task | budget | policies | kept |", " | ".join(f"head {h}" for h in range(heads)), "|")
+    print("|---|--:|---|---|" + "--:|" * heads)
+    for (task, budget, arm), runs in sorted(found.items()):
+        for name, row in zip(KEPT, torch.stack(runs).mean(0), strict=True):
+            cells = " | ".join(f"{share:.0f}" for share in row)
+            print(f"| {task} | {budget:.1%} | {arm} | {name} | {cells} |")
+
+
+if __name__ == "__main__":
+    main()
