@@ -43,6 +43,11 @@ BUDGETS = ("12.5%", "25%")
 def main() -> None:
     """Print every table for which there are results."""
     run = Path(sys.argv[1])
+    print("# Tables of docs/results/training.md\n")
+    print(
+        "Written by `recipes/training/tables.py`; the arms are those of `recipes/training/arms.py`."
+    )
+    print()
     for model in ("nano", "llama"):
         for part in model_tables(run / model):
             print(part)
