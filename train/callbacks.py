@@ -30,6 +30,7 @@ from train.contexts import ContextSource
 from train.cuts import Cut
 from train.held_out import evaluate
 from train.module import RankerTraining
+from train.presets import LabelName
 from train.ranks import ALONE, Ranks
 
 
@@ -138,8 +139,9 @@ class Log(Callback):
 class Bar(Callback):
     """Progress on standard error: steps, reward, held-out skill, time left."""
 
-    def __init__(self) -> None:
-        """Make the bar; it starts with training."""
+    def __init__(self, label: LabelName) -> None:
+        """Make the bar of a run that trains on a label; it starts with training."""
+        self._label = label
         self._progress = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -165,7 +167,8 @@ class Bar(Callback):
         name = "reward" if "train/reward" in outputs["metrics"] else "loss"
         state = f"{name} {outputs['metrics'][f'train/{name}']:.3f}"
         if torch.isfinite(module.best_skill).all():
-            state += f", held-out skill {module.best_skill.mean():.3f}"
+            skill = "skill" if self._label == "attention" else f"skill on {self._label}"
+            state += f", held-out {skill} {module.best_skill.mean():.3f}"
         self._progress.update(self._task, completed=trainer.global_step, state=state)
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:

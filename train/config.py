@@ -83,8 +83,9 @@ class TrainConfig:
     exact (the expected reward in closed form), listwise (cross-entropy on shares), regress (squared
     error of the log label), or a differentiable sort: soft_rank, soft_sort, neural_sort."""
     label: LabelName | None = None
-    """What a token is worth: attention (the sum over the future in the trace), peak (its largest),
-    or kvzip or kvzip_plus where kvp-collect stored it with --labels."""
+    """What a token is worth: attention (the sum over the future in the trace), peak (the largest of
+    any future query; not from a store of importance), or kvzip or kvzip_plus where kvp-collect
+    stored it with --labels."""
     steps: int | None = None
     """Optimiser steps."""
     contexts: int | None = None

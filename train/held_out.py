@@ -1,7 +1,7 @@
 """What rankers are worth on held-out contexts: greedy rankings, no noise.
 
 Costs are judged as the policy will be used: the protected tokens come first and count inside every
-budget. Skill is what training maximises: over the tokens that take part in the reward. `evaluate`
+budget. Skill is over the tokens that take part in the reward. `evaluate`
 judges rankers alone, `judge` beside the heuristics that see no more than they do.
 """
 

@@ -1,7 +1,8 @@
 """The two training recipes as code, and how a configuration changes them.
 
-`fourier` is the toolkit's default: positions as features, Muon, and the listwise loss, which needs
-no rankings (its `permutations`, `reward` and `advantage_clip` are for `--objective rloo`).
+`fourier` is the toolkit's default: positions as features, Muon, and the listwise loss on peaks of
+future attention (docs/decisions/0075), which needs no rankings (its `permutations`, `reward` and
+`advantage_clip` are for `--objective rloo`, which then samples for peaks, too).
 
 `paper` follows the KVP paper (section 3, Algorithm 1, appendix A.2) and, where the paper is silent,
 the facts known about its released code. What it cannot or does not reproduce:

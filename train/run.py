@@ -182,7 +182,7 @@ def _train(job: _Job) -> RankerTraining:
             heads=job.heads,
             every_steps=config.log_every,
         ),
-        Bar(),
+        Bar(job.recipe.label),
     ]
     saved = Checkpoints(job.target.checkpoint, every_steps=config.checkpoint_every)
     _fit(job, module, [validation, *(shown if job.ranks.first else []), saved])
@@ -218,6 +218,9 @@ def _fit(job: _Job, module: RankerTraining, callbacks: list[pl.Callback]) -> Non
 def _export(job: _Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
     """Judge the best weights, calibrate and write them."""
     best = module.best.to(job.device)
+    # What training has read serves calibration; changing labels forgets it (`_Job.source`).
+    peaks_first = job.recipe.label != "attention"
+    calibration = _calibration(job, best) if peaks_first else None
     source = job.source("attention")  # chosen by its own label, judged as every policy is
     contexts = map(source.context, job.held_out(job.config.validation_contexts))
     result = judge(
@@ -234,7 +237,8 @@ def _export(job: _Job, module: RankerTraining, manifest: dict[str, Any]) -> None
         held_out=result.per_head(),
         heads=None if job.whole else job.heads,
     )
-    calibration = _calibration(job, best)
+    if not peaks_first:
+        calibration = _calibration(job, best)
     save_policy(job.target.folder, best, meta, calibration=calibration, beside=OWN_ENTRIES)
     print_summary(result, module.best_step, job.traces.geometry, job.heads)
 

@@ -28,7 +28,10 @@ def print_summary(
     names = head_names(geometry, heads)
     table = Table(
         title=f"{result.contexts} held-out contexts; budgets: share of the attention lost there",
-        caption="skill: 0 chance, 1 ideal; excess: lost beyond the oracle, mean over budgets",
+        caption=(
+            "skill in keeping attention: 0 chance, 1 ideal; "
+            "excess: lost beyond the oracle, mean over budgets"
+        ),
         box=SIMPLE,
         padding=(0, 1, 0, 0),
         pad_edge=False,

@@ -55,7 +55,9 @@ def kept_shares(scores: Tensor, budget: int, places: list[slice]) -> Tensor:
     """Shares of digits, tokens before them and last tokens that are kept: [A, N] -> [3, A]."""
     kept = torch.zeros_like(scores).scatter_(1, keep_tokens(scores, budget, Protection()), 1)
     digits = torch.cat([kept[:, place] for place in places], dim=1)
-    before = torch.cat([kept[:, place.start - BEFORE : place.start] for place in places], dim=1)
+    before = torch.cat(
+        [kept[:, max(place.start - BEFORE, 0) : place.start] for place in places], dim=1
+    )
     late = kept[:, -(kept.shape[1] // 8) :]
     return 100 * torch.stack([part.mean(1) for part in (digits, before, late)])
 
@@ -63,6 +65,8 @@ def kept_shares(scores: Tensor, budget: int, places: list[slice]) -> Tensor:
 def main() -> None:
     """Print a table in Markdown."""
     traces, objectives, *arms = sys.argv[1:]
+    if missing := [arm for arm in arms if not Path(objectives, "final", arm).exists()]:
+        sys.exit(f"{objectives}: no policies {missing[0]!r}")
     policies = {
         arm: [
             load_policy(path).rankers

@@ -30,7 +30,7 @@ from train.presets import PRESETS, Recipe
 from train.store import usable
 
 STEPS = 8
-BASE = replace(PRESETS["fourier"], objective="exact", contexts=4)
+BASE = replace(PRESETS["fourier"], objective="exact", label="attention", contexts=4)
 LARGE = replace(BASE, contexts=64)
 ESTIMATORS = {
     "exact": BASE,

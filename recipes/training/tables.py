@@ -197,7 +197,7 @@ def perplexities(
     header = ["policies"]
     for fields in columns:
         header += [" ".join(fields.values()), f"nats − {reference}"]
-    return table(f"{folder.name}: of what follows", header, rows)
+    return table(f"{folder.name}: perplexity of the text that follows", header, rows)
 
 
 def variants(study: Path, arms: Sequence[Arm]) -> str:

@@ -274,9 +274,10 @@ def test_recomputing_activations_changes_nothing(store: Path, tmp_path: Path) ->
     assert_same(tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.parametrize("label", ["attention", "peak"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_only_sources_that_runs_share_remember_side_by_side(
-    shared: bool, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: bool, label: LabelName, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources: dict[str, ContextSource] = {}
     held: list[list[str]] = []
@@ -294,11 +295,12 @@ def test_only_sources_that_runs_share_remember_side_by_side(
     monkeypatch.setattr("train.run.ContextSource", Watched)
     config = TrainConfig(
         traces=str(store), out=str(tmp_path / "policy"), cut_min=40, hidden=16, steps=2,
-        label="attention",
+        label=label,
     )  # fmt: skip
     run(config, {} if shared else None)
-    assert held[0] == ["attention"]
-    assert held[-1] == (["attention", "peak"] if shared else ["peak"])
+    other = "peak" if label == "attention" else "attention"
+    changes = [now for now, before in zip(held, [[], *held], strict=False) if now != before]
+    assert changes == [[label], [label, other] if shared else [other]]  # one after the other
     assert max(map(len, held)) == (2 if shared else 1)
 
 
