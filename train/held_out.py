@@ -1,8 +1,8 @@
 """What rankers are worth on held-out contexts: greedy rankings, no noise.
 
 Costs are judged as the policy will be used: the protected tokens come first and count inside every
-budget. Skill is over the tokens that take part in the reward. `evaluate`
-judges rankers alone, `judge` beside the heuristics that see no more than they do.
+budget. Skill is over the tokens that take part in the reward. `evaluate` judges rankers alone,
+`judge` beside the heuristics that see no more than they do.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from train.contexts import ContextSource
 from train.cuts import Cut, held_out_cuts
 from train.features import feature_statistics, key_frequencies
 from train.heads import parse_heads
-from train.held_out import judge
+from train.held_out import HeldOut, judge
 from train.material import Material, open_material
 from train.module import RankerTraining
 from train.presets import LabelName, Recipe
@@ -218,18 +218,11 @@ def _fit(job: _Job, module: RankerTraining, callbacks: list[pl.Callback]) -> Non
 def _export(job: _Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
     """Judge the best weights, calibrate and write them."""
     best = module.best.to(job.device)
-    # What training has read serves calibration; changing labels forgets it (`_Job.source`).
-    peaks_first = job.recipe.label != "attention"
-    calibration = _calibration(job, best) if peaks_first else None
-    source = job.source("attention")  # chosen by its own label, judged as every policy is
-    contexts = map(source.context, job.held_out(job.config.validation_contexts))
-    result = judge(
-        best,
-        contexts,
-        job.traces.geometry,
-        reward_protection=job.protection,
-        heads=job.heads,
-    )
+    # Another label forgets what training has read (`_Job.source`): its own one is asked first.
+    if job.recipe.label == "attention":
+        result, calibration = _judged(job, best), _calibration(job, best)
+    else:
+        calibration, result = _calibration(job, best), _judged(job, best)
     meta = PolicyMeta(
         geometry=job.traces.geometry,
         model=job.traces.manifest["model"],
@@ -237,10 +230,19 @@ def _export(job: _Job, module: RankerTraining, manifest: dict[str, Any]) -> None
         held_out=result.per_head(),
         heads=None if job.whole else job.heads,
     )
-    if not peaks_first:
-        calibration = _calibration(job, best)
     save_policy(job.target.folder, best, meta, calibration=calibration, beside=OWN_ENTRIES)
     print_summary(result, module.best_step, job.traces.geometry, job.heads)
+
+
+def _judged(job: _Job, best: HeadRankers) -> HeldOut:
+    source = job.source("attention")  # chosen by its own label, judged as every policy is
+    return judge(
+        best,
+        map(source.context, job.held_out(job.config.validation_contexts)),
+        job.traces.geometry,
+        reward_protection=job.protection,
+        heads=job.heads,
+    )
 
 
 def _calibration(job: _Job, best: HeadRankers) -> Calibration | None:

@@ -56,10 +56,6 @@ _BETTER: dict[str, Settings] = {
     "muon": {"optimizer": "muon"},
     "end": {"optimizer": "muon", "key_frame": "end"},
 }
-_PEAK = [
-    Arm(f"listwise_peak_{name}", {"objective": "listwise", "label": "peak", **settings})
-    for name, settings in _BETTER.items()
-]
 
 OBJECTIVES = [
     *_FORMS,
@@ -69,7 +65,10 @@ OBJECTIVES = [
         for arm in _FORMS
         if arm.name in ("rloo", "rloo_32", "exact", "listwise")
     ),
-    *_PEAK,
+    *(
+        Arm(f"listwise_peak_{name}", {"objective": "listwise", "label": "peak", **settings})
+        for name, settings in _BETTER.items()
+    ),
 ]
 """Estimators and objectives by AdamW; some of them by Muon, as `fourier` trains, and some by Muon
 on keys seen from the end of the cache; `listwise` by both on the peak of future attention, too."""
@@ -89,8 +88,8 @@ REWARDS = [
 """What is rewarded, and in `listwise_visits` how: all contexts of a step cut from one sequence."""
 
 LABELS = [
-    Arm("attention", {"optimizer": "muon"}, like="listwise_muon"),
-    Arm("peak", {"optimizer": "muon", "label": "peak"}, like="listwise_peak_muon"),
+    Arm("attention", _BETTER["muon"], like="listwise_muon"),
+    Arm("peak", {**_BETTER["muon"], "label": "peak"}, like="listwise_peak_muon"),
 ]
 """What a token is worth: the sum or the largest of the future attention."""
 

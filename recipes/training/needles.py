@@ -19,13 +19,14 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 import kvp.nano
+from kvp.budgets import parse_budgets
 from kvp.ranking import Protection, keep_tokens
 from kvp.store import TraceReader
 from policies import load_policy
 from train.contexts import Context, ContextSource
 from train.cuts import Cut
 
-BUDGETS = (0.125, 0.25)
+BUDGETS = parse_budgets("12.5%,25%")
 BEFORE = 14
 KEPT = ("digits", f"{BEFORE} before", "last eighth")
 MANY = ("multikey", "multivalue", "multiquery")
@@ -74,7 +75,7 @@ def main() -> None:
         ]
         for arm in arms
     }
-    found: dict[tuple[str, float, str], list[Tensor]] = defaultdict(list)
+    found: dict[tuple[str, str, str], list[Tensor]] = defaultdict(list)
     for task, context, places in asked(Path(traces)):
         for arm, seeds in policies.items():
             for rankers in seeds:
@@ -83,15 +84,17 @@ def main() -> None:
                         context.keys, context.values, context.positions, context.length
                     )
                 for budget in BUDGETS:
-                    shares = kept_shares(scores, int(budget * context.length), places)
-                    found[task, budget, arm].append(shares)
+                    shares = kept_shares(scores, budget.tokens(context.length), places)
+                    found[task, str(budget), arm].append(shares)
+    if not found:
+        sys.exit(f"{traces}: no test sequences of {', '.join(MANY)}")
     heads = len(next(iter(found.values()))[0][0])
     print("| task | budget | policies | kept |", " | ".join(f"head {h}" for h in range(heads)), "|")
     print("|---|--:|---|---|" + "--:|" * heads)
     for (task, budget, arm), runs in sorted(found.items()):
         for name, row in zip(KEPT, torch.stack(runs).mean(0), strict=True):
             cells = " | ".join(f"{share:.0f}" for share in row)
-            print(f"| {task} | {budget:.1%} | {arm} | {name} | {cells} |")
+            print(f"| {task} | {budget} | {arm} | {name} | {cells} |")
 
 
 if __name__ == "__main__":

@@ -69,11 +69,11 @@ def model_tables(run: Path) -> Iterator[str]:
     ):
         if (run / f"accuracy-{name}").exists():
             yield accuracies(run / f"accuracy-{name}", arms, reference)
-    uniform = [{"allocator": "uniform", "budget_spec": budget} for budget in ("9%", *BUDGETS)]
     if (run / "perplexity").exists():
+        uniform = [{"allocator": "uniform", "budget_spec": budget} for budget in ("9%", *BUDGETS)]
         yield perplexities(run / "perplexity", OBJECTIVES, "listwise", uniform)
-    for protocol in ("query_aware", "query_agnostic"):
-        if (run / "perplexity-labels").exists():
+    if (run / "perplexity-labels").exists():
+        for protocol in ("query_aware", "query_agnostic"):
             columns = [
                 {"protocol": protocol, "allocator": allocator, "budget_spec": budget}
                 for allocator in ("uniform", "global")
