@@ -5,10 +5,10 @@
 
 The default shapes are those of the KVP paper: Qwen2.5-7B (28 layers of 4 KV heads, D = 128), caches
 of 4,500 tokens, 16 contexts per step. Keys, values and importance are random: time does not depend
-on them. The step is that of `train.module`, without Lightning, reading and validation. Variants
-take turns, so that what else the machine does slows all of them alike. `seconds` is the wall time
-of a step (median over steps and rounds), `processor_seconds` what its threads computed: the number
-to compare on a busy CPU.
+on them. The step is that of `train.model.ranker_training`, without Lightning, reading and
+validation. Variants take turns, so that what else the machine does slows all of them alike.
+`seconds` is the wall time of a step (median over steps and rounds), `processor_seconds` what its
+threads computed: the number to compare on a busy CPU.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 from machine import machine
 
 if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it starts
-    from train.contexts import Context
-    from train.module import RankerTraining
+    from train.data.contexts import Context
+    from train.model.ranker_training import RankerTraining
 
 PARTS = ("forward", "loss", "backward", "clipping", "optimizer", "averaging")
 
@@ -107,8 +107,8 @@ def _measure(objective: str, network: str, args: argparse.Namespace) -> dict[str
 
 
 def _step(module: RankerTraining, optimizer: Any, clock: _Clock, step: int) -> None:  # noqa: ANN401
-    """One step, as Lightning makes `train.module` take it."""
-    from train.optim import update_average
+    """One step, as Lightning makes `train.model.ranker_training` take it."""
+    from train.optim.schedule import update_average
 
     with clock.step():
         with clock.part("loss"):  # less what the forward pass takes of it
@@ -179,12 +179,12 @@ def _training(objective: Any, network: str, args: argparse.Namespace) -> RankerT
 
     from kvp.store import SequenceRecord
     from policies.ranker import HeadRankers, RankerSpec
-    from train.contexts import ContextSource
-    from train.module import RankerTraining
-    from train.presets import PRESETS
+    from train.data.contexts import ContextSource
+    from train.model.ranker_training import RankerTraining
+    from train.recipe import PRESETS
 
-    sizes: dict[str, Any] = {"hidden": args.hidden, "contexts": args.contexts, "cut_min": 1}
-    sizes |= {"cut_prompt": 0.0, "cut_context": 1.0, "cut_uniform": 0.0}
+    sizes: dict[str, Any] = {"hidden": args.hidden, "contexts": args.contexts, "min_prefix": 1}
+    sizes |= {"compress_prompt": 0.0, "compress_context": 1.0, "compress_uniform": 0.0}
     preset = PRESETS[args.preset]
     sizes["optimizer"] = args.optimizer or preset.optimizer
     recipe = replace(preset, objective=objective, **sizes)
@@ -224,7 +224,7 @@ class _RandomContexts:
     def __init__(self, args: argparse.Namespace) -> None:
         import torch
 
-        from train.contexts import Context
+        from train.data.contexts import Context
 
         self.device = torch.device(args.device)
         random = torch.Generator(self.device).manual_seed(0)

@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run kvp-eval; returns the exit code (0, 2 on a user's error, 130 on Ctrl-C)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments == ["--list"]:
-        from eval.listing import print_methods
+        from eval.method_listing import print_methods
 
         return run_unconfigured(print_methods, prog="kvp-eval")
     return run_program(EvalConfig, _run, prog="kvp-eval", description=DESCRIPTION, argv=arguments)

@@ -1,6 +1,6 @@
 """Which methods a run compares: scorers, each with an allocator, and the full cache.
 
-A `Method` is one line of a results table before protection and budget are chosen (`eval.cells`).
+A `Method` is one line of a results table before protection and budget are chosen (`eval.settings`).
 Scorers are the roster's or learned policies; an allocator splits the budget over the heads.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.config import EvalConfig
-from eval.rows import UNIFORM, method_label
+from eval.results.records import UNIFORM, method_label
 from kvp.allocation import Allocator
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry
@@ -23,8 +23,8 @@ from policies import load_policy, make_allocator, make_scorer, sizes_itself, spl
 from policies.allocators.evolved import Evolved
 from policies.budget_files import budget_path
 from policies.learned import LearnedScorer
+from policies.method_spec import parse
 from policies.policy_files import INDEX, check_geometry
-from policies.specification import parse
 
 FULL = "full"
 LEARNED = "kvp"
@@ -89,7 +89,7 @@ def _rankings(spec: str, config: EvalConfig) -> list[Method]:
     if spec == LEARNED:
         return learned_methods(config.policy_list)
     try:
-        return [roster_method(spec, config.seed)]
+        return [registered_method(spec, config.seed)]
     except UsageError as error:
         more = f", {LEARNED}, {FULL}" if str(error).startswith("unknown method") else ""
         raise UsageError(f"--methods: {error}{more}") from None
@@ -111,7 +111,7 @@ def allocated(method: Method, spec: str) -> Method:
     return replace(method, allocator=rule.name, own=own, rule=None if plain else rule)
 
 
-def roster_method(spec: str, seed: int) -> Method:
+def registered_method(spec: str, seed: int) -> Method:
     """A method of the roster; random ones draw from the run's seed unless the spec names one."""
     scorer = make_scorer(spec)
     name = re.split(r"[:(]", scorer.name)[0]

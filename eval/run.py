@@ -14,22 +14,22 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from eval.cells import Cell, plan, protection_of
 from eval.config import EvalConfig
-from eval.curves import CURVE_KEY, KEPT_KEY, measure_traces
-from eval.folder import CURVES, KEPT, ROWS, TIMING, TOKENS, open_folder, write_manifest
-from eval.headline import print_headline
+from eval.cost_curves import CURVE_KEY, KEPT_KEY, measure_traces
+from eval.evaluate import Bench, evaluate, identify
+from eval.held_out_traces import open_traces
 from eval.methods import Method, build_methods, check_methods, file_digests
-from eval.prompts import Bench, evaluate, identify
-from eval.rows import RowFile, key_of, merge_rows, read_rows
+from eval.results.folder import CURVES, KEPT, ROWS, TIMING, TOKENS, open_folder, write_manifest
+from eval.results.records import RowFile, key_of, merge_rows, read_rows
+from eval.settings import Setting, plan, protection_of
+from eval.summary_table import print_headline
 from eval.tasks import Prompt, load_all, protocols_of, task_names
 from eval.timing import TIMING_KEY, timing_rows
-from eval.tokens import token_ranks
-from eval.traces import open_traces
+from eval.token_ranks import token_ranks
 from kvp.hf import geometry_of, load_model
 from kvp.manifest import atomic_write_json
 
-Cells = dict[tuple[str, str], list[Cell]]
+Cells = dict[tuple[str, str], list[Setting]]
 """What to run for each (task, protocol)."""
 
 
@@ -124,7 +124,7 @@ def _evaluate_all(
             progress.advance(bar)
 
 
-def _timed_cells(cells: Sequence[Cell]) -> list[Cell]:
+def _timed_cells(cells: Sequence[Setting]) -> list[Setting]:
     """Cells worth timing: protection costs nothing, so each method and budget is timed one way."""
     protected = {(cell.method, cell.budget) for cell in cells if cell.protected}
     return [

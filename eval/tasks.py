@@ -13,7 +13,7 @@ from torch import tensor as as_tensor
 from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.texts import TEXT, text_prompts
+from eval.running_text import TEXT, text_prompts
 from kvp.data import ruler, sources
 from kvp.data.encode import Encoded, encode
 from kvp.data.sample import Sample

@@ -15,12 +15,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from eval.cells import Cell, protection_of
 from eval.decode import Kept, Prefix, all_kept, forward, gather
+from eval.evaluate import Bench, hidden_after, hindsight, prefill, scorer_inputs_of
 from eval.methods import method_fields
-from eval.prompts import Bench, hidden_after, hindsight, prefill, supply_of
-from eval.rows import Row
+from eval.results.records import Row
 from eval.selection import Ranked
+from eval.settings import Setting, protection_of
 from eval.tasks import Prompt
 from kvp.budget_scores import score_budgets
 from kvp.hf import EvictingCache, Observation, observe, views
@@ -39,7 +39,7 @@ ValueT = TypeVar("ValueT")
 
 
 def timing_rows(
-    bench: Bench, prompts: Sequence[Prompt], protocol: str, cells: Sequence[Cell]
+    bench: Bench, prompts: Sequence[Prompt], protocol: str, cells: Sequence[Setting]
 ) -> list[Row]:
     """One row per cell: the (lower) median over the prompts of everything measured."""
     measured: dict[int, list[Measures]] = {number: [] for number in range(len(cells))}
@@ -69,7 +69,7 @@ def timing_rows(
 
 @torch.inference_mode()
 def _time_prompt(
-    bench: Bench, prompt: Prompt, protocol: str, cells: Sequence[Cell]
+    bench: Bench, prompt: Prompt, protocol: str, cells: Sequence[Setting]
 ) -> list[Measures]:
     ids = prompt.ids.to(bench.model.device)
     boundary = prompt.boundary(protocol)
@@ -106,7 +106,7 @@ def _time_prompt(
 
 
 def _evict(
-    bench: Bench, observation: Observation, ids: Tensor, cell: Cell, future: list[Tensor] | None
+    bench: Bench, observation: Observation, ids: Tensor, cell: Setting, future: list[Tensor] | None
 ) -> tuple[EvictingCache, Kept]:
     """Extra passes, scores, selection, gathering of one row; the full cache is gathered whole."""
     prefix = Prefix(keys=observation.keys, values=observation.values)
@@ -114,8 +114,8 @@ def _evict(
     scorer = cell.method.scorer
     kept = all_kept(prefix)
     if scorer is not None and (cell.method.own or budget < prefix.tokens):
-        supply = supply_of(bench, observation, ids)
-        at = partial(views, observation, scorer.needs, future=future, supply=supply)
+        scorer_inputs = scorer_inputs_of(bench, observation, ids)
+        at = partial(views, observation, scorer.needs, future=future, scorer_inputs=scorer_inputs)
         (scored,) = score_budgets(scorer, at, [budget])
         ranked = Ranked(scored, protection_of(bench.config, protected=cell.protected))
         kept = Kept(indices=ranked.kept(cell.method.rule, budget))

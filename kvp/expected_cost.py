@@ -55,8 +55,8 @@ def sampled_expected_cost(
         raise ValueError(f"at least 1 opponent is needed, got {opponents}")
     device = scores.device if generator is None else generator.device
     chosen = torch.randperm(tokens, generator=generator, device=device)[:opponents]
-    rivals = scores[..., chosen.to(scores.device)]
-    before = (rivals[..., None, :] - scores[..., :, None]).sigmoid().sum(-1)
+    baselines = scores[..., chosen.to(scores.device)]
+    before = (baselines[..., None, :] - scores[..., :, None]).sigmoid().sum(-1)
     # A token meets itself, with sigmoid(0), in one draw of N / P: that is its mean of 1/2.
     return (importance * (before * (tokens / len(chosen)) - 0.5)).sum(-1)
 

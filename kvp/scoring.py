@@ -1,7 +1,7 @@
 """The contract between methods and models: what a scorer sees, declares and returns.
 
 A scorer ranks the tokens of one layer's cache; `kvp.hf` (or a trace) supplies the view. Selection,
-protection and budgets are `kvp.ranking`; which methods exist is `policies.roster`.
+protection and budgets are `kvp.ranking`; which methods exist is `policies.registry`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AUTO_SHARE = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay:
+class Reconstruction:
     """Extra passes in which the model repeats its context, chunk by chunk (KVzip, section 3)."""
 
     chunk: int = 2048
@@ -58,7 +58,7 @@ class Needs:
     """True to get the model's rotary embedding, for methods that move queries in position."""
     hidden_after: int | None = None
     """Not None to get statistics of the hidden states, this many first tokens left out."""
-    replay: Replay | None = None
+    reconstruction: Reconstruction | None = None
     """Not None to get the attention received while the model repeats its context."""
     noise: Noise | None = None
     """Not None to get the attention received from random tokens."""
@@ -107,7 +107,7 @@ class View:
     """The model's rotary embedding at this length."""
     hidden: HiddenStates | None = None
     """Statistics of the hidden states of this layer."""
-    replay: Tensor | None = None
+    reconstruction: Tensor | None = None
     """[B, H, N] float32 largest attention, over query group and repeating tokens."""
     noise: Tensor | None = None
     """[B, H, N] float32 largest attention, over query group and random tokens."""

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
-from kvp.scoring import Needs, Noise, Replay, View
-from policies.options import Heuristic, Presets, check_choice, check_integer
+from kvp.scoring import Needs, Noise, Reconstruction, View
+from policies.base import Heuristic, Presets, check_choice, check_integer
 
 _LEAST_TOKENS = 20
 _ONE = 0x3F800000  # the bits of 1.0 in float32
@@ -71,15 +71,15 @@ class ContrastKV(Heuristic):
     def needs(self) -> Needs:
         """The attention of the repetition and of the noise."""
         return Needs(
-            replay=Replay(chunk=self.chunk, full=self.denominator == "full"),
+            reconstruction=Reconstruction(chunk=self.chunk, full=self.denominator == "full"),
             noise=Noise(tokens=self.noise, seed=self.seed),
         )
 
     def score(self, view: View) -> Tensor:
         """Fused scores in their full order: [B, H, N] float32."""
-        assert view.replay is not None
+        assert view.reconstruction is not None
         assert view.noise is not None
-        positive, negative = view.replay, view.noise
+        positive, negative = view.reconstruction, view.noise
         gated = self.beta > 0 and positive.shape[-1] >= _LEAST_TOKENS
         if not gated and self.gamma == 0:
             return positive.clone(memory_format=torch.contiguous_format)

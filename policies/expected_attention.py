@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import ALL_QUERIES, Needs, View
+from policies.base import Heuristic, Presets, check_choice, check_integer, check_number
 from policies.future_queries import mean_future_rotation, query_moments, view_rope
-from policies.options import Heuristic, Presets, check_choice, check_integer, check_number
 
 
 @dataclass(frozen=True, kw_only=True)

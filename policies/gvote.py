@@ -39,9 +39,9 @@ from kvp.errors import UsageError
 from kvp.ranking import rank_tokens
 from kvp.rope import Rope
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.attention import recent_attention
+from policies.base import Heuristic, Presets, check_choice, check_integer, check_number
 from policies.future_queries import mean_future_rotation, query_moments, view_rope
-from policies.options import Heuristic, Presets, check_choice, check_integer, check_number
+from policies.recent_attention import recent_attention
 
 _LARGEST_FRACTION = 1 - 2**-10
 

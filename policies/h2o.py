@@ -27,7 +27,7 @@ from kvp.errors import UsageError
 from kvp.ops.column_sums import column_sums
 from kvp.ranking import rank_tokens
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.options import Heuristic, Presets, check_choice, check_integer
+from policies.base import Heuristic, Presets, check_choice, check_integer
 
 
 @dataclass(frozen=True, kw_only=True)

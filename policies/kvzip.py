@@ -3,7 +3,7 @@
 Formula: after the prefill the model is asked to repeat its context, chunk by chunk, and fed the
 answer. Per KV head, s_i = max over the G query heads and all queries of that input of the softmax
 attention to token i, over [first `sinks` tokens; the chunk's tokens; the input itself, causal]
-(section 3; the pass is `kvp.scoring.Replay`). `plus` (KVzip+, from KVzap, arXiv 2601.07891)
+(section 3; the pass is `kvp.scoring.Reconstruction`). `plus` (KVzip+, from KVzap, arXiv 2601.07891)
 multiplies attention by ||W_o v_i|| / ||h_j||, h_j the state that enters the attention block.
 
 Defaults: chunk 2048, sinks 4. Presets: `kvpress` (0.5.5: the first 4 tokens forced, its chat prefix
@@ -20,8 +20,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvp.scoring import Needs, Replay, View
-from policies.options import Heuristic, Presets, check_choice, check_integer
+from kvp.scoring import Needs, Reconstruction, View
+from policies.base import Heuristic, Presets, check_choice, check_integer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +54,14 @@ class KVzip(Heuristic):
     def needs(self) -> Needs:
         """The attention of the repetition."""
         return Needs(
-            replay=Replay(chunk=self.chunk, sinks=self.sinks, weighted=self.plus, full=self.full)
+            reconstruction=Reconstruction(
+                chunk=self.chunk, sinks=self.sinks, weighted=self.plus, full=self.full
+            )
         )
 
     def score(self, view: View) -> Tensor:
         """The signal itself, forced tokens at the largest float: [B, H, N] float32."""
-        assert view.replay is not None
-        scores = view.replay.clone(memory_format=torch.contiguous_format)
+        assert view.reconstruction is not None
+        scores = view.reconstruction.clone(memory_format=torch.contiguous_format)
         scores[..., : self.forced] = torch.finfo(torch.float32).max  # KVzip+ may exceed 1
         return scores

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import View
-from policies.options import AUTO, Heuristic, Presets, check_integer
+from policies.base import AUTO, Heuristic, Presets, check_integer
 
 _SMALLEST_RANGE = 1e-6
 

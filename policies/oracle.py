@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from kvp.scoring import Needs, View
-from policies.options import Heuristic
+from policies.base import Heuristic
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ A package that is installed beside kvp names its classes in its own pyproject.to
     newest = "my_package:Newest"
 
 Nothing of it is imported before its name is asked for, or all names are. Contract: the class is a
-dataclass whose `method` is the entry's name; a scorer is what `policies.options.Heuristic` plus
-`score` gives, all options with defaults, an allocator what `policies.options.Split` plus `allocate`
+dataclass whose `method` is the entry's name; a scorer is what `policies.base.Heuristic` plus
+`score` gives, all options with defaults, an allocator what `policies.base.Split` plus `allocate`
 gives. The first line of its docstring is printed by `kvp-eval --list`, with its `cost`, if it has
 one. A plugin cannot take the name of something built in.
 """
@@ -21,7 +21,7 @@ from typing import Any
 
 from kvp.errors import UsageError
 from kvp.scoring import Needs
-from policies.specification import AllocatorEntry, ScorerEntry
+from policies.method_spec import AllocatorEntry, ScorerEntry
 
 SCORERS = "kvp.scorers"
 """Entry point group of scorers."""

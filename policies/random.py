@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import View
-from policies.options import Heuristic, check_integer
+from policies.base import Heuristic, check_integer
 
 
 @dataclass(frozen=True, kw_only=True)

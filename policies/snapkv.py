@@ -26,8 +26,8 @@ from torch import Tensor
 
 from kvp.errors import UsageError
 from kvp.scoring import Needs, View
-from policies.attention import FORCED, recent_attention
-from policies.options import AUTO, Heuristic, Presets, check_choice, check_integer
+from policies.base import AUTO, Heuristic, Presets, check_choice, check_integer
+from policies.recent_attention import FORCED, recent_attention
 
 _LARGEST_AUTO_WINDOW = 32
 

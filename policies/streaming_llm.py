@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import View
-from policies.options import Heuristic, Presets, check_choice, check_integer
+from policies.base import Heuristic, Presets, check_choice, check_integer
 
 
 @dataclass(frozen=True, kw_only=True)

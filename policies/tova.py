@@ -16,8 +16,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from kvp.scoring import Needs, View
-from policies.attention import FORCED, recent_attention
-from policies.options import Heuristic, Presets, check_choice
+from policies.base import Heuristic, Presets, check_choice
+from policies.recent_attention import FORCED, recent_attention
 
 
 @dataclass(frozen=True, kw_only=True)

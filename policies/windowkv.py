@@ -35,8 +35,8 @@ from torch import Tensor
 
 from kvp.ranking import rank_tokens
 from kvp.scoring import AUTO_SHARE, Needs, View
-from policies.attention import recent_attention
-from policies.options import AUTO, Heuristic, Presets, check_choice, check_integer
+from policies.base import AUTO, Heuristic, Presets, check_choice, check_integer
+from policies.recent_attention import recent_attention
 from policies.task_type import AGGREGATION, QA, TaskTypeProvider, provider_for
 
 

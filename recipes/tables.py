@@ -18,8 +18,8 @@ from eval.report.costs import areas
 from eval.report.load import Results, load_results
 from eval.report.markup import Field, Table
 from eval.report.timings import timings
-from eval.rows import policy_groups
-from policies.roster import METHODS
+from eval.results.records import policy_groups
+from policies.registry import METHODS
 
 ATTENTION_FREE = frozenset(name for name, entry in METHODS.items() if entry.attention_free)
 RESAMPLES = 2000

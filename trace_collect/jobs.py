@@ -1,4 +1,4 @@
-"""What is to be collected, in the words of `kvp.data.plan`, and the identity of a store."""
+"""What is collected (`kvp.data.collection_plan`), and the identity of a store."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.data.plan import DataRequest, Jobs
+from kvp.data.collection_plan import CollectionPlan, DataRequest
 from kvp.hf.identity import model_identity
 from trace_collect.config import CollectConfig
 
@@ -23,7 +23,10 @@ def request_of(config: CollectConfig) -> DataRequest:
 
 
 def identity(
-    config: CollectConfig, jobs: Jobs, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    config: CollectConfig,
+    jobs: CollectionPlan,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, Any]:
     """What decides the content of a store: a resumed run must repeat all of it.
 

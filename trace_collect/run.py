@@ -20,11 +20,11 @@ from rich.progress import (
 )
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.data.plan import Jobs, plan_jobs
+from kvp.data.collection_plan import CollectionPlan, plan_collection
 from kvp.hf import geometry_of, load_config, load_model
 from kvp.hf.loading import local_folder
-from kvp.hf.modules import known_frequencies
-from kvp.hf.output import known_output_gram
+from kvp.hf.model_access import known_frequencies
+from kvp.hf.output_projection import known_output_gram
 from kvp.hf.trace import check_reach, collect
 from kvp.manifest import run_manifest
 from kvp.store import StorePlan, Trace, TraceWriter
@@ -40,7 +40,7 @@ class _Run:
     config: CollectConfig
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    jobs: Jobs
+    jobs: CollectionPlan
 
     def trace(self, index: int) -> Trace:
         return collect(
@@ -73,7 +73,7 @@ def run(config: CollectConfig) -> None:
     model, tokenizer = load_model(
         config.model, device=config.device, dtype=config.dtype, revision=config.revision
     )
-    jobs = plan_jobs(request_of(config), config.counts, tokenizer)
+    jobs = plan_collection(request_of(config), config.counts, tokenizer)
     parts = _Run(config, model, tokenizer, jobs)
     plan = StorePlan(
         geometry=geometry_of(model_config),
@@ -157,7 +157,9 @@ def _measured_rate(config: CollectConfig) -> float:
     model, tokenizer = load_model(
         config.model, device=config.device, dtype=config.dtype, revision=config.revision
     )
-    parts = _Run(config, model, tokenizer, plan_jobs(request_of(config), config.counts, tokenizer))
+    parts = _Run(
+        config, model, tokenizer, plan_collection(request_of(config), config.counts, tokenizer)
+    )
     parts.trace(0)
     started = time.monotonic()
     trace = parts.trace(len(parts.jobs) - 1)

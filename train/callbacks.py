@@ -26,12 +26,12 @@ from torch.utils.tensorboard import SummaryWriter
 
 from kvp.geometry import Geometry
 from kvp.ranking import Protection
-from train.contexts import ContextSource
-from train.cuts import Cut
-from train.held_out import evaluate
-from train.module import RankerTraining
-from train.presets import LabelName
-from train.ranks import ALONE, Ranks
+from train.data.compression_points import CompressionPoint
+from train.data.contexts import ContextSource
+from train.distributed import ALONE, Workers
+from train.model.ranker_training import RankerTraining
+from train.recipe import LabelName
+from train.validation import evaluate
 
 
 class Validation(Callback):
@@ -40,12 +40,12 @@ class Validation(Callback):
     def __init__(
         self,
         source: ContextSource,
-        cuts: Sequence[Cut],
+        cuts: Sequence[CompressionPoint],
         *,
         every_steps: int,
         reward_protection: Protection,
         budgets: str = "all",
-        ranks: Ranks = ALONE,
+        ranks: Workers = ALONE,
     ) -> None:
         """Judge on the fixed `cuts` of `source`; of several processes, the first one judges.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvp.cli import main as run_program
 from train.config import TrainConfig
-from train.presets import PRESETS
+from train.recipe import PRESETS
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """Settings of `kvp-train`; no torch here, so that `--help` answers at once.
 
-Settings that default to null come from the preset (`train.presets`), which documents them.
+Settings that default to null come from the preset (`train.recipe`), which documents them.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from train.heads import parse_heads
-from train.presets import (
+from train.head_range import parse_heads
+from train.online.settings import Continuation, DtypeName, OnlineSettings
+from train.recipe import (
     PRESETS,
     READ_BY,
     CalibrationName,
@@ -23,7 +24,6 @@ from train.presets import (
     SharingName,
     SortLossName,
 )
-from train.stream.settings import Continuation, DtypeName, StreamSettings
 
 NetworkForm = Literal["auto", "loop", "stacked"]
 
@@ -90,7 +90,7 @@ class TrainConfig:
     """Optimiser steps."""
     contexts: int | None = None
     """Contexts (sequence, cut) per step."""
-    cuts_per_visit: int | None = None
+    points_per_sequence: int | None = None
     """Contexts cut from one sequence when its turn comes; more of them read the store less."""
     sequences: int | None = None
     """Training sequences used, the first of the store; 0 = all."""
@@ -138,15 +138,15 @@ class TrainConfig:
     """Bound of normalised advantages, standard deviations."""
     ema: float | None = None
     """Decay of the averaged weights."""
-    cut_prompt: float | None = None
+    compress_prompt: float | None = None
     """Weight of cuts one token before the prompt's end."""
-    cut_context: float | None = None
+    compress_context: float | None = None
     """Weight of cuts at the context's end."""
-    cut_uniform: float | None = None
+    compress_uniform: float | None = None
     """Weight of cuts anywhere."""
-    cut_min: int | None = None
+    min_prefix: int | None = None
     """Shortest cut, tokens."""
-    cut_grid: int | None = None
+    uniform_points: int | None = None
     """Uniform cuts per sequence; 0 = every position."""
     future_max: int | None = None
     """Future tokens that count; 0 = all. In a store of importance the window ends at the next cut
@@ -219,10 +219,10 @@ class TrainConfig:
             raise ValueError("--devices needs --source traces: one process runs the model")
         self.stream()
 
-    def stream(self) -> StreamSettings:
+    def stream(self) -> OnlineSettings:
         """What --source model was given, and the defaults of the rest."""
         given = {name: getattr(self, name) for name in _STREAM}
-        return StreamSettings(**{name: value for name, value in given.items() if value is not None})
+        return OnlineSettings(**{name: value for name, value in given.items() if value is not None})
 
     @property
     def stacked(self) -> bool | None:
@@ -257,5 +257,5 @@ class TrainConfig:
         }
 
 
-_STREAM = tuple(field.name for field in fields(StreamSettings))
+_STREAM = tuple(field.name for field in fields(OnlineSettings))
 """Settings of --source model."""

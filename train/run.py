@@ -19,23 +19,23 @@ from kvp.ranking import Protection
 from policies.calibration import Calibration
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec
-from train.calibration import TARGETS, calibrate
+from train.calibration.fit import TARGETS, calibrate
 from train.callbacks import Bar, Checkpoints, Log, Validation
 from train.config import TrainConfig
-from train.contexts import ContextSource
-from train.cuts import Cut, held_out_cuts
-from train.features import feature_statistics, key_frequencies
-from train.heads import parse_heads
-from train.held_out import HeldOut, judge
-from train.material import Material, open_material
-from train.module import RankerTraining
-from train.presets import LabelName, Recipe
-from train.ranks import Ranks, device_of_rank, this_rank, together
-from train.shared import SharedRankers
-from train.store import device_of, protection_of
+from train.data.compression_points import CompressionPoint, held_out_points
+from train.data.contexts import ContextSource
+from train.data.store_checks import device_of, protection_of
+from train.data.traces import Traces
+from train.data.training_data import TrainingData, open_training_data
+from train.distributed import Workers, device_of_worker, this_worker, together
+from train.head_range import parse_heads
+from train.model.feature_statistics import feature_statistics, key_frequencies
+from train.model.ranker_training import RankerTraining
+from train.model.shared import SharedRankers
+from train.recipe import LabelName, Recipe
+from train.run_folder import RUN_ENTRIES, RunFolder
 from train.summary import print_summary
-from train.target import OWN_ENTRIES, RunTarget
-from train.traces import Traces
+from train.validation import HeldOut, evaluate_with_baselines
 
 Sources = dict[LabelName, ContextSource]
 
@@ -46,13 +46,13 @@ class _Job:
 
     config: TrainConfig
     recipe: Recipe
-    ranks: Ranks
+    ranks: Workers
     device: torch.device
-    material: Material
+    training_data: TrainingData
     """Traces of the heads that are trained, and of no others."""
     heads: range
     """Agents of the model that are trained."""
-    target: RunTarget
+    target: RunFolder
     sources: Sources
     """Contexts by label."""
     shared: bool
@@ -61,7 +61,7 @@ class _Job:
     @property
     def traces(self) -> Traces:
         """Traces of the heads that are trained."""
-        return self.material.traces
+        return self.training_data.traces
 
     @property
     def whole(self) -> bool:
@@ -89,9 +89,9 @@ class _Job:
             )
         return self.sources[label]
 
-    def held_out(self, limit: int) -> list[Cut]:
+    def held_out(self, limit: int) -> list[CompressionPoint]:
         """Cuts of validation sequences."""
-        return held_out_cuts(self.material.validation, self.recipe, limit=limit)
+        return held_out_points(self.training_data.validation, self.recipe, limit=limit)
 
 
 def run(config: TrainConfig, sources: Sources | None = None) -> None:
@@ -105,10 +105,10 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
         StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
         UsageError: `--out`, `--device` or another flag cannot work.
     """
-    _run(config, this_rank(config.devices), sources)
+    _run(config, this_worker(config.devices), sources)
 
 
-def _run(config: TrainConfig, ranks: Ranks, sources: Sources | None) -> None:
+def _run(config: TrainConfig, ranks: Workers, sources: Sources | None) -> None:
     """What each of the processes does that train together; the first one writes."""
     job = _prepare(config, ranks, sources)
     if job.target.finished():
@@ -117,7 +117,10 @@ def _run(config: TrainConfig, ranks: Ranks, sources: Sources | None) -> None:
             print(f"{config.out} already holds the finished policy of exactly these settings.")
         return
     manifest = run_manifest(
-        asdict(config), seed=config.seed, recipe=job.recipe.to_dict(), traces=job.material.identity
+        asdict(config),
+        seed=config.seed,
+        recipe=job.recipe.to_dict(),
+        traces=job.training_data.identity,
     )
     if ranks.first:
         if unread := config.unread():
@@ -129,13 +132,15 @@ def _run(config: TrainConfig, ranks: Ranks, sources: Sources | None) -> None:
         _export(job, module, manifest)
 
 
-def _prepare(config: TrainConfig, ranks: Ranks, sources: Sources | None) -> _Job:
+def _prepare(config: TrainConfig, ranks: Workers, sources: Sources | None) -> _Job:
     """Check everything that can be checked before anything is written."""
     recipe = config.recipe()
-    device = device_of_rank(device_of(config.device), ranks)
-    material = open_material(config, recipe, device)
-    key_frequencies(material.traces, recipe)  # what is missing is said before anything is written
-    heads = range(material.traces.geometry.agents)
+    device = device_of_worker(device_of(config.device), ranks)
+    training_data = open_training_data(config, recipe, device)
+    key_frequencies(
+        training_data.traces, recipe
+    )  # what is missing is said before anything is written
+    heads = range(training_data.traces.geometry.agents)
     if config.heads is not None:
         heads = parse_heads(config.heads)
     return _Job(
@@ -143,9 +148,9 @@ def _prepare(config: TrainConfig, ranks: Ranks, sources: Sources | None) -> _Job
         recipe=recipe,
         ranks=ranks,
         device=device,
-        material=material,
+        training_data=training_data,
         heads=heads,
-        target=RunTarget(Path(config.out), {**config.identity(), "traces": material.identity}),
+        target=RunFolder(Path(config.out), {**config.identity(), "traces": training_data.identity}),
         sources={} if sources is None else sources,
         shared=sources is not None,
     )
@@ -158,7 +163,7 @@ def _train(job: _Job) -> RankerTraining:
         _new_rankers(job),
         job.recipe,
         source,
-        job.material.training,
+        job.training_data.training,
         seed=config.seed,
         activation_bytes=config.activation_gb * 1e9,
         stacked=config.stacked,
@@ -230,13 +235,13 @@ def _export(job: _Job, module: RankerTraining, manifest: dict[str, Any]) -> None
         held_out=result.per_head(),
         heads=None if job.whole else job.heads,
     )
-    save_policy(job.target.folder, best, meta, calibration=calibration, beside=OWN_ENTRIES)
+    save_policy(job.target.folder, best, meta, calibration=calibration, beside=RUN_ENTRIES)
     print_summary(result, module.best_step, job.traces.geometry, job.heads)
 
 
 def _judged(job: _Job, best: HeadRankers) -> HeldOut:
     source = job.source("attention")  # chosen by its own label, judged as every policy is
-    return judge(
+    return evaluate_with_baselines(
         best,
         map(source.context, job.held_out(job.config.validation_contexts)),
         job.traces.geometry,
@@ -266,7 +271,7 @@ def _new_rankers(job: _Job) -> HeadRankers:
         architecture=recipe.architecture,
         hidden=recipe.hidden,
         max_positions=recipe.max_positions,
-        reference_length=max(record.length for record in job.material.first),
+        reference_length=max(record.length for record in job.training_data.first),
         inputs=recipe.input_list,
         blocks=recipe.blocks,
         key_frequencies=key_frequencies(job.traces, recipe),
@@ -278,5 +283,5 @@ def _new_rankers(job: _Job) -> HeadRankers:
         states = rankers.head_states()[job.heads.start : job.heads.stop]
         rankers = HeadRankers.from_head_states(spec, states)
     if recipe.architecture == "fourier":
-        rankers.standardise(**feature_statistics(job.traces, job.material.first, spec))
+        rankers.standardise(**feature_statistics(job.traces, job.training_data.first, spec))
     return rankers

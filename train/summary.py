@@ -8,7 +8,7 @@ from rich.table import Table
 from torch import Tensor
 
 from kvp.geometry import Geometry
-from train.held_out import HeldOut
+from train.validation import HeldOut
 
 SHOWN_BUDGETS = ("12.5%", "25%", "50%")
 """Budgets that fit beside the rest into 80 columns; the policy's file has all of them."""
@@ -41,7 +41,7 @@ def print_summary(
     for column in ("best heuristic", "params", "step"):
         table.add_column(column, justify="right", no_wrap=True)
     columns = [result.skill, result.excess, *(result.lost[budget] for budget in SHOWN_BUDGETS)]
-    best = result.best_rivals()
+    best = result.best_baselines()
     for agent, name in enumerate(names):
         numbers = [f"{float(column[agent]):.3f}" for column in columns]
         rival = best[agent]
@@ -50,12 +50,12 @@ def print_summary(
         table.add_row(name, *numbers, known, f"{result.parameters:,}", step)
     table.add_section()
     means = [f"{float(column.nanmean()):.3f}" for column in columns]
-    rivals = [rival[1] for rival in best if rival is not None]
-    mean = f"{sum(rivals) / len(rivals):.3f}" if rivals else ""
+    baselines = [rival[1] for rival in best if rival is not None]
+    mean = f"{sum(baselines) / len(baselines):.3f}" if baselines else ""
     table.add_row("all", *means, mean, "", "")
     console = Console()
     console.print(table)
-    if result.rivals is not None:
+    if result.baselines is not None:
         console.print(verdict(result, names), highlight=False, markup=False)
 
 
@@ -67,7 +67,7 @@ def head_names(geometry: Geometry, heads: range | None = None) -> list[str]:
 
 def verdict(result: HeldOut, names: list[str]) -> str:
     """Which heads the policy loses to the best heuristic on, in one sentence; names are [A]."""
-    best, beaten = result.best_rivals(), result.beaten()
+    best, beaten = result.best_baselines(), result.beaten()
     judged = sum(rival is not None for rival in best)
     if not judged:
         return "No head saw tokens that differ: nothing to compare with heuristics."

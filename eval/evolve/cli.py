@@ -31,7 +31,7 @@ def _spelled(argument: str) -> str:
 
 def _run(config: EvolveConfig) -> None:
     if config.curves is not None:
-        from eval.evolve.curves import run_curves
+        from eval.evolve.from_cost_curves import run_curves
 
         run_curves(config)
         return

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from eval.rows import read_rows
+from eval.results.records import read_rows
 from kvp.errors import ResultsError
 
 

@@ -17,12 +17,12 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
+from eval.evolve.candidates import PromptSet, Target, target_of
 from eval.evolve.config import EvolveConfig
-from eval.evolve.folder import JOURNAL, check_search, create_search
 from eval.evolve.journal import Generation, Journal
-from eval.evolve.measure import PromptSet, Target, target_of
-from eval.evolve.report import print_budgets
+from eval.evolve.print_budgets import print_budgets
 from eval.evolve.search import Elite, SearchPlan, layer_groups, search
+from eval.evolve.search_folder import JOURNAL, check_search, create_search
 from eval.stats import paired_difference
 from eval.tasks import Prompt, load_all
 from kvp.errors import UsageError

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from eval.report.choice import Choice, choose
-from eval.report.load import Results
-from eval.report.numbers import (
+from eval.report.aggregates import (
     FULL,
     LEARNED,
     ORACLE,
@@ -19,7 +17,9 @@ from eval.report.numbers import (
     perplexity_grid,
     score_grid,
 )
-from eval.rows import Row, policy_groups
+from eval.report.best_settings import Choice, choose
+from eval.report.load import Results
+from eval.results.records import Row, policy_groups
 
 Kind = Literal["accuracy", "perplexity", "kept"]
 """Scores of answers, likelihood of given replies, future attention kept on traces."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.report.numbers import ORACLE, Setting, setting_of
-from eval.rows import Row
+from eval.report.aggregates import ORACLE, Setting, setting_of
+from eval.results.records import Row
 from eval.stats import area_ratio
 
 Head = tuple[int, int]

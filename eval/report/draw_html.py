@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
-from eval.report.figure import (
+from eval.report.figure_types import (
     BAR_OPACITY,
     GRID,
     INK,

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator, StrMethodFormatter
 
-from eval.report.figure import (
+from eval.report.figure_types import (
     BAR_OPACITY,
     GRID,
     INK,

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
 from eval.report.draw_png import DPI
-from eval.report.ranks import TokenMap
+from eval.report.token_ranks import TokenMap
 from eval.report.token_text import rank_color, rank_ink
 
 COLUMNS = 84

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from eval.report.choice import outstanding
+from eval.report.aggregates import FULL, Budgets, Cell, Grid, Setting
+from eval.report.best_settings import outstanding
 from eval.report.compare import PROTOCOLS, Comparison, in_order, policy_words
 from eval.report.costs import Costs, HeadCurve, mean_curve
-from eval.report.figure import Axis, Line, LineFigure, MapFigure, Panel, Style
+from eval.report.figure_types import Axis, Line, LineFigure, MapFigure, Panel, Style
 from eval.report.load import Results
-from eval.report.numbers import FULL, Budgets, Cell, Grid, Setting
-from eval.report.ranks import TokenMap, protected_ranges
-from eval.rows import OWN
+from eval.report.token_ranks import TokenMap, protected_ranges
+from eval.results.records import OWN
 
 PERCENT = 100.0
 MOST_LINES = 12

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.folder import CURVES, FORMAT, FORMAT_VERSION, KEPT, MANIFEST, ROWS, TIMING, TOKENS
-from eval.rows import UNIFORM, Row, read_rows
+from eval.results.folder import CURVES, FORMAT, FORMAT_VERSION, KEPT, MANIFEST, ROWS, TIMING, TOKENS
+from eval.results.records import UNIFORM, Row, read_rows
 from kvp.errors import ResultsError
 from kvp.manifest import digest_json, read_json
 

@@ -8,21 +8,21 @@ from functools import partial
 from pathlib import Path
 
 from eval.report import draw_html, draw_png, figures, tables
+from eval.report.aggregates import LEARNED, ORACLE, setting_of
 from eval.report.compare import PROTOCOLS, Comparison, Kind, compare, in_order
 from eval.report.config import ReportConfig
 from eval.report.costs import areas, head_curves, shown_curves
 from eval.report.draw_text import draw_text
-from eval.report.figure import Figure, Style, assign_styles
+from eval.report.figure_types import Figure, Style, assign_styles
 from eval.report.load import Results, load_results
 from eval.report.markup import details, figure, paragraph, section, table
-from eval.report.numbers import LEARNED, ORACLE, setting_of
 from eval.report.page import header, missing, page
-from eval.report.ranks import token_map
 from eval.report.timings import middle_budget, timings
+from eval.report.token_ranks import token_map
 from eval.report.token_text import token_text
-from eval.rows import policy_groups
+from eval.results.records import policy_groups
 from kvp.errors import ResultsError, UsageError
-from policies.roster import METHODS
+from policies.registry import METHODS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from eval.report.choice import Contest, best_baselines, contests
+from eval.report.aggregates import FULL, LEARNED, ORACLE, Budgets, Cell, Grid, Setting
+from eval.report.best_settings import Contest, best_baselines, contests
 from eval.report.compare import PROTOCOLS, Comparison, in_order
 from eval.report.costs import Area
 from eval.report.markup import Field, Table
-from eval.report.numbers import FULL, LEARNED, ORACLE, Budgets, Cell, Grid, Setting
 from eval.report.timings import Timing
-from eval.rows import OWN, UNIFORM
+from eval.results.records import OWN, UNIFORM
 
 
 def headline(comparison: Comparison, attention_free: Collection[str], *, resamples: int) -> Table:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.report.numbers import FULL, Setting, setting_of
-from eval.rows import Row
+from eval.report.aggregates import FULL, Setting, setting_of
+from eval.results.records import Row
 
 
 @dataclass(frozen=True, kw_only=True)

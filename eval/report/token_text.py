@@ -10,9 +10,9 @@ import json
 from collections.abc import Sequence
 from itertools import pairwise
 
-from eval.report.figure import RANKS
+from eval.report.figure_types import RANKS
 from eval.report.markup import text
-from eval.report.ranks import LEVELS, TokenMap
+from eval.report.token_ranks import LEVELS, TokenMap
 
 DARK = 0.78
 """Share of the colour scale from which text on it is white."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from kvp.data.dialogues import dialogue
+from kvp.data.synthetic.dialogues import dialogue
 
 Turn = Mapping[str, str]
 PromptTokens = Callable[[Sequence[Turn]], int]

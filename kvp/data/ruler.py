@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvp.data.frequency import common_words, frequent_words
-from kvp.data.needles import SPLITS, Split
-from kvp.data.niah import VARIANTS, niah
-from kvp.data.prompt import Builder, Draw, Prompt
 from kvp.data.sample import Sample
-from kvp.data.tracking import tracking
+from kvp.data.synthetic.needles import SPLITS, Split
+from kvp.data.synthetic.niah import VARIANTS, niah
+from kvp.data.synthetic.prompt_builder import Builder, Draw, Prompt
+from kvp.data.synthetic.variable_tracking import tracking
+from kvp.data.synthetic.word_frequency import common_words, frequent_words
 from kvp.errors import UsageError
 
 TASKS = (*VARIANTS, "vt", "vt_0shot", "cwe", "fwe")

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from kvp.data import ruler
 from kvp.data.chat import Turn, generated_chat, pack
 from kvp.data.encode import encode
-from kvp.data.needles import SPLITS
 from kvp.data.sample import Sample
+from kvp.data.synthetic.needles import SPLITS
 from kvp.data.text_files import Document, documents, read_text
 from kvp.errors import UsageError
 

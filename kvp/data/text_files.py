@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvp.data.needles import split_of
+from kvp.data.synthetic.needles import split_of
 from kvp.errors import UsageError
 
 Turn = Mapping[str, str]

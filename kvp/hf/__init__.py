@@ -4,12 +4,12 @@ from kvp.hf.cache import EvictingCache
 from kvp.hf.eviction import evicting, prefill_and_evict
 from kvp.hf.loading import geometry_of, load_config, load_model
 from kvp.hf.observe import Observation, observe, views
-from kvp.hf.supply import Supply
+from kvp.hf.scorer_inputs import ScorerInputs
 
 __all__ = [
     "EvictingCache",
     "Observation",
-    "Supply",
+    "ScorerInputs",
     "evicting",
     "geometry_of",
     "load_config",

@@ -21,10 +21,10 @@ from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache import EvictingCache
+from kvp.hf.evict import EvictionRule, Prefill, evict, kept_tokens
 from kvp.hf.hidden import HiddenRecorder
 from kvp.hf.loading import check_model
 from kvp.hf.observe import observe
-from kvp.hf.shrink import Prefill, Rule, kept_tokens, shrink
 from kvp.ranking import Protection
 from kvp.scoring import Needs, Scorer
 
@@ -73,7 +73,7 @@ def prefill_and_evict(
         hidden=seen.hidden,
         tokenizer=tokenizer,
     )
-    shrink(prefill, rule)
+    evict(prefill, rule)
     return seen.cache
 
 
@@ -114,12 +114,12 @@ def _rule(
     budget: int | str | Budget,
     protection: Protection | None,
     allocator: Allocator | None,
-) -> Rule:
+) -> EvictionRule:
     if not hasattr(scorer, "score"):
         raise UsageError(f"{scorer!r} is no scorer: pass make_scorer(...) or load_policy(...)")
     if allocator is not None and not hasattr(allocator, "allocate"):
         raise UsageError(f"{allocator!r} is no allocator: pass make_allocator(...)")
-    return Rule(
+    return EvictionRule(
         scorer=scorer,
         budget=budget if isinstance(budget, Budget) else parse_budget(budget),
         protection=Protection() if protection is None else protection,
@@ -142,7 +142,7 @@ class _Evicting(AbstractContextManager[None]):
     def __init__(
         self,
         model: PreTrainedModel,
-        rule: Rule,
+        rule: EvictionRule,
         tokenizer: PreTrainedTokenizerBase | None,
     ) -> None:
         self._model = model
@@ -245,7 +245,7 @@ class _Evicting(AbstractContextManager[None]):
         )
         self._shrinking = True
         try:
-            shrink(prefill, self._rule)
+            evict(prefill, self._rule)
         finally:
             self._shrinking = False
 

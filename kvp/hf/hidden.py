@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kvp.hf.modules import attention_modules
+from kvp.hf.model_access import attention_modules
 
 _BLOCK = 4096  # tokens converted to float32 at a time
 

@@ -18,7 +18,7 @@ from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache import EvictingCache
 from kvp.hf.hidden import HiddenRecord, HiddenRecorder
-from kvp.hf.supply import Extras, Supply, asks_extras
+from kvp.hf.scorer_inputs import LayerInputs, ScorerInputs, needs_scorer_inputs
 from kvp.scoring import ALL_QUERIES, Needs, View
 
 
@@ -91,21 +91,21 @@ def views(
     needs: Needs,
     budget: int,
     future: Sequence[Tensor] | None = None,
-    supply: Supply | None = None,
+    scorer_inputs: ScorerInputs | None = None,
 ) -> Iterator[View]:
     """Yield each layer's view for a scorer with `needs` that will keep `budget` tokens per head.
 
-    `future` is per layer [B, H, N] float32; `supply` belongs to the same prompt and serves what
-    goes beyond keys, values and queries. Raises ValueError when the observation recorded fewer
-    queries than the scorer reads, or when `future` or `supply` is needed and missing; otherwise as
-    `Supply.for_needs`.
+    `future` is per layer [B, H, N] float32; `scorer_inputs` belongs to the same prompt and serves
+    what goes beyond keys, values and queries. Raises ValueError when the observation recorded fewer
+    queries than the scorer reads, or when `future` or `scorer_inputs` is needed and missing;
+    otherwise as `ScorerInputs.for_needs`.
     """
     if needs.future and future is None:
         raise ValueError("this scorer reads future attention, which the caller must supply")
-    if supply is None and asks_extras(needs):
+    if scorer_inputs is None and needs_scorer_inputs(needs):
         raise ValueError("this scorer reads what only a Supply of the prompt can give")
     layers = len(observation.keys)
-    extras = (Extras(),) * layers if supply is None else supply.for_needs(needs)
+    extras = (LayerInputs(),) * layers if scorer_inputs is None else scorer_inputs.for_needs(needs)
     for index, (keys, values) in enumerate(zip(observation.keys, observation.values, strict=True)):
         batch, _, tokens, _ = keys.shape
         yield View(

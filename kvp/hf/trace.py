@@ -18,13 +18,13 @@ from kvp.data.encode import Encoded, encode
 from kvp.data.sample import Sample
 from kvp.errors import UsageError
 from kvp.hf import Observation, observe
-from kvp.hf.supply import Supply
+from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.ops.future_attention import grid_attention
-from kvp.scoring import Replay
+from kvp.scoring import Reconstruction
 from kvp.store import SequenceRecord, Trace
-from kvp.store.grid import grid_edges, peak_edges, peak_rows
+from kvp.store.importance_grid import grid_edges, peak_edges, peak_rows
 
-LABELS = {"kvzip": Replay(), "kvzip_plus": Replay(weighted=True)}
+LABELS = {"kvzip": Reconstruction(), "kvzip_plus": Reconstruction(weighted=True)}
 """Labels that are the attention a token receives while the model repeats its prompt."""
 
 
@@ -55,7 +55,8 @@ def collect(
     The continuation is the model's greedy answer or the reference, up to `max_new_tokens` or the
     sample's own number, without its end token (which a model never reads while it answers). Tensors
     are on the CPU in the model's dtype; `index` is the sequence's place in the store. A grid of
-    `grid` cuts is computed where the model is (`kvp.store.grid`); `labels` are names of `LABELS`.
+    `grid` cuts is computed where the model is (`kvp.store.importance_grid`); `labels` are names of
+    `LABELS`.
 
     Raises UsageError when the reference is asked for and the sample has none.
     """
@@ -100,8 +101,8 @@ def prompt_labels(
         return {}
     ids = torch.tensor([prompt], device=model.device)
     seen = observe(model, ids, queries=0, last_logits=True)
-    supply = Supply(model, ids, seen.keys, seen.values, tokenizer=tokenizer)
-    return {name: _stacked(supply.replay(LABELS[name])).float() for name in names}
+    scorer_inputs = ScorerInputs(model, ids, seen.keys, seen.values, tokenizer=tokenizer)
+    return {name: _stacked(scorer_inputs.reconstruction(LABELS[name])).float() for name in names}
 
 
 @torch.inference_mode()

@@ -1,8 +1,8 @@
 """The trace store: what attention saw of collected sequences (`docs/formats.md`)."""
 
-from kvp.store.plan import GridDtype, StoreKind, StorePlan, planned_bytes
 from kvp.store.reader import TraceReader
 from kvp.store.schema import LABELS, SequenceRecord, Trace
+from kvp.store.store_plan import GridDtype, StoreKind, StorePlan, planned_bytes
 from kvp.store.writer import TraceWriter
 
 __all__ = [

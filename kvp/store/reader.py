@@ -17,12 +17,12 @@ from torch import Tensor
 
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from kvp.store.grid import decode, root_scale, rows_between
-from kvp.store.layout import OUTPUT, shard_path
-from kvp.store.metadata import load_metadata
-from kvp.store.plan import StorePlan
-from kvp.store.records import committed, load_record
+from kvp.store.importance_grid import decode, root_scale, rows_between
+from kvp.store.paths import OUTPUT, shard_path
 from kvp.store.schema import GRIDS, SequenceRecord, Trace, label_array
+from kvp.store.sequence_records import committed, load_record
+from kvp.store.store_manifest import load_metadata
+from kvp.store.store_plan import StorePlan
 
 
 class TraceReader:
@@ -119,14 +119,14 @@ class TraceReader:
         total: Tensor = self._grid("importance", index, cut, stop).sum(dim=-2)
         return total
 
-    def peak_attention(self, index: int, cut: int, stop: int | None = None) -> Tensor:
+    def max_future_attention(self, index: int, cut: int, stop: int | None = None) -> Tensor:
         """As `future_attention`, the largest; only at the record's `peak_edges`."""
         return self._grid("peak", index, cut, stop).amax(dim=-2)
 
     def output_gram(self) -> Tensor | None:
         """Gram matrices of the model's output projection, [L, H, D, D] float32; None where unknown.
 
-        sqrt(v^T M v) is the norm of value v behind the projection (`kvp.hf.output`).
+        sqrt(v^T M v) is the norm of value v behind the projection (`kvp.hf.output_projection`).
         """
         if OUTPUT not in self._manifest["files"]:
             return None

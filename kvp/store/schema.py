@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvp.store.grid import rows_between
+from kvp.store.importance_grid import rows_between
 
 FORMAT = "kvp-traces"
 FORMAT_VERSION = 2
@@ -24,7 +24,7 @@ TENSORS = ("q", "k", "v")
 LABELS = ("kvzip", "kvzip_plus")
 """Labels a store may hold: what every prompt token is worth to its KV head by another method."""
 GRIDS = ("importance", "peak")
-"""Arrays of an importance grid: sums and largest values of attention (`kvp.store.grid`)."""
+"""Arrays of an importance grid: sums and maxima of attention (`kvp.store.importance_grid`)."""
 ARRAYS = (*TENSORS, *GRIDS, *(f"label_{name}" for name in LABELS))
 """Every array a store may have."""
 
@@ -131,7 +131,7 @@ class Trace:
     """Name -> [L, H, P] float32, P = `record.prompt_length`; those of the store's plan."""
     importance: Tensor | None = None
     """[L, H, cuts, T] float32, a row per interval of `record.edges`: the attention that tokens get
-    from its queries (`kvp.store.grid`); None in a store without a grid."""
+    from its queries (`kvp.store.importance_grid`); None in a store without a grid."""
     peak: Tensor | None = None
     """[L, H, peak cuts, T] float32: likewise the largest, one row per `record.peak_edges`."""
 

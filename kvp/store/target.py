@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 from kvp.errors import StoreError
-from kvp.store.layout import LOCK, MANIFEST, OUTPUT, SEQUENCES
+from kvp.store.paths import LOCK, MANIFEST, OUTPUT, SEQUENCES
 from kvp.store.schema import ARRAYS
 
 

@@ -22,12 +22,12 @@ from torch import Tensor
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.manifest import differences, sync_path
-from kvp.store.grid import encode, root_scale
-from kvp.store.layout import MANIFEST, record_path, shard_path
-from kvp.store.metadata import RESERVED, create_metadata, load_metadata
-from kvp.store.plan import GridDtype, StoreKind, StorePlan
-from kvp.store.records import commit_record, committed, load_record
+from kvp.store.importance_grid import encode, root_scale
+from kvp.store.paths import MANIFEST, record_path, shard_path
 from kvp.store.schema import DTYPES, GRIDS, TENSORS, Trace, label_array
+from kvp.store.sequence_records import commit_record, committed, load_record
+from kvp.store.store_manifest import RESERVED, create_metadata, load_metadata
+from kvp.store.store_plan import GridDtype, StoreKind, StorePlan
 from kvp.store.target import lock_store, refuse_foreign, sweep
 
 
@@ -252,7 +252,7 @@ class TraceWriter:
 def _padded(tensor: Tensor, plan: StorePlan, array: str) -> np.ndarray[Any, Any]:
     """Padded to the store's length with zeros, as the stored numpy dtype, bits untouched.
 
-    Only grids are recoded (`kvp.store.grid.encode`).
+    Only grids are recoded (`kvp.store.importance_grid.encode`).
     """
     dtype, numpy_dtype = DTYPES[plan.dtype_of(array)]
     bits = tensor.detach()

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kvp.allocation import Request
 from policies.allocators.competition import winners
-from policies.options import Presets, Split, check_choice, check_number
+from policies.base import Presets, Split, check_choice, check_number
 
 
 @dataclass(frozen=True, kw_only=True)

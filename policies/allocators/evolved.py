@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from kvp.allocation import Request, apportion
+from policies.base import Split, check_choice
 from policies.budget_files import BudgetFile, BudgetPoint, check_budget_geometry, load_budgets
-from policies.options import Split, check_choice
 
 ROUNDINGS = ("exact", "faithful")
 

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from kvp.allocation import Request
-from policies.allocators.by_layer import (
+from policies.allocators.per_layer import (
     ROUNDINGS,
     exact_counts,
     line,
     published_counts,
 )
-from policies.options import Presets, Split, check_choice, check_integer, check_number
+from policies.base import Presets, Split, check_choice, check_integer, check_number
 
 
 @dataclass(frozen=True, kw_only=True)

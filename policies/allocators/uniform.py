@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvp.allocation import Request
-from policies.options import Split
+from policies.base import Split
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
-from eval.folder import ROWS
-from eval.rows import Row, method_label, policy_groups, read_rows
+from eval.results.folder import ROWS
+from eval.results.records import Row, method_label, policy_groups, read_rows
 from eval.stats import Interval, Unit, paired_difference, per_prompt
 
 Scores = Mapping[tuple[str, bool], Mapping[str, Mapping[Unit, float]]]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from eval.folder import ROWS
-from eval.rows import OWN, Row, method_label, read_rows
+from eval.results.folder import ROWS
+from eval.results.records import OWN, Row, method_label, read_rows
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ from prompts import ruler
 from tokenizers import Tokenizer
 from torch.utils.data import Dataset
 
-from kvp.data.prose import prose
 from kvp.data.ruler import TASKS
+from kvp.data.synthetic.prose import prose
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Token ids [rows, length] int64 and loss weights [rows, length] float32."""

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from kvp.data.needles import draw_key, draw_number, draw_uuid, words
-from kvp.data.niah import NEEDLE, reply, wording
+from kvp.data.synthetic.needles import draw_key, draw_number, draw_uuid, words
+from kvp.data.synthetic.niah import NEEDLE, reply, wording
 
 Sequence_ = tuple[list[int], list[float]]
 Haystack = Callable[[random.Random, int], str]

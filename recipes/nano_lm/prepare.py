@@ -13,8 +13,8 @@ from model import MAX_LENGTH, VOCAB_SIZE
 from tokenizer import chat_text, save_tokenizer, train_tokenizer
 from tokenizers import Tokenizer
 
-from kvp.data.needles import words
-from kvp.data.niah import NEEDLE, wording
+from kvp.data.synthetic.needles import words
+from kvp.data.synthetic.niah import NEEDLE, wording
 
 LONGEST = 400_000
 """Characters of one document the tokenizer is trained on."""

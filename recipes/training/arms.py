@@ -83,7 +83,7 @@ REWARDS = [
     Arm("rloo_protected", {"objective": "rloo", "exclude_protected": "false"}, like="rloo"),
     Arm("listwise_protected", {"exclude_protected": "false"}),
     Arm("listwise_peak", {"label": "peak"}),
-    Arm("listwise_visits", {"cuts_per_visit": "4"}),
+    Arm("listwise_visits", {"points_per_sequence": "4"}),
 ]
 """What is rewarded, and in `listwise_visits` how: all contexts of a step cut from one sequence."""
 
@@ -142,11 +142,11 @@ _AS_FOURIER = {
     "exclude_protected": "true",
     "advantage_clip": "3",
     "future_max": "512",
-    "cut_prompt": "0.4",
-    "cut_context": "0.4",
-    "cut_uniform": "0.2",
-    "cut_min": "64",
-    "cut_grid": "16",
+    "compress_prompt": "0.4",
+    "compress_context": "0.4",
+    "compress_uniform": "0.2",
+    "min_prefix": "64",
+    "uniform_points": "16",
 }
 
 LENGTHS = [
@@ -157,7 +157,7 @@ LENGTHS = [
     Arm("end_no_position", {"key_frame": "end", "inputs": "key,value,distance"}),
     Arm("end_no_places", {"key_frame": "end", "inputs": "key,value"}),
     Arm("table", {"preset": "paper", **_AS_FOURIER}),
-    Arm("uniform_cuts", {"cut_prompt": "0", "cut_context": "0", "cut_uniform": "1"}),
+    Arm("uniform_cuts", {"compress_prompt": "0", "compress_context": "0", "compress_uniform": "1"}),
 ]
 """Ways to tell a ranker where a token is, for lengths beyond the trained one; `table` is the
 paper's learned position table in the paper's network, on raw keys and values; `uniform_cuts` trains

@@ -23,8 +23,8 @@ from kvp.budgets import parse_budgets
 from kvp.ranking import Protection, keep_tokens
 from kvp.store import TraceReader
 from policies import load_policy
-from train.contexts import Context, ContextSource
-from train.cuts import Cut
+from train.data.compression_points import CompressionPoint
+from train.data.contexts import Context, ContextSource
 
 BUDGETS = parse_budgets("12.5%,25%")
 BEFORE = 14
@@ -40,7 +40,9 @@ def asked(traces: Path) -> Iterator[tuple[str, Context, list[slice]]]:
     for record in reader.records("test"):
         if not any(name in record.task for name in MANY):
             continue
-        cut = Cut(sequence=record.index, tokens=record.context_length, stop=record.length)
+        cut = CompressionPoint(
+            sequence=record.index, tokens=record.context_length, stop=record.length
+        )
         ids = list(record.token_ids[: record.context_length])
         places = []
         for value in record.references:

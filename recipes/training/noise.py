@@ -22,12 +22,12 @@ from kvp.ranking import Protection
 from kvp.store import TraceReader
 from policies import load_policy
 from policies.ranker import HeadRankers
-from train.contexts import Context, ContextSource
-from train.cuts import noise_seed, step_cuts
+from train.data.compression_points import noise_seed, step_points
+from train.data.contexts import Context, ContextSource
+from train.data.store_checks import usable
 from train.objectives import OBJECTIVES, Batch
-from train.objectives.batch import learnable
-from train.presets import PRESETS, Recipe
-from train.store import usable
+from train.objectives.objective_batch import learnable
+from train.recipe import PRESETS, Recipe
 
 STEPS = 8
 BASE = replace(PRESETS["fourier"], objective="exact", label="attention", contexts=4)
@@ -71,7 +71,7 @@ def main() -> None:
     records = usable(reader, "train", BASE)
 
     def contexts(recipe: Recipe, step: int) -> list[Context]:
-        cuts = step_cuts(records, recipe, seed=1, step=step)
+        cuts = step_points(records, recipe, seed=1, step=step)
         return [source.context(cut).without(Protection()) for cut in cuts]
 
     print("| policy | estimator | cosine to the same contexts' expectation | to 64 contexts' |")

@@ -35,13 +35,13 @@ from kvp.store import TraceReader
 from policies import load_policy
 from policies.ranker import HeadRankers, parameters_per_head
 from train.config import TrainConfig
-from train.contexts import Context, ContextSource
-from train.cuts import held_out_cuts
-from train.held_out import evaluate
-from train.presets import PRESETS
+from train.data.compression_points import held_out_points
+from train.data.contexts import Context, ContextSource
+from train.data.store_checks import usable
+from train.model.shared import SharedRankers
+from train.recipe import PRESETS
 from train.run import Sources, run
-from train.shared import SharedRankers
-from train.store import usable
+from train.validation import evaluate
 
 RESULT = "result.json"
 STUDIES = {
@@ -229,7 +229,7 @@ def test_contexts(traces: Path) -> list[Context]:
     reader = TraceReader(traces)
     recipe = PRESETS["fourier"]
     source = ContextSource(reader, memory_bytes=int(2e9))
-    cuts = held_out_cuts(usable(reader, "test", recipe), recipe, limit=96)
+    cuts = held_out_points(usable(reader, "test", recipe), recipe, limit=96)
     return [source.context(cut) for cut in cuts]
 
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from eval.cells import plan
 from eval.config import EvalConfig
-from eval.listing import print_methods
+from eval.method_listing import print_methods
 from eval.methods import Method, build_methods, policy_folders
+from eval.settings import plan
 from kvp.budgets import parse_budgets
 from kvp.errors import PolicyError, UsageError
 from policies import make_scorer
-from policies.roster import ALLOCATORS, METHODS
+from policies.registry import ALLOCATORS, METHODS
 
 TOVA = Method(name="tova", scorer=make_scorer("tova"))
 FULL = Method(name="full")

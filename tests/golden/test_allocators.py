@@ -16,7 +16,7 @@ from reference.ranking import kept
 from kvp.allocation import EMPTY_SLOT, Request, allocated_tokens, protected_scores
 from kvp.ranking import UNPROTECTED, Protection, keep_tokens
 from policies.budget_files import BudgetFile, BudgetPoint, save_budgets
-from policies.roster import ALLOCATORS, make_allocator, make_scorer
+from policies.registry import ALLOCATORS, make_allocator, make_scorer
 
 Array = np.ndarray
 GEOMETRIES = [(1, 1, 9), (3, 2, 40), (4, 4, 65)]
@@ -211,7 +211,7 @@ def test_global_keeps_as_many_per_layer_as_kvzip_in_kvpress(ratio: float) -> Non
     scores = torch.cat([scorer.score(one.view(scorer.needs, 50)) for one in inputs])
     budget = tokens - int(ratio * tokens + 1e-9)
     counts = make_allocator("global:kvzip").allocate(Request(scores=scores, budget=budget, floor=1))
-    lifted = np.stack([one.replay[0] for one in inputs]).astype(np.float64)
+    lifted = np.stack([one.reconstruction[0] for one in inputs]).astype(np.float64)
     lifted[..., :4] = lifted.max() + 1
     per_layer = kvpress.kvzip_counts(lifted, ratio)
     assert counts.sum(dim=1).tolist() == per_layer

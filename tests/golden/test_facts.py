@@ -18,7 +18,7 @@ from reference.inputs import draw
 from kvp.allocation import Request
 from kvp.ranking import rank_tokens
 from policies.allocators.evolved import completed
-from policies.roster import make_allocator, make_scorer
+from policies.registry import make_allocator, make_scorer
 
 TESTS = Path(__file__).parents[1]
 

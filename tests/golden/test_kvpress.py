@@ -20,7 +20,7 @@ from reference.ranking import kept, undecided
 from reference.scorers import lagkv_spread
 
 from kvp.ranking import keep_tokens
-from policies.roster import make_scorer
+from policies.registry import make_scorer
 
 RATIOS = [0.1, 0.25, 0.5, 0.6, 0.75, 0.9]
 Scores = Callable[[Inputs], np.ndarray]

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from kvp.hf import evicting
 from kvp.ranking import UNPROTECTED, Protection
-from policies.roster import ALLOCATORS, METHODS, make_method
+from policies.registry import ALLOCATORS, METHODS, make_method
 
 LENGTHS = (64, 47, 23, 64)
 LONGEST = max(LENGTHS)

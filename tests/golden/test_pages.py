@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from policies.roster import ALLOCATORS, METHODS
+from policies.registry import ALLOCATORS, METHODS
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"
 SAME_NAME = {"windowkv": "windowkv_rule"}

@@ -16,7 +16,7 @@ from reference.methods import GOLDEN, NOT_COMPUTED, Golden
 from reference.ranking import FORCED, kept, order, protected, tied, undecided
 
 from kvp.ranking import UNPROTECTED, Protection, keep_tokens, rank_tokens
-from policies.roster import METHODS, make_scorer
+from policies.registry import METHODS, make_scorer
 
 DEFAULT = Protection(sinks=4, recents=16)
 each = pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.spec)

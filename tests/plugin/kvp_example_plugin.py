@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvp.allocation import Request, apportion
 from kvp.scoring import View
-from policies.options import Heuristic, Presets, Split, check_integer
+from policies.base import Heuristic, Presets, Split, check_integer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ def make_view() -> Callable[..., View]:
             queries=2 * draw(batch, heads * group, tokens, width),
             future=draw(batch, heads, tokens).float().abs(),
         )
-        replay, noise = torch.rand(2, batch, heads, tokens, generator=generator) ** 6
+        reconstruction, noise = torch.rand(2, batch, heads, tokens, generator=generator) ** 6
         states = torch.randn(batch, tokens, 6, generator=generator)[:, min(4, tokens - 1) :]
         weight = torch.randn(6, heads * group * width, generator=generator)
 
@@ -51,7 +51,7 @@ def make_view() -> Callable[..., View]:
         return replace(
             view,
             rope=Rope(frequencies=100.0 ** (-torch.arange(width // 2) / (width // 2))),
-            replay=replay,
+            reconstruction=reconstruction,
             noise=0.1 * noise,
             hidden=HiddenStates(
                 mean=states.mean(1), variance=states.var(1, correction=0), project=project

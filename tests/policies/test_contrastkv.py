@@ -12,7 +12,7 @@ import torch
 
 from kvp.errors import UsageError
 from kvp.ranking import rank_tokens
-from kvp.scoring import Noise, Replay, View
+from kvp.scoring import Noise, Reconstruction, View
 from policies.contrastkv import ContrastKV, ordered_scores, quantile
 from policies.kvzip import KVzip
 
@@ -29,7 +29,7 @@ def make(make_view: MakeView) -> Callable[..., View]:
         view = make_view(tokens=tokens, batch=batch, heads=3)
         signals = torch.rand(2, batch, 3, tokens, generator=generator)
         signals = (signals * grid).round() / grid if grid else signals**6
-        return replace(view, replay=signals[0], noise=0.01 * signals[1])
+        return replace(view, reconstruction=signals[0], noise=0.01 * signals[1])
 
     return build
 
@@ -59,9 +59,9 @@ def _fused(
 
 
 def _arrays(view: View) -> tuple[Array, Array]:
-    assert view.replay is not None
+    assert view.reconstruction is not None
     assert view.noise is not None
-    return view.replay[0].numpy(), view.noise[0].numpy()
+    return view.reconstruction[0].numpy(), view.noise[0].numpy()
 
 
 @pytest.mark.parametrize("grid", [0, 3, 40])
@@ -136,13 +136,15 @@ def test_without_fusion_it_is_kvzip(make: Callable[..., View], tokens: int) -> N
     view = make(tokens, batch=2)
     scorer = ContrastKV(beta=0, gamma=0)
     assert torch.equal(scorer.score(view), KVzip().score(view))
-    assert scorer.needs.replay == KVzip().needs.replay
+    assert scorer.needs.reconstruction == KVzip().needs.reconstruction
 
 
 def test_short_prompts_skip_the_quantiles(make: Callable[..., View]) -> None:
     for tokens, same in ((19, True), (20, False)):
         view = make(tokens)
-        view = replace(view, noise=view.replay)  # so that tokens of both tops and bottoms exist
+        view = replace(
+            view, noise=view.reconstruction
+        )  # so that tokens of both tops and bottoms exist
         scores = ContrastKV(gamma=0).score(view)
         assert torch.equal(scores, KVzip().score(view)) == same
 
@@ -161,7 +163,7 @@ def test_rows_do_not_touch_each_other(make: Callable[..., View]) -> None:
     for row in range(3):
         alone = replace(
             view,
-            replay=view.replay[row : row + 1],  # type: ignore[index]
+            reconstruction=view.reconstruction[row : row + 1],  # type: ignore[index]
             noise=view.noise[row : row + 1],  # type: ignore[index]
         )
         assert torch.equal(ContrastKV().score(alone)[0], scores[row])
@@ -184,7 +186,7 @@ def test_a_quantile_on_a_token_is_that_token() -> None:
 
 def test_needs_and_names() -> None:
     scorer = ContrastKV(chunk=9, denominator="full", noise=16, seed=3)
-    assert scorer.needs.replay == Replay(chunk=9, full=True)
+    assert scorer.needs.reconstruction == Reconstruction(chunk=9, full=True)
     assert scorer.needs.noise == Noise(tokens=16, seed=3)
     assert ContrastKV().name == "contrastkv"
     assert ContrastKV(denominator="full").name == "contrastkv:paper"

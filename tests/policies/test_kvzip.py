@@ -10,7 +10,7 @@ import torch
 
 from kvp.errors import UsageError
 from kvp.ranking import rank_tokens
-from kvp.scoring import Replay, View
+from kvp.scoring import Reconstruction, View
 from policies.kvzip import KVzip
 
 MakeView = Callable[..., View]
@@ -18,48 +18,48 @@ MakeView = Callable[..., View]
 
 @pytest.fixture
 def view(make_view: MakeView) -> View:
-    return replace(make_view(tokens=30), replay=torch.rand(2, 2, 30))
+    return replace(make_view(tokens=30), reconstruction=torch.rand(2, 2, 30))
 
 
 def test_the_signal_is_the_score(view: View) -> None:
     scores = KVzip().score(view)
-    assert torch.equal(scores, view.replay)
-    assert scores.data_ptr() != view.replay.data_ptr()  # callers may change what they get
+    assert torch.equal(scores, view.reconstruction)
+    assert scores.data_ptr() != view.reconstruction.data_ptr()  # callers may change what they get
 
 
 def test_kvpress_forces_the_first_four(view: View) -> None:
-    signal = view.replay.clone()
+    signal = view.reconstruction.clone()
     scorer = KVzip(**KVzip.presets["kvpress"])
     for scale in (1.0, 50.0):  # KVzip+ exceeds 1
-        scores = scorer.score(replace(view, replay=scale * signal))
+        scores = scorer.score(replace(view, reconstruction=scale * signal))
         ranking = rank_tokens(scores)
         assert ranking[..., :4].tolist() == [[[3, 2, 1, 0]] * 2] * 2
         rest = signal[0, 0, 4:].argsort(descending=True) + 4
         assert ranking[0, 0, 4:].tolist() == rest.tolist()
         assert scores.isfinite().all()
-    assert torch.equal(view.replay, signal)
+    assert torch.equal(view.reconstruction, signal)
 
 
 def test_more_forced_than_tokens(make_view: MakeView) -> None:
-    view = replace(make_view(tokens=3), replay=torch.rand(2, 2, 3))
+    view = replace(make_view(tokens=3), reconstruction=torch.rand(2, 2, 3))
     assert rank_tokens(KVzip(forced=9).score(view))[0, 0].tolist() == [2, 1, 0]
 
 
 @pytest.mark.parametrize(
     ("options", "spec"),
     [
-        ({}, Replay(chunk=2048, sinks=4, weighted=False, full=False)),
-        (KVzip.presets["kvpress"], Replay(chunk=2048, sinks=4)),
-        (KVzip.presets["paper"], Replay(chunk=2000, sinks=4)),
+        ({}, Reconstruction(chunk=2048, sinks=4, weighted=False, full=False)),
+        (KVzip.presets["kvpress"], Reconstruction(chunk=2048, sinks=4)),
+        (KVzip.presets["paper"], Reconstruction(chunk=2000, sinks=4)),
         (
             {"plus": True, "full": True, "chunk": 7, "sinks": 0},
-            Replay(chunk=7, sinks=0, weighted=True, full=True),
+            Reconstruction(chunk=7, sinks=0, weighted=True, full=True),
         ),
     ],
 )
-def test_needs(options: dict[str, int], spec: Replay) -> None:
+def test_needs(options: dict[str, int], spec: Reconstruction) -> None:
     needs = KVzip(**options).needs
-    assert needs.replay == spec
+    assert needs.reconstruction == spec
     assert needs.noise is None
     assert needs.queries == 0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvp.errors import UsageError
-from policies.roster import METHODS, every_allocator, every_method, make_allocator, make_scorer
+from policies.registry import METHODS, every_allocator, every_method, make_allocator, make_scorer
 
 PACKAGE = Path(__file__).parents[1] / "plugin"
 
@@ -21,7 +21,7 @@ Install = Callable[..., None]
 SCORER = """
 from dataclasses import dataclass
 from typing import ClassVar
-from policies.options import Heuristic
+from policies.base import Heuristic
 
 @dataclass(frozen=True, kw_only=True)
 class Mine(Heuristic):

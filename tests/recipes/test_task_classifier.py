@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from kvp.errors import ModelError, UsageError
-from kvp.hf import Supply, load_model, observe, views
+from kvp.hf import ScorerInputs, load_model, observe, views
 from kvp.hf.classifier import classify, load_classifier
 from kvp.scoring import score_layers
 from policies.windowkv import WindowKV
@@ -91,9 +91,9 @@ def test_what_was_trained_decides_for_a_model(classifier: Path, end: str, label:
     model, tokenizer = load_model("nano")
     ids = torch.tensor([tokenizer.encode("the river old mill town " * 20 + end)])
     seen = observe(model, ids, queries=16)
-    supply = Supply(model, ids, seen.keys, seen.values, tokenizer=tokenizer)
+    scorer_inputs = ScorerInputs(model, ids, seen.keys, seen.values, tokenizer=tokenizer)
     scorer = WindowKV(task="bert", classifier=str(classifier))
-    told = score_layers(scorer, views(seen, scorer.needs, 64, supply=supply))
+    told = score_layers(scorer, views(seen, scorer.needs, 64, scorer_inputs=scorer_inputs))
     named = WindowKV(task=label)
     expected = score_layers(named, views(seen, named.needs, 64))
     for layer, other in zip(told, expected, strict=True):

@@ -13,13 +13,13 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from kvp.data.plan import plan_jobs
+from kvp.data.collection_plan import plan_collection
 from kvp.hf import load_model, observe
-from kvp.hf.output import output_gram
-from kvp.hf.supply import Supply
+from kvp.hf.output_projection import output_gram
+from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.hf.trace import collect
 from kvp.ops.future_attention import reference
-from kvp.scoring import Replay
+from kvp.scoring import Reconstruction
 from kvp.store import LABELS, TraceReader
 from trace_collect.cli import main
 from trace_collect.config import LABELS as CONFIG_LABELS
@@ -69,7 +69,7 @@ def test_a_store_holds_exactly_what_was_asked_for(
     config = CollectConfig(
         out="", tasks="niah_single_1,niah_single_2", length=300, train=3, validation=2
     )
-    jobs = plan_jobs(request_of(config), config.counts, tokenizer)
+    jobs = plan_collection(request_of(config), config.counts, tokenizer)
     for index in (0, 4):
         expected = collect(
             model, tokenizer, jobs[index], index=index, continuation="model", max_new_tokens=4
@@ -244,9 +244,9 @@ def test_labels_are_those_of_a_supply_over_the_prompt(
     model, tokenizer = load_model(str(model_folder))
     ids = torch.tensor([record.token_ids[: record.prompt_length]])
     seen = observe(model, ids)
-    supply = Supply(model, ids, seen.keys, seen.values, tokenizer=tokenizer)
-    for name, spec in (("kvzip", Replay()), ("kvzip_plus", Replay(weighted=True))):
-        expected = torch.cat(list(supply.replay(spec)))
+    scorer_inputs = ScorerInputs(model, ids, seen.keys, seen.values, tokenizer=tokenizer)
+    for name, spec in (("kvzip", Reconstruction()), ("kvzip_plus", Reconstruction(weighted=True))):
+        expected = torch.cat(list(scorer_inputs.reconstruction(spec)))
         torch.testing.assert_close(reader.label(name, 1), expected, rtol=1e-4, atol=1e-6)
         assert reader.label(name, 1).max() > 0
     assert run("--train=2", "--validation=0", "--labels=kvzip") == 2
@@ -280,8 +280,8 @@ def test_importance_is_that_of_the_queries_at_every_cut(
             )
         for cut in record.peak_edges:
             torch.testing.assert_close(
-                short.peak_attention(record.index, cut),
-                reference.peak_attention(trace.queries, trace.keys, cut),
+                short.max_future_attention(record.index, cut),
+                reference.max_future_attention(trace.queries, trace.keys, cut),
                 rtol=allowed,
                 atol=0,
             )

@@ -11,7 +11,7 @@ import pytest
 from kvp.cli import build_parser
 from train.cli import main
 from train.config import TrainConfig
-from train.presets import PRESETS, Recipe
+from train.recipe import PRESETS, Recipe
 
 PARTS = ("children_user", "children_system")
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("train_*.yaml"))
@@ -40,7 +40,11 @@ def test_the_paper_preset_states_the_papers_numbers() -> None:
     paper = PRESETS["paper"]
     assert (paper.hidden, paper.lr, paper.final_lr, paper.warmup_steps) == (256, 5e-5, 1e-6, 100)
     assert (paper.steps, paper.gradient_clip) == (4_000, 5.0)
-    assert (paper.cut_prompt, paper.cut_context, paper.cut_uniform) == (0.0, 0.0, 1.0)
+    assert (paper.compress_prompt, paper.compress_context, paper.compress_uniform) == (
+        0.0,
+        0.0,
+        1.0,
+    )
     assert not paper.exclude_protected
 
 
@@ -61,7 +65,7 @@ def test_short_runs_warm_up_for_at_most_a_fifth() -> None:
         ("ema", "1"),
         ("final_lr", "1"),
         ("weight_decay", "-1"),
-        ("cut_min", "0"),
+        ("min_prefix", "0"),
         ("checkpoint_every", "0"),
         ("memory_gb", "0"),
         ("activation_gb", "0"),
@@ -83,9 +87,9 @@ def test_one_ranking_has_no_baseline(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_some_cut_must_be_possible(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--cut_prompt", "0", "--cut_context", "0", "--cut_uniform", "0"]
+    flags = ["--compress_prompt", "0", "--compress_context", "0", "--compress_uniform", "0"]
     assert main(["--traces", "t", "--out", "o", *flags]) == 2
-    assert "--cut_uniform" in capsys.readouterr().err
+    assert "--compress_uniform" in capsys.readouterr().err
 
 
 def test_a_mistyped_yaml_key_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

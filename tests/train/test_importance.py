@@ -14,20 +14,20 @@ from safetensors.torch import load_file
 
 from kvp.errors import StoreError
 from kvp.store import TraceReader
-from train.calibrate.cli import main as calibrate
+from train.calibration.cli import main as calibrate
 from train.cli import main
-from train.contexts import ContextSource
-from train.cuts import Cut
-from train.presets import PRESETS, LabelName
-from train.store import check_store
+from train.data.compression_points import CompressionPoint
+from train.data.contexts import ContextSource
+from train.data.store_checks import check_store
+from train.recipe import PRESETS, LabelName
 
 MakeStore = Callable[..., Path]
 
 TINY = {
-    "label": "attention", "contexts": 2, "hidden": 16, "permutations": 4, "cut_min": 40, "lr": 0.01,
-    "steps": 12,
+    "label": "attention", "contexts": 2, "hidden": 16, "permutations": 4, "min_prefix": 40, "lr":
+    0.01, "steps": 12,
 }  # fmt: skip
-BOUNDARIES = {"cut_prompt": 0.5, "cut_context": 0.5, "cut_uniform": 0}
+BOUNDARIES = {"compress_prompt": 0.5, "compress_context": 0.5, "compress_uniform": 0}
 """Cuts that every store has."""
 
 
@@ -64,12 +64,14 @@ def test_labels_equal_those_of_the_queries(
         source = ContextSource(reader, memory_bytes=10**8, label=label)
         for record in reader.records():
             cuts = record.edges[:-1] if label == "attention" else record.peak_edges
-            for cut in (Cut(sequence=record.index, tokens=n, stop=record.length) for n in cuts):
+            for cut in (
+                CompressionPoint(sequence=record.index, tokens=n, stop=record.length) for n in cuts
+            ):
                 one, other = source.context(cut), truth.context(cut)
                 torch.testing.assert_close(one.importance, other.importance, rtol=allowed, atol=0)
                 assert torch.equal(one.keys, other.keys)
                 assert one.future == other.future
-        off = Cut(sequence=0, tokens=45, stop=96)
+        off = CompressionPoint(sequence=0, tokens=45, stop=96)
         with pytest.raises(StoreError, match="for a cut at 45"):
             source.context(off)
 

@@ -19,8 +19,8 @@ from train.merge.cli import main as merge
 from train.merge.run import spans
 
 TINY = {
-    "contexts": 2, "hidden": 16, "permutations": 4, "cut_min": 40, "lr": 0.01, "validate_every": 5,
-    "steps": 10, "calibration_contexts": 4,
+    "contexts": 2, "hidden": 16, "permutations": 4, "min_prefix": 40, "lr": 0.01, "validate_every":
+    5, "steps": 10, "calibration_contexts": 4,
 }  # fmt: skip
 
 

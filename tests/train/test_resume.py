@@ -19,13 +19,13 @@ from safetensors.torch import load_file
 
 from kvp.geometry import Geometry
 from train.cli import main
-from train.module import RankerTraining
+from train.model.ranker_training import RankerTraining
 
 MakeStore = Callable[..., Path]
 
 TINY = {
-    "contexts": 2, "hidden": 16, "permutations": 4, "cut_min": 40, "lr": 0.01, "validate_every": 10,
-    "checkpoint_every": 7, "objective": "rloo",
+    "contexts": 2, "hidden": 16, "permutations": 4, "min_prefix": 40, "lr": 0.01, "validate_every":
+    10, "checkpoint_every": 7, "objective": "rloo",
 }  # fmt: skip
 
 
@@ -82,7 +82,7 @@ class Killed(BaseException):
         {"objective": "rloo_batch", "budgets": "log"},
         {"objective": "exact", "pairs": 8},
         {"objective": "exact", "sharing": "model"},
-        {"objective": "soft_rank", "cuts_per_visit": 2},
+        {"objective": "soft_rank", "points_per_sequence": 2},
         {"objective": "soft_sort", "sort_loss": "ranks"},
         {"objective": "neural_sort", "network": "stacked"},
         {"objective": "regress", "reward": "mass"},

@@ -15,11 +15,11 @@ from kvp.store import TraceReader
 from policies.policy_files import load_policy
 from train.cli import main
 from train.config import TrainConfig
-from train.contexts import Context, ContextSource
-from train.cuts import Cut
-from train.presets import LabelName
+from train.data.compression_points import CompressionPoint
+from train.data.contexts import Context, ContextSource
+from train.data.traces import Traces
+from train.recipe import LabelName
 from train.run import run
-from train.traces import Traces
 
 MakeStore = Callable[..., Path]
 
@@ -27,7 +27,7 @@ TINY = {
     "contexts": "2",
     "hidden": "16",
     "permutations": "4",
-    "cut_min": "40",
+    "min_prefix": "40",
     "lr": "0.01",
     "validate_every": "10",
     "checkpoint_every": "7",
@@ -287,14 +287,14 @@ def test_only_sources_that_runs_share_remember_side_by_side(
             super().__init__(reader, label=label, **settings)
             sources[label] = self
 
-        def context(self, cut: Cut) -> Context:
+        def context(self, cut: CompressionPoint) -> Context:
             found = super().context(cut)
             held.append([label for label, source in sources.items() if source.held_bytes])
             return found
 
     monkeypatch.setattr("train.run.ContextSource", Watched)
     config = TrainConfig(
-        traces=str(store), out=str(tmp_path / "policy"), cut_min=40, hidden=16, steps=2,
+        traces=str(store), out=str(tmp_path / "policy"), min_prefix=40, hidden=16, steps=2,
         label=label,
     )  # fmt: skip
     run(config, {} if shared else None)
@@ -311,7 +311,7 @@ def test_only_sources_that_runs_share_remember_side_by_side(
         ({"validation": 0}, "no validation sequences"),
         ({"train": 0}, "no train sequences"),
         ({"queries": False}, "collected without queries"),
-        ({"tokens": 38}, "longer than --cut_min 40"),
+        ({"tokens": 38}, "longer than --min_prefix 40"),
     ],
 )
 def test_unusable_stores(

@@ -5,14 +5,14 @@ import torch
 from torch import Tensor
 
 from kvp.geometry import Geometry
-from train.held_out import HeldOut
-from train.heuristics import Rivals
+from train.baselines import Baselines
 from train.summary import head_names, print_summary, verdict
+from train.validation import HeldOut
 
 GEOMETRY = Geometry(layers=28, query_heads=4, kv_heads=4, head_dim=8)
 
 
-def result(skill: list[float], rivals: Tensor | None) -> HeldOut:
+def result(skill: list[float], baselines: Tensor | None) -> HeldOut:
     count = len(skill)
     return HeldOut(
         skill=torch.tensor(skill),
@@ -21,9 +21,9 @@ def result(skill: list[float], rivals: Tensor | None) -> HeldOut:
         lost={name: torch.full((count,), 0.5) for name in ("6.25%", "12.5%", "25%", "50%")},
         contexts=64,
         parameters=650_913,
-        rivals=None
-        if rivals is None
-        else Rivals(names=("streaming_llm", "keydiff"), skill=rivals, area=rivals),
+        baselines=None
+        if baselines is None
+        else Baselines(names=("streaming_llm", "keydiff"), skill=baselines, area=baselines),
     )
 
 

@@ -20,7 +20,7 @@ from kvp.manifest import differences
 from policies.calibration import Calibration
 from policies.policy_files import PolicyMeta, Shard, check_target, load_shard, save_policy
 from policies.ranker import HeadRankers
-from train.calibration import lengthened
+from train.calibration.fit import lengthened
 from train.merge.config import MergeConfig
 
 _ONE_RUN = ("validate_every", "validation_contexts", "calibration", "calibration_contexts")

@@ -2,12 +2,12 @@
 
 Every head is an agent of its own: nothing mixes heads, and losses are summed over heads, so that
 what "gradient norm 5" means does not depend on how many heads train together. A new objective is
-one file, one line in `OBJECTIVES`, one name in `train.presets` and one row in docs/method.md.
+one file, one line in `OBJECTIVES`, one name in `train.recipe` and one row in docs/method.md.
 """
 
 from train.objectives import exact, listwise, regress, relaxed, rloo
-from train.objectives.batch import Batch, Objective
-from train.presets import ObjectiveName
+from train.objectives.objective_batch import Batch, Objective
+from train.recipe import ObjectiveName
 
 OBJECTIVES: dict[ObjectiveName, Objective] = {
     "rloo": rloo.objective,

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kvp.expected_cost import expected_cost, sampled_expected_cost
 from kvp.reward import mass_of_cost, ratio_of_cost, skill_of_cost
-from train.objectives.batch import Batch, mean_of_counted
-from train.presets import Recipe
+from train.objectives.objective_batch import Batch, mean_of_counted
+from train.recipe import Recipe
 
 _REWARDS = {"skill": skill_of_cost, "ratio": ratio_of_cost, "mass": mass_of_cost}
 _TILE = 2**22
@@ -22,7 +22,8 @@ _TILE = 2**22
 
 
 def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
-    """Minus the expected reward, mean of the contexts that count, [A] (`train.objectives.batch`).
+    """Minus the expected reward, mean of the contexts that count, [A]
+    (`train.objectives.objective_batch`).
 
     With `recipe.pairs` > 0 the cost is estimated, without bias, from that many opponents.
     """

@@ -11,12 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from train.objectives.batch import Batch
-from train.presets import Recipe
+from train.objectives.objective_batch import Batch
+from train.recipe import Recipe
 
 
 def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
-    """Mean cross-entropy of the contexts that count, [A] (see `train.objectives.batch`)."""
+    """Mean cross-entropy of the contexts that count, [A] (`train.objectives.objective_batch`)."""
     losses = [cross_entropy(s, w) for s, w in zip(batch.scores, batch.importances, strict=True)]
     return batch.mean(torch.stack(losses)), {}
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from train.objectives.batch import Batch
-from train.presets import Recipe
+from train.objectives.objective_batch import Batch
+from train.recipe import Recipe
 
 FLOOR = 1e-6
 """Added before the logarithm: below it, differences mean nothing."""
 
 
 def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
-    """Mean squared error of the contexts that count, [A] (see `train.objectives.batch`)."""
+    """Mean squared error of the contexts that count, [A] (`train.objectives.objective_batch`)."""
     losses = [squared_error(s, w) for s, w in zip(batch.scores, batch.importances, strict=True)]
     return batch.mean(torch.stack(losses)), {}
 

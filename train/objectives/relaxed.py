@@ -1,7 +1,7 @@
 """Differentiable sorting: the control the KVP paper trains (its appendix), and a fairer variant.
 
 Scores are standardised per context, so that a strength means the same for every head. What the
-softened ranks (`train.relaxations`) are judged by, `--sort_loss`:
+softened ranks (`train.objectives.relaxations`) are judged by, `--sort_loss`:
 
 - `ranks`: mean squared error against the true ranks, over N^2 (the paper's ablation). All ranks
   count alike, though nearly all tokens get no attention and their order means nothing.
@@ -18,9 +18,9 @@ from torch import Tensor
 from kvp.budgets import BudgetWeights
 from kvp.ranking import rank_tokens
 from kvp.reward import rank_coefficients, skill_of_cost
-from train.objectives.batch import Batch, Objective
-from train.presets import Recipe
-from train.relaxations import mean_at_rank, neural_sort, ranks_of, soft_rank, soft_sort
+from train.objectives.objective_batch import Batch, Objective
+from train.objectives.relaxations import mean_at_rank, neural_sort, ranks_of, soft_rank, soft_sort
+from train.recipe import Recipe
 
 MOST_TOKENS = 1024
 """Tokens a permutation matrix is made of; longer contexts are thinned at random."""
@@ -29,7 +29,7 @@ Matrix = Callable[[Tensor, float], Tensor]
 
 
 def soft_rank_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
-    """Loss of projected ranks, [A] (`train.objectives.batch`)."""
+    """Loss of projected ranks, [A] (`train.objectives.objective_batch`)."""
     losses = []
     for scores, importance in zip(batch.scores, batch.importances, strict=True):
         ranks = soft_rank(standardised(scores), recipe.temperature)

@@ -6,7 +6,7 @@ Two estimators of one gradient, which differ in whose mean reward a ranking is c
 and the released code with one ranking of each of many contexts).
 
 Rewards, baselines and normalisation stay within one head. Left out: where contexts come from
-(`train.contexts`) and the ranker (`policies.ranker`).
+(`train.data.contexts`) and the ranker (`policies.ranker`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from kvp.plackett_luce import gumbel_noise, log_prob, sort_with
 from kvp.reward import RATIO_FLOOR, mass_reward, ratio_reward, rloo_advantages, skill_reward
-from train.objectives.batch import Batch, mean_of_counted
-from train.presets import Recipe, RewardName
+from train.objectives.objective_batch import Batch, mean_of_counted
+from train.recipe import Recipe, RewardName
 
 _REWARDS = {"skill": skill_reward, "ratio": ratio_reward, "mass": mass_reward}
 

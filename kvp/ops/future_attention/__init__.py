@@ -2,9 +2,9 @@
 
 `reference.py` is the definition, `blocked.py` the same numbers on CPUs, `kernel.py` on CUDA devices
 where triton is installed; `choice.py` takes the one for the device. `future_attention` and
-`peak_attention` answer for one cut, `grid_attention` for a grid of cuts in one pass.
+`max_future_attention` answer for one cut, `grid_attention` for a grid of cuts in one pass.
 """
 
-from kvp.ops.future_attention.choice import future_attention, grid_attention, peak_attention
+from kvp.ops.future_attention.dispatch import future_attention, grid_attention, max_future_attention
 
-__all__ = ["future_attention", "grid_attention", "peak_attention"]
+__all__ = ["future_attention", "grid_attention", "max_future_attention"]

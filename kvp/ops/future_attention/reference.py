@@ -42,7 +42,7 @@ def future_attention(
 
 
 @torch.no_grad()
-def peak_attention(
+def max_future_attention(
     queries: Tensor, keys: Tensor, cut: int, stop: int | None = None, block: int = 256
 ) -> Tensor:
     """The largest attention that any future query pays: max_j max_g softmax_i(q_gj . k_i).

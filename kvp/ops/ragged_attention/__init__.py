@@ -4,7 +4,7 @@
 attention on a CPU. A fused kernel for decoding would stand behind the same function.
 """
 
-from kvp.ops.ragged_attention.forward import ragged_attention
+from kvp.ops.ragged_attention.dispatch import ragged_attention
 from kvp.ops.ragged_attention.reference import ragged_attention_reference
 
 __all__ = ["ragged_attention", "ragged_attention_reference"]

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import eval.evolve.run
+from eval.evolve.candidates import Target
 from eval.evolve.cli import main
 from eval.evolve.config import EvolveConfig
 from eval.evolve.journal import Generation, Journal
-from eval.evolve.measure import Target
 from kvp.allocation import Request
 from kvp.budgets import parse_budget
 from kvp.cli import build_parser
@@ -23,7 +23,7 @@ from kvp.hf import load_model, prefill_and_evict
 from kvp.ranking import Protection
 from policies.allocators.evolved import Evolved
 from policies.budget_files import load_budgets
-from policies.roster import make_method
+from policies.registry import make_method
 
 ROOT = Path(__file__).parents[3]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from eval.report.aggregates import Setting
 from eval.report.costs import areas, head_curves, mean_curve, shown_curves
-from eval.report.numbers import Setting
 
 Row = dict[str, Any]
 GROUPS = {None: "", "seed0": "", "seed1": ""}

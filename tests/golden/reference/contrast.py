@@ -42,7 +42,7 @@ def contrastkv(
     Fused scores tie in three places: at 1, at 0, and at the cap max(S+). There the positive signal
     decides, so it is written above 10, below -5 and above 5.
     """
-    positive, negative = inputs.replay.astype(np.float64), inputs.noise.astype(np.float64)
+    positive, negative = inputs.reconstruction.astype(np.float64), inputs.noise.astype(np.float64)
     value = fused(positive, negative, beta, gamma, per_head=per_head)
     cap = positive.max(axis=-1 if per_head else (-2, -1), keepdims=True)
     spread = np.where(value == cap, 5 + positive, value)

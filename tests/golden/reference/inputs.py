@@ -35,7 +35,7 @@ class Inputs:
     weight: Array
     bias: Array
     frequencies: Array
-    replay: Array
+    reconstruction: Array
     noise: Array
     future: Array
     text: str | None = None
@@ -78,8 +78,8 @@ class Inputs:
             extras["rope"] = Rope(frequencies=torch.from_numpy(self.frequencies).float())
         if needs.hidden_after is not None:
             extras["hidden"] = self._hidden_states(needs.hidden_after)
-        if needs.replay is not None:
-            extras["replay"] = torch.from_numpy(self.replay.copy())
+        if needs.reconstruction is not None:
+            extras["reconstruction"] = torch.from_numpy(self.reconstruction.copy())
         if needs.noise is not None:
             extras["noise"] = torch.from_numpy(self.noise.copy())
         if needs.future:
@@ -136,7 +136,7 @@ def draw(
         weight=normal(heads * group * head_dim, width) / np.float32(width**0.5),
         bias=0.2 * normal(heads * group * head_dim),
         frequencies=_frequencies(head_dim),
-        replay=rng.uniform(0.0, 1.0, (batch, heads, tokens)).astype(np.float32) ** 3,
+        reconstruction=rng.uniform(0.0, 1.0, (batch, heads, tokens)).astype(np.float32) ** 3,
         noise=noise.astype(np.float32),
         future=rng.exponential(1.0, (batch, heads, tokens)).astype(np.float32),
     )
@@ -153,7 +153,7 @@ def constant(tokens: int, shape: tuple[int, int, int, int] = SHAPES[1]) -> Input
         weight=np.zeros((heads * group * head_dim, 12), dtype=np.float32),
         bias=np.zeros(heads * group * head_dim, dtype=np.float32),
         frequencies=_frequencies(head_dim),
-        replay=np.full((batch, heads, tokens), 0.5, dtype=np.float32),
+        reconstruction=np.full((batch, heads, tokens), 0.5, dtype=np.float32),
         noise=np.full((batch, heads, tokens), 0.5, dtype=np.float32),
         future=np.ones((batch, heads, tokens), dtype=np.float32),
     )

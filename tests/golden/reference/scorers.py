@@ -158,6 +158,6 @@ def oracle(inputs: Inputs, budget: int) -> Array:
 
 def kvzip(inputs: Inputs, budget: int, forced: int = 0) -> Array:
     """The replay's attention itself; the first `forced` tokens stay."""
-    scores = inputs.replay.astype(np.float64)
+    scores = inputs.reconstruction.astype(np.float64)
     scores[..., :forced] = FORCED
     return scores

@@ -4,10 +4,10 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from kvp import nano
-from kvp.data.dialogues import dialogue
 from kvp.data.encode import encode
 from kvp.data.ruler import TASKS, generate
 from kvp.data.sample import Sample
+from kvp.data.synthetic.dialogues import dialogue
 from kvp.errors import ModelError
 
 USER, ASSISTANT = "<|start|>user:", "<|start|>assistant:"

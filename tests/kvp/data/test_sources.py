@@ -9,8 +9,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.encode import encode
-from kvp.data.prompt import sentences
 from kvp.data.sources import Source, open_source
+from kvp.data.synthetic.prompt_builder import sentences
 from kvp.errors import UsageError
 
 SPLITS = ("train", "validation", "test")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvp.data.needles import split_of
+from kvp.data.synthetic.needles import split_of
 from kvp.data.text_files import alternating, best_thread, documents, read_text
 from kvp.errors import UsageError
 

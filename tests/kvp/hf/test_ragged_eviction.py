@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 
 from kvp.allocation import Request
 from kvp.errors import UsageError
-from kvp.hf import EvictingCache, Supply, evicting, observe, prefill_and_evict
-from kvp.hf.layer import EvictingLayer
-from kvp.hf.ragged import RaggedLayer
-from kvp.hf.stored import EMPTY
+from kvp.hf import EvictingCache, ScorerInputs, evicting, observe, prefill_and_evict
+from kvp.hf.cache.base import EMPTY
+from kvp.hf.cache.dense import EvictingLayer
+from kvp.hf.cache.ragged import RaggedLayer
 from kvp.ranking import UNPROTECTED, Protection
-from kvp.scoring import Needs, Noise, Replay, View
+from kvp.scoring import Needs, Noise, Reconstruction, View
 
 Prompt = Callable[..., Tensor]
 PROTECTION = Protection(sinks=2, recents=3)
@@ -303,18 +303,19 @@ class Everything:
 
     def __init__(self, **needs: Any) -> None:
         self.needs = Needs(
-            queries=4, rope=True, hidden_after=2, replay=Replay(chunk=10), noise=Noise(tokens=8),
+            queries=4, rope=True, hidden_after=2,
+            reconstruction=Reconstruction(chunk=10), noise=Noise(tokens=8),
             **needs,
         )  # fmt: skip
         self.views: list[View] = []
 
     def score(self, view: View) -> Tensor:
         self.views.append(view)
-        assert view.replay is not None
+        assert view.reconstruction is not None
         assert view.noise is not None
         assert view.hidden is not None
         assert view.rope is not None
-        return view.replay - view.noise + 1e-3 * view.hidden.mean.mean(-1)[:, None, None]
+        return view.reconstruction - view.noise + 1e-3 * view.hidden.mean.mean(-1)[:, None, None]
 
 
 @pytest.mark.parametrize("text", [0, 5])
@@ -335,14 +336,16 @@ def test_views_carry_what_a_supply_gives(
         assert len(model.model.layers[0].self_attn._forward_pre_hooks) == hooks
     for place, row in enumerate(rows):
         seen = observe(model, row, hidden_after=(2,))
-        supply = Supply(model, row, seen.keys, seen.values, hidden=seen.hidden, tokenizer=tokenizer)
-        for layer, extras in enumerate(supply.for_needs(scorer.needs)):
+        scorer_inputs = ScorerInputs(
+            model, row, seen.keys, seen.values, hidden=seen.hidden, tokenizer=tokenizer
+        )
+        for layer, extras in enumerate(scorer_inputs.for_needs(scorer.needs)):
             view = scorer.views[3 * place + layer]
             assert view.text == extras.text
             assert view.hidden is not None
             assert extras.hidden is not None
             for mine, own in (
-                (view.replay, extras.replay),
+                (view.reconstruction, extras.reconstruction),
                 (view.noise, extras.noise),
                 (view.hidden.variance, extras.hidden.variance),
             ):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kvp.ops.future_attention.blocked as blocked_module
-from kvp.ops.future_attention import future_attention, grid_attention, peak_attention
+from kvp.ops.future_attention import future_attention, grid_attention, max_future_attention
 from kvp.ops.future_attention import reference as definition
 from kvp.ops.future_attention.blocked import interval_attention
 
@@ -47,9 +47,9 @@ def test_one_cut(
         assert found.shape == (cut,)
         np.testing.assert_allclose(found, largest.sum(axis=0), rtol=2e-5, atol=2e-6)
     for peak in (
-        definition.peak_attention(q, k, cut, stop, block),
+        definition.max_future_attention(q, k, cut, stop, block),
         interval_attention(q, k, (cut, stop), cut, "max", block)[0],
-        peak_attention(q, k, cut, stop),
+        max_future_attention(q, k, cut, stop),
     ):
         assert peak.shape == (cut,)
         np.testing.assert_allclose(peak, largest.max(axis=0), rtol=2e-5, atol=2e-6)
@@ -211,7 +211,7 @@ def test_huge_logits_do_not_overflow() -> None:
 
 def test_wrong_shapes_and_ranges_are_refused() -> None:
     queries, keys = torch.randn(2, 10, 4), torch.randn(10, 4)
-    for attention in (future_attention, peak_attention, definition.future_attention):
+    for attention in (future_attention, max_future_attention, definition.future_attention):
         with pytest.raises(ValueError, match="disagree"):
             attention(queries, torch.randn(9, 4), 3)
         with pytest.raises(ValueError, match="disagree"):

@@ -81,7 +81,7 @@ def test_the_kernel_is_no_worse_than_the_full_matrix_in_the_same_precision(
 def test_one_cut(reduction: Literal["sum", "max"], cut: int, stop: int) -> None:
     queries, keys = (x.to(DEVICE) for x in _case(3, 37, 8, scale=3.0))
     found = interval_attention(queries, keys, (cut, stop), cut, reduction, block=16)
-    form = definition.future_attention if reduction == "sum" else definition.peak_attention
+    form = definition.future_attention if reduction == "sum" else definition.max_future_attention
     torch.testing.assert_close(
         found[:, 0], form(queries, keys, cut, stop), rtol=1e-5, atol=1e-6, check_stride=False
     )

@@ -12,7 +12,7 @@ import torch
 from kvp.geometry import Geometry
 from kvp.ops.future_attention import grid_attention
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
-from kvp.store.grid import grid_edges, peak_edges, peak_rows
+from kvp.store.importance_grid import grid_edges, peak_edges, peak_rows
 
 MakeTrace = Callable[..., Trace]
 

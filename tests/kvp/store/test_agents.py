@@ -50,6 +50,6 @@ def test_labels_and_grids_are_those_of_the_heads(grids: Path) -> None:
     for ours, theirs in (
         (part.label("kvzip", 0), whole.label("kvzip", 0)),
         (part.future_attention(0, cut), whole.future_attention(0, cut)),
-        (part.peak_attention(0, cut), whole.peak_attention(0, cut)),
+        (part.max_future_attention(0, cut), whole.max_future_attention(0, cut)),
     ):
         assert torch.equal(ours, theirs.flatten(0, 1)[1:3][None])

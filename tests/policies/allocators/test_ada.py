@@ -11,7 +11,7 @@ import torch
 from kvp.allocation import Request
 from kvp.ranking import Protection
 from policies.allocators.ada import Ada
-from policies.roster import make_allocator
+from policies.registry import make_allocator
 
 RequestOf = Callable[..., Request]
 Array = np.ndarray

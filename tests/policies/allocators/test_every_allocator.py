@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from kvp.allocation import Allocator, Request, allocated_counts, allocated_tokens, protected_scores
 from kvp.errors import KvpError, UsageError
 from kvp.ranking import Protection, keep_tokens
-from policies.roster import ALLOCATORS, make_allocator
-from policies.specification import sizes_itself
+from policies.method_spec import sizes_itself
+from policies.registry import ALLOCATORS, make_allocator
 
 EXACT = [
     "uniform", "ada", "ada:kvpress", "ada(safeguard=0)", "ada(safeguard=0.75)", "ada(safeguard=1)",

@@ -12,7 +12,7 @@ from kvp.allocation import Request
 from kvp.ranking import Protection
 from policies.allocators.ada import Ada
 from policies.allocators.global_budget import Global
-from policies.roster import make_allocator
+from policies.registry import make_allocator
 
 RequestOf = Callable[..., Request]
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvp.allocation import Request
 from policies.allocators.pyramid import Pyramid
-from policies.roster import make_allocator
+from policies.registry import make_allocator
 
 LayersOf = Callable[..., Request]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from kvp.allocation import Request
-from policies.roster import make_allocator
+from policies.registry import make_allocator
 
 LayersOf = Callable[..., Request]
 

@@ -25,7 +25,7 @@ from train.objectives.rloo import (
     within_context,
     within_step,
 )
-from train.presets import PRESETS, Recipe, RewardName
+from train.recipe import PRESETS, Recipe, RewardName
 
 OF_COST = {"skill": skill_of_cost, "ratio": ratio_of_cost, "mass": mass_of_cost}
 COPIES = 4_000

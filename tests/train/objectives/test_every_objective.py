@@ -15,7 +15,7 @@ from torch import Tensor
 
 from train.objectives import OBJECTIVES, Batch
 from train.objectives.rloo import sampled
-from train.presets import PRESETS, Recipe
+from train.recipe import PRESETS, Recipe
 
 SORTS = ("soft_rank", "soft_sort", "neural_sort")
 SAMPLED = ("rloo", "rloo_batch")

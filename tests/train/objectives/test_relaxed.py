@@ -14,7 +14,7 @@ from kvp.ranking import rank_tokens
 from kvp.reward import rank_coefficients, skill_reward
 from train.objectives import OBJECTIVES, Batch
 from train.objectives.relaxed import MOST_TOKENS, evenly, rank_error, standardised, thinned
-from train.presets import PRESETS
+from train.recipe import PRESETS
 
 SORTS = ("soft_rank", "soft_sort", "neural_sort")
 MATRICES = SORTS[1:]

@@ -6,7 +6,7 @@ import torch
 from kvp.expected_cost import expected_cost
 from kvp.plackett_luce import gumbel_sort, log_prob
 from kvp.reward import ideal_cost, random_cost
-from train.objectives.batch import Batch, learnable, top_entropy
+from train.objectives.objective_batch import Batch, learnable, top_entropy
 from train.objectives.rloo import (
     floor_share,
     normalised,

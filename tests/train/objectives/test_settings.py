@@ -6,7 +6,7 @@ import pytest
 
 from train.cli import main
 from train.config import TrainConfig
-from train.presets import WEIGHTS_BUDGETS
+from train.recipe import WEIGHTS_BUDGETS
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from train.presets import WEIGHTS_BUDGETS
         ("--objective rloo_batch --permutations 0", "--permutations must be at least 1"),
         ("--objective exact --pairs -1", "--pairs cannot be negative"),
         ("--sequences -1", "--sequences cannot be negative"),
-        ("--cuts_per_visit 0", "--cuts_per_visit must be at least 1"),
+        ("--points_per_sequence 0", "--points_per_sequence must be at least 1"),
         ("--blocks 3", "--blocks must be 1 or 2"),
         ("--inputs key,query", "--inputs must be some of key,value,position,distance"),
         ("--inputs=,", "--inputs must be some of"),

@@ -11,7 +11,7 @@ import torch
 from train.objectives import OBJECTIVES, Batch
 from train.objectives.listwise import cross_entropy
 from train.objectives.regress import FLOOR, squared_error
-from train.presets import PRESETS
+from train.recipe import PRESETS
 
 
 def draw(*shape: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,182 @@
+"""Task scores of schemes on fixed prompts: common random numbers for a whole search.
+
+Every prompt is prefilled and scored once; what a scheme changes is only how many of the ranked
+tokens each layer keeps. All schemes of a generation are one decoding batch per prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from eval.decode import Kept, Prefix, forced, greedy
+from eval.evolve.config import EvolveConfig
+from eval.evolve.fitness import reply_score
+from eval.evolve.search import Scheme
+from eval.tasks import Prompt
+from kvp.allocation import allocated_tokens, apportion
+from kvp.budgets import Budget
+from kvp.hf import ScorerInputs, observe, views
+from kvp.ranking import UNPROTECTED, Protection
+from kvp.scoring import Scorer, score_layers
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What schemes are relative to."""
+
+    budget: Budget
+    """As asked for; a percentage is of each prompt's own cache."""
+    tokens: int
+    """The same in tokens, for the cache of the reference length: c of the search."""
+    protection: Protection
+
+    @property
+    def floor(self) -> int:
+        """Fewest tokens of a layer."""
+        return max(self.protection.tokens, 1)
+
+    def counts(self, scheme: Scheme, cached: int) -> list[int]:
+        """A scheme rescaled to a cache of `cached` tokens: floor <= count <= cached, exact sum."""
+        own = min(self.budget.tokens(cached), cached)
+        total = round(sum(scheme) * own / self.tokens)
+        bounded = min(max(total, len(scheme) * self.floor), len(scheme) * cached)
+        shares = torch.tensor(scheme, dtype=torch.float64)
+        return apportion(shares, bounded, least=self.floor, most=cached).tolist()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """A prompt after its prefill and its scoring."""
+
+    scores: Tensor
+    """[L, H, N] float32."""
+    prefix: Prefix | None
+    """Keys and values, None where they did not fit into the memory."""
+
+
+class PromptSet:
+    """Prompts of one comparison, prefilled and scored when they are first needed."""
+
+    def __init__(
+        self,
+        config: EvolveConfig,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        scorer: Scorer,
+        target: Target,
+        prompts: Sequence[Prompt],
+        *,
+        keep_bytes: int,
+    ) -> None:
+        """Hold on to the prompts; nothing is run yet. Prefixes are kept up to `keep_bytes`."""
+        self._config, self._model, self._tokenizer = config, model, tokenizer
+        self._scorer, self._target = scorer, target
+        self.prompts = tuple(prompts)
+        self._scored: dict[int, Scored] = {}
+        self._room = keep_bytes
+
+    def of(self, prompts: Sequence[Prompt]) -> PromptSet:
+        """Other prompts of the same comparison, to be asked once: no prefix is kept."""
+        return PromptSet(
+            self._config, self._model, self._tokenizer, self._scorer, self._target, prompts,
+            keep_bytes=0,
+        )  # fmt: skip
+
+    def scores(self, schemes: Sequence[Scheme]) -> list[float]:
+        """Mean over tasks of the mean over prompts, for every scheme."""
+        return self.means(self.values(schemes))
+
+    def means(self, values: Floats) -> list[float]:
+        """Mean over tasks of the mean over prompts: [prompts, schemes] to one number per scheme."""
+        tasks = [prompt.task for prompt in self.prompts]
+        rows = [
+            values[[place for place, own in enumerate(tasks) if own == task]].mean(0)
+            for task in dict.fromkeys(tasks)
+        ]
+        means: list[float] = np.mean(rows, axis=0).tolist()
+        return means
+
+    def values(self, schemes: Sequence[Scheme]) -> Floats:
+        """Task scores [prompts, schemes], each 0 to 1."""
+        return np.array([self._run(place, schemes) for place in range(len(self.prompts))])
+
+    @torch.inference_mode()
+    def _run(self, place: int, schemes: Sequence[Scheme]) -> list[float]:
+        config, prompt = self._config, self.prompts[place]
+        if place in self._scored:
+            scored = self._scored[place]
+            prefix = scored.prefix or self._prefill(prompt)
+        else:
+            scored, prefix = self._score(place)
+        heads = scored.scores.shape[1]
+        rows = []
+        for scheme in schemes:
+            counts = torch.tensor(self._target.counts(scheme, prefix.tokens))
+            chosen = allocated_tokens(
+                scored.scores, counts[:, None].expand(-1, heads), self._target.protection
+            )
+            rows.append(Kept(indices=chosen))
+        feed = prompt.ids[prefix.tokens :]
+        if prompt.forced:
+            losses = forced(
+                self._model, prefix, rows, feed, prompt.reply, batch_rows=config.rows
+            )  # fmt: skip
+            return [reply_score(loss.result, len(prompt.reply)) for loss in losses]
+        answers = greedy(
+            self._model, prefix, rows, feed,
+            max_new_tokens=config.max_new_tokens or prompt.sample.max_new_tokens,
+            batch_rows=config.rows,
+        )  # fmt: skip
+        decode = self._tokenizer.decode
+        texts = [str(decode(answer.result, skip_special_tokens=True)) for answer in answers]
+        return [prompt.score(text) for text in texts]
+
+    def _score(self, place: int) -> tuple[Scored, Prefix]:
+        """Prefill with what the scorer reads, score every layer, keep what fits."""
+        prompt, needs = self.prompts[place], self._scorer.needs
+        ids = self._cached_ids(prompt)
+        after = () if needs.hidden_after is None else (needs.hidden_after,)
+        seen = observe(
+            self._model, ids, queries=needs.queries, last_logits=True, hidden_after=after
+        )
+        scorer_inputs = ScorerInputs(
+            self._model, ids, seen.keys, seen.values, hidden=seen.hidden, tokenizer=self._tokenizer
+        )
+        budget = min(self._target.budget.tokens(ids.shape[1]), ids.shape[1])
+        scores = score_layers(self._scorer, views(seen, needs, budget, scorer_inputs=scorer_inputs))
+        prefix = Prefix(keys=seen.keys, values=seen.values)
+        size = sum(part.nbytes for part in (*seen.keys, *seen.values))
+        fits = size <= self._room
+        self._room -= size if fits else 0
+        scored = Scored(scores=torch.cat(scores), prefix=prefix if fits else None)
+        self._scored[place] = scored
+        return scored, prefix
+
+    def _prefill(self, prompt: Prompt) -> Prefix:
+        seen = observe(self._model, self._cached_ids(prompt), queries=0, last_logits=True)
+        return Prefix(keys=seen.keys, values=seen.values)
+
+    def _cached_ids(self, prompt: Prompt) -> Tensor:
+        """Tokens before the boundary, [1, N]."""
+        boundary = prompt.boundary(self._config.protocol)
+        return prompt.ids[None, :boundary].to(self._model.device)
+
+
+def target_of(config: EvolveConfig, prompts: Sequence[Prompt]) -> tuple[Target, int]:
+    """The target for these prompts, and the reference length (tokens cached, lower median)."""
+    cached = sorted(prompt.boundary(config.protocol) for prompt in prompts)
+    reference = cached[(len(cached) - 1) // 2]
+    protection = UNPROTECTED
+    if config.protection == "on":
+        protection = Protection(sinks=config.sinks, recents=config.recents)
+    tokens = config.target.tokens(reference)
+    return Target(budget=config.target, tokens=tokens, protection=protection), reference

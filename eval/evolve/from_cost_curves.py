@@ -1,0 +1,211 @@
+"""Budgets from the cost curves of a results folder: the search's alternative that runs no model.
+
+Reads curves.jsonl of kvp-eval (cost at 65 budgets per KV head), chooses counts for a grid of mean
+budgets (`greedy`), and writes one budget file with a point for each. A layer's curve is the mean of
+its heads'. Every head's loss weighs the same: E_b / W. Choose on curves of traces other than those
+you report: kvp-eval measures curves on a store's test split, or on validation where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eval.evolve.config import EvolveConfig
+from eval.evolve.greedy import Floats, greedy_counts, greedy_order, hull_costs
+from eval.evolve.print_budgets import print_budgets
+from eval.evolve.search_folder import refuse_others
+from eval.results.folder import CURVES, MANIFEST, ROWS
+from eval.results.records import method_label, read_rows
+from kvp.budgets import parse_budgets
+from kvp.errors import ResultsError, UsageError
+from kvp.manifest import read_json, run_manifest, sha256_file
+from kvp.ranking import UNPROTECTED, Protection
+from policies.budget_files import BUDGETS, BudgetFile, BudgetPoint, load_budgets, save_budgets
+
+UNIFORM_ALLOCATORS = (None, "uniform")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """The curves of one method, protection and protocol."""
+
+    fractions: Floats
+    """[P] budgets as fractions of the cache, 0 to 1."""
+    cost: Floats
+    """[L, H, P] share of the future attention lost there."""
+    model: str
+    revision: str | None
+    protection: Protection
+    cached_tokens: int
+    """Reference length: the lower median of the results, or the length of their prompts."""
+    sequences: int
+    """Traces behind every curve."""
+
+    def units(self, level: str) -> Floats:
+        """Curves of what gets its own count: [L, P] or [L * H, P]."""
+        if level == "layer":
+            mean: Floats = self.cost.mean(1)
+            return mean
+        return self.cost.reshape(-1, self.cost.shape[-1])
+
+
+def run_curves(config: EvolveConfig) -> None:
+    """Run kvp-evolve --curves; raises KvpError on anything the user can mend."""
+    assert config.curves is not None
+    out = Path(config.out)
+    if not (out / BUDGETS).exists() or (out / "manifest.json").exists():
+        refuse_others(out)
+    curves = read_curves(Path(config.curves), config)
+    points, expected = choose(curves, config)
+    layers, heads, _ = curves.cost.shape
+    settings = {
+        name: getattr(config, name)
+        for name in ("curves", "scorer", "protocol", "protection", "level", "budgets")
+    }
+    budgets = BudgetFile(
+        model={"id": curves.model, "revision": curves.revision},
+        layers=layers,
+        kv_heads=heads,
+        scorer=config.scorer,
+        protocol=config.protocol,
+        protection=curves.protection,
+        level=config.level,
+        points=points,
+        seed=config.seed,
+        made_by={"kind": "curves", "expected_loss": expected},
+        data={
+            "sequences": curves.sequences,
+            "sha256": sha256_file(Path(config.curves) / CURVES),
+        },
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    _refuse_another(out, budgets)
+    save_budgets(out / BUDGETS, budgets, run_manifest(settings, seed=config.seed))
+    print_budgets(load_budgets(out))
+
+
+def _refuse_another(out: Path, budgets: BudgetFile) -> None:
+    """UsageError where the folder holds another choice."""
+    if not (out / BUDGETS).exists():
+        return
+    earlier = load_budgets(out)
+    for name in ("scorer", "protocol", "protection", "level", "points", "data"):
+        if getattr(earlier, name) != getattr(budgets, name):
+            raise UsageError(f"--out {out} holds budgets of another {name}; choose a new folder")
+
+
+def choose(
+    curves: Curves, config: EvolveConfig
+) -> tuple[tuple[BudgetPoint, ...], list[dict[str, float]]]:
+    """A point per mean budget, and what each is expected to lose beside uniform counts.
+
+    Raises UsageError on a budget below the protected tokens.
+    """
+    tokens, floor = curves.cached_tokens, max(curves.protection.tokens, 1)
+    own = curves.units(config.level)
+    units = len(own)
+    order = greedy_order(hull_costs(curves.fractions, own, tokens, floor))
+    points: dict[int, BudgetPoint] = {}
+    expected: dict[int, dict[str, float]] = {}
+    for budget in parse_budgets(config.budgets):
+        asked = min(budget.tokens(tokens), tokens)
+        if asked < floor and config.budgets == EvolveConfig.budgets:
+            continue  # a default that nobody asked for
+        if asked < floor:
+            raise UsageError(
+                f"--budgets {budget} is {asked} of {tokens} tokens, below the {floor} protected "
+                "ones; raise it, or use --protection off"
+            )
+        counts = greedy_counts(order, units, asked * units, floor)
+        points[asked] = BudgetPoint(
+            budget=asked, cached_tokens=tokens, counts=tuple(counts.tolist())
+        )
+        expected[asked] = {
+            "uniform": _loss(curves.fractions, own, np.full(units, asked) / tokens),
+            "chosen": _loss(curves.fractions, own, counts / tokens),
+        }
+    if not points:
+        raise UsageError(f"--budgets: none of {config.budgets} holds the {floor} protected tokens")
+    ascending = sorted(points)
+    return tuple(points[key] for key in ascending), [expected[key] for key in ascending]
+
+
+def _loss(fractions: Floats, costs: Floats, shares: Floats) -> float:
+    """Mean over units of the attention lost at these shares of the cache, on the real curves."""
+    lost = [
+        np.interp(share, fractions, cost) for share, cost in zip(shares, costs, strict=True)
+    ]  # fmt: skip
+    return float(np.mean(lost))
+
+
+def read_curves(folder: Path, config: EvolveConfig) -> Curves:
+    """Curves of `--scorer` in a results folder; ResultsError or UsageError where there are none."""
+    manifest = read_json(folder / MANIFEST, ResultsError)
+    path = folder / CURVES
+    if not path.exists():
+        raise ResultsError(f"--curves {folder} has no {CURVES}: run kvp-eval with --curves STORE")
+    try:
+        rows = [row for row in read_rows(path) if row.get("allocator") in UNIFORM_ALLOCATORS]
+        labels = list(dict.fromkeys(_label(row) for row in rows))
+        if config.scorer not in labels:
+            raise UsageError(
+                f"--scorer {config.scorer}: {path} has no such curves; it has {', '.join(labels)}"
+            )
+        protected = config.protection == "on"
+        own = [
+            row for row in rows
+            if _label(row) == config.scorer
+            and (row["protected"], row["protocol"]) == (protected, config.protocol)
+        ]  # fmt: skip
+        if not own:
+            raise UsageError(
+                f"--protection {config.protection}, --protocol {config.protocol}: {path} has no "
+                f"such curves of {config.scorer}"
+            )
+        identity = manifest["identity"]
+        protection = UNPROTECTED
+        if protected:
+            protection = Protection(sinks=identity["sinks"], recents=identity["recents"])
+        return Curves(
+            fractions=np.array(own[0]["budgets"], dtype=np.float64),
+            cost=_table(own),
+            model=identity["model"],
+            revision=identity["revision"],
+            protection=protection,
+            cached_tokens=_reference(folder, config.protocol, identity["length"]),
+            sequences=own[0]["sequences"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ResultsError(f"{path} is damaged: {error!r}; measure the curves again") from None
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    """How kvp-eval calls the method of a row: `snapkv:kvpress`, `kvp/seed0`."""
+    policy = "" if row["policy"] is None else f"/{row['policy']}"
+    return method_label(row["method"], row["variant"]) + policy
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Floats:
+    """[L, H, P] from one row per head; ValueError unless there is exactly one for each."""
+    costs = {(row["layer"], row["head"]): row["cost"] for row in rows}
+    layers, heads = (1 + max(key[axis] for key in costs) for axis in (0, 1))
+    if len(rows) != layers * heads or len(costs) != layers * heads:
+        raise ValueError(f"{len(rows)} curves for {layers} layers x {heads} heads")
+    if any(row["budgets"] != rows[0]["budgets"] for row in rows):
+        raise ValueError("curves at different budgets")
+    table = np.array([costs[key] for key in sorted(costs)], dtype=np.float64)
+    return table.reshape(layers, heads, -1)
+
+
+def _reference(folder: Path, protocol: str, length: int) -> int:
+    """Cached tokens that counts are chosen for; the allocator rescales to any other length."""
+    path = folder / ROWS
+    if not path.exists():
+        return length
+    cached = sorted(row["cached_tokens"] for row in read_rows(path) if row["protocol"] == protocol)
+    return int(cached[(len(cached) - 1) // 2]) if cached else length

@@ -1,0 +1,62 @@
+"""What `kvp-eval --list` prints: every scorer and allocator with what it reads and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from policies.method_spec import PLAIN
+from policies.registry import every_allocator, every_method
+
+HEAD = """\
+A method is SCORER or SCORER+ALLOCATOR, such as snapkv, snapkv:kvpress+ada, kvp+global.
+Options stand in parentheses after name or preset: snapkv(window=16)+ada(safeguard=0.3).
+"""
+
+
+def print_methods() -> None:
+    """Print both rosters, full cache and learned policies among the scorers."""
+    print("\n".join([HEAD, *scorer_lines(), "", *allocator_lines()]))
+
+
+def scorer_lines() -> Iterator[str]:
+    """Lines on the scorers: which tokens stay."""
+    yield "Scorers: which tokens of a head stay"
+    yield from _entry("full", "everything: the unmodified cache", [("reads", "nothing")])
+    yield from _entry(
+        "kvp",
+        "what the policies of --policies DIR learned (attention-free)",
+        [("reads", f"{PLAIN}; trained by kvp-train"), ("costs", "a small network per head, O(N)")],
+    )
+    for entry in every_method().values():
+        yield from _entry(
+            entry.name,
+            f"{entry.line}{' (attention-free)' if entry.attention_free else ''}",
+            [
+                ("reads", entry.needs),
+                ("costs", entry.cost),
+                ("presets", ", ".join(entry.presets)),
+                ("options", ", ".join(entry.options)),
+            ],
+        )
+
+
+def allocator_lines() -> Iterator[str]:
+    """Lines on the allocators: how a budget is split over layers and heads."""
+    yield "Allocators: how many tokens each head keeps (--allocators, or after the plus sign)"
+    for entry in every_allocator().values():
+        sizes = "; no budget, rows carry their own size" if entry.sized_by_scorer else ""
+        yield from _entry(
+            entry.name,
+            f"{entry.line}{sizes}",
+            [
+                ("needs", entry.needs),
+                ("costs", entry.cost),
+                ("presets", ", ".join(entry.presets)),
+                ("options", ", ".join(entry.options)),
+            ],
+        )
+
+
+def _entry(name: str, line: str, facts: Sequence[tuple[str, str]]) -> Iterator[str]:
+    yield f"  {name:<19} {line}"
+    yield from (f"      {what:<15} {said}" for what, said in facts if said)

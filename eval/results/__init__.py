@@ -1,0 +1,1 @@
+"""The results folder: its manifest and its records."""

@@ -1,0 +1,148 @@
+"""The closing table of a run: mean score per method and budget with its interval, per protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from eval.results.records import OWN, Row, method_label, policy_groups
+from eval.stats import Interval, bootstrap_mean, per_prompt, perplexity
+from kvp.budgets import parse_budget
+
+FULL_COLUMN = "full"
+PROTECTED = " +p"
+SPREAD = "(± half of the 95 % interval)"
+"""What stands beside each mean, where the screen is wide enough."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One method of one protocol: an estimate per budget."""
+
+    protocol: str
+    label: str
+    """Method, preset, allocator, and `+p` where first and last tokens are always kept."""
+    cells: Mapping[str, Interval]
+    """By budget spec; `full` for the full cache, `own` for a size of the method's own."""
+    own_share: float | None = None
+    """Share of the cache it keeps where it sizes the cache itself, mean over rows."""
+
+
+def headline(rows: Iterable[Row], *, resamples: int = 2000, seed: int = 0) -> list[Line]:
+    """Mean string-match score over all generated tasks; policy seeds are averaged per prompt."""
+
+    def score(group: list[Row]) -> Interval:
+        return bootstrap_mean(per_prompt(group), resamples=resamples, seed=seed)
+
+    return _lines((row for row in rows if row["score"] is not None), score)
+
+
+def perplexity_headline(rows: Iterable[Row], *, resamples: int = 2000, seed: int = 0) -> list[Line]:
+    """Perplexity of the given replies over all dialogue tasks."""
+
+    def score(group: list[Row]) -> Interval:
+        return perplexity(group, resamples=resamples, seed=seed)
+
+    return _lines((row for row in rows if row["nll"] is not None), score)
+
+
+def print_headline(console: Console, rows: Iterable[Row], *, resamples: int, seed: int) -> None:
+    """Print what was measured, at most 100 columns wide."""
+    rows = list(rows)
+    scores = headline(rows, resamples=resamples, seed=seed)
+    losses = perplexity_headline(rows, resamples=resamples, seed=seed)
+    _print(console, scores, "mean score, %", 100)
+    _print(console, losses, "perplexity of the given text", 1)
+
+
+def _lines(rows: Iterable[Row], score: Callable[[list[Row]], Interval]) -> list[Line]:
+    rows = list(rows)
+    policies = policy_groups(rows)
+    groups: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    for row in rows:
+        cells = groups.setdefault((row["protocol"], _label(row, policies)), {})
+        cells.setdefault(row["budget_spec"] or FULL_COLUMN, []).append(row)
+    methods = list(dict.fromkeys(label.removesuffix(PROTECTED) for _, label in groups))
+
+    def place(key: tuple[str, str]) -> tuple[int, bool]:
+        return methods.index(key[1].removesuffix(PROTECTED)), key[1].endswith(PROTECTED)
+
+    return [
+        Line(
+            protocol=key[0],
+            label=key[1],
+            cells={budget: score(group) for budget, group in groups[key].items()},
+            own_share=_share(groups[key].get(OWN, [])),
+        )
+        for key in sorted(groups, key=place)
+    ]
+
+
+def _label(row: Row, policies: Mapping[str | None, str]) -> str:
+    """What a row's method is called, seeds of one policy together."""
+    group = policies[row["policy"]]
+    name = f"{row['method']}/{group}" if group else row["method"]
+    label = method_label(name, row["variant"], row["allocator"])
+    return f"{label}{PROTECTED if row['protected'] else ''}"
+
+
+def _share(rows: list[Row]) -> float | None:
+    if not rows:
+        return None
+    shares: list[float] = [row["kept_tokens"] / row["cached_tokens"] for row in rows]
+    return sum(shares) / len(shares)
+
+
+def _print(console: Console, lines: list[Line], what: str, scale: int) -> None:
+    for protocol in dict.fromkeys(line.protocol for line in lines):
+        own = [line for line in lines if line.protocol == protocol]
+        columns = sorted({budget for line in own for budget in line.cells}, key=_size)
+        table = _table(own, columns, scale, spread=True)
+        fits = _width(console, table) <= console.width
+        console.print(f"{protocol}: {what}{f' {SPREAD}' if fits else ''}")
+        if not fits:
+            table = _table(own, columns, scale, spread=False)
+        console.print(table, width=max(console.width, _width(console, table)), crop=False)
+    if lines:
+        console.print("+p: first and last tokens are always kept")
+    if any(line.own_share is not None for line in lines):
+        console.print("own @: the method's own size, as a share of the cache")
+
+
+def _width(console: Console, table: Table) -> int:
+    """Columns the table takes where nothing limits it."""
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+
+
+def _table(lines: list[Line], columns: list[str], scale: int, *, spread: bool) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("method", no_wrap=True)
+    for budget in columns:
+        table.add_column(budget, justify="right", no_wrap=True)
+    for line in lines:
+        table.add_row(line.label, *(_cell(line, name, scale, spread=spread) for name in columns))
+    return table
+
+
+def _size(column: str) -> tuple[bool, bool, Decimal]:
+    """Shares first, then token counts, each ascending; own sizes and the full cache last."""
+    if column in (OWN, FULL_COLUMN):
+        return True, True, Decimal(column == FULL_COLUMN)
+    budget = parse_budget(column)
+    return False, budget.percent is None, budget.percent or Decimal(budget.count or 0)
+
+
+def _cell(line: Line, column: str, scale: int, *, spread: bool) -> str:
+    value = line.cells.get(column)
+    if value is None:
+        return ""
+    half = (value.high - value.low) / 2 * scale
+    digits = 0 if scale == 100 else 2
+    size = f" @{line.own_share:.0%}" if column == OWN and line.own_share is not None else ""
+    around = f" ±{half:.{digits}f}" if spread else ""
+    return f"{value.mean * scale:.{digits}f}{around}{size}"

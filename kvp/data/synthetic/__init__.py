@@ -1,0 +1,1 @@
+"""Generated text: RULER tasks, prose and dialogues."""

@@ -1,0 +1,96 @@
+"""A RULER prompt before it is fitted to a length: its parts, and where its haystack comes from."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kvp.data.synthetic.needles import Split
+from kvp.errors import UsageError
+
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+"""One line of RULER's repeated haystack."""
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+_SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """A prompt with its answers; its text is `context + question + prefix`."""
+
+    context: str
+    question: str
+    prefix: str
+    references: tuple[str, ...]
+    reply: str
+
+    @property
+    def text(self) -> str:
+        """Everything given to the model, without a chat template."""
+        return self.context + self.question + self.prefix
+
+
+@dataclass(frozen=True, kw_only=True)
+class Builder:
+    """Builds one sample's prompt with any amount of haystack, from `smallest` on."""
+
+    build: Callable[[int], Prompt]
+    """From an amount to the prompt; the same needles and answers for every amount."""
+    smallest: int
+    """Least amount of haystack: lines, words or entries, as the task counts them."""
+    max_new_tokens: int
+    """RULER's number of tokens to generate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """The randomness and the text one sample is made from."""
+
+    name: str
+    """Identifies the sample: task, split, seed, index."""
+    split: Split
+    """Whose keys, values and text to use."""
+    length: int
+    """Tokens the prompt may have: an upper bound of the words ever needed."""
+    essays: str | None
+    """Real running text, or None for the generated prose."""
+
+    def rng(self, part: str) -> random.Random:
+        """A fresh generator for one part of the sample, independent of the other parts."""
+        return random.Random(f"{self.name}/{part}")
+
+    def essay(self) -> list[str]:
+        """Running text of this split as words, at least `length` of them.
+
+        Given essays are shared out by position (the first 80 % of the words train, then 10 % and
+        10 %) and read from a random place on, round their share's end.
+        """
+        if self.essays is None:
+            from kvp.data.synthetic.prose import prose
+
+            return prose(self.rng("essay").getrandbits(32), self.length, self.split).split()
+        words = _share(self.essays, self.split)
+        if not words:
+            raise UsageError(f"--essays: no words left for the {self.split} split")
+        start = self.rng("essay").randrange(len(words))
+        found = words[start : start + self.length]
+        while len(found) < self.length:
+            found += words[: self.length - len(found)]
+        return found
+
+
+@lru_cache(maxsize=4)
+def _share(essays: str, split: Split) -> list[str]:
+    """The words of `essays` that belong to `split`."""
+    words = essays.split()
+    low, high = (round(share * len(words)) for share in _SHARES[split])
+    return words[low:high]
+
+
+def sentences(text: str) -> list[str]:
+    """`text` cut after each full stop, question mark or exclamation mark before a space."""
+    return _SENTENCE_END.split(text) if text else []

@@ -1,0 +1,70 @@
+"""RULER's variable tracking: follow a chain of assignments through a noisy text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+
+from kvp.data.synthetic.needles import Split, draw_name, draw_number
+from kvp.data.synthetic.prompt_builder import NOISE, Builder, Draw, Prompt
+
+HOPS = 4
+MAX_NEW_TOKENS = 30
+EXAMPLE_LENGTH = 500
+"""Most tokens of the worked example."""
+
+
+def tracking(draw: Draw, count_tokens: Callable[[str], int], *, example: bool) -> Builder:
+    """One chain of five variables; `example` puts a worked one before it.
+
+    The amount is the number of noise lines. The worked example has three-letter names and as many
+    noise lines as fit into `EXAMPLE_LENGTH` tokens or half the prompt.
+    """
+    shown = ""
+    if example:
+        limit = min(EXAMPLE_LENGTH, draw.length // 2)
+        rng = draw.rng("example")
+        chain = _chain(rng, draw.split, letters=3)
+        lines = HOPS + 1
+        while count_tokens(_worked(chain, lines + 1, draw)) <= limit:
+            lines += 1
+        shown = _worked(chain, lines, draw) + "\n"
+    chain = _chain(draw.rng("chain"), draw.split, letters=5)
+
+    def build(amount: int) -> Prompt:
+        return _prompt(chain, amount, draw.rng("places"), shown)
+
+    return Builder(build=build, smallest=HOPS + 1, max_new_tokens=MAX_NEW_TOKENS)
+
+
+def _chain(rng: random.Random, split: Split, letters: int) -> tuple[str, list[str]]:
+    names: dict[str, None] = {}
+    while len(names) < HOPS + 1:
+        names[draw_name(rng, split, letters)] = None
+    return draw_number(rng, split, digits=5), list(names)
+
+
+def _worked(chain: tuple[str, list[str]], lines: int, draw: Draw) -> str:
+    prompt = _prompt(chain, lines, draw.rng("example places"), "")
+    return f"{prompt.text} {' '.join(chain[1])}\n"
+
+
+def _prompt(chain: tuple[str, list[str]], amount: int, rng: random.Random, shown: str) -> Prompt:
+    value, names = chain
+    statements = [f"VAR {names[0]} = {value}"]
+    statements += [f"VAR {new} = VAR {old} " for old, new in pairwise(names)]
+    lines = [NOISE] * amount
+    places = sorted(rng.sample(range(amount), len(statements)))
+    for place, statement in reversed(list(zip(places, statements, strict=True))):
+        lines.insert(place, statement)
+    return Prompt(
+        context=f"{shown}Memorize and track the chain(s) of variable assignment hidden in the "
+        "following text.\n\n" + "\n".join(lines).replace(". \n", ".\n") + "\n",
+        question=f"Question: Find all variables that are assigned the value {value} in the text "
+        "above.",
+        prefix=" Answer: According to the chain(s) of variable assignment in the text above, "
+        f"{len(names)} variables are assigned the value {value}, they are: ",
+        references=tuple(names),
+        reply=" ".join(names),
+    )

@@ -1,0 +1,92 @@
+"""RULER's counting tasks: common words of a numbered list, frequent words of a coded text."""
+
+from __future__ import annotations
+
+import math
+import random
+import string
+from itertools import chain, repeat
+
+from kvp.data.synthetic.needles import draw_name, word_pool
+from kvp.data.synthetic.prompt_builder import Builder, Draw, Prompt
+
+COMMON = 10
+CWE_MAX_NEW_TOKENS = 120
+FWE_MAX_NEW_TOKENS = 50
+LONG = 4096
+"""Tokens from which RULER repeats the words of the list more often."""
+
+
+def common_words(draw: Draw) -> Builder:
+    """Ten words that occur more often than the others; the amount is the number of the others.
+
+    From `LONG` tokens on the common words occur 30 times, the others 3 times, and the worked
+    example has 40 words; below it is 6, once and 20 words (3 times and once).
+    """
+    long = draw.length >= LONG
+    frequent, rare = (30, 3) if long else (6, 1)
+    shown_frequent, shown_rare, shown_others = (10, 3, 30) if long else (3, 1, 10)
+    rng = draw.rng("words")
+    pool = list(word_pool(draw.split))
+    rng.shuffle(pool)
+    shown = pool[: COMMON + shown_others]
+    pool = pool[COMMON + shown_others :]
+    example = _list_prompt(shown, shown_frequent, shown_rare, draw.rng("example"), "")
+    before = f"{example.text} {_numbered(shown[:COMMON])}\n"
+
+    def build(amount: int) -> Prompt:
+        words = pool[: COMMON + amount]
+        return _list_prompt(words, frequent, rare, draw.rng("order"), before)
+
+    return Builder(build=build, smallest=0, max_new_tokens=CWE_MAX_NEW_TOKENS)
+
+
+def _list_prompt(
+    words: list[str], frequent: int, rare: int, rng: random.Random, before: str
+) -> Prompt:
+    entries = words[:COMMON] * frequent + words[COMMON:] * rare
+    rng.shuffle(entries)
+    return Prompt(
+        context=f"{before}Below is a numbered list of words. In these words, some appear more "
+        "often than others. Memorize the ones that appear most often.\n"
+        f"{_numbered(entries)}\n",
+        question="Question: What are the 10 most common words in the above list?",
+        prefix=" Answer: The top 10 words that appear most often in the list are:",
+        references=tuple(words[:COMMON]),
+        reply=f" {_numbered(sorted(words[:COMMON], key=entries.index))}",
+    )
+
+
+def _numbered(words: list[str]) -> str:
+    return " ".join(f"{number}. {word}" for number, word in enumerate(words, start=1))
+
+
+def frequent_words(draw: Draw) -> Builder:
+    """Coded words whose frequency falls with the square of their rank, the first one dots.
+
+    The amount is the number of words counted before rounding down.
+    """
+    size = max(4, (draw.length - FWE_MAX_NEW_TOKENS) // FWE_MAX_NEW_TOKENS)
+    rng = draw.rng("words")
+    coded: dict[str, None] = {}
+    while len(coded) < size - 1:
+        coded[draw_name(rng, draw.split, 6, string.ascii_lowercase)] = None
+    vocabulary = ["...", *coded]
+
+    def build(amount: int) -> Prompt:
+        counts = [math.floor(amount * 6 / (math.pi * rank) ** 2) for rank in range(1, size + 1)]
+        words = list(chain(*map(repeat, vocabulary, counts)))
+        draw.rng("order").shuffle(words)
+        return Prompt(
+            context="Read the following coded text and track the frequency of each coded word. "
+            f"Find the three most frequently appeared coded words. {' '.join(words)}\n",
+            question="Question: Do not provide any explanation. Please ignore the dots '....'. "
+            "What are the three most frequently appeared words in the above coded text?",
+            prefix=" Answer: According to the coded text above, the three most frequently "
+            "appeared words are:",
+            references=tuple(vocabulary[1:4]),
+            reply=f" {', '.join(vocabulary[1:4])}.",
+        )
+
+    # Below 53 words the third and the fourth rank may tie at one occurrence each.
+    return Builder(build=build, smallest=60, max_new_tokens=FWE_MAX_NEW_TOKENS)

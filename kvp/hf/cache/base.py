@@ -1,0 +1,219 @@
+"""What every layer of the evicting cache does, however it stores its tokens.
+
+A layer counts the tokens it has seen, refuses what would silently go wrong, and hands the true
+positions of new tokens to its attention. How tokens are stored is `kvp.hf.cache.dense` (all heads
+alike) and `kvp.hf.cache.ragged` (each head its own number). Left out: rollback (`crop`),
+offloading, gradients.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicLayer
+
+from kvp.errors import ModelError, UsageError
+
+EMPTY = torch.iinfo(torch.int64).max
+"""Position of a slot that holds no token."""
+
+
+class StoredLayer(DynamicLayer, ABC):
+    """One layer of an `EvictingCache`."""
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = 0
+        """Tokens fed so far, padding columns included."""
+        self.evicted = False
+        """True once slots are no longer all columns seen, in order."""
+        self._newest: Tensor | None = (
+            None  # [B] newest position fed; the first layer alone keeps it
+        )
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """Rows of the batch, B."""
+
+    @property
+    @abstractmethod
+    def positions(self) -> Tensor:
+        """[B, H, S] int64: true position of every slot's token, `EMPTY` where there is none."""
+
+    @property
+    @abstractmethod
+    def row_nbytes(self) -> list[int]:
+        """Bytes of the key and value tensors held for each row, room to grow included."""
+
+    @abstractmethod
+    def select(self, indices: Tensor) -> StoredLayer:
+        """Keep slots `indices` [B, H, S] (-1 = none) in a new layer, in that order."""
+
+    @abstractmethod
+    def _append(self, keys: Tensor, values: Tensor) -> None:
+        """Store [B, H, T, D] keys and values; `_attend` brings their positions."""
+
+    @abstractmethod
+    def _attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        mask: Tensor | None,
+        options: Mapping[str, Any],
+        new_positions: Tensor,
+    ) -> Tensor:
+        """As `attend`, with the positions [B, T] of the new tokens, `EMPTY` for padding."""
+
+    @abstractmethod
+    def _take_rows(self, rows: Tensor) -> None:
+        """Make rows `rows` [R] int64 the batch."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the key and value tensors held, room to grow included."""
+        return sum(self.row_nbytes)
+
+    def get_seq_length(self) -> int:
+        """Tokens seen."""
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Columns of the mask for `query_length` more tokens, and the first of them.
+
+        After eviction the mask covers the new tokens alone: of the stored ones, the layer knows.
+        """
+        return (query_length, self.seen) if self.evicted else (self.seen + query_length, 0)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Append [B, H, T, D] keys and values; their positions follow when they are attended.
+
+        Raises UsageError when gradients would have to flow through the cache.
+        """
+        if torch.is_grad_enabled() and key_states.requires_grad:
+            raise UsageError(
+                "an EvictingCache holds no gradients: call the model in torch.no_grad()"
+            )
+        self._append(key_states, value_states)
+        self.seen += key_states.shape[2]
+        return self.keys, self.values
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        mask: Tensor | None,
+        options: Mapping[str, Any],
+        *,
+        first: bool,
+    ) -> Tensor:
+        """Attention of the newest tokens over the stored slots: [B, Q, T, D] -> [B, T, Q, D].
+
+        `options` carries the true positions, `position_ids` [B or 1, T], beside scaling and
+        dropout; `mask` is a bool [B, 1, T, S] that shows padding among the new tokens, S as
+        `get_mask_sizes` told. Raises ModelError when the model passes no positions, UsageError on a
+        mask of another shape and on tokens the cache already holds.
+        """
+        position_ids = options.get("position_ids")
+        if position_ids is None or position_ids.ndim != 2:
+            raise ModelError(
+                f"{type(module).__name__} passes no plain token positions to its attention: "
+                "kvp cannot evict from this model"
+            )
+        tokens = query.shape[2]
+        new_positions = position_ids.expand(query.shape[0], tokens)
+        if mask is not None:
+            if mask.dtype != torch.bool or mask.shape[-1] != (
+                tokens if self.evicted else self.seen
+            ):
+                raise UsageError(
+                    f"attention_mask must be 2-D, one column for each of {self.seen} tokens seen"
+                )
+            new_positions = new_positions.masked_fill(~mask[:, 0, -1, -tokens:], EMPTY)
+        if first:
+            self._refuse_repeated_tokens(new_positions)
+            self._refuse_rope_switch(module, new_positions)
+        return self._attend(module, query, mask, options, new_positions)
+
+    def _refuse_repeated_tokens(self, new_positions: Tensor) -> None:
+        if self._newest is not None and bool((new_positions <= self._newest[:, None]).any()):
+            raise UsageError(
+                "the tokens fed are already in past_key_values: leave at least one prompt token "
+                f"out of the cache (it has seen {self.seen - new_positions.shape[1]}), and let an "
+                "attention_mask cover all tokens"
+            )
+        newest = new_positions.masked_fill(new_positions == EMPTY, -1).amax(dim=1)
+        self._newest = newest if self._newest is None else torch.maximum(newest, self._newest)
+
+    def _refuse_rope_switch(self, module: nn.Module, new_positions: Tensor) -> None:
+        rope = getattr(getattr(module, "config", None), "rope_parameters", None) or {}
+        if rope.get("rope_type") != "longrope":
+            return
+        switch = rope["original_max_position_embeddings"]
+        before = self.seen - new_positions.shape[1]
+        if 0 < before <= switch and bool((new_positions[new_positions < EMPTY] >= switch).any()):
+            raise UsageError(
+                f"this model changes its RoPE after {switch} tokens, which would make the {before} "
+                "cached keys wrong: shorten prompt and answer, or prefill past that length"
+            )
+
+    def _change_rows(self, rows: Tensor) -> None:
+        if self.is_initialized:
+            rows = torch.arange(self.rows, device=self.keys.device)[rows.to(self.keys.device)]
+            self._take_rows(rows)
+            self._newest = None if self._newest is None else self._newest[rows]
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Reorder the rows, as beam search asks."""
+        self._change_rows(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep only rows `indices`."""
+        self._change_rows(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row `repeats` times."""
+        if self.is_initialized:
+            self._change_rows(torch.arange(self.rows).repeat_interleave(repeats))
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.__init__()  # type: ignore[misc]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refused: what was evicted cannot come back. Raises UsageError unless 0 tokens go."""
+        if tokens_to_remove != 0:
+            raise UsageError(
+                "an EvictingCache cannot be rolled back: assisted and speculative decoding, and "
+                "crop(), need a DynamicCache"
+            )
+
+
+def grown(room: Tensor, stored: int, capacity: int) -> Tensor:
+    """The first `stored` slots of `room` [B, H, S, ...] in a tensor of `capacity` slots."""
+    larger = room.new_empty(*room.shape[:2], capacity, *room.shape[3:])
+    larger[:, :, :stored] = room[:, :, :stored]
+    return larger
+
+
+def source_rows(keys: Tensor, indices: Tensor) -> Tensor:
+    """The row of keys [1 or R, H, N, D] that serves each row of `indices` [R, H, S]: [R] int64.
+
+    Raises ValueError on shapes that do not fit.
+    """
+    held, heads = keys.shape[:2]
+    if indices.ndim != 3 or indices.shape[1] != heads or held not in (1, indices.shape[0]):
+        raise ValueError(
+            f"indices {tuple(indices.shape)} do not select from keys {tuple(keys.shape)}"
+        )
+    rows = torch.arange(indices.shape[0], device=keys.device)
+    return rows if held > 1 else torch.zeros_like(rows)

@@ -1,0 +1,84 @@
+"""A transformers cache whose layers drop entries physically and still report the true length.
+
+`get_seq_length` is the number of tokens seen (padding columns included, as transformers counts), so
+positions stay true and `generate` feeds exactly the new tokens; `get_mask_sizes` is what is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from kvp.hf.attention import QueryRecorder, StoredKeys
+from kvp.hf.cache.base import StoredLayer
+from kvp.hf.cache.dense import EvictingLayer, selected_layer
+
+
+class EvictingCache(Cache):
+    """The layers of a model; empty until its first forward pass, like a `DynamicCache`."""
+
+    layers: list[StoredLayer]  # type: ignore[assignment]
+
+    def __init__(self, layers: Sequence[StoredLayer] = ()) -> None:
+        """Start from `layers`, or empty: layers then appear as the model feeds them."""
+        super().__init__(layers=list(layers))
+        self.recorder: QueryRecorder | None = None
+        """Receives the queries of every forward pass while it is set."""
+
+    @classmethod
+    def select(
+        cls,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        indices: Sequence[Tensor],
+        seen: int,
+    ) -> EvictingCache:
+        """Build a cache of R rows from a prefill, each row and head with its own kept tokens.
+
+        Per layer: keys and values [1 or R, H, N, D] (one row serves all R), indices int64 [R, H, S]
+        into the N tokens, whose positions are 0..N-1; -1 stands for no token. A layer with a -1
+        stores each head at its own length (`RaggedLayer`), any other is one dense tensor
+        (`EvictingLayer`). `seen` is the true length, N or more. Raises ValueError on shapes that do
+        not fit.
+        """
+        layers: list[StoredLayer] = []
+        for layer_keys, layer_values, layer_indices in zip(keys, values, indices, strict=True):
+            positions = torch.arange(layer_keys.shape[2], device=layer_keys.device)
+            layers.append(
+                selected_layer(layer_keys, layer_values, positions[None, None], layer_indices, seen)
+            )
+        return cls(layers)
+
+    def update(  # type: ignore[override]
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[StoredKeys, StoredKeys]:
+        """Append [B, H, T, D] keys and values to layer `layer_idx` and hand the layer over."""
+        while len(self.layers) <= layer_idx:
+            self.layers.append(EvictingLayer())
+        layer = self.layers[layer_idx]
+        layer.update(key_states, value_states)
+        stored = StoredKeys(layer, layer_idx, self.recorder)
+        return stored, stored
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all key and value tensors really held."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def row_nbytes(self) -> list[int]:
+        """Bytes of the key and value tensors of each row, room to grow included; sum `nbytes`."""
+        layers = zip(*(layer.row_nbytes for layer in self.layers), strict=True)
+        return [sum(row) for row in layers]
+
+    def reset(self) -> None:
+        """Forget everything: the cache is as empty as a new one."""
+        self.layers.clear()
+
+    @property
+    def evicted(self) -> bool:
+        """True once any layer dropped or rearranged tokens."""
+        return any(layer.evicted for layer in self.layers)

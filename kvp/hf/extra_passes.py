@@ -1,0 +1,220 @@
+"""Extra forward passes on top of a full cache, and the attention its tokens receive in them.
+
+The cache is lent, never written: a pass sees keys and values of the prompt and its own, and its own
+are gone when the layer is done. The attention is reduced layer by layer to one number per cached
+token. What is fed in a pass is `kvp.hf.reconstruction`; the formula is
+`kvp.ops.reconstruction_attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from kvp.errors import UsageError
+from kvp.hf.attention import StoredKeys, kvp_attention_set
+from kvp.hf.model_access import attention_modules, rope_kept
+from kvp.ops.reconstruction_attention import reconstruction_attention
+
+_WORKING_FLOATS = {"cpu": 2**21}
+"""Attention probabilities held at a time, by kind of device: what its cache holds (8 MiB)."""
+_MANY_FLOATS = 2**26
+"""The same for other devices, where few large steps are faster (256 MiB)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Which cached tokens stand in the softmax of a pass, and get a signal from it."""
+
+    start: int
+    """First token that gets a signal."""
+    stop: int
+    """One past the last."""
+    sinks: int = 0
+    """First tokens that stand in the softmax beside them, as far as they come before `start`."""
+
+
+@torch.no_grad()
+def run_pass(
+    model: PreTrainedModel,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    input_ids: Tensor,
+    window: Window,
+    *,
+    weighted: bool = False,
+) -> list[Tensor]:
+    """Feed `input_ids` [B, T] after the cached tokens and measure what the window receives.
+
+    `keys` and `values` are per layer [B, H, N, D] of tokens at positions 0..N-1; the input stands
+    at N..N+T-1 and sees all of them. `weighted` multiplies attention by the norm of the value
+    behind the output projection of the query head, over the norm of the state that entered the
+    attention block (KVzip+).
+
+    Returns per layer [B, H, stop - start] float32. Raises UsageError when the input crosses the
+    length where the model changes its RoPE.
+    """
+    _refuse_rope_switch(model, keys[0].shape[2], input_ids.shape[1])
+    with ExitStack() as undo:
+        undo.enter_context(kvp_attention_set(model))
+        undo.enter_context(rope_kept(model))
+        norms: dict[int, Tensor] = {}
+        if weighted:
+            undo.enter_context(_hidden_norms(model, norms))
+        layers = [
+            _LentLayer(layer_keys, layer_values, window, index, norms if weighted else None)
+            for index, (layer_keys, layer_values) in enumerate(zip(keys, values, strict=True))
+        ]
+        # Not the whole model: no logits are read, and hooks on it (`evicting`) stay out of this.
+        model.base_model(
+            input_ids=input_ids, past_key_values=_LentCache(layers=[*layers]), use_cache=True
+        )
+    return [layer.signal for layer in layers]
+
+
+class _LentCache(Cache):
+    """A full cache that a pass may read."""
+
+    def update(  # type: ignore[override]
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[StoredKeys, StoredKeys]:
+        layer = self.layers[layer_idx]
+        assert isinstance(layer, _LentLayer)
+        layer.update(key_states, value_states)
+        stored = StoredKeys(layer, layer_idx, None)
+        return stored, stored
+
+
+class _LentLayer(DynamicLayer):
+    """One layer's keys and values, lent; holds the pass's own only between two calls."""
+
+    keys: Tensor
+    values: Tensor
+    signal: Tensor
+
+    def __init__(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        window: Window,
+        index: int,
+        norms: Mapping[int, Tensor] | None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lazy_initialization(keys, values)
+        self.keys, self.values = keys, values
+        self._window, self._index, self._norms = window, index, norms
+        self._own: tuple[Tensor, Tensor] | None = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Hold the pass's keys and values [B, H, T, D] until they are attended."""
+        self._own = key_states, value_states
+        return key_states, value_states
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        mask: Tensor | None,
+        options: Mapping[str, Any],
+        *,
+        first: bool,
+    ) -> Tensor:
+        """Attention of the pass as the plain model computes it; leaves the signal behind."""
+        assert self._own is not None
+        (own_keys, own_values), self._own = self._own, None
+        scaling = options.get("scaling")
+        self._measure(
+            module, query, own_keys, query.shape[-1] ** -0.5 if scaling is None else scaling
+        )
+        attended, _ = sdpa_attention_forward(
+            module,
+            query,
+            torch.cat([self.keys, own_keys], dim=2),
+            torch.cat([self.values, own_values], dim=2),
+            mask,
+            **options,
+        )
+        return attended
+
+    def _measure(self, module: nn.Module, query: Tensor, own: Tensor, scaling: float) -> None:
+        batch, query_heads, tokens, width = query.shape
+        heads = own.shape[1]
+        window = self._window
+        sinks = min(window.sinks, window.start)
+        keys = self.keys[:, :, window.start : window.stop]
+        if sinks:
+            keys = torch.cat([self.keys[:, :, :sinks], keys], dim=2)
+        key_weights = query_weights = None
+        if self._norms is not None:
+            values = self.values[:, :, window.start : window.stop]
+            key_weights = projected_norms(module, values, query_heads // heads)
+            key_weights = nn.functional.pad(key_weights, (sinks, 0), value=1.0)
+            query_weights = 1.0 / self._norms[self._index][:, None].expand(-1, heads, -1)
+        working = _WORKING_FLOATS.get(keys.device.type, _MANY_FLOATS)
+        signal = reconstruction_attention(
+            query.reshape(batch, heads, -1, tokens, width),
+            keys,
+            own,
+            scaling=scaling,
+            key_weights=key_weights,
+            query_weights=query_weights,
+            block=max(1, working // (batch * query_heads * (keys.shape[2] + tokens))),
+        )
+        self.signal = signal[..., sinks:]
+
+
+def projected_norms(attention: nn.Module, values: Tensor, group: int) -> Tensor:
+    """Norms ||W_o v|| of values [B, H, N, D] behind each query head's slice: [B, H, G, N] float32.
+
+    Through the Gram matrix of the slice, so that no projected vector of the model's width is held.
+    """
+    _, heads, _, width = values.shape
+    projection = attention.o_proj
+    assert isinstance(projection, nn.Module)
+    assert isinstance(projection.weight, Tensor)
+    slices = projection.weight.float().view(-1, heads, group, width)
+    gram = torch.einsum("whgd,whge->hgde", slices, slices)
+    folded = torch.einsum("bhnd,hgde->bhgne", values.float(), gram)
+    return (folded * values.float()[:, :, None]).sum(dim=-1).clamp_min(0).sqrt()
+
+
+@contextmanager
+def _hidden_norms(model: PreTrainedModel, norms: dict[int, Tensor]) -> Iterator[None]:
+    """Put the norms [B, T] of the states that enter each layer's attention into `norms`."""
+    with ExitStack() as undo:
+        for index, attention in enumerate(attention_modules(model)):
+
+            def watch(
+                module: nn.Module,
+                args: tuple[Any, ...],
+                kwargs: dict[str, Any],
+                index: int = index,
+            ) -> None:
+                states = args[0] if args else kwargs["hidden_states"]
+                norms[index] = states.float().norm(dim=-1).clamp_min(torch.finfo().tiny)
+
+            undo.callback(attention.register_forward_pre_hook(watch, with_kwargs=True).remove)
+        yield
+
+
+def _refuse_rope_switch(model: PreTrainedModel, cached: int, tokens: int) -> None:
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return
+    switch = rope["original_max_position_embeddings"]
+    if cached <= switch < cached + tokens:
+        raise UsageError(
+            f"this model changes its RoPE after {switch} tokens, and the extra pass of {tokens} "
+            f"after {cached} cached ones crosses that: set a smaller chunk or shorten the prompt"
+        )

@@ -1,0 +1,204 @@
+"""Everything a scorer may ask beyond keys, values and queries, made once per prompt.
+
+A `ScorerInputs` belongs to one prefill. What it gives is computed when first asked for and kept, so
+that many methods of one prompt share one set of extra passes. Nothing here changes the model or the
+cache. Left out: padding (make one supply per row, without its padding columns).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from kvp.errors import UsageError
+from kvp.hf.classifier import classify
+from kvp.hf.extra_passes import Window, run_pass
+from kvp.hf.hidden import HiddenRecord
+from kvp.hf.model_access import query_projection, rope_of
+from kvp.hf.reconstruction import noise_input, reconstruction_inputs
+from kvp.rope import Rope
+from kvp.scoring import HiddenStates, Needs, Noise, Reconstruction
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerInputs:
+    """Fields of one layer's `View` filled by a `ScorerInputs`; None where not requested."""
+
+    rope: Rope | None = None
+    hidden: HiddenStates | None = None
+    reconstruction: Tensor | None = None
+    noise: Tensor | None = None
+    text: str | None = None
+    label: str | None = None
+
+
+def needs_scorer_inputs(needs: Needs) -> bool:
+    """True if a scorer with `needs` can only be served with a `ScorerInputs`."""
+    return bool(
+        needs.rope
+        or needs.hidden_after is not None
+        or needs.reconstruction
+        or needs.noise
+        or needs.text
+        or needs.classifier
+    )
+
+
+class ScorerInputs:
+    """Extras of one prompt: `for_needs` for scorers, `reconstruction` and `noise` for labels.
+
+    After `seen = observe(model, ids)`, `supply = Supply(model, ids, seen.keys, seen.values,
+    tokenizer=tokenizer)` serves `views(seen, scorer.needs, budget, supply=supply)`, and its labels,
+    per layer [B, H, N] float32, are `scorer_inputs.reconstruction(Reconstruction(weighted=True))`
+    for KVzip+, `scorer_inputs.reconstruction(Reconstruction())` for KVzip and
+    `scorer_inputs.noise(Noise())` for random tokens.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        token_ids: Tensor | None,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        *,
+        hidden: HiddenRecord | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        """Hold on to a prefill; nothing is computed yet.
+
+        `token_ids` [B, N] int64 are the cached tokens, at positions 0..N-1 and without padding
+        (None when the prompt was given as embeddings: no replay, no text); `keys` and `values` per
+        layer [B, H, N, D], `hidden` what the prefill recorded. Raises ValueError when they
+        disagree.
+        """
+        batch, _, tokens, _ = keys[0].shape
+        if token_ids is not None and token_ids.shape != (batch, tokens):
+            raise ValueError(
+                f"token ids {tuple(token_ids.shape)} do not match {batch} x {tokens} cached tokens"
+            )
+        self._model = model
+        self._ids = token_ids
+        self._keys, self._values = keys, values
+        self._hidden = hidden
+        self._tokenizer = tokenizer
+        self._rope: Rope | None = None
+        self._signals: dict[Reconstruction | Noise, tuple[Tensor, ...]] = {}
+        self._labels: dict[str, str] = {}
+
+    @property
+    def tokens(self) -> int:
+        """Cached tokens, N."""
+        return self._keys[0].shape[2]
+
+    def for_needs(self, needs: Needs) -> tuple[LayerInputs, ...]:
+        """One `LayerInputs` per layer with exactly what `needs` asks for.
+
+        Raises UsageError when the tokenizer or the token ids are missing, ModelError when the model
+        cannot tell, ValueError when the prefill did not record `needs.hidden_after`.
+        """
+        count = range(len(self._keys))
+        rope = self.rope() if needs.rope else None
+        text = self.text(needs.text) if needs.text else None
+        label = self.label(needs.classifier) if needs.classifier else None
+        reconstruction = (
+            self.reconstruction(needs.reconstruction)
+            if needs.reconstruction
+            else (None,) * len(count)
+        )
+        noise = self.noise(needs.noise) if needs.noise else (None,) * len(count)
+        after = needs.hidden_after
+        return tuple(
+            LayerInputs(
+                rope=rope,
+                hidden=None if after is None else self.hidden(after, layer),
+                reconstruction=reconstruction[layer],
+                noise=noise[layer],
+                text=text,
+                label=label,
+            )
+            for layer in count
+        )
+
+    def rope(self) -> Rope:
+        """The model's rotary embedding at this length."""
+        if self._rope is None:
+            self._rope = rope_of(self._model, self.tokens)
+        return self._rope
+
+    def hidden(self, after: int, layer: int) -> HiddenStates:
+        """Statistics of the states entering a layer's attention, first `after` tokens left out."""
+        if self._hidden is None:
+            raise ValueError("hidden states are needed: observe the prompt with hidden_after")
+        mean, variance = self._hidden.statistics(after, layer)
+        project = query_projection(self._model, layer)
+        return HiddenStates(mean=mean, variance=variance, project=project)
+
+    def reconstruction(self, spec: Reconstruction) -> tuple[Tensor, ...]:
+        """Attention received while the model repeats its context: per layer [B, H, N] float32.
+
+        The largest over the query heads of the group and the queries of the pass (KVzip; KVzip+
+        with `spec.weighted`), from the pass that repeats the token's own chunk. With `spec.full`
+        the softmax runs over the whole cache, and the largest is taken over all passes.
+        """
+        if spec not in self._signals:
+            self._signals[spec] = self._replay(spec)
+        return self._signals[spec]
+
+    def noise(self, spec: Noise) -> tuple[Tensor, ...]:
+        """Attention received from random tokens after the context: per layer [B, H, N] float32."""
+        if spec not in self._signals:
+            embedding = self._model.get_input_embeddings().weight
+            assert isinstance(embedding, Tensor)
+            drawn = noise_input(
+                spec.tokens,
+                spec.seed,
+                vocabulary=embedding.shape[0],
+                tokenizer=self._tokenizer,
+            )
+            batch = self._keys[0].shape[0]
+            ids = drawn.to(self._model.device).expand(batch, -1)
+            self._signals[spec] = tuple(self._pass(ids, Window(start=0, stop=self.tokens)))
+        return self._signals[spec]
+
+    def text(self, last: int) -> str:
+        """The last `last` cached tokens as text, special tokens left out; needs a batch of 1."""
+        tokenizer, ids = self._readable("reading the prompt's text")
+        if ids.shape[0] != 1:
+            raise UsageError(f"the prompt's text is read one prompt at a time, got {ids.shape[0]}")
+        return str(tokenizer.decode(ids[0, -last:].tolist(), skip_special_tokens=True))
+
+    def label(self, classifier: str) -> str:
+        """What a classifier (folder or hub name) calls the cached text; needs a batch of 1."""
+        if classifier not in self._labels:
+            self._labels[classifier] = classify(self.text(self.tokens), classifier)
+        return self._labels[classifier]
+
+    def _replay(self, spec: Reconstruction) -> tuple[Tensor, ...]:
+        tokenizer, ids = self._readable("replaying the context (kvzip, contrastkv)")
+        signals = [
+            torch.zeros(keys.shape[:3], dtype=torch.float32, device=keys.device)
+            for keys in self._keys
+        ]
+        for part, fed in reconstruction_inputs(ids.to(self._model.device), tokenizer, spec.chunk):
+            window = Window(start=part.start, stop=part.stop, sinks=spec.sinks)
+            if spec.full:
+                window = Window(start=0, stop=self.tokens)
+            found = self._pass(fed, window, weighted=spec.weighted)
+            for signal, received in zip(signals, found, strict=True):
+                place = signal[..., window.start : window.stop]
+                torch.maximum(place, received, out=place)
+        return tuple(signals)
+
+    def _pass(self, fed: Tensor, window: Window, *, weighted: bool = False) -> list[Tensor]:
+        return run_pass(self._model, self._keys, self._values, fed, window, weighted=weighted)
+
+    def _readable(self, purpose: str) -> tuple[PreTrainedTokenizerBase, Tensor]:
+        if self._tokenizer is None:
+            raise UsageError(f"{purpose} needs the tokenizer: pass tokenizer=")
+        if self._ids is None:
+            raise UsageError(f"{purpose} needs token ids: pass input_ids, not inputs_embeds")
+        return self._tokenizer, self._ids

@@ -1,0 +1,45 @@
+"""The three questions callers ask, answered by the fastest form for the device of the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Literal
+
+from torch import Tensor
+
+from kvp.ops.future_attention import blocked
+
+
+def future_attention(queries: Tensor, keys: Tensor, cut: int, stop: int | None = None) -> Tensor:
+    """[..., cut] float32 importance; `reference.future_attention` is the definition."""
+    end = keys.shape[-2] if stop is None else stop
+    return _interval_attention(queries, keys, (cut, end), cut)[..., 0, :]
+
+
+def max_future_attention(
+    queries: Tensor, keys: Tensor, cut: int, stop: int | None = None
+) -> Tensor:
+    """[..., cut] float32 largest attention; `reference.max_future_attention` is the definition."""
+    end = keys.shape[-2] if stop is None else stop
+    return _interval_attention(queries, keys, (cut, end), cut, "max")[..., 0, :]
+
+
+def grid_attention(queries: Tensor, keys: Tensor, edges: Sequence[int]) -> Tensor:
+    """[..., E, edges[-1]] float32; `reference.grid_attention` is the definition."""
+    return _interval_attention(queries, keys, edges, edges[-1] if len(edges) else 0)
+
+
+def _interval_attention(
+    queries: Tensor,
+    keys: Tensor,
+    edges: Sequence[int],
+    tokens: int,
+    reduction: Literal["sum", "max"] = "sum",
+) -> Tensor:
+    if keys.is_cuda and find_spec("triton") is not None:
+        # Imported here because triton is an extra, and nobody without a GPU should wait for it.
+        from kvp.ops.future_attention import kernel
+
+        return kernel.interval_attention(queries, keys, edges, tokens, reduction)
+    return blocked.interval_attention(queries, keys, edges, tokens, reduction)

@@ -1,0 +1,32 @@
+"""The sizes a scorer asks for itself (GVote, arXiv 2509.03136), whatever the budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from kvp.allocation import Request
+from kvp.errors import UsageError
+from policies.base import Split
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfSized(Split):
+    """Give every head what its scorer asks for."""
+
+    method: ClassVar[str] = "own"
+    sized_by_scorer: ClassVar[bool] = True
+
+    def allocate(self, request: Request) -> Tensor:
+        """The scorer's sizes between `request.floor` and N: [L, H] int64.
+
+        Raises UsageError when the scorer has none.
+        """
+        if request.sizes is None:
+            raise UsageError(
+                f"allocator {self.method}: the method does not say how many tokens it needs; "
+                "choose another allocator, or a method that does (gvote)"
+            )
+        return request.sizes.long().clamp(request.floor, request.scores.shape[-1])

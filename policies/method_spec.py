@@ -1,0 +1,221 @@
+"""The grammar of methods on a command line, and how a line of the roster is built from it.
+
+    snapkv                              the method's defaults
+    snapkv:kvpress                      a published preset
+    snapkv(window=16,pool=avg)          options; they may follow a preset, too
+    evolved:runs/evolve                 a file, for what is made from one
+    snapkv:kvpress+ada(safeguard=0.3)   a scorer and an allocator
+
+Files may have any name without comma, plus sign and parentheses. Which names exist is `roster`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Generic, Protocol, TypeVar
+
+from kvp.allocation import Allocator
+from kvp.errors import UsageError
+from kvp.scoring import ALL_QUERIES, Needs, Scorer
+from policies.base import Presets
+
+Value = int | float | str | bool
+"""What an option may be in a specification."""
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Builder(Protocol[T_co]):
+    """A frozen dataclass of options; calling it makes the scorer or allocator."""
+
+    @property
+    def method(self) -> str:
+        """Roster name."""
+        ...
+
+    @property
+    def presets(self) -> Presets:
+        """Published settings."""
+        ...
+
+    def __call__(self, *args: Any, **options: Any) -> T_co:  # noqa: ANN401
+        """Make one."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry(Generic[T]):
+    """One line of a roster."""
+
+    builder: Builder[T]
+    """Class of the method or allocator."""
+    line: str
+    """What it does, in one line."""
+    cost: str
+    """What it costs beside the model's own prefill, in words."""
+    file_option: str | None = None
+    """Option given after the colon where others have their preset: a file."""
+
+    @property
+    def name(self) -> str:
+        """What a specification starts with."""
+        return self.builder.method
+
+    @property
+    def presets(self) -> Presets:
+        """Published settings by name."""
+        return self.builder.presets
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Names of the options."""
+        return tuple(item.name for item in fields(self.builder))  # type: ignore[arg-type]
+
+    def build(self, argument: str | None, options: Mapping[str, Value]) -> T:
+        """Make one from what follows the name; UsageError on an unknown preset or option."""
+        settings: dict[str, Any] = {}
+        if self.file_option is not None and argument:
+            settings[self.file_option] = argument
+        elif argument is not None and argument not in self.presets:
+            known = ", ".join(self.presets) or "none"
+            raise UsageError(f"{self.name} has no preset {argument!r}: its presets are {known}")
+        elif argument is not None:
+            settings |= self.presets[argument]
+        settings |= options
+        for option in settings:
+            if option not in self.options:
+                known = ", ".join(self.options) or "none"
+                raise UsageError(f"{self.name} has no option {option!r}: its options are {known}")
+        if self.file_option is not None:
+            if not settings.get(self.file_option):
+                raise UsageError(f"{self.name} needs a file: write {self.name}:FILE")
+            settings[self.file_option] = str(settings[self.file_option])
+        return self.builder(**settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScorerEntry(Entry[Scorer]):
+    """One method of the roster."""
+
+    @property
+    def attention_free(self) -> bool:
+        """True if the method reads keys, values and positions only."""
+        return needs_in_words(self.builder().needs) == PLAIN
+
+    @property
+    def needs(self) -> str:
+        """What the method reads with its defaults, in words."""
+        return needs_in_words(self.builder().needs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocatorEntry(Entry[Allocator]):
+    """One allocator of the roster."""
+
+    needs: str
+    """What it reads, in words."""
+
+    @property
+    def sized_by_scorer(self) -> bool:
+        """True if it ignores the budget and takes the sizes that the scorer asks for."""
+        return sizes_itself(self.builder)
+
+
+PLAIN = "keys, values, positions"
+"""What every method may read."""
+
+
+def needs_in_words(needs: Needs) -> str:
+    """What a scorer reads, for people: `last 32 queries`, `hidden states, rotary embedding`."""
+    words = []
+    if needs.future:
+        words.append("future attention")
+    if needs.queries == ALL_QUERIES:
+        words.append("every query")
+    elif needs.queries:
+        words.append("last query" if needs.queries == 1 else f"last {needs.queries} queries")
+    if needs.hidden_after is not None:
+        words.append("hidden states")
+    if needs.rope:
+        words.append("rotary embedding")
+    if needs.reconstruction is not None:
+        words.append("extra passes that repeat the context")
+    if needs.noise is not None:
+        words.append("an extra pass of random tokens")
+    if needs.text:
+        words.append("the prompt's text")
+    if needs.classifier is not None:
+        words.append("a text classifier")
+    return ", ".join(words) or PLAIN
+
+
+def sizes_itself(allocator: object) -> bool:
+    """Whether an allocator ignores the budget and takes the sizes that the scorer asks for."""
+    return bool(getattr(allocator, "sized_by_scorer", False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specification:
+    """A scorer or an allocator as somebody wrote it."""
+
+    name: str
+    argument: str | None
+    """What follows the colon: a preset or a file; None without a colon."""
+    options: Mapping[str, Value]
+
+
+_FORM = re.compile(
+    r"\s*(?P<name>[\w-]+)\s*(?::\s*(?P<argument>[^(),+]+?)\s*)?(?:\((?P<options>[^()]*)\)\s*)?"
+)
+_INTEGER = re.compile(r"[+-]?\d+")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def parse(text: str, kind: str) -> Specification:
+    """Take a specification without plus sign apart; UsageError, naming the kind, where it cannot.
+
+    `kind` is what messages call it: `method` or `allocator`.
+    """
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f"{kind} {text!r} is not of the form name, name:preset or name(option=value)"
+        )
+    options = _parse_options(match["name"], match["options"] or "")
+    return Specification(name=match["name"], argument=match["argument"], options=options)
+
+
+def split_method(text: str) -> tuple[str, str | None]:
+    """Scorer and allocator of `SCORER[+ALLOCATOR]`, unread; None without a plus sign.
+
+    A plus sign inside parentheses belongs to an option.
+    """
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if letter == "+" and depth == 0:
+            return text[:place].strip(), text[place + 1 :].strip()
+    return text.strip(), None
+
+
+def _parse_options(name: str, text: str) -> dict[str, Value]:
+    options: dict[str, Value] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        option, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not option or not value:
+            raise UsageError(f"{name}: {part!r} is not of the form option=value")
+        if option in options:
+            raise UsageError(f"{name}: option {option!r} is given twice")
+        options[option] = _parse_value(value)
+    return options
+
+
+def _parse_value(text: str) -> Value:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else text

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.results.records import KEY_FIELDS, RowFile, key_of, merge_rows, method_label, read_rows
+from kvp.errors import ResultsError
+
+
+def _row(example: str, **fields: Any) -> dict[str, Any]:
+    return {**dict.fromkeys(KEY_FIELDS), "example": example, "score": 1.0, **fields}
+
+
+def test_rows_come_back_in_order_and_their_keys_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    file = RowFile(path)
+    file.append([_row("a"), _row("b", prediction="é\n")])
+    file.append([_row("c")])
+    assert [row["example"] for row in read_rows(path)] == ["a", "b", "c"]
+    assert next(row for row in read_rows(path) if row["example"] == "b")["prediction"] == "é\n"
+    assert RowFile(path).keys == file.keys == {key_of(_row(name)) for name in "abc"}
+
+
+@pytest.mark.parametrize("cut", [1, 7, 30])
+def test_a_torn_last_line_is_dropped_and_written_again(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "rows.jsonl"
+    RowFile(path).append([_row("a"), _row("b")])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    assert [row["example"] for row in read_rows(path)] == ["a"]  # a reader leaves the file alone
+    assert path.read_bytes() == whole[:-cut]
+    file = RowFile(path)
+    assert file.keys == {key_of(_row("a"))}
+    file.append([_row("b")])
+    assert path.read_bytes() == whole
+
+
+def test_damage_before_the_last_line_names_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n{"a": \n{"a": 3}\n')
+    with pytest.raises(ResultsError, match=r"rows\.jsonl line 2 is damaged"):
+        list(read_rows(path))
+    path.write_text("[1]\n")
+    with pytest.raises(ResultsError, match="line 1 is not a row"):
+        list(read_rows(path))
+    path.write_text('{"a": 1}\n')
+    with pytest.raises(ResultsError, match="line 1 lacks 'model'"):
+        RowFile(path)
+    with pytest.raises(ResultsError, match="does not exist"):
+        list(read_rows(tmp_path / "none.jsonl"))
+
+
+def test_merging_replaces_rows_of_the_same_key_only(tmp_path: Path) -> None:
+    path = tmp_path / "timing.jsonl"
+    merge_rows(path, [{"m": "a", "s": 1}, {"m": "b", "s": 2}], ["m"])
+    merge_rows(path, [{"m": "b", "s": 3}, {"m": "c", "s": 4}], ["m"])
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"m": "a", "s": 1}, {"m": "b", "s": 3}, {"m": "c", "s": 4},
+    ]  # fmt: skip
+    assert [entry.name for entry in tmp_path.iterdir()] == ["timing.jsonl"]
+
+
+def test_labels_name_presets_and_options() -> None:
+    assert method_label("snapkv", "auto") == "snapkv"
+    assert method_label("snapkv", "kvpress") == "snapkv:kvpress"
+    assert method_label("snapkv", "window=16") == "snapkv(window=16)"

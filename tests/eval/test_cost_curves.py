@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from eval.attention_recall import attention_recall
+from eval.config import EvalConfig
+from eval.cost_curves import TracedPrompt, grid_budgets, measure, measure_traces
+from eval.held_out_traces import boundary, open_traces, protocols_apart
+from eval.methods import Method, build_methods
+from kvp.errors import StoreError
+from kvp.geometry import Geometry
+from kvp.hf import load_model
+from kvp.ranking import UNPROTECTED, Protection
+from kvp.store import SequenceRecord, Trace, TraceWriter
+
+GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
+LENGTH = 40
+SAFE = Protection(sinks=4, recents=16)
+
+
+def _trace(index: int, split: str = "test") -> Trace:
+    generator = torch.Generator().manual_seed(index)
+    record = SequenceRecord(
+        index=index,
+        id=f"s{index}",
+        task="niah_single_1",
+        split=split,
+        length=LENGTH,
+        context_length=24,
+        prompt_length=33,
+        token_ids=tuple(range(LENGTH)),
+    )
+    return Trace(
+        record=record,
+        queries=3 * torch.randn(2, 2, 2, LENGTH, 8, generator=generator),
+        keys=torch.randn(2, 2, LENGTH, 8, generator=generator),
+        values=torch.randn(2, 2, LENGTH, 8, generator=generator),
+    )
+
+
+def _store(path: Path, splits: list[str]) -> Path:
+    with TraceWriter.create(
+        path,
+        geometry=GEOMETRY,
+        dtype="float32",
+        max_tokens=LENGTH,
+        sequences=len(splits),
+        manifest={"identity": {}},
+    ) as writer:
+        for index, split in enumerate(splits):
+            writer.write(_trace(index, split))
+    return path
+
+
+def _config(**fields: object) -> EvalConfig:
+    return EvalConfig(out="unused", **fields)  # type: ignore[arg-type]
+
+
+def _importance(trace: Trace, layer: int, head: int, cut: int) -> np.ndarray:
+    """Future attention in float64, query by query."""
+    assert trace.queries is not None
+    queries = trace.queries[layer, head].double().numpy()
+    keys = trace.keys[layer, head].double().numpy()
+    total = np.zeros(cut)
+    for j in range(cut, LENGTH):
+        logits = queries[:, j] @ keys[: j + 1].T / np.sqrt(8)
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        total += (weights / weights.sum(-1, keepdims=True)).max(0)[:cut]
+    return total
+
+
+def test_cost_area_and_skill_of_a_known_ranking() -> None:
+    # three tokens of importance 6, 3, 1; evicting loses 10, 4, 1, 0 when ranked best first
+    importance = torch.tensor([[[6.0, 3.0, 1.0]]], dtype=torch.float64)
+    best = measure(torch.tensor([[[10.0, 4.0, 1.0, 0.0]]], dtype=torch.float64), importance)
+    assert best.area.item() == pytest.approx((0.4 + 0.1) / 2)
+    assert best.skill.item() == pytest.approx(1.0)
+    assert best.cost.shape == (1, 1, 65)
+    assert best.cost[0, 0, [0, 64]].tolist() == [1.0, 0.0]
+    assert best.cost[0, 0, 32].item() == pytest.approx((0.4 + 0.1) / 2)  # halfway: budget 1.5
+    worst = measure(torch.tensor([[[10.0, 9.0, 6.0, 0.0]]], dtype=torch.float64), importance)
+    assert worst.skill.item() == pytest.approx(-1.0)
+    flat = measure(torch.tensor([[[2.0, 1.0, 0.0]]], dtype=torch.float64), torch.ones(1, 1, 2))
+    assert flat.skill.isnan().all()
+
+
+def test_curves_agree_with_an_independent_computation() -> None:
+    trace, cut = _trace(0), 32
+    methods = build_methods(_config(methods="full,knorm,oracle"))
+    prompt = TracedPrompt(trace, cut)
+    results = {
+        (method.name, flag): prompt.curve(
+            prompt.scored(method, grid_budgets(cut)), SAFE if flag else UNPROTECTED
+        )
+        for method in methods[1:]
+        for flag in (True, False)
+    }
+    for layer, head in ((0, 1), (1, 0)):
+        importance = _importance(trace, layer, head, cut)
+        norms = trace.keys[layer, head, :cut].double().norm(dim=-1).numpy()
+        for name, order in (("knorm", np.argsort(norms)), ("oracle", np.argsort(-importance))):
+            lost = [importance[order[budget:]].sum() / importance.sum() for budget in range(1, cut)]
+            area = results[name, False].area[layer, head].item()
+            assert area == pytest.approx(np.mean(lost), abs=1e-6)
+        safe = [cut - 1, 0, cut - 2, 1, cut - 3, 2, cut - 4, 3, *range(cut - 5, cut - 17, -1)]
+        rest = [token for token in np.argsort(norms) if token not in safe]
+        kept = (safe + rest)[: cut * 3 // 4]
+        expected = 1 - importance[kept].sum() / importance.sum()
+        cost = results["knorm", True].cost[layer, head, 48].item()
+        assert cost == pytest.approx(expected, abs=1e-6)
+
+
+def test_methods_that_read_the_budget_are_asked_along_the_curve() -> None:
+    """Streaming keeps min(4, b // 2) sinks, so budget 2 keeps one sink and the newest token."""
+    trace, cut = _trace(1), 32
+    (streaming,) = build_methods(_config(methods="streaming_llm"))
+    prompt = TracedPrompt(trace, cut)
+    measured = prompt.curve(prompt.scored(streaming, grid_budgets(cut)), UNPROTECTED)
+    importance = _importance(trace, 0, 0, cut)
+    for budget, kept in ((2, [0, 31]), (4, [0, 1, 31, 30]), (12, [0, 1, 2, 3, *range(24, 32)])):
+        expected = 1 - importance[kept].sum() / importance.sum()
+        assert measured.cost[0, 0, 2 * budget].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_rows_average_held_out_sequences_of_both_protocols(tmp_path: Path) -> None:
+    store = _store(tmp_path / "traces", ["train", "test", "test", "validation"])
+    config = _config(methods="full,knorm,random", protection="off")
+    methods: tuple[Method, ...] = build_methods(config)
+    rows = measure_traces(config, methods, open_traces(str(store), GEOMETRY)).curves
+    assert len(rows) == 2 * 2 * 4  # methods, protocols, heads
+    assert {row["sequences"] for row in rows} == {2}
+    assert all(len(row["cost"]) == len(row["budgets"]) == 65 for row in rows)
+    row = next(
+        row for row in rows
+        if (row["method"], row["protocol"], row["layer"], row["head"])
+        == ("knorm", "query_agnostic", 1, 1)
+    )  # fmt: skip
+    areas = []
+    for index in (1, 2):
+        trace = _trace(index)
+        importance = _importance(trace, 1, 1, 24)
+        order = trace.keys[1, 1, :24].norm(dim=-1).argsort().numpy()
+        areas.append(
+            np.mean([importance[order[b:]].sum() for b in range(1, 24)]) / importance.sum()
+        )
+    assert row["area"] == pytest.approx(np.mean(areas), abs=1e-6)
+
+
+def test_boundaries_are_those_of_the_protocols() -> None:
+    record = _trace(0).record
+    assert (boundary(record, "query_aware"), boundary(record, "query_agnostic")) == (32, 24)
+
+
+def test_stores_that_cannot_give_curves_are_refused(tmp_path: Path) -> None:
+    store = _store(tmp_path / "train_only", ["train"])
+    with pytest.raises(StoreError, match="no test and no validation"):
+        open_traces(str(store), GEOMETRY)
+    other = Geometry(layers=3, query_heads=4, kv_heads=2, head_dim=8)
+    with pytest.raises(StoreError, match="holds traces of 2 layers"):
+        open_traces(str(store), other)
+
+
+def test_kept_attention_is_the_mean_over_heads_of_what_stays() -> None:
+    importance = torch.tensor([[[6.0, 3.0, 1.0], [0.0, 0.0, 0.0]], [[1.0, 1.0, 2.0], [4, 0, 0]]])
+    ranking = torch.tensor([[[0, 1, 2], [0, 1, 2]], [[2, 0, 1], [1, 2, 0]]])
+    found = attention_recall(importance.double(), ranking, torch.tensor([[2, 1], [1, 2]]))
+    assert found.share == pytest.approx((0.9 + 1.0 + 0.5 + 0.0) / 4)
+    assert (found.kept_tokens, found.cached_tokens) == (1.5, 3)
+
+
+def test_allocators_are_compared_by_what_the_whole_model_keeps(tmp_path: Path) -> None:
+    store = _store(tmp_path / "traces", ["test", "test"])
+    config = _config(
+        methods="full,knorm,oracle", allocators="uniform,global:kvzip",
+        budgets="25%", protection="off", protocols="query_aware",
+    )  # fmt: skip
+    methods = build_methods(config)
+    rows = measure_traces(config, methods, open_traces(str(store), GEOMETRY)).kept
+    found = {(row["method"], row["allocator"]): row for row in rows}
+    assert set(found) == {
+        (name, rule) for name in ("knorm", "oracle") for rule in ("uniform", "global:kvzip")
+    }
+    shares = []
+    for index in (0, 1):
+        trace = _trace(index)
+        worth = np.stack([_importance(trace, *divmod(head, 2), 32) for head in range(4)])
+        best = np.sort(worth, axis=1)[:, ::-1]
+        shares.append((best[:, :8].sum(1) / best.sum(1)).mean())
+    uniform = found["oracle", "uniform"]
+    assert uniform["kept"] == pytest.approx(np.mean(shares), abs=1e-5)
+    assert uniform["low"] <= uniform["kept"] <= uniform["high"]
+    assert (uniform["budget_spec"], uniform["kept_tokens"], uniform["sequences"]) == ("25%", 8, 2)
+    together = found["oracle", "global:kvzip"]
+    assert together["kept_tokens"] == 8
+
+
+def test_the_model_serves_what_traces_do_not_hold(tmp_path: Path, tiny_folder: Path) -> None:
+    model, tokenizer = load_model(str(tiny_folder))
+    store = _store(tmp_path / "traces", ["test"])
+    config = _config(
+        methods="expected_attention,gvote+own,contrastkv", budgets="25%", protection="both",
+        protocols="query_aware", recents=2,
+    )  # fmt: skip
+    reader = open_traces(str(store), GEOMETRY)
+    measured = measure_traces(config, build_methods(config), reader, model, tokenizer)
+    rows = {(row["method"], row["budget_spec"], row["protected"]): row for row in measured.kept}
+    assert set(rows) == {
+        (*name, flag)
+        for name in (("expected_attention", "25%"), ("gvote", "own"), ("contrastkv", "25%"))
+        for flag in (True, False)
+    }
+    own = rows["gvote", "own", False]
+    assert 1 <= own["kept_tokens"] <= 32
+    assert 0 < own["kept"] <= 1
+    assert len(measured.curves) == 3 * 2 * 4  # methods, protection, heads
+
+
+def test_running_text_is_measured_under_one_protocol(tmp_path: Path) -> None:
+    record = replace(_trace(0).record, context_length=32)
+    assert protocols_apart(("query_aware", "query_agnostic"), [record]) == ("query_agnostic",)
+    both = ("query_aware", "query_agnostic")
+    assert protocols_apart(both, [record, _trace(1).record]) == both

@@ -1,0 +1,207 @@
+"""One prompt, many variants: each row must be what running that variant alone gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from eval.config import EvalConfig
+from eval.evaluate import Bench, evaluate, hindsight, prefill
+from eval.methods import build_methods
+from eval.settings import Setting
+from eval.tasks import Prompt, load_all, task_names
+from kvp.budgets import parse_budget
+from kvp.errors import UsageError
+from kvp.hf import load_model, prefill_and_evict
+from kvp.ranking import UNPROTECTED, Protection
+from policies import make_allocator, make_scorer
+from policies.knorm import KNorm
+
+SAFE = Protection(sinks=4, recents=16)
+
+
+def _config(folder: Path, **fields: object) -> EvalConfig:
+    settings = {"tasks": "niah_single_1,chat", "prompts": 1, "length": 200, "max_new_tokens": 8}
+    return EvalConfig(out="unused", model=str(folder), **{**settings, **fields})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def bench(tiny_folder: Path) -> Bench:
+    model, tokenizer = load_model(str(tiny_folder))
+    return Bench(config=_config(tiny_folder), model=model, tokenizer=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def prompts(bench: Bench) -> dict[str, Prompt]:
+    return {prompt.task: prompt for prompt in load_all(bench.config, bench.tokenizer)[0]}
+
+
+def _cells(methods: str, budget: str | None) -> list[Setting]:
+    built = build_methods(EvalConfig(out="unused", methods=methods))
+    return [
+        Setting(method=method, protected=flag, budget=parse_budget(budget) if budget else None)
+        for method in built
+        for flag in (True, False)
+    ]
+
+
+@pytest.mark.parametrize("protocol", ["query_aware", "query_agnostic"])
+def test_answers_are_those_of_each_method_alone(
+    bench: Bench, prompts: dict[str, Prompt], protocol: str
+) -> None:
+    prompt = prompts["niah_single_1"]
+    cells = [
+        *_cells("random,streaming_llm,knorm,keydiff,lagkv,tova,h2o", "25%"),
+        *_cells("snapkv,kvzip,expected_attention,snapkv+ada,kvzip+global,tova+pyramid", "25%"),
+        *_cells("gvote+own", None),
+    ]
+    rows = evaluate(bench, prompt, protocol, cells)
+    assert len(rows) == len(cells)
+    ids = prompt.ids[None]
+    boundary = prompt.boundary(protocol)
+    predictions = set()
+    uneven = 0
+    for row in rows:
+        cache = prefill_and_evict(
+            bench.model,
+            ids[:, :boundary],
+            make_scorer(row["method"]),
+            row["budget"] or 40,
+            SAFE if row["protected"] else UNPROTECTED,
+            allocator=None if row["allocator"] == "uniform" else make_allocator(row["allocator"]),
+            tokenizer=bench.tokenizer,
+        )
+        assert row["cache_bytes"] == cache.nbytes, row["method"]
+        bytes_per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, channels, float32
+        assert row["kept_tokens"] * bytes_per_token == pytest.approx(cache.nbytes)
+        uneven += any(type(layer).__name__ == "RaggedLayer" for layer in cache.layers)
+        out = bench.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            past_key_values=cache,
+            max_new_tokens=8,
+            do_sample=False,
+        )
+        answer = bench.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+        assert row["prediction"] == answer, row["method"]
+        predictions.add(answer)
+    assert len(predictions) > 4  # eviction changes what this model says, so equality means much
+    assert uneven >= 4  # heads of one cache really kept different numbers of tokens
+    own = [row for row in rows if row["allocator"] == "own"]
+    assert [(row["budget_spec"], row["budget"]) for row in own] == [("own", None)] * 2
+
+
+def test_one_scoring_pass_serves_all_allocators(
+    bench: Bench, prompts: dict[str, Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    score = KNorm.score
+    monkeypatch.setattr(
+        KNorm, "score", lambda self, view: calls.append(view.layer) or score(self, view)
+    )
+    cells = [
+        cell for budget in ("25%", "50%") for cell in _cells("knorm,knorm+ada,knorm+global", budget)
+    ]
+    rows = evaluate(bench, prompts["chat"], "query_aware", cells)
+    assert calls == [0, 1]  # each layer once for 12 rows
+    assert {row["allocator"] for row in rows} == {"uniform", "ada", "global"}
+    for row in rows:
+        share = float(row["budget_spec"].rstrip("%")) / 100
+        assert row["kept_tokens"] == row["budget"] == int(share * row["cached_tokens"] + 0.5)
+
+
+def test_full_reply_loss_is_that_of_a_plain_forward(
+    bench: Bench, prompts: dict[str, Prompt]
+) -> None:
+    prompt = prompts["chat"]
+    full = Setting(method=build_methods(EvalConfig(out="x", methods="full"))[0], protected=False,
+                budget=None)  # fmt: skip
+    for protocol in ("query_aware", "query_agnostic"):
+        (row,) = evaluate(bench, prompt, protocol, [full])
+        tokens = torch.cat([prompt.ids, prompt.reply])
+        logits = bench.model(input_ids=tokens[None]).logits[0].double()
+        log_probs = logits.log_softmax(-1)[len(prompt.ids) - 1 : -1]
+        expected = -log_probs.gather(1, prompt.reply[:, None]).sum().item()
+        assert row["nll"] == pytest.approx(expected, rel=1e-5)
+        assert row["reply_tokens"] == len(prompt.reply)
+        assert (row["kept_tokens"], row["score"]) == (row["cached_tokens"], None)
+
+
+def test_a_budget_of_the_whole_cache_changes_nothing(
+    bench: Bench, prompts: dict[str, Prompt]
+) -> None:
+    prompt = prompts["chat"]
+    everything, nothing_left_out = evaluate(
+        bench, prompt, "query_aware", _cells("knorm", "100%")[:1] + _cells("tova", "9999")[:1]
+    )
+    full = Setting(method=build_methods(EvalConfig(out="x", methods="full"))[0], protected=False,
+                budget=None)  # fmt: skip
+    (row,) = evaluate(bench, prompt, "query_aware", [full])
+    assert everything["nll"] == nothing_left_out["nll"] == row["nll"]
+    assert nothing_left_out["budget"] == 9999
+    assert nothing_left_out["kept_tokens"] == row["kept_tokens"]
+
+
+@pytest.mark.parametrize("task", ["niah_single_1", "chat"])
+def test_hindsight_is_the_attention_the_future_pays(
+    bench: Bench, prompts: dict[str, Prompt], task: str
+) -> None:
+    """Against the attention weights of transformers' own eager attention over the whole text."""
+    prompt = prompts[task]
+    start = prefill(bench, prompt, "query_agnostic")
+    cut = prompt.boundary("query_agnostic")
+    future = hindsight(bench, prompt, start)
+    if task == "chat":
+        text = torch.cat([prompt.ids, prompt.reply])[None]
+    else:
+        text = bench.model.generate(
+            prompt.ids[None],
+            attention_mask=torch.ones_like(prompt.ids[None]),
+            max_new_tokens=8,
+            do_sample=False,
+        )
+    assert text.shape[1] > len(prompt.ids)
+    bench.model.set_attn_implementation("eager")
+    try:
+        attentions = bench.model(input_ids=text, output_attentions=True).attentions
+    finally:
+        bench.model.set_attn_implementation("kvp")
+    for layer, weights in enumerate(attentions):
+        paid = weights[0, :, cut:, :cut].double().numpy()  # [Q, future, cut]
+        for head in range(2):
+            expected = np.maximum(paid[2 * head], paid[2 * head + 1]).sum(0)
+            assert future[layer][0, head].numpy() == pytest.approx(expected, abs=1e-4)
+
+
+def test_task_names_expand_and_unknown_ones_are_refused() -> None:
+    names = task_names(["ruler", "chat", "niah_single_1"])
+    assert names[0] == "niah_single_1"
+    assert names[-1] == "chat"
+    assert len(names) == len(set(names))
+    with pytest.raises(UsageError, match="no task 'qa_9'"):
+        task_names(["qa_9"])
+
+
+def test_a_longer_run_begins_with_the_same_prompts(bench: Bench, tiny_folder: Path) -> None:
+    longer = load_all(_config(tiny_folder, prompts=3), bench.tokenizer)[0]
+    shorter = load_all(_config(tiny_folder, prompts=2), bench.tokenizer)[0]
+    by_id = {prompt.sample.id: prompt for prompt in longer}
+    assert len(by_id) == 6
+    for prompt in shorter:
+        assert by_id[prompt.sample.id].encoded == prompt.encoded
+
+
+def test_ruler_leaves_out_what_does_not_fit_but_named_tasks_are_refused(
+    bench: Bench, tiny_folder: Path
+) -> None:
+    prompts, notes = load_all(_config(tiny_folder, tasks="ruler", length=200), bench.tokenizer)
+    left_out = {note.split(": ")[-1].removesuffix(" is left out") for note in notes}
+    assert left_out
+    assert left_out.isdisjoint(prompt.task for prompt in prompts)
+    assert "niah_single_1" in {prompt.task for prompt in prompts}
+    named = next(iter(sorted(left_out)))
+    with pytest.raises(UsageError, match=rf"--length 200: the smallest {named}"):
+        load_all(_config(tiny_folder, tasks=named), bench.tokenizer)

@@ -1,0 +1,140 @@
+"""The task `text`: stretches of running text, cut once, in disjoint splits."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from eval.cli import main
+from eval.config import EvalConfig
+from eval.running_text import stretches
+from eval.tasks import load_all, protocols_of
+from kvp.data.synthetic.needles import split_of
+from kvp.errors import UsageError
+from kvp.hf import load_model
+
+WORDS = ["green", "grass", "blue", "sky", "yellow", "sun", "there", "and", "back", "again"]
+
+
+def _text(seed: int, words: int) -> str:
+    draw = random.Random(seed)
+    return " ".join(f"{draw.choice(WORDS)}{draw.randrange(100)}" for _ in range(words))
+
+
+def _documents(count: int, words: int = 120) -> list[str]:
+    return [_text(seed, words) for seed in range(count)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_folder: Path) -> PreTrainedTokenizerBase:
+    return load_model(str(tiny_folder))[1]
+
+
+@pytest.fixture(scope="module")
+def jsonl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in _documents(40)))
+    return path
+
+
+def _config(text: Path | None, **fields: object) -> EvalConfig:
+    settings = {"tasks": "text", "prompts": 3, "length": 64, "continuation": 16, "out": "unused"}
+    return EvalConfig(text=text and str(text), **{**settings, **fields})  # type: ignore[arg-type]
+
+
+def test_stretches_are_disjoint_and_of_one_length(tokenizer: PreTrainedTokenizerBase) -> None:
+    texts = [_text(1, 60), _text(2, 20)]
+    whole = [tokenizer.encode(text) for text in texts]
+    found = list(stretches(texts, tokenizer, 40))
+    first, second = (len(ids) // 40 for ids in whole)
+    assert first > second >= 1
+    assert len(found) == first + second
+    assert all(len(ids) == 40 for ids in found)
+    assert found[0] == tuple(whole[0][:40])  # every text once before any text twice
+    assert found[1] == tuple(whole[1][:40])
+    assert found[-1] == tuple(whole[0][(first - 1) * 40 : first * 40])
+
+
+def test_context_and_continuation_are_one_stretch(
+    tokenizer: PreTrainedTokenizerBase, jsonl: Path
+) -> None:
+    prompts, notes = load_all(_config(jsonl), tokenizer)
+    owned = [text for text in _documents(40) if split_of(text) == "test"]
+    starts = {tuple(tokenizer.encode(text)[:64]) for text in owned}
+    assert len(prompts) == 3
+    for prompt in prompts:
+        assert prompt.forced
+        assert (prompt.encoded.prompt_length, len(prompt.reply)) == (48, 16)
+        assert (*prompt.ids.tolist(), *prompt.reply.tolist()) in starts
+        assert prompt.boundary("query_aware") == prompt.boundary("query_agnostic") == 47
+    assert "both protocols are the same" in notes[0]
+    assert protocols_of(_config(jsonl), "text") == ("query_agnostic",)
+
+
+def test_a_plain_text_is_shared_out_by_position(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    path = tmp_path / "book.txt"
+    whole = _text(9, 4000)
+    path.write_text(whole)
+    parts = {}
+    for split in ("train", "validation", "test"):
+        prompts, _ = load_all(_config(path, split=split, prompts=1000), tokenizer)
+        parts[split] = [
+            tokenizer.decode([*prompt.ids.tolist(), *prompt.reply.tolist()]) for prompt in prompts
+        ]
+    places = {split: [whole.index(text) for text in texts] for split, texts in parts.items()}
+    assert max(places["train"]) < 0.8 * len(whole) <= min(places["validation"])
+    assert max(places["validation"]) < 0.9 * len(whole) <= min(places["test"])
+    assert max(whole.index(text) + len(text) for text in parts["train"]) <= 0.8 * len(whole)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"text": None}, "--tasks text needs --text"),
+        ({"length": 2000}, "--length 2000: the model has 1024 positions"),
+        ({"length": 900}, "no text of 900 tokens in the test split"),
+        ({"continuation": 63}, "leaves no context before --continuation 63"),
+        ({"tasks": "chat"}, "--text is what the task text reads"),
+    ],
+)
+def test_texts_that_do_not_fit_are_refused(
+    fields: dict[str, object], said: str, tokenizer: PreTrainedTokenizerBase, jsonl: Path
+) -> None:
+    text = None if "text" in fields else jsonl
+    changes = {name: value for name, value in fields.items() if name != "text"}
+    with pytest.raises(UsageError, match=said):
+        load_all(_config(text, **changes), tokenizer, positions=1024)
+
+
+def test_a_model_without_chat_template_is_measured_on_text(
+    tiny_folder: Path, jsonl: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    (folder / "chat_template.jinja").unlink()
+    out = tmp_path / "results"
+    arguments = {
+        "model": folder, "tasks": "text", "text": jsonl, "length": 64, "continuation": 16,
+        "methods": "full,snapkv+ada", "budgets": "50%", "protection": "off", "prompts": 2,
+        "timing_prompts": 1, "bootstrap": 5, "out": out,
+    }  # fmt: skip
+    assert main([part for k, v in arguments.items() for part in (f"--{k}", str(v))]) == 0
+    rows = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
+    assert {row["protocol"] for row in rows} == {"query_agnostic"}
+    assert len(rows) == 2 * 2
+    model, tokenizer = load_model(str(folder))
+    prompts, _ = load_all(_config(jsonl, prompts=2), tokenizer)
+    for row, prompt in zip([row for row in rows if row["method"] == "full"], prompts, strict=True):
+        tokens = torch.cat([prompt.ids, prompt.reply])[None]
+        log_probs = model(input_ids=tokens).logits[0].double().log_softmax(-1)[47:-1]
+        expected = -log_probs.gather(1, prompt.reply[:, None]).sum().item()
+        assert row["nll"] == pytest.approx(expected, rel=1e-5)
+        assert row["reply_tokens"] == 16

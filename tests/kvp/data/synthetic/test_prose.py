@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from kvp.data.synthetic import lexicon
+from kvp.data.synthetic.plots import ASIDES, OPENINGS, PLOTS
+from kvp.data.synthetic.prompt_builder import sentences
+from kvp.data.synthetic.prose import prose
+
+SPLITS = ("train", "validation", "test")
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    return {split: prose(5, 40_000, split) for split in SPLITS}
+
+
+def _sentences(text: str) -> set[str]:
+    return {sentence for part in text.split("\n\n") for sentence in sentences(part)}
+
+
+def test_no_sentence_occurs_in_two_splits(texts: dict[str, str]) -> None:
+    found = {split: _sentences(text) for split, text in texts.items()}
+    assert all(len(some) > 2000 for some in found.values())
+    for one, other in (("train", "validation"), ("train", "test"), ("validation", "test")):
+        assert not found[one] & found[other]
+
+
+def test_names_and_towns_belong_to_one_split() -> None:
+    for lists in (lexicon.WOMEN, lexicon.MEN, lexicon.TOWN_HEADS):
+        entries = [entry for split in SPLITS for entry in lists[split].split()]
+        assert len(entries) == len(set(entries))
+    people = " ".join([*lexicon.WOMEN.values(), *lexicon.MEN.values()]).split()
+    assert len(people) == len(set(people))
+
+
+def test_prose_cannot_be_taken_for_a_needle(texts: dict[str, str]) -> None:
+    for text in texts.values():
+        assert not re.search(r"[\d{}\-]", text)
+        assert "magic" not in text
+
+
+def test_articles_fit(texts: dict[str, str]) -> None:
+    for text in texts.values():
+        assert not re.search(r"\b[Aa] [aeiou]", text)
+        assert not re.search(r"\b[Aa]n [^aeiou]", text)
+
+
+def test_sentences_begin_with_a_capital_and_end_with_a_stop(texts: dict[str, str]) -> None:
+    for sentence in _sentences(texts["test"]):
+        assert re.fullmatch(r'"?[A-Z][^\n]*[.!?]', sentence), sentence
+
+
+def test_vocabulary_is_wide(texts: dict[str, str]) -> None:
+    assert len(set(re.findall(r"[a-z]+", texts["test"].lower()))) > 700
+
+
+def test_every_step_can_be_told_in_every_split() -> None:
+    """A step ends its search for a sentence of its split through a template with a name."""
+    named = re.compile(r"\{(hero|pal|town|town2)\}")
+    for step in (OPENINGS, ASIDES, *(step for plot in PLOTS for step in plot)):
+        assert any(named.search(template) for template in step)
+
+
+@pytest.mark.parametrize("words", [1, 17, 500])
+def test_length_and_continuation(words: int) -> None:
+    text = prose(9, words, "validation")
+    assert words <= len(text.split()) < words + 40
+    assert prose(9, 1000, "validation").startswith(text)
+
+
+def test_another_seed_tells_another_story() -> None:
+    assert prose(1, 50, "train") != prose(2, 50, "train")
+
+
+def test_unknown_split_is_refused() -> None:
+    with pytest.raises(ValueError, match="dev"):
+        prose(0, 10, "dev")
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "4711"])
+def test_every_process_writes_the_same(hash_seed: str) -> None:
+    program = (
+        "from kvp.data.synthetic.prose import prose\n"
+        "from kvp.data.synthetic.dialogues import dialogue\n"
+        "print(repr((prose(3, 200, 'test'), dialogue(seed=3, split='test', turns=9))))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    output = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    from kvp.data.synthetic.dialogues import dialogue
+
+    expected = (prose(3, 200, "test"), dialogue(seed=3, split="test", turns=9))
+    assert output.stdout.strip() == repr(expected)

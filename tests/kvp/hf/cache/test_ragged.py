@@ -1,0 +1,333 @@
+"""Layers whose heads store different numbers of tokens: exact, compact, and movable."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvp.errors import UsageError
+from kvp.hf import EvictingCache, observe
+from kvp.hf.cache.base import EMPTY
+from kvp.hf.cache.dense import EvictingLayer
+from kvp.hf.cache.ragged import TAIL_ROOM, RaggedLayer
+
+Prompt = Callable[..., Tensor]
+Sets = list[list[list[list[int]]]]
+"""Kept tokens [row][layer][head]."""
+
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(autouse=True)
+def uninitialised_memory_is_nan() -> Iterator[None]:
+    """Whatever reads room to grow, or another head's place, reads NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def uneven_sets(rows: int, tokens: int, *, seed: int = 5, full_layer: int | None = 2) -> Sets:
+    """Of 3 layers with 2 heads: sizes from 1 token (first head) to all (a whole layer)."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def some(row: int, layer: int, head: int) -> list[int]:
+        size = int(torch.randint(2, tokens, (1,), generator=generator))
+        size = 1 if (layer, head) == (0, 0) else tokens if layer == full_layer else size
+        return sorted(torch.randperm(tokens, generator=generator)[:size].tolist())
+
+    return [
+        [[some(row, layer, head) for head in range(2)] for layer in range(3)] for row in range(rows)
+    ]
+
+
+def slots(sets: Sets, layer: int, offsets: tuple[int, ...] = (0,)) -> Tensor:
+    """[R, H, S], filled up with -1; `offsets` are the padding columns of the rows."""
+    width = max(len(head) for row in sets for head in row[layer])
+    return torch.tensor(
+        [
+            [
+                [token + offsets[place % len(offsets)] for token in head]
+                + [-1] * (width - len(head))
+                for head in row[layer]
+            ]
+            for place, row in enumerate(sets)
+        ]
+    )
+
+
+def shrunk(model: PreTrainedModel, ids: Tensor, sets: Sets) -> EvictingCache:
+    seen = observe(model, ids)
+    indices = [slots(sets, layer) for layer in range(3)]
+    return EvictingCache.select(seen.keys, seen.values, indices, seen=ids.shape[1])
+
+
+def test_dropping_equals_masking_after_chunks_of_any_length(
+    model: PreTrainedModel, prompt: Prompt, masked_logits: Callable[..., Tensor]
+) -> None:
+    """Three rows of one prefill; then 1, 2, 7, 64, 1 and 1 more tokens."""
+    tokens, chunks = 40, (1, 2, 7, 64, 1, 1)
+    ids = prompt(tokens + sum(chunks))
+    sets = uneven_sets(3, tokens)
+    cache = shrunk(model, ids[:, :tokens], sets)
+    assert [type(layer) for layer in cache.layers] == [RaggedLayer, RaggedLayer, EvictingLayer]
+    logits = torch.cat(
+        [
+            model(part.expand(3, -1), past_key_values=cache).logits
+            for part in ids[:, tokens:].split(chunks, dim=1)
+        ],
+        dim=1,
+    )
+    full = model(ids, use_cache=False).logits[0, tokens:]
+    for row in range(3):
+        expected = masked_logits(model, ids, tokens, sets[row])[0, tokens:]
+        assert (logits[row] - expected).abs().max() <= TOLERANCE
+        assert (logits[row] - full).abs().max() > 0.01  # the eviction is felt
+
+
+@pytest.mark.parametrize("chunk", [2, 64])
+def test_a_first_chunk_of_several_tokens(
+    qwen: PreTrainedModel, prompt: Prompt, masked_logits: Callable[..., Tensor], chunk: int
+) -> None:
+    ids = prompt(30 + chunk, batch=2)
+    sets = uneven_sets(2, 30, full_layer=None)
+    cache = shrunk(qwen, ids[:, :30], sets)
+    logits = qwen(ids[:, 30:], past_key_values=cache).logits
+    for row in range(2):
+        expected = masked_logits(qwen, ids[row : row + 1], 30, sets[row])[0, 30:]
+        assert (logits[row] - expected).abs().max() <= TOLERANCE
+
+
+def test_left_padded_rows_equal_each_alone(
+    model: PreTrainedModel, prompt: Prompt, masked_logits: Callable[..., Tensor]
+) -> None:
+    """Rows of 40 and 28 tokens, then chunks of 7 (padded in one row), 1 and 64 tokens."""
+    long, short = prompt(112, seed=2), prompt(98, seed=3)
+    pad = torch.nn.functional.pad
+    ids = torch.cat([long, torch.cat([pad(short[:, :28], (12, 0)), pad(short[:, 28:], (2, 0))], 1)])
+    mask = torch.ones_like(ids)
+    mask[1, :12] = mask[1, 40:42] = 0
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    cache = EvictingCache()
+    sets = [*uneven_sets(1, 40), *uneven_sets(1, 28, seed=6)]
+    logits = []
+    for start, stop in ((0, 40), (40, 47), (47, 48), (48, 112)):
+        output = model(
+            ids[:, start:stop],
+            attention_mask=mask[:, :stop],
+            position_ids=positions[:, start:stop],
+            past_key_values=cache,
+        )
+        logits.append(output.logits)
+        if start == 0:
+            for layer in range(3):
+                chosen = slots(sets, layer, offsets=(0, 12))
+                cache.layers[layer] = cache.layers[layer].select(chosen)
+    found = torch.cat(logits[1:], dim=1)
+    assert not found.isnan().any()
+    expected = masked_logits(model, long, 40, sets[0])[0, 40:]
+    assert (found[0] - expected).abs().max() <= TOLERANCE
+    expected = masked_logits(model, short, 28, sets[1])[0, 28:]
+    assert (found[1, 2:] - expected).abs().max() <= TOLERANCE
+
+
+def test_equal_lengths_through_the_ragged_layer_equal_the_dense_one(
+    model: PreTrainedModel, prompt: Prompt
+) -> None:
+    """A trailing -1 makes the layers ragged although all heads keep 9 tokens."""
+    ids = prompt(50, batch=2)
+    seen = observe(model, ids[:, :30])
+    generator = torch.Generator().manual_seed(3)
+    even = [torch.rand(2, 2, 30, generator=generator).argsort(-1)[..., :9] for _ in range(3)]
+    gaps = [torch.nn.functional.pad(layer, (0, 1), value=-1) for layer in even]
+    dense, ragged = (
+        EvictingCache.select(seen.keys, seen.values, indices, seen=30) for indices in (even, gaps)
+    )
+    assert {type(layer) for layer in ragged.layers} == {RaggedLayer}
+    assert dense.nbytes == ragged.nbytes
+    for start, stop in ((30, 31), (31, 40), (40, 41)):
+        difference = (
+            model(ids[:, start:stop], past_key_values=dense).logits
+            - model(ids[:, start:stop], past_key_values=ragged).logits
+        )
+        assert difference.abs().max() <= TOLERANCE
+    for one, other in zip(dense.layers, ragged.layers, strict=True):
+        assert torch.equal(one.positions, other.positions)
+
+
+def test_bf16_stays_near_the_masked_reference(
+    qwen: PreTrainedModel, prompt: Prompt, masked_logits: Callable[..., Tensor]
+) -> None:
+    ids = prompt(30)
+    sets = uneven_sets(1, 20)
+    truth = masked_logits(qwen, ids, 20, sets[0])[0, 20:]
+    qwen.to(torch.bfloat16)
+    reference = masked_logits(qwen, ids, 20, sets[0])[0, 20:].float()
+    logits = qwen(ids[:, 20:], past_key_values=shrunk(qwen, ids[:, :20], sets)).logits[0]
+    assert logits.dtype == torch.bfloat16
+    assert (logits.float() - truth).abs().mean() <= 1.5 * (reference - truth).abs().mean()
+
+
+def test_memory_is_that_of_the_tokens_kept() -> None:
+    """Keys, values, positions and lengths of a long cache: within 2 % of the tokens' bytes."""
+    tokens, width, rows, heads = 20_000, 64, 2, 4
+    keys = torch.zeros(rows, heads, tokens, width, dtype=torch.bfloat16)
+    lengths = torch.tensor([[20_000, 1, 700, 12_345], [8_192, 30, 19_999, 4_000]])
+    indices = torch.arange(tokens).expand(rows, heads, -1)
+    indices = indices.where(indices < lengths[..., None], -1)
+    cache = EvictingCache.select([keys], [keys], [indices], seen=tokens)
+    token = 2 * width * 2
+    kept = int(lengths.sum()) * token
+    assert cache.nbytes == kept
+    assert cache.row_nbytes == [int(row.sum()) * token for row in lengths]
+
+    def held() -> int:
+        layer = cache.layers[0]
+        storages = {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            for tensor in vars(layer).values()
+            if isinstance(tensor, Tensor)
+        }
+        return sum(storages.values())
+
+    assert held() <= 1.02 * kept + 1000
+    cache.update(keys[:, :, :1], keys[:, :, :1], 0)
+    constant = TAIL_ROOM * rows * heads * token
+    assert cache.nbytes == kept + constant
+    assert held() <= 1.02 * kept + constant + 2000
+    cache.update(keys[:, :, :100], keys[:, :, :100], 0)
+    assert cache.nbytes == kept + 101 * rows * heads * token
+
+
+def test_every_byte_counts_a_row(qwen: PreTrainedModel, prompt: Prompt) -> None:
+    sets = uneven_sets(2, 20)
+    cache = shrunk(qwen, prompt(20), sets)
+    token = 2 * 8 * 4  # key and value, dimensions, bytes
+
+    def bytes_of(row: int, room: int) -> int:
+        ragged = sum(len(head) for layer in sets[row][:2] for head in layer)
+        return (ragged + 2 * 2 * room + 2 * (20 + min(room, 2))) * token
+
+    assert cache.row_nbytes == [bytes_of(0, 0), bytes_of(1, 0)]
+    qwen(prompt(1).expand(2, -1), past_key_values=cache)
+    assert cache.row_nbytes == [bytes_of(0, TAIL_ROOM), bytes_of(1, TAIL_ROOM)]
+    assert cache.nbytes == sum(cache.row_nbytes)
+    assert EvictingCache().row_nbytes == []
+
+
+def test_positions_of_what_is_stored(qwen: PreTrainedModel, prompt: Prompt) -> None:
+    seen = observe(qwen, prompt(20))
+    indices = torch.tensor([[[3, 7, 9], [5, -1, -1]], [[-1, 2, -1], [-1, -1, -1]]])
+    cache = EvictingCache.select(seen.keys, seen.values, [indices] * 3, seen=20)
+    layer = cache.layers[1]
+    assert isinstance(layer, RaggedLayer)
+    assert layer.lengths.tolist() == [[3, 1], [1, 0]]
+    assert torch.equal(layer.keys, seen.keys[1][0][[0, 0, 0, 1, 0], [3, 7, 9, 5, 2]])
+    e = EMPTY
+    expected = [[[3, 7, 9], [5, e, e]], [[2, e, e], [e, e, e]]]
+    assert layer.positions.tolist() == expected
+    assert (cache.get_seq_length(), cache.get_mask_sizes(4, 0)) == (20, (4, 20))
+    qwen(prompt(2).expand(2, -1), past_key_values=cache)
+    assert layer.positions.tolist() == [[[*head, 20, 21] for head in row] for row in expected]
+    cache.reset()
+    assert (cache.get_seq_length(), cache.nbytes, cache.evicted) == (0, 0, False)
+
+
+def test_rows_can_be_reordered_repeated_and_chosen(qwen: PreTrainedModel, prompt: Prompt) -> None:
+    sets = uneven_sets(3, 20)
+    first, then = prompt(2, seed=8).expand(3, -1), prompt(1, seed=9)
+    plain = shrunk(qwen, prompt(20), sets)
+    qwen(first, past_key_values=plain)
+    expected = qwen(then.expand(3, -1), past_key_values=plain).logits
+    for change, rows in (
+        (lambda c: c.reorder_cache(torch.tensor([2, 0, 0])), [2, 0, 0]),
+        (lambda c: c.batch_select_indices(torch.tensor([1])), [1]),
+        (lambda c: c.batch_select_indices(torch.tensor([True, False, True])), [0, 2]),
+        (lambda c: c.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
+    ):
+        changed = shrunk(qwen, prompt(20), sets)
+        qwen(first, past_key_values=changed)
+        change(changed)
+        assert len(changed.row_nbytes) == len(rows)
+        logits = qwen(then.expand(len(rows), -1), past_key_values=changed).logits
+        assert (logits - expected[rows]).abs().max() <= 1e-5
+
+
+def stored(layer: RaggedLayer) -> dict[tuple[int, int], list[float]]:
+    """(head, position) of every token of a single row -> its key and value."""
+    flat, found = 0, {}
+    for head, positions in enumerate(layer.positions[0].tolist()):
+        length, longest = int(layer.lengths[0, head]), int(layer.lengths.max())
+        for place, position in enumerate(positions):
+            if place < longest and position < EMPTY:
+                key, value = layer.keys[flat], layer.values[flat]
+                flat += 1
+            elif place >= longest:
+                key = layer.tail_keys[0, head, place - longest]
+                value = layer.tail_values[0, head, place - longest]
+            else:
+                assert place >= length
+                continue
+            found[head, position] = [*key.tolist(), *value.tolist()]
+    return found
+
+
+def test_a_shrunk_layer_can_be_shrunk_again(qwen: PreTrainedModel, prompt: Prompt) -> None:
+    """Slots of the flat part and of the tail, in one selection with gaps."""
+    ids = prompt(40)
+    cache = shrunk(qwen, ids[:, :20], uneven_sets(1, 20, full_layer=None))
+    qwen(ids[:, 20:30], past_key_values=cache)
+    generator = torch.Generator().manual_seed(1)
+    origins: set[bool] = set()
+    for index, layer in enumerate(cache.layers):
+        assert isinstance(layer, RaggedLayer)
+        chosen = torch.rand(layer.positions.shape, generator=generator).argsort(-1)[..., :9]
+        chosen[0, 1, 4:] = -1
+        kept = layer.positions.gather(2, chosen.clamp_min(0)).masked_fill(chosen < 0, EMPTY)
+        again = layer.select(chosen)
+        before = stored(layer)
+        assert stored(again) == {
+            (head, position): before[head, position]
+            for head, positions in enumerate(kept[0].tolist())
+            for position in positions
+            if position < EMPTY
+        }
+        origins |= {position >= 20 for _, position in stored(again)}
+        cache.layers[index] = again
+    assert origins == {True, False}
+    assert not qwen(ids[:, 30:], past_key_values=cache).logits.isnan().any()
+    assert cache.get_seq_length() == 40
+
+
+def test_a_copy_is_independent(qwen: PreTrainedModel, prompt: Prompt) -> None:
+    cache = shrunk(qwen, prompt(12), uneven_sets(1, 12))
+    qwen(prompt(1), past_key_values=cache)
+    twin = copy.deepcopy(cache)
+    first = qwen(prompt(1, seed=4), past_key_values=cache).logits
+    assert twin.get_seq_length() == 13
+    assert torch.equal(qwen(prompt(1, seed=4), past_key_values=twin).logits, first)
+
+
+def test_what_cannot_work_is_refused(qwen: PreTrainedModel, prompt: Prompt) -> None:
+    ids = prompt(20)
+    cache = shrunk(qwen, ids, uneven_sets(1, 20, full_layer=None))
+    with pytest.raises(UsageError, match="rolled back"):
+        cache.crop(-1)
+    with pytest.raises(UsageError, match="at least one prompt token"):
+        qwen(ids[:, -1:], position_ids=torch.tensor([[19]]), past_key_values=cache)
+    layer = cache.layers[0]
+    with pytest.raises(ValueError, match="do not select"):
+        layer.select(torch.zeros(2, 2, 3, dtype=torch.int64))
+    qwen.train()
+    for block in qwen.model.layers:
+        block.self_attn.attention_dropout = 0.5
+    with pytest.raises(UsageError, match=r"model\.eval\(\)"):
+        qwen(prompt(1), position_ids=torch.tensor([[20]]), past_key_values=cache)
+    qwen.eval().requires_grad_(True)
+    with pytest.raises(UsageError, match="no_grad"):
+        qwen(prompt(1), past_key_values=cache)

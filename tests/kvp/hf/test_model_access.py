@@ -1,0 +1,151 @@
+"""RoPE and query projections read off a model, against what its attention really used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    GlmConfig,
+    GlmForCausalLM,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+)
+
+from kvp.errors import ModelError
+from kvp.hf import observe
+from kvp.hf.model_access import attention_modules, query_projection, rope_kept, rope_of
+
+Prompt = Callable[..., Tensor]
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+ROPES: dict[str, dict[str, Any]] = {
+    "partial": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    "longrope": {
+        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4,
+        "long_factor": [3.0] * 4, "original_max_position_embeddings": 48, "factor": 4.0,
+    },
+    "yarn": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+    },
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+}  # fmt: skip
+
+
+def _model(kind: str) -> PreTrainedModel:
+    torch.manual_seed(7)
+    options = {**SIZES, "rope_parameters": ROPES[kind], "initializer_range": 0.3}
+    if kind == "dynamic":
+        options["max_position_embeddings"] = 48
+    if kind in ("partial", "longrope"):
+        more = {"original_max_position_embeddings": 48} if kind == "longrope" else {}
+        model: PreTrainedModel = Phi3ForCausalLM(Phi3Config(**options, **more))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**options))
+    model.requires_grad_(False).train(False)
+    return model
+
+
+def _check(model: PreTrainedModel, ids: Tensor, **close: float) -> None:
+    """Project the states that enter each attention, rotate, and compare with its queries."""
+    states: list[Tensor] = []
+    handles = [
+        layer.input_layernorm.register_forward_hook(lambda m, i, output: states.append(output))
+        for layer in model.model.layers
+    ]
+    seen = observe(model, ids)
+    for handle in handles:
+        handle.remove()
+    rope = rope_of(model, ids.shape[1])
+    for index, entering in enumerate(states):
+        before = query_projection(model, index)(entering)
+        assert before.dtype == torch.float32
+        cosine, sine = rope.rotation(torch.arange(ids.shape[1]))
+        after = rope.rotate(before, cosine, sine)
+        torch.testing.assert_close(after, seen.queries[index].float(), **close)
+        back = rope.unrotate(seen.queries[index], torch.arange(ids.shape[1]))
+        torch.testing.assert_close(back, before, **close)
+
+
+def test_five_families(model: PreTrainedModel, prompt: Prompt) -> None:
+    for module in model.modules():  # random biases and norms, so that forgetting one shows
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.normal_(module.bias)
+        if "norm" in type(module).__name__.lower():
+            nn.init.normal_(module.weight, 1.0, 0.3)
+    _check(model, prompt(50, batch=2), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [40, 60])
+@pytest.mark.parametrize("kind", sorted(ROPES))
+def test_every_kind_of_frequencies(kind: str, tokens: int, prompt: Prompt) -> None:
+    """Below and above the length at which LongRoPE and dynamic NTK change."""
+    model = _model(kind)
+    _check(model, prompt(tokens), atol=1e-4, rtol=1e-4)
+    rope = rope_of(model, tokens)
+    assert rope.frequencies.shape == (2 if kind == "partial" else 4,)
+    assert (rope.scaling == 1) == (kind not in ("yarn", "longrope"))
+
+
+def test_longrope_is_read_at_the_length_asked_for() -> None:
+    model = _model("longrope")
+    short, long = rope_of(model, 48), rope_of(model, 49)
+    torch.testing.assert_close(short.frequencies, 3 * long.frequencies)
+    torch.testing.assert_close(rope_of(model, 10).frequencies, short.frequencies)
+
+
+def test_bfloat16(build: Callable[[str], PreTrainedModel], prompt: Prompt) -> None:
+    model = build("qwen2").bfloat16()
+    _check(model, prompt(30), atol=0.1, rtol=0.05)
+
+
+def test_a_longer_pass_leaves_the_frequencies_alone(prompt: Prompt) -> None:
+    model = _model("dynamic")
+    before = model(prompt(40)).logits
+    frequencies = model.model.rotary_emb.inv_freq.clone()
+    with rope_kept(model):
+        model(prompt(90))
+        assert not torch.equal(model.model.rotary_emb.inv_freq, frequencies)
+    assert torch.equal(model.model.rotary_emb.inv_freq, frequencies)
+    assert model.model.rotary_emb.max_seq_len_cached == 48
+    assert torch.equal(model(prompt(40)).logits, before)
+    rope_of(model, 90)
+    assert torch.equal(model.model.rotary_emb.inv_freq, frequencies)
+
+
+def test_other_models_are_refused_in_one_line() -> None:
+    glm = GlmForCausalLM(GlmConfig(**SIZES, head_dim=8))
+    with pytest.raises(ModelError, match="pairs the channels") as caught:
+        rope_of(glm, 20)
+    assert "\n" not in str(caught.value)
+    neox = GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=4,
+        )
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="no attention module with q_proj") as caught:
+        attention_modules(neox)
+    assert "\n" not in str(caught.value)
+    learned = LlamaForCausalLM(LlamaConfig(**SIZES))
+    learned.model.rotary_emb = nn.Identity()
+    with pytest.raises(ModelError, match="no rotary embedding"):
+        rope_of(learned, 20)

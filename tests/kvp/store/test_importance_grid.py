@@ -1,0 +1,263 @@
+"""Importance grids: labels at their cuts against float64, query by query; what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from kvp.errors import StoreError
+from kvp.geometry import Geometry
+from kvp.manifest import read_sealed_json, write_sealed_json
+from kvp.ops.future_attention import grid_attention
+from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter, planned_bytes
+from kvp.store.importance_grid import (
+    decode,
+    encode,
+    grid_edges,
+    peak_edges,
+    peak_rows,
+    root_scale,
+    rows_between,
+)
+
+MakeTrace = Callable[..., Trace]
+QWEN = Geometry(layers=28, query_heads=28, kv_heads=4, head_dim=128)
+TOLERANCE = {"float32": 1e-5, "float16": 1e-3}
+"""Largest relative error of any label, however small."""
+
+TOKENS, CONTEXT, PROMPT = 120, 83, 101
+
+
+def peaked(grid_dtype: Literal["float32", "float16"]) -> tuple[StorePlan, Trace, torch.Tensor]:
+    """A trace whose attention spans many orders of magnitude, with its queries apart."""
+    geometry = Geometry(layers=1, query_heads=4, kv_heads=2, head_dim=8)
+    plan = StorePlan(
+        geometry=geometry, dtype="float32", max_tokens=128, sequences=1, store="importance",
+        grid=12, grid_dtype=grid_dtype,
+    )  # fmt: skip
+    random = torch.Generator().manual_seed(5)
+    queries = 3 * torch.randn(1, 2, 2, TOKENS, 8, generator=random)
+    queries[..., 0] += 12  # some tokens are worth little to all of them
+    keys, values = torch.randn(2, 1, 2, TOKENS, 8, generator=random)
+    boundaries = (CONTEXT, PROMPT - 1)
+    edges = grid_edges(TOKENS, boundaries, plan.grid)
+    record = SequenceRecord(
+        index=0, id="s", task="t", split="train", length=TOKENS, context_length=CONTEXT,
+        prompt_length=PROMPT, token_ids=(1,) * TOKENS, edges=edges,
+        peak_edges=peak_edges(edges, boundaries),
+    )  # fmt: skip
+    trace = Trace(
+        record=record,
+        queries=None,
+        keys=keys,
+        values=values,
+        importance=grid_attention(queries, keys, edges),
+        peak=peak_rows(queries, keys, (*record.peak_edges, TOKENS)),
+    )
+    return plan, trace, queries
+
+
+def attention(trace: Trace, queries: torch.Tensor, head: int) -> NDArray[np.float64]:
+    """[T, T] float64: what every query pays every key, the larger of the group's two heads."""
+    keys = trace.keys[0, head].double().numpy()
+    paid = np.zeros((TOKENS, TOKENS))
+    for query in range(TOKENS):
+        for row in queries[0, head, :, query].double().numpy():
+            logits = keys[: query + 1] @ row / np.sqrt(8)
+            weights = np.exp(logits - logits.max())
+            paid[query, : query + 1] = np.maximum(paid[query, : query + 1], weights / weights.sum())
+    return paid
+
+
+@pytest.mark.parametrize("grid_dtype", ["float32", "float16"])
+def test_labels_are_those_of_the_queries_at_every_cut(
+    tmp_path: Path, grid_dtype: Literal["float32", "float16"]
+) -> None:
+    plan, trace, queries = peaked(grid_dtype)
+    with TraceWriter.create_or_resume(tmp_path / "s", plan, {"identity": {}}) as writer:
+        writer.write(trace)
+    reader, edges = TraceReader(tmp_path / "s"), trace.record.edges
+    assert reader.record(0) == trace.record
+    assert {CONTEXT, PROMPT - 1} <= set(edges)
+    allowed, smallest = TOLERANCE[grid_dtype], 1.0
+    for head in range(2):
+        paid = attention(trace, queries, head)
+        for place, cut in enumerate(edges[:-1]):
+            for stop in (*edges[place + 1 :: 4], None):
+                label = reader.future_attention(0, cut, stop)[0, head].double().numpy()
+                expected = paid[cut:stop, :cut].sum(0)
+                np.testing.assert_allclose(label, expected, rtol=allowed)
+                smallest = min(smallest, expected.min())
+            whole = reader.trace(0).future_attention(cut)
+            assert torch.equal(whole, reader.future_attention(0, cut))
+        for cut in trace.record.peak_edges:
+            largest = reader.max_future_attention(0, cut)[0, head].double().numpy()
+            np.testing.assert_allclose(largest, paid[cut:, :cut].max(0), rtol=allowed)
+    assert smallest < 1e-7  # the tolerance held for small labels, too
+    assert reader.future_attention(0, edges[2], edges[5] - 1).equal(
+        reader.future_attention(0, edges[2], edges[5])
+    )
+
+
+def test_plain_zarr_reads_a_grid(tmp_path: Path) -> None:
+    plan, trace, _ = peaked("float16")
+    with TraceWriter.create_or_resume(tmp_path / "s", plan, {"identity": {}}) as writer:
+        writer.write(trace)
+    assert not (tmp_path / "s" / "q").exists()
+    array = zarr.open_array(tmp_path / "s" / "importance", mode="r")
+    assert (array.shape, array.dtype, array.chunks) == (
+        (1, 1, 2, 12, 128), "float16", (1, 1, 1, 12, 128)
+    )  # fmt: skip
+    stored = np.asarray(array[0, 0, 1], dtype=np.float64) / array.attrs["kvp_root_scale"]
+    assert trace.importance is not None
+    np.testing.assert_allclose(
+        stored[:, :TOKENS] ** 2, trace.importance[0, 1].double().numpy(), rtol=1e-3
+    )
+    assert not stored[:, TOKENS:].any()
+
+
+@given(st.integers(2, 600), st.integers(0, 700), st.integers(0, 700), st.integers(2, 60))
+def test_edges_rise_to_the_end_and_hold_the_boundaries(
+    length: int, one: int, other: int, cuts: int
+) -> None:
+    edges = grid_edges(length, (one, other), cuts)
+    assert list(edges) == sorted(set(edges))
+    assert edges[0] > 0
+    assert edges[-1] == length
+    assert len(edges) - 1 == min(cuts, length - 1)
+    inside = {boundary for boundary in (one, other) if 0 < boundary < length}
+    assert inside <= set(edges)
+    peaks = peak_edges(edges, (one, other))
+    assert inside | {edges[-2]} <= set(peaks) <= set(edges[:-1])
+    assert len(peaks) <= 4
+
+
+def test_edges_of_one_sequence() -> None:
+    # ten cuts of 110 tokens lie at 10, 20, ..., 100; 83 replaces 80 and 99 replaces 100
+    assert grid_edges(110, (99, 83), 10) == (10, 20, 30, 40, 50, 60, 70, 83, 90, 99, 110)
+    assert peak_edges((10, 20, 30, 40, 50, 60, 70, 83, 90, 99, 110), (99, 83)) == (50, 83, 99)
+    assert grid_edges(5, (3, 4), 48) == (1, 2, 3, 4, 5)
+    assert grid_edges(110, (81, 82), 2) == (81, 82, 110)
+
+
+def test_rows_of_a_window() -> None:
+    edges = (10, 20, 30, 40)
+    assert rows_between(edges, 10, 40) == slice(0, 3)
+    assert rows_between(edges, 20, 30) == slice(1, 2)
+    assert rows_between(edges, 20, 31) == slice(1, 3)
+    assert rows_between(edges, 30, 99) == slice(2, 3)
+    with pytest.raises(ValueError, match="15 is no cut"):
+        rows_between(edges, 15, 40)
+    with pytest.raises(ValueError, match="40 is no cut"):
+        rows_between(edges, 40, 40)
+
+
+@pytest.mark.parametrize("tokens", [1, 24, 4096, 4500, 10**6])
+def test_float16_keeps_small_values_and_does_not_overflow(tokens: int) -> None:
+    values = tokens * torch.logspace(-17, 0, 5000, dtype=torch.float64).float()
+    scale = root_scale(tokens)
+    stored = encode(values, torch.float16, scale)
+    assert np.log2(scale) % 1 == 0
+    assert stored.isfinite().all()
+    torch.testing.assert_close(decode(stored, scale), values, rtol=9.8e-4, atol=0)
+    assert decode(encode(torch.zeros(3), torch.float16, scale), scale).eq(0).all()
+
+
+def test_bytes_of_the_papers_model() -> None:
+    whole = planned_bytes(QWEN, dtype="bfloat16", tokens=4500)
+    lean = planned_bytes(QWEN, dtype="bfloat16", tokens=4500, store="importance", grid=48)
+    # of 9 x 128 x 2 bytes per token and head stay 2 x 128 x 2, and come (48 + 4) x 2
+    assert lean / whole == pytest.approx((512 + 104) / 2304)
+    assert lean / whole <= 0.27
+    exact = planned_bytes(
+        QWEN, dtype="bfloat16", tokens=1, store="importance", grid=48, grid_dtype="float32"
+    )
+    assert exact == 28 * 4 * (512 + 208)
+
+
+def test_stores_of_version_1_still_open_and_go_on(
+    store: Path, plan: StorePlan, make_trace: MakeTrace
+) -> None:
+    content = read_sealed_json(store / "manifest.json")
+    old = {key: value for key, value in content["plan"].items() if key != "store"}
+    older = {**content, "format_version": 1, "plan": {**old, "store_queries": True}}
+    write_sealed_json(store / "manifest.json", older)
+    reader = TraceReader(store)
+    assert reader.plan == plan
+    assert reader.trace(2).queries is not None
+    with TraceWriter.create_or_resume(store, plan, {"identity": content["identity"]}) as writer:
+        writer.write(make_trace(plan, 1))
+    record = read_sealed_json(store / "sequences" / "000001.json")["record"]
+    assert "edges" not in record
+    assert TraceReader(store).complete
+    lean = StorePlan.from_dict({**old, "store_queries": False})
+    assert (lean.store, lean.arrays) == ("kv", ("k", "v"))
+
+
+def test_what_a_grid_cannot_answer_is_one_line(tmp_path: Path, store: Path) -> None:
+    plan, trace, _ = peaked("float16")
+    with TraceWriter.create_or_resume(tmp_path / "s", plan, {"identity": {}}) as writer:
+        writer.write(trace)
+    reader = TraceReader(tmp_path / "s")
+    with pytest.raises(StoreError, match=r"no importance of sequence 0 for a cut at 84 .* only at"):
+        reader.future_attention(0, 84)
+    with pytest.raises(StoreError, match=r"no peak of sequence 0 for a cut at 9 .* --store qkv"):
+        reader.max_future_attention(0, trace.record.edges[0])
+    with pytest.raises(StoreError, match="without queries"):
+        reader.head(0, 0, 0)
+    with pytest.raises(StoreError, match="without an importance grid"):
+        TraceReader(store).future_attention(0, 10)
+
+
+def test_damage_names_the_file(tmp_path: Path) -> None:
+    plan, trace, _ = peaked("float16")
+    with TraceWriter.create_or_resume(tmp_path / "s", plan, {"identity": {}}) as writer:
+        writer.write(trace)
+    shard = tmp_path / "s" / "importance" / "c.0.0.0.0.0"
+    content = bytearray(shard.read_bytes())
+    content[40] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(StoreError, match=r"importance/c\.0\.0\.0\.0\.0 is damaged"):
+        TraceReader(tmp_path / "s").future_attention(0, CONTEXT)
+    shard.unlink()
+    with pytest.raises(StoreError, match=r"importance/c\.0\.0\.0\.0\.0 is missing"):
+        TraceReader(tmp_path / "s").records()
+
+
+def test_traces_and_plans_that_do_not_fit_are_refused(
+    tmp_path: Path, plan: StorePlan, manifest: dict[str, Any], make_trace: MakeTrace
+) -> None:
+    lean = replace(plan, store="importance", grid=6)
+    trace = make_trace(lean, 0)
+    assert trace.importance is not None
+    plain = replace(trace.record, edges=(), peak_edges=())
+    with TraceWriter.create_or_resume(tmp_path / "store", lean, manifest) as writer:
+        for changes, message in [
+            ({"importance": None}, "carries what its store keeps"),
+            ({"record": plain}, "0 edges for 6 cuts"),
+            ({"importance": trace.importance[..., 1:, :]}, r"importance .* the store takes"),
+            ({"importance": trace.importance.half()}, r"importance .* the store takes float32"),
+            ({"importance": trace.importance + torch.inf}, "importance .* is not finite"),
+        ]:
+            with pytest.raises(ValueError, match=message):
+                writer.write(replace(trace, **changes))
+    with pytest.raises(StoreError, match=r"planned differently \(.*grid"):
+        TraceWriter.create_or_resume(tmp_path / "store", replace(lean, grid=7), manifest)
+    for settings in ({"store": "q"}, {"grid": 4}, {"store": "importance"}, {"grid_dtype": "int8"}):
+        with pytest.raises(ValueError, match="grid"):
+            replace(plan, **settings)
+    for edges in ((3, 2, 23), (0, 23), (4, 22)):
+        with pytest.raises(ValueError, match="do not rise to 23"):
+            replace(trace.record, edges=edges, peak_edges=())
+    with pytest.raises(ValueError, match="no cuts of the grid"):
+        replace(trace.record, peak_edges=(trace.record.length,))

@@ -1,0 +1,183 @@
+"""What holds for every method, and how specifications are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from operator import itemgetter
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvp.errors import UsageError
+from kvp.scoring import Scorer, View
+from policies.registry import METHODS, make_scorer
+
+MakeView = Callable[..., View]
+
+ATTENTION_FREE = {"random", "streaming_llm", "knorm", "keydiff", "lagkv"}
+SPECS = [
+    *(spec for entry in METHODS.values()
+      for spec in (entry.name, *(f"{entry.name}:{preset}" for preset in entry.presets))),
+    "lagkv(lag=8)", "snapkv(window=16,pool=avg)", "tova(per_kv_head=true)",
+    "h2o(normalize=visible)", "kvzip(plus=true)", "contrastkv(beta=0.05)",
+    "expected_attention(covariance=false)", "windowkv(task=aggregation)",
+    "windowkv(observed=2,window=3)", "gvote(p_nuc=0.5)", "gvote(space=query)",
+]  # fmt: skip
+"""Every method and preset of the roster, and some options."""
+
+every_method = pytest.mark.parametrize("spec", SPECS)
+
+
+def _supply(view: View, scorer: Scorer) -> View:
+    """The view with exactly what the scorer declared."""
+    queries, needs = view.queries, scorer.needs
+    assert queries is not None
+    if needs.queries >= 0:
+        queries = queries[:, :, max(queries.shape[2] - needs.queries, 0) :]
+    return replace(
+        view,
+        queries=queries if needs.queries else None,
+        future=view.future if needs.future else None,
+        rope=view.rope if needs.rope else None,
+        hidden=view.hidden if needs.hidden_after is not None else None,
+        reconstruction=view.reconstruction if needs.reconstruction is not None else None,
+        noise=view.noise if needs.noise is not None else None,
+        text=view.text if needs.text else None,
+    )
+
+
+def _mapped(view: View, change: Callable[[Tensor], Tensor]) -> View:
+    """The view with every tensor of a batch changed, statistics of hidden states included."""
+    tensors = {
+        item.name: change(getattr(view, item.name))
+        for item in fields(view)
+        if isinstance(getattr(view, item.name), Tensor)
+    }
+    if view.hidden is not None:
+        mean, variance = change(view.hidden.mean), change(view.hidden.variance)
+        tensors["hidden"] = replace(view.hidden, mean=mean, variance=variance)
+    return replace(view, **tensors)
+
+
+@every_method
+@pytest.mark.parametrize(("heads", "group"), [(2, 1), (2, 2), (1, 7)])
+@pytest.mark.parametrize("tokens", [1, 3, 33, 70])
+def test_scores_are_float32_finite_and_repeatable(
+    make_view: MakeView, spec: str, heads: int, group: int, tokens: int
+) -> None:
+    scorer = make_scorer(spec)
+    assert isinstance(scorer, Scorer)
+    view = _supply(make_view(tokens=tokens, heads=heads, group=group, batch=3), scorer)
+    scores = scorer.score(view)
+    assert scores.shape == (3, heads, tokens)
+    assert scores.dtype == torch.float32
+    assert scores.is_contiguous()
+    assert torch.isfinite(scores).all()
+    assert torch.equal(scores, make_scorer(spec).score(view))
+
+
+@every_method
+def test_rows_of_a_batch_do_not_touch_each_other(make_view: MakeView, spec: str) -> None:
+    scorer = make_scorer(spec)
+    view = _supply(make_view(tokens=40, batch=3), scorer)
+    together = scorer.score(view)
+    for row in range(3):
+        alone = scorer.score(_mapped(view, itemgetter(slice(row, row + 1))))
+        torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-5, atol=1e-6)
+
+
+@every_method
+def test_inputs_are_left_alone(make_view: MakeView, spec: str) -> None:
+    scorer = make_scorer(spec)
+    view, fresh = make_view(tokens=40), make_view(tokens=40)
+    scorer.score(view)
+    for name in ("keys", "values", "positions", "queries", "future"):
+        assert torch.equal(getattr(view, name), getattr(fresh, name))
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_inputs_are_scored_in_float32(
+    make_view: MakeView, spec: str, dtype: torch.dtype
+) -> None:
+    scorer = make_scorer(spec)
+    low = make_view(tokens=40, dtype=dtype)
+    assert low.queries is not None
+    exact = replace(
+        low, keys=low.keys.float(), values=low.values.float(), queries=low.queries.float()
+    )
+    torch.testing.assert_close(scorer.score(low), scorer.score(exact), rtol=1e-5, atol=1e-6)
+
+
+@every_method
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_scores_on_a_gpu_are_those_of_the_cpu(make_view: MakeView, spec: str) -> None:
+    scorer, view = make_scorer(spec), make_view(tokens=40)
+    moved = _mapped(view, Tensor.cuda)
+    assert moved.hidden is not None
+    project = moved.hidden.project
+    hidden = replace(moved.hidden, project=lambda states: project(states.cpu()).cuda())
+    scores = scorer.score(replace(moved, hidden=hidden))
+    assert scores.is_cuda
+    torch.testing.assert_close(scores.cpu(), scorer.score(view), rtol=1e-4, atol=1e-5)
+
+
+@every_method
+def test_names_rebuild_the_scorer(spec: str) -> None:
+    scorer = make_scorer(spec)
+    bare = spec.partition(":")[0]  # what a preset of nothing but defaults goes by
+    assert scorer.name == (bare if scorer == make_scorer(bare) else spec)
+    assert make_scorer(scorer.name) == scorer
+
+
+def test_attention_free_methods_and_needs_in_words() -> None:
+    assert {name for name, entry in METHODS.items() if entry.attention_free} == ATTENTION_FREE
+    assert METHODS["tova"].needs == "last query"
+    assert METHODS["snapkv"].needs == "last 32 queries"
+    assert METHODS["h2o"].needs == "every query"
+    assert METHODS["oracle"].needs == "future attention"
+    assert METHODS["knorm"].needs == "keys, values, positions"
+    assert all(entry.line for entry in METHODS.values())
+
+
+def test_options_override_presets_and_text() -> None:
+    scorer = make_scorer(" snapkv:paper( window = 16 , kernel=3 ) ", kernel=9)
+    assert scorer.name == "snapkv(window=16,kernel=9)"
+    assert make_scorer("snapkv(window=auto)") == make_scorer("snapkv", kernel=5, pool="max")
+    assert make_scorer("random(seed=3)").name == "random(seed=3)"
+    assert make_scorer("h2o(recents=False)").name == "h2o(recents=false)"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("magic", "unknown method 'magic': choose from random, streaming_llm, knorm, keydiff, "
+                  "lagkv, snapkv, tova, h2o, "),
+        ("", "method '' is not of the form name, name:preset or name(option=value)"),
+        ("snapkv(window=16", "is not of the form"),
+        ("snapkv:nobody", "snapkv has no preset 'nobody': its presets are kvpress, paper, off"),
+        ("oracle:kvpress", "oracle has no preset 'kvpress': its presets are none"),
+        ("snapkv(windw=3)", "snapkv has no option 'windw': its options are window, kernel, pool"),
+        ("knorm(a=1)", "knorm has no option 'a': its options are none"),
+        ("snapkv(window)", "snapkv: 'window' is not of the form option=value"),
+        ("snapkv(window=)", "snapkv: 'window=' is not of the form option=value"),
+        ("snapkv(window=1,window=2)", "snapkv: option 'window' is given twice"),
+        ("snapkv(window=__import__)", "snapkv: window must be an integer >= 1 or auto"),
+        ("snapkv(window=true)", "snapkv: window must be an integer >= 1 or auto, got True"),
+        ("snapkv(kernel=3.5)", "snapkv: kernel must be an integer >= 1, got 3.5"),
+        ("random(seed=-2)", "random: seed must be an integer >= 0, got -2"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(spec: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        make_scorer(spec)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_keyword_options_are_refused_too() -> None:
+    with pytest.raises(UsageError, match="tova has no option 'window'"):
+        make_scorer("tova", window=3)

@@ -1,0 +1,136 @@
+"""Fitting calibrations: known maps come back, and odd data still gives a map."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kvp.ranking import Protection
+from policies.ranker import HeadRankers, RankerSpec
+from train.calibration.fit import (
+    FLOOR,
+    GROWTH,
+    SMALLEST_BIN,
+    TARGETS,
+    bin_starts,
+    fit_calibration,
+    fit_head,
+    lengthened,
+)
+from train.data.contexts import Context
+
+
+def test_a_known_map_is_recovered() -> None:
+    random = np.random.default_rng(0)
+    scores = random.normal(size=60_000)
+    expected = np.exp(1.5 * scores - 6)
+    noise = random.gamma(0.5, 2.0, size=len(scores))  # mean 1, most of it near 0
+    places, values = fit_head(scores, expected * noise)
+    assert (np.diff(places) > 0).all()
+    assert (np.diff(values) > 0).all()
+    grid = np.linspace(-1, 2.5, 8)
+    np.testing.assert_allclose(np.interp(grid, places, values), 1.5 * grid - 6, atol=0.25)
+
+
+def test_a_score_that_says_nothing_gives_an_almost_flat_map() -> None:
+    random = np.random.default_rng(1)
+    places, values = fit_head(random.normal(size=20_000), random.gamma(1.0, size=20_000))
+    middle = np.interp([-1, 0, 1], places, values)
+    np.testing.assert_allclose(middle, 0, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("scores", "worth"),
+    [
+        (np.zeros(50), np.ones(50)),
+        (np.arange(50.0), np.zeros(50)),
+        (np.arange(50.0), np.arange(50.0)[::-1].copy()),  # the wrong way round
+        (np.arange(3.0), np.ones(3)),
+        (np.full(400, 1e6), np.arange(400.0)),
+        (np.linspace(1, 1 + 1e-7, 400), np.arange(400.0)),
+    ],
+)
+def test_odd_heads_still_get_an_increasing_map(scores: np.ndarray, worth: np.ndarray) -> None:
+    places, values = fit_head(scores, worth)
+    assert len(places) >= 2
+    for knots in (places.astype(np.float32), values.astype(np.float32)):
+        assert np.isfinite(knots).all()
+        assert (np.diff(knots) > 0).all()
+    assert values[0] >= np.log(FLOOR) - 1e-9
+
+
+def test_bins_grow_from_the_top_and_cover_everything() -> None:
+    starts = bin_starts(1000)
+    sizes = np.diff([*starts, 1000])
+    assert starts[0] == 0
+    assert sizes[-1] == SMALLEST_BIN
+    assert sizes.sum() == 1000
+    whole = sizes[1:]  # the lowest bin takes what is left
+    assert (np.diff(whole) <= 0).all()
+    assert whole[0] < GROWTH * whole[1] + 2
+    assert bin_starts(3).tolist() == [0]
+
+
+def test_added_knots_do_not_change_the_map() -> None:
+    places, values = lengthened(np.array([0.0, 2.0]), np.array([1.0, 2.0]), knots=4)
+    assert places.tolist() == [0.0, 2.0, 3.0, 4.0]
+    assert values.tolist() == [1.0, 2.0, 2.5, 3.0]
+
+
+def context(seed: int, tokens: int = 200) -> Context:
+    random = torch.Generator().manual_seed(seed)
+    return Context(
+        keys=torch.randn(2, tokens, 4, generator=random),
+        values=torch.randn(2, tokens, 4, generator=random),
+        positions=torch.arange(tokens),
+        length=tokens,
+        importance=torch.rand(2, tokens, generator=random) ** 8,
+        future=10,
+    )
+
+
+def test_targets_by_hand() -> None:
+    sample = Context(
+        keys=torch.zeros(1, 2, 2),
+        values=torch.tensor([[[3.0, 4.0], [0.0, 1.0]]]),
+        positions=torch.arange(2),
+        length=2,
+        importance=torch.tensor([[6.0, 2.0]]),
+        future=4,
+    )
+    gram = torch.tensor([[[4.0, 0.0], [0.0, 1.0]]])  # norms sqrt(36 + 16) and 1
+    worth = {name: worth_of for name, (_, worth_of) in TARGETS.items()}
+    assert worth["share"](sample, gram).tolist() == [[0.75, 0.25]]
+    assert worth["attention"](sample, gram).tolist() == [[1.5, 0.5]]
+    assert worth["peak"](sample, gram).tolist() == [[6.0, 2.0]]
+    torch.testing.assert_close(
+        worth["contribution"](sample, gram), torch.tensor([[6 * 52**0.5, 2.0]])
+    )
+    assert worth["contribution"](sample, None).tolist() == [[30.0, 2.0]]
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_heads_are_calibrated_on_their_own_and_without_protected_tokens(target: str) -> None:
+    rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2, torch.Generator().manual_seed(0))
+    protection = Protection(sinks=4, recents=16)
+    fitted = fit_calibration(
+        rankers, [context(0), context(1)], target=target, protection=protection
+    )
+    assert fitted.target == target
+    sample = [context(0), context(1)]
+    for part in sample:
+        part.importance[1] *= 2  # another head, and tokens that are protected anyway
+        part.importance[0, :4] = part.importance[0, -16:] = 99.0
+    if target == "share":
+        return  # a share is one of all tokens, protected ones included
+    again = fit_calibration(rankers, sample, target=target, protection=protection)
+    assert torch.equal(again.scores[0], fitted.scores[0])
+    assert torch.equal(again.values[0], fitted.values[0])
+    torch.testing.assert_close(again.values[1], fitted.values[1] + np.log(2))
+
+
+def test_calibrating_on_nothing_is_refused() -> None:
+    rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2)
+    with pytest.raises(ValueError, match="no contexts"):
+        fit_calibration(rankers, [], target="share", protection=Protection())

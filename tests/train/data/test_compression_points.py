@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from kvp.store import SequenceRecord
+from train.data.compression_points import (
+    CompressionPoint,
+    held_out_points,
+    noise_seed,
+    points_by_kind,
+    step_points,
+)
+from train.recipe import PRESETS
+
+RECIPE = PRESETS["fourier"]
+
+
+def record(
+    index: int = 0, length: int = 600, context: int = 400, prompt: int = 500
+) -> SequenceRecord:
+    return SequenceRecord(
+        index=index,
+        id=str(index),
+        task="t",
+        split="train",
+        length=length,
+        context_length=context,
+        prompt_length=prompt,
+        token_ids=(0,) * length,
+    )
+
+
+def test_kinds_of_cuts() -> None:
+    kinds = points_by_kind(record(), replace(RECIPE, uniform_points=3))
+    assert kinds == {"prompt": [499], "context": [400], "uniform": [64, 332, 599]}
+
+
+def test_every_position_without_a_grid() -> None:
+    kinds = points_by_kind(
+        record(length=70, context=3, prompt=5), replace(RECIPE, uniform_points=0)
+    )
+    assert kinds == {"uniform": [64, 65, 66, 67, 68, 69]}
+
+
+def test_short_sequences_have_no_cut() -> None:
+    assert points_by_kind(record(length=64, context=30, prompt=60), RECIPE) == {}
+    assert "uniform" in points_by_kind(record(length=65, context=30, prompt=60), RECIPE)
+
+
+def test_a_context_without_a_future_is_no_cut() -> None:
+    kinds = points_by_kind(record(length=100, context=100, prompt=100), RECIPE)
+    assert kinds["prompt"] == [99]
+    assert "context" not in kinds
+
+
+def test_cuts_that_no_budget_of_the_reward_reaches_are_left_out() -> None:
+    recipe = replace(RECIPE, objective="rloo", compress_uniform=0)
+    assert points_by_kind(record(), replace(recipe, budgets="450:800")) == {"prompt": [499]}
+    assert points_by_kind(record(), replace(recipe, budgets="6%:50%")) == points_by_kind(
+        record(), recipe
+    )
+    assert points_by_kind(record(), replace(recipe, budgets="499:800")) == {}
+
+
+def test_cuts_leave_two_tokens_beside_the_protected_ones() -> None:
+    recipe = replace(RECIPE, min_prefix=1, uniform_points=0)
+    short = record(length=40, context=20, prompt=24)
+    assert points_by_kind(short, recipe) == {"prompt": [23], "uniform": list(range(22, 40))}
+    free = replace(recipe, exclude_protected=False, min_prefix=5)
+    assert points_by_kind(short, free)["uniform"][0] == 5
+    assert points_by_kind(short, replace(recipe, objective="rloo", budgets="8:16")) == {}
+
+
+def test_draws_depend_on_seed_and_step_alone() -> None:
+    records = [record(index) for index in range(5)]
+    first = [step_points(records, RECIPE, seed=3, step=step) for step in range(4)]
+    again = [step_points(records, RECIPE, seed=3, step=step) for step in (3, 2, 1, 0)][::-1]
+    assert first == again
+    assert first != [step_points(records, RECIPE, seed=4, step=step) for step in range(4)]
+    assert len({noise_seed(3, step, slot) for step in range(9) for slot in range(9)}) == 81
+
+
+def test_every_pass_uses_every_sequence_once() -> None:
+    records = [record(index) for index in range(6)]
+    recipe = replace(RECIPE, contexts=4)
+    drawn = [
+        cut.sequence for step in range(9) for cut in step_points(records, recipe, seed=0, step=step)
+    ]
+    assert [sorted(drawn[start : start + 6]) for start in range(0, 36, 6)] == [list(range(6))] * 6
+
+
+def test_shares_of_kinds_follow_their_weights() -> None:
+    recipe = replace(RECIPE, contexts=2_000, uniform_points=7)
+    tokens = [cut.tokens for cut in step_points([record()], recipe, seed=0, step=0)]
+    assert tokens.count(499) / 2_000 == pytest.approx(0.4, abs=0.04)
+    assert tokens.count(400) / 2_000 == pytest.approx(0.4, abs=0.04)
+
+
+def test_the_future_is_capped() -> None:
+    recipe = replace(RECIPE, contexts=40, future_max=30)
+    assert all(
+        cut.stop == min(cut.tokens + 30, 600)
+        for cut in step_points([record()], recipe, seed=0, step=0)
+    )
+    whole = replace(recipe, future_max=0)
+    assert {cut.stop for cut in step_points([record()], whole, seed=0, step=0)} == {600}
+
+
+def test_validation_sees_every_sequence_before_second_cuts() -> None:
+    records = [record(index) for index in (7, 9)]
+    cuts = held_out_points(records, RECIPE, limit=3)
+    assert cuts == [
+        CompressionPoint(sequence=7, tokens=499, stop=600),
+        CompressionPoint(sequence=9, tokens=400, stop=600),
+        CompressionPoint(sequence=7, tokens=400, stop=600),
+    ]
+    uniform = replace(RECIPE, compress_prompt=0, compress_context=0, uniform_points=3)
+    assert [cut.tokens for cut in held_out_points(records, uniform, limit=9)] == [332, 332]
+
+
+def test_few_validation_cuts_show_both_boundaries_of_every_task() -> None:
+    tasks = ["a", "b"] * 4
+    records = [replace(record(index), task=task) for index, task in enumerate(tasks)]
+    cuts = held_out_points(records, RECIPE, limit=8)
+    shown = [(tasks[cut.sequence], cut.tokens) for cut in cuts]
+    assert Counter(shown) == {(task, tokens): 2 for task in "ab" for tokens in (400, 499)}
+    twice = held_out_points(records, RECIPE, limit=99)
+    assert len(set(twice)) == 16
+
+
+def test_cuts_of_an_importance_grid_are_its_edges() -> None:
+    edges = (50, 100, 150, 200, 250, 300, 350, 400, 499, 550, 600)
+    gridded = replace(record(), edges=edges, peak_edges=(300, 400, 499, 550))
+    kinds = points_by_kind(gridded, replace(RECIPE, uniform_points=3))
+    assert kinds == {"prompt": [499], "context": [400], "uniform": [100, 300, 550]}
+    assert points_by_kind(gridded, replace(RECIPE, uniform_points=0))["uniform"] == list(
+        edges[1:-1]
+    )
+    windows = replace(RECIPE, future_max=120, contexts=40, compress_context=0, compress_prompt=0)
+    stops = {cut.tokens: cut.stop for cut in step_points([gridded], windows, seed=0, step=0)}
+    # 100 + 120 lies before the edge at 250, 400 + 120 before the one at 550
+    assert (stops[100], stops[200], stops[400], stops[499]) == (250, 350, 550, 600)
+    assert (
+        points_by_kind(replace(gridded, edges=(600,), peak_edges=()), RECIPE).get("uniform") is None
+    )
+
+
+def test_validation_of_a_grid_uses_cuts_that_calibration_can() -> None:
+    edges = (50, 100, 150, 200, 250, 300, 350, 400, 499, 550, 600)
+    gridded = replace(record(), edges=edges, peak_edges=(300, 400, 499, 550))
+    uniform = replace(RECIPE, compress_prompt=0, compress_context=0)
+    assert [cut.tokens for cut in held_out_points([gridded], uniform, limit=9)] == [300]
+    one = replace(uniform, uniform_points=1)  # the edge at 50, of which no peak is known
+    assert [cut.tokens for cut in held_out_points([gridded], one, limit=9)] == [300]
+    late = replace(uniform, min_prefix=510)
+    assert [cut.tokens for cut in held_out_points([gridded], late, limit=9)] == [550]

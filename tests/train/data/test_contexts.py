@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kvp.ranking import UNPROTECTED, Protection
+from kvp.store import TraceReader
+from policies.ranker_spec import RankerSpec
+from train.data.compression_points import CompressionPoint
+from train.data.contexts import ContextSource
+from train.model.feature_statistics import feature_statistics
+
+CUT = CompressionPoint(sequence=1, tokens=40, stop=90)
+
+
+def test_a_context_is_the_stored_prefix_with_its_future_attention(store: Path) -> None:
+    reader = TraceReader(store)
+    context = ContextSource(reader, memory_bytes=10**8).context(CUT)
+    keys, values = reader.kv(1)
+    assert torch.equal(context.keys, keys.flatten(0, 1)[:, :40])
+    assert torch.equal(context.values, values.flatten(0, 1)[:, :40])
+    assert context.positions.tolist() == list(range(40))
+    assert context.length == 40
+
+    # Head 2 = layer 1, KV head 0: both its query heads ask for channel 2 with strength 6.
+    logits = 6 * keys[1, 0, :, 2].double().numpy() / np.sqrt(8)
+    label = np.zeros(40)
+    for query in range(40, 90):
+        weights = np.exp(logits[: query + 1])
+        label += (weights / weights.sum())[:40]
+    np.testing.assert_allclose(context.importance[2].numpy(), label, rtol=1e-5)
+
+
+def test_protected_tokens_can_be_left_out(store: Path) -> None:
+    context = ContextSource(TraceReader(store), memory_bytes=10**8).context(CUT)
+    rest = context.without(Protection(sinks=4, recents=16))
+    assert rest.positions.tolist() == list(range(4, 24))
+    assert rest.length == 40
+    assert torch.equal(rest.importance, context.importance[:, 4:24])
+    assert torch.equal(rest.keys, context.keys[:, 4:24])
+    assert torch.equal(context.without(UNPROTECTED).values, context.values)
+
+
+@pytest.mark.parametrize("memory_bytes", [1, 40_000, 10**8])
+def test_what_is_forgotten_comes_back_the_same(store: Path, memory_bytes: int) -> None:
+    reader = TraceReader(store)
+    source = ContextSource(reader, memory_bytes=memory_bytes)
+    cuts = [CompressionPoint(sequence=i % 6, tokens=30 + i % 4, stop=96) for i in range(24)]
+    for cut in cuts:
+        fresh = ContextSource(reader, memory_bytes=10**8).context(cut)
+        context = source.context(cut)
+        assert torch.equal(context.keys, fresh.keys)
+        assert torch.equal(context.importance, fresh.importance)
+
+
+def test_a_damaged_sequence_is_an_error_that_names_the_file(
+    make_store: Callable[..., Path],
+) -> None:
+    from kvp.errors import StoreError
+
+    path = make_store()
+    reader = TraceReader(path)
+    reader.records()
+    shard = next(path.glob("k/c.1.*"))
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(StoreError, match=shard.name):
+        ContextSource(reader, memory_bytes=10**8).context(CUT)
+
+
+@pytest.mark.parametrize("memory_bytes", [1, 10**8])
+def test_cuts_of_one_visit_read_their_sequence_once(
+    store: Path, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = TraceReader(store)
+    read, trace = [], reader.trace
+    monkeypatch.setattr(reader, "trace", lambda index: read.append(index) or trace(index))
+    source = ContextSource(reader, memory_bytes=memory_bytes)
+    for sequence in (1, 4, 1):
+        for tokens in (30, 40, 50):
+            context = source.context(CompressionPoint(sequence=sequence, tokens=tokens, stop=90))
+            fresh = ContextSource(TraceReader(store), memory_bytes=10**8)
+            again = fresh.context(CompressionPoint(sequence=sequence, tokens=tokens, stop=90))
+            assert torch.equal(context.importance, again.importance)
+            assert torch.equal(context.keys, again.keys)
+    assert read == ([1, 4, 1] if memory_bytes == 1 else [1, 4])
+
+
+@pytest.mark.parametrize(("memory_bytes", "reads"), [(40_000, 6), (10**8, 2)])
+def test_queries_stay_where_everything_fits(
+    store: Path, memory_bytes: int, reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = TraceReader(store)
+    read, trace = [], reader.trace
+    monkeypatch.setattr(reader, "trace", lambda index: read.append(index) or trace(index))
+    source = ContextSource(reader, memory_bytes=memory_bytes)
+    for tokens in (30, 40, 50):
+        for sequence in (1, 4):
+            context = source.context(CompressionPoint(sequence=sequence, tokens=tokens, stop=90))
+            fresh = ContextSource(TraceReader(store), memory_bytes=10**8)
+            again = fresh.context(CompressionPoint(sequence=sequence, tokens=tokens, stop=90))
+            assert torch.equal(context.importance, again.importance)
+    assert len(read) == reads
+    assert source.held_bytes <= memory_bytes
+    source.forget()
+    assert not source.held_bytes
+
+
+def test_feature_statistics_are_those_of_the_training_tokens(store: Path) -> None:
+    reader = TraceReader(store)
+    statistics = feature_statistics(reader, reader.records("train"), RankerSpec(head_dim=8))
+    keys = np.concatenate(
+        [reader.kv(i)[0].flatten(0, 1).double().numpy() for i in range(6)], axis=1
+    )
+    values = np.concatenate(
+        [reader.kv(i)[1].flatten(0, 1).double().numpy() for i in range(6)], axis=1
+    )
+    np.testing.assert_allclose(statistics["key_mean"], keys.mean(1), atol=1e-6)
+    np.testing.assert_allclose(statistics["key_std"], keys.std(1), rtol=1e-6)
+    np.testing.assert_allclose(statistics["value_mean"], values.mean(1), atol=1e-6)
+    np.testing.assert_allclose(statistics["value_std"], values.std(1), rtol=1e-6)

@@ -1,0 +1,207 @@
+"""Soft ranks and permutation matrices: published numbers, independent formulas, limits, gradients.
+
+Rank 1 goes to the largest score; the published soft ranks are ascending, hence the minus signs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import LinearConstraint, minimize
+from torch import Tensor
+
+from train.objectives.relaxations import mean_at_rank, neural_sort, ranks_of, soft_rank, soft_sort
+
+Relaxation = Callable[[Tensor, float], Tensor]
+
+MATRICES = [soft_sort, neural_sort]
+
+
+def softened_ranks(relaxation: Relaxation) -> Relaxation:
+    """Ranks from any of the three relaxations."""
+    if relaxation is soft_rank:
+        return relaxation
+    return lambda scores, strength: ranks_of(relaxation(scores, strength))
+
+
+RANKS = [
+    pytest.param(softened_ranks(relaxation), id=relaxation.__name__)
+    for relaxation in (soft_rank, *MATRICES)
+]
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+
+def hard_ranks(scores: Tensor) -> Tensor:
+    """1 for the largest, counted one by one."""
+    return 1 + (scores[..., None, :] > scores[..., :, None]).double().sum(-1)
+
+
+def projected(z: np.ndarray) -> np.ndarray:
+    """Nearest point to z of the permutahedron, from its facets: any k ranks sum to at most the
+    k largest ones, all of them to N (N + 1) / 2."""
+    tokens = len(z)
+    facets = [
+        LinearConstraint(
+            np.isin(np.arange(tokens), members).astype(float),
+            ub=sum(range(tokens, tokens - k, -1)),
+        )
+        for k in range(1, tokens)
+        for members in itertools.combinations(range(tokens), k)
+    ]
+    total = tokens * (tokens + 1) / 2
+    plane = LinearConstraint(np.ones(tokens), lb=total, ub=total)
+    start = np.full(tokens, (tokens + 1) / 2)
+    found = minimize(
+        lambda y: ((y - z) ** 2).sum(),
+        start,
+        jac=lambda y: 2 * (y - z),
+        method="SLSQP",
+        constraints=[plane, *facets],
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    return np.asarray(found.x)
+
+
+@pytest.mark.parametrize(("strength", "ranks"), [(2.0, [3, 1.25, 1.75]), (1.0, [3, 1, 2])])
+def test_published_soft_ranks(strength: float, ranks: list[float]) -> None:
+    scores = torch.tensor([5.0, 1.0, 2.0])
+    assert soft_rank(-scores, strength).tolist() == ranks
+    assert soft_rank(scores, strength).tolist() == [4 - rank for rank in ranks]
+
+
+@pytest.mark.parametrize("strength", [0.1, 0.5, 1.0, 3.0])
+def test_soft_ranks_are_the_projection_onto_the_permutahedron(strength: float) -> None:
+    for seed in range(3):
+        scores = draw(4, seed=seed)
+        expected = projected(-scores.numpy() / strength)
+        np.testing.assert_allclose(soft_rank(scores, strength), expected, atol=2e-5)
+
+
+def test_soft_ranks_sum_to_a_constant_and_stay_in_range() -> None:
+    for strength in (0.01, 0.3, 10.0):
+        ranks = soft_rank(draw(2, 3, 40), strength)
+        torch.testing.assert_close(ranks.sum(-1), torch.full((2, 3), 820.0, dtype=torch.float64))
+        assert ranks.min() > 1 - 1e-9
+        assert ranks.max() < 40 + 1e-9
+
+
+def test_soft_ranks_are_hard_and_teach_nothing_below_the_smallest_gap() -> None:
+    scores = torch.tensor([0.5, 2.0, 1.2, -1.0], dtype=torch.float64, requires_grad=True)
+    ranks = soft_rank(scores, 0.699)  # smallest gap: 1.2 - 0.5 = 0.7
+    assert ranks.tolist() == [3, 1, 2, 4]
+    (ranks * draw(4)).sum().backward()
+    assert scores.grad is not None
+    assert scores.grad.abs().max() == 0
+    (soft_rank(scores, 0.701) * draw(4)).sum().backward()
+    assert scores.grad.abs().max() > 0
+
+
+def test_soft_ranks_of_one_block_by_hand() -> None:
+    # Everything pools: ranks (N + 1) / 2 - (s - mean) / strength.
+    scores = draw(5)
+    expected = 3 - (scores - scores.mean()) / 100
+    torch.testing.assert_close(soft_rank(scores, 100.0), expected)
+    jacobian = torch.autograd.functional.jacobian(lambda s: soft_rank(s, 100.0), scores)
+    identity = torch.eye(5, dtype=torch.float64)
+    torch.testing.assert_close(jacobian, -(identity - 0.2) / 100)
+
+
+@pytest.mark.parametrize("relaxation", RANKS)
+def test_hard_limit(relaxation: Relaxation) -> None:
+    scores = draw(3, 12)
+    torch.testing.assert_close(relaxation(scores, 1e-6), hard_ranks(scores))
+
+
+@pytest.mark.parametrize("relaxation", RANKS)
+def test_constant_limit_and_ties(relaxation: Relaxation) -> None:
+    middle = torch.full((9,), 5.0, dtype=torch.float64)
+    torch.testing.assert_close(relaxation(draw(9), 1e9), middle)
+    torch.testing.assert_close(relaxation(torch.zeros(9, dtype=torch.float64), 0.1), middle)
+
+
+@pytest.mark.parametrize("relaxation", RANKS)
+@given(seed=st.integers(0, 2**31), tokens=st.integers(1, 12), strength=st.floats(0.05, 5))
+@settings(max_examples=30, deadline=None)
+def test_equivariance_and_shifts(
+    relaxation: Relaxation, seed: int, tokens: int, strength: float
+) -> None:
+    scores = draw(2, tokens, seed=seed)
+    ranks = relaxation(scores, strength)
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(tokens))
+    torch.testing.assert_close(relaxation(scores[:, order], strength), ranks[:, order])
+    torch.testing.assert_close(relaxation(scores + 3.25, strength), ranks)
+    together = (scores[..., None, :] > scores[..., :, None]) & (
+        ranks[..., None, :] > ranks[..., :, None] + 1e-9
+    )
+    assert not together.any()  # a larger score never has a larger rank
+
+
+@pytest.mark.parametrize("relaxation", RANKS)
+@pytest.mark.parametrize("strength", [0.3, 1.0, 4.0])
+def test_gradients_agree_with_finite_differences(relaxation: Relaxation, strength: float) -> None:
+    scores = draw(2, 2, 7, seed=5).requires_grad_()
+    assert torch.autograd.gradcheck(lambda s: relaxation(s, strength), scores)
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_gradients_of_the_matrix_agree_with_finite_differences(matrix: Relaxation) -> None:
+    scores = draw(2, 6).requires_grad_()
+    assert torch.autograd.gradcheck(lambda s: matrix(s, 0.7), scores)
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_rows_say_who_is_at_a_rank(matrix: Relaxation) -> None:
+    scores = torch.tensor([0.1, 3.0, -2.0, 1.0], dtype=torch.float64)
+    rows = matrix(scores, 0.8)
+    torch.testing.assert_close(rows.sum(-1), torch.ones(4, dtype=torch.float64))
+    assert rows.argmax(-1).tolist() == [1, 3, 0, 2]
+    hard = torch.eye(4, dtype=torch.float64)[torch.tensor([1, 3, 0, 2])]
+    torch.testing.assert_close(matrix(scores, 1e-6), hard)
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_columns_move_with_their_tokens(matrix: Relaxation) -> None:
+    scores, order = draw(3, 8), torch.tensor([4, 0, 7, 1, 2, 6, 3, 5])
+    expected = matrix(scores, 0.6)[..., order]
+    torch.testing.assert_close(matrix(scores[:, order], 0.6), expected)
+
+
+def test_soft_sort_by_hand() -> None:
+    rows = soft_sort(torch.tensor([0.0, 1.0], dtype=torch.float64), 0.5)
+    far = 1 / (1 + np.exp(2))  # a distance of 1 at temperature 1/2
+    expected = torch.tensor([[far, 1 - far], [1 - far, far]], dtype=torch.float64)
+    torch.testing.assert_close(rows, expected)
+
+
+def test_neural_sort_by_its_formula() -> None:
+    scores, temperature, tokens = draw(6).numpy(), 0.9, 6
+    spread = np.abs(scores[:, None] - scores[None, :]) @ np.ones(tokens)
+    for row in range(1, tokens + 1):
+        logits = ((tokens + 1 - 2 * row) * scores - spread) / temperature
+        expected = np.exp(logits) / np.exp(logits).sum()
+        found = neural_sort(torch.from_numpy(scores), temperature)[row - 1]
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+def test_ranks_of_a_matrix_by_hand() -> None:
+    rows = torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.75, 0.0], [0.0, 0.25, 0.75]])
+    # Columns 1/2, 1/4, 0 and 1/2, 3/4, 1/4 and 0, 0, 3/4, each divided by its sum.
+    expected = torch.tensor([1.0 / 0.75, 2.75 / 1.5, 3.0])
+    torch.testing.assert_close(ranks_of(rows), expected)
+    worth = mean_at_rank(rows, torch.tensor([0.0, 1.0, 5.0]))
+    torch.testing.assert_close(worth, torch.tensor([0.25 / 0.75, (0.75 + 1.25) / 1.5, 5.0]))
+
+
+def test_a_permutation_matrix_has_the_ranks_it_permutes() -> None:
+    order = torch.tensor([2, 0, 3, 1])  # who is first, second, ...
+    assert ranks_of(torch.eye(4)[order]).tolist() == [2, 4, 1, 3]

@@ -1,0 +1,274 @@
+"""`kvp-train --source model` from the command line to the policy, on a tiny random model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.filesize import decimal
+from safetensors.torch import load_file
+
+from kvp.data.synthetic.prose import prose
+from kvp.errors import KvpError
+from kvp.hf.trace import collect
+from kvp.store import Trace
+from policies.policy_files import load_policy
+from trace_collect.cli import main as collect_main
+from train.cli import main
+from train.online.model_runner import too_short
+from train.online.trace_buffer import ModelTraces
+from train.recipe import PRESETS
+
+TRAIN = {
+    "steps": 12,
+    "contexts": 3,
+    "hidden": 16,
+    "permutations": 4,
+    "min_prefix": 40,
+    "lr": "0.01",
+    "validate_every": 6,
+    "validation_contexts": 4,
+    "calibration_contexts": 4,
+    "checkpoint_every": 2,
+}
+MODEL = {"length": 110, "max_new_tokens": 8, "validation": 2}
+STREAM = {"source": "model", "buffer": 4, "visits": 2}
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eighty texts of some hundred tokens."""
+    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
+    rows = (json.dumps({"text": prose(number, 60, "train")}) for number in range(80))
+    path.write_text("\n".join(rows))
+    return path
+
+
+@pytest.fixture
+def base(model_folder: Path, texts: Path) -> dict[str, Any]:
+    return {"model": model_folder, "data": texts, **MODEL}
+
+
+def flags(**settings: Any) -> list[str]:
+    return [f"--{name}={value}" for name, value in settings.items()]
+
+
+def weights(policy: Path) -> dict[str, dict[str, torch.Tensor]]:
+    return {path.name: load_file(path) for path in sorted(policy.glob("*.safetensors"))}
+
+
+def assert_same(first: Path, second: Path) -> None:
+    ours, theirs = weights(first), weights(second)
+    assert len(ours) == 4
+    for name, state in ours.items():
+        assert all(torch.equal(tensor, theirs[name][key]) for key, tensor in state.items()), name
+
+
+class Watch:
+    """What ran through the model, and how much the buffer ever held."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.numbers: list[int] = []
+        self.most_bytes = 0
+        self.most_held = 0
+        self.stop_after = 10**6
+        held = ModelTraces.kv
+
+        def counted(*args: Any, index: int, **settings: Any) -> Trace:
+            if len(self.numbers) == self.stop_after:
+                raise KvpError("the power went out")
+            self.numbers.append(index)
+            return collect(*args, index=index, **settings)
+
+        def watched(traces: ModelTraces, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            found = held(traces, index)
+            self.most_bytes = max(self.most_bytes, traces.held_bytes)
+            self.most_held = max(self.most_held, len(traces.held))
+            return found
+
+        monkeypatch.setattr("train.online.model_runner.collect", counted)
+        monkeypatch.setattr(ModelTraces, "kv", watched)
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    return Watch(monkeypatch)
+
+
+def test_a_policy_without_a_store(
+    base: dict[str, Any], tmp_path: Path, watch: Watch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "policy"
+    assert main(flags(out=out, **STREAM, **TRAIN, **base)) == 0
+    # 36 visits are 9 passes of 4; each but the first brings 2 new sequences; 2 for validation
+    needed = 4 + 8 * 2
+    assert sorted(watch.numbers) == list(range(needed + 2)), "each once"
+    assert watch.most_held == 4 + 2
+    told = capsys.readouterr().out
+    # 118 tokens of 4 heads, each: keys and values of 8 channels, attention at 2 cuts or 6
+    most = 118 * 4 * (4 * (2 * 8 + 2) + 2 * (2 * 8 + 6)) * 4
+    assert watch.most_bytes <= most
+    assert f"at most {decimal(most)} of RAM (keys, values and their attention" in told
+    assert f"{needed + 2} sequences of at most 118 tokens" in told
+    assert ", the first 4 before the first step, to tell the rankers" in told
+    assert "tokens/s; the 16 that follow" in told
+    assert load_policy(out).rankers.agents == 4
+    content = json.loads((out / "policy.json").read_text())
+    assert content["model"] == {"id": str(base["model"]), "revision": None}
+    identity = content["training"]["traces"]
+    assert (identity["buffer"], identity["visits"], identity["validation"]) == (4, 2, 2)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"policy"}
+
+
+def test_a_run_that_stopped_continues_to_the_same_weights(
+    base: dict[str, Any], tmp_path: Path, watch: Watch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert main(flags(out=whole, **STREAM, **TRAIN, **base)) == 0
+    watch.stop_after = len(watch.numbers) + 14
+    assert main(flags(out=stopped, **STREAM, **TRAIN, **base)) == 2
+    assert "the power went out" in capsys.readouterr().err
+    assert (stopped / "checkpoints" / "last.ckpt").exists()
+    assert not (stopped / "policy.json").exists()
+    watch.stop_after, before = 10**6, len(watch.numbers)
+    assert main(flags(out=stopped, **STREAM, **TRAIN, **base)) == 0
+    assert len(watch.numbers) - before < 22, "what the checkpoint has behind it is not run again"
+    assert_same(stopped, whole)
+
+
+@pytest.mark.parametrize("label", ["peak", "kvzip"])
+def test_a_buffer_that_holds_all_is_a_store(
+    base: dict[str, Any], tmp_path: Path, watch: Watch, label: str
+) -> None:
+    """The same sequences, collected first, give the same policy bit for bit."""
+    labels = {} if label == "peak" else {"labels": label}
+    store, recipe = tmp_path / "store", {**TRAIN, "label": label}
+    assert collect_main(flags(out=store, train=5, **labels, **base)) == 0
+    assert main(flags(out=tmp_path / "offline", traces=store, **recipe)) == 0
+    stream = {**STREAM, "buffer": 6, "sequences": 5}
+    assert main(flags(out=tmp_path / "online", **stream, **recipe, **base)) == 0
+    assert sorted(watch.numbers) == list(range(5 + 2))
+    assert_same(tmp_path / "online", tmp_path / "offline")
+    ours, theirs = (
+        json.loads((tmp_path / name / "policy.json").read_text()) for name in ("online", "offline")
+    )
+    assert ours["held_out"] == theirs["held_out"]
+
+
+def test_attention_kept_and_queries_kept_give_the_same(
+    base: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sixteen channels of queries are as much as sixteen cuts: more cuts, and queries stay."""
+    few = {**TRAIN, "steps": 4}
+    many = {**few, "contexts": 24, "points_per_sequence": 8}
+    for recipe, kept in ((few, "their attention"), (many, "queries")):
+        out = tmp_path / kept.split()[-1]
+        stream = {**STREAM, "buffer": 6, "sequences": 3}
+        assert main(flags(out=out, **stream, **recipe, **base)) == 0
+        assert f"values and {kept}" in capsys.readouterr().out
+    store = tmp_path / "store"
+    assert collect_main(flags(out=store, train=3, **base)) == 0
+    assert main(flags(out=tmp_path / "offline", traces=store, **many)) == 0
+    assert_same(tmp_path / "queries", tmp_path / "offline")
+
+
+def test_some_heads(base: dict[str, Any], tmp_path: Path) -> None:
+    short = {**TRAIN, "steps": 4}
+    assert main(flags(out=tmp_path / "whole", **STREAM, **short, **base)) == 0
+    assert main(flags(out=tmp_path / "part", heads="1:3", **STREAM, **short, **base)) == 0
+    part, whole = weights(tmp_path / "part"), weights(tmp_path / "whole")
+    assert len(part) == 2
+    for name, state in part.items():
+        del state["score_bias"]  # shifts all scores alike, so its gradient is rounding alone
+        for key, tensor in state.items():
+            torch.testing.assert_close(tensor, whole[name][key], rtol=1e-4, atol=1e-5)
+
+
+def test_prompts_too_short_to_cut_make_room_for_the_next(
+    model_folder: Path,
+    texts: Path,
+    tmp_path: Path,
+    watch: Watch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = tmp_path / "some.jsonl"
+    long = texts.read_text().splitlines()
+    short = [json.dumps({"text": f"Only {number}."}) for number in range(len(long))]
+    data.write_text("\n".join(row for pair in zip(long, short, strict=True) for row in pair))
+    given = {"model": model_folder, "data": data, **MODEL, "validation": 8}
+    few = {**TRAIN, "steps": 4}
+    assert main(flags(out=tmp_path / "policy", **STREAM, **few, **given)) == 0
+    none = {**given, "data": tmp_path / "none.jsonl"}
+    none["data"].write_text("\n".join(short))
+    out = tmp_path / "none"
+    assert main(flags(out=out, **STREAM, **few, **none)) == 2
+    said = "no prompt is longer than --min_prefix 40; lower it or raise --length 110"
+    assert said in capsys.readouterr().err
+    # what has saved nothing does not occupy its directory
+    assert main(flags(out=out, **STREAM, **few, **given)) == 0
+    assert_same(out, tmp_path / "policy")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"source": "traces"}, "--model needs --source model"),
+        ({"traces": "x"}, "--traces cannot be used with --source model"),
+        ({"buffer": 0}, "--buffer must be at least 1, got 0"),
+        ({"visits": 0}, "--visits must be at least 1, got 0"),
+        ({"validation": 0}, "--validation must be at least 1, got 0"),
+        ({"devices": 2}, "--devices needs --source traces"),
+        ({"allow_incomplete": "true"}, "--allow_incomplete needs --source traces"),
+        ({"min_prefix": 600}, "longer than --min_prefix 600; lower it or raise --length 110"),
+        ({"length": 1020}, "--max_new_tokens 8 exceeds the context"),
+        ({"data": "ruler", "tasks": "niah_single_9"}, "--tasks: unknown task niah_single_9"),
+        ({"data": "none.jsonl"}, "--data none.jsonl: cannot be read"),
+        ({"model": "/no/such/folder"}, "--model /no/such/folder: no such folder"),
+        ({"memory_gb": "0.0001"}, "--memory_gb 0.0001 are 75.0 kB; use --memory_gb 0.1"),
+        ({"memory_gb": "0.0002", "buffer": 64}, "use --buffer 2 or --memory_gb 0.1"),
+        ({"sequences": 90, "steps": 2000}, "--sequences 90: --data"),
+        ({"heads": "2:9"}, "--heads 2:9: the model has 4 KV heads"),
+        ({"device": "cuda:99"}, "--device cuda:99"),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_exit_code_2(
+    base: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    said: str,
+) -> None:
+    assert main(flags(**{"out": tmp_path / "out", **STREAM, **TRAIN, **base, **changes})) == 2
+    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("kvp-train:")]
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_said_about_short_prompts_names_budgets() -> None:
+    recipe = replace(PRESETS["paper"], min_prefix=40, budgets="120:200")
+    assert too_short(recipe, 110) == (
+        "is longer than --min_prefix 40 and --budgets 120:200; lower them or raise --length 110"
+    )
+
+
+def test_a_store_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(flags(out=tmp_path / "out")) == 2
+    assert "--traces is missing: name a trace store, or use --source model" in (
+        capsys.readouterr().err
+    )
+
+
+def test_other_settings_do_not_continue_a_run(
+    base: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, short = tmp_path / "policy", {**TRAIN, "steps": 2}
+    assert main(flags(out=out, **STREAM, **short, **base)) == 0
+    assert main(flags(out=out, **STREAM, **short, **base)) == 0
+    assert "already holds the finished policy" in capsys.readouterr().out
+    assert main(flags(out=out, **{**STREAM, "visits": 3}, **short, **base)) == 2
+    assert "traces.visits: 2 there, 3 here" in capsys.readouterr().err

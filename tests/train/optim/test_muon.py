@@ -1,0 +1,131 @@
+"""Muon: what it orthogonalises, and that it agrees with PyTorch's optimisers head by head."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from policies.ranker import HeadRankers, RankerSpec
+from train.model.shared import SharedRankers
+from train.optim.muon import Muon, is_matrix, orthogonalised
+
+SPEC = RankerSpec(head_dim=8, architecture="fourier", hidden=12)
+HEADS = 3
+
+
+def rankers_with_gradients(seed: int = 0) -> HeadRankers:
+    """Rankers whose every weight has a gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    rankers = HeadRankers(SPEC, HEADS, generator)
+    for parameter in rankers.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    return rankers
+
+
+@pytest.mark.parametrize("shape", [(6, 20), (20, 6), (10, 10)])
+def test_directions_are_kept_and_lengths_made_equal(shape: tuple[int, int]) -> None:
+    matrices = torch.randn(HEADS, *shape, generator=torch.Generator().manual_seed(1))
+    found = orthogonalised(matrices)
+    left, lengths, right = torch.linalg.svd(matrices, full_matrices=False)
+    inside = left.transpose(1, 2) @ found @ right.transpose(1, 2)
+    diagonal = inside.diagonal(dim1=1, dim2=2)
+    long = lengths > 0.05 * lengths.norm(dim=1, keepdim=True)
+    assert long.float().mean() > 0.8
+    assert diagonal[long].min() > 0.6
+    assert diagonal[long].max() < 1.3
+    assert (inside - torch.diag_embed(diagonal)).abs().max() < 1e-4
+
+
+def test_zeros_stay_zeros() -> None:
+    assert not orthogonalised(torch.zeros(2, 3, 5)).any()
+
+
+def test_one_head_does_not_reach_another() -> None:
+    # In float64 the order of a product's sums, which depends on the CPU, leaves 1e-15.
+    generator = torch.Generator().manual_seed(2)
+    matrices = torch.randn(HEADS, 7, 9, generator=generator, dtype=torch.float64)
+    together = orthogonalised(matrices)
+    for head in range(HEADS):
+        alone = orthogonalised(matrices[head : head + 1])
+        torch.testing.assert_close(together[head], alone[0], rtol=0, atol=1e-12)
+
+
+def test_matrices_step_as_in_pytorch_but_for_its_bfloat16() -> None:
+    rankers = rankers_with_gradients()
+    before = {name: weight.detach().clone() for name, weight in rankers.named_parameters()}
+    Muon(rankers, lr=0.01, weight_decay=0.1).step()
+    for name, weight in rankers.named_parameters():
+        if not is_matrix(name, weight):
+            continue
+        assert weight.grad is not None
+        for head in range(HEADS):
+            single = torch.nn.Parameter(before[name][head].clone())
+            single.grad = weight.grad[head].clone()
+            torch.optim.Muon(
+                [single], lr=0.01, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"
+            ).step()
+            start = before[name][head]
+            theirs, ours = single.detach() - start, weight[head].detach() - start
+            assert float((ours - theirs).norm() / theirs.norm()) < 0.03
+
+
+def test_everything_else_steps_as_adamw_does() -> None:
+    ours = rankers_with_gradients()
+    theirs = copy.deepcopy(ours)
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert mine.grad is not None
+        other.grad = mine.grad.clone()
+    adamw = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.1, fused=True)
+    muon = Muon(ours, lr=0.01, weight_decay=0.1)
+    for _ in range(3):
+        muon.step()
+        adamw.step()
+    for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(mine, other) != is_matrix(name, mine), name
+
+
+def test_only_matrices_that_map_vectors_to_vectors_are_orthogonalised() -> None:
+    def names(rankers: torch.nn.Module) -> set[str]:
+        return {name for name, weight in rankers.named_parameters() if is_matrix(name, weight)}
+
+    inner = {"key_weight", "value_weight", "first_weight", "second_weight"}
+    paper = RankerSpec(head_dim=8, architecture="paper", hidden=12, max_positions=16)
+    assert names(HeadRankers(SPEC, HEADS)) == {*inner, "position_weight"}
+    assert names(HeadRankers(paper, HEADS)) == inner
+    assert names(SharedRankers(SPEC, HEADS)) == {*inner, "position_weight", "embedding_weight"}
+
+
+def test_a_saved_state_goes_on_as_if_nothing_had_happened() -> None:
+    def stepped(optimizer: Muon, rankers: HeadRankers, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in rankers.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+
+    straight = rankers_with_gradients()
+    optimizer = Muon(straight, lr=0.01, weight_decay=0.1)
+    stepped(optimizer, straight, 1)
+    resumed = copy.deepcopy(straight)
+    again = Muon(resumed, lr=0.01, weight_decay=0.1)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    stepped(optimizer, straight, 2)
+    stepped(again, resumed, 2)
+    for one, other in zip(straight.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_closure_computes_the_gradients() -> None:
+    rankers = rankers_with_gradients()
+    optimizer = Muon(rankers, lr=0.01, weight_decay=0.0)
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = torch.stack([weight.square().sum() for weight in rankers.parameters()]).sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value.detach()
+
+    first, second = (float(optimizer.step(loss)) for _ in range(2))  # type: ignore[arg-type]
+    assert second < first

@@ -1,0 +1,178 @@
+"""Heuristics on contexts whose importance is made by hand, one head after the other."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kvp.geometry import Geometry
+from kvp.ranking import UNPROTECTED, Protection
+from kvp.scoring import View
+from policies.registry import METHODS
+from train.baselines import BUDGETS, BaselineEvaluator, Baselines, grid_budgets, lost_by_budget
+from train.data.contexts import Context
+
+TOKENS, DIM = 64, 4
+GEOMETRY = Geometry(layers=3, query_heads=4, kv_heads=4, head_dim=DIM)
+
+
+def context(
+    importance: Tensor, *, seed: int = 0, keys: Tensor | None = None, future: int = 5
+) -> Context:
+    heads, tokens = importance.shape
+    random = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(2, heads, tokens, DIM, generator=random)
+    return Context(
+        keys=drawn[0] if keys is None else keys,
+        values=drawn[1],
+        positions=torch.arange(tokens),
+        length=tokens,
+        importance=importance,
+        future=future,
+    )
+
+
+def judged(
+    contexts: list[Context],
+    heads: range | None = None,
+    protection: Protection = UNPROTECTED,
+    geometry: Geometry = GEOMETRY,
+) -> Baselines:
+    evaluate_with_baselines = BaselineEvaluator(geometry, reward_protection=protection, heads=heads)
+    assert list(evaluate_with_baselines.watch(contexts)) == contexts
+    return evaluate_with_baselines.result()
+
+
+def test_the_roster_decides_which_methods_are_rivals() -> None:
+    names = judged([context(torch.rand(12, TOKENS))]).names
+    assert set(names) == {"random", "streaming_llm", "knorm", "keydiff", "lagkv"}
+
+
+def test_a_head_that_looks_back_belongs_to_streaming_llm_and_one_of_small_keys_to_knorm() -> None:
+    random = torch.Generator().manual_seed(3)
+    keys = torch.randn(12, TOKENS, DIM, generator=random)
+    importance = torch.rand(12, TOKENS, generator=random)
+    importance[5] = torch.arange(TOKENS) ** 2.0  # the newer, the better
+    importance[7] = 1 / keys[7].norm(dim=-1)
+    baselines = judged([context(importance, keys=keys)], protection=Protection())
+    best = baselines.best()
+    assert best[5] == ("streaming_llm", pytest.approx(1.0, abs=1e-4))
+    assert best[7] == ("knorm", pytest.approx(1.0, abs=1e-4))
+    assert baselines.skill[baselines.names.index("knorm"), 5] < 0.5
+
+
+def lost(
+    budget: int, protection: Protection, asked: dict[int, np.ndarray], weights: np.ndarray
+) -> float:
+    """Importance lost at a budget by the scores asked for at the next larger one.
+
+    The order among protected tokens is any: budgets below their number are not looked at.
+    """
+    scores = asked[min(point for point in asked if point >= budget)]
+    recent = TOKENS - protection.recents
+    first = [i for i in range(TOKENS) if i < protection.sinks or i >= recent]
+    rest = sorted(set(range(TOKENS)) - set(first), key=lambda i: (-scores[i], -i))
+    return float(weights.sum() - weights[[*first, *rest][:budget]].sum())
+
+
+@pytest.mark.parametrize("protection", [UNPROTECTED, Protection()])
+def test_numbers_are_those_of_one_budget_after_the_other(protection: Protection) -> None:
+    """lagkv, which looks at the budget: asked at the grid, evicting budget by budget."""
+    random = torch.Generator().manual_seed(4)
+    one = context(torch.rand(12, TOKENS, generator=random) ** 4)
+    baselines = judged([one], protection=protection)
+    place = baselines.names.index("lagkv")
+    scorer = METHODS["lagkv"].builder()
+    for agent in (0, 6):
+        layer, head = divmod(agent, 4)
+        weights = one.importance[agent].double().numpy()
+        asked = {}
+        for point in (4, 8, 16, 32, 64):
+            view = View(
+                layer=layer,
+                keys=one.keys[None, 4 * layer : 4 * layer + 4],
+                values=one.values[None, 4 * layer : 4 * layer + 4],
+                positions=one.positions[None],
+                budget=point,
+            )
+            asked[point] = scorer.score(view)[0, head].numpy()
+        aside = protection.tokens
+        own = weights[protection.sinks : TOKENS - protection.recents]
+        chance = own.sum() * (len(own) - 1) / 2
+        ideal = (np.arange(len(own)) * np.sort(own)[::-1]).sum()
+        budgets = range(aside + 1, TOKENS)
+        cost = sum(lost(budget, protection, asked, weights) for budget in budgets)
+        assert baselines.skill[place, agent].item() == pytest.approx(
+            (chance - cost) / (chance - ideal), abs=1e-4
+        )
+        # Above the protected tokens the area's curve is the protected one, too.
+        rankings = [(torch.from_numpy(scores)[None], point) for point, scores in asked.items()]
+        curve = lost_by_budget(one.importance[agent : agent + 1], rankings, Protection())[0]
+        for budget in (25, 40, 63):
+            expected = lost(budget, Protection(), asked, weights)
+            assert curve[budget].item() == pytest.approx(expected, rel=1e-4)
+        area = (curve / curve[0]).mean().item()
+        assert baselines.area[place, agent].item() == pytest.approx(area, rel=1e-4)
+
+
+def test_some_heads_are_judged_as_they_would_be_among_all() -> None:
+    """Slices may begin and end within a layer; `random` draws by layer and head."""
+    random = torch.Generator().manual_seed(5)
+    whole = context(torch.rand(12, TOKENS, generator=random))
+    everything = judged([whole])
+    for heads in (range(2, 7), range(5, 6), range(4, 8), range(9, 12)):
+        part = slice(heads.start, heads.stop)
+        own = Context(
+            keys=whole.keys[part],
+            values=whole.values[part],
+            positions=whole.positions,
+            length=TOKENS,
+            importance=whole.importance[part],
+            future=5,
+        )
+        some = judged([own], heads)
+        assert torch.allclose(some.skill, everything.skill[:, part], atol=1e-6), heads
+        assert torch.allclose(some.area, everything.area[:, part], atol=1e-6), heads
+
+
+def test_means_leave_out_contexts_in_which_a_head_is_flat() -> None:
+    random = torch.Generator().manual_seed(6)
+    first, second = (torch.rand(12, TOKENS, generator=random) for _ in range(2))
+    second[3] = 1.0
+    second[8] = first[8] = 1.0
+    both = judged([context(first), context(second, seed=1)])
+    one, other = judged([context(first)]), judged([context(second, seed=1)])
+    assert torch.equal(both.skill[:, 3], one.skill[:, 3])
+    assert torch.allclose(both.skill[:, 0], (one.skill[:, 0] + other.skill[:, 0]) / 2)
+    assert torch.allclose(both.area, (one.area + other.area) / 2)
+    assert bool(both.skill[:, 8].isnan().all())
+    assert both.best()[8] is None
+    assert both.best()[0] is not None
+
+
+def test_the_grid_has_the_reported_budgets_and_the_whole_cache() -> None:
+    assert grid_budgets(500) == [31, 63, 125, 250, 500]
+    assert grid_budgets(20) == [1, 3, 5, 10, 20]
+    assert grid_budgets(2) == [1, 2]
+    assert {budget.tokens(508) for budget in BUDGETS} < set(grid_budgets(508))
+
+
+def test_each_ranking_serves_the_budgets_up_to_its_own() -> None:
+    importance = torch.tensor([[1.0, 2.0, 4.0, 8.0]])
+    up, down = torch.arange(4.0)[None], -torch.arange(4.0)[None]
+    lost = lost_by_budget(importance, [(down, 1), (up, 4)], UNPROTECTED)
+    assert lost.tolist() == [[15.0, 14.0, 3.0, 1.0, 0.0]]
+
+
+def test_rivals_take_little_time() -> None:
+    geometry = Geometry(layers=4, query_heads=2, kv_heads=2, head_dim=DIM)
+    contexts = [context(torch.rand(8, 500))] * 8
+    evaluate_with_baselines = BaselineEvaluator(geometry, reward_protection=Protection())
+    started = time.process_time()
+    for _ in evaluate_with_baselines.watch(contexts):
+        pass
+    assert (time.process_time() - started) * 64 / 8 < 10, "seconds of 64 contexts; about 1 here"

@@ -1,0 +1,179 @@
+"""Processes that share the contexts of a step train what one process trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from kvp.errors import KvpError, UsageError
+from train.cli import main
+from train.distributed import Workers, device_of_worker, this_worker, together
+
+TINY = {
+    "contexts": 3, "hidden": 16, "permutations": 4, "min_prefix": 40, "lr": 0.01, "validate_every":
+    6, "checkpoint_every": 8, "steps": 12, "objective": "rloo_batch", "calibration": "none",
+    "log_every": 3,
+}  # fmt: skip
+
+
+def flags(store: Path, out: Path, **settings: Any) -> list[str]:
+    chosen = {"traces": store, "out": out, **TINY, **settings}
+    return [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
+
+
+def run_program(arguments: list[str], seconds: float = 500) -> tuple[int, str]:
+    """Exit code and standard error of `kvp-train`, of which nothing survives this call."""
+    code = "import sys; from train.cli import main; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", code, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, errors = process.communicate(timeout=seconds)
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        else:
+            process.wait()
+    return process.returncode, errors
+
+
+def gradient_norms(logs: Path) -> dict[int, float]:
+    """Step -> norm of the gradient before clipping."""
+    events = EventAccumulator(str(logs))
+    events.Reload()
+    return {event.step: event.value for event in events.Scalars("train/gradient_norm")}
+
+
+def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> None:
+    assert main(flags(store, tmp_path / "one")) == 0
+    two = tmp_path / "two"
+    code, errors = run_program(flags(store, two, devices=2))
+    assert code == 0, errors
+    for path in (tmp_path / "one").glob("*.safetensors"):
+        theirs = load_file(two / path.name)
+        for name, tensor in load_file(path).items():
+            if name != "score_bias":  # moves by rounding alone: it changes no ranking
+                torch.testing.assert_close(theirs[name], tensor, rtol=1e-3, atol=1e-4)
+    indices = [json.loads((tmp_path / n / "policy.json").read_text()) for n in ("one", "two")]
+    assert indices[0]["training"]["best_step"] == indices[1]["training"]["best_step"]
+    (log,) = two.joinpath("logs").iterdir()
+    theirs, ours = gradient_norms(log.parent), gradient_norms(tmp_path / "one" / "logs")
+    assert list(ours) == [3, 6, 9, 12]
+    assert theirs == pytest.approx(ours, rel=1e-3)  # the weights would not show another scale
+    assert not list(two.rglob("*.partial"))
+
+    # one process continues what two have begun
+    shutil.copytree(two, tmp_path / "more")
+    (tmp_path / "more" / "policy.json").unlink()
+    assert main(flags(store, tmp_path / "more")) == 0
+
+
+@pytest.mark.slow
+def test_damage_that_any_process_meets_is_one_line(store: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "traces"
+    shutil.copytree(store, damaged)
+    for shard in damaged.glob("v/c.[0-5].*"):
+        content = bytearray(shard.read_bytes())
+        content[: len(content) // 2] = bytes(len(content) // 2)
+        shard.write_bytes(content)
+    code, errors = run_program(flags(damaged, tmp_path / "policy", devices=2, preset="paper"))
+    assert code == 2, errors
+    assert errors.splitlines()[-1].startswith("kvp-train: error:")
+    assert "is damaged" in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"devices": 4}, "--devices must lie in 1..3, the --contexts that they share, got 4"),
+        ({"devices": 0}, "--devices must lie in 1..3"),
+        ({"devices": 2, "device": "banana"}, "--device banana is not a device"),
+    ],
+)
+def test_numbers_of_devices_that_cannot_work(
+    settings: dict[str, Any],
+    message: str,
+    store: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(flags(store, tmp_path / "policy", **settings)) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "policy").exists()
+
+
+def test_processes_share_everything_evenly() -> None:
+    ranks = [Workers(index=index, count=3) for index in range(3)]
+    shares = [list(one.share(range(7))) for one in ranks]
+    assert shares == [[0, 3, 6], [1, 4], [2, 5]]
+    assert [one.first for one in ranks] == [True, False, False]
+    tensor = torch.ones(2)
+    assert Workers().sum(tensor) is tensor
+    assert Workers().weighted_sum({"a": 2.0}, 1.0) == {"a": 2.0}
+
+
+def test_torchrun_says_which_process_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert this_worker(2) == Workers(index=0, count=2)
+    for name, value in (("TORCHELASTIC_RUN_ID", "none"), ("RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    assert this_worker(2) == Workers(index=1, count=2)
+    for devices in (1, 3):
+        with pytest.raises(UsageError, match="torchrun started 2 processes; give --devices 2"):
+            this_worker(devices)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    assert this_worker(1) == Workers()
+
+
+@pytest.mark.parametrize(
+    ("follow", "message"),
+    [
+        (sys.exit, r"--devices 2: process 1 ended before training began \(exit code 1\)"),
+        (partial(device_of_worker, torch.device("cuda", 1)), "--device cuda:1 names one device"),
+    ],
+)
+def test_a_process_that_ends_before_it_connects_is_one_line_at_once(
+    follow: Callable[[Workers], None], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    with (
+        pytest.raises(KvpError, match=message) as caught,
+        together(Workers(count=2), torch.device("cpu"), follow),
+    ):
+        pytest.fail("there is nobody to train with")
+    assert "\n" not in str(caught.value)
+
+
+def test_every_process_has_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    second = Workers(index=1, count=2)
+    assert device_of_worker(torch.device("cpu"), second) == torch.device("cpu")
+    assert device_of_worker(torch.device("cuda"), second) == torch.device("cuda", 1)
+    assert device_of_worker(torch.device("cuda", 0), Workers()) == torch.device("cuda", 0)
+    with pytest.raises(UsageError, match="--device cuda:1 names one device"):
+        device_of_worker(torch.device("cuda", 1), second)
+    with pytest.raises(UsageError, match="there are 2 CUDA devices"):
+        device_of_worker(torch.device("cuda"), Workers(index=2, count=3))

@@ -1,0 +1,58 @@
+"""Load a policy, fit its calibration anew on validation contexts, write it back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from kvp.store import TraceReader
+from policies.policy_files import check_geometry, load_policy, recalibrate
+from train.calibration.config import CalibrateConfig
+from train.calibration.fit import TARGETS, calibrate
+from train.data.compression_points import held_out_points
+from train.data.contexts import ContextSource
+from train.data.store_checks import check_store, device_of, protection_of, usable
+from train.recipe import PRESETS, Recipe
+
+
+def run(config: CalibrateConfig) -> None:
+    """Calibrate `config.policy` in place.
+
+    Raises:
+        PolicyError: the policy is damaged, or of another geometry than the traces.
+        StoreError: the store is damaged, incomplete or has no validation sequences.
+        UsageError: the device does not exist.
+    """
+    device = device_of(config.device)
+    policy = load_policy(config.policy, device=config.device)
+    recipe = recipe_of(policy.metadata["training"])
+    reader = TraceReader(Path(config.traces))
+    check_geometry(policy, reader.geometry)
+    check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
+    if config.calibration == "none":
+        recalibrate(config.policy, None)
+        print(f"{config.policy}: calibration removed")
+        return
+    cuts = held_out_points(usable(reader, "validation", recipe), recipe, limit=config.contexts)
+    label, _ = TARGETS[config.calibration]
+    memory = int(config.memory_gb * 1e9)
+    source = ContextSource(reader, memory_bytes=memory, device=device, label=label)
+    calibration = calibrate(
+        policy.rankers,
+        source,
+        cuts,
+        target=config.calibration,
+        protection=protection_of(recipe),
+    )
+    recalibrate(config.policy, calibration)
+    heads = policy.geometry.agents
+    print(f"{config.policy}: {heads} heads calibrated to {config.calibration} on {len(cuts)} cuts")
+
+
+def recipe_of(training: Mapping[str, Any]) -> Recipe:
+    """The recipe a policy was trained with, as far as it is recorded, labelled by attention."""
+    known = {field.name for field in fields(Recipe)}
+    recorded = {key: value for key, value in training.get("recipe", {}).items() if key in known}
+    return replace(PRESETS["fourier"], **{**recorded, "label": "attention"})

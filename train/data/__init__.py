@@ -1,0 +1,1 @@
+"""What rankers are trained on: traces, compression points, contexts."""

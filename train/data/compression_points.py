@@ -1,0 +1,201 @@
+"""Which (sequence, cut) pairs are trained and validated on: pure functions of seed and step.
+
+A cut of N tokens puts the first N tokens of a sequence into the cache; what follows is the future.
+Nothing here has state, so a resumed run draws exactly what an undisturbed one would have drawn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvp.budgets import BudgetWeights, parse_budget_weights
+from kvp.ranking import Protection
+from kvp.store import SequenceRecord
+from train.recipe import FROM_TRACE, Recipe
+
+_SEQUENCES, _CUTS, _NOISE = range(3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionPoint:
+    """One context: a prefix of one stored sequence and the future that judges its tokens."""
+
+    sequence: int
+    """Index of the sequence in its store."""
+    tokens: int
+    """N, tokens in the cache, at least 1."""
+    stop: int
+    """End of the future window; queries at tokens <= j < stop count."""
+
+
+class Rolling(Protocol):
+    """Sequences to train on of which each pass visits others (`train.online`)."""
+
+    def __len__(self) -> int:
+        """Sequences that a pass visits."""
+
+    def during(self, passes: int) -> Sequence[SequenceRecord]:
+        """The sequences of a pass, counted from 0."""
+
+
+def points_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int]]:
+    """Possible cuts (tokens) of a sequence by kind, kinds without one left out.
+
+    Kinds are `prompt`, `context` and `uniform`. A cut is possible when it leaves at least
+    `least_tokens` before it and one after it, and a budget that counts evicts some of them. Where
+    the store keeps an importance grid, uniform cuts are cuts of the grid.
+    """
+    first, last = least_tokens(recipe), record.length - 1
+    if recipe.label not in FROM_TRACE:  # stored labels end with the prompt
+        last = min(last, record.prompt_length)
+    exact = [edge for edge in record.edges if first <= edge <= last]
+    candidates = {
+        "prompt": [record.prompt_length - 1],
+        "context": [record.context_length],
+        "uniform": _thinned(exact, recipe.uniform_points)
+        if record.edges
+        else _grid(first, last, recipe.uniform_points),
+    }
+    weights, budgets = _weights(recipe), parse_budget_weights(recipe.budgets)
+    protected = _protected(recipe)
+    possible = {
+        kind: [cut for cut in cuts if first <= cut <= last and _rewarded(cut, protected, budgets)]
+        for kind, cuts in candidates.items()
+        if weights[kind] > 0
+    }
+    return {kind: cuts for kind, cuts in possible.items() if cuts}
+
+
+def least_tokens(recipe: Recipe) -> int:
+    """Fewest tokens of a cut: `min_prefix`, and two that compete beside the protected ones."""
+    return max(recipe.min_prefix, _protected(recipe) + 2)
+
+
+def limits(recipe: Recipe) -> str:
+    """The flags that a sequence must be longer than, for messages."""
+    shortest = f"--min_prefix {least_tokens(recipe)}"
+    return shortest if recipe.budgets == "all" else f"{shortest} and --budgets {recipe.budgets}"
+
+
+def _protected(recipe: Recipe) -> int:
+    """Tokens that take no part in the ranking."""
+    return Protection().tokens if recipe.exclude_protected else 0
+
+
+def _rewarded(cut: int, protected: int, weights: BudgetWeights) -> bool:
+    """Whether some budget that counts evicts one of the tokens that compete."""
+    if weights.kind != "window":
+        return True
+    low, high = weights.window(cut)
+    return max(low, protected + 1) <= min(high, cut - 1)
+
+
+def step_points(
+    records: Sequence[SequenceRecord] | Rolling, recipe: Recipe, *, seed: int, step: int
+) -> list[CompressionPoint]:
+    """Draw the `recipe.contexts` cuts of one step.
+
+    Sequences come from one shuffle per pass over `records` and serve `recipe.points_per_sequence`
+    cuts when their turn comes; every record must have a possible cut.
+    """
+    return list(drawn_points(records, recipe, seed=seed, step=step))
+
+
+def drawn_points(
+    records: Sequence[SequenceRecord] | Rolling, recipe: Recipe, *, seed: int, step: int
+) -> Iterator[CompressionPoint]:
+    """As `step_points`, one after the other: a sequence is looked at when its turn comes."""
+    for draw in range(step * recipe.contexts, (step + 1) * recipe.contexts):
+        passes, place = divmod(draw // recipe.points_per_sequence, len(records))
+        visited = records if isinstance(records, Sequence) else records.during(passes)
+        order = visit_order(len(records), seed=seed, passes=passes)
+        yield draw_point(visited[int(order[place])], recipe, seed=seed, draw=draw)
+
+
+def visit_order(sequences: int, *, seed: int, passes: int) -> NDArray[np.int64]:
+    """The order in which a pass visits its sequences, a permutation."""
+    return _generator(seed, _SEQUENCES, passes).permutation(sequences)
+
+
+def draw_point(record: SequenceRecord, recipe: Recipe, *, seed: int, draw: int) -> CompressionPoint:
+    """The cut of a sequence that serves a draw; draws are counted from the first step on."""
+    random = _generator(seed, _CUTS, draw)
+    kinds = points_by_kind(record, recipe)
+    weights = np.array([_weights(recipe)[kind] for kind in kinds])
+    kind = list(kinds)[int(random.choice(len(kinds), p=weights / weights.sum()))]
+    return _cut(record, kinds[kind][int(random.integers(len(kinds[kind])))], recipe)
+
+
+def noise_seed(seed: int, step: int, slot: int) -> int:
+    """Seed of the Gumbel noise of one context of one step."""
+    return int(_generator(seed, _NOISE, step, slot).integers(2**63 - 1))
+
+
+def held_out_points(
+    records: Sequence[SequenceRecord], recipe: Recipe, *, limit: int
+) -> list[CompressionPoint]:
+    """At most `limit` fixed cuts for validation, one sequence after the other.
+
+    Boundary cuts where the recipe trains on them, else the middle of the uniform ones, of an
+    importance grid the middle one that calibration can use. The second cut of a sequence is used
+    only after every sequence has given its first, and the sequences of a task take turns in which
+    boundary that is, so that few cuts, too, show both.
+    """
+    rounds: list[list[CompressionPoint]] = [[], []]
+    turns: Counter[str] = Counter()
+    for record in records:
+        kinds = points_by_kind(record, recipe)
+        fixed = [kinds[kind][0] for kind in ("prompt", "context") if kind in kinds]
+        fixed = list(dict.fromkeys(fixed)) or [_middle(record, recipe)]
+        turn = turns[record.task] % len(fixed)
+        turns[record.task] += 1
+        for place, tokens in enumerate(fixed[turn:] + fixed[:turn]):
+            rounds[place].append(_cut(record, tokens, recipe))
+    return (rounds[0] + rounds[1])[:limit]
+
+
+def _cut(record: SequenceRecord, tokens: int, recipe: Recipe) -> CompressionPoint:
+    stop = min(tokens + (recipe.future_max or record.length), record.length)
+    if record.edges:  # a grid knows the future up to its edges only
+        stop = min(edge for edge in record.edges if edge >= stop)
+    return CompressionPoint(sequence=record.index, tokens=tokens, stop=stop)
+
+
+def _weights(recipe: Recipe) -> dict[str, float]:
+    return {
+        "prompt": recipe.compress_prompt,
+        "context": recipe.compress_context,
+        "uniform": recipe.compress_uniform,
+    }
+
+
+def _grid(first: int, last: int, points: int) -> list[int]:
+    if last < first:
+        return []
+    if points == 0:
+        return list(range(first, last + 1))
+    return sorted({round(value) for value in np.linspace(first, last, points)})
+
+
+def _thinned(cuts: Sequence[int], points: int) -> list[int]:
+    return [cuts[place] for place in _grid(0, len(cuts) - 1, points)]
+
+
+def _middle(record: SequenceRecord, recipe: Recipe) -> int:
+    uniform = points_by_kind(record, recipe)["uniform"]
+    middle = uniform[len(uniform) // 2]
+    if not record.peak_edges:
+        return middle
+    possible = points_by_kind(record, replace(recipe, uniform_points=0))["uniform"]
+    known = [cut for cut in record.peak_edges if possible[0] <= cut <= possible[-1]]
+    return min(known, key=lambda cut: abs(cut - middle), default=middle)
+
+
+def _generator(*key: int) -> np.random.Generator:
+    return np.random.default_rng(key)

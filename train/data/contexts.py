@@ -1,0 +1,204 @@
+"""Contexts a ranker learns from, read from a trace store and remembered within a bound of RAM.
+
+A context is a cut sequence: keys and values of the cached tokens of every head, and the label: the
+attention each of them will receive (KVP paper, section 3.1.1), its largest part, or what the store
+holds for it (`kvp-collect --labels`). Attention is computed from the stored queries, or read from
+the importance grid that a store keeps in their place. Labels depend on sequence and cut only, so
+they are remembered while they fit; what was forgotten is read and computed again, with the same
+result. Traces stay in their stored dtype and become float32 when a context is made.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from kvp.ops.future_attention import future_attention, max_future_attention
+from kvp.ranking import Protection
+from kvp.store import StorePlan, planned_bytes
+from train.data.compression_points import CompressionPoint
+from train.data.traces import Traces
+from train.recipe import FROM_TRACE, LabelName
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+ItemT = TypeVar("ItemT", bound=tuple[Tensor, ...])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """Cached tokens that compete with each other, for all A heads."""
+
+    keys: Tensor
+    """[A, N, D] float32 keys after RoPE."""
+    values: Tensor
+    """[A, N, D] float32 values."""
+    positions: Tensor
+    """[N] int64 true positions."""
+    length: int
+    """Tokens in the cache; more than N where protected tokens were left out."""
+    importance: Tensor
+    """[A, N] float32 label: what the tokens are worth, future attention unless told otherwise."""
+    future: int
+    """Future tokens whose attention `importance` sums; 1 for labels that are no sums."""
+
+    def without(self, protection: Protection) -> Context:
+        """The tokens that are not protected; at least two must remain."""
+        kept = protection.competing(self.length)
+        return Context(
+            keys=self.keys[:, kept],
+            values=self.values[:, kept],
+            positions=self.positions[kept],
+            length=self.length,
+            importance=self.importance[:, kept],
+            future=self.future,
+        )
+
+
+class ContextSource:
+    """Contexts of one store, by cut; threads may share it and take turns."""
+
+    def __init__(
+        self,
+        reader: Traces,
+        *,
+        memory_bytes: int,
+        device: torch.device | None = None,
+        label: LabelName = "attention",
+    ) -> None:
+        """Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels.
+
+        Queries, which new labels alone need, get what keys and values leave over. Queries and keys
+        of one sequence come on top, so that all cuts of a visit read it once. Traces that lie in
+        RAM anyway are not remembered again.
+        """
+        traces_bytes = 0 if reader.in_memory else memory_bytes * 3 // 4
+        queries_bytes = max(traces_bytes - _kv_bytes(reader.plan), 0)
+        self.traces = reader
+        self._label = label
+        self.device = device or torch.device("cpu")
+        self._turn = threading.Lock()
+        self._kv_memory: _Memory[int, tuple[Tensor, Tensor]] = _Memory(traces_bytes - queries_bytes)
+        self._query_memory: _Memory[int, tuple[Tensor]] = _Memory(queries_bytes)
+        self._label_memory: _Memory[CompressionPoint, tuple[Tensor]] = _Memory(memory_bytes // 4)
+        self._latest: tuple[int, tuple[Tensor, Tensor]] | None = None
+
+    def context(self, cut: CompressionPoint) -> Context:
+        """All cached tokens of a cut, on the source's device.
+
+        Raises StoreError when the sequence is damaged.
+        """
+        with self._turn:
+            importance = self._importance(cut)
+            keys, values = self._keys_and_values(cut.sequence)
+        return Context(
+            keys=self._tokens(keys, cut.tokens),
+            values=self._tokens(values, cut.tokens),
+            positions=torch.arange(cut.tokens, device=self.device),
+            length=cut.tokens,
+            importance=importance.to(self.device),
+            future=cut.stop - cut.tokens if self._label == "attention" else 1,
+        )
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the traces and labels that are remembered."""
+        with self._turn:
+            return self._kv_memory.used + self._query_memory.used + self._label_memory.used
+
+    def forget(self) -> None:
+        """Remember nothing; what is asked for later is read and computed again."""
+        with self._turn:
+            self._kv_memory.clear()
+            self._query_memory.clear()
+            self._label_memory.clear()
+            self._latest = None
+
+    def _tokens(self, tensor: Tensor, tokens: int) -> Tensor:
+        return tensor[..., :tokens, :].flatten(0, 1).to(self.device).float()
+
+    def _keys_and_values(self, sequence: int) -> tuple[Tensor, Tensor]:
+        known = self._kv_memory.get(sequence)
+        if known is None:
+            known = self.traces.kv(sequence)
+            self._kv_memory.put(sequence, known)
+        return known
+
+    def _queries_and_keys(self, sequence: int) -> tuple[Tensor, Tensor]:
+        """On the device; those of the latest sequence stay for the other cuts of a visit."""
+        if self._latest is None or self._latest[0] != sequence:
+            self._latest = None  # before the next one is read
+            known = self._query_memory.get(sequence)
+            if known is None:
+                trace = self.traces.trace(sequence)
+                assert trace.queries is not None, "checked before training"
+                known, keys = (trace.queries,), trace.keys
+                self._query_memory.put(sequence, known)
+                self._kv_memory.put(sequence, (trace.keys, trace.values))
+            else:
+                keys, _ = self._keys_and_values(sequence)
+            self._latest = sequence, (known[0].to(self.device), keys.to(self.device))
+        return self._latest[1]
+
+    def _importance(self, cut: CompressionPoint) -> Tensor:
+        """[A, N] float32 label of a cut."""
+        known = self._label_memory.get(cut)
+        if known is None:
+            known = (self._label_of(cut).flatten(0, 1),)
+            self._label_memory.put(cut, known)
+        return known[0]
+
+    def _label_of(self, cut: CompressionPoint) -> Tensor:
+        """[L, H, N] float32 on the CPU, read or computed."""
+        traces, peak = self.traces, self._label == "peak"
+        if self._label not in FROM_TRACE:
+            return traces.label(self._label, cut.sequence)[..., : cut.tokens]
+        if traces.plan.store == "importance":
+            attention_at = traces.max_future_attention if peak else traces.future_attention
+            return attention_at(cut.sequence, cut.tokens, cut.stop)
+        queries, keys = self._queries_and_keys(cut.sequence)
+        attention = max_future_attention if peak else future_attention
+        return attention(queries, keys, cut.tokens, cut.stop).cpu()
+
+
+class _Memory(Generic[KeyT, ItemT]):
+    """Least recently used tensors are forgotten first."""
+
+    def __init__(self, bound_bytes: int) -> None:
+        self._bound = bound_bytes
+        self.used = 0
+        """Bytes of all that is remembered."""
+        self._items: OrderedDict[KeyT, ItemT] = OrderedDict()
+
+    def clear(self) -> None:
+        self._items.clear()
+        self.used = 0
+
+    def get(self, key: KeyT) -> ItemT | None:
+        if key in self._items:
+            self._items.move_to_end(key)
+        return self._items.get(key)
+
+    def put(self, key: KeyT, item: ItemT) -> None:
+        if key in self._items or not self._bound:
+            return
+        self._items[key] = item
+        self.used += _size(item)
+        while self.used > self._bound and len(self._items) > 1:
+            _, forgotten = self._items.popitem(last=False)
+            self.used -= _size(forgotten)
+
+
+def _kv_bytes(plan: StorePlan) -> int:
+    """Most bytes that keys and values of a whole store take."""
+    tokens = plan.sequences * plan.max_tokens
+    return planned_bytes(plan.geometry, dtype=plan.dtype, tokens=tokens, store="kv")
+
+
+def _size(item: tuple[Tensor, ...]) -> int:
+    return sum(tensor.nbytes for tensor in item)

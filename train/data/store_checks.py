@@ -1,0 +1,69 @@
+"""What training and calibration ask of a trace store and of a device, before any work."""
+
+from __future__ import annotations
+
+import torch
+
+from kvp.errors import StoreError, UsageError
+from kvp.ranking import UNPROTECTED, Protection
+from kvp.store import SequenceRecord, TraceReader
+from train.data.compression_points import limits, points_by_kind
+from train.recipe import FROM_TRACE, Recipe
+
+
+def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) -> None:
+    """Raise StoreError unless a store is complete and holds what the recipe's label needs."""
+    planned, committed = reader.plan.sequences, len(reader.records())
+    if committed < planned and not allow_incomplete:
+        raise StoreError(
+            f"--traces {reader.path} lacks {planned - committed} of {planned} sequences; "
+            "let kvp-collect finish, or pass --allow_incomplete"
+        )
+    if reader.plan.store == "kv":
+        raise StoreError(
+            f"--traces {reader.path} was collected without queries; future attention needs them: "
+            "kvp-collect --store qkv or importance"
+        )
+    if reader.plan.store == "importance" and recipe.label == "peak":
+        raise StoreError(
+            f"--label peak: --traces {reader.path} keeps importance in place of queries, and peaks "
+            "at few cuts; use --label attention, or collect with kvp-collect --store qkv"
+        )
+    if recipe.label not in (*FROM_TRACE, *reader.plan.labels):
+        raise StoreError(
+            f"--label {recipe.label}: --traces {reader.path} holds no such label; collect it with "
+            f"kvp-collect --labels {recipe.label}"
+        )
+    if "model" not in reader.manifest:
+        raise StoreError(f"--traces {reader.path}: its manifest does not name the model")
+
+
+def usable(reader: TraceReader, split: str, recipe: Recipe) -> list[SequenceRecord]:
+    """Records of a split that can be cut; StoreError if there are none."""
+    records = reader.records(split)
+    found = [record for record in records if points_by_kind(record, recipe)]
+    if not found:
+        reason = f"none of its {len(records)} sequences is longer than {limits(recipe)}"
+        raise StoreError(
+            f"--traces {reader.path} has no {split} sequences to cut: "
+            + (reason if records else f"collect some with the split {split}")
+        )
+    return found
+
+
+def protection_of(recipe: Recipe) -> Protection:
+    """Tokens that take no part in ranking, reward and calibration."""
+    return Protection() if recipe.exclude_protected else UNPROTECTED
+
+
+def device_of(name: str) -> torch.device:
+    """The device of a flag; UsageError where there is none of that name."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"--device {name} is not a device; use cpu, cuda or cuda:INDEX") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"--device {name} is not supported; use cpu, cuda or cuda:INDEX")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"--device {name} does not exist here; use cpu")
+    return device

@@ -1,0 +1,47 @@
+"""What training asks of traces, wherever they come from: a store or a model that runs meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from kvp.geometry import Geometry
+from kvp.store import StorePlan, Trace
+
+
+class Traces(Protocol):
+    """Traces by sequence; `kvp.store.TraceReader` documents shapes and errors."""
+
+    in_memory: bool
+    """Whether all tensors lie in RAM anyway, so that nobody else needs to remember any."""
+
+    @property
+    def geometry(self) -> Geometry:
+        """Head geometry of the model."""
+
+    @property
+    def plan(self) -> StorePlan:
+        """What is kept of a sequence: queries, or attention in their place."""
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Where the traces come from; the entry "model" names the model."""
+
+    def kv(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values."""
+
+    def trace(self, index: int) -> Trace:
+        """All of one sequence, with queries where the plan keeps them."""
+
+    def label(self, name: str, index: int) -> Tensor:
+        """A label of the prompt that was made beside the trace."""
+
+    def future_attention(self, index: int, cut: int, stop: int | None = None) -> Tensor:
+        """Attention that cached tokens receive, where the plan keeps it in place of queries."""
+
+    def max_future_attention(self, index: int, cut: int, stop: int | None = None) -> Tensor:
+        """As `future_attention`, the largest."""
+
+    def output_gram(self) -> Tensor | None:
+        """Gram matrices of the model's output projection."""

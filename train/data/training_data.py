@@ -1,0 +1,109 @@
+"""What a run trains on, from a store or from a running model: traces, and which of them when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from kvp.errors import UsageError
+from kvp.manifest import digest_json
+from kvp.store import SequenceRecord, TraceReader
+from train.config import TrainConfig
+from train.data.compression_points import Rolling
+from train.data.store_checks import check_store, usable
+from train.data.traces import Traces
+from train.head_range import heads_within, parse_heads
+from train.recipe import Recipe
+
+
+class TrainingData(Protocol):
+    """Traces with the sequences to train and to validate on."""
+
+    @property
+    def traces(self) -> Traces:
+        """Tensors by sequence."""
+
+    @property
+    def training(self) -> Sequence[SequenceRecord] | Rolling:
+        """Sequences to draw contexts from."""
+
+    @property
+    def first(self) -> Sequence[SequenceRecord]:
+        """Sequences that tell what training tokens are like: the training ones, as a rule."""
+
+    @property
+    def validation(self) -> Sequence[SequenceRecord]:
+        """Sequences to judge on."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells this material from another, wherever it comes from; JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreTrainingData:
+    """What a trace store gives."""
+
+    traces: TraceReader
+    training: list[SequenceRecord]
+    validation: list[SequenceRecord]
+
+    @property
+    def first(self) -> list[SequenceRecord]:
+        """The training sequences."""
+        return self.training
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells one store from another, wherever it lies."""
+        reader, records = self.traces, (*self.training, *self.validation)
+        return {
+            "geometry": reader.geometry.to_dict(),
+            "store": digest_json([reader.manifest["identity"], reader.plan.to_dict()]),
+            "sequences": digest_json([record.to_dict() for record in records]),
+            "train": len(self.training),
+            "validation": len(self.validation),
+        }
+
+
+def open_training_data(config: TrainConfig, recipe: Recipe, device: torch.device) -> TrainingData:
+    """Open the store or load the model of a run, for the heads that it trains.
+
+    Raises:
+        StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
+        ModelError: the model or its tokenizer cannot be used.
+        UsageError: settings that cannot work.
+    """
+    if config.source == "traces":
+        return _open_store(config, recipe)
+    from train.online.training_data import (
+        open_online_training_data,  # brings transformers, which stores do not need
+    )
+
+    return open_online_training_data(config, recipe, device)
+
+
+def _open_store(config: TrainConfig, recipe: Recipe) -> StoreTrainingData:
+    assert config.traces is not None, "checked by the configuration"
+    reader = TraceReader(Path(config.traces))
+    if config.heads is not None:
+        heads = heads_within(parse_heads(config.heads), reader.geometry)
+        reader = TraceReader(Path(config.traces), agents=slice(heads.start, heads.stop))
+    check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
+    training = _first(usable(reader, "train", recipe), recipe.sequences)
+    return StoreTrainingData(
+        traces=reader, training=training, validation=usable(reader, "validation", recipe)
+    )
+
+
+def _first(records: list[SequenceRecord], count: int) -> list[SequenceRecord]:
+    """The first `count` records, all for 0."""
+    if count > len(records):
+        raise UsageError(
+            f"--sequences {count}: the store has {len(records)} training sequences that can be cut"
+        )
+    return records[: count or None]

@@ -1,0 +1,239 @@
+"""The LightningModule: one step is score, judge, learn; everything else is a pure function.
+
+What a step does depends on the seed, the step and the weights only
+(`train.data.compression_points`), never on a generator's state, so a run continued from a
+checkpoint computes what it would have computed anyway. The averaged weights and the best averaged
+weights of every head are part of the module, hence of every checkpoint.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from kvp.ranking import UNPROTECTED, Protection
+from kvp.store import SequenceRecord
+from policies.ranker import HeadRankers, RankerSpec
+from train.data.compression_points import Rolling, drawn_points, noise_seed
+from train.data.contexts import Context, ContextSource
+from train.data.prefetch import StepContexts
+from train.distributed import ALONE, Workers
+from train.model.shared import clip_gradients
+from train.objectives import OBJECTIVES, Batch
+from train.objectives.objective_batch import learnable, mean_of_counted, top_entropy
+from train.optim.muon import Muon
+from train.optim.schedule import average_decay, learning_rate_factor, update_average
+from train.recipe import Recipe
+
+
+class RankerTraining(pl.LightningModule):
+    """Train the rankers of all heads at once."""
+
+    best_skill: Tensor
+    """[A] float32 best held-out skill so far, -inf before the first validation."""
+    best_step: Tensor
+    """[A] int64 step at which each head was best."""
+
+    def __init__(
+        self,
+        rankers: HeadRankers,
+        recipe: Recipe,
+        source: ContextSource,
+        records: Sequence[SequenceRecord] | Rolling,
+        *,
+        seed: int,
+        activation_bytes: float = 8e9,
+        stacked: bool | None = None,
+        heads: range | None = None,
+        model_heads: int | None = None,
+        ranks: Workers = ALONE,
+    ) -> None:
+        """Train `rankers` on contexts of `records`, drawn from `source`.
+
+        Where the activations of all heads need more than `activation_bytes`, they are computed
+        again in the backward pass, in groups of heads; `stacked` as for `HeadRankers.forward`.
+        `rankers` and `source` are those of the `heads` of a model that has `model_heads`, None for
+        all; `ranks` share a step's contexts.
+        """
+        super().__init__()
+        self.rankers = rankers
+        self.average = copy.deepcopy(rankers).requires_grad_(False)
+        self.best = rankers.materialise().requires_grad_(False)
+        self.register_buffer("best_skill", torch.full((rankers.agents,), -torch.inf))
+        self.register_buffer("best_step", torch.zeros(rankers.agents, dtype=torch.int64))
+        self.gradient_norms = torch.zeros(0)
+        """Of the latest step, before clipping; one per network."""
+        self._recipe = recipe
+        self._contexts = StepContexts(
+            source,
+            lambda step: ranks.share(drawn_points(records, recipe, seed=seed, step=step)),
+            steps=recipe.steps,
+        )
+        self._seed = seed
+        self._activation_bytes = activation_bytes
+        self._stacked = stacked
+        self._heads = slice(None) if heads is None else slice(heads.start, heads.stop)
+        self._model_heads = model_heads
+        self._ranks = ranks
+        self._protection = Protection() if recipe.exclude_protected else UNPROTECTED
+
+    def train_dataloader(self) -> Iterator[int]:
+        """Step numbers from the current one on; contexts are made from them."""
+        return itertools.count(self.global_step)
+
+    def training_step(self, step: int, batch_idx: int) -> dict[str, Any]:
+        """Score the contexts of a step and return what the recipe's objective makes of them.
+
+        Beside `loss` the result holds `metrics`, name -> float, for the log. Where processes share
+        the step, metrics are means over them by their numbers of contexts, and `loss` is this
+        process's share times their number, because DDP takes the mean of the gradients.
+        """
+        recipe, ranks = self._recipe, self._ranks
+        contexts = [context.without(self._protection) for context in self._contexts.contexts(step)]
+        scores = self._scores(contexts)
+        counted = torch.stack([learnable(context.importance) for context in contexts])
+        seeds = [noise_seed(self._seed, step, slot) for slot in ranks.share(range(recipe.contexts))]
+        losses, own = OBJECTIVES[recipe.objective](
+            self._batch(contexts, scores, counted, seeds), recipe
+        )
+        if len(losses) > len(counted[0]):
+            losses = losses[self._heads]
+        entropy = torch.stack([top_entropy(score.detach()) for score in scores])
+        share = len(contexts) / recipe.contexts
+        metrics = {
+            "train/loss": float(losses.detach().mean()) / share,
+            "train/entropy": float(mean_of_counted(entropy, counted)),
+            "train/flat_share": float(1 - counted.float().mean()),
+            **own,
+        }
+        return {
+            "loss": losses.sum() * ranks.count,
+            "metrics": ranks.weighted_sum(metrics, share),
+        }
+
+    def _batch(
+        self,
+        contexts: Sequence[Context],
+        scores: Sequence[Tensor],
+        counted: Tensor,
+        seeds: Sequence[int],
+    ) -> Batch:
+        """What the objective is given.
+
+        Some heads of a model lie among the others' places on a CPU: its vector instructions round
+        the last numbers of a tensor otherwise than the rest, so a loss is the same to the last bit
+        only in a tensor of the same shape.
+        """
+        importances = [context.importance for context in contexts]
+        heads, model_heads = self._heads, self._model_heads
+        agents = self.rankers.agents
+        if counted.device.type == "cpu" and agents < (model_heads or agents):
+            assert model_heads is not None
+            place = (0, 0, heads.start, model_heads - heads.stop)
+            scores = [nn.functional.pad(score, place) for score in scores]
+            importances = [nn.functional.pad(label, place, value=1.0) for label in importances]
+            counted = nn.functional.pad(counted, place[2:])
+            heads = slice(None)
+        return Batch(
+            scores=scores,
+            importances=importances,
+            counted=counted,
+            seeds=seeds,
+            protected=[context.length - context.keys.shape[1] for context in contexts],
+            heads=heads,
+            model_heads=model_heads,
+            across=self._ranks.sum,
+        )
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """AdamW or Muon with the paper's warm-up and cosine, by step."""
+        recipe = self._recipe
+        lr, decay = recipe.lr, recipe.weight_decay
+        optimizer: torch.optim.Optimizer
+        if recipe.optimizer == "muon":
+            optimizer = Muon(self.rankers, lr=lr, weight_decay=decay)
+        else:
+            weights = self.rankers.parameters()
+            optimizer = torch.optim.AdamW(weights, lr=lr, weight_decay=decay, fused=True)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer,
+            lambda step: learning_rate_factor(
+                step,
+                steps=recipe.steps,
+                warmup=recipe.warmup,
+                final_factor=recipe.final_lr / recipe.lr,
+            ),
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def configure_gradient_clipping(self, *args: object, **kwargs: object) -> None:
+        """Clip every network's gradient on its own (Lightning's own clipping stays unset)."""
+        self.gradient_norms = clip_gradients(self.rankers, self._recipe.gradient_clip)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Step, then average."""
+        super().optimizer_step(*args, **kwargs)
+        decay = average_decay(self.global_step, warmup=self._recipe.warmup, ema=self._recipe.ema)
+        update_average(self.average, self.rankers, decay)
+
+    @torch.no_grad()
+    def keep_best(self, skill: Tensor) -> None:
+        """Remember the averaged weights of heads whose held-out skill [A] is their best so far.
+
+        A head that is flat in every held-out context (NaN) keeps its latest weights.
+        """
+        better = ~(skill <= self.best_skill)
+        averages = self.average.materialise().parameters()
+        for best, average in zip(self.best.parameters(), averages, strict=True):
+            best[better] = average[better]
+        self.best_skill[better] = skill[better]
+        self.best_step[better] = self.global_step
+
+    def _scores(self, contexts: Sequence[Context]) -> list[Tensor]:
+        """Scores [A, N] of every context, from one pass over their concatenation."""
+        tokens = [context.keys.shape[1] for context in contexts]
+        lengths = torch.tensor([context.length for context in contexts], device=self.device)
+        keys = torch.cat([context.keys for context in contexts], dim=1)
+        values = torch.cat([context.values for context in contexts], dim=1)
+        positions = torch.cat([context.positions for context in contexts])
+        length = lengths.repeat_interleave(torch.tensor(tokens, device=self.device))
+        agents = self.rankers.agents
+        size = int(self._activation_bytes // (sum(tokens) * bytes_per_token(self.rankers.spec)))
+        if size >= agents:
+            scores = self.rankers(keys, values, positions, length, stacked=self._stacked)
+        else:
+            groups = [slice(i, i + max(size, 1)) for i in range(0, agents, max(size, 1))]
+            parts = [self._recomputed(h, keys[h], values[h], positions, length) for h in groups]
+            scores = torch.cat(parts)
+        return list(torch.split(scores, tokens, dim=1))
+
+    def _recomputed(self, heads: slice, *inputs: Tensor) -> Tensor:
+        """Scores of some heads, whose activations are computed again in the backward pass."""
+        scores: Tensor = checkpoint(
+            self.rankers,
+            *inputs,
+            heads=heads,
+            stacked=self._stacked,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        return scores
+
+
+def bytes_per_token(spec: RankerSpec) -> int:
+    """Bytes one head needs per token for activations and the temporaries of their backward pass.
+
+    About 13 float32 vectors of the hidden width (10 were measured to be kept) and the two inputs.
+    """
+    return 4 * (13 * spec.hidden + 2 * spec.head_dim)

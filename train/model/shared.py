@@ -1,0 +1,74 @@
+"""One network for all heads: what a head learns then helps every other head.
+
+The heads share all weights; what is a head's own is an embedding, learned with them, and the
+statistics its keys and values are standardised with. The embedding e enters the first block as if
+it were one more input: it adds e W to that block's bias. A trained head is therefore an ordinary
+ranker whose first bias is b + e W, and exported policies need to know nothing of sharing. What is
+left out: one process trains the whole network, since every head's gradient reaches all of it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from policies.ranker import HeadRankers, RankerSpec
+from train.optim.schedule import clip_per_head
+
+EMBEDDING_WIDTH = 32
+
+
+class SharedRankers(HeadRankers):
+    """Rankers of A agents from one network: its parameters are [1, ...], embeddings [A, E]."""
+
+    embedding: Tensor
+    """[A, E] float32, trained: what tells the heads apart."""
+    embedding_weight: Tensor
+    """[1, E, hidden] float32, trained: W, what an embedding adds to the first block's bias."""
+
+    def __init__(
+        self,
+        spec: RankerSpec,
+        agents: int,
+        generator: torch.Generator | None = None,
+        *,
+        embedding_width: int = EMBEDDING_WIDTH,
+    ) -> None:
+        """Initialise the network as one agent of `HeadRankers`, embeddings as `nn.Embedding`.
+
+        W is scaled by the fan-in of the first block with the embedding among its inputs. The same
+        generator state gives the same weights; ValueError where `embedding_width` is not positive.
+        """
+        if embedding_width < 1:
+            raise ValueError(f"embedding_width must be at least 1, got {embedding_width}")
+        super().__init__(spec, 1, generator)
+        self.agents = agents
+        self._add_statistics()
+        bound = 1 / math.sqrt(sum(map(spec.width_of, spec.projected)) + embedding_width)
+        weight = torch.empty(1, embedding_width, spec.hidden)
+        self.embedding_weight = nn.Parameter(weight.uniform_(-bound, bound, generator=generator))
+        embedding = torch.empty(agents, embedding_width).normal_(generator=generator)
+        self.embedding = nn.Parameter(embedding)
+
+    def weights(self, heads: slice) -> dict[str, Tensor]:
+        """As `HeadRankers.weights`; only the first bias and the statistics differ between heads."""
+        weights: dict[str, Tensor] = dict(self.named_parameters())
+        own = weights.pop("embedding")[heads] @ weights.pop("embedding_weight")[0]
+        weights["first_bias"] = weights["first_bias"] + own
+        return weights | {name: buffer[heads] for name, buffer in self.named_buffers()}
+
+
+def clip_gradients(rankers: HeadRankers, max_norm: float) -> Tensor:
+    """Clip the gradients of `rankers` in place; returns the norms before, one per network.
+
+    Independent rankers are clipped one by one, [A]. A shared network has one norm, [1], over all of
+    its parameters, taken per head: a step's loss is a sum over heads, so its gradient may be A
+    times as long as one ranker's.
+    """
+    if not isinstance(rankers, SharedRankers):
+        return clip_per_head(rankers.parameters(), max_norm)
+    most = max_norm * rankers.agents
+    norm = torch.nn.utils.clip_grad_norm_(rankers.parameters(), most)
+    return norm[None] / rankers.agents

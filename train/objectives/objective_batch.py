@@ -1,0 +1,80 @@
+"""What every objective is given: the scored contexts of one optimiser step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvp.budgets import parse_budget_weights
+from kvp.reward import ideal_cost, random_cost, rank_coefficients
+from train.recipe import Recipe
+
+FLAT = 1e-3
+"""A head has something to learn in a context when the ideal ranking beats a random one by this
+fraction of the random cost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """C contexts, whose numbers of tokens N may differ, for A heads."""
+
+    scores: Sequence[Tensor]
+    """Per context [A, N] floating point, differentiable."""
+    importances: Sequence[Tensor]
+    """Per context [A, N], >= 0: what the tokens are worth (`Recipe.label`)."""
+    counted: Tensor
+    """[C, A] bool, heads that learn from a context."""
+    seeds: Sequence[int]
+    """Per context, the seed of its noise."""
+    protected: Sequence[int] = ()
+    """Per context, tokens of the cache beside these N, which come first; none where empty."""
+    heads: slice = field(default_factory=lambda: slice(None))
+    """Which heads of the model the A are."""
+    model_heads: int | None = None
+    """Heads of the model, None for A: noise is drawn for all of them, so that a run of some heads
+    draws what a run of all draws for them."""
+    across: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    """Sum of a tensor over the processes that share the contexts of a step; nothing to add in one
+    process. Every statistic over contexts goes through it."""
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean over contexts of [C, A] values, for each head over those that count: [A], or 0.
+
+        This process's share of it where processes share the contexts: shares add up to the mean.
+        """
+        total = self.across(self.counted.sum(0))
+        return values.where(self.counted, 0.0).sum(0) / total.clamp_min(1)
+
+    def coefficients(self, recipe: Recipe, context: int) -> Tensor | None:
+        """Rank coefficients [N] of the recipe's budgets for a context; None for r - 1."""
+        weights = parse_budget_weights(recipe.budgets)
+        if weights.kind == "all":
+            return None
+        tokens = self.scores[context].shape[-1]
+        protected = self.protected[context] if self.protected else 0
+        return rank_coefficients(weights, tokens, protected=protected).to(self.scores[context])
+
+
+Objective = Callable[[Batch, Recipe], tuple[Tensor, dict[str, float]]]
+"""Loss of every head, [A], of which the sum is minimised, and numbers for the log."""
+
+
+def learnable(importance: Tensor) -> Tensor:
+    """Heads for which tokens are not worth the same: [A, N] -> [A] bool."""
+    chance = random_cost(importance)
+    return chance - ideal_cost(importance) > FLAT * chance
+
+
+def mean_of_counted(values: Tensor, counted: Tensor) -> Tensor:
+    """Mean of [C, A] values over the pairs that count; 0 where none does."""
+    return values.where(counted, 0.0).sum() / counted.sum().clamp_min(1)
+
+
+def top_entropy(scores: Tensor) -> Tensor:
+    """Entropy of the first pick over that of a uniform pick: [A, N] -> [A], in [0, 1]."""
+    log_share = scores.log_softmax(-1)
+    entropy = -(log_share.exp() * log_share).sum(-1)
+    return entropy / torch.tensor(float(scores.shape[-1])).log()

@@ -1,0 +1,162 @@
+"""The prompts of a stream, and the model that runs over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from kvp.data.collection_plan import DataRequest, plan_collection
+from kvp.data.encode import encode
+from kvp.data.sample import Sample
+from kvp.data.sources import Source
+from kvp.errors import UsageError
+from kvp.hf.trace import collect
+from kvp.store import SequenceRecord, Trace
+from train.calibration.fit import TARGETS
+from train.config import TrainConfig
+from train.data.compression_points import draw_point, held_out_points, limits, points_by_kind
+from train.online.schedule import Schedule
+from train.online.settings import OnlineSettings
+from train.online.trace_buffer import Attention
+from train.recipe import FROM_TRACE, Recipe
+
+HELD_OUT_ATTENTION = 6
+"""Attentions kept of a validation sequence at most: three labels at two cuts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Prompts by number: those of the training stream, then those of validation."""
+
+    train: Source
+    validation: Source
+    schedule: Schedule
+    needed: int
+    """Numbers of the training stream that a training visits."""
+    identity: dict[str, Any]
+
+    @classmethod
+    def open(
+        cls,
+        settings: OnlineSettings,
+        recipe: Recipe,
+        tokenizer: PreTrainedTokenizerBase,
+        seed: int,
+    ) -> Samples:
+        """Plan the prompts of a training; UsageError for data that cannot work."""
+        schedule = Schedule(
+            buffer=settings.buffer, visits=settings.visits, sequences=recipe.sequences
+        )
+        needed = schedule.needed(recipe)
+        asked = min(needed, recipe.sequences or needed)
+        request = DataRequest(
+            data=settings.data,
+            tasks=settings.task_list,
+            length=settings.length,
+            seed=seed,
+            essays=settings.essays,
+        )
+        jobs = plan_collection(
+            request, {"train": asked, "validation": settings.validation}, tokenizer
+        )
+        train, validation = jobs.sources
+        if len(train) < asked:
+            if recipe.sequences:
+                raise UsageError(
+                    f"--sequences {recipe.sequences}: --data {settings.data} has only "
+                    f"{len(train)} for training"
+                )
+            schedule = replace(schedule, sequences=len(train))
+        return cls(
+            train=train,
+            validation=validation,
+            schedule=schedule,
+            needed=schedule.needed(recipe),
+            identity=request.identity(jobs.tasks),
+        )
+
+    def sample(self, number: int, step: int = 0) -> Sample:
+        """The prompt of a sequence, or the one `step` prompts further in the stream."""
+        if number >= self.needed:
+            return self.validation[number - self.needed]
+        return self.train[(number + step) % len(self.train)]
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs the model over prompts."""
+
+    settings: OnlineSettings
+    recipe: Recipe
+    config: TrainConfig
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    samples: Samples
+
+    def trace(self, number: int) -> Trace:
+        """One sequence with its queries."""
+        return collect(
+            self.model,
+            self.tokenizer,
+            self._sample(number),
+            index=number,
+            continuation=self.settings.continuation,
+            max_new_tokens=self.settings.max_new_tokens,
+            labels=stored_labels(self.recipe),
+        )
+
+    def attention(self, record: SequenceRecord) -> list[Attention]:
+        """What training, validation or calibration will ask about a sequence."""
+        recipe, seed = self.recipe, self.config.seed
+        if record.index < self.samples.needed:
+            draws = self.samples.schedule.draws(record.index, recipe, seed=seed)
+            cuts = [draw_point(record, recipe, seed=seed, draw=draw) for draw in draws]
+            labels = [recipe.label]
+        else:
+            cuttable = bool(points_by_kind(record, recipe))
+            cuts = held_out_points([record], recipe, limit=2) if cuttable else []
+            calibration = self.config.calibration
+            labels = [recipe.label, "attention"]
+            labels += [] if calibration == "none" else [TARGETS[calibration][0]]
+        known = [label for label in labels if label in FROM_TRACE]
+        return [(label, cut.tokens, cut.stop) for cut in cuts for label in known]
+
+    def _sample(self, number: int) -> Sample:
+        """The prompt of a sequence; in training one too short to cut is replaced by the next."""
+        if number >= self.samples.needed:
+            return self.samples.sample(number)
+        for step in range(len(self.samples.train)):
+            sample = self.samples.sample(number, step)
+            if self._can_be_cut(sample):
+                return sample
+        raise UsageError(
+            f"--data {self.settings.data}: no prompt {too_short(self.recipe, self.settings.length)}"
+        )
+
+    def _can_be_cut(self, sample: Sample) -> bool:
+        """Whether a prompt can be cut whatever the continuation turns out to be."""
+        prompt = encode(sample, self.tokenizer)
+        record = SequenceRecord(
+            index=0,
+            id=sample.id,
+            task=sample.task,
+            split=sample.split,
+            length=prompt.prompt_length,
+            context_length=prompt.context_length,
+            prompt_length=prompt.prompt_length,
+            token_ids=prompt.ids,
+        )
+        return bool(points_by_kind(record, self.recipe))
+
+
+def too_short(recipe: Recipe, length: int) -> str:
+    """End of a message about prompts of at most `length` tokens that cannot be cut."""
+    them = "it" if recipe.budgets == "all" else "them"
+    return f"is longer than {limits(recipe)}; lower {them} or raise --length {length}"
+
+
+def stored_labels(recipe: Recipe) -> tuple[str, ...]:
+    """Labels that are made beside a trace, for training to read."""
+    return () if recipe.label in FROM_TRACE else (recipe.label,)

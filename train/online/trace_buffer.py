@@ -1,0 +1,215 @@
+"""Traces of a model that runs meanwhile, in a buffer of bounded size.
+
+A sequence is traced when it is first asked for and forgotten when `capacity` newer ones have come;
+one that was forgotten is traced again, with the same result, so that what training reads is a
+function of the sequence's number alone. Of its queries the buffer keeps what training will ask:
+either the queries themselves, or the attention at the cuts that are known ahead, whichever the plan
+says. What is left out: which sequences to ask for (`train.online.schedule`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from kvp.geometry import Geometry
+from kvp.ops.future_attention import future_attention, max_future_attention
+from kvp.store import SequenceRecord, StorePlan, Trace
+
+Attention = tuple[str, int, int]
+"""Label (attention or peak), cut and stop of a future attention."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracing:
+    """How sequences come into being."""
+
+    trace: Callable[[int], Trace]
+    """From a number to the sequence with its queries; a pure function."""
+    attention: Callable[[SequenceRecord], Iterable[Attention]]
+    """What training will ask about a sequence, as far as it is known ahead."""
+    manifest: dict[str, Any]
+    """Says what model it is, as a trace store's does."""
+    output_gram: Tensor | None
+    """[L, H, D, D] float32 (`kvp.hf.output_projection`); None where unknown."""
+
+
+class ModelTraces:
+    """Traces by number, as `train.data.traces.Traces`; threads may share them and take turns."""
+
+    in_memory = True
+
+    def __init__(
+        self,
+        tracing: Tracing,
+        plan: StorePlan,
+        *,
+        capacity: int,
+        pinned: range = range(0),
+        device: torch.device | None = None,
+        agents: slice | None = None,
+    ) -> None:
+        """Hold at most `capacity` sequences beside the `pinned` ones, which never leave.
+
+        Attention is computed on `device`. With `agents`, consecutive KV heads counted layer by
+        layer, only theirs is kept, as a trace store's reader does.
+        """
+        self._tracing = tracing
+        self._plan = plan
+        self._capacity = capacity
+        self._pinned = pinned
+        self._device = device or torch.device("cpu")
+        self._agents = agents
+        self._held: dict[int, tuple[Trace, dict[Attention, Tensor]]] = {}
+        self._turn = threading.RLock()
+        self.traced = 0
+        """Sequences traced so far."""
+        self.tokens = 0
+        """Their tokens."""
+
+    @property
+    def geometry(self) -> Geometry:
+        """Head geometry of the model."""
+        return self._plan.geometry
+
+    @property
+    def plan(self) -> StorePlan:
+        """What is kept of a sequence: queries, or attention in their place."""
+        return self._plan
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Says what model it is."""
+        return self._tracing.manifest
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all tensors that are held."""
+        with self._turn:
+            return sum(_bytes(trace, attention) for trace, attention in self._held.values())
+
+    @property
+    def held(self) -> list[int]:
+        """Numbers of the sequences that are held, ascending."""
+        with self._turn:
+            return sorted(self._held)
+
+    def record(self, index: int) -> SequenceRecord:
+        """Record of one sequence."""
+        return self._sequence(index)[0].record
+
+    def kv(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one sequence, [L, H, T, D] each."""
+        trace, _ = self._sequence(index)
+        return trace.keys, trace.values
+
+    def trace(self, index: int) -> Trace:
+        """One sequence, with queries where the plan keeps them."""
+        return self._sequence(index)[0]
+
+    def label(self, name: str, index: int) -> Tensor:
+        """A label of the prompt of one sequence that the plan names, [L, H, P] float32."""
+        return self._sequence(index)[0].labels[name]
+
+    def future_attention(self, index: int, cut: int, stop: int | None = None) -> Tensor:
+        """Attention the first `cut` tokens receive from the queries before `stop` (None = all).
+
+        [L, H, cut] float32. What was not known ahead takes another run of the model.
+        """
+        return self._attention("attention", index, cut, stop)
+
+    def max_future_attention(self, index: int, cut: int, stop: int | None = None) -> Tensor:
+        """As `future_attention`, the largest."""
+        return self._attention("peak", index, cut, stop)
+
+    def output_gram(self) -> Tensor | None:
+        """Gram matrices of the model's output projection, [L, H, D, D] float32; None if unknown."""
+        gram = self._tracing.output_gram
+        return gram if gram is None or self._agents is None else self._own(gram)
+
+    def _attention(self, label: str, index: int, cut: int, stop: int | None) -> Tensor:
+        trace, known = self._sequence(index)
+        asked = (label, cut, trace.record.length if stop is None else stop)
+        if asked in known:
+            return known[asked]
+        with self._turn:
+            return self._computed(self._traced(index), [asked])[asked]
+
+    def _sequence(self, number: int) -> tuple[Trace, dict[Attention, Tensor]]:
+        with self._turn:
+            found = self._held.get(number)
+            if found is None:
+                found = self._held[number] = self._kept(self._traced(number))
+                passing = [n for n in self._held if n not in self._pinned]
+                if len(passing) > self._capacity:
+                    del self._held[min(passing)]
+            return found
+
+    def _traced(self, number: int) -> Trace:
+        """A sequence fresh from the model, of the own heads."""
+        trace = self._tracing.trace(number)
+        self.traced += 1
+        self.tokens += trace.record.length
+        if self._agents is None:
+            return trace
+        assert trace.queries is not None
+        return replace(
+            trace,
+            queries=self._own(trace.queries),
+            keys=self._own(trace.keys),
+            values=self._own(trace.values),
+            labels={name: self._own(label) for name, label in trace.labels.items()},
+        )
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        """[L, H, ...] -> [1, own heads, ...], a copy."""
+        return tensor.flatten(0, 1)[self._agents][None].clone()
+
+    def _kept(self, trace: Trace) -> tuple[Trace, dict[Attention, Tensor]]:
+        """What the plan keeps of a sequence."""
+        if self._plan.store_queries:
+            return trace, {}
+        asked = tuple(dict.fromkeys(self._tracing.attention(trace.record)))
+        return replace(trace, queries=None), self._computed(trace, asked)
+
+    def _computed(self, trace: Trace, asked: Sequence[Attention]) -> dict[Attention, Tensor]:
+        assert trace.queries is not None
+        queries, keys = trace.queries.to(self._device), trace.keys.to(self._device)
+        operators = {"attention": future_attention, "peak": max_future_attention}
+        return {
+            (label, cut, stop): operators[label](queries, keys, cut, stop).cpu()
+            for label, cut, stop in asked
+        }
+
+
+@dataclass(frozen=True)
+class Window(Sequence[SequenceRecord]):
+    """Records of consecutive sequences, each looked up when it is asked for."""
+
+    traces: ModelTraces
+    numbers: range
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> SequenceRecord: ...
+    @overload
+    def __getitem__(self, place: slice) -> Window: ...
+    def __getitem__(self, place: int | slice) -> SequenceRecord | Window:
+        """The record at a place, or the window of a slice."""
+        if isinstance(place, slice):
+            return Window(self.traces, self.numbers[place])
+        return self.traces.record(self.numbers[place])
+
+
+def _bytes(trace: Trace, attention: dict[Attention, Tensor]) -> int:
+    tensors = [trace.keys, trace.values, *trace.labels.values(), *attention.values()]
+    if trace.queries is not None:
+        tensors.append(trace.queries)
+    return sum(tensor.nbytes for tensor in tensors)

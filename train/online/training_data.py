@@ -1,0 +1,219 @@
+"""Everything a run trains on when it comes from a running model (`train.data.training_data`)."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from rich.filesize import decimal
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from kvp.errors import UsageError
+from kvp.geometry import Geometry
+from kvp.hf import geometry_of, load_config, load_model
+from kvp.hf.identity import model_identity
+from kvp.hf.model_access import known_frequencies
+from kvp.hf.output_projection import known_output_gram
+from kvp.hf.trace import check_reach
+from kvp.store import SequenceRecord, StorePlan, planned_bytes
+from train.config import TrainConfig
+from train.data.compression_points import points_by_kind
+from train.head_range import heads_within, parse_heads
+from train.online.model_runner import HELD_OUT_ATTENTION, Runner, Samples, stored_labels, too_short
+from train.online.schedule import Schedule
+from train.online.settings import OnlineSettings
+from train.online.trace_buffer import ModelTraces, Tracing, Window
+from train.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollingRecords:
+    """Sequences to train on, pass by pass, as `train.data.compression_points.Rolling`."""
+
+    traces: ModelTraces
+    schedule: Schedule
+
+    def __len__(self) -> int:
+        """Sequences that a pass visits."""
+        return self.schedule.size
+
+    def during(self, passes: int) -> Window:
+        """The sequences of a pass, counted from 0; each is traced when it is looked at."""
+        start = self.schedule.start(passes)
+        return Window(self.traces, range(start, start + len(self)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineTrainingData:
+    """`train.data.training_data.TrainingData` where the model runs when a trace is read."""
+
+    traces: ModelTraces
+    training: RollingRecords
+    identity: dict[str, Any]
+    held_out: range
+    """Numbers of the validation sequences."""
+    recipe: Recipe
+    length: int
+    """Most tokens of a prompt."""
+
+    @cached_property
+    def first(self) -> list[SequenceRecord]:
+        """The training sequences of the first pass."""
+        started, before = time.monotonic(), self.traces.tokens
+        records = list(self.training.during(0))
+        tokens, seconds = self.traces.tokens - before, time.monotonic() - started
+        if tokens:
+            ahead = self.training.schedule.needed(self.recipe) - len(records)
+            rest = ahead * seconds / len(records)
+            print(
+                f"{len(records)} sequences through the model at {tokens / seconds:.0f} tokens/s; "
+                f"the {ahead} that follow will take about {rest:.0f} s between steps"
+            )
+        return records
+
+    @cached_property
+    def validation(self) -> list[SequenceRecord]:
+        """Validation sequences that can be cut; UsageError where none can."""
+        records = list(Window(self.traces, self.held_out))
+        found = [record for record in records if points_by_kind(record, self.recipe)]
+        if not found:
+            raise UsageError(
+                f"--validation {len(records)}: none of them {too_short(self.recipe, self.length)}"
+            )
+        return found
+
+
+def open_online_training_data(
+    config: TrainConfig, recipe: Recipe, device: torch.device
+) -> OnlineTrainingData:
+    """Load the model and plan what will run through it; nothing runs yet.
+
+    Says how much RAM will be taken.
+
+    Raises:
+        ModelError: the model or its tokenizer cannot be used.
+        UsageError: data, tasks, lengths or sizes that cannot work.
+    """
+    settings = config.stream()
+    if recipe.min_prefix >= settings.length:
+        raise UsageError(f"--data {settings.data}: no prompt {too_short(recipe, settings.length)}")
+    model_config = load_config(settings.model, revision=settings.revision)
+    check_reach(model_config, settings.model, settings.length, settings.max_new_tokens)
+    model, tokenizer = load_model(
+        settings.model, device=str(device), dtype=settings.dtype, revision=settings.revision
+    )
+    samples = Samples.open(settings, recipe, tokenizer, config.seed)
+    schedule = samples.schedule
+    plan = _plan(geometry_of(model_config), settings, samples, recipe)
+    heads = range(plan.geometry.agents)
+    if config.heads is not None:
+        heads = heads_within(parse_heads(config.heads), plan.geometry)
+    _announce(config, plan, samples, len(heads))
+    identity = _identity(settings, samples, model, tokenizer)
+    runner = Runner(settings, recipe, config, model, tokenizer, samples)
+    held_out = range(samples.needed, samples.needed + len(samples.validation))
+    tracing = Tracing(
+        trace=runner.trace,
+        attention=runner.attention,
+        manifest={
+            "model": {"id": settings.model, "revision": settings.revision},
+            "rope_frequencies": known_frequencies(model, settings.length + settings.max_new_tokens),
+            "identity": identity,
+        },
+        output_gram=known_output_gram(model),
+    )
+    traces = ModelTraces(
+        tracing,
+        plan,
+        capacity=schedule.size,
+        pinned=held_out,
+        device=device,
+        agents=None if config.heads is None else slice(heads.start, heads.stop),
+    )
+    return OnlineTrainingData(
+        traces=traces,
+        training=RollingRecords(traces=traces, schedule=schedule),
+        identity=identity,
+        held_out=held_out,
+        recipe=recipe,
+        length=settings.length,
+    )
+
+
+def _identity(
+    settings: OnlineSettings,
+    samples: Samples,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, Any]:
+    """What tells one stream from another: all that decides its traces and their order."""
+    return {
+        "model": model_identity(settings.model, settings.revision, model, tokenizer),
+        "data": samples.identity,
+        "continuation": settings.continuation,
+        "max_new_tokens": settings.max_new_tokens,
+        "dtype": settings.dtype,
+        "buffer": samples.schedule.buffer,
+        "visits": samples.schedule.visits,
+        "validation": len(samples.validation),
+    }
+
+
+def _plan(
+    geometry: Geometry, settings: OnlineSettings, samples: Samples, recipe: Recipe
+) -> StorePlan:
+    """What is held: attention at the cuts known ahead, or queries where that is less."""
+    schedule = samples.schedule
+    visits = schedule.visits if schedule.rolls else schedule.passes(recipe)
+    plan = StorePlan(
+        geometry=geometry,
+        dtype=settings.dtype,
+        max_tokens=settings.max_tokens,
+        sequences=schedule.size + len(samples.validation),
+        store="importance",
+        grid=visits * recipe.points_per_sequence,
+        grid_dtype="float32",
+        labels=stored_labels(recipe),
+    )
+    with_queries = replace(plan, store="qkv", grid=0)
+    return min(plan, with_queries, key=lambda held: _bytes_per_sequence(held, held.grid))
+
+
+def _bytes_per_sequence(plan: StorePlan, cuts: int) -> int:
+    """Most bytes of a sequence whose attention is kept at `cuts` cuts."""
+    bare = planned_bytes(
+        plan.geometry,
+        dtype=plan.dtype,
+        tokens=plan.max_tokens,
+        store="qkv" if plan.store_queries else "kv",
+        labels=len(plan.labels),
+    )
+    return bare + 4 * cuts * plan.max_tokens * plan.geometry.agents
+
+
+def _announce(config: TrainConfig, plan: StorePlan, samples: Samples, agents: int) -> None:
+    """Say what will be held and what will run; UsageError where it does not fit."""
+    size, held_out = samples.schedule.size, len(samples.validation)
+    judged = 0 if plan.store_queries else HELD_OUT_ATTENTION
+    each = _bytes_per_sequence(plan, plan.grid) * agents // plan.geometry.agents
+    fixed = held_out * _bytes_per_sequence(plan, judged) * agents // plan.geometry.agents
+    most, bound = size * each + fixed, int(config.memory_gb * 1e9) * 3 // 4
+    if most > bound:
+        room = (bound - fixed) // each
+        smaller = f"use --buffer {room} or " if room > 0 else "use "
+        raise UsageError(
+            f"--buffer {size} and --validation {held_out} may take {decimal(most)}, three "
+            f"quarters of --memory_gb {config.memory_gb:g} are {decimal(bound)}; {smaller}"
+            f"--memory_gb {math.ceil(most / 0.75e8) / 10:g}"
+        )
+    kept = "queries" if plan.store_queries else "their attention"
+    print(
+        f"buffer: {size} sequences and {held_out} for validation, at most {decimal(most)} of RAM "
+        f"(keys, values and {kept}, {plan.dtype}); {samples.needed + held_out} sequences of at "
+        f"most {plan.max_tokens} tokens will run through {config.stream().model}, the first {size} "
+        "before the first step, to tell the rankers what tokens are like"
+    )

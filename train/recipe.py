@@ -1,0 +1,291 @@
+"""The two training recipes as code, and how a configuration changes them.
+
+`fourier` is the toolkit's default: positions as features, Muon, and the listwise loss on peaks of
+future attention (docs/decisions/0075), which needs no rankings (its `permutations`, `reward` and
+`advantage_clip` are for `--objective rloo`, which then samples for peaks, too).
+
+`paper` follows the KVP paper (section 3, Algorithm 1, appendix A.2) and, where the paper is silent,
+the facts known about its released code. What it cannot or does not reproduce:
+
+- RLOO baselines are taken within one context (Algorithm 1). The released code draws one permutation
+  of each of 128 sequences and takes the mean over sequences; 16 contexts x 8 permutations keep its
+  number of episodes per step.
+- The cut is uniform over the sequence, as Algorithm 1 says. The released RULER pipeline always cuts
+  at the end of the prompt (`--compress_prompt 1 --compress_uniform 0` gives that).
+- Advantages are normalised over the episodes of one head in one step; gradients are clipped per
+  head, because all heads train in one job here and each is an independent agent.
+- The averaging of weights reaches its decay of 0.99 about 900 steps after the warm-up instead of at
+  once (`train.optim.schedule.average_decay`).
+- Weights, scores and optimiser are float32; the released code trains in bfloat16.
+- The position table has 12,288 rows; the paper's parameter counts fit 10 to 12 thousand.
+
+No torch here: `kvp-train --help` reads these defaults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from kvp.budgets import parse_budget_weights
+from kvp.cli import split_list
+from kvp.errors import KvpError
+
+Architecture = Literal["fourier", "paper"]
+RewardName = Literal["skill", "ratio", "mass"]
+PresetName = Literal["fourier", "paper"]
+ObjectiveName = Literal[
+    "rloo", "rloo_batch", "exact", "listwise", "regress", "soft_rank", "soft_sort", "neural_sort"
+]
+SortLossName = Literal["ranks", "cost"]
+SharingName = Literal["heads", "model"]
+OptimizerName = Literal["adamw", "muon"]
+KeyFrame = Literal["stored", "end"]
+LabelName = Literal["attention", "peak", "kvzip", "kvzip_plus"]
+CalibrationName = Literal["contribution", "peak", "attention", "share", "none"]
+
+
+FROM_TRACE: tuple[LabelName, ...] = ("attention", "peak")
+"""Labels that every store with queries gives; the others `kvp-collect --labels` stores."""
+
+INPUTS = ("key", "value", "position", "distance")
+"""What a ranker may see of a token; distance is that to the end of the cache."""
+
+_SORTS: tuple[ObjectiveName, ...] = ("soft_rank", "soft_sort", "neural_sort")
+
+WEIGHTS_BUDGETS: tuple[ObjectiveName, ...] = ("rloo", "rloo_batch", "soft_sort", "neural_sort")
+"""Objectives that can weight budgets; the closed forms of the others need all of them alike."""
+READ_BY: dict[str, tuple[ObjectiveName, ...]] = {
+    "permutations": ("rloo", "rloo_batch"),
+    "advantage_clip": ("rloo", "rloo_batch"),
+    "pairs": ("exact",),
+    "reward": ("rloo", "rloo_batch", "exact"),
+    "sort_loss": _SORTS,
+    "temperature": _SORTS,
+}
+"""Settings that some objectives alone read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides what is learned from a given store and seed."""
+
+    architecture: Architecture
+    """Ranker architecture (`policies.ranker`)."""
+    hidden: int
+    """Width of the ranker's hidden layers."""
+    blocks: int
+    """Hidden layers of the ranker, 1 or 2."""
+    inputs: str
+    """What the ranker sees, comma separated, of `INPUTS`; `paper` has no distance."""
+    key_frame: KeyFrame
+    """How keys are turned: as the model rotated them, or on by the rotation that makes the end of
+    the cache position 0, which is what the queries that follow see of them."""
+    sharing: SharingName
+    """A network per head, or one for the whole model with an embedding per head."""
+    max_positions: int
+    """Rows of the position table; only the `paper` architecture has one."""
+    objective: ObjectiveName
+    """What is minimised (`train.objectives`)."""
+    label: LabelName
+    """What a token is worth: all attention of the trace's own future, the largest that any future
+    query pays, or a label in the store."""
+    steps: int
+    """Optimiser steps."""
+    contexts: int
+    """Contexts (sequence, cut) per step."""
+    points_per_sequence: int
+    """Contexts cut from one sequence when its turn comes."""
+    sequences: int
+    """Training sequences used, the first of the store; 0 = all."""
+    permutations: int
+    """Permutations sampled per context and head (rloo, at least 2; rloo_batch)."""
+    pairs: int
+    """Opponents that every token is compared with (exact); 0 = all."""
+    sort_loss: SortLossName
+    """What softened ranks are judged by (`train.objectives.relaxed`)."""
+    temperature: float
+    """Strength of the softening, for scores with standard deviation 1."""
+    reward: RewardName
+    """How the all-budgets cost of a permutation is normalised (`kvp.reward`)."""
+    budgets: str
+    """Budgets that count in the reward: all, log (each by 1/b) or a window LOW:HIGH."""
+    exclude_protected: bool
+    """Leave the always kept tokens (first 4, last 16) out of the ranking and the reward."""
+    optimizer: OptimizerName
+    """AdamW for all weights, or Muon for the matrices among them (`train.optim.muon`)."""
+    lr: float
+    """Peak learning rate, reached after the warm-up."""
+    final_lr: float
+    """Learning rate at the last step of the cosine."""
+    warmup_steps: int
+    """Linear warm-up from a hundredth of `lr`; at most a fifth of all steps."""
+    weight_decay: float
+    """Decoupled weight decay, times the learning rate."""
+    gradient_clip: float
+    """Maximum gradient norm of each head."""
+    advantage_clip: float
+    """Normalised advantages are clipped to plus or minus this many standard deviations."""
+    ema: float
+    """Decay of the averaged weights, which are validated and exported; starts after warm-up."""
+    compress_prompt: float
+    """Weight of cutting one token before the end of the prompt (query_aware)."""
+    compress_context: float
+    """Weight of cutting at the end of the context (query_agnostic)."""
+    compress_uniform: float
+    """Weight of cutting anywhere in the sequence."""
+    min_prefix: int
+    """Shortest cut, tokens; a cut is never shorter than the protected tokens and two more."""
+    uniform_points: int
+    """Number of evenly spaced uniform cuts per sequence; 0 = every position."""
+    future_max: int
+    """Future tokens whose attention counts; 0 = all that follow the cut."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the flag that cannot work."""
+        positive = ("hidden", "max_positions", "steps", "contexts", "warmup_steps", "min_prefix")
+        for name in (*positive, "points_per_sequence", "permutations"):
+            _require(getattr(self, name) >= 1, name, "must be at least 1", self)
+        if self.objective == "rloo":
+            rule = "must be at least 2 (leave-one-out)"
+            _require(self.permutations >= 2, "permutations", rule, self)
+        if self.objective == "rloo_batch" and self.contexts * self.permutations < 2:
+            raise ValueError("--contexts times --permutations must be at least 2 (leave-one-out)")
+        for name in ("lr", "gradient_clip", "advantage_clip", "temperature"):
+            _require(getattr(self, name) > 0, name, "must be positive", self)
+        nonnegative = (
+            "weight_decay",
+            "final_lr",
+            "uniform_points",
+            "future_max",
+            "pairs",
+            "sequences",
+        )
+        for name in (*nonnegative, "compress_prompt", "compress_context", "compress_uniform"):
+            _require(getattr(self, name) >= 0, name, "cannot be negative", self)
+        _require(self.blocks in (1, 2), "blocks", "must be 1 or 2", self)
+        self._check_inputs()
+        self._check_budgets()
+        _require(0 <= self.ema < 1, "ema", "must lie in [0, 1)", self)
+        _require(self.final_lr <= self.lr, "final_lr", "cannot exceed lr", self)
+        if self.compress_prompt + self.compress_context + self.compress_uniform <= 0:
+            raise ValueError(
+                "--compress_prompt, --compress_context and --compress_uniform cannot all be 0"
+            )
+
+    def _check_inputs(self) -> None:
+        given = self.input_list
+        if not given or set(given) - set(INPUTS):
+            raise ValueError(f"--inputs must be some of {','.join(INPUTS)}, got {self.inputs!r}")
+        if self.architecture == "paper" and (given != INPUTS or self.key_frame != "stored"):
+            name = "inputs" if given != INPUTS else "key_frame"
+            raise ValueError(f"--{name} cannot be chosen for the paper's architecture")
+
+    def _check_budgets(self) -> None:
+        try:
+            weights = parse_budget_weights(self.budgets)
+        except KvpError as error:
+            raise ValueError(f"--budgets: {error}") from None
+        if weights.kind != "all" and self.objective not in WEIGHTS_BUDGETS:
+            able = ", ".join(WEIGHTS_BUDGETS)
+            raise ValueError(f"--budgets {self.budgets} needs --objective {able}")
+        sorts = self.objective in ("soft_sort", "neural_sort")
+        if weights.kind != "all" and sorts and self.sort_loss != "cost":
+            raise ValueError(f"--budgets {self.budgets} needs --sort_loss cost (ranks ignores it)")
+
+    @property
+    def input_list(self) -> tuple[str, ...]:
+        """Names of the inputs, in the order of `INPUTS`; unknown ones last."""
+        given = split_list(self.inputs)
+        known = tuple(name for name in INPUTS if name in given)
+        return (*known, *(name for name in given if name not in INPUTS))
+
+    @property
+    def warmup(self) -> int:
+        """Warm-up steps really taken: short runs spend at most a fifth of their steps on it."""
+        return min(self.warmup_steps, self.steps // 5)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionary for JSON."""
+        return asdict(self)
+
+
+def _require(holds: bool, name: str, rule: str, recipe: Recipe) -> None:
+    if not holds:
+        raise ValueError(f"--{name} {rule}, got {getattr(recipe, name)}")
+
+
+PRESETS: dict[PresetName, Recipe] = {
+    "fourier": Recipe(
+        architecture="fourier",
+        hidden=256,
+        blocks=2,
+        inputs="key,value,position,distance",
+        key_frame="stored",
+        sharing="heads",
+        max_positions=12_288,
+        objective="listwise",
+        label="peak",
+        steps=1_000,
+        contexts=8,
+        points_per_sequence=1,
+        sequences=0,
+        permutations=32,
+        pairs=0,
+        sort_loss="cost",
+        temperature=0.1,
+        reward="skill",
+        budgets="all",
+        exclude_protected=True,
+        optimizer="muon",
+        lr=1e-2,
+        final_lr=1e-6,
+        warmup_steps=100,
+        weight_decay=1e-3,
+        gradient_clip=5.0,
+        advantage_clip=3.0,
+        ema=0.99,
+        compress_prompt=0.4,
+        compress_context=0.4,
+        compress_uniform=0.2,
+        min_prefix=64,
+        uniform_points=16,
+        future_max=512,
+    ),
+    "paper": Recipe(
+        architecture="paper",
+        hidden=256,
+        blocks=2,
+        inputs="key,value,position,distance",
+        key_frame="stored",
+        sharing="heads",
+        max_positions=12_288,
+        objective="rloo",
+        label="attention",
+        steps=4_000,
+        contexts=16,
+        points_per_sequence=1,
+        sequences=0,
+        permutations=8,
+        pairs=0,
+        sort_loss="ranks",
+        temperature=0.1,
+        reward="ratio",
+        budgets="all",
+        exclude_protected=False,
+        optimizer="adamw",
+        lr=5e-5,
+        final_lr=1e-6,
+        warmup_steps=100,
+        weight_decay=1e-3,
+        gradient_clip=5.0,
+        advantage_clip=2.0,
+        ema=0.99,
+        compress_prompt=0.0,
+        compress_context=0.0,
+        compress_uniform=1.0,
+        min_prefix=16,
+        uniform_points=0,
+        future_max=0,
+    ),
+}
