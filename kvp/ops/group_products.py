@@ -1,4 +1,4 @@
-"""Dot products of grouped queries with the keys they share, without a copy of the keys per group."""
+"""Dot products of grouped queries with the keys they share, without copying the keys."""
 
 from __future__ import annotations
 
