@@ -12,6 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from kvp.ops.group_products import group_products
+
 
 @torch.no_grad()
 def attention_blocks(
@@ -40,7 +42,7 @@ def attention_blocks(
     for first in range(start, stop, block):
         end = min(first + block, stop)
         scaled = queries[..., first:end, :].float() * width**-0.5  # [..., G, count, D]
-        logits = scaled @ keys[..., None, :end, :].float().transpose(-1, -2)  # [..., G, count, end]
+        logits = group_products(scaled, keys[..., :end, :].float())  # [..., G, count, end]
         key, query = torch.arange(end, device=keys.device), torch.arange(first, end)
         hidden = key > query.to(keys.device)[:, None]  # [count, end]
         yield logits.masked_fill_(hidden, -torch.inf).softmax(dim=-1)

@@ -173,7 +173,7 @@ def test_layers_take_over_the_choice_of_the_first(
 
 
 def test_views_without_text_are_refused(make_view: MakeView) -> None:
-    view = replace(make_view(tokens=60), text=None, label=None)
+    view = replace(make_view(tokens=60), text=None, text_class=None)
     with pytest.raises(UsageError, match="name the task type, qa or aggregation"):
         WindowKV(task="heuristic").score(view)
     with pytest.raises(UsageError, match="name the task type, qa or aggregation"):
