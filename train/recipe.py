@@ -24,7 +24,7 @@ No torch here: `kvp-train --help` reads these defaults.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from kvp.budgets import parse_budget_weights
@@ -70,75 +70,75 @@ READ_BY: dict[str, tuple[ObjectiveName, ...]] = {
 class Recipe:
     """Everything that decides what is learned from a given store and seed."""
 
-    architecture: Architecture
+    architecture: Architecture = "fourier"
     """Ranker architecture (`policies.ranker`)."""
-    hidden: int
+    hidden: int = 256
     """Width of the ranker's hidden layers."""
-    blocks: int
+    blocks: int = 2
     """Hidden layers of the ranker, 1 or 2."""
-    inputs: str
+    inputs: str = "key,value,position,distance"
     """What the ranker sees, comma separated, of `INPUTS`; `paper` has no distance."""
-    key_frame: KeyFrame
+    key_frame: KeyFrame = "stored"
     """How keys are turned: as the model rotated them, or on by the rotation that makes the end of
     the cache position 0, which is what the queries that follow see of them."""
-    sharing: SharingName
+    sharing: SharingName = "heads"
     """A network per head, or one for the whole model with an embedding per head."""
-    max_positions: int
+    max_positions: int = 12_288
     """Rows of the position table; only the `paper` architecture has one."""
-    objective: ObjectiveName
+    objective: ObjectiveName = "listwise"
     """What is minimised (`train.objectives`)."""
-    label: LabelName
+    label: LabelName = "peak"
     """What a token is worth: all attention of the trace's own future, the largest that any future
     query pays, or a label in the store."""
-    steps: int
+    steps: int = 1_000
     """Optimiser steps."""
-    contexts: int
+    contexts: int = 8
     """Contexts (sequence, cut) per step."""
-    points_per_sequence: int
+    points_per_sequence: int = 1
     """Contexts cut from one sequence when its turn comes."""
-    sequences: int
+    sequences: int = 0
     """Training sequences used, the first of the store; 0 = all."""
-    permutations: int
+    permutations: int = 32
     """Permutations sampled per context and head (rloo, at least 2; rloo_batch)."""
-    pairs: int
+    pairs: int = 0
     """Opponents that every token is compared with (exact); 0 = all."""
-    sort_loss: SortLossName
+    sort_loss: SortLossName = "cost"
     """What softened ranks are judged by (`train.objectives.relaxed`)."""
-    temperature: float
+    temperature: float = 0.1
     """Strength of the softening, for scores with standard deviation 1."""
-    reward: RewardName
+    reward: RewardName = "skill"
     """How the all-budgets cost of a permutation is normalised (`kvp.reward`)."""
-    budgets: str
+    budgets: str = "all"
     """Budgets that count in the reward: all, log (each by 1/b) or a window LOW:HIGH."""
-    exclude_protected: bool
+    exclude_protected: bool = True
     """Leave the always kept tokens (first 4, last 16) out of the ranking and the reward."""
-    optimizer: OptimizerName
+    optimizer: OptimizerName = "muon"
     """AdamW for all weights, or Muon for the matrices among them (`train.optim.muon`)."""
-    lr: float
+    lr: float = 1e-2
     """Peak learning rate, reached after the warm-up."""
-    final_lr: float
+    final_lr: float = 1e-6
     """Learning rate at the last step of the cosine."""
-    warmup_steps: int
+    warmup_steps: int = 100
     """Linear warm-up from a hundredth of `lr`; at most a fifth of all steps."""
-    weight_decay: float
+    weight_decay: float = 1e-3
     """Decoupled weight decay, times the learning rate."""
-    gradient_clip: float
+    gradient_clip: float = 5.0
     """Maximum gradient norm of each head."""
-    advantage_clip: float
+    advantage_clip: float = 3.0
     """Normalised advantages are clipped to plus or minus this many standard deviations."""
-    ema: float
+    ema: float = 0.99
     """Decay of the averaged weights, which are validated and exported; starts after warm-up."""
-    compress_prompt: float
+    compress_prompt: float = 0.4
     """Weight of cutting one token before the end of the prompt (query_aware)."""
-    compress_context: float
+    compress_context: float = 0.4
     """Weight of cutting at the end of the context (query_agnostic)."""
-    compress_uniform: float
+    compress_uniform: float = 0.2
     """Weight of cutting anywhere in the sequence."""
-    min_prefix: int
+    min_prefix: int = 64
     """Shortest cut, tokens; a cut is never shorter than the protected tokens and two more."""
-    uniform_points: int
+    uniform_points: int = 16
     """Number of evenly spaced uniform cuts per sequence; 0 = every position."""
-    future_max: int
+    future_max: int = 512
     """Future tokens whose attention counts; 0 = all that follow the cut."""
 
     def __post_init__(self) -> None:
@@ -215,77 +215,30 @@ def _require(holds: bool, name: str, rule: str, recipe: Recipe) -> None:
         raise ValueError(f"--{name} {rule}, got {getattr(recipe, name)}")
 
 
-PRESETS: dict[PresetName, Recipe] = {
-    "fourier": Recipe(
-        architecture="fourier",
-        hidden=256,
-        blocks=2,
-        inputs="key,value,position,distance",
-        key_frame="stored",
-        sharing="heads",
-        max_positions=12_288,
-        objective="listwise",
-        label="peak",
-        steps=1_000,
-        contexts=8,
-        points_per_sequence=1,
-        sequences=0,
-        permutations=32,
-        pairs=0,
-        sort_loss="cost",
-        temperature=0.1,
-        reward="skill",
-        budgets="all",
-        exclude_protected=True,
-        optimizer="muon",
-        lr=1e-2,
-        final_lr=1e-6,
-        warmup_steps=100,
-        weight_decay=1e-3,
-        gradient_clip=5.0,
-        advantage_clip=3.0,
-        ema=0.99,
-        compress_prompt=0.4,
-        compress_context=0.4,
-        compress_uniform=0.2,
-        min_prefix=64,
-        uniform_points=16,
-        future_max=512,
-    ),
-    "paper": Recipe(
-        architecture="paper",
-        hidden=256,
-        blocks=2,
-        inputs="key,value,position,distance",
-        key_frame="stored",
-        sharing="heads",
-        max_positions=12_288,
-        objective="rloo",
-        label="attention",
-        steps=4_000,
-        contexts=16,
-        points_per_sequence=1,
-        sequences=0,
-        permutations=8,
-        pairs=0,
-        sort_loss="ranks",
-        temperature=0.1,
-        reward="ratio",
-        budgets="all",
-        exclude_protected=False,
-        optimizer="adamw",
-        lr=5e-5,
-        final_lr=1e-6,
-        warmup_steps=100,
-        weight_decay=1e-3,
-        gradient_clip=5.0,
-        advantage_clip=2.0,
-        ema=0.99,
-        compress_prompt=0.0,
-        compress_context=0.0,
-        compress_uniform=1.0,
-        min_prefix=16,
-        uniform_points=0,
-        future_max=0,
-    ),
-}
+FOURIER = Recipe()
+"""The default recipe."""
+
+PAPER = replace(
+    FOURIER,
+    architecture="paper",
+    objective="rloo",
+    label="attention",
+    steps=4_000,
+    contexts=16,
+    permutations=8,
+    sort_loss="ranks",
+    reward="ratio",
+    exclude_protected=False,
+    optimizer="adamw",
+    lr=5e-5,
+    advantage_clip=2.0,
+    compress_prompt=0.0,
+    compress_context=0.0,
+    compress_uniform=1.0,
+    min_prefix=16,
+    uniform_points=0,
+    future_max=0,
+)
+"""The recipe of the KVP paper, as what differs from the default."""
+
+PRESETS: dict[PresetName, Recipe] = {"fourier": FOURIER, "paper": PAPER}
