@@ -34,7 +34,7 @@ def atomic_write_json(path: Path, content: object) -> None:
 
 
 def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - anything JSON can hold
-    """`json.loads` whose only error is ValueError, also for text nested beyond what Python reads."""
+    """Parse JSON; any text that cannot be read, nested too deeply included, is a ValueError."""
     try:
         return json.loads(text)
     except RecursionError:

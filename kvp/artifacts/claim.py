@@ -31,7 +31,7 @@ class FolderKind:
     """One kind of output folder."""
 
     noun: str
-    """What a folder of this kind is called: "a trace store"."""
+    """What a folder of this kind is called: "trace store"."""
     marker: str
     """File that makes a folder one of this kind and holds its identity; written first."""
     error: type[KvpError]
@@ -53,7 +53,7 @@ class FolderKind:
         if not path.exists():
             return None
         if self.format not in (None, read_json(path, self.error).get("format")):
-            raise self.error(f"{path} is something else than {self.noun}'s; name a new folder")
+            raise self.error(f"{path} does not belong to a {self.noun}; name a new folder")
         return dict(self.read(path) if self.read else read_sealed_json(path, self.error))
 
     def differences(self, found: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
@@ -110,8 +110,8 @@ class OutputFolder:
             path.mkdir(parents=True, exist_ok=True)
             lock = FolderLock(path, kind.error)
         except OSError as problem:
-            for folder in made:
-                _remove_empty(folder)
+            for empty in made:
+                _remove_empty(empty)
             raise kind.error(f"cannot write --out {path}: {problem.strerror}") from None
         folder = cls(path, kind, lock, made)
         # Another process may have been quicker between the check and the lock.
@@ -138,8 +138,8 @@ class OutputFolder:
     def release(self) -> None:
         """Let other writers in; a folder made for nothing goes. Safe to call twice."""
         self._lock.release()
-        for folder in self._made:
-            _remove_empty(folder)
+        for empty in self._made:
+            _remove_empty(empty)
 
     def __enter__(self) -> OutputFolder:
         """Return itself."""
@@ -176,7 +176,7 @@ def check_folder(
     if found is None:
         if (foreign := _foreign(path, kind)) is None:
             return None
-        return f"--out {path} is not empty and not {kind.noun} ({foreign}); name a new folder"
+        return f"--out {path} is not empty and not a {kind.noun} ({foreign}); name another"
     if (different := kind.differences(found, identity)) and not replaceable(path):
         return _others(path, kind, different)
     return None
@@ -184,7 +184,7 @@ def check_folder(
 
 def _others(path: Path, kind: FolderKind, different: list[str]) -> str:
     return (
-        f"--out {path} holds {kind.noun} of other settings ({'; '.join(different[:3])}); "
+        f"--out {path} holds a {kind.noun} of other settings ({'; '.join(different[:3])}); "
         "repeat those to continue it, or name a new folder"
     )
 

@@ -26,7 +26,7 @@ from kvp.store.schema import ARRAYS, FORMAT, FORMAT_VERSION, READABLE
 from kvp.store.store_plan import StorePlan
 
 STORE = FolderKind(
-    noun="a trace store",
+    noun="trace store",
     marker=MANIFEST,
     error=StoreError,
     format=FORMAT,

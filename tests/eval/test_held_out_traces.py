@@ -14,7 +14,7 @@ from eval.methods import build_methods
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.ops.future_attention import grid_attention
-from kvp.store import SequenceRecord, StoreKind, Trace, StorePlan, TraceWriter
+from kvp.store import SequenceRecord, StoreKind, StorePlan, Trace, TraceWriter
 from kvp.store.importance_grid import grid_edges, peak_edges, peak_rows
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
