@@ -44,7 +44,9 @@ def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - anything JSON can ho
 def read_json(path: Path, error: type[KvpError] = StoreError) -> dict[str, Any]:
     """Read a JSON object; raises `error` with one line that names the file if that fails."""
     if path.exists() and not path.is_file():
-        raise error(f"{path} is not a regular file")  # a device or a pipe would never end
+        raise error(
+            f"{path} cannot be read: not a regular file"
+        )  # a device or a pipe would never end
     try:
         content = parse_json(path.read_bytes())
     except FileNotFoundError:

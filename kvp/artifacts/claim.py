@@ -133,7 +133,7 @@ class OutputFolder:
             return
         whole = {**self.found["identity"], **identity}
         if different := self._kind.differences(self.found, whole):
-            raise self._kind.error(_others(self.path, self._kind, different))
+            raise self._kind.error(_others(self.path, different))
 
     def release(self) -> None:
         """Let other writers in; a folder made for nothing goes. Safe to call twice."""
@@ -178,13 +178,13 @@ def check_folder(
             return None
         return f"--out {path} is not empty and not a {kind.noun} ({foreign}); name another"
     if (different := kind.differences(found, identity)) and not replaceable(path):
-        return _others(path, kind, different)
+        return _others(path, different)
     return None
 
 
-def _others(path: Path, kind: FolderKind, different: list[str]) -> str:
+def _others(path: Path, different: list[str]) -> str:
     return (
-        f"--out {path} holds a {kind.noun} of other settings ({'; '.join(different[:3])}); "
+        f"--out {path} was begun with other settings ({'; '.join(different[:3])}); "
         "repeat those to continue it, or name a new folder"
     )
 
