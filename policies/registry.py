@@ -132,8 +132,8 @@ ALLOCATORS: Mapping[str, AllocatorEntry] = {
             needs="scores that compare across layers", cost="one selection, O(L H N)",
         ),
         AllocatorEntry(
-            builder=WindowKVAllocator, line="groups of layers on a falling line, the lowest has most",
-            needs="nothing", cost="nothing",
+            builder=WindowKVAllocator, cost="nothing",
+            line="groups of layers on a falling line, the lowest has most", needs="nothing",
         ),
         AllocatorEntry(
             builder=SelfSized, line="what the scorer asks for itself, whatever the budget",
