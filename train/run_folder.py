@@ -18,6 +18,7 @@ import torch
 from kvp.errors import UsageError
 from kvp.manifest import differences, read_sealed_json, write_sealed_json
 from policies.policy_files import INDEX
+from train.recipe import current_names
 
 RUN_FILE = "run.json"
 CHECKPOINTS = "checkpoints"
@@ -43,7 +44,9 @@ class RunFolder:
 
     def check_calibration(self, target: str, contexts: int) -> None:
         """UsageError unless the finished run was calibrated like this: weights do not tell."""
-        made = read_sealed_json(self.folder / INDEX, UsageError)["training"]["config"]
+        made = current_names(
+            read_sealed_json(self.folder / INDEX, UsageError)["training"]["config"]
+        )
         theirs, on = made["calibration"], made["calibration_contexts"]
         if (theirs, on) == (target, contexts) or theirs == target == "none":
             return
@@ -98,7 +101,8 @@ class RunFolder:
         path = self.folder / RUN_FILE
         if not path.exists():
             return []
-        return differences(read_sealed_json(path, UsageError)["identity"], self._identity)
+        recorded = current_names(read_sealed_json(path, UsageError)["identity"])
+        return differences(recorded, self._identity)
 
     def _check_checkpoint(self) -> None:
         if self.start is None:

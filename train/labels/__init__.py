@@ -1,0 +1,49 @@
+"""What importance means: one file per label.
+
+A label gives every cached token its importance, the number that rankers learn to order tokens by.
+A new one is a file that makes a `Label` and a line in `LABELS`; labels of other packages come in by
+an entry point of the group `kvp.labels` or as `package.module:NAME`. No torch here: command lines
+read the names.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from kvp.errors import UsageError
+from kvp.plugins import Registry
+
+if TYPE_CHECKING:
+    from train.labels.label import Label
+
+LABELS = Registry(
+    flag="--label",
+    group="kvp.labels",
+    builtin={
+        "future_attention": "train.labels.future_attention:FUTURE_ATTENTION",
+        "max_future_attention": "train.labels.max_future_attention:MAX_FUTURE_ATTENTION",
+        "kvzip": "train.labels.reconstruction:KVZIP",
+        "kvzip_plus": "train.labels.reconstruction:KVZIP_PLUS",
+    },
+)
+
+RENAMED = {"attention": "future_attention", "peak": "max_future_attention"}
+"""Names in files written before -> names of today; calibration targets were renamed likewise."""
+
+EVALUATED = "future_attention"
+"""Label that every policy is evaluated on, whatever it was trained on."""
+
+
+@cache
+def label_of(name: str) -> Label:
+    """The label of a name; UsageError where there is none that can be used."""
+    from train.labels.label import Label
+
+    label = LABELS.load(name)
+    if not isinstance(label, Label):
+        raise UsageError(f"--label {name} is not a train.labels.label.Label")
+    return label
+
+
+__all__ = ["EVALUATED", "LABELS", "RENAMED", "label_of"]
