@@ -25,8 +25,7 @@ from policies.ranker import HeadRankers
 from train.data.compression_points import noise_seed, step_points
 from train.data.contexts import Context, ContextSource
 from train.data.store_checks import usable
-from train.objectives import objective_of
-from train.objectives.objective_batch import Batch, learnable
+from train.objectives.objective_batch import Batch, learnable, objective_of
 from train.recipe import PRESETS, Recipe
 
 STEPS = 8

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kvp.budgets import BudgetWeights, parse_budget_weights
 from kvp.ranking import Protection
 from kvp.store import SequenceRecord
-from train.labels import label_of
+from train.labels.label import label_of
 from train.recipe import Recipe
 
 _SEQUENCES, _CUTS, _NOISE = range(3)

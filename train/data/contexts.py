@@ -23,7 +23,8 @@ from kvp.ranking import Protection
 from kvp.store import StorePlan, planned_bytes
 from train.data.compression_points import CompressionPoint
 from train.data.traces import Traces
-from train.labels import EVALUATED, label_of
+from train.labels import EVALUATED
+from train.labels.label import label_of
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 ItemT = TypeVar("ItemT", bound=tuple[Tensor, ...])

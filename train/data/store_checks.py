@@ -8,7 +8,7 @@ from kvp.errors import StoreError, UsageError
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord, TraceReader
 from train.data.compression_points import limits, points_by_kind
-from train.labels import label_of
+from train.labels.label import label_of
 from train.recipe import Recipe
 
 

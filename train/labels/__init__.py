@@ -6,16 +6,7 @@ an entry point of the group `kvp.labels` or as `package.module:NAME`. No torch h
 read the names.
 """
 
-from __future__ import annotations
-
-from functools import cache
-from typing import TYPE_CHECKING
-
-from kvp.errors import UsageError
 from kvp.plugins import Registry
-
-if TYPE_CHECKING:
-    from train.labels.label import Label
 
 LABELS = Registry(
     flag="--label",
@@ -35,15 +26,4 @@ EVALUATED = "future_attention"
 """Label that every policy is evaluated on, whatever it was trained on."""
 
 
-@cache
-def label_of(name: str) -> Label:
-    """The label of a name; UsageError where there is none that can be used."""
-    from train.labels.label import Label
-
-    label = LABELS.load(name)
-    if not isinstance(label, Label):
-        raise UsageError(f"--label {name} is not a train.labels.label.Label")
-    return label
-
-
-__all__ = ["EVALUATED", "LABELS", "RENAMED", "label_of"]
+__all__ = ["EVALUATED", "LABELS", "RENAMED"]

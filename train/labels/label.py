@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from torch import Tensor
 
+from kvp.errors import UsageError
 from kvp.store import StorePlan
+from train.labels import LABELS
 
 FromQueries = Callable[[Tensor, Tensor, int, int], Tensor]
 """(queries [L, H, G, T, D], keys [L, H, T, D], prefix_length N, stop) -> importance [L, H, N]
@@ -50,3 +53,12 @@ class Label:
                 "point; use --label future_attention, or collect with kvp-collect --store qkv"
             )
         return "was collected without queries; collect with kvp-collect --store qkv"
+
+
+@cache
+def label_of(name: str) -> Label:
+    """The label of a name in `LABELS`; UsageError where there is none that can be used."""
+    label = LABELS.load(name)
+    if not isinstance(label, Label):
+        raise UsageError(f"--label {name} is not a train.labels.label.Label")
+    return label

@@ -27,8 +27,13 @@ from train.data.contexts import Context, ContextSource
 from train.data.prefetch import StepContexts
 from train.distributed import ALONE, Workers
 from train.model.shared import clip_gradients
-from train.objectives import objective_of
-from train.objectives.objective_batch import Batch, learnable, mean_of_counted, top_entropy
+from train.objectives.objective_batch import (
+    Batch,
+    learnable,
+    mean_of_counted,
+    objective_of,
+    top_entropy,
+)
 from train.optim.muon import Muon
 from train.optim.schedule import average_decay, learning_rate_factor, update_average
 from train.recipe import Recipe

@@ -7,15 +7,7 @@ an entry point of the group `kvp.objectives` or as `package.module:function`. No
 lines read the names.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from kvp.errors import UsageError
 from kvp.plugins import Registry
-
-if TYPE_CHECKING:
-    from train.objectives.objective_batch import Objective
 
 OBJECTIVES = Registry(
     flag="--objective",
@@ -48,12 +40,4 @@ READ_BY: dict[str, tuple[str, ...]] = {
 """Settings of a recipe -> the built-in objectives that read them; all others ignore them."""
 
 
-def objective_of(name: str) -> Objective:
-    """The objective of a name; UsageError where there is none that can be used."""
-    objective: Objective = OBJECTIVES.load(name)
-    if not callable(objective):
-        raise UsageError(f"--objective {name} is not a function")
-    return objective
-
-
-__all__ = ["OBJECTIVES", "READ_BY", "WEIGHTS_BUDGETS", "objective_of"]
+__all__ = ["OBJECTIVES", "READ_BY", "WEIGHTS_BUDGETS"]

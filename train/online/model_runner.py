@@ -17,7 +17,8 @@ from kvp.store import SequenceRecord, Trace
 from train.calibration.fit import TARGETS
 from train.config import TrainConfig
 from train.data.compression_points import draw_point, held_out_points, limits, points_by_kind
-from train.labels import EVALUATED, label_of
+from train.labels import EVALUATED
+from train.labels.label import label_of
 from train.online.schedule import Schedule
 from train.online.settings import OnlineSettings
 from train.online.trace_buffer import Attention

@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvp.plackett_luce import gumbel_sort
 from kvp.reward import mass_of_cost, ratio_of_cost, skill_of_cost
-from train.objectives import objective_of
-from train.objectives.objective_batch import Batch
+from train.objectives.objective_batch import Batch, objective_of
 from train.objectives.rloo import (
     Baseline,
     normalised,

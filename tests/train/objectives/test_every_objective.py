@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from train.objectives import OBJECTIVES, objective_of
-from train.objectives.objective_batch import Batch
+from train.objectives import OBJECTIVES
+from train.objectives.objective_batch import Batch, objective_of
 from train.objectives.rloo import sampled
 from train.recipe import PRESETS, Recipe
 

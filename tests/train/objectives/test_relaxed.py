@@ -12,8 +12,7 @@ from torch import Tensor
 from kvp.budgets import parse_budget_weights
 from kvp.ranking import rank_tokens
 from kvp.reward import rank_coefficients, skill_reward
-from train.objectives import objective_of
-from train.objectives.objective_batch import Batch
+from train.objectives.objective_batch import Batch, objective_of
 from train.objectives.relaxed import MOST_TOKENS, evenly, rank_error, standardised, thinned
 from train.recipe import PRESETS
 
