@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from train.objectives import OBJECTIVES, objective_of
+from train.objectives import OBJECTIVES
 from train.objectives.listwise import cross_entropy
-from train.objectives.objective_batch import Batch
+from train.objectives.objective_batch import Batch, objective_of
 from train.objectives.regress import FLOOR, squared_error
 from train.recipe import PRESETS
 
