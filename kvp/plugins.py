@@ -1,33 +1,32 @@
-"""Find a component by name: built in, from an installed package, or `package.module:Name`.
+"""Other people's code by name: an entry point's, or `package.module:Name` on a command line.
 
-A registry maps names to `module:attribute` strings, so that it imports nothing heavy: the module of
-a component is imported when its name is asked for. Other packages add to a registry by an entry
-point of its group,
-
-    [project.entry-points."kvp.labels"]
-    newest = "my_package:NEWEST"
-
-and a component that is not installed at all is named as `package.module:Name` on the command line;
-modules in the working folder are found, too, after all installed ones.
+Nothing is imported before its name is asked for. Whatever goes wrong inside foreign code, an exit
+included, becomes one line that names it. A `Registry` is for components whose built-in ones are
+modules that are imported only when their name is asked for.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from kvp.errors import UsageError
 
+_OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
 
 @dataclass(frozen=True)
 class Registry:
-    """Components of one kind."""
+    """Components of one kind: name -> `module:attribute`, and those of installed packages."""
 
     flag: str
     """Flag that names a component, for messages: `--label`."""
@@ -38,12 +37,12 @@ class Registry:
 
     def names(self) -> list[str]:
         """Every name without a module: built in and installed, in this order."""
-        installed = sorted({point.name for point in entry_points(group=self.group)})
-        return [*self.builtin, *(name for name in installed if name not in self.builtin)]
+        added = [name for name in plugin_names(self.group) if name not in self.builtin]
+        return [*self.builtin, *added]
 
     def check(self, name: str) -> None:
         """Raise ValueError unless a name can stand for a component; nothing is imported."""
-        if ":" not in name and name not in self.builtin and name not in self.names():
+        if ":" not in name and name not in self.names():
             raise ValueError(f"{self.flag} {name!r} is unknown{_meant(name, self.names())}")
 
     def load(self, name: str) -> Any:  # noqa: ANN401
@@ -53,16 +52,115 @@ class Registry:
         """
         if name in self.builtin:
             return _attribute(self.builtin[name])
-        points = {point.value: point for point in entry_points(group=self.group, name=name)}
-        if len(points) > 1:
-            raise UsageError(f"{self.flag} {name}: offered twice, by {' and '.join(points)}")
-        if not points and ":" not in name:
+        point = find_plugin(self.group, name)
+        if point is not None:
+            return load_plugin(point)
+        if not is_object_name(name):
             raise UsageError(f"{self.flag} {name!r} is unknown{_meant(name, self.names())}")
+        return import_object(name, self.flag)
+
+
+def is_object_name(name: str) -> bool:
+    """Whether `name` is written `package.module:Name`."""
+    return _OBJECT.fullmatch(name) is not None
+
+
+def module_exists(name: str) -> bool:
+    """Whether the module of `package.module:Name` can be found; `__main__` always is."""
+    if name.partition(":")[0] in sys.modules:
+        return True
+    with _working_folder():
         try:
-            return next(iter(points.values())).load() if points else _attribute(name)
-        except Exception as error:  # foreign code may raise anything
-            reason = f"{type(error).__name__}: {error}"
-            raise UsageError(f"{self.flag} {name} cannot be loaded ({reason})") from error
+            return importlib.util.find_spec(name.partition(":")[0]) is not None
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            return False
+
+
+def load_object(name: str, flag: str) -> Any:  # noqa: ANN401
+    """`import_object` for `--flag`."""
+    return import_object(name, f"--{flag}")
+
+
+def import_object(name: str, what: str) -> Any:  # noqa: ANN401
+    """The object `package.module:Name`; the working folder is searched after installed packages.
+
+    Raises UsageError where it cannot be had; `what` stands before its name.
+    """
+    try:
+        with _working_folder():
+            return _attribute(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # foreign code: SystemExit and all
+        raise UsageError(f"{what} {name}: cannot be loaded ({reason_of(error)})") from error
+
+
+def plugin_names(group: str) -> list[str]:
+    """Names in a group of entry points, sorted; nothing is imported."""
+    return sorted({point.name for point in entry_points(group=group)})
+
+
+def find_plugin(group: str, name: str) -> EntryPoint | None:
+    """The entry point of that name, None without one; UsageError where two packages offer it."""
+    found = {
+        (package_of(point), point.value): point for point in entry_points(group=group, name=name)
+    }
+    if len(found) > 1:
+        packages = " and ".join(sorted(package for package, _ in found))
+        raise UsageError(f"{group} {name!r} is offered by {packages}: uninstall one")
+    return next(iter(found.values()), None)
+
+
+def load_plugin(point: EntryPoint) -> Any:  # noqa: ANN401
+    """What an entry point names; UsageError names its package where it cannot be loaded."""
+    try:
+        return point.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # foreign code: SystemExit and all
+        raise unusable(point, reason_of(error)) from error
+
+
+def unusable(point: EntryPoint, reason: str) -> UsageError:
+    """The error that says why an entry point cannot be used."""
+    return UsageError(
+        f"package {package_of(point)}: {point.group} {point.name!r} ({point.value}) cannot be "
+        f"used: {' '.join(reason.split())}"
+    )
+
+
+def package_of(point: EntryPoint) -> str:
+    """The distribution that an entry point comes with."""
+    return point.dist.name if point.dist is not None else "unknown"
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception in one line: its kind and its message."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _attribute(name: str) -> Any:  # noqa: ANN401
+    module, _, path = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+@contextmanager
+def _working_folder() -> Iterator[None]:
+    """Search the working folder last: console scripts do not have it on their path."""
+    here = os.getcwd()
+    if here in sys.path or "" in sys.path:
+        yield
+        return
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
 
 
 def _meant(name: str, names: Iterable[str]) -> str:
@@ -70,16 +168,3 @@ def _meant(name: str, names: Iterable[str]) -> str:
     near = get_close_matches(name, known, n=1)
     guess = f" (did you mean {near[0]}?)" if near else ""
     return f"{guess}; use {', '.join(known)} or package.module:Name"
-
-
-def _attribute(path: str) -> Any:  # noqa: ANN401
-    """The object at `module:attribute`; the working folder is searched last."""
-    module, _, attribute = path.partition(":")
-    here = os.getcwd()
-    if here in sys.path or "" in sys.path:
-        return getattr(importlib.import_module(module), attribute)
-    sys.path.append(here)
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    finally:
-        sys.path.remove(here)
