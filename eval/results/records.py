@@ -6,7 +6,6 @@ mean is `docs/formats.md`; this module only stores and finds them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,12 @@ KEY_FIELDS = (
 
 UNIFORM = "uniform"
 """Allocator of a method that keeps equally many tokens in every head."""
+
+_RENAMED_ALLOCATORS = {"own": "self_sized"}
+"""Allocators that rows of older versions call by another name."""
+
+_SEPARATORS = "-_. "
+"""What stands between a policy's name and its seed."""
 
 OWN = "own"
 """`budget_spec` of a row whose method decided itself how many tokens to keep."""
@@ -66,7 +71,13 @@ def policy_groups(rows: Iterable[Row]) -> dict[str | None, str]:
 def _without_seed(label: str, seed: float | None) -> str:
     if seed is None:
         return label
-    return re.sub(rf"[-_. ]*(seed|s)?[-_. ]*{int(seed)}$", "", label)
+    number = str(int(seed))
+    stem = label.removesuffix(number)
+    if stem == label or stem[-1:].isdigit():
+        return label
+    stem = stem.rstrip(_SEPARATORS)
+    word = next((word for word in ("seed", "s") if stem.endswith(word)), "")
+    return stem.removesuffix(word).rstrip(_SEPARATORS)
 
 
 class RowFile:
@@ -98,6 +109,8 @@ def read_rows(path: Path, key_fields: Sequence[str] = ()) -> Iterator[Row]:
         raise ResultsError(f"{path} does not exist; is this a results folder?")
     lines: dict[Key, int] = {}
     for number, row in JsonLines(path).numbered():
+        if "allocator" in row:
+            row["allocator"] = _RENAMED_ALLOCATORS.get(row["allocator"], row["allocator"])
         if missing := [field for field in key_fields if field not in row]:
             raise ResultsError(f"{path} line {number} lacks {missing[0]!r}; delete that line")
         key = tuple(map(str, (row[field] for field in key_fields)))
