@@ -22,6 +22,9 @@ class Prompt:
     """One sample, encoded."""
 
     task: str
+    """Name in the rows."""
+    asked: str
+    """The task as `--tasks` names it."""
     sample: Sample
     encoded: Encoded
     scored_by: Callable[[Sample, str], float]
@@ -122,7 +125,13 @@ def load_prompts(
         if sample.metric == "none" and not encoded.reply_ids:
             raise UsageError(f"--tasks {name}: sample {sample.id} has no reply to measure")
         prompts.append(
-            Prompt(task=sample.task, sample=sample, encoded=encoded, scored_by=task.score)
+            Prompt(
+                task=sample.task,
+                asked=name,
+                sample=sample,
+                encoded=encoded,
+                scored_by=task.score,
+            )
         )
     notes = list(getattr(samples, "notes", ()))
     if not prompts:

@@ -39,6 +39,8 @@ class DataRequest:
     """Seed of everything that is generated and of the order of a file."""
     essays: str | None = None
     """Text file or folder for the essay haystack, instead of generated prose."""
+    needs_reply: bool = False
+    """Leave out rows without a reply, which nothing can be forced of."""
 
     def identity(self, tasks: Sequence[str]) -> dict[str, Any]:
         """What decides the prompts besides the seed, as JSON; `tasks` as resolved."""
@@ -97,6 +99,7 @@ def plan_collection(
             length=request.length,
             tokenizer=tokenizer,
             essays=request.essays,
+            needs_reply=request.needs_reply,
         )
         notes += source.notes
         if not source:

@@ -74,6 +74,7 @@ def open_source(
     length: int,
     tokenizer: PreTrainedTokenizerBase,
     essays: str | None = None,
+    needs_reply: bool = False,
 ) -> Source:
     """The first `count` samples of a split; fewer where a file has no more.
 
@@ -88,13 +89,21 @@ def open_source(
             on top.
         tokenizer: what counts the tokens.
         essays: file or folder of text for RULER's essay haystacks instead of generated prose.
+        needs_reply: leave out rows without an answer or a reply.
 
     Raises:
         UsageError: unknown data, task or split, unreadable files, a length too small.
     """
     if split not in SPLITS:
         raise UsageError(f"--split: unknown split {split!r}; known are {', '.join(SPLITS)}")
-    settings = TaskSettings(split=split, count=count, seed=seed, length=length, essays=essays)
+    settings = TaskSettings(
+        split=split,
+        count=count,
+        seed=seed,
+        length=length,
+        essays=essays,
+        needs_reply=needs_reply,
+    )
     maker = _maker(data)
     if maker is None:
         return row_samples(data, settings, tokenizer, flag="data")

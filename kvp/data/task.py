@@ -35,6 +35,8 @@ class TaskSettings:
     """Running text of the task `text`."""
     data: str | None = None
     """Rows of the task `data`."""
+    needs_reply: bool = False
+    """Leave out rows that have no answer and no reply to measure or to force."""
     continuation_tokens: int = REPLY_TOKENS
     """Tokens of running text whose likelihood the task `text` measures."""
 

@@ -27,20 +27,19 @@ def row_samples(
     tokenizer: PreTrainedTokenizerBase,
     *,
     flag: str,
-    measurable: bool = False,
     task: str | None = None,
 ) -> Source:
     """The samples of a file, a folder or a hub data set in one split, in a seeded order.
 
-    Rows that cannot be used are skipped; the source's notes count them. With `measurable`, so are
-    those without an answer or a reply to measure. `task` names the samples, otherwise the data do.
+    Rows that cannot be used are skipped; the source's notes count them. With
+    `settings.needs_reply`, so are those without an answer or a reply. `task` names the samples, otherwise the data do.
     Raises UsageError naming `flag` where no row can be used.
     """
     documents = read_documents(data, flag)
     owned = [document for document in documents.found if document.split == settings.split]
     random.Random(f"order/{settings.split}/{settings.seed}").shuffle(owned)
     name = name_of(data)
-    maker = _Maker(settings, tokenizer, task or name, measurable)
+    maker = _Maker(settings, tokenizer, task or name)
     found = list(islice(maker.samples(owned), settings.count))
     samples = [
         replace(sample, id=f"{name}/{settings.split}/{settings.seed}/{number}")
@@ -68,7 +67,6 @@ class _Maker:
     settings: TaskSettings
     tokenizer: PreTrainedTokenizerBase
     name: str
-    measurable: bool
     skipped: list[Skipped] = field(default_factory=list)
     short_chats: list[int] = field(default_factory=list)
 
@@ -141,7 +139,7 @@ class _Maker:
         tokens = self._encode(sample).prompt_length
         if tokens > self.settings.length:
             self.skipped.append((document.place, self._excess(tokens)))
-        elif self.measurable and not sample.references:
+        elif self.settings.needs_reply and not sample.references:
             self.skipped.append((document.place, "has no answer to measure"))
         else:
             return True
@@ -157,7 +155,7 @@ class _Maker:
             context = self._shortened(text)
             rest = text[len(context) :]
             reply = rest[: REPLY_TOKENS * _CHARACTERS]
-            if self.measurable and not reply.strip():
+            if self.settings.needs_reply and not reply.strip():
                 if not document.long:
                     said = f"is no longer than --length {self.settings.length}"
                     self.skipped.append((document.place, said))

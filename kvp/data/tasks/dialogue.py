@@ -27,8 +27,9 @@ class DialogueTask:
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Chats whose last turn is the assistant's reply."""
         if settings.chat is not None:
+            measured = replace(settings, needs_reply=True)
             return row_samples(
-                settings.chat, settings, tokenizer, flag="chat", measurable=True, task=self.name
+                settings.chat, measured, tokenizer, flag="chat", task=self.name
             )
 
         def prompt_tokens(turns: Sequence[Turn]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -25,7 +25,8 @@ class RowsTask:
         """Samples of all rows that have an answer, or a reply, to measure."""
         if settings.data is None:
             raise UsageError("--tasks data needs --data FILE (docs/data.md says what it may hold)")
-        return row_samples(settings.data, settings, tokenizer, flag="data", measurable=True)
+        measured = replace(settings, needs_reply=True)
+        return row_samples(settings.data, measured, tokenizer, flag="data")
 
     def score(self, sample: Sample, answer: str) -> float:
         """Share of the references that the answer contains, or whether any is."""
