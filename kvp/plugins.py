@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
+import sys
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -24,6 +26,7 @@ def is_object_name(name: str) -> bool:
 
 def module_exists(name: str) -> bool:
     """Whether the module of `package.module:Name` can be found."""
+    _add_working_folder()
     try:
         return importlib.util.find_spec(name.partition(":")[0]) is not None
     except (ImportError, ValueError):
@@ -31,8 +34,12 @@ def module_exists(name: str) -> bool:
 
 
 def load_object(name: str, flag: str) -> Any:  # noqa: ANN401
-    """The object `package.module:Name`; raises UsageError naming `flag` where it cannot be had."""
+    """The object `package.module:Name`; raises UsageError naming `flag` where it cannot be had.
+
+    Modules of the working folder are found, too, after all installed ones.
+    """
     module, _, path = name.partition(":")
+    _add_working_folder()
     try:
         found = importlib.import_module(module)
         for part in path.split("."):
@@ -42,6 +49,12 @@ def load_object(name: str, flag: str) -> Any:  # noqa: ANN401
     except BaseException as error:  # foreign code: SystemExit and all
         raise UsageError(f"--{flag} {name}: cannot be loaded ({reason_of(error)})") from error
     return found
+
+
+def _add_working_folder() -> None:
+    folder = os.getcwd()
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.append(folder)  # last: a train.py of the user's shadows nothing
 
 
 def plugin_names(group: str) -> list[str]:

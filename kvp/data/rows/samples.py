@@ -32,7 +32,8 @@ def row_samples(
     """The samples of a file, a folder or a hub data set in one split, in a seeded order.
 
     Rows that cannot be used are skipped; the source's notes count them. With
-    `settings.needs_reply`, so are those without an answer or a reply. `task` names the samples, otherwise the data do.
+    `settings.needs_reply`, so are those without an answer or a reply. `task` names the samples,
+    otherwise the data do.
     Raises UsageError naming `flag` where no row can be used.
     """
     documents = read_documents(data, flag)

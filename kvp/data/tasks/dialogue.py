@@ -28,9 +28,7 @@ class DialogueTask:
         """Chats whose last turn is the assistant's reply."""
         if settings.chat is not None:
             measured = replace(settings, needs_reply=True)
-            return row_samples(
-                settings.chat, measured, tokenizer, flag="chat", task=self.name
-            )
+            return row_samples(settings.chat, measured, tokenizer, flag="chat", task=self.name)
 
         def prompt_tokens(turns: Sequence[Turn]) -> int:
             chat = replace(blank_sample(settings, CHAT, ""), messages=tuple(turns))
