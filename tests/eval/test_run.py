@@ -143,7 +143,7 @@ def _refusal(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     ("changes", "words"),
     [
         ({"methods": "snapvk"}, "unknown method 'snapvk'"),
-        ({"tasks": "niah_single_9"}, "--tasks: no task 'niah_single_9'"),
+        ({"tasks": "niah_single_9"}, "--tasks: unknown task 'niah_single_9'"),
         ({"protocols": "aware"}, "--protocols: no protocol 'aware'"),
         ({"budgets": "0"}, "--budgets: a budget keeps at least 1 token"),
         ({"policies": ""}, "--methods kvp needs --policies"),
@@ -184,7 +184,7 @@ def test_results_of_another_configuration_are_refused(
 ) -> None:
     before = (finished / "manifest.json").read_bytes()
     said = _refusal(capsys, _arguments(tiny_folder, tiny_policy, finished, length=280))
-    assert "holds results of another configuration (--length is 260 there" in said
+    assert "was begun with other settings (length: 260 there, 280 here)" in said
     assert (finished / "manifest.json").read_bytes() == before
 
 
