@@ -35,10 +35,10 @@ def text_prompts(
     """
     if config.text is None:
         raise UsageError("--tasks text needs --text FILE_OR_FOLDER (plain text or JSONL)")
-    if config.length <= config.continuation + 1:
+    if config.length <= config.continuation_tokens + 1:
         raise UsageError(
-            f"--length {config.length} leaves no context before --continuation "
-            f"{config.continuation}: raise one or lower the other"
+            f"--length {config.length} leaves no context before --continuation_tokens "
+            f"{config.continuation_tokens}: raise one or lower the other"
         )
     rows = _rows(config.text, config.split)
     random.Random(f"order/{config.split}/{config.seed}").shuffle(rows)
@@ -107,7 +107,7 @@ def _opening(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
 
 
 def _prompt(name: str, ids: tuple[int, ...], config: EvalConfig) -> tuple[Sample, Encoded]:
-    context = len(ids) - config.continuation
+    context = len(ids) - config.continuation_tokens
     sample = Sample(
         id=name,
         task=TEXT,
@@ -117,7 +117,7 @@ def _prompt(name: str, ids: tuple[int, ...], config: EvalConfig) -> tuple[Sample
         question="",
         answer_prefix="",
         references=(),
-        max_new_tokens=config.continuation,
+        max_new_tokens=config.continuation_tokens,
         metric="none",
         reply="",
     )

@@ -35,7 +35,7 @@ def identity(
     return {
         "model": model_identity(config.model, config.revision, model, tokenizer),
         "data": {**request_of(config).identity(jobs.tasks), "sequences": config.counts},
-        "continuation": config.continuation,
+        "continuation": config.answers,
         "max_new_tokens": config.max_new_tokens,
         "seed": config.seed,
     }

@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from kvp.budgets import parse_budget_weights
-from kvp.cli import split_list
+from kvp.config_groups import split_list
 from kvp.errors import KvpError
 
 Architecture = Literal["fourier", "paper"]
@@ -51,10 +51,13 @@ FROM_TRACE: tuple[LabelName, ...] = ("attention", "peak")
 INPUTS = ("key", "value", "position", "distance")
 """What a ranker may see of a token; distance is that to the end of the cache."""
 
+RECORDED_AS = {"budget_weights": "budgets"}
+"""Setting -> its key in files of policies and runs, where that is an earlier name."""
+
 _SORTS: tuple[ObjectiveName, ...] = ("soft_rank", "soft_sort", "neural_sort")
 
 WEIGHTS_BUDGETS: tuple[ObjectiveName, ...] = ("rloo", "rloo_batch", "soft_sort", "neural_sort")
-"""Objectives that can weight budgets; the closed forms of the others need all of them alike."""
+"""Objectives that can weight budgets; the closed forms of the others need all of them equally."""
 READ_BY: dict[str, tuple[ObjectiveName, ...]] = {
     "permutations": ("rloo", "rloo_batch"),
     "advantage_clip": ("rloo", "rloo_batch"),
@@ -67,53 +70,65 @@ READ_BY: dict[str, tuple[ObjectiveName, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Everything that decides what is learned from a given store and seed."""
+class RankerSettings:
+    """Ranker."""
 
-    architecture: Architecture = "fourier"
-    """Ranker architecture (`policies.ranker`)."""
     hidden: int = 256
     """Width of the ranker's hidden layers."""
     blocks: int = 2
     """Hidden layers of the ranker, 1 or 2."""
     inputs: str = "key,value,position,distance"
-    """What the ranker sees, comma separated, of `INPUTS`; `paper` has no distance."""
+    """What the ranker sees of a token, comma separated: some of key, value, position, distance (to
+    the end of the cache; the paper's architecture has none and cannot choose)."""
     key_frame: KeyFrame = "stored"
-    """How keys are turned: as the model rotated them, or on by the rotation that makes the end of
-    the cache position 0, which is what the queries that follow see of them."""
+    """Keys as the model rotated them (stored), or turned on so that the end of the cache is
+    position 0 (end), which is how the queries that follow see them."""
     sharing: SharingName = "heads"
-    """A network per head, or one for the whole model with an embedding per head."""
+    """A network per head (heads), or one for the model with an embedding per head (model)."""
     max_positions: int = 12_288
-    """Rows of the position table; only the `paper` architecture has one."""
+    """Rows of the position table, which the paper's architecture alone has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveSettings:
+    """Objective."""
+
     objective: ObjectiveName = "listwise"
-    """What is minimised (`train.objectives`)."""
+    """What is minimised: listwise (cross-entropy on shares of importance), rloo (rankings sampled
+    from a Plackett-Luce policy, baselines within a context), rloo_batch (baselines over the step),
+    exact (the expected reward in closed form), regress (squared error of the log label), or a
+    differentiable sort: soft_rank, soft_sort, neural_sort."""
     label: LabelName = "peak"
-    """What a token is worth: all attention of the trace's own future, the largest that any future
-    query pays, or a label in the store."""
-    steps: int = 1_000
-    """Optimiser steps."""
-    contexts: int = 8
-    """Contexts (sequence, cut) per step."""
-    points_per_sequence: int = 1
-    """Contexts cut from one sequence when its turn comes."""
-    sequences: int = 0
-    """Training sequences used, the first of the store; 0 = all."""
+    """Importance of a token: attention (summed over the future in the trace), peak (the largest of
+    any future query; not from a store of importance), or kvzip or kvzip_plus where kvp-collect
+    stored it with --labels."""
     permutations: int = 32
     """Permutations sampled per context and head (rloo, at least 2; rloo_batch)."""
     pairs: int = 0
     """Opponents that every token is compared with (exact); 0 = all."""
     sort_loss: SortLossName = "cost"
-    """What softened ranks are judged by (`train.objectives.relaxed`)."""
+    """Loss of a differentiable sort: ranks (squared error of softened ranks) or cost (softened
+    cost)."""
     temperature: float = 0.1
-    """Strength of the softening, for scores with standard deviation 1."""
+    """Strength of a differentiable sort's softening, for scores with standard deviation 1."""
     reward: RewardName = "skill"
-    """How the all-budgets cost of a permutation is normalised (`kvp.reward`)."""
-    budgets: str = "all"
-    """Budgets that count in the reward: all, log (each by 1/b) or a window LOW:HIGH."""
+    """How the all-budgets cost of a permutation is normalised: skill, ratio or mass (rloo,
+    rloo_batch, exact)."""
+    budget_weights: str = "all"
+    """Budgets that count in the reward: all, log (each by 1/b) or a window LOW:HIGH, such as 6%:50%
+    or 64:512 (rloo, rloo_batch, soft_sort, neural_sort)."""
     exclude_protected: bool = True
-    """Leave the always kept tokens (first 4, last 16) out of the ranking and the reward."""
+    """Leave the protected tokens (first 4, last 16) out of the ranking and the reward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """Optimizer."""
+
+    steps: int = 1_000
+    """Optimiser steps."""
     optimizer: OptimizerName = "muon"
-    """AdamW for all weights, or Muon for the matrices among them (`train.optim.muon`)."""
+    """adamw, or muon (its steps for the weight matrices, AdamW's for the rest)."""
     lr: float = 1e-2
     """Peak learning rate, reached after the warm-up."""
     final_lr: float = 1e-6
@@ -128,18 +143,39 @@ class Recipe:
     """Normalised advantages are clipped to plus or minus this many standard deviations."""
     ema: float = 0.99
     """Decay of the averaged weights, which are validated and exported; starts after warm-up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextSettings:
+    """Contexts."""
+
+    contexts: int = 8
+    """Contexts (a sequence and a compression point) per step."""
+    points_per_sequence: int = 1
+    """Contexts taken from one sequence when its turn comes; more of them read the store less."""
+    sequences: int = 0
+    """Training sequences used, the first of the store; 0 = all."""
     compress_prompt: float = 0.4
-    """Weight of cutting one token before the end of the prompt (query_aware)."""
+    """Weight of compression one token before the end of the prompt (query_aware)."""
     compress_context: float = 0.4
-    """Weight of cutting at the end of the context (query_agnostic)."""
+    """Weight of compression at the end of the context (query_agnostic)."""
     compress_uniform: float = 0.2
-    """Weight of cutting anywhere in the sequence."""
+    """Weight of compression anywhere in the sequence."""
     min_prefix: int = 64
-    """Shortest cut, tokens; a cut is never shorter than the protected tokens and two more."""
+    """Shortest prefix that is compressed, tokens; never below the protected tokens and two more."""
     uniform_points: int = 16
-    """Number of evenly spaced uniform cuts per sequence; 0 = every position."""
+    """Evenly spaced compression points per sequence for compress_uniform; 0 = every position."""
     future_max: int = 512
-    """Future tokens whose attention counts; 0 = all that follow the cut."""
+    """Future tokens whose attention counts; 0 = all that follow. In a store of importance the
+    window ends at the next point of its grid."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettings):
+    """Everything that decides what is learned from a given store and seed."""
+
+    architecture: Architecture = "fourier"
+    """Ranker architecture (`policies.ranker`)."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that cannot work."""
@@ -163,6 +199,8 @@ class Recipe:
         )
         for name in (*nonnegative, "compress_prompt", "compress_context", "compress_uniform"):
             _require(getattr(self, name) >= 0, name, "cannot be negative", self)
+        _require(self.hidden <= 16_384, "hidden", "must be at most 16384", self)
+        _require(self.lr <= 10, "lr", "must be at most 10", self)
         _require(self.blocks in (1, 2), "blocks", "must be 1 or 2", self)
         self._check_inputs()
         self._check_budgets()
@@ -183,15 +221,17 @@ class Recipe:
 
     def _check_budgets(self) -> None:
         try:
-            weights = parse_budget_weights(self.budgets)
+            weights = parse_budget_weights(self.budget_weights)
         except KvpError as error:
-            raise ValueError(f"--budgets: {error}") from None
+            raise ValueError(f"--budget_weights: {error}") from None
         if weights.kind != "all" and self.objective not in WEIGHTS_BUDGETS:
             able = ", ".join(WEIGHTS_BUDGETS)
-            raise ValueError(f"--budgets {self.budgets} needs --objective {able}")
+            raise ValueError(f"--budget_weights {self.budget_weights} needs --objective {able}")
         sorts = self.objective in ("soft_sort", "neural_sort")
         if weights.kind != "all" and sorts and self.sort_loss != "cost":
-            raise ValueError(f"--budgets {self.budgets} needs --sort_loss cost (ranks ignores it)")
+            raise ValueError(
+                f"--budget_weights {self.budget_weights} needs --sort_loss cost (ranks ignores it)"
+            )
 
     @property
     def input_list(self) -> tuple[str, ...]:
@@ -206,8 +246,8 @@ class Recipe:
         return min(self.warmup_steps, self.steps // 5)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dictionary for JSON."""
-        return asdict(self)
+        """Plain dictionary for JSON, with the names that files keep."""
+        return {RECORDED_AS.get(name, name): value for name, value in asdict(self).items()}
 
 
 def _require(holds: bool, name: str, rule: str, recipe: Recipe) -> None:

@@ -176,7 +176,7 @@ def _train(job: _Job) -> RankerTraining:
         job.held_out(config.validation_contexts),
         every_steps=config.validate_every,
         reward_protection=job.protection,
-        budgets=job.recipe.budgets,
+        budgets=job.recipe.budget_weights,
         ranks=job.ranks,
     )
     shown = [

@@ -79,7 +79,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     "kind",
     [
-        {"objective": "rloo_batch", "budgets": "log"},
+        {"objective": "rloo_batch", "budget_weights": "log"},
         {"objective": "exact", "pairs": 8},
         {"objective": "exact", "sharing": "model"},
         {"objective": "soft_rank", "points_per_sequence": 2},

@@ -62,7 +62,7 @@ def points_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int
         if record.edges
         else _grid(first, last, recipe.uniform_points),
     }
-    weights, budgets = _weights(recipe), parse_budget_weights(recipe.budgets)
+    weights, budgets = _weights(recipe), parse_budget_weights(recipe.budget_weights)
     protected = _protected(recipe)
     possible = {
         kind: [cut for cut in cuts if first <= cut <= last and _rewarded(cut, protected, budgets)]
@@ -80,7 +80,11 @@ def least_tokens(recipe: Recipe) -> int:
 def limits(recipe: Recipe) -> str:
     """The flags that a sequence must be longer than, for messages."""
     shortest = f"--min_prefix {least_tokens(recipe)}"
-    return shortest if recipe.budgets == "all" else f"{shortest} and --budgets {recipe.budgets}"
+    return (
+        shortest
+        if recipe.budget_weights == "all"
+        else f"{shortest} and --budget_weights {recipe.budget_weights}"
+    )
 
 
 def _protected(recipe: Recipe) -> int:

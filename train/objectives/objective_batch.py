@@ -50,7 +50,7 @@ class Batch:
 
     def coefficients(self, recipe: Recipe, context: int) -> Tensor | None:
         """Rank coefficients [N] of the recipe's budgets for a context; None for r - 1."""
-        weights = parse_budget_weights(recipe.budgets)
+        weights = parse_budget_weights(recipe.budget_weights)
         if weights.kind == "all":
             return None
         tokens = self.scores[context].shape[-1]

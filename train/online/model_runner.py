@@ -47,7 +47,7 @@ class Samples:
     ) -> Samples:
         """Plan the prompts of a training; UsageError for data that cannot work."""
         schedule = Schedule(
-            buffer=settings.buffer, visits=settings.visits, sequences=recipe.sequences
+            buffer=settings.buffer, visits=settings.epochs_per_sequence, sequences=recipe.sequences
         )
         needed = schedule.needed(recipe)
         asked = min(needed, recipe.sequences or needed)
@@ -59,7 +59,7 @@ class Samples:
             essays=settings.essays,
         )
         jobs = plan_collection(
-            request, {"train": asked, "validation": settings.validation}, tokenizer
+            request, {"train": asked, "validation": settings.validation_sequences}, tokenizer
         )
         train, validation = jobs.sources
         if len(train) < asked:
@@ -102,7 +102,7 @@ class Runner:
             self.tokenizer,
             self._sample(number),
             index=number,
-            continuation=self.settings.continuation,
+            continuation=self.settings.answers,
             max_new_tokens=self.settings.max_new_tokens,
             labels=stored_labels(self.recipe),
         )
@@ -153,7 +153,7 @@ class Runner:
 
 def too_short(recipe: Recipe, length: int) -> str:
     """End of a message about prompts of at most `length` tokens that cannot be cut."""
-    them = "it" if recipe.budgets == "all" else "them"
+    them = "it" if recipe.budget_weights == "all" else "them"
     return f"is longer than {limits(recipe)}; lower {them} or raise --length {length}"
 
 

@@ -82,7 +82,8 @@ class OnlineTrainingData:
         found = [record for record in records if points_by_kind(record, self.recipe)]
         if not found:
             raise UsageError(
-                f"--validation {len(records)}: none of them {too_short(self.recipe, self.length)}"
+                f"--validation_sequences {len(records)}: none of them "
+                f"{too_short(self.recipe, self.length)}"
             )
         return found
 
@@ -98,7 +99,7 @@ def open_online_training_data(
         ModelError: the model or its tokenizer cannot be used.
         UsageError: data, tasks, lengths or sizes that cannot work.
     """
-    settings = config.stream()
+    settings = config.online()
     if recipe.min_prefix >= settings.length:
         raise UsageError(f"--data {settings.data}: no prompt {too_short(recipe, settings.length)}")
     model_config = load_config(settings.model, revision=settings.revision)
@@ -154,7 +155,7 @@ def _identity(
     return {
         "model": model_identity(settings.model, settings.revision, model, tokenizer),
         "data": samples.identity,
-        "continuation": settings.continuation,
+        "continuation": settings.answers,
         "max_new_tokens": settings.max_new_tokens,
         "dtype": settings.dtype,
         "buffer": samples.schedule.buffer,
@@ -206,14 +207,14 @@ def _announce(config: TrainConfig, plan: StorePlan, samples: Samples, agents: in
         room = (bound - fixed) // each
         smaller = f"use --buffer {room} or " if room > 0 else "use "
         raise UsageError(
-            f"--buffer {size} and --validation {held_out} may take {decimal(most)}, three "
-            f"quarters of --memory_gb {config.memory_gb:g} are {decimal(bound)}; {smaller}"
+            f"--buffer {size} and --validation_sequences {held_out} may take {decimal(most)}, "
+            f"three quarters of --memory_gb {config.memory_gb:g} are {decimal(bound)}; {smaller}"
             f"--memory_gb {math.ceil(most / 0.75e8) / 10:g}"
         )
     kept = "queries" if plan.store_queries else "their attention"
     print(
         f"buffer: {size} sequences and {held_out} for validation, at most {decimal(most)} of RAM "
         f"(keys, values and {kept}, {plan.dtype}); {samples.needed + held_out} sequences of at "
-        f"most {plan.max_tokens} tokens will run through {config.stream().model}, the first {size} "
+        f"most {plan.max_tokens} tokens will run through {config.online().model}, the first {size} "
         "before the first step, to tell the rankers what tokens are like"
     )

@@ -34,11 +34,11 @@ def cases(*, sampled_too: bool = True) -> list[Any]:
         *({"objective": "exact", "reward": reward} for reward in ("skill", "ratio", "mass")),
         {"objective": "exact", "pairs": 3},
         *({"objective": name, "sort_loss": loss} for name in SORTS for loss in ("ranks", "cost")),
-        *({"objective": name, "budgets": "log"} for name in ("soft_sort", "neural_sort")),
+        *({"objective": name, "budget_weights": "log"} for name in ("soft_sort", "neural_sort")),
     ]
     if sampled_too:
         changes += [{"objective": name, "reward": r} for name in SAMPLED for r in ("skill", "mass")]
-        changes += [{"objective": name, "budgets": "2:5"} for name in SAMPLED]
+        changes += [{"objective": name, "budget_weights": "2:5"} for name in SAMPLED]
     return [
         pytest.param(recipe_of(**change), id="-".join(map(str, change.values())))
         for change in changes
