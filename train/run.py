@@ -33,7 +33,7 @@ from train.model.feature_statistics import feature_statistics, key_frequencies
 from train.model.ranker_training import RankerTraining
 from train.model.shared import SharedRankers
 from train.recipe import LabelName, Recipe
-from train.run_folder import RUN_ENTRIES, RunFolder
+from train.run_folder import RunFolder
 from train.summary import print_summary
 from train.validation import HeldOut, evaluate_with_baselines
 
@@ -114,6 +114,7 @@ def _run(config: TrainConfig, ranks: Workers, sources: Sources | None) -> None:
     if job.target.finished():
         job.target.check_calibration(config.calibration, config.calibration_contexts)
         if ranks.first:
+            job.target.finish()
             print(f"{config.out} already holds the finished policy of exactly these settings.")
         return
     manifest = run_manifest(
@@ -126,10 +127,14 @@ def _run(config: TrainConfig, ranks: Workers, sources: Sources | None) -> None:
         if unread := config.unread():
             print(f"note: --objective {job.recipe.objective} does not use --{', --'.join(unread)}")
         job.target.prepare(manifest, resume=config.resume)
-    with together(ranks, job.device, partial(_run, config, sources=None)):
-        module = _train(job)
-    if ranks.first:
-        _export(job, module, manifest)
+    try:
+        with together(ranks, job.device, partial(_run, config, sources=None)):
+            module = _train(job)
+        if ranks.first:
+            _export(job, module, manifest)
+            job.target.finish()
+    finally:
+        job.target.release()
 
 
 def _prepare(config: TrainConfig, ranks: Workers, sources: Sources | None) -> _Job:
@@ -189,7 +194,7 @@ def _train(job: _Job) -> RankerTraining:
         ),
         Bar(job.recipe.label),
     ]
-    saved = Checkpoints(job.target.checkpoint, every_steps=config.checkpoint_every)
+    saved = Checkpoints(job.target, every_steps=config.checkpoint_every)
     _fit(job, module, [validation, *(shown if job.ranks.first else []), saved])
     return module
 
@@ -235,7 +240,7 @@ def _export(job: _Job, module: RankerTraining, manifest: dict[str, Any]) -> None
         held_out=result.per_head(),
         heads=None if job.whole else job.heads,
     )
-    save_policy(job.target.folder, best, meta, calibration=calibration, beside=RUN_ENTRIES)
+    save_policy(job.target.folder, best, meta, calibration=calibration)
     print_summary(result, module.best_step, job.traces.geometry, job.heads)
 
 

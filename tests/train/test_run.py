@@ -223,9 +223,9 @@ def test_the_policy_records_what_made_it(trained: Path, store: Path) -> None:
     assert content["hyperparameters"]["reference_length"] == 96
 
 
-def test_logs_and_checkpoint_stay_beside_the_policy(trained: Path) -> None:
+def test_logs_stay_next_to_the_policy_and_checkpoints_go(trained: Path) -> None:
     assert list((trained / "logs").glob("events.*"))
-    assert (trained / "checkpoints" / "last.ckpt").exists()
+    assert not (trained / "checkpoints").exists()
     assert not list(trained.rglob("*.partial"))
 
 

@@ -32,8 +32,8 @@ def run(config: CalibrateConfig) -> None:
     check_geometry(policy, reader.geometry)
     check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
     if config.calibration == "none":
-        recalibrate(config.policy, None)
-        print(f"{config.policy}: calibration removed")
+        before = recalibrate(config.policy, None)
+        print(f"{config.policy}: calibration to {before} removed")
         return
     cuts = held_out_points(
         usable(reader, "validation", recipe), recipe, limit=config.calibration_contexts
@@ -48,9 +48,13 @@ def run(config: CalibrateConfig) -> None:
         target=config.calibration,
         protection=protection_of(recipe),
     )
-    recalibrate(config.policy, calibration)
+    before = recalibrate(config.policy, calibration)
     heads = policy.geometry.agents
-    print(f"{config.policy}: {heads} heads calibrated to {config.calibration} on {len(cuts)} cuts")
+    replaced = "" if before is None else f", in place of the calibration to {before}"
+    print(
+        f"{config.policy}: {heads} heads calibrated to {config.calibration} on {len(cuts)} cuts"
+        f"{replaced}"
+    )
 
 
 def recipe_of(training: Mapping[str, Any]) -> Recipe:
