@@ -257,7 +257,8 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(
 def test_what_is_said_about_short_prompts_names_budgets() -> None:
     recipe = replace(PRESETS["paper"], min_prefix=40, budget_weights="120:200")
     assert too_short(recipe, 110) == (
-        "is longer than --min_prefix 40 and --budget_weights 120:200; lower them or raise --length 110"
+        "is longer than --min_prefix 40 and --budget_weights 120:200; "
+        "lower them or raise --length 110"
     )
 
 
