@@ -28,8 +28,8 @@ from kvp.ranking import Protection
 from train.data.compression_points import CompressionPoint
 from train.data.contexts import ContextSource
 from train.distributed import ALONE, Workers
+from train.labels import EVALUATED
 from train.model.ranker_training import RankerTraining
-from train.recipe import LabelName
 from train.run_folder import RunFolder
 from train.validation import evaluate
 
@@ -139,7 +139,7 @@ class Log(Callback):
 class Bar(Callback):
     """Progress on standard error: steps, reward, held-out skill, time left."""
 
-    def __init__(self, label: LabelName) -> None:
+    def __init__(self, label: str) -> None:
         """Make the bar of a run that trains on a label; it starts with training."""
         self._label = label
         self._progress = Progress(
@@ -167,7 +167,7 @@ class Bar(Callback):
         name = "reward" if "train/reward" in outputs["metrics"] else "loss"
         state = f"{name} {outputs['metrics'][f'train/{name}']:.3f}"
         if torch.isfinite(module.best_skill).all():
-            skill = "skill" if self._label == "attention" else f"skill on {self._label}"
+            skill = "skill" if self._label == EVALUATED else f"skill on {self._label}"
             state += f", held-out {skill} {module.best_skill.mean():.3f}"
         self._progress.update(self._task, completed=trainer.global_step, state=state)
 

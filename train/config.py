@@ -20,10 +20,10 @@ from kvp.config_groups import (
     optional,
 )
 from train.head_range import parse_heads
+from train.objectives import READ_BY
 from train.online.settings import BufferConfig, OnlineSettings
 from train.recipe import (
     PRESETS,
-    READ_BY,
     CalibrationName,
     ContextSettings,
     ObjectiveSettings,

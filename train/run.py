@@ -29,15 +29,16 @@ from train.data.traces import Traces
 from train.data.training_data import TrainingData, open_training_data
 from train.distributed import Workers, device_of_worker, this_worker, together
 from train.head_range import parse_heads
+from train.labels import EVALUATED
 from train.model.feature_statistics import feature_statistics, key_frequencies
 from train.model.ranker_training import RankerTraining
 from train.model.shared import SharedRankers
-from train.recipe import LabelName, Recipe
+from train.recipe import Recipe
 from train.run_folder import RunFolder
 from train.summary import print_summary
 from train.validation import HeldOut, evaluate_with_baselines
 
-Sources = dict[LabelName, ContextSource]
+Sources = dict[str, ContextSource]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class _Job:
         """Tokens that take no part in ranking, reward and calibration."""
         return protection_of(self.recipe)
 
-    def source(self, label: LabelName) -> ContextSource:
+    def source(self, label: str) -> ContextSource:
         """Contexts of the store with a label.
 
         One label after the other, within `--memory_gb`: those of other labels remember nothing from
@@ -229,7 +230,7 @@ def _export(job: _Job, module: RankerTraining, manifest: dict[str, Any]) -> None
     """Judge the best weights, calibrate and write them."""
     best = module.best.to(job.device)
     # Another label forgets what training has read (`_Job.source`): its own one is asked first.
-    if job.recipe.label == "attention":
+    if job.recipe.label == EVALUATED:
         result, calibration = _judged(job, best), _calibration(job, best)
     else:
         calibration, result = _calibration(job, best), _judged(job, best)
@@ -245,7 +246,7 @@ def _export(job: _Job, module: RankerTraining, manifest: dict[str, Any]) -> None
 
 
 def _judged(job: _Job, best: HeadRankers) -> HeldOut:
-    source = job.source("attention")  # chosen by its own label, judged as every policy is
+    source = job.source(EVALUATED)  # chosen by its own label, judged as every policy is
     return evaluate_with_baselines(
         best,
         map(source.context, job.held_out(job.config.validation_contexts)),

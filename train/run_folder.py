@@ -21,6 +21,7 @@ from kvp.artifacts.locks import LOCK
 from kvp.errors import UsageError
 from kvp.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
 from policies.policy_files import INDEX
+from train.recipe import current_names
 
 RUN_FILE = "run.json"
 CHECKPOINTS = "checkpoints"
@@ -37,7 +38,8 @@ def _has_saved_nothing(folder: Path) -> bool:
 
 
 def _read_run(path: Path) -> Mapping[str, Any]:
-    return read_sealed_json(path, UsageError)
+    content = read_sealed_json(path, UsageError)
+    return {**content, "identity": current_names(content["identity"])}
 
 
 RUN = FolderKind(noun="training run", marker=RUN_FILE, error=UsageError, read=_read_run)
@@ -62,7 +64,9 @@ class RunFolder:
 
     def check_calibration(self, target: str, contexts: int) -> None:
         """UsageError unless the finished run was calibrated like this: weights do not tell."""
-        made = read_sealed_json(self.folder / INDEX, UsageError)["training"]["config"]
+        made = current_names(
+            read_sealed_json(self.folder / INDEX, UsageError)["training"]["config"]
+        )
         theirs, on = made["calibration"], made["calibration_contexts"]
         if (theirs, on) == (target, contexts) or theirs == target == "none":
             return

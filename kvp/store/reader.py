@@ -126,6 +126,16 @@ class TraceReader:
         """As `future_attention`, the largest; only at the record's `peak_edges`."""
         return self._grid("peak", index, cut, stop).amax(dim=-2)
 
+    def importance(
+        self, label: str, index: int, prefix_length: int, stop: int | None = None
+    ) -> Tensor:
+        """`future_attention` or `max_future_attention` of a label of that name; no others here."""
+        if label == "future_attention":
+            return self.future_attention(index, prefix_length, stop)
+        if label == "max_future_attention":
+            return self.max_future_attention(index, prefix_length, stop)
+        raise StoreError(f"{self.path} was collected without queries, which label {label} needs")
+
     def output_gram(self) -> Tensor | None:
         """Gram matrices of the model's output projection, [L, H, D, D] float32; None where unknown.
 

@@ -197,7 +197,7 @@ def test_the_model_serves_what_traces_do_not_hold(tmp_path: Path, tiny_folder: P
     model, tokenizer = load_model(str(tiny_folder))
     store = _store(tmp_path / "traces", ["test"])
     config = _config(
-        methods="expected_attention,gvote+own,contrastkv", budgets="25%", protection="both",
+        methods="expected_attention,gvote+self_sized,contrastkv", budgets="25%", protection="both",
         protocols="query_aware", recents=2,
     )  # fmt: skip
     reader = open_traces(str(store), GEOMETRY)

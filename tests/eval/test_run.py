@@ -17,7 +17,7 @@ from policies.ranker import HeadRankers, RankerSpec
 
 BYTES_PER_TOKEN = 2 * 2 * 2 * 8 * 4
 """Keys and values, layers, heads, channels, float32."""
-METHODS = "full,kvp,random,snapkv,oracle,knorm+ada,gvote+own"
+METHODS = "full,kvp,random,snapkv,oracle,knorm+ada,gvote+self_sized"
 
 
 def _arguments(folder: Path, policy: Path, out: Path, **changes: object) -> list[str]:

@@ -263,8 +263,8 @@ def test_calibrations_round_trip_and_can_be_replaced(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
     recalibrate(tmp_path, None)
     assert load_policy(tmp_path).calibration is None
-    recalibrate(tmp_path, replace(_calibration(), target="attention"))
-    assert load_policy(tmp_path).calibration.target == "attention"  # type: ignore[union-attr]
+    recalibrate(tmp_path, replace(_calibration(), target="future_attention"))
+    assert load_policy(tmp_path).calibration.target == "future_attention"  # type: ignore[union-attr]
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")} == before
 
 

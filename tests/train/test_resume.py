@@ -283,7 +283,11 @@ def test_a_policy_that_no_run_left_is_not_its_own(
 @pytest.mark.parametrize(
     ("first", "again", "message"),
     [
-        ({}, {"calibration": "peak"}, "calibrated to contribution on 128 contexts then"),
+        (
+            {},
+            {"calibration": "max_future_attention"},
+            "calibrated to contribution on 128 contexts then",
+        ),
         ({}, {"calibration_contexts": 3}, "calibrated to contribution on 128 contexts then"),
         ({"calibration": "none"}, {}, "was not calibrated then"),
         ({"calibration": "none"}, {"calibration": "none", "calibration_contexts": 3}, ""),

@@ -14,7 +14,8 @@ from train.calibration.fit import TARGETS, calibrate
 from train.data.compression_points import held_out_points
 from train.data.contexts import ContextSource
 from train.data.store_checks import check_store, device_of, protection_of, usable
-from train.recipe import PRESETS, Recipe
+from train.labels import EVALUATED
+from train.recipe import FOURIER, Recipe, current_names
 
 
 def run(config: CalibrateConfig) -> None:
@@ -59,6 +60,7 @@ def run(config: CalibrateConfig) -> None:
 
 def recipe_of(training: Mapping[str, Any]) -> Recipe:
     """The recipe a policy was trained with, as far as it is recorded, labelled by attention."""
-    known = {field.name for field in fields(Recipe)}
-    recorded = {key: value for key, value in training.get("recipe", {}).items() if key in known}
-    return replace(PRESETS["fourier"], **{**recorded, "label": "attention"})
+    names = {field.name for field in fields(Recipe)}
+    recorded = current_names(training.get("recipe", {}))
+    settings = {name: value for name, value in recorded.items() if name in names}
+    return replace(FOURIER, **{**settings, "label": EVALUATED})

@@ -24,6 +24,7 @@ from policies.policy_files import POLICY, PolicyMeta, Shard, load_shard, save_po
 from policies.ranker import HeadRankers
 from train.calibration.fit import lengthened
 from train.merge.config import MergeConfig
+from train.recipe import current_names
 
 _ONE_RUN = ("validate_every", "validation_contexts", "calibration", "calibration_contexts")
 """Settings beside the recipe that decide what a shard holds."""
@@ -71,8 +72,11 @@ def made_by(shard: Shard) -> dict[str, Any]:
         "geometry": shard.meta.geometry.to_dict(),
         "ranker": shard.rankers.spec.to_dict(),
         "model": dict(shard.meta.model),
-        **{name: training.get(name) for name in ("seed", "recipe", "traces")},
-        "settings": {name: training.get("config", {}).get(name) for name in _ONE_RUN},
+        **{name: training.get(name) for name in ("seed", "traces")},
+        "recipe": current_names(training.get("recipe", {})),
+        "settings": current_names(
+            {name: training.get("config", {}).get(name) for name in _ONE_RUN}
+        ),
     }
 
 

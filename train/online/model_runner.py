@@ -17,10 +17,12 @@ from kvp.store import SequenceRecord, Trace
 from train.calibration.fit import TARGETS
 from train.config import TrainConfig
 from train.data.compression_points import draw_point, held_out_points, limits, points_by_kind
+from train.labels import EVALUATED
+from train.labels.label import label_of
 from train.online.schedule import Schedule
 from train.online.settings import OnlineSettings
 from train.online.trace_buffer import Attention
-from train.recipe import FROM_TRACE, Recipe
+from train.recipe import Recipe
 
 HELD_OUT_ATTENTION = 6
 """Attentions kept of a validation sequence at most: three labels at two cuts."""
@@ -118,10 +120,10 @@ class Runner:
             cuttable = bool(points_by_kind(record, recipe))
             cuts = held_out_points([record], recipe, limit=2) if cuttable else []
             calibration = self.config.calibration
-            labels = [recipe.label, "attention"]
+            labels = [recipe.label, EVALUATED]
             labels += [] if calibration == "none" else [TARGETS[calibration][0]]
-        known = [label for label in labels if label in FROM_TRACE]
-        return [(label, cut.tokens, cut.stop) for cut in cuts for label in known]
+        computed = [label for label in labels if label_of(label).from_queries is not None]
+        return [(label, cut.tokens, cut.stop) for cut in cuts for label in computed]
 
     def _sample(self, number: int) -> Sample:
         """The prompt of a sequence; in training one too short to cut is replaced by the next."""
@@ -159,4 +161,5 @@ def too_short(recipe: Recipe, length: int) -> str:
 
 def stored_labels(recipe: Recipe) -> tuple[str, ...]:
     """Labels that are made beside a trace, for training to read."""
-    return () if recipe.label in FROM_TRACE else (recipe.label,)
+    stored = label_of(recipe.label).stored
+    return () if stored is None else (stored,)

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from kvp.config_groups import AnswerConfig, DataConfig, Group, ModelConfig
-
-RECORDED_AS = {
-    "answers": "continuation",
-    "validation_sequences": "validation",
-    "epochs_per_sequence": "visits",
-}
-"""Setting -> its key in the files of a run, where that is an earlier name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +18,7 @@ class BufferConfig(Group):
     buffer: int = 64
     """Training sequences held in RAM at a time."""
     epochs_per_sequence: int = 8
-    """Passes over a training sequence until a new one takes its place."""
+    """Epochs that a training sequence takes part in until a new one replaces it."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "validation_sequences": 1,
@@ -42,7 +35,3 @@ class OnlineSettings(ModelConfig, DataConfig, AnswerConfig, BufferConfig):
     def max_tokens(self) -> int:
         """Longest sequence, tokens."""
         return self.length + self.max_new_tokens
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain dictionary for JSON, with the names that files keep."""
-        return {RECORDED_AS.get(name, name): value for name, value in asdict(self).items()}

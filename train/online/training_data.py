@@ -81,10 +81,8 @@ class OnlineTrainingData:
         records = list(Window(self.traces, self.held_out))
         found = [record for record in records if points_by_kind(record, self.recipe)]
         if not found:
-            raise UsageError(
-                f"--validation_sequences {len(records)}: none of them "
-                f"{too_short(self.recipe, self.length)}"
-            )
+            rule = too_short(self.recipe, self.length)
+            raise UsageError(f"--validation_sequences {len(records)}: none of them {rule}")
         return found
 
 
@@ -151,7 +149,7 @@ def _identity(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, Any]:
-    """What tells one stream from another: all that decides its traces and their order."""
+    """What decides the traces and their order, under the names that runs have always recorded."""
     return {
         "model": model_identity(settings.model, settings.revision, model, tokenizer),
         "data": samples.identity,

@@ -6,7 +6,7 @@ import pytest
 
 from train.cli import main
 from train.config import TrainConfig
-from train.recipe import WEIGHTS_BUDGETS
+from train.objectives import WEIGHTS_BUDGETS
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,21 @@ def test_impossible_settings(flags: str, says: str, capsys: pytest.CaptureFixtur
     assert message.count("\n") == 1
 
 
-@pytest.mark.parametrize("flag", ["objective", "sort_loss", "reward"])
+@pytest.mark.parametrize("flag", ["sort_loss", "reward"])
 def test_unknown_names(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--traces", "t", "--out", "o", f"--{flag}", "unheard"]) == 2
     assert f"--{flag} must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flag", "meant"), [("objective", "listwise"), ("label", "kvzip")])
+def test_unknown_components_are_refused_with_a_guess(
+    flag: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--traces", "t", "--out", "o", f"--{flag}", f"{meant}e"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"kvp-train: error: --{flag} '{meant}e' is unknown (did you mean")
+    assert meant in error
+    assert error.count("\n") == 1
 
 
 def test_settings_that_can_work() -> None:

@@ -57,6 +57,13 @@ def flags(**settings: Any) -> list[str]:
     return [f"--{name}={value}" for name, value in settings.items()]
 
 
+def collected(out: Path, base: dict[str, Any], **settings: Any) -> list[str]:
+    """Flags of kvp-collect for the sequences of `base`."""
+    counts = {"validation": base["validation_sequences"], **settings}
+    rest = {name: value for name, value in base.items() if name != "validation_sequences"}
+    return flags(out=out, **counts, **rest)
+
+
 def weights(policy: Path) -> dict[str, dict[str, torch.Tensor]]:
     return {path.name: load_file(path) for path in sorted(policy.glob("*.safetensors"))}
 
@@ -140,19 +147,14 @@ def test_a_run_that_stopped_continues_to_the_same_weights(
     assert_same(stopped, whole)
 
 
-def collected(validation_sequences: int, **settings: Any) -> list[str]:
-    """Flags of kvp-collect for the settings of an online collection."""
-    return flags(validation=validation_sequences, **settings)
-
-
-@pytest.mark.parametrize("label", ["peak", "kvzip"])
+@pytest.mark.parametrize("label", ["max_future_attention", "kvzip"])
 def test_a_buffer_that_holds_all_is_a_store(
     base: dict[str, Any], tmp_path: Path, watch: Watch, label: str
 ) -> None:
     """The same sequences, collected first, give the same policy bit for bit."""
-    labels = {} if label == "peak" else {"labels": label}
+    labels = {} if label == "max_future_attention" else {"labels": label}
     store, recipe = tmp_path / "store", {**TRAIN, "label": label}
-    assert collect_main(collected(out=store, train=5, **labels, **base)) == 0
+    assert collect_main(collected(store, base, train=5, **labels)) == 0
     assert main(flags(out=tmp_path / "offline", traces=store, **recipe)) == 0
     stream = {**STREAM, "buffer": 6, "sequences": 5}
     assert main(flags(out=tmp_path / "online", **stream, **recipe, **base)) == 0
@@ -176,7 +178,7 @@ def test_attention_kept_and_queries_kept_give_the_same(
         assert main(flags(out=out, **stream, **recipe, **base)) == 0
         assert f"values and {kept}" in capsys.readouterr().out
     store = tmp_path / "store"
-    assert collect_main(collected(out=store, train=3, **base)) == 0
+    assert collect_main(collected(store, base, train=3)) == 0
     assert main(flags(out=tmp_path / "offline", traces=store, **many)) == 0
     assert_same(tmp_path / "queries", tmp_path / "offline")
 
