@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Literal
 
 from kvp.budgets import Budget, parse_budgets
 from kvp.config_groups import (
+    DataConfig,
     Group,
     ModelConfig,
     ProtectionConfig,
     RunConfig,
-    TaskConfig,
     split_list,
 )
 from kvp.errors import UsageError
@@ -32,6 +32,7 @@ IDENTITY_FIELDS = (
     "essays",
     "chat",
     "text",
+    "data",
     "continuation_tokens",
     "seed",
     "dtype",
@@ -47,9 +48,10 @@ RECORDED_AS = {"continuation_tokens": "continuation"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptConfig(TaskConfig):
+class PromptConfig(DataConfig):
     """Prompts."""
 
+    data: str | None = None  # type: ignore[assignment]
     split: Literal["train", "validation", "test"] = "test"
     """Which split of keys, values and haystack text (or dialogues) prompts come from."""
     chat: str | None = None
@@ -165,4 +167,7 @@ class EvalConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, Run
     def identity(self) -> dict[str, Any]:
         """The settings every run of one results folder must share."""
         values = asdict(self)
-        return {RECORDED_AS.get(name, name): values[name] for name in IDENTITY_FIELDS}
+        identity = {RECORDED_AS.get(name, name): values[name] for name in IDENTITY_FIELDS}
+        if self.data is None:  # folders of earlier versions do not have it
+            del identity["data"]
+        return identity

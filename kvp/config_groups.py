@@ -88,7 +88,8 @@ class TaskConfig(Group):
 
     tasks: str = "ruler"
     """Tasks, comma separated; `ruler` stands for all RULER tasks that fit into `length`. kvp-eval
-    and kvp-evolve also know `chat` (perplexity of dialogues) and `text` (of running text)."""
+    and kvp-evolve also know `chat` (perplexity of dialogues), `text` (of running text) and `data`
+    (answers to rows of your own)."""
     length: int = 512
     """Maximum prompt tokens, chat template included. The answer comes on top, except for the task
     `text`, whose context and continuation have this many together."""
@@ -114,8 +115,9 @@ class DataConfig(TaskConfig):
     """Data."""
 
     data: str = "ruler"
-    """`ruler`, `chat` (generated dialogues), a file of your own or a hub data set (`NAME` or
-    `NAME:CONFIGURATION`); docs/data.md has the formats."""
+    """Rows of your own: a file, a folder or a hub data set (`NAME` or `NAME:CONFIGURATION`), see
+    docs/data.md. kvp-collect and kvp-train also take `ruler` and `chat` (generated prompts);
+    kvp-eval and kvp-evolve read it for the task `data`."""
 
 
 @dataclass(frozen=True, kw_only=True)

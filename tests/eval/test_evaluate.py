@@ -180,8 +180,10 @@ def test_task_names_expand_and_unknown_ones_are_refused() -> None:
     names = task_names(["ruler", "chat", "niah_single_1"])
     assert names[0] == "niah_single_1"
     assert names[-1] == "chat"
+    assert "vt_0shot" not in names  # not RULER's
+    assert len(names) == 11 + 1
     assert len(names) == len(set(names))
-    with pytest.raises(UsageError, match="no task 'qa_9'"):
+    with pytest.raises(UsageError, match="unknown task 'qa_9'"):
         task_names(["qa_9"])
 
 

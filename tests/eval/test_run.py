@@ -143,7 +143,7 @@ def _refusal(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     ("changes", "words"),
     [
         ({"methods": "snapvk"}, "unknown method 'snapvk'"),
-        ({"tasks": "niah_single_9"}, "--tasks: no task 'niah_single_9'"),
+        ({"tasks": "niah_single_9"}, "--tasks: unknown task 'niah_single_9'"),
         ({"protocols": "aware"}, "--protocols: no protocol 'aware'"),
         ({"budgets": "0"}, "--budgets: a budget keeps at least 1 token"),
         ({"policies": ""}, "--methods kvp needs --policies"),

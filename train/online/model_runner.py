@@ -9,8 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.data.collection_plan import DataRequest, plan_collection
 from kvp.data.encode import encode
-from kvp.data.sample import Sample
-from kvp.data.sources import Source
+from kvp.data.sample import Sample, Source
 from kvp.errors import UsageError
 from kvp.hf.trace import collect
 from kvp.store import SequenceRecord, Trace

@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from eval.cli import main
 from eval.config import EvalConfig
-from eval.running_text import stretches
 from eval.tasks import load_all, protocols_of
 from kvp.data.synthetic.needles import split_of
+from kvp.data.tasks.text import stretches
 from kvp.errors import UsageError
 from kvp.hf import load_model
 
