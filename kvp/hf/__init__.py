@@ -2,7 +2,7 @@
 
 from kvp.hf.cache import EvictingCache
 from kvp.hf.eviction import evicting, prefill_and_evict
-from kvp.hf.loading import load_config, load_model
+from kvp.hf.loading import load_config, load_model, load_tokenizer
 from kvp.hf.model_geometry import geometry_of
 from kvp.hf.observe import Observation, observe
 from kvp.hf.prefill import Prefill, prefill, views
@@ -17,6 +17,7 @@ __all__ = [
     "geometry_of",
     "load_config",
     "load_model",
+    "load_tokenizer",
     "observe",
     "prefill",
     "prefill_and_evict",

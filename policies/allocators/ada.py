@@ -25,11 +25,11 @@ from torch import Tensor
 
 from kvp.allocation import Request
 from policies.allocators.competition import winners
-from policies.base import Presets, Split, check_choice, check_number
+from policies.base import BaseAllocator, Presets, check_choice, check_number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ada(Split):
+class Ada(BaseAllocator):
     """Give every layer the same, its heads what they win."""
 
     safeguard: float = 0.2
@@ -42,7 +42,7 @@ class Ada(Split):
 
     def __post_init__(self) -> None:
         """Raise UsageError on a share outside 0..1 or an unknown rule."""
-        check_number(self.method, "safeguard", self.safeguard, least=0, most=1)
+        check_number(self.method, "safeguard", self.safeguard, minimum=0, maximum=1)
         check_choice(self.method, "rule", self.rule, ("kvpress", "paper"))
 
     def allocate(self, request: Request) -> Tensor:

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from kvp.allocation import Request
 from policies.allocators.competition import winners
-from policies.base import Presets, Split, check_number
+from policies.base import BaseAllocator, Presets, check_number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Global(Split):
+class Global(BaseAllocator):
     """Give every head what it wins against all others."""
 
     safeguard: float = 0.2
@@ -36,7 +36,7 @@ class Global(Split):
 
     def __post_init__(self) -> None:
         """Raise UsageError on a share outside 0..1."""
-        check_number(self.method, "safeguard", self.safeguard, least=0, most=1)
+        check_number(self.method, "safeguard", self.safeguard, minimum=0, maximum=1)
 
     def allocate(self, request: Request) -> Tensor:
         """What each head wins: [L, H] int64, sum `request.total`."""

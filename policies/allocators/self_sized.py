@@ -1,4 +1,4 @@
-"""The sizes a scorer asks for itself (GVote, arXiv 2509.03136), whatever the budget."""
+"""The sizes that a scorer gives (GVote, arXiv 2509.03136), whatever the budget."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from kvp.allocation import Request
 from kvp.errors import UsageError
-from policies.base import Split
+from policies.base import BaseAllocator
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelfSized(Split):
-    """Give every head what its scorer asks for."""
+class SelfSized(BaseAllocator):
+    """Give every head the size that its scorer gives."""
 
-    method: ClassVar[str] = "own"
+    method: ClassVar[str] = "self_sized"
     sized_by_scorer: ClassVar[bool] = True
 
     def allocate(self, request: Request) -> Tensor:

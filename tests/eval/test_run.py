@@ -17,7 +17,7 @@ from policies.ranker import HeadRankers, RankerSpec
 
 BYTES_PER_TOKEN = 2 * 2 * 2 * 8 * 4
 """Keys and values, layers, heads, channels, float32."""
-METHODS = "full,kvp,random,snapkv,oracle,knorm+ada,gvote+own"
+METHODS = "full,kvp,random,snapkv,oracle,knorm+ada,gvote+self_sized"
 
 
 def _arguments(folder: Path, policy: Path, out: Path, **changes: object) -> list[str]:
@@ -143,13 +143,13 @@ def _refusal(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     ("changes", "words"),
     [
         ({"methods": "snapvk"}, "unknown method 'snapvk'"),
-        ({"tasks": "niah_single_9"}, "--tasks: no task 'niah_single_9'"),
+        ({"tasks": "niah_single_9"}, "--tasks: unknown task 'niah_single_9'"),
         ({"protocols": "aware"}, "--protocols: no protocol 'aware'"),
         ({"budgets": "0"}, "--budgets: a budget keeps at least 1 token"),
         ({"policies": ""}, "--methods kvp needs --policies"),
         ({"model": "./nowhere"}, "--model ./nowhere: no such folder"),
         ({"budgets": "8", "protection": "on"}, "below the 20 protected ones"),
-        ({"curves": "./no_traces"}, "no_traces"),
+        ({"traces": "./no_traces"}, "no_traces"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -184,7 +184,7 @@ def test_results_of_another_configuration_are_refused(
 ) -> None:
     before = (finished / "manifest.json").read_bytes()
     said = _refusal(capsys, _arguments(tiny_folder, tiny_policy, finished, length=280))
-    assert "holds results of another configuration (--length is 260 there" in said
+    assert "was begun with other settings (length: 260 there, 280 here)" in said
     assert (finished / "manifest.json").read_bytes() == before
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvp.allocation import Request, apportion
 from kvp.scoring import View
-from policies.base import Heuristic, Presets, Split, check_integer
+from policies.base import BaseAllocator, Heuristic, Presets, check_integer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Newest(Heuristic):
 
     def __post_init__(self) -> None:
         """Raise UsageError on an empty step."""
-        check_integer(self.method, "step", self.step, least=1)
+        check_integer(self.method, "step", self.step, minimum=1)
 
     def score(self, view: View) -> Tensor:
         """Positions, divided: [B, H, N] float32."""
@@ -35,7 +35,7 @@ class Newest(Heuristic):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tilt(Split):
+class Tilt(BaseAllocator):
     """The first KV head of every layer gets twice as much as the others."""
 
     method: ClassVar[str] = "tilt"
@@ -45,5 +45,5 @@ class Tilt(Split):
         shares = torch.ones(request.scores.shape[:2], dtype=torch.float64)
         shares[:, 0] = 2
         tokens = request.scores.shape[-1]
-        counts = apportion(shares.flatten(), request.total, least=request.floor, most=tokens)
+        counts = apportion(shares.flatten(), request.total, minimum=request.floor, maximum=tokens)
         return counts.view_as(shares)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ def test_damage_before_the_last_line_names_file_and_line(tmp_path: Path) -> None
     with pytest.raises(ResultsError, match=r"rows\.jsonl line 2 is damaged"):
         list(read_rows(path))
     path.write_text("[1]\n")
-    with pytest.raises(ResultsError, match="line 1 is not a row"):
+    with pytest.raises(ResultsError, match="line 1 is no record"):
         list(read_rows(path))
     path.write_text('{"a": 1}\n')
     with pytest.raises(ResultsError, match="line 1 lacks 'model'"):
@@ -53,11 +55,20 @@ def test_damage_before_the_last_line_names_file_and_line(tmp_path: Path) -> None
         list(read_rows(tmp_path / "none.jsonl"))
 
 
+def test_two_rows_of_one_key_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = RowFile(path)
+    rows.append([_row("a"), _row("b")])
+    rows.append([_row("a", score=0.5)])
+    with pytest.raises(ResultsError, match=r"rows\.jsonl line 3 repeats line 1"):
+        RowFile(path)
+
+
 def test_merging_replaces_rows_of_the_same_key_only(tmp_path: Path) -> None:
     path = tmp_path / "timing.jsonl"
     merge_rows(path, [{"m": "a", "s": 1}, {"m": "b", "s": 2}], ["m"])
     merge_rows(path, [{"m": "b", "s": 3}, {"m": "c", "s": 4}], ["m"])
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+    assert list(read_rows(path)) == [
         {"m": "a", "s": 1}, {"m": "b", "s": 3}, {"m": "c", "s": 4},
     ]  # fmt: skip
     assert [entry.name for entry in tmp_path.iterdir()] == ["timing.jsonl"]
@@ -67,3 +78,23 @@ def test_labels_name_presets_and_options() -> None:
     assert method_label("snapkv", "auto") == "snapkv"
     assert method_label("snapkv", "kvpress") == "snapkv:kvpress"
     assert method_label("snapkv", "window=16") == "snapkv(window=16)"
+
+
+def test_former_names_of_allocators_are_read_as_the_present_ones(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [_row("a", allocator="own", budget_spec="own"), _row("b", allocator="ada")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [row["allocator"] for row in read_rows(path)] == ["self_sized", "ada"]
+
+
+def test_groups_of_long_labels_are_found_in_linear_time() -> None:
+    """In a process with a time limit: a backtracking expression took a quarter of an hour."""
+    code = """
+from eval.results.records import policy_groups
+wide = 100_000
+labels = {"-" * wide + "x": "-" * wide + "x", "a" + "-" * wide + "seed" + "_" * wide + "3": "a",
+          "run13": "run13", "runs3": "run"}
+rows = [{"policy": label, "policy_seed": 3} for label in labels]
+assert policy_groups(rows) == {None: "", **labels}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
