@@ -130,7 +130,7 @@ class TracedPrompt:
         if queries is None:
             on_device = trace.future_attention(cut).to(device)
         else:
-            on_device = future_attention(queries, self._parts[1], cut=cut)
+            on_device = future_attention(queries, self._parts[1], prefix_length=cut)
         self._future = on_device
         self.importance = on_device.cpu().double()
         """[L, H, cut] float64, future attention of every token."""

@@ -144,7 +144,7 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefilled) -> list[Tensor]:
         queries = torch.cat([before, later], dim=2)
         heads = keys.shape[1]
         grouped = queries.view(1, heads, -1, *queries.shape[2:])
-        result.append(future_attention(grouped, keys, cut=start.prefix.tokens))
+        result.append(future_attention(grouped, keys, prefix_length=start.prefix.tokens))
     return result
 
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from kvp.budgets import parse_budget_weights
+from kvp.errors import UsageError
 from kvp.reward import ideal_cost, random_cost, rank_coefficients
+from train.objectives import OBJECTIVES
 from train.recipe import Recipe
 
 FLAT = 1e-3
@@ -50,7 +52,7 @@ class Batch:
 
     def coefficients(self, recipe: Recipe, context: int) -> Tensor | None:
         """Rank coefficients [N] of the recipe's budgets for a context; None for r - 1."""
-        weights = parse_budget_weights(recipe.budgets)
+        weights = parse_budget_weights(recipe.budget_weights)
         if weights.kind == "all":
             return None
         tokens = self.scores[context].shape[-1]
@@ -60,6 +62,14 @@ class Batch:
 
 Objective = Callable[[Batch, Recipe], tuple[Tensor, dict[str, float]]]
 """Loss of every head, [A], of which the sum is minimised, and numbers for the log."""
+
+
+def objective_of(name: str) -> Objective:
+    """The objective of a name in `OBJECTIVES`; UsageError where there is none that can be used."""
+    objective: Objective = OBJECTIVES.load(name)
+    if not callable(objective):
+        raise UsageError(f"--objective {name} is not a function")
+    return objective
 
 
 def learnable(importance: Tensor) -> Tensor:

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from kvp.progress import Progress, phase
+
+
+class Clock:
+    """Seconds that pass only when a test says so."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    """A stream that claims to be a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_without_a_terminal_lines_come_at_the_start_every_thirty_seconds_and_at_the_end() -> None:
+    clock, stream = Clock(), io.StringIO()
+    with Progress("prompts", 10, stream=stream, clock=clock) as progress:
+        for _ in range(10):
+            clock.now += 10
+            progress.advance(note="vt")
+    assert stream.getvalue().splitlines() == [
+        "prompts: 0/10",
+        "prompts: 3/10, 0:00:30 so far, about 0:01:10 left, vt",
+        "prompts: 6/10, 0:01:00 so far, about 0:00:40 left, vt",
+        "prompts: 9/10, 0:01:30 so far, about 0:00:10 left, vt",
+        "prompts: 10/10, 0:01:40 so far, vt",
+    ]
+
+
+def test_a_resumed_run_counts_its_own_rate() -> None:
+    clock, stream = Clock(), io.StringIO()
+    with Progress("steps", 100, completed=80, stream=stream, clock=clock) as progress:
+        clock.now += 40
+        progress.update(90)
+    assert "steps: 80/100" in stream.getvalue()
+    assert "90/100, 0:00:40 so far, about 0:00:40 left" in stream.getvalue()
+
+
+def test_lines_are_flushed() -> None:
+    class Stream(io.StringIO):
+        flushes = 0
+
+        def flush(self) -> None:
+            self.flushes += 1
+
+    stream = Stream()
+    phase("loading the model", stream)
+    assert stream.getvalue() == "loading the model ...\n"
+    with Progress("prompts", 1, stream=stream, clock=Clock()):
+        pass
+    assert stream.flushes >= 3
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["log", "terminal"])
+def test_markup_in_user_text_is_printed_as_it_is(stream: io.StringIO) -> None:
+    with Progress("[/x] [bold]a", 2, stream=stream, clock=Clock()) as progress:
+        progress.advance(note="out/[/y]")
+        progress.line("wrote runs/[red]/b :smile:")
+    text = stream.getvalue()
+    assert "[/x] [bold]a" in text
+    assert "wrote runs/[red]/b :smile:" in text
+
+
+def test_an_error_inside_gives_the_terminal_back_and_is_raised() -> None:
+    stream = Terminal()
+    with pytest.raises(KeyError), Progress("prompts", 2, stream=stream):
+        raise KeyError
+    assert stream.getvalue().endswith("\x1b[?25h") or "\x1b[?25h" in stream.getvalue()
