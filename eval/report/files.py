@@ -7,8 +7,8 @@ from pathlib import Path
 
 from eval.report.page import is_report
 from eval.results.folder import CURVES, KEPT, MANIFEST, ROWS, TIMING, TOKENS
+from kvp.artifacts.files import atomic_write_bytes
 from kvp.errors import ResultsError, UsageError
-from kvp.manifest import sync_path
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_WRITERS = (b"kvp-report", b"Matplotlib")
@@ -44,9 +44,9 @@ def write_report(out: Path, html: str, png: Path, figures: Mapping[str, bytes]) 
             place.mkdir(parents=True, exist_ok=True)
         for name, content in figures.items():
             place = png / name
-            _replace(place, content)
+            atomic_write_bytes(place, content)
         place = out
-        _replace(place, html.encode())
+        atomic_write_bytes(place, html.encode())
     except OSError as problem:
         raise ResultsError(f"{place} cannot be written: {problem.strerror or problem}") from None
 
@@ -71,15 +71,3 @@ def _beginning(path: Path) -> bytes:
 
 def _is_figure(content: bytes) -> bool:
     return content.startswith(_PNG_SIGNATURE) and any(name in content for name in _PNG_WRITERS)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file as a whole: after a crash it is the old one or the new one."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        partial.write_bytes(content)
-        sync_path(partial)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
