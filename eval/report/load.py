@@ -108,9 +108,8 @@ def load_results(folder: Path) -> Results:
 
 
 def _read_records(path: Path, schema: RecordSchema, notes: list[str]) -> tuple[Row, ...]:
-    """Records of a file, checked; a line that repeats another is left out with a note."""
+    """Records of a file, checked."""
     records: dict[tuple[Any, ...], Row] = {}
-    repeated = 0
     for number, found in enumerate(read_rows(path), start=1):
         record = {**OLD_FIELDS, **found}
         if (name := schema.fault(record)) is not None:
@@ -124,9 +123,6 @@ def _read_records(path: Path, schema: RecordSchema, notes: list[str]) -> tuple[R
                 f"{path} line {number} contradicts an earlier line of the same method and prompt; "
                 "delete one of the two"
             )
-        repeated += records[key] is not record
-    if repeated:
-        notes.append(f"{repeated} repeated lines of {path.name} are left out.")
     if not path.read_bytes().endswith(b"\n") and path.stat().st_size:
         notes.append(f"The last line of {path.name} is torn (an interrupted run) and left out.")
     return tuple(records.values())
@@ -138,7 +134,7 @@ def _check_grid(path: Path, curves: Sequence[Row]) -> None:
     if len(grids) > len({protocol for protocol, _ in grids}):
         raise ResultsError(
             f"{path} holds curves at different budgets, which cannot be averaged; "
-            "delete it and run kvp-eval --curves again"
+            "delete it and run kvp-eval --traces again"
         )
 
 

@@ -229,17 +229,13 @@ def test_curves_of_other_budgets_are_refused(folder: Path) -> None:
         load_results(folder)
 
 
-def test_repeated_lines_are_left_out_and_contradictions_refused(folder: Path) -> None:
-    whole = load_results(folder)
+def test_repeated_and_contradicting_lines_are_refused(folder: Path) -> None:
     lines = (folder / "rows.jsonl").read_text().splitlines()
-    (folder / "rows.jsonl").write_text("\n".join([*lines, lines[0]]) + "\n")
-    repeated = load_results(folder)
-    assert repeated.rows == whole.rows
-    assert repeated.notes == ("1 repeated lines of rows.jsonl are left out.",)
     other = json.dumps({**json.loads(lines[0]), "score": 0.25})
-    (folder / "rows.jsonl").write_text("\n".join([*lines, other]) + "\n")
-    with pytest.raises(ResultsError, match=f"line {len(lines) + 1} contradicts an earlier line"):
-        load_results(folder)
+    for added, words in ((lines[0], "repeats line 1"), (other, "contradicts an earlier line")):
+        (folder / "rows.jsonl").write_text("\n".join([*lines, added]) + "\n")
+        with pytest.raises(ResultsError, match=f"line {len(lines) + 1} {words}"):
+            load_results(folder)
 
 
 def test_markup_in_paths_is_text(tmp_path: Path, write_results: Write, capsys: Any) -> None:
