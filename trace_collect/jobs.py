@@ -24,7 +24,7 @@ def request_of(config: CollectConfig) -> DataRequest:
         length=config.length,
         seed=config.seed,
         essays=config.essays,
-        needs_reply=config.continuation == "reference",
+        needs_reply=config.answers == "reference",
     )
 
 
@@ -47,7 +47,7 @@ def identity(
             "tokenizer": tokenizer_digest(tokenizer),
         },
         "data": {**request_of(config).identity(jobs.tasks), "sequences": config.counts},
-        "continuation": config.continuation,
+        "continuation": config.answers,
         "max_new_tokens": config.max_new_tokens,
         "seed": config.seed,
     }

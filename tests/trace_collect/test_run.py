@@ -133,7 +133,7 @@ def test_a_folder_with_something_else_is_left_alone(
 def test_chat_and_files(run: Collect, tmp_path: Path) -> None:
     texts = tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": f"Text {n} is short."}) + "\n" for n in range(20)))
-    assert run("--data=chat", "--continuation=reference", "--train=1", "--validation=0") == 0
+    assert run("--data=chat", "--answers=reference", "--train=1", "--validation=0") == 0
     (record,) = TraceReader(tmp_path / "out").records()
     assert record.task == "chat"
     assert len(record.reply_spans) > 1
@@ -319,7 +319,7 @@ def test_answers_of_the_data_leave_out_rows_without_one(
     rows = [{"context": f"c{n}", "question": "q", "answer": "a" if n % 2 else None}
             for n in range(20)]  # fmt: skip
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ("--data", str(data), "--train=20", "--validation=0", "--continuation=reference")
+    flags = ("--data", str(data), "--train=20", "--validation=0", "--answers=reference")
     assert run(*flags) == 0
     told = capsys.readouterr().out
     assert re.search(r"left out \d+ rows: line \d+ has no answer to measure", told)
