@@ -61,9 +61,14 @@ def _mapped(view: View, change: Callable[[Tensor], Tensor]) -> View:
     return replace(view, **tensors)
 
 
-@every_method
-@pytest.mark.parametrize(("heads", "group"), [(2, 1), (2, 2), (1, 7)])
-@pytest.mark.parametrize("tokens", [1, 3, 33, 70])
+SHAPES = [(heads, group, tokens) for tokens in (1, 3, 33, 70)
+          for heads, group in ((2, 1), (2, 2), (1, 7))]  # fmt: skip
+PAIRS = [(spec, *SHAPES[(5 * index + step) % len(SHAPES)])
+         for index, spec in enumerate(SPECS) for step in (0, 7)]  # fmt: skip
+"""Two shapes with different groups for every specification; together every shape many times."""
+
+
+@pytest.mark.parametrize(("spec", "heads", "group", "tokens"), PAIRS)
 def test_scores_are_float32_finite_and_repeatable(
     make_view: MakeView, spec: str, heads: int, group: int, tokens: int
 ) -> None:
