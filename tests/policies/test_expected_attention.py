@@ -1,4 +1,4 @@
-"""Expected Attention against its formula in float64 NumPy, with rotations as explicit matrices."""
+"""Expected Attention: rotary variants, edges and options; `tests/golden` has the scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""H2O: column sums against NumPy, and its ranking against the sets it must pass through."""
+"""H2O: the ranking against the sets it must pass through; `tests/golden` has the scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KeyDiff against NumPy, and under RoPE."""
+"""KeyDiff by hand, and under RoPE; `tests/golden` computes the scores again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LagKV against a NumPy implementation that goes token by token."""
+"""LagKV: short caches, order, ties and options; `tests/golden` computes the scores again."""
 
 from __future__ import annotations
 

@@ -88,9 +88,10 @@ def test_rows_of_a_batch_do_not_touch_each_other(make_view: MakeView, spec: str)
     scorer = make_scorer(spec)
     view = _supply(make_view(tokens=40, batch=3), scorer)
     together = scorer.score(view)
-    for row in range(3):
-        alone = scorer.score(_mapped(view, itemgetter(slice(row, row + 1))))
-        torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-5, atol=1e-6)
+    # The same shapes, so that rounding is the same on every machine.
+    changed = scorer.score(_mapped(view, itemgetter([0, 0, 2])))
+    assert torch.equal(together[[0, 2]], changed[[0, 2]])
+    assert torch.equal(scorer.score(_mapped(view, itemgetter([1, 1, 1])))[1], together[1])
 
 
 @every_method

@@ -1,4 +1,4 @@
-"""SnapKV against NumPy loops: window attention, pooling, group mean, and its edges."""
+"""SnapKV: its window, its edges and its options; `tests/golden` computes the scores again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TOVA against NumPy: the last token's attention, averaged over every query head of the layer."""
+"""TOVA: the forced last token and options; `tests/golden` computes the scores again."""
 
 from __future__ import annotations
 

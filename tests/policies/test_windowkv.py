@@ -1,4 +1,4 @@
-"""WindowKV against NumPy loops: windows, their order, and what layers and heads share."""
+"""WindowKV: sets at whole windows, settings, layer sharing; `tests/golden` has the scores."""
 
 from __future__ import annotations
 

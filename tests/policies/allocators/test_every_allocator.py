@@ -79,7 +79,7 @@ def test_published_roundings_stay_within_bounds(spec: str, request: Request) -> 
 
 
 @pytest.mark.parametrize("spec", [*EXACT, "ada:paper"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(request=requests())
 def test_more_budget_takes_at_most_one_token_from_a_head(spec: str, request: Request) -> None:
     """Heads that compete never lose any: what is kept is nested. Largest remainders may shift."""
