@@ -57,7 +57,7 @@ def _run(
     )
     geometry = geometry_of(model.config)
     check_methods(methods, geometry)
-    traces = open_traces(config.curves, geometry, methods) if config.curves else None
+    traces = open_traces(config.traces, geometry, methods) if config.traces else None
     bench = Bench(config=config, model=model, tokenizer=tokenizer)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     prompts, unfit = load_all(config, tokenizer, positions)

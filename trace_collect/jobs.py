@@ -19,7 +19,7 @@ def request_of(config: CollectConfig) -> DataRequest:
         length=config.length,
         seed=config.seed,
         essays=config.essays,
-        needs_reply=config.continuation == "reference",
+        needs_reply=config.answers == "reference",
     )
 
 
@@ -36,7 +36,7 @@ def identity(
     return {
         "model": model_identity(config.model, config.revision, model, tokenizer),
         "data": {**request_of(config).identity(jobs.tasks), "sequences": config.counts},
-        "continuation": config.continuation,
+        "continuation": config.answers,
         "max_new_tokens": config.max_new_tokens,
         "seed": config.seed,
     }

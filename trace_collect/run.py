@@ -48,7 +48,7 @@ class _Run:
             self.tokenizer,
             self.jobs[index],
             index=index,
-            continuation=self.config.continuation,
+            continuation=self.config.answers,
             max_new_tokens=self.config.max_new_tokens,
             queries=self.config.store == "qkv",
             grid=self.config.cuts,

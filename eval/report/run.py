@@ -53,7 +53,9 @@ def run(config: ReportConfig) -> None:
     if png.exists() and not png.is_dir():
         raise UsageError(f"--png {png} is a file; name a folder")
     results = load_results(folder)
-    validation = load_results(Path(config.validation)) if config.validation else None
+    validation = (
+        load_results(Path(config.validation_results)) if config.validation_results else None
+    )
     if validation is not None:
         _check_validation(results, validation)
     report = _report(results, validation, config.bootstrap)
@@ -109,12 +111,13 @@ def _check_validation(results: Results, validation: Results) -> None:
     for name in ("model", "length"):
         if results.setting(name) != validation.setting(name):
             raise ResultsError(
-                f"--validation {validation.folder} has --{name} {validation.setting(name)!r}, "
-                f"{results.folder} has {results.setting(name)!r}; evaluate them alike"
+                f"--validation_results {validation.folder} has --{name} "
+                f"{validation.setting(name)!r}, "
+                f"{results.folder} has {results.setting(name)!r}; evaluate both with the same"
             )
     if results.setting("split") == validation.setting("split"):
         raise ResultsError(
-            f"--validation {validation.folder} has the same split as {results.folder}; "
+            f"--validation_results {validation.folder} has the same split as {results.folder}; "
             "choose settings on other prompts (kvp-eval --split validation)"
         )
 
@@ -177,7 +180,7 @@ def _perplexity(report: Report, comparisons: Sequence[Comparison]) -> str:
 
 def _kept(report: Report, comparisons: Sequence[Comparison]) -> str:
     if not comparisons:
-        return missing("No traces measured in this folder: run kvp-eval --curves TRACES.")
+        return missing("No traces measured in this folder: run kvp-eval --traces TRACES.")
     return "\n".join(_whole(report, comparison) for comparison in comparisons)
 
 
@@ -201,7 +204,7 @@ def _protocol_section(comparison: Comparison, parts: Sequence[str]) -> str:
 def _costs(report: Report) -> str:
     curves = report.results.curves
     if not curves:
-        return missing("No cost curves in this folder: run kvp-eval --curves TRACES.")
+        return missing("No cost curves in this folder: run kvp-eval --traces TRACES.")
     groups = policy_groups([*report.results.rows, *curves])
     parts = []
     for protocol in dict.fromkeys(row["protocol"] for row in curves):

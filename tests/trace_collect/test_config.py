@@ -43,4 +43,4 @@ def test_help_loads_neither_torch_nor_transformers() -> None:
     assert time.process_time() - started < 1
     assert done.stderr.strip().endswith("set()")
     assert "--max_new_tokens" in done.stdout
-    assert "continuation comes on top" in done.stdout
+    assert "The answer comes on top" in done.stdout

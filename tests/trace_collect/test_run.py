@@ -131,7 +131,7 @@ def test_a_folder_with_something_else_is_left_alone(
 def test_chat_and_files(run: Collect, tmp_path: Path) -> None:
     texts = tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": f"Text {n} is short."}) + "\n" for n in range(20)))
-    assert run("--data=chat", "--continuation=reference", "--train=1", "--validation=0") == 0
+    assert run("--data=chat", "--answers=reference", "--train=1", "--validation=0") == 0
     (record,) = TraceReader(tmp_path / "out").records()
     assert record.task == "chat"
     assert len(record.reply_spans) > 1

@@ -97,7 +97,7 @@ def open_online_training_data(
         ModelError: the model or its tokenizer cannot be used.
         UsageError: data, tasks, lengths or sizes that cannot work.
     """
-    settings = config.stream()
+    settings = config.online()
     if recipe.min_prefix >= settings.length:
         raise UsageError(f"--data {settings.data}: no prompt {too_short(recipe, settings.length)}")
     model_config = load_config(settings.model, revision=settings.revision)
@@ -213,6 +213,6 @@ def _announce(config: TrainConfig, plan: StorePlan, samples: Samples, agents: in
     print(
         f"buffer: {size} sequences and {held_out} for validation, at most {decimal(most)} of RAM "
         f"(keys, values and {kept}, {plan.dtype}); {samples.needed + held_out} sequences of at "
-        f"most {plan.max_tokens} tokens will run through {config.stream().model}, the first {size} "
+        f"most {plan.max_tokens} tokens will run through {config.online().model}, the first {size} "
         "before the first step, to tell the rankers what tokens are like"
     )

@@ -206,8 +206,8 @@ def test_missing_parts_are_said_and_texts_are_escaped(
     assert evil in found.text
     for sentence in (
         "No given replies in this folder: run kvp-eval --tasks chat or text.",
-        "No traces measured in this folder: run kvp-eval --curves TRACES.",
-        "No cost curves in this folder: run kvp-eval --curves TRACES.",
+        "No traces measured in this folder: run kvp-eval --traces TRACES.",
+        "No cost curves in this folder: run kvp-eval --traces TRACES.",
         "No token ranks in this folder: run kvp-eval --tokens true.",
         "No timing pass in this folder: run kvp-eval --timing_prompts 3.",
     ):
@@ -248,8 +248,8 @@ def test_it_reads_what_kvp_eval_writes(tmp_path: Path, tiny_folder: Path) -> Non
     assert page.table("One request at a time")["full cache"][0] == "all"
     missing = [text for text in page.text.splitlines() if "in this folder" in text]
     assert missing == [
-        "No traces measured in this folder: run kvp-eval --curves TRACES.",
-        "No cost curves in this folder: run kvp-eval --curves TRACES.",
+        "No traces measured in this folder: run kvp-eval --traces TRACES.",
+        "No cost curves in this folder: run kvp-eval --traces TRACES.",
     ]
     held = page.table("Bytes of keys and values right after the eviction")
     assert held["knorm"][0].endswith("0.250 of full")
