@@ -61,7 +61,7 @@ class PromptConfig(DataConfig):
     continuation_tokens: int = 128
     """Tokens of running text whose likelihood the task `text` measures."""
     max_new_tokens: int | None = None
-    """Maximum tokens of an answer; without it, each task's own number."""
+    """Maximum tokens of an answer. Without it, each task's own number."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {"continuation_tokens": 1, "max_new_tokens": 1}
 
