@@ -50,7 +50,7 @@ class Target:
         total = round(sum(scheme) * own / self.tokens)
         bounded = min(max(total, len(scheme) * self.floor), len(scheme) * cached)
         shares = torch.tensor(scheme, dtype=torch.float64)
-        return apportion(shares, bounded, least=self.floor, most=cached).tolist()
+        return apportion(shares, bounded, minimum=self.floor, maximum=cached).tolist()
 
 
 @dataclass(frozen=True, kw_only=True)

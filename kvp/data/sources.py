@@ -64,6 +64,11 @@ def takes_tasks(data: str) -> bool:
     return SOURCES.get(data) is tasks_in_turn
 
 
+def is_rows(data: str) -> bool:
+    """Whether `data` is a file, a folder or a hub data set."""
+    return _maker(data) is None
+
+
 def open_source(
     data: str,
     *,
