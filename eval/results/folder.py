@@ -39,7 +39,7 @@ TOKENS = "tokens.json"
 
 INPUT_FLAGS = ("essays", "chat", "text", "data")
 """Settings that name files or folders which prompts come from."""
-RENAMED = {"continuation": "continuation_tokens"}
+RENAMED = {"continuation": "continuation_tokens", "prompts": "search_prompts"}
 """Settings in folders begun before -> their names of today."""
 
 
