@@ -39,17 +39,6 @@ TOKENS = "tokens.json"
 
 INPUT_FLAGS = ("essays", "chat", "text", "data")
 """Settings that name files or folders which prompts come from."""
-<<<<<<< HEAD
-RENAMED = {"continuation": "continuation_tokens", "prompts": "search_prompts"}
-"""Settings in folders begun before -> their names of today."""
-
-
-def current_names(settings: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Recorded settings by the names they have today, as far as those are `known`."""
-    today = {old: new for old, new in RENAMED.items() if new in known}
-    return {today.get(name, name): value for name, value in settings.items()}
-=======
->>>>>>> main
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
