@@ -44,6 +44,10 @@ IDENTITY_FIELDS = (
 change between runs that extend one folder (`docs/formats.md`, Results folder)."""
 
 
+RECORDED_AS = {"continuation_tokens": "continuation"}
+"""Setting -> its key in a results folder, where that is an earlier name."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PromptConfig(DataConfig):
     """Prompts."""
@@ -165,7 +169,7 @@ class EvalConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, Run
     def identity(self) -> dict[str, Any]:
         """The settings every run of one results folder must share."""
         values = asdict(self)
-        identity = {name: values[name] for name in IDENTITY_FIELDS}
+        identity = {RECORDED_AS.get(name, name): values[name] for name in IDENTITY_FIELDS}
         if self.data is None:  # folders of earlier versions do not have it
             del identity["data"]
         return identity

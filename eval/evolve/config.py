@@ -17,10 +17,12 @@ RUN_ONLY = (
 """Settings that do not decide what a search finds, or that it does not read."""
 
 RECORDED_AS = {
+    "continuation_tokens": "continuation",
+    "search_prompts": "prompts",
     "lambda_": "lambda",
     "cost_curves": "curves",
 }
-"""Setting -> its key in files, where that is another name."""
+"""Setting -> its key in the folder of a search, where that is an earlier name."""
 
 
 @dataclass(frozen=True, kw_only=True)
