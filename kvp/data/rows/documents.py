@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import shorten
 
 from kvp.data.rows.files import TEXT_SUFFIXES, Unreadable, files_of, read_rows
 from kvp.data.rows.forms import ACCEPTED, Document, RowError, document_of
@@ -20,7 +21,7 @@ from kvp.data.rows.trees import (
     is_message,
     is_tree,
     nested_messages,
-    root_of,
+    tree_names,
 )
 from kvp.data.synthetic.needles import SPLITS, split_of
 from kvp.data.text_files import read_text, share_of
@@ -50,9 +51,15 @@ class Documents:
 
 def listed(skipped: Sequence[Skipped]) -> str:
     """The first few places with their reasons, and how many more there are."""
-    named = ", ".join(f"{place} {reason}" for place, reason in skipped[:_NAMED])
+    named = ", ".join(_plain(f"{place} {reason}") for place, reason in skipped[:_NAMED])
     more = len(skipped) - _NAMED
     return f"{named} and {more} more" if more > 0 else named
+
+
+def _plain(text: str) -> str:
+    """Text of a stranger's file in one short line without control characters."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    return shorten(printable, width=200, placeholder=" ...")
 
 
 def read_documents(data: str, flag: str = "data") -> Documents:
@@ -95,10 +102,9 @@ def read_documents(data: str, flag: str = "data") -> Documents:
 def _add_trees(
     messages: Sequence[tuple[str, Message]], found: list[Document], skipped: list[Skipped]
 ) -> None:
-    parents = {message["message_id"]: message.get("parent_id") for _, message in messages}
     trees: dict[str, list[tuple[str, Message]]] = {}
-    for place, message in messages:
-        trees.setdefault(root_of(message, parents), []).append((place, message))
+    for name, member in zip(tree_names([one for _, one in messages]), messages, strict=True):
+        trees.setdefault(name, []).append(member)
     for name, members in trees.items():
         place = members[0][0]
         try:

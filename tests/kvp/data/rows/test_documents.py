@@ -302,6 +302,25 @@ def test_messages_in_a_circle_end(tmp_path: Path, tree: str | None) -> None:
     assert len(read.skipped) == 3
 
 
+def test_a_long_chain_of_messages_is_walked_once(tmp_path: Path) -> None:
+    """A walk to the root for each message would take 2 x 10^8 steps."""
+    rows = [
+        {"message_id": n, "parent_id": n - 1 if n else None, "text": "x",
+         "role": "assistant" if n % 2 else "prompter"}
+        for n in range(20_000)
+    ]  # fmt: skip
+    (document,) = documents(jsonl(tmp_path / "d.jsonl", *reversed(rows)))
+    assert len(document.turns) == 20_000
+
+
+def test_what_a_file_says_is_shown_in_one_plain_line(tmp_path: Path) -> None:
+    data = jsonl(tmp_path / "d.jsonl", {"text": "a"}, {f"\x1b[31m\n{n}": 1 for n in range(999)})
+    note = read_documents(data).note()
+    assert note is not None
+    assert note.isprintable()
+    assert len(note) < 300
+
+
 def test_an_unknown_data_set_is_one_line() -> None:
     with pytest.raises(UsageError, match=r"--chat no/such: not a file \(.*data set that loads"):
         read_documents("no/such", "chat")
