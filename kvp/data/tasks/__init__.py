@@ -3,7 +3,7 @@
 A user's own task is an object with `build` and `score` (`kvp.data.task.Task`), found by
 
 - an entry point: `[project.entry-points."kvp.tasks"]`, `mine = "my_package:Mine"`;
-- its place: `--tasks my_package.tasks:Mine`;
+- its module: `--tasks my_package.tasks:Mine`;
 - `register(Mine())` from Python, and then its name.
 """
 
