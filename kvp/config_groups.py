@@ -127,7 +127,7 @@ class AnswerConfig(Group):
     answers: AnswersName = "model"
     """What follows the prompt in a trace: the model's own greedy answer, or the data's."""
     max_new_tokens: int = 128
-    """Maximum tokens of an answer; tasks with a number of their own stop there."""
+    """Maximum tokens of an answer. Tasks with a number of their own stop there."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {"max_new_tokens": 1}
 
