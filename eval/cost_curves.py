@@ -1,10 +1,10 @@
-"""What budgets cost on held-out traces: attention lost by each head, kept by the whole model.
+"""Evaluate rankings on held-out traces: attention lost per head, attention recall of the model.
 
 No generation: queries, keys and values come from a trace store, importance from
 `kvp.ops.future_attention`, scores from the same scorers that evict; those that need extra passes or
 hidden states get them from the model, which runs over the stored tokens once more. Rankings are
-judged head by head (curves.jsonl), budgets split over heads by what all heads keep together
-(kept.jsonl); `docs/formats.md` describes both.
+measured head by head (curves.jsonl), budgets split over heads by what all heads keep together
+(kept.jsonl). The numbers are those of `kvp.metrics`; `docs/formats.md` describes the files.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from eval.config import EvalConfig
 from eval.held_out_traces import boundary, held_out, protocols_apart, trace_views
 from eval.methods import Method, method_fields, rankings
 from eval.results.records import Row
-from eval.selection import Ranked
 from eval.settings import PROTECTIONS, Setting, plan, protection_of
+from kvp import metrics
 from kvp.budget_scores import Scored, score_budgets
 from kvp.geometry import Geometry
 from kvp.hf import ScorerInputs, observe
 from kvp.hf.scorer_inputs import needs_scorer_inputs
 from kvp.ops.future_attention import future_attention
 from kvp.ranking import Protection
-from kvp.reward import cost_curve, ideal_cost, random_cost
 from kvp.scoring import Needs, View
+from kvp.selection import Selection
 from kvp.store import Trace, TraceReader
 
 GRID_STEPS = 64
@@ -46,11 +46,11 @@ class Measured:
     """One ranking of one sequence. Leading axes: layer, KV head."""
 
     cost: Tensor
-    """[L, H, grid] float64, E_b / W."""
+    """[L, H, grid] float64, share of attention lost at the budgets of the grid."""
     area: Tensor
-    """[L, H] float64, mean over budgets 1..N-1 of E_b / W."""
+    """[L, H] float64 (`kvp.metrics.area`)."""
     skill: Tensor
-    """[L, H] float64, 1 = ideal, 0 = random; NaN where all tokens matter alike."""
+    """[L, H] float64 (`kvp.metrics.skill`); NaN for heads without signal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class TraceRows:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sums:
-    """What is collected sequence by sequence."""
+    """Measurements, sequence by sequence."""
 
     curves: dict[tuple[Method, bool, str], list[Measured]] = field(default_factory=dict)
     kept: dict[tuple[Setting, str], list[AttentionRecall]] = field(default_factory=dict)
@@ -94,9 +94,9 @@ def measure_traces(
     for record in records:
         trace = reader.trace(record.index)
         for protocol in protocols:
-            cut = boundary(record, protocol)
-            if 2 <= cut < record.length:
-                prompt = TracedPrompt(trace, cut, config.device, model, tokenizer)
+            prefix_length = boundary(record, protocol)
+            if 2 <= prefix_length < record.length:
+                prompt = TracedPrompt(trace, prefix_length, config.device, model, tokenizer)
                 for method in rankings(methods):
                     own = [c for c in cells[protocol] if c.method.ranking == method.ranking]
                     _measure(config, prompt, method, own, protocol, sums)
@@ -113,34 +113,34 @@ def measure_traces(
 
 
 class TracedPrompt:
-    """One sequence compressed at `cut` tokens."""
+    """One sequence compressed after its first `prefix_length` tokens."""
 
     def __init__(
         self,
         trace: Trace,
-        cut: int,
+        prefix_length: int,
         device: str = "cpu",
         model: PreTrainedModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        """Compute what its tokens are worth."""
-        self.cut = cut
+        """Compute the importance of its tokens."""
+        self.prefix_length = prefix_length
         queries = None if trace.queries is None else trace.queries.to(device)
         self._parts = (queries, trace.keys.to(device), trace.values.to(device))
         if queries is None:
-            on_device = trace.future_attention(cut).to(device)
+            on_device = trace.future_attention(prefix_length).to(device)
         else:
-            on_device = future_attention(queries, self._parts[1], cut=cut)
+            on_device = future_attention(queries, self._parts[1], cut=prefix_length)
         self._future = on_device
         self.importance = on_device.cpu().double()
-        """[L, H, cut] float64, future attention of every token."""
-        self._token_ids = torch.tensor([trace.record.token_ids[:cut]], device=device)
+        """[L, H, N] float64, future attention of every token."""
+        self._token_ids = torch.tensor([trace.record.token_ids[:prefix_length]], device=device)
         self._model = model
         self._tokenizer = tokenizer
         self._supplies: dict[int | None, ScorerInputs] = {}
 
     def scored(self, method: Method, budgets: Sequence[int]) -> list[Scored]:
-        """What a method says at the budgets."""
+        """Scores of a method for the budgets."""
         scorer = method.scorer
         assert scorer is not None, "the full cache has no scores"
         scorer_inputs = self._supply(scorer.needs) if needs_scorer_inputs(scorer.needs) else None
@@ -148,7 +148,14 @@ class TracedPrompt:
 
         def views_at(budget: int) -> Iterator[View]:
             return trace_views(
-                queries, keys, values, self._future, self.cut, scorer.needs, budget, scorer_inputs
+                queries,
+                keys,
+                values,
+                self._future,
+                self.prefix_length,
+                scorer.needs,
+                budget,
+                scorer_inputs,
             )
 
         return score_budgets(scorer, views_at, budgets)
@@ -175,35 +182,30 @@ class TracedPrompt:
             )
         return self._supplies[after]
 
-    def curve(self, scored: Sequence[Scored], protection: Protection) -> Measured:
-        """Cost of every budget by the rankings of the grid's budgets."""
-        lost = torch.zeros(*self.importance.shape[:-1], self.cut + 1, dtype=torch.float64)
-        grid = set(grid_budgets(self.cut))
-        done = -1
-        for part in scored:
-            served = [budget for budget in part.budgets if budget in grid]
-            if served:
-                curve = cost_curve(self.importance, Ranked(part, protection).ranking)
-                last = self.cut if served[-1] == self.cut else served[-1]
-                lost[..., done + 1 : last + 1] = curve[..., done + 1 : last + 1]
-                done = last
-        return measure(lost, self.importance)
+    def measure(self, scored: Sequence[Scored], protection: Protection) -> Measured:
+        """Metrics of the rankings made for the grid's budgets (`kvp.metrics.grid_budgets`)."""
+        grid = set(metrics.grid_budgets(self.prefix_length))
+        serving = [
+            (part.scores, max(grid.intersection(part.budgets)))
+            for part in scored
+            if grid.intersection(part.budgets)
+        ]
+        lost = metrics.lost_importance(self.importance, serving, protection)  # [L, H, N + 1]
+        return Measured(
+            cost=metrics.at_shares(lost, torch.linspace(0, 1, GRID_STEPS + 1)),
+            area=metrics.area(lost),
+            skill=metrics.skill(self.importance, lost, protection),
+        )
 
 
-def grid_budgets(tokens: int) -> list[int]:
-    """Budgets at which methods that look at them are asked, ascending; the last is `tokens`."""
-    steps = range(1, GRID_STEPS + 1)
-    return sorted({max(1, round(step * tokens / GRID_STEPS)) for step in steps})
-
-
-def _cells(config: EvalConfig, methods: Sequence[Method], cuts: Sequence[int]) -> list[Setting]:
+def _cells(config: EvalConfig, methods: Sequence[Method], lengths: Sequence[int]) -> list[Setting]:
     """What kept.jsonl has a row for: all but budgets below the protected tokens."""
     cells, _ = plan(
         methods,
         config.budget_list,
         protection="off" if config.protection == "off" else "both",
         protected_tokens=protection_of(config, protected=True).tokens,
-        shortest=min(cuts),
+        shortest=min(lengths),
     )
     return [cell for cell in cells if cell.protected in PROTECTIONS[config.protection]]
 
@@ -216,20 +218,26 @@ def _measure(
     protocol: str,
     sums: _Sums,
 ) -> None:
-    """Judge one scorer on one sequence: its rankings, and what all its allocators keep."""
-    sizes = {cell: min(cell.tokens(prompt.cut), prompt.cut) for cell in cells}
-    scored = prompt.scored(method, sorted({*grid_budgets(prompt.cut), *sizes.values()}))
+    """Measure one scorer on one sequence: its rankings, and what all its allocators keep."""
+    sizes = {cell: min(cell.tokens(prompt.prefix_length), prompt.prefix_length) for cell in cells}
+    grid = metrics.grid_budgets(prompt.prefix_length)
+    scored = prompt.scored(method, sorted({*grid, *sizes.values()}))
     for protected in PROTECTIONS[config.protection]:
         protection = protection_of(config, protected=protected)
-        measured = prompt.curve(scored, protection)
+        measured = prompt.measure(scored, protection)
         sums.curves.setdefault((method, protected, protocol), []).append(measured)
         for part in scored:
-            ranked = Ranked(part, protection)
-            for cell in cells:
-                if cell.protected is protected and sizes[cell] in part.budgets:
-                    counts = ranked.counts(cell.method.rule, sizes[cell])
-                    share = attention_recall(prompt.importance, ranked.ranking, counts)
-                    sums.kept.setdefault((cell, protocol), []).append(share)
+            matching = [
+                cell for cell in cells
+                if cell.protected is protected and sizes[cell] in part.budgets
+            ]  # fmt: skip
+            if not matching:
+                continue
+            selection = Selection(part.scores, protection, part.sizes)
+            for cell in matching:
+                counts = selection.counts(sizes[cell], cell.method.rule)
+                share = attention_recall(prompt.importance, selection.ranking, counts)
+                sums.kept.setdefault((cell, protocol), []).append(share)
 
 
 def _curve_rows(
@@ -243,7 +251,7 @@ def _curve_rows(
     """Means over sequences, head by head."""
     cost = torch.stack([part.cost for part in parts]).mean(0)
     area = torch.stack([part.area for part in parts]).mean(0)
-    skill = torch.stack([part.skill for part in parts]).nanmean(0).nan_to_num(0.0)
+    skill = torch.stack([part.skill for part in parts]).nanmean(0)  # NaN: no signal anywhere
     for layer in range(geometry.layers):
         for head in range(geometry.kv_heads):
             yield {
@@ -255,31 +263,8 @@ def _curve_rows(
                 "head": head,
                 "budgets": [step / GRID_STEPS for step in range(GRID_STEPS + 1)],
                 "cost": cost[layer, head].tolist(),
-                "skill": float(skill[layer, head]),
+                "skill": None if skill[layer, head].isnan() else float(skill[layer, head]),
                 "area": float(area[layer, head]),
+                "metrics_version": metrics.METRICS_VERSION,
                 "sequences": len(parts),
             }
-
-
-def measure(lost: Tensor, importance: Tensor) -> Measured:
-    """Curve, area and skill from the importance lost at every budget.
-
-    Args:
-        lost: [L, H, N + 1] float64, E_b for b = 0..N.
-        importance: [L, H, N] float64.
-    """
-    tokens = importance.shape[-1]
-    total = importance.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-    relative = lost / total
-    place = torch.linspace(0, tokens, GRID_STEPS + 1, dtype=torch.float64)
-    lower = place.floor().long().clamp(max=tokens - 1)
-    share = place - lower
-    cost = relative[..., lower] * (1 - share) + relative[..., lower + 1] * share
-    chance, ideal = random_cost(importance), ideal_cost(importance)
-    span = chance - ideal
-    skill = (chance - lost[..., 1:tokens].sum(-1)) / span
-    return Measured(
-        cost=cost,
-        area=relative[..., 1:tokens].mean(-1),
-        skill=torch.where(span > 1e-6 * chance, skill, torch.nan),
-    )

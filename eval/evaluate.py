@@ -14,13 +14,13 @@ from eval.config import EvalConfig
 from eval.decode import Kept, Outcome, Prefix, all_kept, forced, greedy
 from eval.methods import Method, method_fields
 from eval.results.records import Row
-from eval.selection import Ranked
 from eval.settings import Setting, protection_of
 from eval.tasks import Prompt
 from kvp.budget_scores import ViewsAt, score_budgets
 from kvp.hf import Observation, ScorerInputs, observe, views
 from kvp.ops.future_attention import future_attention
 from kvp.scoring import Needs
+from kvp.selection import Selection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,9 +172,11 @@ def keep(
                 ]  # fmt: skip
                 if not matching:
                     continue
-                ranked = Ranked(scored, protection_of(config, protected=protected))
+                protection = protection_of(config, protected=protected)
+                selection = Selection(scored.scores, protection, scored.sizes)
                 for cell in matching:
-                    yield cell, Kept(indices=ranked.kept(cell.method.rule, cell.tokens(tokens)))
+                    kept = selection.tokens(cell.tokens(tokens), cell.method.rule)
+                    yield cell, Kept(indices=kept)
 
 
 def identify(config: EvalConfig, prompt: Prompt, protocol: str, cell: Setting) -> Row:

@@ -19,12 +19,12 @@ from eval.decode import Kept, Prefix, all_kept, forward, gather
 from eval.evaluate import Bench, hidden_after, hindsight, prefill, scorer_inputs_of
 from eval.methods import method_fields
 from eval.results.records import Row
-from eval.selection import Ranked
 from eval.settings import Setting, protection_of
 from eval.tasks import Prompt
 from kvp.budget_scores import score_budgets
 from kvp.hf import EvictingCache, Observation, observe, views
 from kvp.scoring import Needs
+from kvp.selection import select
 
 DECODED_TOKENS = 8
 """Decode steps timed per row; their median is reported."""
@@ -117,8 +117,9 @@ def _evict(
         scorer_inputs = scorer_inputs_of(bench, observation, ids)
         at = partial(views, observation, scorer.needs, future=future, scorer_inputs=scorer_inputs)
         (scored,) = score_budgets(scorer, at, [budget])
-        ranked = Ranked(scored, protection_of(bench.config, protected=cell.protected))
-        kept = Kept(indices=ranked.kept(cell.method.rule, budget))
+        protection = protection_of(bench.config, protected=cell.protected)
+        indices = select(scored.scores, budget, protection, cell.method.rule, sizes=scored.sizes)
+        kept = Kept(indices=indices)
     return gather(prefix, [kept]), kept
 
 

@@ -20,11 +20,12 @@ from eval.evolve.config import EvolveConfig
 from eval.evolve.fitness import reply_score
 from eval.evolve.search import Scheme
 from eval.tasks import Prompt
-from kvp.allocation import allocated_tokens, apportion
+from kvp.allocation import apportion
 from kvp.budgets import Budget
 from kvp.hf import ScorerInputs, observe, views
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import Scorer, score_layers
+from kvp.selection import Selection
 
 Floats = NDArray[np.float64]
 
@@ -118,13 +119,12 @@ class PromptSet:
         else:
             scored, prefix = self._score(place)
         heads = scored.scores.shape[1]
+        selection = Selection(scored.scores, self._target.protection)
         rows = []
         for scheme in schemes:
-            counts = torch.tensor(self._target.counts(scheme, prefix.tokens))
-            chosen = allocated_tokens(
-                scored.scores, counts[:, None].expand(-1, heads), self._target.protection
-            )
-            rows.append(Kept(indices=chosen))
+            counts = torch.tensor(self._target.counts(scheme, prefix.tokens))  # [L]
+            kept = selection.tokens_of(counts[:, None].expand(-1, heads))
+            rows.append(Kept(indices=kept))
         feed = prompt.ids[prefix.tokens :]
         if prompt.forced:
             losses = forced(
