@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
+from kvp.ops.group_products import group_products
 from kvp.ranking import rank_tokens
 from kvp.rope import Rope
 from kvp.scoring import ALL_QUERIES, Needs, View
@@ -106,10 +107,10 @@ class GVote(Heuristic):
         if self.include_current:
             votes += _first(ranking, size)
         attention = torch.zeros_like(current)
-        keys = view.keys.float()[:, :, None].transpose(-1, -2)
+        keys, scale = view.keys.float(), view.keys.shape[3] ** -0.5
         for queries in self.guesses(view):
-            grouped = torch.unflatten(queries, 1, (keys.shape[1], -1))[..., None, :]
-            logits = (grouped * view.keys.shape[3] ** -0.5 @ keys).squeeze(-2)
+            grouped = torch.unflatten(queries * scale, 1, (keys.shape[1], -1))  # [B, H, G, D]
+            logits = group_products(grouped[..., None, :], keys).squeeze(-2)  # [B, H, G, N]
             votes += _first(rank_tokens(logits), size)
             attention += logits.softmax(dim=-1)
         mean = attention.mean(dim=2) / self.samples

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvp.ops.group_products import group_products
+
 FORCED = 2.0
 """Score above every attention probability: tokens a method always keeps, newest first."""
 
@@ -26,8 +28,8 @@ def recent_attention(queries: Tensor, keys: Tensor, window: int) -> Tensor:
     """
     batch, heads, tokens, width = keys.shape
     recent = queries[:, :, queries.shape[2] - window :].float() * width**-0.5
-    grouped = recent.reshape(batch, heads, -1, window, width)
-    logits: Tensor = grouped @ keys.float()[:, :, None].transpose(-1, -2)
+    grouped = recent.reshape(batch, heads, -1, window, width)  # [B, H, G, window, D]
+    logits = group_products(grouped, keys.float())  # [B, H, G, window, N]
     key = torch.arange(tokens, device=keys.device)
-    unseen = key > key[tokens - window :, None]
+    unseen = key > key[tokens - window :, None]  # [window, N]
     return logits.masked_fill(unseen, -torch.inf).softmax(dim=-1)

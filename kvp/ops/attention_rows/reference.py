@@ -11,6 +11,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from kvp.ops.group_products import group_products
+
 
 @torch.no_grad()
 def attention_rows(
@@ -39,7 +41,7 @@ def attention_rows(
     for first in range(start, stop, block):
         end = min(first + block, stop)
         rows = queries[..., first:end, :].float() * width**-0.5
-        logits = rows @ keys[..., None, :end, :].float().transpose(-1, -2)
+        logits = group_products(rows, keys[..., :end, :].float())  # [..., G, rows, end]
         key, query = torch.arange(end, device=keys.device), torch.arange(first, end)
         hidden = key > query.to(keys.device)[:, None]
         yield logits.masked_fill_(hidden, -torch.inf).softmax(dim=-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvp.ops.group_products import group_products
 from kvp.ops.reconstruction_attention.reference import check_shapes
 
 
@@ -29,13 +30,13 @@ def reconstruction_attention(
         raise ValueError(f"blocks need at least one query, got {block}")
     tokens = own.shape[-2]
     signal = torch.zeros(keys.shape[:-1], dtype=torch.float32, device=keys.device)
-    cached_keys = keys.float()[..., None, :, :].transpose(-1, -2)
-    own_keys = own.float()[..., None, :, :].transpose(-1, -2)
+    cached_keys, own_keys = keys.float(), own.float()
     index = torch.arange(tokens, device=own.device)
     for start in range(0, tokens, block):
         stop = min(start + block, tokens)
         rows = scaling * queries[..., start:stop, :].float()
-        to_cached, to_own = rows @ cached_keys, rows @ own_keys[..., :stop]
+        to_cached = group_products(rows, cached_keys)  # [..., G, rows, S]
+        to_own = group_products(rows, own_keys[..., :stop, :])  # [..., G, rows, stop]
         to_own.masked_fill_(index[:stop] > index[start:stop, None], -torch.inf)
         total = torch.logaddexp(to_cached.logsumexp(dim=-1), to_own.logsumexp(dim=-1))
         if query_weights is not None:
