@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from eval.config import EvalConfig
 from eval.methods import method_fields
-from eval.results.records import Row
+from eval.results.records import Row as Record
 from eval.settings import Setting
 from eval.stats import bootstrap_mean
 from kvp import metrics
@@ -46,14 +45,20 @@ def attention_recall(importance: Tensor, ranking: Tensor, counts: Tensor) -> Att
     )
 
 
-def kept_row(
-    config: EvalConfig, setting: Setting, protocol: str, parts: Sequence[AttentionRecall]
-) -> Row:
-    """One line of kept.jsonl: means over sequences, and the interval of the share."""
+def kept_record(
+    setting: Setting,
+    parts: Sequence[AttentionRecall],
+    *,
+    model: str,
+    protocol: str,
+    bootstrap: int,
+    seed: int,
+) -> Record:
+    """One line of kept.jsonl: means over sequences, and the interval of the recall."""
     values = {("", str(number)): part.share for number, part in enumerate(parts)}
-    interval = bootstrap_mean(values, resamples=config.bootstrap, seed=config.seed)
+    interval = bootstrap_mean(values, resamples=bootstrap, seed=seed)
     return {
-        "model": config.model,
+        "model": model,
         **method_fields(setting.method),
         "protected": setting.protected,
         "protocol": protocol,

@@ -115,6 +115,8 @@ class EvalConfig:
     """Write the ranks of one prompt for every method."""
     bootstrap: int = 2000
     """Resamples behind each interval of the closing table."""
+    dry_run: bool = False
+    """Say what the run would take, from its settings and one measured prompt, and stop."""
 
     def __post_init__(self) -> None:
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
@@ -137,9 +139,11 @@ class EvalConfig:
             raise UsageError(f"--budgets: {error}") from None
 
     @property
-    def method_list(self) -> tuple[str, ...]:
+    def method_list(self) -> tuple[Any, ...]:
         """Method specs in order, without repeats."""
-        return split_list(self.methods)
+        if isinstance(self.methods, str):
+            return split_list(self.methods)
+        return tuple(self.methods)
 
     @property
     def allocator_list(self) -> tuple[str, ...]:

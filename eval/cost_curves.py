@@ -9,29 +9,29 @@ measured head by head (curves.jsonl), budgets split over heads by what all heads
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.attention_recall import AttentionRecall, attention_recall, kept_row
-from eval.config import EvalConfig
+from eval.attention_recall import AttentionRecall, attention_recall, kept_record
 from eval.held_out_traces import boundary, held_out, protocols_apart, trace_views
 from eval.methods import Method, method_fields, rankings
-from eval.results.records import Row
-from eval.settings import PROTECTIONS, Setting, plan, protection_of
+from eval.results.records import Row as Record
+from eval.settings import PROTECTIONS, Setting, plan
 from kvp import metrics
 from kvp.budget_scores import Scored, score_budgets
+from kvp.budgets import Budget
 from kvp.geometry import Geometry
 from kvp.hf import ScorerInputs, observe
 from kvp.hf.scorer_inputs import needs_scorer_inputs
 from kvp.ops.future_attention import future_attention
-from kvp.ranking import Protection
+from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import Needs, View
 from kvp.selection import Selection
-from kvp.store import Trace, TraceReader
+from kvp.store import SequenceRecord, Trace, TraceReader
 
 GRID_STEPS = 64
 """A curve has one point per 1/64 of the cache, both ends included."""
@@ -54,13 +54,13 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceRows:
+class TraceRecords:
     """Everything measured on the held-out traces of a store."""
 
-    curves: tuple[Row, ...]
-    """Rows of curves.jsonl."""
-    kept: tuple[Row, ...]
-    """Rows of kept.jsonl."""
+    curves: tuple[Record, ...]
+    """Records of curves.jsonl."""
+    kept: tuple[Record, ...]
+    """Records of kept.jsonl."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,45 +71,82 @@ class _Sums:
     kept: dict[tuple[Setting, str], list[AttentionRecall]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TraceSettings:
+    """What is measured on every sequence."""
+
+    model: str
+    """Name of the model in every record."""
+    budgets: tuple[Budget, ...]
+    """Budgets of kept.jsonl; curves have all budgets."""
+    protocols: tuple[str, ...]
+    protection: str
+    """`both`, `on` or `off`."""
+    protected: Protection
+    """Tokens that protection keeps."""
+    sequences: int
+    """At most so many held-out sequences."""
+    bootstrap: int
+    """Resamples behind each interval."""
+    seed: int
+    device: str = "cpu"
+
+
+def usable_records(
+    reader: TraceReader, settings: TraceSettings
+) -> dict[str, tuple[SequenceRecord, ...]]:
+    """Held-out sequences of every protocol worth measuring that compress before their last token."""
+    records = held_out(reader)[: settings.sequences]
+    return {
+        protocol: tuple(r for r in records if 2 <= boundary(r, protocol) < r.length)
+        for protocol in protocols_apart(settings.protocols, records)
+    }
+
+
 @torch.inference_mode()
 def measure_traces(
-    config: EvalConfig,
+    settings: TraceSettings,
     methods: Sequence[Method],
     reader: TraceReader,
     model: PreTrainedModel | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-) -> TraceRows:
-    """Rows from the held-out sequences of a store.
+    *,
+    advance: Callable[[], None] = lambda: None,
+) -> TraceRecords:
+    """Records from the held-out sequences of a store.
 
-    `model` and `tokenizer` serve methods that need more than traces hold.
+    `model` and `tokenizer` serve methods that need more than traces hold; `advance` is called after
+    every sequence and protocol.
     """
     methods = [method for method in methods if method.scorer is not None]
     sums = _Sums()
-    records = held_out(reader)[: config.curve_sequences]
-    protocols = protocols_apart(config.protocol_list, records)
-    cells = {
-        protocol: _cells(config, methods, [boundary(record, protocol) for record in records])
-        for protocol in protocols
-    }
-    for record in records:
-        trace = reader.trace(record.index)
-        for protocol in protocols:
-            prefix_length = boundary(record, protocol)
-            if 2 <= prefix_length < record.length:
-                prompt = TracedPrompt(trace, prefix_length, config.device, model, tokenizer)
-                for method in rankings(methods):
-                    own = [c for c in cells[protocol] if c.method.ranking == method.ranking]
-                    _measure(config, prompt, method, own, protocol, sums)
-    return TraceRows(
+    for protocol, records in usable_records(reader, settings).items():
+        planned = _settings_of(settings, methods, [boundary(r, protocol) for r in records])
+        for record in records:
+            trace = reader.trace(record.index)
+            prompt = TracedPrompt(
+                trace, boundary(record, protocol), settings.device, model, tokenizer
+            )
+            for method in rankings(methods):
+                same = [each for each in planned if each.method.ranking == method.ranking]
+                _measure(settings, prompt, method, same, protocol, sums)
+            advance()
+    return TraceRecords(
         curves=tuple(
-            row
+            record
             for (method, protected, protocol), parts in sums.curves.items()
-            for row in _curve_rows(config, reader.geometry, method, protected, protocol, parts)
+            for record in _curve_records(
+                settings, reader.geometry, method, protected, protocol, parts
+            )
         ),
         kept=tuple(
-            kept_row(config, cell, protocol, parts) for (cell, protocol), parts in sums.kept.items()
+            kept_record(
+                setting, parts, model=settings.model, protocol=protocol,
+                bootstrap=settings.bootstrap, seed=settings.seed,
+            )
+            for (setting, protocol), parts in sums.kept.items()
         ),
-    )
+    )  # fmt: skip
 
 
 class TracedPrompt:
@@ -137,13 +174,13 @@ class TracedPrompt:
         self._token_ids = torch.tensor([trace.record.token_ids[:prefix_length]], device=device)
         self._model = model
         self._tokenizer = tokenizer
-        self._supplies: dict[int | None, ScorerInputs] = {}
+        self._inputs: dict[int | None, ScorerInputs] = {}
 
     def scored(self, method: Method, budgets: Sequence[int]) -> list[Scored]:
         """Scores of a method for the budgets."""
         scorer = method.scorer
         assert scorer is not None, "the full cache has no scores"
-        scorer_inputs = self._supply(scorer.needs) if needs_scorer_inputs(scorer.needs) else None
+        scorer_inputs = self._scorer_inputs(scorer.needs) if needs_scorer_inputs(scorer.needs) else None
         queries, keys, values = self._parts
 
         def views_at(budget: int) -> Iterator[View]:
@@ -160,11 +197,11 @@ class TracedPrompt:
 
         return score_budgets(scorer, views_at, budgets)
 
-    def _supply(self, needs: Needs) -> ScorerInputs:
+    def _scorer_inputs(self, needs: Needs) -> ScorerInputs:
         """Extras of the stored tokens, from one more prefill; shared by the methods that agree."""
-        assert self._model is not None, "methods that need extras are measured beside a model"
+        assert self._model is not None, "methods that need extras need a model"
         after = needs.hidden_after
-        if after not in self._supplies:
+        if after not in self._inputs:
             seen = observe(
                 self._model,
                 self._token_ids,
@@ -172,7 +209,7 @@ class TracedPrompt:
                 last_logits=True,
                 hidden_after=() if after is None else (after,),
             )
-            self._supplies[after] = ScorerInputs(
+            self._inputs[after] = ScorerInputs(
                 self._model,
                 self._token_ids,
                 seen.keys,
@@ -180,7 +217,7 @@ class TracedPrompt:
                 hidden=seen.hidden,
                 tokenizer=self._tokenizer,
             )
-        return self._supplies[after]
+        return self._inputs[after]
 
     def measure(self, scored: Sequence[Scored], protection: Protection) -> Measured:
         """Metrics of the rankings made for the grid's budgets (`kvp.metrics.grid_budgets`)."""
@@ -198,56 +235,58 @@ class TracedPrompt:
         )
 
 
-def _cells(config: EvalConfig, methods: Sequence[Method], lengths: Sequence[int]) -> list[Setting]:
-    """What kept.jsonl has a row for: all but budgets below the protected tokens."""
-    cells, _ = plan(
-        methods,
-        config.budget_list,
-        protection="off" if config.protection == "off" else "both",
-        protected_tokens=protection_of(config, protected=True).tokens,
-        shortest=min(lengths),
-    )
-    return [cell for cell in cells if cell.protected in PROTECTIONS[config.protection]]
+def _settings_of(
+    settings: TraceSettings, methods: Sequence[Method], lengths: Sequence[int]
+) -> list[Setting]:
+    """Settings that kept.jsonl has a record for."""
+    if not lengths:
+        return []
+    planned, _ = plan(
+        methods, settings.budgets, lengths,
+        protection="off" if settings.protection == "off" else "both",
+        protected=settings.protected,
+    )  # fmt: skip
+    return [each for each in planned if each.protected in PROTECTIONS[settings.protection]]
 
 
 def _measure(
-    config: EvalConfig,
+    settings: TraceSettings,
     prompt: TracedPrompt,
     method: Method,
-    cells: Sequence[Setting],
+    planned: Sequence[Setting],
     protocol: str,
     sums: _Sums,
 ) -> None:
     """Measure one scorer on one sequence: its rankings, and what all its allocators keep."""
-    sizes = {cell: min(cell.tokens(prompt.prefix_length), prompt.prefix_length) for cell in cells}
+    sizes = {each: min(each.tokens(prompt.prefix_length), prompt.prefix_length) for each in planned}
     grid = metrics.grid_budgets(prompt.prefix_length)
     scored = prompt.scored(method, sorted({*grid, *sizes.values()}))
-    for protected in PROTECTIONS[config.protection]:
-        protection = protection_of(config, protected=protected)
+    for protected in PROTECTIONS[settings.protection]:
+        protection = settings.protected if protected else UNPROTECTED
         measured = prompt.measure(scored, protection)
         sums.curves.setdefault((method, protected, protocol), []).append(measured)
         for part in scored:
             matching = [
-                cell for cell in cells
-                if cell.protected is protected and sizes[cell] in part.budgets
+                each for each in planned
+                if each.protected is protected and sizes[each] in part.budgets
             ]  # fmt: skip
             if not matching:
                 continue
             selection = Selection(part.scores, protection, part.sizes)
-            for cell in matching:
-                counts = selection.counts(sizes[cell], cell.method.rule)
-                share = attention_recall(prompt.importance, selection.ranking, counts)
-                sums.kept.setdefault((cell, protocol), []).append(share)
+            for each in matching:
+                counts = selection.counts(sizes[each], each.method.rule)
+                recall = attention_recall(prompt.importance, selection.ranking, counts)
+                sums.kept.setdefault((each, protocol), []).append(recall)
 
 
-def _curve_rows(
-    config: EvalConfig,
+def _curve_records(
+    settings: TraceSettings,
     geometry: Geometry,
     method: Method,
     protected: bool,
     protocol: str,
     parts: Sequence[Measured],
-) -> Iterator[Row]:
+) -> Iterator[Record]:
     """Means over sequences, head by head."""
     cost = torch.stack([part.cost for part in parts]).mean(0)
     area = torch.stack([part.area for part in parts]).mean(0)
@@ -255,7 +294,7 @@ def _curve_rows(
     for layer in range(geometry.layers):
         for head in range(geometry.kv_heads):
             yield {
-                "model": config.model,
+                "model": settings.model,
                 **method_fields(method),
                 "protected": protected,
                 "protocol": protocol,

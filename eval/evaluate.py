@@ -1,4 +1,4 @@
-"""One prompt under one protocol: one prefill, every cell's tokens, one batched run, its rows."""
+"""One prompt under one protocol: one prefill, the tokens of every setting, one batched run."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.config import EvalConfig
 from eval.decode import Kept, Outcome, Prefix, all_kept, forced, greedy
 from eval.methods import Method, method_fields
-from eval.results.records import Row
-from eval.settings import Setting, protection_of
+from eval.results.records import Row as Record
+from eval.settings import Setting
 from eval.tasks import Prompt
 from kvp.budget_scores import ViewsAt, score_budgets
 from kvp.hf import Observation, ScorerInputs, observe, views
 from kvp.ops.future_attention import future_attention
+from kvp.ranking import Protection
 from kvp.scoring import Needs
 from kvp.selection import Selection
 
@@ -27,9 +27,17 @@ from kvp.selection import Selection
 class Bench:
     """What every prompt of a run shares."""
 
-    config: EvalConfig
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    name: str
+    """Name of the model in every record."""
+    split: str
+    length: int
+    seed: int
+    decode_batch: int
+    """At most so many compressed caches are decoded as one batch."""
+    max_new_tokens: int | None = None
+    """At most so many generated tokens, instead of each task's own number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +49,7 @@ class Prefilled:
     feed: Tensor
     """[F] int64, prompt tokens after the boundary."""
     scorer_inputs: ScorerInputs
-    """What methods ask beyond keys, values and queries; made once, shared by all of them."""
+    """What methods need beyond keys, values and queries; made once, shared by all of them."""
 
     def views_at(self, needs: Needs, future: list[Tensor] | None) -> ViewsAt:
         """Views of all layers for a budget to come, with what a method needs."""
@@ -51,7 +59,7 @@ class Prefilled:
 def prefill(
     bench: Bench, prompt: Prompt, protocol: str, methods: Iterable[Method] = ()
 ) -> Prefilled:
-    """Run the prefix of a prompt once, with every query recorded and what the methods ask of it."""
+    """Run the prefix of a prompt once, with every query recorded and what the methods need of it."""
     ids = prompt.ids.to(bench.model.device)
     boundary = prompt.boundary(protocol)
     observation = observe(
@@ -70,8 +78,8 @@ def prefill(
 
 def hidden_after(needs: Iterable[Needs]) -> tuple[int, ...]:
     """The numbers of left-out tokens for which hidden states are to be summed up."""
-    asked = {need.hidden_after for need in needs}
-    return tuple(sorted(after for after in asked if after is not None))
+    numbers = {need.hidden_after for need in needs}
+    return tuple(sorted(after for after in numbers if after is not None))
 
 
 def scorer_inputs_of(bench: Bench, observation: Observation, ids: Tensor) -> ScorerInputs:
@@ -82,19 +90,21 @@ def scorer_inputs_of(bench: Bench, observation: Observation, ids: Tensor) -> Sco
     )  # fmt: skip
 
 
-def evaluate(bench: Bench, prompt: Prompt, protocol: str, cells: Sequence[Setting]) -> list[Row]:
-    """Rows of one prompt for the cells asked for."""
-    start = prefill(bench, prompt, protocol, [cell.method for cell in cells])
+def evaluate(
+    bench: Bench, prompt: Prompt, protocol: str, settings: Sequence[Setting]
+) -> list[Record]:
+    """Records of one prompt, one per setting."""
+    start = prefill(bench, prompt, protocol, [setting.method for setting in settings])
     future = None
-    if any(cell.method.scorer and cell.method.scorer.needs.future for cell in cells):
+    if any(each.method.scorer and each.method.scorer.needs.future for each in settings):
         future = hindsight(bench, prompt, start)
-    chosen = list(keep(bench.config, start, cells, future))
-    caches = [kept for _, kept in chosen]
+    compressed = list(keep(start, settings, future))
+    caches = [kept for _, kept in compressed]
     outcomes: list[tuple[int, dict[str, Any]]] = []
     if prompt.forced:
         losses = forced(
             bench.model, start.prefix, caches, start.feed, prompt.reply,
-            batch_rows=bench.config.rows,
+            batch_rows=bench.decode_batch,
         )  # fmt: skip
         for loss in losses:
             outcomes.append((loss.nbytes, {"nll": loss.result, "reply_tokens": len(prompt.reply)}))
@@ -104,22 +114,22 @@ def evaluate(bench: Bench, prompt: Prompt, protocol: str, cells: Sequence[Settin
             outcomes.append((answer.nbytes, {"prediction": text, "score": prompt.score(text)}))
     return [
         {
-            **_row(bench.config, prompt, protocol, cell, kept, start.prefix.tokens),
+            **_record(bench, prompt, protocol, setting, kept, start.prefix.tokens),
             "cache_bytes": nbytes,
             **fields,
         }
-        for (cell, kept), (nbytes, fields) in zip(chosen, outcomes, strict=True)
+        for (setting, kept), (nbytes, fields) in zip(compressed, outcomes, strict=True)
     ]
 
 
 def answers(
     bench: Bench, prompt: Prompt, start: Prefilled, caches: Sequence[Kept]
 ) -> list[Outcome[list[int]]]:
-    """Greedy answers of every cache row, as token ids."""
+    """Greedy answers of every compressed cache, as token ids."""
     return greedy(
         bench.model, start.prefix, caches, start.feed,
-        max_new_tokens=bench.config.max_new_tokens or prompt.sample.max_new_tokens,
-        batch_rows=bench.config.rows,
+        max_new_tokens=bench.max_new_tokens or prompt.sample.max_new_tokens,
+        batch_rows=bench.decode_batch,
     )  # fmt: skip
 
 
@@ -149,59 +159,57 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefilled) -> list[Tensor]:
 
 
 def keep(
-    config: EvalConfig, start: Prefilled, cells: Sequence[Setting], future: list[Tensor] | None
+    start: Prefilled, settings: Sequence[Setting], future: list[Tensor] | None
 ) -> Iterator[tuple[Setting, Kept]]:
-    """The tokens that every cell keeps, scorer by scorer."""
+    """The tokens that every setting keeps, scorer by scorer."""
     tokens = start.prefix.tokens
     everything = all_kept(start.prefix)
     by_ranking: dict[tuple[str, str, str | None], list[Setting]] = {}
-    for cell in cells:
-        if cell.method.own or cell.tokens(tokens) < tokens:
-            by_ranking.setdefault(cell.method.ranking, []).append(cell)
+    for setting in settings:
+        if setting.method.own or setting.tokens(tokens) < tokens:
+            by_ranking.setdefault(setting.method.ranking, []).append(setting)
         else:
-            yield cell, everything
-    for own in by_ranking.values():
-        scorer = own[0].method.scorer
+            yield setting, everything
+    for same in by_ranking.values():
+        scorer = same[0].method.scorer
         assert scorer is not None, "the full cache keeps everything"
-        budgets = sorted({cell.tokens(tokens) for cell in own})
+        budgets = sorted({setting.tokens(tokens) for setting in same})
         for scored in score_budgets(scorer, start.views_at(scorer.needs, future), budgets):
-            for protected in (True, False):
-                matching = [
-                    cell for cell in own
-                    if cell.protected is protected and cell.tokens(tokens) in scored.budgets
-                ]  # fmt: skip
-                if not matching:
+            selections: dict[Protection, Selection] = {}
+            for setting in same:
+                if setting.tokens(tokens) not in scored.budgets:
                     continue
-                protection = protection_of(config, protected=protected)
-                selection = Selection(scored.scores, protection, scored.sizes)
-                for cell in matching:
-                    kept = selection.tokens(cell.tokens(tokens), cell.method.rule)
-                    yield cell, Kept(indices=kept)
+                protection = setting.protection
+                if protection not in selections:
+                    selections[protection] = Selection(scored.scores, protection, scored.sizes)
+                selection = selections[protection]
+                kept = selection.tokens(setting.tokens(tokens), setting.method.rule)
+                yield setting, Kept(indices=kept)
 
 
-def identify(config: EvalConfig, prompt: Prompt, protocol: str, cell: Setting) -> Row:
-    """The fields of a row that are known before any work, its key among them."""
+def identify(bench: Bench, prompt: Prompt, protocol: str, setting: Setting) -> Record:
+    """The fields of a record that are known before any work, its key among them."""
     return {
-        "model": config.model,
-        **method_fields(cell.method),
-        "protected": cell.protected,
+        "model": bench.name,
+        **method_fields(setting.method),
+        "protected": setting.protected,
         "protocol": protocol,
         "task": prompt.task,
-        "split": config.split,
-        "length": config.length,
-        "budget_spec": cell.spec,
+        "split": bench.split,
+        "length": bench.length,
+        "budget_spec": setting.spec,
         "example": prompt.sample.id,
-        "seed": config.seed,
+        "seed": bench.seed,
     }
 
 
-def _row(
-    config: EvalConfig, prompt: Prompt, protocol: str, cell: Setting, kept: Kept, tokens: int
-) -> Row:
-    """A row with everything but its outcome."""
+def _record(
+    bench: Bench, prompt: Prompt, protocol: str, setting: Setting, kept: Kept, tokens: int
+) -> Record:
+    """A record with everything but its outcome."""
     return {
-        **identify(config, prompt, protocol, cell),
-        "budget": None if cell.budget is None else cell.budget.tokens(tokens),
+        **identify(bench, prompt, protocol, setting),
+        "budget": _budget(setting, tokens),
         "prompt_tokens": prompt.encoded.prompt_length,
         "cached_tokens": tokens,
         "kept_tokens": int(kept.tokens) if kept.tokens.is_integer() else kept.tokens,
@@ -213,3 +221,10 @@ def _row(
         "reply_tokens": None,
         "seconds": None,
     }
+
+
+def _budget(setting: Setting, cached: int) -> int | None:
+    """Tokens per KV head of the budget, also where that is more than is cached."""
+    if setting.budget is None:
+        return None
+    return max(setting.budget.tokens(cached), setting.tokens(cached))

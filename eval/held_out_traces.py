@@ -1,4 +1,4 @@
-"""Held-out traces as prompts: what scorers can see of a stored sequence, and what it was worth.
+"""Held-out traces as prompts: the views of a stored sequence that scorers read.
 
 Queries, keys and values come from a trace store; what a method needs beyond them (extra passes,
 hidden states, text) comes from running the model over the stored tokens again (`eval.cost_curves`).
@@ -24,7 +24,7 @@ from kvp.store import SequenceRecord, TraceReader
 def open_traces(path: str, geometry: Geometry, methods: Iterable[Method] = ()) -> TraceReader:
     """The store of `--curves`; StoreError unless it gives curves for this geometry and `methods`.
 
-    An importance grid tells what tokens were worth; methods that look at queries need those, too.
+    An importance grid holds the importance of tokens; methods that read queries need those, too.
     """
     reader = TraceReader(Path(path))
     if reader.geometry != geometry:
@@ -58,7 +58,7 @@ def boundary(record: SequenceRecord, protocol: str) -> int:
 
 
 def protocols_apart(protocols: Sequence[str], records: Sequence[SequenceRecord]) -> tuple[str, ...]:
-    """Protocols worth measuring: of two that compress alike (running text), query_agnostic."""
+    """Protocols worth measuring: of two with the same compression point, query_agnostic."""
     if all(boundary(record, "query_aware") == boundary(record, "query_agnostic")
            for record in records):  # fmt: skip
         return ("query_agnostic",)
@@ -70,18 +70,18 @@ def trace_views(
     keys: Tensor,
     values: Tensor,
     importance: Tensor,
-    cut: int,
+    prefix_length: int,
     needs: Needs,
     budget: int,
     scorer_inputs: ScorerInputs | None = None,
 ) -> Iterator[View]:
-    """Views of a trace's first `cut` tokens, layer by layer, with what a method needs.
+    """Views of a trace's first `prefix_length` tokens, layer by layer, with what a method needs.
 
     queries [L, H, G, T, D] (None where no method asks for them), keys and values [L, H, T, D],
-    importance [L, H, cut].
+    importance [L, H, prefix_length].
     """
-    window = cut if needs.queries == ALL_QUERIES else min(needs.queries, cut)
-    positions = torch.arange(cut, device=keys.device)[None]
+    window = prefix_length if needs.queries == ALL_QUERIES else min(needs.queries, prefix_length)
+    positions = torch.arange(prefix_length, device=keys.device)[None]
     extras = (
         scorer_inputs.for_needs(needs)
         if scorer_inputs is not None and needs_scorer_inputs(needs)
@@ -91,11 +91,11 @@ def trace_views(
         recent = None
         if window:
             assert queries is not None, "open_traces refuses stores without queries"
-            recent = queries[layer, :, :, cut - window : cut].flatten(0, 1)[None]
+            recent = queries[layer, :, :, prefix_length - window : prefix_length].flatten(0, 1)[None]
         yield View(
             layer=layer,
-            keys=keys[None, layer, :, :cut],
-            values=values[None, layer, :, :cut],
+            keys=keys[None, layer, :, :prefix_length],
+            values=values[None, layer, :, :prefix_length],
             positions=positions,
             budget=budget,
             queries=recent,

@@ -1,7 +1,7 @@
-"""The batch-1 timing pass: what one request costs, in seconds and bytes, per method and budget.
+"""The batch-1 timing pass: seconds and bytes of one request, per method and budget.
 
-Scored rows run as one batch and say nothing about cost; here every method and budget runs alone on
-a few prompts. Answers are decoded for a fixed number of tokens, whatever the model says.
+Scored prompts run as one batch and tell nothing about cost; here every method and budget runs alone
+on a few prompts. A fixed number of tokens is decoded, whatever the model answers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 from eval.decode import Kept, Prefix, all_kept, forward, gather
 from eval.evaluate import Bench, hidden_after, hindsight, prefill, scorer_inputs_of
 from eval.methods import method_fields
-from eval.results.records import Row
-from eval.settings import Setting, protection_of
+from eval.results.records import Row as Record
+from eval.settings import Setting
 from eval.tasks import Prompt
 from kvp.budget_scores import score_budgets
 from kvp.hf import EvictingCache, Observation, observe, views
@@ -39,37 +39,43 @@ ValueT = TypeVar("ValueT")
 
 
 def timing_rows(
-    bench: Bench, prompts: Sequence[Prompt], protocol: str, cells: Sequence[Setting]
-) -> list[Row]:
-    """One row per cell: the (lower) median over the prompts of everything measured."""
-    measured: dict[int, list[Measures]] = {number: [] for number in range(len(cells))}
-    for place, prompt in enumerate(prompts):
-        if place == 0:  # the first run of anything pays for start-up
-            _time_prompt(bench, prompt, protocol, cells[:1])
-        for number, values in enumerate(_time_prompt(bench, prompt, protocol, cells)):
+    bench: Bench,
+    prompts: Sequence[Prompt],
+    protocol: str,
+    settings: Sequence[Setting],
+    *,
+    advance: Callable[[], None] = lambda: None,
+) -> list[Record]:
+    """One record per setting: the (lower) median over the prompts of everything measured."""
+    measured: dict[int, list[Measures]] = {number: [] for number in range(len(settings))}
+    for index, prompt in enumerate(prompts):
+        if index == 0:  # the first run of anything pays for start-up
+            _time_prompt(bench, prompt, protocol, settings[:1])
+        for number, values in enumerate(_time_prompt(bench, prompt, protocol, settings)):
             measured[number].append(values)
+        advance()
     middle = statistics.median_low(prompt.boundary(protocol) for prompt in prompts)
     return [
         {
-            "model": bench.config.model,
-            **method_fields(cell.method),
-            "protected": cell.protected,
+            "model": bench.name,
+            **method_fields(setting.method),
+            "protected": setting.protected,
             "protocol": protocol,
-            "budget_spec": cell.spec,
-            "budget": None if cell.budget is None else cell.budget.tokens(middle),
+            "budget_spec": setting.spec,
+            "budget": None if setting.budget is None else setting.tokens(middle),
             "prompts": len(prompts),
             **{
                 name: statistics.median_low(values[name] for values in measured[number])
                 for name in measured[number][0]
             },
         }
-        for number, cell in enumerate(cells)
+        for number, cell in enumerate(settings)
     ]
 
 
 @torch.inference_mode()
 def _time_prompt(
-    bench: Bench, prompt: Prompt, protocol: str, cells: Sequence[Setting]
+    bench: Bench, prompt: Prompt, protocol: str, settings: Sequence[Setting]
 ) -> list[Measures]:
     ids = prompt.ids.to(bench.model.device)
     boundary = prompt.boundary(protocol)
@@ -77,8 +83,8 @@ def _time_prompt(
     observations: dict[tuple[int, tuple[int, ...]], tuple[Observation, float]] = {}
     future: list[Tensor] | None = None
     results = []
-    for cell in cells:
-        needs = cell.method.scorer.needs if cell.method.scorer else Needs()
+    for setting in settings:
+        needs = setting.method.scorer.needs if setting.method.scorer else Needs()
         if needs.future and future is None:
             future = hindsight(bench, prompt, prefill(bench, prompt, protocol))
         recorded = needs.queries, hidden_after([needs])
@@ -89,14 +95,14 @@ def _time_prompt(
             )
             observations[recorded] = _timed(bench, run)
         observation, prefill_seconds = observations[recorded]
-        evicting = partial(_evict, bench, observation, before, cell, future)
+        evicting = partial(_evict, bench, observation, before, setting, future)
         (cache, kept), evict_seconds = _timed(bench, evicting)
-        held = cache.nbytes
+        nbytes = cache.nbytes
         results.append(
             {
                 "prompt_tokens": prompt.encoded.prompt_length,
                 "kept_tokens": kept.tokens,
-                "cache_bytes": held,
+                "cache_bytes": nbytes,
                 "prefill_seconds": prefill_seconds,
                 "evict_seconds": evict_seconds,
                 "decode_seconds_per_token": _decode_seconds(bench, cache, ids[boundary:], boundary),
@@ -106,19 +112,20 @@ def _time_prompt(
 
 
 def _evict(
-    bench: Bench, observation: Observation, ids: Tensor, cell: Setting, future: list[Tensor] | None
+    bench: Bench, observation: Observation, ids: Tensor, setting: Setting, future: list[Tensor] | None
 ) -> tuple[EvictingCache, Kept]:
     """Extra passes, scores, selection, gathering of one row; the full cache is gathered whole."""
     prefix = Prefix(keys=observation.keys, values=observation.values)
-    budget = cell.tokens(prefix.tokens)
-    scorer = cell.method.scorer
+    budget = setting.tokens(prefix.tokens)
+    scorer = setting.method.scorer
     kept = all_kept(prefix)
-    if scorer is not None and (cell.method.own or budget < prefix.tokens):
+    if scorer is not None and (setting.method.own or budget < prefix.tokens):
         scorer_inputs = scorer_inputs_of(bench, observation, ids)
         at = partial(views, observation, scorer.needs, future=future, scorer_inputs=scorer_inputs)
         (scored,) = score_budgets(scorer, at, [budget])
-        protection = protection_of(bench.config, protected=cell.protected)
-        indices = select(scored.scores, budget, protection, cell.method.rule, sizes=scored.sizes)
+        indices = select(
+            scored.scores, budget, setting.protection, setting.method.rule, sizes=scored.sizes
+        )
         kept = Kept(indices=indices)
     return gather(prefix, [kept]), kept
 

@@ -81,9 +81,10 @@ def areas(curves: Sequence[Row], groups: Mapping[str | None, str]) -> dict[Setti
         ratios: tuple[float, ...] = ()
         if setting.protected in with_oracle:
             ratios = tuple(_ratio(curves, setting, policy, rows[0]) for policy in policies)
+        skills = [row["skill"] for row in rows if row["skill"] is not None]
         result[setting] = Area(
             mean=float(np.mean([row["area"] for row in rows])),
-            skill=float(np.mean([row["skill"] for row in rows])),
+            skill=float(np.mean(skills)) if skills else float("nan"),
             ratios=ratios,
         )
     return result

@@ -16,6 +16,7 @@ from eval.results.folder import CURVES, FORMAT, FORMAT_VERSION, KEPT, MANIFEST, 
 from eval.results.records import UNIFORM, Row, read_rows
 from kvp.errors import ResultsError
 from kvp.manifest import digest_json, read_json
+from kvp.metrics import METRICS_VERSION
 
 Check = Callable[[Any], bool]
 
@@ -82,7 +83,7 @@ CURVE_FIELDS: Mapping[str, Check] = {
     "budgets": _numbers,
     "cost": _numbers,
     "area": _number,
-    "skill": _number,
+    "skill": _maybe(_number),
     "sequences": _number,
 }
 KEPT_FIELDS: Mapping[str, Check] = {
@@ -168,7 +169,7 @@ def load_results(folder: Path) -> Results:
         manifest=manifest,
         rows=rows,
         timing=optional[TIMING],
-        curves=optional[CURVES],
+        curves=_of_one_definition(optional[CURVES], notes),
         kept=optional[KEPT],
         tokens=_read_tokens(tokens) if tokens.exists() else None,
         notes=tuple(notes),
@@ -189,6 +190,19 @@ def _read_lines(path: Path, fields: Mapping[str, Check], notes: list[str]) -> tu
     if not path.read_bytes().endswith(b"\n") and path.stat().st_size:
         notes.append(f"The last line of {path.name} is torn (an interrupted run) and left out.")
     return tuple(rows)
+
+
+def _of_one_definition(curves: tuple[Row, ...], notes: list[str]) -> tuple[Row, ...]:
+    """Curves whose area and skill compare: those of today's `kvp.metrics` where there are any."""
+    today = tuple(row for row in curves if row.get("metrics_version") == METRICS_VERSION)
+    if len(today) == len(curves):
+        return curves
+    notes.append(
+        f"{len(curves) - len(today)} cost curves were measured by an earlier kvp-eval, whose skill "
+        "compares protected rankings with rankings of all tokens: run kvp-eval --traces again"
+        + (" (they are left out)." if today else ".")
+    )
+    return today or curves
 
 
 def _read_tokens(path: Path) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from kvp.hf.cache import EvictingCache
 from kvp.hf.eviction import evicting, prefill_and_evict
-from kvp.hf.loading import geometry_of, load_config, load_model
+from kvp.hf.loading import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.observe import Observation, observe, views
 from kvp.hf.scorer_inputs import ScorerInputs
 
@@ -14,6 +14,7 @@ __all__ = [
     "geometry_of",
     "load_config",
     "load_model",
+    "load_tokenizer",
     "observe",
     "prefill_and_evict",
     "views",

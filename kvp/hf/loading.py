@@ -49,11 +49,8 @@ def load_model(
     if dtype not in _DTYPES:
         raise UsageError(f"--dtype {dtype} is not one of {', '.join(_DTYPES)}")
     config = load_config(name, revision=revision)
+    tokenizer = load_tokenizer(name, revision=revision)
     source, options = _source(name, revision)
-    tokenizer = _load(_tokenizer, name, "tokenizer", source, options)
-    # Where the files are missing, transformers makes an empty tokenizer of the model's class.
-    if not tokenizer.encode("0", add_special_tokens=False):
-        raise ModelError(f"--model {name}: no tokenizer (its files are missing or empty)")
     model = _load(
         AutoModelForCausalLM.from_pretrained,
         name,
@@ -64,6 +61,19 @@ def load_model(
     check_model(model)
     model.requires_grad_(False).train(False).to(target)
     return model, tokenizer
+
+
+def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """A model's tokenizer alone, to make prompts before the weights are loaded.
+
+    Names and errors are those of `load_model`.
+    """
+    source, options = _source(name, revision)
+    tokenizer: PreTrainedTokenizerBase = _load(_tokenizer, name, "tokenizer", source, options)
+    # Where the files are missing, transformers makes an empty tokenizer of the model's class.
+    if not tokenizer.encode("0", add_special_tokens=False):
+        raise ModelError(f"--model {name}: no tokenizer (its files are missing or empty)")
+    return tokenizer
 
 
 def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:
