@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from eval.results.records import OWN
 from eval.results.records import Row as Record
-from eval.summary_table import FULL_COLUMN, OWN, Line, budget_order, headline, perplexity_headline
+from eval.summary_table import FULL_COLUMN, Line, budget_order, headline, perplexity_headline
 from policies.registry import METHODS
 
 USUAL_BUDGET = "12.5%"

@@ -10,14 +10,14 @@ measured head by head (curves.jsonl), budgets split over heads by what all heads
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.attention_recall import AttentionRecall, attention_recall, kept_record
-from eval.held_out_traces import boundary, held_out, protocols_apart, trace_views
+from eval.held_out_traces import boundary, held_out, protocols_apart, stored_prefill
 from eval.methods import Method, method_fields, rankings
 from eval.results.records import Row as Record
 from eval.settings import PROTECTIONS, Setting, plan
@@ -25,11 +25,11 @@ from kvp import metrics
 from kvp.budget_scores import Scored, score_budgets
 from kvp.budgets import Budget
 from kvp.geometry import Geometry
-from kvp.hf import ScorerInputs, observe
+from kvp.hf import ScorerInputs, prefill
 from kvp.hf.scorer_inputs import needs_scorer_inputs
 from kvp.ops.future_attention import future_attention
 from kvp.ranking import UNPROTECTED, Protection
-from kvp.scoring import Needs, View
+from kvp.scoring import Needs
 from kvp.selection import Selection
 from kvp.store import SequenceRecord, Trace, TraceReader
 
@@ -95,7 +95,7 @@ class TraceSettings:
 def usable_records(
     reader: TraceReader, settings: TraceSettings
 ) -> dict[str, tuple[SequenceRecord, ...]]:
-    """Held-out sequences of every protocol worth measuring that compress before their last token."""
+    """Held-out sequences that compress before their last token, by protocol worth measuring."""
     records = held_out(reader)[: settings.sequences]
     return {
         protocol: tuple(r for r in records if 2 <= boundary(r, protocol) < r.length)
@@ -162,61 +162,42 @@ class TracedPrompt:
     ) -> None:
         """Compute the importance of its tokens."""
         self.prefix_length = prefix_length
-        queries = None if trace.queries is None else trace.queries.to(device)
-        self._parts = (queries, trace.keys.to(device), trace.values.to(device))
-        if queries is None:
-            on_device = trace.future_attention(prefix_length).to(device)
+        self._stored = stored_prefill(trace, prefix_length, device)
+        if trace.queries is None:
+            future = trace.future_attention(prefix_length).to(device)
         else:
-            on_device = future_attention(queries, self._parts[1], cut=prefix_length)
-        self._future = on_device
-        self.importance = on_device.cpu().double()
+            future = future_attention(
+                trace.queries.to(device), trace.keys.to(device), prefix_length=prefix_length
+            )
+        self._future = [layer[None] for layer in future]  # per layer [1, H, N]
+        self.importance = future.cpu().double()
         """[L, H, N] float64, future attention of every token."""
         self._token_ids = torch.tensor([trace.record.token_ids[:prefix_length]], device=device)
         self._model = model
         self._tokenizer = tokenizer
-        self._inputs: dict[int | None, ScorerInputs] = {}
+        self._inputs: dict[int | None, ScorerInputs | None] = {}
 
     def scored(self, method: Method, budgets: Sequence[int]) -> list[Scored]:
         """Scores of a method for the budgets."""
         scorer = method.scorer
         assert scorer is not None, "the full cache has no scores"
-        scorer_inputs = self._scorer_inputs(scorer.needs) if needs_scorer_inputs(scorer.needs) else None
-        queries, keys, values = self._parts
+        needs = scorer.needs
+        prompt = self._stored
+        if needs_scorer_inputs(needs):
+            prompt = replace(prompt, inputs=self._scorer_inputs(needs))
+        return score_budgets(
+            scorer, lambda budget: prompt.views(needs, budget, future=self._future), budgets
+        )
 
-        def views_at(budget: int) -> Iterator[View]:
-            return trace_views(
-                queries,
-                keys,
-                values,
-                self._future,
-                self.prefix_length,
-                scorer.needs,
-                budget,
-                scorer_inputs,
-            )
-
-        return score_budgets(scorer, views_at, budgets)
-
-    def _scorer_inputs(self, needs: Needs) -> ScorerInputs:
+    def _scorer_inputs(self, needs: Needs) -> ScorerInputs | None:
         """Extras of the stored tokens, from one more prefill; shared by the methods that agree."""
         assert self._model is not None, "methods that need extras need a model"
         after = needs.hidden_after
         if after not in self._inputs:
-            seen = observe(
-                self._model,
-                self._token_ids,
-                queries=0,
-                last_logits=True,
-                hidden_after=() if after is None else (after,),
+            seen = prefill(
+                self._model, self._token_ids, Needs(hidden_after=after), tokenizer=self._tokenizer
             )
-            self._inputs[after] = ScorerInputs(
-                self._model,
-                self._token_ids,
-                seen.keys,
-                seen.values,
-                hidden=seen.hidden,
-                tokenizer=self._tokenizer,
-            )
+            self._inputs[after] = seen.inputs
         return self._inputs[after]
 
     def measure(self, scored: Sequence[Scored], protection: Protection) -> Measured:

@@ -16,10 +16,11 @@ from eval.results.records import Row as Record
 from eval.settings import Setting
 from eval.tasks import Prompt
 from kvp.budget_scores import ViewsAt, score_budgets
-from kvp.hf import Observation, ScorerInputs, observe, views
+from kvp.hf import Prefill, observe, prefill
+from kvp.hf.generation import end_tokens
 from kvp.ops.future_attention import future_attention
 from kvp.ranking import Protection
-from kvp.scoring import Needs
+from kvp.scoring import ALL_QUERIES, Needs
 from kvp.selection import Selection
 
 
@@ -44,57 +45,35 @@ class Bench:
 class Prefilled:
     """A prompt run up to the boundary of a protocol."""
 
-    observation: Observation
+    prefill: Prefill
     prefix: Prefix
     feed: Tensor
     """[F] int64, prompt tokens after the boundary."""
-    scorer_inputs: ScorerInputs
-    """What methods need beyond keys, values and queries; made once, shared by all of them."""
 
     def views_at(self, needs: Needs, future: list[Tensor] | None) -> ViewsAt:
         """Views of all layers for a budget to come, with what a method needs."""
-        return lambda budget: views(self.observation, needs, budget, future, self.scorer_inputs)
+        return lambda budget: self.prefill.views(needs, budget, future=future)
 
 
-def prefill(
+def run_prefix(
     bench: Bench, prompt: Prompt, protocol: str, methods: Iterable[Method] = ()
 ) -> Prefilled:
-    """Run the prefix of a prompt once, with every query recorded and what the methods need of it."""
+    """Run the prefix of a prompt once and record every query and what the methods need of it."""
     ids = prompt.ids.to(bench.model.device)
     boundary = prompt.boundary(protocol)
-    observation = observe(
-        bench.model,
-        ids[None, :boundary],
-        last_logits=True,
-        hidden_after=hidden_after(method.scorer.needs for method in methods if method.scorer),
-    )
+    needs = [Needs(queries=ALL_QUERIES)]
+    needs += [method.scorer.needs for method in methods if method.scorer]
+    seen = prefill(bench.model, ids[None, :boundary], needs, tokenizer=bench.tokenizer)
     return Prefilled(
-        observation=observation,
-        prefix=Prefix(keys=tuple(observation.keys), values=tuple(observation.values)),
-        feed=ids[boundary:],
-        scorer_inputs=scorer_inputs_of(bench, observation, ids[None, :boundary]),
+        prefill=seen, prefix=Prefix(keys=seen.keys, values=seen.values), feed=ids[boundary:]
     )
-
-
-def hidden_after(needs: Iterable[Needs]) -> tuple[int, ...]:
-    """The numbers of left-out tokens for which hidden states are to be summed up."""
-    numbers = {need.hidden_after for need in needs}
-    return tuple(sorted(after for after in numbers if after is not None))
-
-
-def scorer_inputs_of(bench: Bench, observation: Observation, ids: Tensor) -> ScorerInputs:
-    """The extras of an observed prefix [1, N]."""
-    return ScorerInputs(
-        bench.model, ids, observation.keys, observation.values,
-        hidden=observation.hidden, tokenizer=bench.tokenizer,
-    )  # fmt: skip
 
 
 def evaluate(
     bench: Bench, prompt: Prompt, protocol: str, settings: Sequence[Setting]
 ) -> list[Record]:
     """Records of one prompt, one per setting."""
-    start = prefill(bench, prompt, protocol, [setting.method for setting in settings])
+    start = run_prefix(bench, prompt, protocol, [setting.method for setting in settings])
     future = None
     if any(each.method.scorer and each.method.scorer.needs.future for each in settings):
         future = hindsight(bench, prompt, start)
@@ -104,7 +83,7 @@ def evaluate(
     if prompt.forced:
         losses = forced(
             bench.model, start.prefix, caches, start.feed, prompt.reply,
-            batch_rows=bench.decode_batch,
+            decode_batch=bench.decode_batch,
         )  # fmt: skip
         for loss in losses:
             outcomes.append((loss.nbytes, {"nll": loss.result, "reply_tokens": len(prompt.reply)}))
@@ -129,16 +108,17 @@ def answers(
     return greedy(
         bench.model, start.prefix, caches, start.feed,
         max_new_tokens=bench.max_new_tokens or prompt.sample.max_new_tokens,
-        batch_rows=bench.decode_batch,
+        ends=end_tokens(bench.model, bench.tokenizer),
+        decode_batch=bench.decode_batch,
     )  # fmt: skip
 
 
 @torch.inference_mode()
 def hindsight(bench: Bench, prompt: Prompt, start: Prefilled) -> list[Tensor]:
-    """Attention that everything after the boundary really pays: per layer [1, H, N] float32.
+    """Attention that everything after the boundary pays: per layer [1, H, N] float32.
 
     The future is the rest of the prompt and the full cache's own greedy answer (for a forced reply,
-    that reply). Changes `start.observation.cache`, which nothing else reads.
+    that reply). Changes the cache of the observation, which nothing else reads.
     """
     if prompt.forced:
         reply = prompt.reply
@@ -146,15 +126,15 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefilled) -> list[Tensor]:
         (answer,) = answers(bench, prompt, start, [all_kept(start.prefix)])
         reply = torch.tensor(answer.result)
     fed = torch.cat([start.feed, reply.to(start.feed.device)])
-    after = observe(bench.model, fed[None], cache=start.observation.cache, last_logits=True)
+    seen = start.prefill.observation
+    assert seen is not None, "a prompt that was just run has an observation"
+    after = observe(bench.model, fed[None], cache=seen.cache, last_logits=True)
     result = []
-    for keys, before, later in zip(
-        after.keys, start.observation.queries, after.queries, strict=True
-    ):
+    for keys, before, later in zip(after.keys, seen.queries, after.queries, strict=True):
         queries = torch.cat([before, later], dim=2)
         heads = keys.shape[1]
         grouped = queries.view(1, heads, -1, *queries.shape[2:])
-        result.append(future_attention(grouped, keys, cut=start.prefix.tokens))
+        result.append(future_attention(grouped, keys, prefix_length=start.prefix.tokens))
     return result
 
 

@@ -45,11 +45,11 @@ def run(config: EvalConfig) -> list[Record]:
     the records are those of the one prompt that was measured. Raises KvpError on anything the user
     can mend.
     """
-    phase("checking settings, methods and prompts")
     methods = methods_of(config)
     config = replace(config, methods=",".join(map(spec_of, config.method_list)))
     digests = file_digests(config.policy_list, methods)
     earlier = open_folder(config, digests)
+    phase("preparing prompts")
     prepared = prepare(config, methods)
     for note in prepared.notes:
         say(f"note: {note}")
@@ -76,9 +76,7 @@ def run(config: EvalConfig) -> list[Record]:
     evaluate_all(bench, prepared, RowFile(folder / ROWS))
     measure_all(bench, config, prepared, folder)
     records = list(read_rows(folder / ROWS))
-    print_headline(
-        Console(markup=False), records, resamples=config.bootstrap, seed=config.seed
-    )
+    print_headline(Console(markup=False), records, resamples=config.bootstrap, seed=config.seed)
     print(conclusion(records, seed=config.seed))
     say(f"results are in {folder}; to look at them: kvp-report {folder}")
     return records
@@ -115,10 +113,10 @@ def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
     started = time.perf_counter()
     records = evaluate(bench, prompt, protocol, prepared.settings(prompt, protocol))
     seconds = time.perf_counter() - started
+    count = len(prepared.work)
     say(
-        f"dry run: {seconds:.1f} s for one prompt, so about {duration(seconds * len(prepared.work))}"
-        f" for all {len(prepared.work)} evaluations; timing, curves and token ranks come on top. "
-        "Nothing was written."
+        f"dry run: {seconds:.1f} s for one prompt, so about {duration(seconds * count)} for all "
+        f"{count} evaluations; timing, curves and token ranks come on top. Nothing was written."
     )
     return records
 

@@ -15,14 +15,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from eval.decode import Kept, Prefix, all_kept, forward, gather
-from eval.evaluate import Bench, hidden_after, hindsight, prefill, scorer_inputs_of
+from eval.decode import Kept, Prefix, all_kept, gather
+from eval.evaluate import Bench, hindsight, run_prefix
 from eval.methods import method_fields
 from eval.results.records import Row as Record
 from eval.settings import Setting
 from eval.tasks import Prompt
 from kvp.budget_scores import score_budgets
-from kvp.hf import EvictingCache, Observation, observe, views
+from kvp.hf import EvictingCache, Prefill, prefill
+from kvp.hf.generation import next_logits
 from kvp.scoring import Needs
 from kvp.selection import select
 
@@ -69,7 +70,7 @@ def timing_rows(
                 for name in measured[number][0]
             },
         }
-        for number, cell in enumerate(settings)
+        for number, setting in enumerate(settings)
     ]
 
 
@@ -80,22 +81,19 @@ def _time_prompt(
     ids = prompt.ids.to(bench.model.device)
     boundary = prompt.boundary(protocol)
     before = ids[None, :boundary]
-    observations: dict[tuple[int, tuple[int, ...]], tuple[Observation, float]] = {}
+    prefills: dict[tuple[int, int | None], tuple[Prefill, float]] = {}
     future: list[Tensor] | None = None
     results = []
     for setting in settings:
         needs = setting.method.scorer.needs if setting.method.scorer else Needs()
         if needs.future and future is None:
-            future = hindsight(bench, prompt, prefill(bench, prompt, protocol))
-        recorded = needs.queries, hidden_after([needs])
-        if recorded not in observations:
-            queries, after = recorded
-            run = partial(
-                observe, bench.model, before, queries=queries, last_logits=True, hidden_after=after
-            )
-            observations[recorded] = _timed(bench, run)
-        observation, prefill_seconds = observations[recorded]
-        evicting = partial(_evict, bench, observation, before, setting, future)
+            future = hindsight(bench, prompt, run_prefix(bench, prompt, protocol))
+        recorded = needs.queries, needs.hidden_after
+        if recorded not in prefills:
+            run = partial(prefill, bench.model, before, needs, tokenizer=bench.tokenizer)
+            prefills[recorded] = _timed(bench, run)
+        seen, prefill_seconds = prefills[recorded]
+        evicting = partial(_evict, bench, seen, before, setting, future)
         (cache, kept), evict_seconds = _timed(bench, evicting)
         nbytes = cache.nbytes
         results.append(
@@ -112,16 +110,18 @@ def _time_prompt(
 
 
 def _evict(
-    bench: Bench, observation: Observation, ids: Tensor, setting: Setting, future: list[Tensor] | None
+    bench: Bench, seen: Prefill, ids: Tensor, setting: Setting, future: list[Tensor] | None
 ) -> tuple[EvictingCache, Kept]:
-    """Extra passes, scores, selection, gathering of one row; the full cache is gathered whole."""
-    prefix = Prefix(keys=observation.keys, values=observation.values)
+    """Extra passes, scores, selection and gathering of one prompt; the full cache is gathered."""
+    prefix = Prefix(keys=seen.keys, values=seen.values)
     budget = setting.tokens(prefix.tokens)
     scorer = setting.method.scorer
     kept = all_kept(prefix)
     if scorer is not None and (setting.method.own or budget < prefix.tokens):
-        scorer_inputs = scorer_inputs_of(bench, observation, ids)
-        at = partial(views, observation, scorer.needs, future=future, scorer_inputs=scorer_inputs)
+        assert seen.observation is not None, "the prompt was just run"
+        # Anew for every setting, so that each pays for its own extra passes.
+        fresh = Prefill.of(seen.observation, bench.model, ids, bench.tokenizer)
+        at = partial(fresh.views, scorer.needs, future=future)
         (scored,) = score_budgets(scorer, at, [budget])
         indices = select(
             scored.scores, budget, setting.protection, setting.method.rule, sizes=scored.sizes
@@ -136,7 +136,7 @@ def _decode_seconds(bench: Bench, cache: EvictingCache, feed: Tensor, position: 
     for _ in range(DECODED_TOKENS + 1):
         logits, took = _timed(
             bench,
-            partial(forward, bench.model, tokens, cache, position, keep=1),
+            partial(next_logits, bench.model, tokens, cache, position, keep=1),
         )
         seconds.append(took)
         position += tokens.shape[1]

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from eval.evaluate import Bench, hindsight, prefill
+from eval.evaluate import Bench, hindsight, run_prefix
 from eval.methods import Method, rankings
 from eval.tasks import Prompt
-from kvp.budgets import Budget
 from kvp.budget_scores import score_budgets
+from kvp.budgets import Budget
 from kvp.hf import geometry_of
 from kvp.ranking import UNPROTECTED, rank_tokens
 
@@ -28,7 +28,7 @@ def token_ranks(
     budgets: Sequence[Budget],
 ) -> dict[str, Any]:
     """Content of tokens.json."""
-    start = prefill(bench, prompt, protocol, methods)
+    start = run_prefix(bench, prompt, protocol, methods)
     tokens = start.prefix.tokens
     sizes = sorted(min(budget.tokens(tokens), tokens) for budget in budgets)
     budget = sizes[len(sizes) // 2]

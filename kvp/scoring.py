@@ -18,8 +18,8 @@ from kvp.rope import Rope
 ALL_QUERIES = -1
 """`Needs.queries` value of a method that reads the query of every cached token."""
 
-AUTO_SHARE = 0
-"""`Needs.share` value: groups of at most 8 layers, at least 4 groups."""
+AUTO_GROUP = 0
+"""`Needs.layer_group` value: groups of at most 8 layers, at least 4 groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,8 @@ class Needs:
     """Prompt tokens, counted from the end, whose text the method reads (0: none)."""
     classifier: str | None = None
     """Folder or hub name of a text classifier whose label of the prompt the method reads."""
-    share: int = 1
-    """Consecutive layers that take over the scores of the first of them, or `AUTO_SHARE`."""
+    layer_group: int = 1
+    """Consecutive layers that take over the scores of the first of them, or `AUTO_GROUP`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class View:
     """[B, H, N] float32 largest attention, over query group and random tokens."""
     text: str | None = None
     """Text of the last `needs.text` cached tokens (views that carry it have B = 1)."""
-    label: str | None = None
+    text_class: str | None = None
     """What `needs.classifier` calls the text of all cached tokens (B = 1, too)."""
 
 
@@ -151,14 +151,14 @@ class SelfSizing(Protocol):
 def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
     """Score every layer of a model, in order: one [B, H, N] float32 tensor per layer.
 
-    Layers that share (`Needs.share`) get the tensor of the first of their group. Raises UsageError
-    when a scorer returns another shape or NaN.
+    Layers of a group (`Needs.layer_group`) get the tensor of its first one. Raises UsageError when
+    a scorer returns another shape or NaN.
     """
     layers = list(views)
-    share = layers_per_group(len(layers), scorer.needs.share)
+    size = layers_per_group(len(layers), scorer.needs.layer_group)
     scores: list[Tensor] = []
     for index, view in enumerate(layers):
-        if index % share:
+        if index % size:
             scores.append(scores[-1])
             continue
         scored = scorer.score(view)
@@ -171,9 +171,9 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
     return scores
 
 
-def layers_per_group(layers: int, share: int) -> int:
-    """Layers that share one choice; `AUTO_SHARE` gives 7 of 28 layers, 8 of 32, 1 of 4."""
-    if share != AUTO_SHARE:
-        return share
+def layers_per_group(layers: int, layer_group: int) -> int:
+    """Layers that share one choice; `AUTO_GROUP` gives 7 of 28 layers, 8 of 32, 1 of 4."""
+    if layer_group != AUTO_GROUP:
+        return layer_group
     groups = max(4, -(-layers // 8))
     return max(1, -(-layers // groups))

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
-from kvp.ops.column_sums import column_sums
+from kvp.ops.streaming_softmax import column_sums
 from kvp.ranking import rank_tokens
 from kvp.scoring import ALL_QUERIES, Needs, View
 from policies.base import Heuristic, Presets, check_choice, check_integer

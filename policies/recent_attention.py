@@ -1,6 +1,6 @@
 """Attention of the most recent queries over the whole cache, for methods with a window.
 
-Column sums over all queries are `kvp.ops.column_sums`; attention of the future is
+Column sums over all queries are `kvp.ops.streaming_softmax.column_sums`; attention of the future is
 `kvp.ops.future_attention`.
 """
 

@@ -84,17 +84,17 @@ class Classified:
 
     def task_type(self, view: View) -> str:
         """The label the view carries."""
-        if view.label is None:
+        if view.text_class is None:
             raise UsageError(
                 "task=bert reads the prompt's text, which this view lacks (traces hold none): "
                 f"name the task type, {' or '.join(TASK_TYPES)}"
             )
-        if view.label not in TASK_TYPES:
+        if view.text_class not in TASK_TYPES:
             raise UsageError(
-                f"classifier={self.classifier} says {view.label!r}: its labels must be "
+                f"classifier={self.classifier} says {view.text_class!r}: its labels must be "
                 f"{' and '.join(TASK_TYPES)}"
             )
-        return view.label
+        return view.text_class
 
 
 def _cues(*patterns: str) -> tuple[re.Pattern[str], ...]:

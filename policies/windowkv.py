@@ -8,7 +8,7 @@ Formula, per layer, the same for all its heads:
    s_k = sum of the `top` largest t_j of window k / min(top, omega). All of the window
    (top = omega) to localise information (`qa`), fewer to aggregate it.
 4. Windows are taken by s_k; inside a window tokens are ranked by t_j. Ties go to the newer one.
-5. Layers share the choice of the first of their group (`group`, `Needs.share`).
+5. Layers share the choice of the first of their group (`group`, `Needs.layer_group`).
 So alpha + m omega tokens are the paper's set of m windows. Between such sizes its code leaves room
 unused; here the next window's best tokens fill it. alpha counts inside the budget, where the code
 adds it. How the budget falls off over the layers is the allocator's: `windowkv+windowkv`.
@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvp.ranking import rank_tokens
-from kvp.scoring import AUTO_SHARE, Needs, View
+from kvp.scoring import AUTO_GROUP, Needs, View
 from policies.base import AUTO, Heuristic, Presets, check_choice, check_integer
 from policies.recent_attention import recent_attention
 from policies.task_type import AGGREGATION, QA, TaskTypeProvider, provider_for
@@ -100,7 +100,7 @@ class WindowKV(Heuristic):
             queries=max(self.setting_for(task_type).observed for task_type in types),
             text=self.provider.text,
             classifier=self.provider.classifier,
-            share=self.group if isinstance(self.group, int) else AUTO_SHARE,
+            layer_group=self.group if isinstance(self.group, int) else AUTO_GROUP,
         )
 
     def setting_for(self, task_type: str) -> Setting:

@@ -3,12 +3,14 @@
 from kvp.hf.cache import EvictingCache
 from kvp.hf.eviction import evicting, prefill_and_evict
 from kvp.hf.loading import geometry_of, load_config, load_model, load_tokenizer
-from kvp.hf.observe import Observation, observe, views
+from kvp.hf.observe import Observation, observe
+from kvp.hf.prefill import Prefill, prefill, views
 from kvp.hf.scorer_inputs import ScorerInputs
 
 __all__ = [
     "EvictingCache",
     "Observation",
+    "Prefill",
     "ScorerInputs",
     "evicting",
     "geometry_of",
@@ -16,6 +18,7 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "observe",
+    "prefill",
     "prefill_and_evict",
     "views",
 ]

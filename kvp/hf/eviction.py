@@ -21,10 +21,11 @@ from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache import EvictingCache
-from kvp.hf.evict import EvictionRule, Prefill, evict, kept_tokens
+from kvp.hf.evict import EvictionRule, evict, kept_tokens
 from kvp.hf.hidden import HiddenRecorder
 from kvp.hf.loading import check_model
-from kvp.hf.observe import observe
+from kvp.hf.observe import Observation
+from kvp.hf.prefill import prefill, recorded_hidden
 from kvp.ranking import Protection
 from kvp.scoring import Needs, Scorer
 
@@ -56,24 +57,9 @@ def prefill_and_evict(
     batch, tokens = input_ids.shape
     kept = kept_tokens(rule.budget, tokens, rule.protection)
     needs = scorer.needs if allocator is not None or kept < tokens else Needs()
-    seen = observe(
-        model,
-        input_ids,
-        queries=needs.queries,
-        last_logits=True,
-        hidden_after=_hidden_after(needs),
-    )
-
-    prefill = Prefill(
-        model=model,
-        cache=seen.cache,
-        token_ids=input_ids,
-        padding=[0] * batch,
-        queries=seen.queries,
-        hidden=seen.hidden,
-        tokenizer=tokenizer,
-    )
-    evict(prefill, rule)
+    seen = prefill(model, input_ids, needs, tokenizer=tokenizer).observation
+    assert seen is not None
+    evict(model, seen, rule, padding=[0] * batch, input_ids=input_ids, tokenizer=tokenizer)
     return seen.cache
 
 
@@ -125,10 +111,6 @@ def _rule(
         protection=Protection() if protection is None else protection,
         allocator=allocator,
     )
-
-
-def _hidden_after(needs: Needs) -> tuple[int, ...]:
-    return () if needs.hidden_after is None else (needs.hidden_after,)
 
 
 def _refuse_future(scorer: Scorer) -> None:
@@ -217,7 +199,7 @@ class _Evicting(AbstractContextManager[None]):
         """Watch the prefill of `cache` for what the scorer needs."""
         needs = self._rule.scorer.needs
         cache.recorder = QueryRecorder(needs.queries) if needs.queries else None
-        after = _hidden_after(needs)
+        after = recorded_hidden([needs])
         self._hidden = HiddenRecorder(after, padding=padding) if after else None
         self._recording.close()
         if self._hidden is not None:
@@ -225,7 +207,11 @@ class _Evicting(AbstractContextManager[None]):
         self._prefilling, self._padding = cache, padding
 
     def _after(
-        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,  # noqa: ANN401 - a ModelOutput or a tuple, logits first
     ) -> None:
         cache = self._prefilling
         if cache is None or kwargs["past_key_values"] is not cache:
@@ -234,18 +220,20 @@ class _Evicting(AbstractContextManager[None]):
         recorder, cache.recorder = cache.recorder, None
         self._recording.close()
         self._prompt_tokens = cache.get_seq_length()
-        prefill = Prefill(
-            model=self._model,
-            cache=cache,
-            token_ids=kwargs.get("input_ids"),
-            padding=self._padding,
+        seen = Observation(
+            keys=tuple(layer.keys for layer in cache.layers),
+            values=tuple(layer.values for layer in cache.layers),
             queries=() if recorder is None else recorder.queries,
+            logits=output[0],
+            cache=cache,
             hidden=None if self._hidden is None else self._hidden.record,
-            tokenizer=self._tokenizer,
         )
         self._shrinking = True
         try:
-            evict(prefill, self._rule)
+            evict(
+                self._model, seen, self._rule, padding=self._padding,
+                input_ids=kwargs.get("input_ids"), tokenizer=self._tokenizer,
+            )  # fmt: skip
         finally:
             self._shrinking = False
 

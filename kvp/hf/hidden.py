@@ -38,11 +38,11 @@ class HiddenRecord:
             )
         return self.means[after][layer], self.variances[after][layer]
 
-    def rows(self, rows: slice) -> HiddenRecord:
-        """The same statistics of some rows of the batch."""
+    def batch(self, part: slice) -> HiddenRecord:
+        """The same statistics of a part of the batch."""
         return HiddenRecord(
-            means={after: tuple(t[rows] for t in ts) for after, ts in self.means.items()},
-            variances={after: tuple(t[rows] for t in ts) for after, ts in self.variances.items()},
+            means={after: tuple(t[part] for t in ts) for after, ts in self.means.items()},
+            variances={after: tuple(t[part] for t in ts) for after, ts in self.variances.items()},
         )
 
 

@@ -6,7 +6,7 @@ methods). Prompts here have no padding; `kvp.hf.eviction.evicting` deals with pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -18,8 +18,7 @@ from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache import EvictingCache
 from kvp.hf.hidden import HiddenRecord, HiddenRecorder
-from kvp.hf.scorer_inputs import LayerInputs, ScorerInputs, needs_scorer_inputs
-from kvp.scoring import ALL_QUERIES, Needs, View
+from kvp.scoring import ALL_QUERIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,54 +83,3 @@ def observe(
         cache=cache,
         hidden=None if states is None else states.record,
     )
-
-
-def views(
-    observation: Observation,
-    needs: Needs,
-    budget: int,
-    future: Sequence[Tensor] | None = None,
-    scorer_inputs: ScorerInputs | None = None,
-) -> Iterator[View]:
-    """Yield each layer's view for a scorer with `needs` that will keep `budget` tokens per head.
-
-    `future` is per layer [B, H, N] float32; `scorer_inputs` belongs to the same prompt and serves
-    what goes beyond keys, values and queries. Raises ValueError when the observation recorded fewer
-    queries than the scorer reads, or when `future` or `scorer_inputs` is needed and missing;
-    otherwise as `ScorerInputs.for_needs`.
-    """
-    if needs.future and future is None:
-        raise ValueError("this scorer reads future attention, which the caller must supply")
-    if scorer_inputs is None and needs_scorer_inputs(needs):
-        raise ValueError("this scorer reads what only a Supply of the prompt can give")
-    layers = len(observation.keys)
-    extras = (LayerInputs(),) * layers if scorer_inputs is None else scorer_inputs.for_needs(needs)
-    for index, (keys, values) in enumerate(zip(observation.keys, observation.values, strict=True)):
-        batch, _, tokens, _ = keys.shape
-        yield View(
-            layer=index,
-            keys=keys,
-            values=values,
-            positions=torch.arange(tokens, device=keys.device).expand(batch, tokens),
-            budget=budget,
-            queries=recent_queries(observation.queries, index, needs, tokens),
-            future=future[index] if needs.future and future is not None else None,
-            **vars(extras[index]),
-        )
-
-
-def recent_queries(
-    queries: Sequence[Tensor], layer: int, needs: Needs, tokens: int
-) -> Tensor | None:
-    """The last queries [B, Q, W, D] of `layer` that a scorer with `needs` reads of `tokens`.
-
-    `queries` are [B, Q, at least W, D] per layer. None when the scorer reads none; ValueError when
-    too few were recorded.
-    """
-    if needs.queries == 0:
-        return None
-    window = tokens if needs.queries == ALL_QUERIES else min(needs.queries, tokens)
-    recorded = queries[layer].shape[2] if queries else 0
-    if recorded < window:
-        raise ValueError(f"{window} queries are needed, {recorded} were observed")
-    return queries[layer][:, :, recorded - window :]

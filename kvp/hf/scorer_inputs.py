@@ -1,8 +1,8 @@
-"""Everything a scorer may ask beyond keys, values and queries, made once per prompt.
+"""Everything a scorer may read beyond keys, values and queries, made once per prompt.
 
-A `ScorerInputs` belongs to one prefill. What it gives is computed when first asked for and kept, so
+A `ScorerInputs` belongs to one prefill. What it gives is computed at the first request and kept, so
 that many methods of one prompt share one set of extra passes. Nothing here changes the model or the
-cache. Left out: padding (make one supply per row, without its padding columns).
+cache. Left out: padding (one `ScorerInputs` per prompt, without its padding columns).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LayerInputs:
     reconstruction: Tensor | None = None
     noise: Tensor | None = None
     text: str | None = None
-    label: str | None = None
+    text_class: str | None = None
 
 
 def needs_scorer_inputs(needs: Needs) -> bool:
@@ -51,11 +51,9 @@ def needs_scorer_inputs(needs: Needs) -> bool:
 class ScorerInputs:
     """Extras of one prompt: `for_needs` for scorers, `reconstruction` and `noise` for labels.
 
-    After `seen = observe(model, ids)`, `supply = Supply(model, ids, seen.keys, seen.values,
-    tokenizer=tokenizer)` serves `views(seen, scorer.needs, budget, supply=supply)`, and its labels,
-    per layer [B, H, N] float32, are `scorer_inputs.reconstruction(Reconstruction(weighted=True))`
-    for KVzip+, `scorer_inputs.reconstruction(Reconstruction())` for KVzip and
-    `scorer_inputs.noise(Noise())` for random tokens.
+    `kvp.hf.Prefill` makes and uses one. Labels, per layer [B, H, N] float32, are
+    `reconstruction(Reconstruction(weighted=True))` for KVzip+, `reconstruction(Reconstruction())`
+    for KVzip and `noise(Noise())` for random tokens.
     """
 
     def __init__(
@@ -87,7 +85,7 @@ class ScorerInputs:
         self._tokenizer = tokenizer
         self._rope: Rope | None = None
         self._signals: dict[Reconstruction | Noise, tuple[Tensor, ...]] = {}
-        self._labels: dict[str, str] = {}
+        self._text_classes: dict[str, str] = {}
 
     @property
     def tokens(self) -> int:
@@ -103,7 +101,7 @@ class ScorerInputs:
         count = range(len(self._keys))
         rope = self.rope() if needs.rope else None
         text = self.text(needs.text) if needs.text else None
-        label = self.label(needs.classifier) if needs.classifier else None
+        text_class = self.text_class(needs.classifier) if needs.classifier else None
         reconstruction = (
             self.reconstruction(needs.reconstruction)
             if needs.reconstruction
@@ -118,7 +116,7 @@ class ScorerInputs:
                 reconstruction=reconstruction[layer],
                 noise=noise[layer],
                 text=text,
-                label=label,
+                text_class=text_class,
             )
             for layer in count
         )
@@ -171,11 +169,11 @@ class ScorerInputs:
             raise UsageError(f"the prompt's text is read one prompt at a time, got {ids.shape[0]}")
         return str(tokenizer.decode(ids[0, -last:].tolist(), skip_special_tokens=True))
 
-    def label(self, classifier: str) -> str:
+    def text_class(self, classifier: str) -> str:
         """What a classifier (folder or hub name) calls the cached text; needs a batch of 1."""
-        if classifier not in self._labels:
-            self._labels[classifier] = classify(self.text(self.tokens), classifier)
-        return self._labels[classifier]
+        if classifier not in self._text_classes:
+            self._text_classes[classifier] = classify(self.text(self.tokens), classifier)
+        return self._text_classes[classifier]
 
     def _replay(self, spec: Reconstruction) -> tuple[Tensor, ...]:
         tokenizer, ids = self._readable("replaying the context (kvzip, contrastkv)")

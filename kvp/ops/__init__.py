@@ -1,1 +1,1 @@
-"""Operators: one folder each; `reference.py` is the definition, a kernel joins it when measured."""
+"""Operators: `reference.py` of a folder is the definition; a faster form joins it when measured."""

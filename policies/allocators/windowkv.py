@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from kvp.allocation import Request
-from kvp.scoring import AUTO_SHARE, layers_per_group
+from kvp.scoring import AUTO_GROUP, layers_per_group
 from policies.allocators.per_layer import ROUNDINGS, exact_counts, line, published_counts
 from policies.base import AUTO, Split, check_choice, check_integer, check_number
 
@@ -53,7 +53,7 @@ class WindowKVSplit(Split):
     def allocate(self, request: Request) -> Tensor:
         """Falling counts: [L, H] int64, sum `request.total`; `faithful` misses it."""
         layers, budget = request.scores.shape[0], request.budget
-        gamma = self.group if isinstance(self.group, int) else layers_per_group(layers, AUTO_SHARE)
+        gamma = self.group if isinstance(self.group, int) else layers_per_group(layers, AUTO_GROUP)
         groups = -(-layers // gamma)
         of_layer = torch.arange(layers) // gamma
         top = budget * (gamma if self.rule == "code" else 1) / self.divisor

@@ -12,6 +12,7 @@ from eval.config import EvalConfig
 from eval.cost_curves import TracedPrompt, measure_traces
 from eval.held_out_traces import boundary, open_traces, protocols_apart
 from eval.methods import Method, build_methods
+from eval.prepare import methods_of, trace_settings
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.hf import load_model
@@ -77,7 +78,7 @@ def _importance(trace: Trace, layer: int, head: int, cut: int) -> np.ndarray:
 
 def test_curves_agree_with_an_independent_computation() -> None:
     trace, cut = _trace(0), 32
-    methods = build_methods(_config(methods="full,knorm,oracle"))
+    methods = build_methods(["full", "knorm", "oracle"])
     prompt = TracedPrompt(trace, cut)
     results = {
         (method.name, flag): prompt.measure(
@@ -106,7 +107,7 @@ def test_curves_agree_with_an_independent_computation() -> None:
 def test_methods_that_read_the_budget_rank_anew_along_the_curve() -> None:
     """Streaming keeps min(4, b // 2) sinks, so budget 2 keeps one sink and the newest token."""
     trace, cut = _trace(1), 32
-    (streaming,) = build_methods(_config(methods="streaming_llm"))
+    (streaming,) = build_methods(["streaming_llm"])
     prompt = TracedPrompt(trace, cut)
     measured = prompt.measure(prompt.scored(streaming, grid_budgets(cut)), UNPROTECTED)
     importance = _importance(trace, 0, 0, cut)
@@ -118,8 +119,8 @@ def test_methods_that_read_the_budget_rank_anew_along_the_curve() -> None:
 def test_rows_average_held_out_sequences_of_both_protocols(tmp_path: Path) -> None:
     store = _store(tmp_path / "traces", ["train", "test", "test", "validation"])
     config = _config(methods="full,knorm,random", protection="off")
-    methods: tuple[Method, ...] = build_methods(config)
-    rows = measure_traces(config, methods, open_traces(str(store), GEOMETRY)).curves
+    methods: tuple[Method, ...] = methods_of(config)
+    rows = measure_traces(trace_settings(config), methods, open_traces(str(store), GEOMETRY)).curves
     assert len(rows) == 2 * 2 * 4  # methods, protocols, heads
     assert {row["sequences"] for row in rows} == {2}
     assert all(len(row["cost"]) == len(row["budgets"]) == 65 for row in rows)
@@ -166,8 +167,8 @@ def test_allocators_are_compared_by_what_the_whole_model_keeps(tmp_path: Path) -
         methods="full,knorm,oracle", allocators="uniform,global:kvzip",
         budgets="25%", protection="off", protocols="query_aware",
     )  # fmt: skip
-    methods = build_methods(config)
-    rows = measure_traces(config, methods, open_traces(str(store), GEOMETRY)).kept
+    methods = methods_of(config)
+    rows = measure_traces(trace_settings(config), methods, open_traces(str(store), GEOMETRY)).kept
     found = {(row["method"], row["allocator"]): row for row in rows}
     assert set(found) == {
         (name, rule) for name in ("knorm", "oracle") for rule in ("uniform", "global:kvzip")
@@ -194,7 +195,7 @@ def test_the_model_serves_what_traces_do_not_hold(tmp_path: Path, tiny_folder: P
         protocols="query_aware", recents=2,
     )  # fmt: skip
     reader = open_traces(str(store), GEOMETRY)
-    measured = measure_traces(config, build_methods(config), reader, model, tokenizer)
+    measured = measure_traces(trace_settings(config), methods_of(config), reader, model, tokenizer)
     rows = {(row["method"], row["budget_spec"], row["protected"]): row for row in measured.kept}
     assert set(rows) == {
         (*name, flag)

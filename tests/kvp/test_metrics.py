@@ -12,7 +12,7 @@ from torch import Tensor
 from eval.config import EvalConfig
 from eval.cost_curves import measure_traces
 from eval.held_out_traces import open_traces
-from eval.methods import build_methods
+from eval.prepare import methods_of, trace_settings
 from kvp.budgets import parse_budget_weights
 from kvp.geometry import Geometry
 from kvp.metrics import (
@@ -139,7 +139,7 @@ def test_training_and_evaluation_give_one_number_for_one_trace(tmp_path: Path) -
     for index in range(2):
         trace = _trace(index)
         assert trace.queries is not None
-        importance = future_attention(trace.queries, trace.keys, cut=PREFIX)
+        importance = future_attention(trace.queries, trace.keys, prefix_length=PREFIX)
         contexts.append(
             Context(
                 keys=trace.keys[:, :, :PREFIX].flatten(0, 1),
@@ -155,7 +155,7 @@ def test_training_and_evaluation_give_one_number_for_one_trace(tmp_path: Path) -
         protocols="query_aware",
     )  # fmt: skip
     reader = open_traces(str(tmp_path / "traces"), GEOMETRY)
-    rows = measure_traces(config, build_methods(config), reader).curves
+    rows = measure_traces(trace_settings(config), methods_of(config), reader).curves
     for protection in (UNPROTECTED, Protection()):
         evaluator = BaselineEvaluator(GEOMETRY, reward_protection=protection)
         list(evaluator.watch([replace(context) for context in contexts]))

@@ -8,7 +8,7 @@ import pytest
 
 from kvp.errors import UsageError
 from kvp.ranking import UNPROTECTED
-from kvp.scoring import AUTO_SHARE, Needs, Noise, Reconstruction
+from kvp.scoring import AUTO_GROUP, Needs, Noise, Reconstruction
 from policies import make_allocator, make_method, make_scorer
 from policies.budget_files import BudgetFile, BudgetPoint, save_budgets
 from policies.method_spec import needs_in_words, split_method
@@ -102,7 +102,7 @@ def test_mistakes_are_one_line(spec: str, message: str) -> None:
     ("needs", "words"),
     [
         (Needs(), "keys, values, positions"),
-        (Needs(share=AUTO_SHARE), "keys, values, positions"),
+        (Needs(layer_group=AUTO_GROUP), "keys, values, positions"),
         (Needs(queries=1, rope=True, hidden_after=4),
          "last query, hidden states, rotary embedding"),
         (Needs(reconstruction=Reconstruction(), noise=Noise()),

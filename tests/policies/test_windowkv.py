@@ -11,7 +11,7 @@ import torch
 
 from kvp.errors import UsageError
 from kvp.ranking import rank_tokens
-from kvp.scoring import AUTO_SHARE, View, score_layers
+from kvp.scoring import AUTO_GROUP, Needs, View, score_layers
 from policies.windowkv import SETTINGS, WindowKV
 
 MakeView = Callable[..., View]
@@ -138,15 +138,15 @@ def test_the_task_decides_the_setting(make_view: MakeView) -> None:
     assert torch.equal(guess.score(ask), qa)
     assert torch.equal(guess.score(sum_up), aggregation)
     trained = WindowKV(task="bert", classifier="some/folder")
-    assert torch.equal(trained.score(replace(view, label="qa")), qa)
-    assert torch.equal(trained.score(replace(view, label="aggregation")), aggregation)
+    assert torch.equal(trained.score(replace(view, text_class="qa")), qa)
+    assert torch.equal(trained.score(replace(view, text_class="aggregation")), aggregation)
 
 
 def test_needs() -> None:
     needs = WindowKV().needs
-    assert (needs.queries, needs.text, needs.classifier, needs.share) == (4, 0, None, AUTO_SHARE)
+    assert needs == Needs(queries=4, layer_group=AUTO_GROUP)
     assert WindowKV(task="aggregation", group=7).needs.queries == 16
-    assert WindowKV(task="aggregation", group=7).needs.share == 7
+    assert WindowKV(task="aggregation", group=7).needs.layer_group == 7
     assert WindowKV(setting="llama", task="heuristic").needs.queries == 32
     assert WindowKV(task="heuristic").needs.text == 256
     assert WindowKV(task="bert", classifier="folder").needs.classifier == "folder"
@@ -173,13 +173,13 @@ def test_layers_take_over_the_choice_of_the_first(
 
 
 def test_views_without_text_are_refused(make_view: MakeView) -> None:
-    view = replace(make_view(tokens=60), text=None, label=None)
+    view = replace(make_view(tokens=60), text=None, text_class=None)
     with pytest.raises(UsageError, match="name the task type, qa or aggregation"):
         WindowKV(task="heuristic").score(view)
     with pytest.raises(UsageError, match="name the task type, qa or aggregation"):
         WindowKV(task="bert", classifier="x").score(view)
     with pytest.raises(UsageError, match="classifier=x says 'LABEL_0': its labels must be qa and"):
-        WindowKV(task="bert", classifier="x").score(replace(view, label="LABEL_0"))
+        WindowKV(task="bert", classifier="x").score(replace(view, text_class="LABEL_0"))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Future attention: how much attention every cached token will receive (KVP paper, section 3.1.1).
 
 `reference.py` is the definition, `blocked.py` the same numbers on CPUs, `kernel.py` on CUDA devices
-where triton is installed; `choice.py` takes the one for the device. `future_attention` and
-`max_future_attention` answer for one cut, `grid_attention` for a grid of cuts in one pass.
+where triton is installed; `dispatch.py` takes the one for the device. `future_attention` and
+`max_future_attention` serve one compression point, `grid_attention` a grid of them in one pass.
 """
 
 from kvp.ops.future_attention.dispatch import future_attention, grid_attention, max_future_attention

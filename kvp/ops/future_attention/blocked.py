@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kvp.ops.attention_rows import check_rows
+from kvp.ops.streaming_softmax import check_queries
 
 TILE = 2**23
 """Most float32 numbers of a tile (32 MiB), unless the rows of one query are longer."""
@@ -36,11 +36,11 @@ def interval_attention(
     """What the queries of each interval [edges[e], edges[e+1]) pay to the first tokens.
 
     Args:
-        queries: [..., G, T, D] float after RoPE. Only rows edges[0]..edges[-1]-1 are read.
-        keys: [..., T, D] float after RoPE. Only rows 0..edges[-1]-1 are read.
+        queries: [..., G, T, D] float after RoPE. Only queries edges[0]..edges[-1]-1 are read.
+        keys: [..., T, D] float after RoPE. Only keys 0..edges[-1]-1 are read.
         edges: E + 1 >= 2 query positions that never fall, within 0..T.
         tokens: N <= edges[-1], tokens of the result.
-        reduction: over the queries of an interval: `sum` (importance) or `max` (peak).
+        reduction: over the queries of an interval: `sum` (future attention) or `max` (its maximum).
         block: most queries handled at a time; fewer where the tile would exceed `TILE`.
 
     Returns:
@@ -50,7 +50,7 @@ def interval_attention(
     Raises:
         ValueError: shapes disagree, or edges fall or leave the sequence.
     """
-    check_rows(queries, keys, edges, block)
+    check_queries(queries, keys, edges, block)
     group, length, width = queries.shape[-3:]
     every_query = queries.reshape(-1, group, length, width)
     every_key = keys.reshape(-1, length, width)

@@ -1,4 +1,4 @@
-"""The three questions callers ask, answered by the fastest form for the device of the keys."""
+"""The fastest form of each function for the device of the keys."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from torch import Tensor
 from kvp.ops.future_attention import blocked
 
 
-def future_attention(queries: Tensor, keys: Tensor, cut: int, stop: int | None = None) -> Tensor:
-    """[..., cut] float32 importance; `reference.future_attention` is the definition."""
+def future_attention(
+    queries: Tensor, keys: Tensor, prefix_length: int, stop: int | None = None
+) -> Tensor:
+    """[..., N] float32 importance; `reference.future_attention` is the definition."""
     end = keys.shape[-2] if stop is None else stop
-    return _interval_attention(queries, keys, (cut, end), cut)[..., 0, :]
+    return _interval_attention(queries, keys, (prefix_length, end), prefix_length)[..., 0, :]
 
 
 def max_future_attention(
-    queries: Tensor, keys: Tensor, cut: int, stop: int | None = None
+    queries: Tensor, keys: Tensor, prefix_length: int, stop: int | None = None
 ) -> Tensor:
-    """[..., cut] float32 largest attention; `reference.max_future_attention` is the definition."""
+    """[..., N] float32 largest attention; `reference.max_future_attention` is the definition."""
     end = keys.shape[-2] if stop is None else stop
-    return _interval_attention(queries, keys, (cut, end), cut, "max")[..., 0, :]
+    return _interval_attention(queries, keys, (prefix_length, end), prefix_length, "max")[..., 0, :]
 
 
 def grid_attention(queries: Tensor, keys: Tensor, edges: Sequence[int]) -> Tensor:

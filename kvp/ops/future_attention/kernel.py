@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvp.ops.attention_rows import check_rows
+from kvp.ops.streaming_softmax import check_queries
 
 LOG2_E = 1.4426950408889634
 
@@ -41,7 +41,7 @@ def interval_attention(
         queries, keys = queries.float(), keys.float()
     if block is None:
         block = 32 if keys.dtype == torch.float32 else 64
-    check_rows(queries, keys, edges, block)
+    check_queries(queries, keys, edges, block)
     group, length, width = queries.shape[-3:]
     flat_queries = queries.reshape(-1, group, length, width).contiguous()
     flat_keys = keys.reshape(-1, length, width).contiguous()

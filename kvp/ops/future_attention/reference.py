@@ -8,42 +8,44 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from kvp.ops.attention_rows import attention_rows, check_rows
+from kvp.ops.streaming_softmax import attention_blocks, check_queries
 
 
 @torch.no_grad()
 def future_attention(
-    queries: Tensor, keys: Tensor, cut: int, stop: int | None = None, block: int = 256
+    queries: Tensor, keys: Tensor, prefix_length: int, stop: int | None = None, block: int = 256
 ) -> Tensor:
-    """Importance w_i = sum over future queries j in [cut, stop) of max_g softmax_i(q_gj . k_i).
+    """Importance w_i = sum over future queries j in [N, stop) of max_g softmax_i(q_gj . k_i).
 
-    The softmax of query j runs over all keys 0..j (those after the cut included), scaled by
+    The softmax of query j runs over all keys 0..j (those after the prefix included), scaled by
     1/sqrt(D); the maximum over the G query heads that share the KV head is taken per query (section
-    3.1.1, above equation 6). So sum_i w_i <= G * (stop - cut). O(G (stop - cut) T D).
+    3.1.1, above equation 6). So sum_i w_i <= G * (stop - N). O(G (stop - N) T D).
 
     Args:
-        queries: [..., G, T, D] float after RoPE. Only rows cut..stop-1 are read.
-        keys: [..., T, D] float after RoPE. Only rows 0..stop-1 are read.
-        cut: N, tokens in the cache when it is compressed.
+        queries: [..., G, T, D] float after RoPE. Only queries N..stop-1 are read.
+        keys: [..., T, D] float after RoPE. Only keys 0..stop-1 are read.
+        prefix_length: N, tokens in the cache when it is compressed.
         stop: end of the future (exclusive); None = T.
         block: queries handled at a time; bounds memory at [..., G, block, T] float32.
 
     Returns:
-        [..., cut] float32 importance. Zeros when there are no future queries.
+        [..., N] float32 importance. Zeros when there are no future queries.
 
     Raises:
-        ValueError: shapes disagree, or not 0 <= cut <= stop <= T.
+        ValueError: shapes disagree, or not 0 <= prefix_length <= stop <= T.
     """
     end = keys.shape[-2] if stop is None else stop
-    importance = torch.zeros(*keys.shape[:-2], cut, dtype=torch.float32, device=keys.device)
-    for rows in attention_rows(queries, keys, cut, end, block):
-        importance += rows[..., :cut].amax(dim=-3).sum(dim=-2)
+    importance = torch.zeros(
+        *keys.shape[:-2], prefix_length, dtype=torch.float32, device=keys.device
+    )
+    for attention in attention_blocks(queries, keys, prefix_length, end, block):
+        importance += attention[..., :prefix_length].amax(dim=-3).sum(dim=-2)
     return importance
 
 
 @torch.no_grad()
 def max_future_attention(
-    queries: Tensor, keys: Tensor, cut: int, stop: int | None = None, block: int = 256
+    queries: Tensor, keys: Tensor, prefix_length: int, stop: int | None = None, block: int = 256
 ) -> Tensor:
     """The largest attention that any future query pays: max_j max_g softmax_i(q_gj . k_i).
 
@@ -51,10 +53,10 @@ def max_future_attention(
     little. Arguments, shapes and errors as `future_attention`; values lie in [0, 1].
     """
     end = keys.shape[-2] if stop is None else stop
-    peak = torch.zeros(*keys.shape[:-2], cut, dtype=torch.float32, device=keys.device)
-    for rows in attention_rows(queries, keys, cut, end, block):
-        peak = torch.maximum(peak, rows[..., :cut].amax(dim=-3).amax(dim=-2))
-    return peak
+    largest = torch.zeros(*keys.shape[:-2], prefix_length, dtype=torch.float32, device=keys.device)
+    for attention in attention_blocks(queries, keys, prefix_length, end, block):
+        largest = torch.maximum(largest, attention[..., :prefix_length].amax(dim=-3).amax(dim=-2))
+    return largest
 
 
 @torch.no_grad()
@@ -62,12 +64,12 @@ def grid_attention(queries: Tensor, keys: Tensor, edges: Sequence[int], block: i
     """What the queries of each interval pay: sum over j in [edges[g], edges[g+1]) of max softmax_i.
 
     Importance is a sum over queries, so one pass over a grid of edges holds the labels of all its
-    cuts: `future_attention` of cut = edges[a] and stop = edges[b] is [..., a:b, :cut] summed over
-    the intervals.
+    compression points: `future_attention` of prefix_length = edges[a] and stop = edges[b] is
+    [..., a:b, :edges[a]] summed over the intervals.
 
     Args:
-        queries: [..., G, T, D] float after RoPE. Only rows edges[0]..edges[-1]-1 are read.
-        keys: [..., T, D] float after RoPE. Only rows 0..edges[-1]-1 are read.
+        queries: [..., G, T, D] float after RoPE. Only queries edges[0]..edges[-1]-1 are read.
+        keys: [..., T, D] float after RoPE. Only keys 0..edges[-1]-1 are read.
         edges: E + 1 >= 2 query positions that never fall, 0 <= edges[0], edges[-1] <= T.
         block: queries handled at a time; bounds memory at [..., G, block, T] float32.
 
@@ -77,9 +79,9 @@ def grid_attention(queries: Tensor, keys: Tensor, edges: Sequence[int], block: i
     Raises:
         ValueError: shapes disagree, or edges fall or leave the sequence.
     """
-    check_rows(queries, keys, edges, block)
+    check_queries(queries, keys, edges, block)
     grid = keys.new_zeros(*keys.shape[:-2], len(edges) - 1, edges[-1], dtype=torch.float32)
     for interval, (start, stop) in enumerate(pairwise(edges)):
-        for rows in attention_rows(queries, keys, start, stop, block):
-            grid[..., interval, : rows.shape[-1]] += rows.amax(dim=-3).sum(dim=-2)
+        for attention in attention_blocks(queries, keys, start, stop, block):
+            grid[..., interval, : attention.shape[-1]] += attention.amax(dim=-3).sum(dim=-2)
     return grid

@@ -309,7 +309,7 @@ def test_budgets_and_scorers_that_cannot_work(
     ids = prompt(30)
     for attempt, message in (
         (lambda: evicting(qwen, fixed(30), 19), "budget 19 keeps 19 tokens, fewer than the 20"),
-        (lambda: prefill_and_evict(qwen, ids, fixed(30), "50%"), "budget 50% keeps 15"),
+        (lambda: prefill_and_evict(qwen, ids, fixed(30), 15), "budget 15 keeps 15"),
         (lambda: prefill_and_evict(qwen, ids, fixed(30), "many"), "many"),
         (lambda: evicting(qwen, Oracle(), 22), "oracle"),
         (lambda: prefill_and_evict(qwen, ids, Oracle(), 22), "oracle"),
@@ -319,6 +319,23 @@ def test_budgets_and_scorers_that_cannot_work(
             attempt()
         assert "\n" not in str(caught.value)
     assert prefill_and_evict(qwen, ids, fixed(30), 1, UNPROTECTED).layers[0].keys.shape[2] == 1
+
+
+def test_a_percentage_never_keeps_fewer_than_the_protected_tokens(
+    qwen: PreTrainedModel, prompt: Prompt, by_content: Any
+) -> None:
+    """Prompts of 160, 40 and 10 tokens at 25 %: 40, 20 (protected) and 10 (all) tokens stay."""
+    lengths, widest = (160, 40, 10), 160
+    ids = prompt(widest, batch=3)
+    mask = torch.stack([(torch.arange(widest) >= widest - n).long() for n in lengths])
+    with evicting(qwen, by_content(), "25%"):
+        output = generate(qwen, ids, 1, attention_mask=mask)
+    for layer in output.past_key_values.layers:
+        present = layer.positions < torch.iinfo(torch.int64).max
+        assert present.sum(dim=-1).tolist() == [[40, 40], [20, 20], [10, 10]]
+    assert (
+        prefill_and_evict(qwen, ids[:1, :80], by_content(), "12.5%").layers[0].keys.shape[2] == 20
+    )
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def test_statistics_of_a_prompt(
     for layer, states in enumerate(entering(model, ids)):
         for after in (4, 0):
             _close(record.statistics(after, layer), states[:, after:])
-        second = record.rows(slice(1, 2)).statistics(4, layer)
+        second = record.batch(slice(1, 2)).statistics(4, layer)
         _close(second, states[1:, 4:])
     with pytest.raises(ValueError, match=r"after 7 tokens are needed, recorded were \[0, 4\]"):
         record.statistics(7, 0)
@@ -98,7 +98,7 @@ def test_padding_is_left_out(
         qwen(ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp_min(0))
     for row, alone in enumerate((long, short)):
         for layer, states in enumerate(entering(qwen, alone)):
-            _close(recorder.record.rows(slice(row, row + 1)).statistics(4, layer), states[:, 4:])
+            _close(recorder.record.batch(slice(row, row + 1)).statistics(4, layer), states[:, 4:])
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5])

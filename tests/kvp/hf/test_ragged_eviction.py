@@ -272,7 +272,7 @@ def test_own_sizes_reach_the_allocator(qwen: PreTrainedModel, prompt: Prompt, fi
 
 def test_layers_may_share_scores(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
     scorer = fixed(30)
-    scorer.needs = Needs(share=2)
+    scorer.needs = Needs(layer_group=2)
     cache = prefill_and_evict(qwen, prompt(30), scorer, 22)
     assert scorer.calls == 2
     kept = [positions(layer) for layer in cache.layers]

@@ -246,7 +246,7 @@ def test_views_carry_what_was_declared(
 def test_what_is_missing_is_said_in_one_line(
     qwen: PreTrainedModel, prompt: Prompt, seen: Observation, tokenizer: Tokenizer
 ) -> None:
-    with pytest.raises(ValueError, match="only a Supply"):
+    with pytest.raises(ValueError, match="set inputs"):
         next(iter(views(seen, Needs(reconstruction=Reconstruction()), 7)))
     bare = ScorerInputs(qwen, None, seen.keys, seen.values)
     for needs in (Needs(reconstruction=Reconstruction()), Needs(text=3)):

@@ -101,7 +101,7 @@ def test_one_query_by_hand() -> None:
     # Keys 0 and 1; the query at 1 scores them log 3 and 0, so they get 3/4 and 1/4.
     keys = torch.tensor([[np.log(3.0)], [0.0]], dtype=torch.float32)
     queries = torch.ones(1, 2, 1)
-    assert future_attention(queries, keys, cut=1).item() == pytest.approx(0.75)
+    assert future_attention(queries, keys, prefix_length=1).item() == pytest.approx(0.75)
     np.testing.assert_allclose(
         grid_attention(queries, keys, [0, 1, 2]), [[1, 0], [0.75, 0.25]], rtol=1e-6
     )
@@ -114,7 +114,7 @@ def test_the_maximum_over_query_heads_is_taken_per_query() -> None:
     queries = torch.zeros(2, 4, 2)
     queries[:, 2:] = looks
     # Keys 0/2 and 1/3 are twins: query 2 splits key 0's share with itself, query 3 both.
-    found = future_attention(queries, keys, cut=2)
+    found = future_attention(queries, keys, prefix_length=2)
     np.testing.assert_allclose(found, [0.5 + 0.5, 1.0 + 0.5], atol=1e-6)
 
 

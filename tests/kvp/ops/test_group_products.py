@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvp.ops.attention_rows import attention_rows
 from kvp.ops.group_products import group_products
 from kvp.ops.reconstruction_attention import reconstruction_attention
+from kvp.ops.streaming_softmax import attention_blocks
 from kvp.rope import Rope
 from kvp.scoring import HiddenStates, View
 from policies.registry import make_scorer
@@ -57,7 +57,7 @@ def test_operators_hold_no_keys_per_group() -> None:
     keys = drawn(BATCH, HEADS, TOKENS, WIDTH)
     queries = drawn(BATCH, HEADS, GROUP, TOKENS, WIDTH)
     few = queries[..., :2, :]
-    rows = attention_rows(queries, keys, TOKENS - 2, TOKENS, 2)
+    rows = attention_blocks(queries, keys, TOKENS - 2, TOKENS, 2)
     assert largest_result(lambda: list(rows)) <= keys.numel()
 
     def replayed() -> Tensor:

@@ -1,4 +1,4 @@
-"""Column sums and rows of attention against the full T x T matrix in float64 NumPy."""
+"""Column sums and blocks of attention against the full T x T matrix in float64 NumPy."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvp.ops.attention_rows import attention_rows
-from kvp.ops.column_sums import column_sums
+from kvp.ops.streaming_softmax import attention_blocks, column_sums
 
 FullAttention = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -44,7 +43,7 @@ def test_leading_axes_are_independent() -> None:
 
 def test_blocks_cover_the_range_once() -> None:
     queries, keys = torch.randn(1, 10, 4), torch.randn(10, 4)
-    shapes = [tuple(rows.shape) for rows in attention_rows(queries, keys, 2, 9, 3)]
+    shapes = [tuple(block.shape) for block in attention_blocks(queries, keys, 2, 9, 3)]
     assert shapes == [(1, 3, 5), (1, 3, 8), (1, 1, 9)]
 
 
@@ -54,4 +53,4 @@ def test_wrong_shapes_and_ranges_are_refused() -> None:
         column_sums(torch.randn(10, 4), keys)
     for start, stop, block in ((5, 4, 2), (3, 11, 2), (-1, 4, 2), (0, 4, 0)):
         with pytest.raises(ValueError, match="no queries"):
-            list(attention_rows(queries, keys, start, stop, block))
+            list(attention_blocks(queries, keys, start, stop, block))

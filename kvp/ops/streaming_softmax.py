@@ -1,6 +1,7 @@
-"""Softmax attention of a range of queries over all keys they may see, a block of rows at a time.
+"""Causal softmax attention of a range of queries, one block of queries at a time.
 
-The T x T matrix never exists. Not differentiable: importance is a label, never a loss.
+The T x T matrix never exists. `future_attention` is defined with these blocks, `column_sums` is
+what H2O accumulates. Not differentiable: importance is a label, never a loss.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from kvp.ops.group_products import group_products
 
 
 @torch.no_grad()
-def attention_rows(
+def attention_blocks(
     queries: Tensor, keys: Tensor, start: int, stop: int, block: int
 ) -> Iterator[Tensor]:
     """Yield softmax_i(q_j . k_i / sqrt(D)) over i <= j, for the queries j in [start, stop).
@@ -30,27 +31,51 @@ def attention_rows(
         block: queries per yielded tensor.
 
     Yields:
-        [..., G, rows, end] float32 probabilities of the queries end - rows .. end - 1 over the keys
-        0 .. end - 1, computed in float32; each row sums to 1.
+        [..., G, count, end] float32 probabilities of the queries end - count .. end - 1 over the
+        keys 0 .. end - 1, computed in float32; those of one query sum to 1.
 
     Raises:
         ValueError: shapes disagree, or the range is not inside the sequence.
     """
-    check_rows(queries, keys, (start, stop), block)
+    check_queries(queries, keys, (start, stop), block)
     width = keys.shape[-1]
     for first in range(start, stop, block):
         end = min(first + block, stop)
-        rows = queries[..., first:end, :].float() * width**-0.5
-        logits = group_products(rows, keys[..., :end, :].float())  # [..., G, rows, end]
+        scaled = queries[..., first:end, :].float() * width**-0.5  # [..., G, count, D]
+        logits = group_products(scaled, keys[..., :end, :].float())  # [..., G, count, end]
         key, query = torch.arange(end, device=keys.device), torch.arange(first, end)
-        hidden = key > query.to(keys.device)[:, None]
+        hidden = key > query.to(keys.device)[:, None]  # [count, end]
         yield logits.masked_fill_(hidden, -torch.inf).softmax(dim=-1)
 
 
-def check_rows(queries: Tensor, keys: Tensor, edges: Sequence[int], block: int) -> None:
+@torch.no_grad()
+def column_sums(queries: Tensor, keys: Tensor, block: int = 256) -> Tensor:
+    """Accumulated attention sum_{j=0}^{N-1} softmax_i(q_gj . k_i / sqrt(D)), causal.
+
+    Reductions over the query heads of a group differ between methods and are left to them.
+
+    Args:
+        queries: [..., G, N, D] float after RoPE.
+        keys: [..., N, D] float after RoPE.
+        block: queries handled at a time; bounds memory at [..., G, block, N] float32.
+
+    Returns:
+        [..., G, N] float32; sums to N over the tokens.
+
+    Raises:
+        ValueError: shapes disagree.
+    """
+    tokens = keys.shape[-2]
+    sums = torch.zeros(*queries.shape[:-1], dtype=torch.float32, device=keys.device)
+    for attention in attention_blocks(queries, keys, 0, tokens, block):
+        sums[..., : attention.shape[-1]] += attention.sum(dim=-2)  # [..., G, end]
+    return sums
+
+
+def check_queries(queries: Tensor, keys: Tensor, edges: Sequence[int], block: int) -> None:
     """Raise ValueError unless the queries [edges[0], edges[-1]) lie in the sequence.
 
-    `edges` never fall; queries are [..., G, T, D], keys [..., T, D], blocks of `block` >= 1 rows.
+    `edges` never fall; queries are [..., G, T, D], keys [..., T, D], `block` is at least 1.
     """
     tokens = keys.shape[-2] if keys.ndim > 1 else 0
     if queries.ndim != keys.ndim + 1 or queries.shape[:-3] + queries.shape[-2:] != keys.shape:

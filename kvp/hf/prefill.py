@@ -1,0 +1,184 @@
+"""A prefilled batch of prompts and the views that scorers read of it.
+
+The one path from a model to scores: eviction, evaluation and calibration build a `Prefill` and
+iterate over `Prefill.views`. A `Prefill` holds no padding; `unpadded` splits a padded batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from kvp.hf.observe import Observation, observe
+from kvp.hf.scorer_inputs import LayerInputs, ScorerInputs, needs_scorer_inputs
+from kvp.scoring import ALL_QUERIES, Needs, View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefill:
+    """Keys, values and queries of prompts of one length, and what else scorers may need of them."""
+
+    keys: Sequence[Tensor]
+    """Per layer [B, H, N, D], after RoPE."""
+    values: Sequence[Tensor]
+    """Per layer [B, H, N, D]."""
+    queries: Sequence[Tensor] = ()
+    """Per layer [B, Q, W, D], after RoPE, of the last W tokens; empty when none were recorded."""
+    inputs: ScorerInputs | None = None
+    """What goes beyond keys, values and queries; None where no scorer reads it."""
+    observation: Observation | None = None
+    """The forward pass this comes from, with logits and cache; None for stored tensors."""
+
+    @classmethod
+    def of(
+        cls,
+        observation: Observation,
+        model: PreTrainedModel,
+        input_ids: Tensor | None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> Prefill:
+        """Wrap an observation of `input_ids` [B, N] int64 (None for embeddings)."""
+        keys, values = observation.keys, observation.values
+        inputs = ScorerInputs(
+            model, input_ids, keys, values, hidden=observation.hidden, tokenizer=tokenizer
+        )
+        return cls(
+            keys=keys,
+            values=values,
+            queries=observation.queries,
+            inputs=inputs,
+            observation=observation,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Cached tokens, N."""
+        return self.keys[0].shape[2]
+
+    def views(
+        self, needs: Needs, budget: int, *, future: Sequence[Tensor] | None = None
+    ) -> Iterator[View]:
+        """Yield the view of every layer for a scorer with `needs` that keeps `budget` tokens.
+
+        `future` is per layer [B, H, N] float32 importance, for `needs.future`. Raises ValueError
+        when fewer queries were recorded than the scorer reads, or when `future` or `inputs` is
+        needed and missing; otherwise as `ScorerInputs.for_needs`.
+        """
+        if needs.future and future is None:
+            raise ValueError("this scorer reads future attention: pass future=")
+        extras = (LayerInputs(),) * len(self.keys)
+        if needs_scorer_inputs(needs):
+            if self.inputs is None:
+                raise ValueError("this scorer reads more than keys, values and queries: set inputs")
+            extras = self.inputs.for_needs(needs)
+        for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            batch, _, tokens, _ = keys.shape
+            yield View(
+                layer=index,
+                keys=keys,
+                values=values,
+                positions=torch.arange(tokens, device=keys.device).expand(batch, tokens),
+                budget=budget,
+                queries=self._recent_queries(index, needs),
+                future=future[index] if needs.future and future is not None else None,
+                **vars(extras[index]),
+            )
+
+    def _recent_queries(self, layer: int, needs: Needs) -> Tensor | None:
+        """[B, Q, W, D]: the last queries of a layer that a scorer with `needs` reads."""
+        if needs.queries == 0:
+            return None
+        tokens = self.tokens
+        window = tokens if needs.queries == ALL_QUERIES else min(needs.queries, tokens)
+        recorded = self.queries[layer].shape[2] if self.queries else 0
+        if recorded < window:
+            raise ValueError(f"{window} queries are needed, {recorded} were recorded")
+        return self.queries[layer][:, :, recorded - window :]
+
+
+def prefill(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    needs: Needs | Iterable[Needs] = (),
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Prefill:
+    """Run the model once over `input_ids` [B, N] int64 (no padding) and record what `needs` lists.
+
+    `needs` are those of one scorer, or of all scorers that will read the result. Raises as
+    `observe`, and ModelError for a model whose hidden states cannot be recorded.
+    """
+    every = (needs,) if isinstance(needs, Needs) else tuple(needs)
+    observation = observe(
+        model,
+        input_ids,
+        queries=recorded_queries(every),
+        last_logits=True,
+        hidden_after=recorded_hidden(every),
+    )
+    return Prefill.of(observation, model, input_ids, tokenizer)
+
+
+def recorded_queries(needs: Iterable[Needs]) -> int:
+    """Number of most recent queries to record for all of `needs`, or `ALL_QUERIES`."""
+    windows = [need.queries for need in needs]
+    return ALL_QUERIES if ALL_QUERIES in windows else max(windows, default=0)
+
+
+def recorded_hidden(needs: Iterable[Needs]) -> tuple[int, ...]:
+    """The numbers of first tokens to leave out of hidden states, one record each."""
+    return tuple(sorted({n.hidden_after for n in needs if n.hidden_after is not None}))
+
+
+def unpadded(
+    observation: Observation,
+    padding: Sequence[int],
+    model: PreTrainedModel,
+    input_ids: Tensor | None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    one_by_one: bool = False,
+) -> list[tuple[slice, Prefill]]:
+    """Split an observed batch into parts of the batch without padding.
+
+    `padding` are the columns of left padding of each prompt, `input_ids` [B, N] includes them. One
+    part holds the whole batch when nothing is padded, unless `one_by_one`; else one per prompt.
+    """
+    together = not any(padding) and not one_by_one
+    size = max(len(padding), 1) if together else 1
+    parts = []
+    for start in range(0, len(padding), size):
+        batch, pad = slice(start, start + size), padding[start]
+        hidden = observation.hidden
+        part = Observation(
+            keys=tuple(keys[batch, :, pad:] for keys in observation.keys),
+            values=tuple(values[batch, :, pad:] for values in observation.values),
+            queries=tuple(queries[batch] for queries in observation.queries),
+            logits=observation.logits[batch],
+            cache=observation.cache,
+            hidden=None if hidden is None else hidden.batch(batch),
+        )
+        ids = None if input_ids is None else input_ids[batch, pad:]
+        parts.append((batch, Prefill.of(part, model, ids, tokenizer)))
+    return parts
+
+
+def views(
+    observation: Observation,
+    needs: Needs,
+    budget: int,
+    future: Sequence[Tensor] | None = None,
+    scorer_inputs: ScorerInputs | None = None,
+) -> Iterator[View]:
+    """Yield the views of an observation, as `Prefill.views`."""
+    seen = Prefill(
+        keys=observation.keys,
+        values=observation.values,
+        queries=observation.queries,
+        inputs=scorer_inputs,
+    )
+    return seen.views(needs, budget, future=future)
