@@ -24,6 +24,7 @@ IDENTITY_FIELDS = (
     "essays",
     "chat",
     "text",
+    "data",
     "continuation",
     "seed",
     "dtype",
@@ -91,6 +92,8 @@ class EvalConfig:
     """Text file or folder for the essay haystack instead of the built-in prose."""
     chat: str | None = None
     """JSONL of dialogues for the chat task instead of the built-in ones."""
+    data: str | None = None
+    """File, folder or hub data set whose rows the task `data` measures (docs/data.md)."""
     text: str | None = None
     """Text file, folder of text files or JSONL with a `text` column, for the task `text`."""
     continuation: int = 128
@@ -173,4 +176,7 @@ class EvalConfig:
     def identity(self) -> dict[str, Any]:
         """The settings every run of one results folder must share."""
         values = asdict(self)
-        return {name: values[name] for name in IDENTITY_FIELDS}
+        identity = {name: values[name] for name in IDENTITY_FIELDS}
+        if self.data is None:  # folders of earlier versions do not have it
+            del identity["data"]
+        return identity

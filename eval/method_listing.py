@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from policies.method_spec import PLAIN
+from policies.method_spec import PLAIN, AllocatorEntry, ScorerEntry
 from policies.registry import every_allocator, every_method
 
 HEAD = """\
@@ -14,11 +14,17 @@ Options stand in parentheses after name or preset: snapkv(window=16)+ada(safegua
 
 
 def print_methods() -> None:
-    """Print both rosters, full cache and learned policies among the scorers."""
-    print("\n".join([HEAD, *scorer_lines(), "", *allocator_lines()]))
+    """Print scorers (full cache and learned policies among them), allocators, unusable plugins."""
+    methods, unusable_scorers = every_method()
+    allocators, unusable_allocators = every_allocator()
+    lines = [HEAD, *scorer_lines(methods), "", *allocator_lines(allocators)]
+    problems = [f"  {line}" for line in (*unusable_scorers, *unusable_allocators)]
+    if problems:
+        lines += ["", "Installed, but cannot be used", *problems]
+    print("\n".join(lines))
 
 
-def scorer_lines() -> Iterator[str]:
+def scorer_lines(methods: Mapping[str, ScorerEntry]) -> Iterator[str]:
     """Lines on the scorers: which tokens stay."""
     yield "Scorers: which tokens of a head stay"
     yield from _entry("full", "everything: the unmodified cache", [("reads", "nothing")])
@@ -27,7 +33,7 @@ def scorer_lines() -> Iterator[str]:
         "what the policies of --policies DIR learned (attention-free)",
         [("reads", f"{PLAIN}; trained by kvp-train"), ("costs", "a small network per head, O(N)")],
     )
-    for entry in every_method().values():
+    for entry in methods.values():
         yield from _entry(
             entry.name,
             f"{entry.line}{' (attention-free)' if entry.attention_free else ''}",
@@ -40,10 +46,10 @@ def scorer_lines() -> Iterator[str]:
         )
 
 
-def allocator_lines() -> Iterator[str]:
+def allocator_lines(allocators: Mapping[str, AllocatorEntry]) -> Iterator[str]:
     """Lines on the allocators: how a budget is split over layers and heads."""
     yield "Allocators: how many tokens each head keeps (--allocators, or after the plus sign)"
-    for entry in every_allocator().values():
+    for entry in allocators.values():
         sizes = "; no budget, rows carry their own size" if entry.sized_by_scorer else ""
         yield from _entry(
             entry.name,

@@ -8,6 +8,7 @@ heads.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from policies.budget_files import budget_path
 from policies.learned import LearnedScorer
 from policies.method_spec import parse
 from policies.policy_files import INDEX, check_geometry
+from policies.registry import RENAMED_ALLOCATORS
 
 FULL = "full"
 LEARNED = "kvp"
@@ -126,6 +128,8 @@ def allocated(method: Method, spec: str) -> Method:
         rule = make_allocator(spec)
     except UsageError as error:
         raise UsageError(f"--methods, --allocators: {error}") from None
+    if (former := parse(spec, "allocator").name) in RENAMED_ALLOCATORS:
+        print(f"note: allocator {former} is called {rule.name} now", file=sys.stderr)
     own = sizes_itself(rule)
     if own and not isinstance(method.scorer, SelfSizing):
         raise UsageError(

@@ -1,11 +1,8 @@
-"""What is asked of a model: task names, encoded prompts with both boundaries, and their scores.
-
-Prompts come from `kvp.data`; here they are chosen, encoded once and checked before any work starts.
-"""
+"""Prompts of the tasks asked for (`kvp.data.tasks`), encoded once and checked before any work."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -13,15 +10,11 @@ from torch import tensor as as_tensor
 from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.running_text import TEXT, text_prompts
-from kvp.data import ruler, sources
 from kvp.data.encode import Encoded, encode
 from kvp.data.sample import Sample
-from kvp.data.string_match import string_match_all, string_match_part
+from kvp.data.task import TaskSettings
+from kvp.data.tasks import TEXT, expand_tasks, find_task
 from kvp.errors import UsageError
-
-CHAT = "chat"
-RULER = "ruler"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +22,18 @@ class Prompt:
     """One sample, encoded."""
 
     task: str
+    """Name in the rows."""
+    asked: str
+    """The task as `--tasks` names it."""
     sample: Sample
     encoded: Encoded
+    scored_by: Callable[[Sample, str], float]
+    """The task's score of an answer."""
 
     @property
     def forced(self) -> bool:
         """Whether the reply is given (perplexity) rather than generated."""
-        return self.task in (CHAT, TEXT)
+        return self.sample.metric == "none"
 
     def boundary(self, protocol: str) -> int:
         """N, the tokens in the cache when it is compressed.
@@ -57,34 +55,25 @@ class Prompt:
         return as_tensor(self.encoded.reply_ids)
 
     def score(self, prediction: str) -> float:
-        """Share of the references found in a prediction (RULER's string match), 0 to 1."""
-        match = string_match_part if self.sample.metric == "part" else string_match_all
-        return match(prediction, self.sample.references)
+        """The task's score of a prediction, 0 to 1."""
+        return self.scored_by(self.sample, prediction)
 
 
 def task_names(names: Sequence[str]) -> tuple[str, ...]:
     """Task names with `ruler` expanded; raises UsageError on an unknown one."""
-    known = (*ruler.TASKS, CHAT, TEXT)
-    chosen: list[str] = []
-    for name in names:
-        if name == RULER:
-            chosen += ruler.TASKS
-        elif name in known:
-            chosen.append(name)
-        else:
-            raise UsageError(f"--tasks: no task {name!r}; use {RULER} or {', '.join(known)}")
-    return tuple(dict.fromkeys(chosen))
+    return expand_tasks(names)
 
 
 def protocols_of(config: EvalConfig, task: str) -> tuple[str, ...]:
-    """Protocols a task runs under; for running text both are the same and one of them stands."""
+    """Protocols a task runs under; for running text both are the same and one of them is run."""
     return ("query_agnostic",) if task == TEXT else config.protocol_list
 
 
 def load_all(
     config: EvalConfig, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
 ) -> tuple[list[Prompt], list[str]]:
-    """Prompts of all tasks, and a note on each task of `ruler` that does not fit into `--length`.
+    """Prompts of all tasks, and notes on what is missing: tasks of `ruler` that do not fit into
+    `--length`, rows that were skipped, fewer prompts than asked for.
 
     `positions` is how many tokens the model can hold. Raises UsageError where `--length` is more,
     where a task that was named does not fit, or none does.
@@ -93,48 +82,77 @@ def load_all(
         raise UsageError(f"--length {config.length}: the model has {positions} positions; lower it")
     prompts: list[Prompt] = []
     notes: list[str] = []
-    if config.text is not None and TEXT not in config.task_list:
-        raise UsageError("--text is what the task text reads: give --tasks text, too")
-    for task in task_names(config.task_list):
+    names = task_names(config.task_list)
+    for flag, task in READ_BY.items():
+        if getattr(config, flag) is not None and task not in names:
+            raise UsageError(f"--{flag} is what the task {task} reads: give --tasks {task}, too")
+    for name in names:
         try:
-            prompts += load_prompts(config, task, tokenizer)
+            found, said = load_prompts(config, name, tokenizer)
         except UsageError as error:
-            if task in config.task_list or not str(error).startswith("--length"):
+            if name in config.task_list or not str(error).startswith("--length"):
                 raise
-            notes.append(f"{error}: {task} is left out")
-    if TEXT in task_names(config.task_list):
+            notes.append(f"{error}: {name} is left out")
+            continue
+        prompts += found
+        notes += said
+    if TEXT in names:
         notes.append(
             "text: nothing is asked, so both protocols are the same; run as query_agnostic"
         )
     if not prompts:
         raise UsageError("; ".join(notes))
+    return prompts, list(dict.fromkeys(notes))
+
+
+READ_BY = {"text": "text", "data": "data"}
+"""Flags that one task reads, which must be among those asked for."""
+
+
+def load_prompts(
+    config: EvalConfig, name: str, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[Prompt], list[str]]:
+    """The first `--prompts` samples of a task, encoded, and notes on them.
+
+    A longer run begins with the same prompts. Raises UsageError where a task has none, or a sample
+    that is measured by its reply has no reply.
+    """
+    task = find_task(name)
+    samples = task.build(settings_of(config), tokenizer)
+    prompts = []
+    for sample in samples:
+        encoded = encode(sample, tokenizer)
+        if sample.metric == "none" and not encoded.reply_ids:
+            raise UsageError(f"--tasks {name}: sample {sample.id} has no reply to measure")
+        prompts.append(
+            Prompt(
+                task=sample.task,
+                asked=name,
+                sample=sample,
+                encoded=encoded,
+                scored_by=task.score,
+            )
+        )
+    notes = list(getattr(samples, "notes", ()))
+    if not prompts:
+        raise UsageError(
+            "; ".join([f"--tasks {name}: it has nothing for the {config.split} split", *notes])
+        )
+    if len(prompts) < config.prompts:
+        notes.insert(0, f"{name}: only {len(prompts)} of the {config.prompts} prompts asked for")
     return prompts, notes
 
 
-def load_prompts(config: EvalConfig, task: str, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-    """The first `--prompts` samples of a task, encoded; a longer run begins with the same ones."""
-    if task == TEXT:
-        return [
-            Prompt(task=task, sample=sample, encoded=encoded)
-            for sample, encoded in text_prompts(config, tokenizer)
-        ]
-    chat = task == CHAT
-    samples = sources.open_source(
-        (config.chat or CHAT) if chat else RULER,
-        tasks=() if chat else (task,),
+def settings_of(config: EvalConfig) -> TaskSettings:
+    """What the tasks need to know."""
+    return TaskSettings(
         split=config.split,
         count=config.prompts,
         seed=config.seed,
         length=config.length,
-        tokenizer=tokenizer,
         essays=config.essays,
+        chat=config.chat,
+        text=config.text,
+        data=config.data,
+        continuation_tokens=config.continuation,
     )
-    prompts = []
-    for sample in samples:
-        encoded = encode(sample, tokenizer)
-        if chat and not encoded.reply_ids:
-            raise UsageError(f"--chat: dialogue {sample.id} has no reply to measure")
-        prompts.append(Prompt(task=task, sample=sample, encoded=encoded))
-    if not prompts:
-        raise UsageError(f"--chat {config.chat}: no dialogue for the {config.split} split")
-    return prompts

@@ -7,9 +7,9 @@ Imports no torch.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
-import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import kvp
+from kvp.artifacts.files import atomic_write_text
 from kvp.errors import KvpError, StoreError
 
 SEAL = "sha256"
@@ -28,33 +29,26 @@ _PACKAGES = ("torch", "transformers", "numpy", "zarr", "numcodecs", "safetensors
 
 
 def atomic_write_json(path: Path, content: object) -> None:
-    """Write JSON so that after any crash the file is the old one or the whole new one.
-
-    Written aside as `*.partial`, flushed to disk, renamed. Not for two writers of one path.
-    """
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as stream:
-        json.dump(content, stream, indent=1, allow_nan=False)
-        stream.write("\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(path)
-    sync_path(path.parent)
+    """Write JSON so that after any crash the file is the old one or the whole new one."""
+    atomic_write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-def sync_path(path: Path) -> None:
-    """Flush a file, or a directory and the names in it, so that it survives a power loss."""
-    handle = os.open(path, os.O_RDONLY)
+def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - anything JSON can hold
+    """Parse JSON; any text that cannot be read, nested too deeply included, is a ValueError."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def read_json(path: Path, error: type[KvpError] = StoreError) -> dict[str, Any]:
     """Read a JSON object; raises `error` with one line that names the file if that fails."""
+    if path.exists() and not path.is_file():
+        raise error(
+            f"{path} cannot be read: not a regular file"
+        )  # a device or a pipe would never end
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise error(f"{path} is missing") from None
     except OSError as problem:
@@ -78,7 +72,11 @@ def read_sealed_json(path: Path, error: type[KvpError] = StoreError) -> dict[str
     if SEAL not in content:
         raise error(f"{path} is damaged: no checksum in it")
     seal = content.pop(SEAL)
-    if seal != digest_json(content):
+    try:
+        digest = digest_json(content)
+    except (ValueError, RecursionError):
+        raise error(f"{path} is damaged: not what kvp writes") from None
+    if seal != digest:
         raise error(f"{path} is damaged: its checksum does not match its content")
     return content
 
@@ -102,7 +100,9 @@ def differences(theirs: object, ours: object, name: str = "") -> list[str]:
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 (hex) of a file's bytes."""
+    """SHA-256 (hex) of a regular file's bytes; raises OSError for a device or a pipe."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

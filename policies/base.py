@@ -60,7 +60,7 @@ class Heuristic(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split(Options):
+class BaseAllocator(Options):
     """An allocator; it adds its options and `allocate`."""
 
     sized_by_scorer: ClassVar[bool] = False

@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TARGETS = ("contribution", "peak", "attention", "share")
+TARGETS = ("contribution", "max_future_attention", "future_attention", "share")
 """What tokens are worth (`train.calibration.fit.TARGETS` defines them)."""
+RENAMED = {"peak": "max_future_attention", "attention": "future_attention"}
+"""Targets in files written before -> names of today."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,7 +76,7 @@ class Calibration:
     def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
         """Inverse of `to_dict`; KeyError, TypeError or ValueError on foreign content."""
         return cls(
-            target=data["target"],
+            target=RENAMED.get(data["target"], data["target"]),
             scores=torch.tensor(data["scores"], dtype=torch.float32),
             values=torch.tensor(data["values"], dtype=torch.float32),
         )

@@ -1,12 +1,14 @@
-"""The grammar of methods on a command line, and how a line of the roster is built from it.
+"""The grammar of methods on a command line, and how a registry entry is built from it.
 
     snapkv                              the method's defaults
     snapkv:kvpress                      a published preset
     snapkv(window=16,pool=avg)          options; they may follow a preset, too
     evolved:runs/evolve                 a file, for what is made from one
+    package.module:Name(step=3)         a class or an object of your own
     snapkv:kvpress+ada(safeguard=0.3)   a scorer and an allocator
 
-Files may have any name without comma, plus sign and parentheses. Which names exist is `roster`.
+Files may have any name without comma, plus sign and parentheses. Which names exist is
+`policies.registry`.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Builder(Protocol[T_co]):
+class OptionsClass(Protocol[T_co]):
     """A frozen dataclass of options; calling it makes the scorer or allocator."""
 
     @property
     def method(self) -> str:
-        """Roster name."""
+        """Name in the registry."""
         ...
 
     @property
@@ -48,14 +50,14 @@ class Builder(Protocol[T_co]):
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(Generic[T]):
-    """One line of a roster."""
+    """One entry of a registry."""
 
-    builder: Builder[T]
+    builder: OptionsClass[T]
     """Class of the method or allocator."""
     line: str
     """What it does, in one line."""
     cost: str
-    """What it costs beside the model's own prefill, in words."""
+    """What it costs in addition to the model's own prefill, in words."""
     file_option: str | None = None
     """Option given after the colon where others have their preset: a file."""
 
@@ -98,7 +100,7 @@ class Entry(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class ScorerEntry(Entry[Scorer]):
-    """One method of the roster."""
+    """One method of the registry."""
 
     @property
     def attention_free(self) -> bool:
@@ -113,7 +115,7 @@ class ScorerEntry(Entry[Scorer]):
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorEntry(Entry[Allocator]):
-    """One allocator of the roster."""
+    """One allocator of the registry."""
 
     needs: str
     """What it reads, in words."""
@@ -159,7 +161,7 @@ def sizes_itself(allocator: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Specification:
-    """A scorer or an allocator as somebody wrote it."""
+    """A scorer or an allocator as written on a command line."""
 
     name: str
     argument: str | None
@@ -167,9 +169,9 @@ class Specification:
     options: Mapping[str, Value]
 
 
-_FORM = re.compile(
-    r"\s*(?P<name>[\w-]+)\s*(?::\s*(?P<argument>[^(),+]+?)\s*)?(?:\((?P<options>[^()]*)\)\s*)?"
-)
+_NAME = re.compile(r"[\w.-]+")
+_PUNCTUATION = frozenset("(),+")
+_SHOWN = 80  # characters of a specification in a message
 _INTEGER = re.compile(r"[+-]?\d+")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -179,13 +181,23 @@ def parse(text: str, kind: str) -> Specification:
 
     `kind` is what messages call it: `method` or `allocator`.
     """
-    match = _FORM.fullmatch(text)
-    if match is None:
+    front, inside = text.strip(), ""
+    if front.endswith(")"):
+        front, _, inside = front[:-1].partition("(")
+    name, colon, argument = (part.strip() for part in front.partition(":"))
+    if (
+        _NAME.fullmatch(name) is None
+        or bool(colon) != bool(argument)
+        or not _PUNCTUATION.isdisjoint(argument)
+        or not {"(", ")"}.isdisjoint(inside)
+        or (text.strip().endswith(")") and "(" not in text)
+    ):
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
         raise UsageError(
-            f"{kind} {text!r} is not of the form name, name:preset or name(option=value)"
+            f"{kind} {shown!r} is not of the form name, name:preset or name(option=value)"
         )
-    options = _parse_options(match["name"], match["options"] or "")
-    return Specification(name=match["name"], argument=match["argument"], options=options)
+    options = _parse_options(name, inside)
+    return Specification(name=name, argument=argument or None, options=options)
 
 
 def split_method(text: str) -> tuple[str, str | None]:
@@ -194,10 +206,10 @@ def split_method(text: str) -> tuple[str, str | None]:
     A plus sign inside parentheses belongs to an option.
     """
     depth = 0
-    for place, letter in enumerate(text):
+    for index, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
         if letter == "+" and depth == 0:
-            return text[:place].strip(), text[place + 1 :].strip()
+            return text[:index].strip(), text[index + 1 :].strip()
     return text.strip(), None
 
 

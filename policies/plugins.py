@@ -1,115 +1,167 @@
-"""Scorers and allocators of other people's packages, found through entry points.
+"""Scorers and allocators of other people's packages and modules.
 
-A package that is installed beside kvp names its classes in its own pyproject.toml:
+A package that is installed with kvp names its classes in its own pyproject.toml:
 
     [project.entry-points."kvp.scorers"]
     newest = "my_package:Newest"
 
 Nothing of it is imported before its name is asked for, or all names are. Contract: the class is a
 dataclass whose `method` is the entry's name; a scorer is what `policies.base.Heuristic` plus
-`score` gives, all options with defaults, an allocator what `policies.base.Split` plus `allocate`
-gives. The first line of its docstring is printed by `kvp-eval --list`, with its `cost`, if it has
-one. A plugin cannot take the name of something built in.
+`score` gives, all options with defaults, an allocator what `policies.base.BaseAllocator` plus
+`allocate` gives. The first line of its docstring is printed by `kvp-eval --list`, with its `cost`,
+if it has one. A plugin cannot take the name of something built in.
+
+A class or an object that no package offers is named `package.module:Name`, with options behind it:
+`my_module:Newest(step=16)`. It needs no more than `name`, `needs` and `score` (or `name` and
+`allocate`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, TypeVar
 
-from kvp.errors import UsageError
-from kvp.scoring import Needs
-from policies.method_spec import AllocatorEntry, ScorerEntry
+from kvp.allocation import Allocator
+from kvp.errors import KvpError, UsageError
+from kvp.plugins import (
+    find_plugin,
+    import_object,
+    is_object_name,
+    load_plugin,
+    module_exists,
+    package_of,
+    plugin_names,
+    reason_of,
+    unusable,
+)
+from kvp.scoring import Needs, Scorer
+from policies.method_spec import AllocatorEntry, Entry, ScorerEntry, Specification, Value
 
 SCORERS = "kvp.scorers"
 """Entry point group of scorers."""
 ALLOCATORS = "kvp.allocators"
 """Entry point group of allocators."""
 
-_UNTOLD = "not stated"
+_NOT_STATED = "not stated"
 
-
-def plugin_names(group: str) -> list[str]:
-    """Names in a group, sorted; nothing is imported."""
-    return sorted({point.name for point in entry_points(group=group)})
+E = TypeVar("E", bound=Entry[Any])
 
 
 def plugin_scorer(name: str) -> ScorerEntry | None:
     """The scorer of that name, None without one; UsageError names the package if it is unusable."""
-    point = _point(SCORERS, name)
+    point = find_plugin(SCORERS, name)
     if point is None:
         return None
     builder = _load(point, "score")
     try:
         needs = builder().needs
-    except Exception as error:
-        raise _unusable(point, f"it cannot be made with its defaults: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # foreign code: SystemExit and all
+        reason = f"it cannot be made with its defaults: {reason_of(error)}"
+        raise unusable(point, reason) from error
     if not isinstance(needs, Needs):
-        raise _unusable(point, "its needs are not kvp.scoring.Needs")
+        raise unusable(point, "its needs are not kvp.scoring.Needs")
     return ScorerEntry(builder=builder, line=_line(point, builder), cost=_cost(builder))
 
 
 def plugin_allocator(name: str) -> AllocatorEntry | None:
     """The allocator of that name, None without one; raises as `plugin_scorer`."""
-    point = _point(ALLOCATORS, name)
+    point = find_plugin(ALLOCATORS, name)
     if point is None:
         return None
     builder = _load(point, "allocate")
     return AllocatorEntry(
-        builder=builder, line=_line(point, builder), cost=_cost(builder), needs=_UNTOLD
+        builder=builder, line=_line(point, builder), cost=_cost(builder), needs=_NOT_STATED
     )
 
 
-def check_shadows(group: str, builtin: Container[str]) -> None:
-    """Raise UsageError when an installed plugin has the name of something built in."""
-    for point in entry_points(group=group):
-        if point.name in builtin:
-            raise _unusable(point, f"kvp has its own {point.name!r}; rename it")
+def with_plugins(
+    group: str, builtin: Mapping[str, E], load: Callable[[str], E | None]
+) -> tuple[dict[str, E], list[str]]:
+    """Every entry by name, built-in ones first, and a line on each plugin that cannot be used."""
+    entries, problems = dict(builtin), []
+    for name in plugin_names(group):
+        try:
+            if name in builtin:
+                point = next(iter(entry_points(group=group, name=name)))
+                raise unusable(point, f"kvp has its own {name!r}; rename it")
+            entry = load(name)
+        except UsageError as error:
+            problems.append(str(error))
+            continue
+        if entry is not None:
+            entries[name] = entry
+    return entries, problems
 
 
-def _point(group: str, name: str) -> EntryPoint | None:
-    found = {
-        (_package(point), point.value): point for point in entry_points(group=group, name=name)
-    }
-    if len(found) > 1:
-        packages = " and ".join(sorted(package for package, _ in found))
-        raise UsageError(f"{group} {name!r} is offered by {packages}: uninstall one")
-    return next(iter(found.values()), None)
+def named_object(written: Specification, kind: str) -> Any | None:  # noqa: ANN401
+    """The class or object that `package.module:Name` stands for, None if it is not written so.
+
+    A name without a dot counts only if there is such a module, so that a misspelt method is not
+    taken for one. Raises UsageError, naming the kind, where it cannot be imported.
+    """
+    name = f"{written.name}:{written.argument}"
+    if written.argument is None or not is_object_name(name):
+        return None
+    if "." not in written.name and not module_exists(name):
+        return None
+    return import_object(name, kind)
+
+
+def scorer_from(thing: object, options: Mapping[str, Value], label: str) -> Scorer:
+    """A scorer from a class and its options, or the object itself; `label` is what messages say.
+
+    Raises UsageError when it cannot be made, lacks a part of the contract, or is an object and
+    options are given.
+    """
+    scorer = _made(thing, options, label)
+    if not isinstance(scorer, Scorer) or not isinstance(scorer.needs, Needs):
+        raise UsageError(
+            f"{label} is no scorer: it takes name, needs (kvp.scoring.Needs) and score(view)"
+        )
+    return scorer
+
+
+def allocator_from(thing: object, options: Mapping[str, Value], label: str) -> Allocator:
+    """An allocator from a class and its options, or the object itself; as `scorer_from`."""
+    allocator = _made(thing, options, label)
+    if not isinstance(allocator, Allocator):
+        raise UsageError(f"{label} is no allocator: it takes name and allocate(request)")
+    return allocator
+
+
+def _made(thing: object, options: Mapping[str, Value], label: str) -> object:
+    if not isinstance(thing, type):
+        if options:
+            raise UsageError(f"{label} is an object; options are for classes")
+        return thing
+    try:
+        return thing(**options)
+    except (KvpError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # foreign code: SystemExit and all
+        raise UsageError(f"{label} cannot be made: {reason_of(error)}") from error
 
 
 def _load(point: EntryPoint, does: str) -> Any:  # noqa: ANN401
-    try:
-        builder = point.load()
-    except Exception as error:
-        raise _unusable(point, f"{type(error).__name__}: {error}") from error
+    builder = load_plugin(point)
     if not (isinstance(builder, type) and is_dataclass(builder)):
-        raise _unusable(point, "it is not a dataclass")
+        raise unusable(point, "it is not a dataclass")
     missing = [part for part in ("method", "presets", "name", does) if not hasattr(builder, part)]
     if missing:
-        raise _unusable(point, f"it has no {' and no '.join(missing)}")
+        raise unusable(point, f"it has no {' and no '.join(missing)}")
     if builder.method != point.name:  # type: ignore[attr-defined]
-        raise _unusable(point, f"its method is called {builder.method!r}")  # type: ignore[attr-defined]
+        raise unusable(point, f"its method is called {builder.method!r}")  # type: ignore[attr-defined]
     return builder
 
 
-def _unusable(point: EntryPoint, why: str) -> UsageError:
-    reason = " ".join(why.split())
-    return UsageError(
-        f"package {_package(point)}: {point.group} {point.name!r} ({point.value}) cannot be used: "
-        f"{reason}"
-    )
-
-
-def _package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else "unknown"
-
-
 def _line(point: EntryPoint, builder: type) -> str:
-    told = (builder.__doc__ or "").strip().partition("\n")[0].rstrip(".")
-    return f"{told or point.value} (from {_package(point)})"
+    summary = (builder.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+    return f"{summary or point.value} (from {package_of(point)})"
 
 
 def _cost(builder: type) -> str:
-    return str(getattr(builder, "cost", _UNTOLD))
+    return str(getattr(builder, "cost", _NOT_STATED))

@@ -8,20 +8,20 @@ policy computes is `policies.ranker`; nothing here executes anything that a file
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import torch
 from torch import Tensor
 
+from kvp.artifacts.claim import FolderKind, OutputFolder
+from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
-from kvp.manifest import read_sealed_json, sha256_file, sync_path, write_sealed_json
+from kvp.manifest import read_sealed_json, sha256_file, write_sealed_json
 from policies.calibration import Calibration
 from policies.learned import LearnedScorer
 from policies.ranker import HeadRankers, RankerSpec, head_shapes
@@ -29,7 +29,16 @@ from policies.ranker import HeadRankers, RankerSpec, head_shapes
 FORMAT = "kvp-policy"
 FORMAT_VERSION = 1
 INDEX = "policy.json"
-_OURS = re.compile(r"policy\.json|layer_\d+_head_\d+\.safetensors|.*\.partial")
+_HEAD_FILES = r"layer_\d+_head_\d+\.safetensors(\.partial)?"
+
+POLICY = FolderKind(
+    noun="policy",
+    marker=INDEX,
+    error=PolicyError,
+    format=FORMAT,
+    begun=_HEAD_FILES,
+    read=lambda _: {"identity": {}},  # a policy is replaced, never continued
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,52 +87,39 @@ def head_files(geometry: Geometry) -> tuple[str, ...]:
     )
 
 
-def check_target(directory: str | Path, beside: Collection[str] = ()) -> None:
-    """Raise PolicyError unless a policy may be written: nothing there, or nothing but a policy.
-
-    `beside` names entries the caller itself keeps in the directory (logs, checkpoints).
-    """
-    target = Path(directory)
-    if not target.exists():
-        return
-    if not target.is_dir():
-        raise PolicyError(f"{target} is a file: name a directory for the policy")
-    names = sorted(entry.name for entry in target.iterdir())
-    foreign = [name for name in names if name not in beside and not _OURS.fullmatch(name)]
-    if foreign:
-        raise PolicyError(
-            f"{target} holds other files ({foreign[0]}): name a new or empty directory"
-        )
-
-
 def save_policy(
     directory: str | Path,
     rankers: HeadRankers,
     meta: PolicyMeta,
     *,
     calibration: Calibration | None = None,
-    beside: Collection[str] = (),
 ) -> None:
-    """Write a policy, replacing one that is already there (see `check_target` for what is refused).
+    """Write a policy, replacing one that is already there; files that are not a policy's stay.
 
-    With `meta.heads` the directory is a shard. Raises ValueError if `rankers` are not one ranker
-    per agent of `meta`.
+    With `meta.heads` the directory is a shard. Programs claim the directory first (`POLICY`).
+
+    Raises:
+        ValueError: `rankers` are not one ranker per agent of `meta`.
+        PolicyError: the directory is a file.
     """
     geometry, spec, agents = meta.geometry, rankers.spec, meta.agents
     if (rankers.agents, spec.head_dim) != (len(agents), geometry.head_dim):
         raise ValueError(f"{rankers.agents} rankers of head_dim {spec.head_dim} for {geometry}")
     record = _calibration_record(calibration, len(agents))
-    check_target(directory, beside)
     target = Path(directory)
+    if target.exists() and not target.is_dir():
+        raise PolicyError(f"{target} is a file: name a directory for the policy")
     target.mkdir(parents=True, exist_ok=True)
     (target / INDEX).unlink(missing_ok=True)
     for path in target.iterdir():
-        if _OURS.fullmatch(path.name):
+        if re.fullmatch(_HEAD_FILES, path.name):
             path.unlink()
     files = {}
-    names = [head_files(geometry)[agent] for agent in agents]
+    names = [head_file(*divmod(agent, geometry.kv_heads)) for agent in agents]
     for name, state in zip(names, rankers.head_states(), strict=True):
-        files[name] = _write_head(target / name, state)
+        write_safetensors(target / name, state)
+        digest, size = sha256_file(target / name), (target / name).stat().st_size
+        files[name] = {"sha256": digest, "bytes": size}
     hyperparameters = spec.to_dict()
     content: dict[str, Any] = {
         "format": FORMAT,
@@ -140,17 +136,7 @@ def save_policy(
         "training": dict(meta.training),
         "held_out": [dict(metrics) for metrics in meta.held_out],
     }
-    sync_path(target)
     write_sealed_json(target / INDEX, content)
-
-
-def _write_head(path: Path, state: Mapping[str, Tensor]) -> dict[str, Any]:
-    partial = path.with_name(path.name + ".partial")
-    save_file({name: tensor.cpu() for name, tensor in state.items()}, partial)
-    with partial.open("rb") as handle:
-        os.fsync(handle.fileno())
-    partial.rename(path)
-    return {"sha256": sha256_file(path), "bytes": path.stat().st_size}
 
 
 def load_policy(directory: str | Path, *, device: str = "cpu") -> LearnedScorer:
@@ -187,9 +173,12 @@ def load_shard(directory: str | Path) -> Shard:
             **{key: content[key] for key in ("model", "training", "held_out")},
         )
         calibration = _calibration_of(content.get("calibration"), len(meta.agents))
-        names = [head_files(geometry)[agent] for agent in meta.agents]
         records = content["files"]
-        if not names or set(records) != set(names) or spec.head_dim != geometry.head_dim:
+        sizes = (len(meta.agents), spec.head_dim)  # first: a foreign file may claim any number
+        if sizes != (len(records), geometry.head_dim) or not records:
+            raise ValueError(f"its files do not cover {geometry}")
+        names = [head_file(*divmod(agent, geometry.kv_heads)) for agent in meta.agents]
+        if set(records) != set(names) or not 0 <= meta.agents.start < meta.agents.stop:
             raise ValueError(f"its files do not cover {geometry}")
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise PolicyError(f"{target / INDEX} is not a valid policy: {error}") from error
@@ -198,15 +187,20 @@ def load_shard(directory: str | Path) -> Shard:
     return Shard(rankers=rankers, meta=meta, calibration=calibration)
 
 
-def recalibrate(directory: str | Path, calibration: Calibration | None) -> None:
+def recalibrate(directory: str | Path, calibration: Calibration | None) -> str | None:
     """Replace the calibration of a policy that is there, in one step; its weights stay.
 
-    Raises PolicyError where there is no policy, ValueError where the heads are not the policy's.
+    Returns what the earlier calibration was to, None where there was none. Raises PolicyError where
+    there is no policy or another process writes it, ValueError where the heads are not the
+    policy's.
     """
     target = Path(directory)
-    content = _read_index(target)
-    record = _calibration_record(calibration, len(content["files"]))
-    write_sealed_json(target / INDEX, {**content, "calibration": record})
+    _read_index(target)
+    with OutputFolder.claim(target, POLICY, {}):
+        content = _read_index(target)
+        record = _calibration_record(calibration, len(content["files"]))
+        write_sealed_json(target / INDEX, {**content, "calibration": record})
+    return (content.get("calibration") or {}).get("target")
 
 
 def _calibration_record(calibration: Calibration | None, agents: int) -> dict[str, Any] | None:
@@ -250,10 +244,9 @@ def _read_head(path: Path, record: Mapping[str, Any], spec: RankerSpec) -> dict[
         raise PolicyError(f"{path} is truncated or foreign: {size} bytes, not {record['bytes']}")
     if sha256_file(path) != record["sha256"]:
         raise PolicyError(f"{path} is damaged: its checksum differs from {INDEX}")
-    try:
-        state = load_file(path)
-    except SafetensorError as error:
-        raise PolicyError(f"{path} is not a safetensors file: {error}") from error
+    state = read_safetensors(path, PolicyError)
+    if any(tensor.dtype != torch.float32 for tensor in state.values()):
+        raise PolicyError(f"{path} holds weights that are not float32")
     if {name: tuple(tensor.shape) for name, tensor in state.items()} != head_shapes(spec):
         raise PolicyError(f"{path} holds a ranker of another architecture or geometry")
     return state

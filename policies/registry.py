@@ -1,15 +1,18 @@
 """Every scorer and allocator by name; `policies.method_spec` says how they are written.
 
 Learned policies are not named here: they are directories (`policies.policy_files`). Names that are
-not here may come from installed plugins (`policies.plugins`).
+not here may come from installed packages, or be written `package.module:Name` (`policies.plugins`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 
 from kvp.allocation import Allocator
 from kvp.errors import UsageError
+from kvp.plugins import plugin_names
 from kvp.scoring import Scorer, SelfSizing
 from policies.allocators.ada import Ada
 from policies.allocators.evolved import Evolved
@@ -17,7 +20,7 @@ from policies.allocators.global_budget import Global
 from policies.allocators.pyramid import Pyramid
 from policies.allocators.self_sized import SelfSized
 from policies.allocators.uniform import Uniform
-from policies.allocators.windowkv import WindowKVSplit
+from policies.allocators.windowkv import WindowKVAllocator
 from policies.contrastkv import ContrastKV
 from policies.expected_attention import ExpectedAttention
 from policies.gvote import GVote
@@ -38,10 +41,12 @@ from policies.oracle import Oracle
 from policies.plugins import ALLOCATORS as PLUGIN_ALLOCATORS
 from policies.plugins import (
     SCORERS,
-    check_shadows,
+    allocator_from,
+    named_object,
     plugin_allocator,
-    plugin_names,
     plugin_scorer,
+    scorer_from,
+    with_plugins,
 )
 from policies.random import Random
 from policies.snapkv import SnapKV
@@ -105,7 +110,7 @@ METHODS: Mapping[str, ScorerEntry] = {
         ),
     )
 }  # fmt: skip
-"""Roster of scorers: method name -> entry."""
+"""Built-in scorers: method name -> entry."""
 
 ALLOCATORS: Mapping[str, AllocatorEntry] = {
     entry.name: entry
@@ -115,7 +120,7 @@ ALLOCATORS: Mapping[str, AllocatorEntry] = {
             needs="nothing", cost="nothing",
         ),
         AllocatorEntry(
-            builder=Pyramid, line="layers on a falling line, the lowest most",
+            builder=Pyramid, line="layers on a falling line, the lowest has most",
             needs="nothing", cost="nothing",
         ),
         AllocatorEntry(
@@ -127,8 +132,8 @@ ALLOCATORS: Mapping[str, AllocatorEntry] = {
             needs="scores that compare across layers", cost="one selection, O(L H N)",
         ),
         AllocatorEntry(
-            builder=WindowKVSplit, line="groups of layers on a falling line, the lowest most",
-            needs="nothing", cost="nothing",
+            builder=WindowKVAllocator, cost="nothing",
+            line="groups of layers on a falling line, the lowest has most", needs="nothing",
         ),
         AllocatorEntry(
             builder=SelfSized, line="what the scorer asks for itself, whatever the budget",
@@ -141,60 +146,107 @@ ALLOCATORS: Mapping[str, AllocatorEntry] = {
         ),
     )
 }  # fmt: skip
-"""Roster of allocators: name -> entry."""
+"""Built-in allocators: name -> entry."""
 
 
-def every_method() -> dict[str, ScorerEntry]:
-    """Built-in scorers and those of plugins; UsageError names a package that cannot be used."""
-    check_shadows(SCORERS, METHODS)
-    found = {name: plugin_scorer(name) for name in plugin_names(SCORERS)}
-    return {**METHODS, **{name: entry for name, entry in found.items() if entry is not None}}
+RENAMED_ALLOCATORS: Mapping[str, str] = {"own": "self_sized"}
+"""Former name of an allocator -> its name."""
 
 
-def every_allocator() -> dict[str, AllocatorEntry]:
-    """Built-in allocators and those of plugins; raises as `every_method`."""
-    check_shadows(PLUGIN_ALLOCATORS, ALLOCATORS)
-    found = {name: plugin_allocator(name) for name in plugin_names(PLUGIN_ALLOCATORS)}
-    return {**ALLOCATORS, **{name: entry for name, entry in found.items() if entry is not None}}
+def every_method() -> tuple[dict[str, ScorerEntry], list[str]]:
+    """Scorers by name, built in and of plugins, and a line on each plugin that cannot be used."""
+    return with_plugins(SCORERS, METHODS, plugin_scorer)
 
 
-def make_scorer(spec: str, **options: Value) -> Scorer:
-    """Build a scorer from a specification; keyword `options` override those in it.
+def every_allocator() -> tuple[dict[str, AllocatorEntry], list[str]]:
+    """Allocators by name and a line on each plugin that cannot be used, as `every_method`."""
+    return with_plugins(PLUGIN_ALLOCATORS, ALLOCATORS, plugin_allocator)
 
-    Raises UsageError, in one line, on an unknown method, preset or option, or a value that is not
-    allowed, and on a plugin that cannot be used.
+
+def make_scorer(spec: str | Scorer | type[Scorer], **options: Value) -> Scorer:
+    """Build a scorer.
+
+    Args:
+        spec: a specification (`snapkv`, `snapkv:paper`, `snapkv(window=16)`,
+            `package.module:Name`), a scorer, which is returned, or a class of scorers.
+        options: override those of the specification.
+
+    Raises:
+        UsageError: in one line, on an unknown method, preset or option, a value that is not
+            allowed, a plugin or an object that cannot be used or takes a built-in name.
     """
-    asked = parse(spec, "method")
-    entry = METHODS.get(asked.name) or plugin_scorer(asked.name)
-    if entry is None:
-        raise _unknown("method", asked.name, METHODS, SCORERS)
-    return entry.build(asked.argument, {**asked.options, **options})
+    if not isinstance(spec, str):
+        return _checked_scorer(spec, options, f"method {_label(spec)}")
+    written = parse(spec, "method")
+    entry = METHODS.get(written.name) or plugin_scorer(written.name)
+    if entry is not None:
+        return entry.build(written.argument, {**written.options, **options})
+    found = named_object(written, "method")
+    if found is None:
+        raise _unknown("method", written.name, METHODS, SCORERS)
+    label = f"method {written.name}:{written.argument}"
+    return _checked_scorer(found, {**written.options, **options}, label)
 
 
-def make_allocator(spec: str) -> Allocator:
-    """Build an allocator from a specification; raises as `make_scorer`, PolicyError on a file."""
-    asked = parse(spec, "allocator")
-    entry = ALLOCATORS.get(asked.name) or plugin_allocator(asked.name)
-    if entry is None:
-        raise _unknown("allocator", asked.name, ALLOCATORS, PLUGIN_ALLOCATORS)
-    return entry.build(asked.argument, asked.options)
+def make_allocator(spec: str | Allocator | type[Allocator]) -> Allocator:
+    """Build an allocator from a specification, an object or a class, as `make_scorer`.
 
-
-def make_method(spec: str) -> tuple[Scorer, Allocator]:
-    """Build both sides of `SCORER[+ALLOCATOR]`, uniform without the second; raises as these.
-
-    UsageError, too, when the scorer is to say how many tokens it needs and does not.
+    Raises UsageError as `make_scorer`, PolicyError on a damaged budget file.
     """
-    left, right = split_method(spec)
-    scorer, allocator = make_scorer(left), make_allocator("uniform" if right is None else right)
-    if sizes_itself(allocator) and not isinstance(scorer, SelfSizing):
+    if not isinstance(spec, str):
+        return allocator_from(spec, {}, f"allocator {_label(spec)}")
+    written = parse(spec, "allocator")
+    name = RENAMED_ALLOCATORS.get(written.name, written.name)
+    entry = ALLOCATORS.get(name) or plugin_allocator(name)
+    if entry is not None:
+        return entry.build(written.argument, written.options)
+    found = named_object(written, "allocator")
+    if found is None:
+        raise _unknown("allocator", written.name, ALLOCATORS, PLUGIN_ALLOCATORS)
+    label = f"allocator {written.name}:{written.argument}"
+    return allocator_from(found, written.options, label)
+
+
+def make_method(
+    spec: str | Scorer | type[Scorer], allocator: str | Allocator | type[Allocator] | None = None
+) -> tuple[Scorer, Allocator]:
+    """Build both sides of `SCORER[+ALLOCATOR]`, uniform without the second.
+
+    The second side may be given as `allocator` instead. Raises as `make_scorer` and
+    `make_allocator`; UsageError, too, when both are given, and when the allocator takes the sizes
+    of a scorer that has none.
+    """
+    left, right = split_method(spec) if isinstance(spec, str) else (spec, None)
+    if right is not None and allocator is not None:
+        raise UsageError(f"{spec}: the allocator is given twice")
+    rule = allocator if right is None else right
+    scorer, made = make_scorer(left), make_allocator("uniform" if rule is None else rule)
+    if sizes_itself(made) and not isinstance(scorer, SelfSizing):
         raise UsageError(
-            f"{spec}: {scorer.name} does not say how many tokens it needs; choose an allocator "
-            f"other than {allocator.name}"
+            f"{scorer.name}+{made.name}: {scorer.name} does not say how many tokens it needs; "
+            f"choose an allocator other than {made.name}"
         )
-    return scorer, allocator
+    return scorer, made
 
 
-def _unknown(kind: str, name: str, roster: Iterable[str], group: str) -> UsageError:
-    known = dict.fromkeys((*roster, *plugin_names(group)))
-    return UsageError(f"unknown {kind} {name!r}: choose from {', '.join(known)}")
+def _checked_scorer(thing: object, options: Mapping[str, Value], label: str) -> Scorer:
+    """`scorer_from`, refusing a built-in name for another class: results would be mixed up."""
+    scorer = scorer_from(thing, options, label)
+    name = re.split(r"[:(]", scorer.name)[0]
+    builder: object = METHODS[name].builder if name in METHODS else type(scorer)
+    if type(scorer) is not builder:
+        raise UsageError(f"{label}: kvp has its own {name!r}; give it another name")
+    return scorer
+
+
+def _label(thing: object) -> str:
+    return thing.__name__ if isinstance(thing, type) else type(thing).__name__
+
+
+def _unknown(kind: str, name: str, registry: Iterable[str], group: str) -> UsageError:
+    names = list(dict.fromkeys((*registry, *plugin_names(group))))
+    near = get_close_matches(name, names, n=1)
+    guess = f" (did you mean {near[0]}?)" if near else ""
+    return UsageError(
+        f"unknown {kind} {name!r}{guess}: choose from {', '.join(names)}, package.module:Name"
+    )

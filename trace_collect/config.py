@@ -44,7 +44,8 @@ class CollectConfig:
     store: Literal["qkv", "kv", "importance"] = "qkv"
     """What to keep: queries, keys and values (qkv, for everything); for training alone `importance`
     in place of queries: the attention that tokens receive, exact at the cuts of a grid, for a
-    fraction of the bytes (kvp-train needs --label attention for it); or keys and values (kv)."""
+    fraction of the bytes (kvp-train then needs --label future_attention); or keys and values
+    (kv)."""
     grid: int = 48
     """Cuts of the importance grid of each sequence, both compression boundaries among them."""
     grid_dtype: Literal["float16", "float32"] = "float16"

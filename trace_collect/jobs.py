@@ -19,6 +19,7 @@ def request_of(config: CollectConfig) -> DataRequest:
         length=config.length,
         seed=config.seed,
         essays=config.essays,
+        needs_reply=config.continuation == "reference",
     )
 
 

@@ -5,7 +5,6 @@ Order matters: validation changes what a checkpoint must contain, so checkpoints
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,8 +28,9 @@ from kvp.ranking import Protection
 from train.data.compression_points import CompressionPoint
 from train.data.contexts import ContextSource
 from train.distributed import ALONE, Workers
+from train.labels import EVALUATED
 from train.model.ranker_training import RankerTraining
-from train.recipe import LabelName
+from train.run_folder import RunFolder
 from train.validation import evaluate
 
 
@@ -139,7 +139,7 @@ class Log(Callback):
 class Bar(Callback):
     """Progress on standard error: steps, reward, held-out skill, time left."""
 
-    def __init__(self, label: LabelName) -> None:
+    def __init__(self, label: str) -> None:
         """Make the bar of a run that trains on a label; it starts with training."""
         self._label = label
         self._progress = Progress(
@@ -167,7 +167,7 @@ class Bar(Callback):
         name = "reward" if "train/reward" in outputs["metrics"] else "loss"
         state = f"{name} {outputs['metrics'][f'train/{name}']:.3f}"
         if torch.isfinite(module.best_skill).all():
-            skill = "skill" if self._label == "attention" else f"skill on {self._label}"
+            skill = "skill" if self._label == EVALUATED else f"skill on {self._label}"
             state += f", held-out {skill} {module.best_skill.mean():.3f}"
         self._progress.update(self._task, completed=trainer.global_step, state=state)
 
@@ -185,9 +185,9 @@ class Bar(Callback):
 class Checkpoints(Callback):
     """One checkpoint that is replaced as a whole, so that no moment leaves none or half of one."""
 
-    def __init__(self, path: Path, *, every_steps: int) -> None:
-        """Write to `path`."""
-        self._path = path
+    def __init__(self, target: RunFolder, *, every_steps: int) -> None:
+        """Write to the folder of a run."""
+        self._target = target
         self._every = every_steps
 
     def on_train_batch_end(
@@ -196,11 +196,7 @@ class Checkpoints(Callback):
         """Save when due, and after the last step."""
         if trainer.global_step % self._every and trainer.global_step != trainer.max_steps:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._path.with_suffix(".partial")
-        trainer.save_checkpoint(partial)  # the first process writes, the others wait for it
-        if not trainer.is_global_zero:
-            return
-        with partial.open("rb") as handle:
-            os.fsync(handle.fileno())
-        partial.replace(self._path)
+        self._target.aside.parent.mkdir(parents=True, exist_ok=True)
+        trainer.save_checkpoint(self._target.aside)  # the first process writes, the others wait
+        if trainer.is_global_zero:
+            self._target.keep(trainer.global_step)

@@ -9,14 +9,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from train.head_range import parse_heads
-from train.online.settings import Continuation, DtypeName, OnlineSettings
+from train.objectives import READ_BY
+from train.online.settings import Answers, DtypeName, OnlineSettings
 from train.recipe import (
     PRESETS,
-    READ_BY,
     CalibrationName,
     KeyFrame,
-    LabelName,
-    ObjectiveName,
     OptimizerName,
     PresetName,
     Recipe,
@@ -78,14 +76,14 @@ class TrainConfig:
     log_every: int = 10
     """Steps between scalars in TensorBoard."""
 
-    objective: ObjectiveName | None = None
+    objective: str | None = None
     """rloo (sampled rankings, baselines within a context), rloo_batch (baselines over the step),
     exact (the expected reward in closed form), listwise (cross-entropy on shares), regress (squared
     error of the log label), or a differentiable sort: soft_rank, soft_sort, neural_sort."""
-    label: LabelName | None = None
-    """What a token is worth: attention (the sum over the future in the trace), peak (the largest of
-    any future query; not from a store of importance), or kvzip or kvzip_plus where kvp-collect
-    stored it with --labels."""
+    label: str | None = None
+    """Importance of a token: future_attention (the sum over all future queries),
+    max_future_attention (the largest of any future query; not from a store of importance), kvzip
+    or kvzip_plus where kvp-collect stored it with --labels, or package.module:NAME."""
     steps: int | None = None
     """Optimiser steps."""
     contexts: int | None = None
@@ -104,7 +102,7 @@ class TrainConfig:
     """Strength of a differentiable sort's softening, for scores with standard deviation 1."""
     reward: RewardName | None = None
     """skill, ratio or mass (rloo, rloo_batch, exact)."""
-    budgets: str | None = None
+    budget_weights: str | None = None
     """Budgets that count in the reward: all, log (each by 1/b) or LOW:HIGH, e.g. 6%:50% or 64:512
     (rloo, rloo_batch, soft_sort, neural_sort)."""
     exclude_protected: bool | None = None
@@ -168,16 +166,16 @@ class TrainConfig:
     """Most prompt tokens, chat template included (512); the continuation comes on top."""
     essays: str | None = None
     """Text file or folder of `.txt` files for the essay haystack, instead of generated prose."""
-    continuation: Continuation | None = None
+    answers: Answers | None = None
     """What follows the prompt: the model's own greedy answer (model, the default), or the data's
     (reference)."""
     max_new_tokens: int | None = None
     """Most tokens of a continuation (128); RULER tasks stop at their own number."""
-    validation: int | None = None
+    validation_sequences: int | None = None
     """Sequences of the validation split, held all the time (40)."""
     buffer: int | None = None
     """Training sequences held in RAM at a time (64)."""
-    visits: int | None = None
+    epochs_per_sequence: int | None = None
     """Visits of a training sequence until a new one takes its place (8)."""
 
     def __post_init__(self) -> None:

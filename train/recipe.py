@@ -1,8 +1,8 @@
-"""The two training recipes as code, and how a configuration changes them.
+"""The two training recipes as code.
 
-`fourier` is the toolkit's default: positions as features, Muon, and the listwise loss on peaks of
-future attention (docs/decisions/0075), which needs no rankings (its `permutations`, `reward` and
-`advantage_clip` are for `--objective rloo`, which then samples for peaks, too).
+`fourier`, all defaults of `Recipe`: positions as features, Muon, and the listwise loss on the
+largest future attention (docs/decisions/0075), which needs no rankings (its `permutations`,
+`reward` and `advantage_clip` are for `--objective rloo`).
 
 `paper` follows the KVP paper (section 3, Algorithm 1, appendix A.2) and, where the paper is silent,
 the facts known about its released code. What it cannot or does not reproduce:
@@ -10,8 +10,9 @@ the facts known about its released code. What it cannot or does not reproduce:
 - RLOO baselines are taken within one context (Algorithm 1). The released code draws one permutation
   of each of 128 sequences and takes the mean over sequences; 16 contexts x 8 permutations keep its
   number of episodes per step.
-- The cut is uniform over the sequence, as Algorithm 1 says. The released RULER pipeline always cuts
-  at the end of the prompt (`--compress_prompt 1 --compress_uniform 0` gives that).
+- The compression point is uniform over the sequence, as Algorithm 1 says. The released RULER
+  pipeline always compresses at the end of the prompt (`--compress_prompt 1 --compress_uniform 0`
+  gives that).
 - Advantages are normalised over the episodes of one head in one step; gradients are clipped per
   head, because all heads train in one job here and each is an independent agent.
 - The averaging of weights reaches its decay of 0.99 about 900 steps after the warm-up instead of at
@@ -24,78 +25,97 @@ No torch here: `kvp-train --help` reads these defaults.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from kvp.budgets import parse_budget_weights
 from kvp.cli import split_list
 from kvp.errors import KvpError
+from train.labels import LABELS
+from train.labels import RENAMED as LABELS_RENAMED
+from train.objectives import OBJECTIVES, WEIGHTS_BUDGETS
 
 Architecture = Literal["fourier", "paper"]
 RewardName = Literal["skill", "ratio", "mass"]
 PresetName = Literal["fourier", "paper"]
-ObjectiveName = Literal[
-    "rloo", "rloo_batch", "exact", "listwise", "regress", "soft_rank", "soft_sort", "neural_sort"
-]
 SortLossName = Literal["ranks", "cost"]
 SharingName = Literal["heads", "model"]
 OptimizerName = Literal["adamw", "muon"]
 KeyFrame = Literal["stored", "end"]
-LabelName = Literal["attention", "peak", "kvzip", "kvzip_plus"]
-CalibrationName = Literal["contribution", "peak", "attention", "share", "none"]
-
-
-FROM_TRACE: tuple[LabelName, ...] = ("attention", "peak")
-"""Labels that every store with queries gives; the others `kvp-collect --labels` stores."""
+CalibrationName = Literal[
+    "contribution", "max_future_attention", "future_attention", "share", "none"
+]
 
 INPUTS = ("key", "value", "position", "distance")
 """What a ranker may see of a token; distance is that to the end of the cache."""
 
-_SORTS: tuple[ObjectiveName, ...] = ("soft_rank", "soft_sort", "neural_sort")
+RENAMED = {"budgets": "budget_weights"}
+"""Settings by the names that earlier versions recorded -> names of today."""
 
-WEIGHTS_BUDGETS: tuple[ObjectiveName, ...] = ("rloo", "rloo_batch", "soft_sort", "neural_sort")
-"""Objectives that can weight budgets; the closed forms of the others need all of them alike."""
-READ_BY: dict[str, tuple[ObjectiveName, ...]] = {
-    "permutations": ("rloo", "rloo_batch"),
-    "advantage_clip": ("rloo", "rloo_batch"),
-    "pairs": ("exact",),
-    "reward": ("rloo", "rloo_batch", "exact"),
-    "sort_loss": _SORTS,
-    "temperature": _SORTS,
-}
-"""Settings that some objectives alone read."""
+_POSITIVE = (
+    "hidden",
+    "max_positions",
+    "steps",
+    "contexts",
+    "warmup_steps",
+    "min_prefix",
+    "points_per_sequence",
+    "permutations",
+)
+_NONNEGATIVE = (
+    "weight_decay",
+    "final_lr",
+    "uniform_points",
+    "future_max",
+    "pairs",
+    "sequences",
+    "compress_prompt",
+    "compress_context",
+    "compress_uniform",
+)
+_MAXIMUM_HIDDEN = 65_536
+"""Far wider than any ranker is: weights would not fit into memory."""
+_MAXIMUM_LR = 1e3
+"""Far beyond any rate that learns; larger ones overflow float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides what is learned from a given store and seed."""
+    """Everything that decides what is learned from given training data and seed."""
 
     architecture: Architecture = "fourier"
-    """Ranker architecture (`policies.ranker`)."""
+    """Ranker architecture (`policies.ranker`): fourier (positions as features) or paper (a table
+    of positions)."""
     hidden: int = 256
     """Width of the ranker's hidden layers."""
     blocks: int = 2
     """Hidden layers of the ranker, 1 or 2."""
     inputs: str = "key,value,position,distance"
-    """What the ranker sees, comma separated, of `INPUTS`; `paper` has no distance."""
+    """What the ranker sees of a token, comma separated, some of these; paper has no distance."""
     key_frame: KeyFrame = "stored"
-    """How keys are turned: as the model rotated them, or on by the rotation that makes the end of
-    the cache position 0, which is what the queries that follow see of them."""
+    """stored (keys as the model rotated them) or end (rotated on, so that the end of the cache is
+    position 0, as the queries that follow see them)."""
     sharing: SharingName = "heads"
-    """A network per head, or one for the whole model with an embedding per head."""
+    """heads (a network per head) or model (one network with an embedding per head)."""
     max_positions: int = 12_288
-    """Rows of the position table; only the `paper` architecture has one."""
-    objective: ObjectiveName = "listwise"
-    """What is minimised (`train.objectives`)."""
-    label: LabelName = "peak"
-    """What a token is worth: all attention of the trace's own future, the largest that any future
-    query pays, or a label in the store."""
+    """Rows of the position table (paper architecture), tokens."""
+    objective: str = "listwise"
+    """What is minimised: listwise (cross-entropy on shares), rloo (sampled rankings, baselines
+    within a context), rloo_batch (baselines over the step), exact (the expected reward in closed
+    form), regress (squared error of the log label), a differentiable sort (soft_rank, soft_sort,
+    neural_sort), or package.module:function."""
+    label: str = "max_future_attention"
+    """Importance of a token: future_attention (the sum over all future queries),
+    max_future_attention (the largest of any future query; not from a store of importance), kvzip
+    or kvzip_plus where kvp-collect stored it with --labels, or package.module:NAME."""
     steps: int = 1_000
     """Optimiser steps."""
     contexts: int = 8
-    """Contexts (sequence, cut) per step."""
+    """Contexts (sequence, compression point) per step."""
     points_per_sequence: int = 1
-    """Contexts cut from one sequence when its turn comes."""
+    """Compression points of one sequence when its turn comes; more of them read the store less."""
     sequences: int = 0
     """Training sequences used, the first of the store; 0 = all."""
     permutations: int = 32
@@ -103,102 +123,111 @@ class Recipe:
     pairs: int = 0
     """Opponents that every token is compared with (exact); 0 = all."""
     sort_loss: SortLossName = "cost"
-    """What softened ranks are judged by (`train.objectives.relaxed`)."""
+    """ranks (squared error of softened ranks) or cost (softened cost), for differentiable sorts."""
     temperature: float = 0.1
-    """Strength of the softening, for scores with standard deviation 1."""
+    """Strength of a differentiable sort's softening, for scores with standard deviation 1."""
     reward: RewardName = "skill"
-    """How the all-budgets cost of a permutation is normalised (`kvp.reward`)."""
-    budgets: str = "all"
-    """Budgets that count in the reward: all, log (each by 1/b) or a window LOW:HIGH."""
+    """How the all-budgets cost of a permutation is normalised (`kvp.reward`): skill, ratio or mass
+    (rloo, rloo_batch, exact)."""
+    budget_weights: str = "all"
+    """Budgets that count in the reward: all (equally), log (each by 1/b) or a window LOW:HIGH, e.g.
+    6%:50% or 64:512 tokens (rloo, rloo_batch, soft_sort, neural_sort)."""
     exclude_protected: bool = True
-    """Leave the always kept tokens (first 4, last 16) out of the ranking and the reward."""
+    """Leave the protected tokens (first 4, last 16) out of the ranking and the reward."""
     optimizer: OptimizerName = "muon"
-    """AdamW for all weights, or Muon for the matrices among them (`train.optim.muon`)."""
+    """adamw, or muon (its steps for the weight matrices, AdamW's for the rest)."""
     lr: float = 1e-2
-    """Peak learning rate, reached after the warm-up."""
+    """Highest learning rate, reached after the warm-up."""
     final_lr: float = 1e-6
     """Learning rate at the last step of the cosine."""
     warmup_steps: int = 100
-    """Linear warm-up from a hundredth of `lr`; at most a fifth of all steps."""
+    """Linear warm-up from a hundredth of lr, steps; at most a fifth of all steps."""
     weight_decay: float = 1e-3
     """Decoupled weight decay, times the learning rate."""
     gradient_clip: float = 5.0
     """Maximum gradient norm of each head."""
     advantage_clip: float = 3.0
-    """Normalised advantages are clipped to plus or minus this many standard deviations."""
+    """Bound of normalised advantages, standard deviations (rloo, rloo_batch)."""
     ema: float = 0.99
     """Decay of the averaged weights, which are validated and exported; starts after warm-up."""
     compress_prompt: float = 0.4
-    """Weight of cutting one token before the end of the prompt (query_aware)."""
+    """Weight of compression points one token before the end of the prompt (query_aware)."""
     compress_context: float = 0.4
-    """Weight of cutting at the end of the context (query_agnostic)."""
+    """Weight of compression points at the end of the context (query_agnostic)."""
     compress_uniform: float = 0.2
-    """Weight of cutting anywhere in the sequence."""
+    """Weight of compression points anywhere in the sequence."""
     min_prefix: int = 64
-    """Shortest cut, tokens; a cut is never shorter than the protected tokens and two more."""
+    """Shortest prefix that is compressed, tokens; never fewer than the protected tokens and two."""
     uniform_points: int = 16
-    """Number of evenly spaced uniform cuts per sequence; 0 = every position."""
+    """Evenly spaced compression points per sequence for compress_uniform; 0 = every position."""
     future_max: int = 512
-    """Future tokens whose attention counts; 0 = all that follow the cut."""
+    """Future tokens whose attention counts; 0 = all. In a store of importance the window ends at
+    the next point of its grid."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that cannot work."""
-        positive = ("hidden", "max_positions", "steps", "contexts", "warmup_steps", "min_prefix")
-        for name in (*positive, "points_per_sequence", "permutations"):
+        OBJECTIVES.check(self.objective)
+        LABELS.check(self.label)
+        for name, value in asdict(self).items():
+            if isinstance(value, float):
+                _require(math.isfinite(value), name, "must be a finite number", self)
+        for name in _POSITIVE:
             _require(getattr(self, name) >= 1, name, "must be at least 1", self)
-        if self.objective == "rloo":
-            rule = "must be at least 2 (leave-one-out)"
-            _require(self.permutations >= 2, "permutations", rule, self)
-        if self.objective == "rloo_batch" and self.contexts * self.permutations < 2:
-            raise ValueError("--contexts times --permutations must be at least 2 (leave-one-out)")
         for name in ("lr", "gradient_clip", "advantage_clip", "temperature"):
             _require(getattr(self, name) > 0, name, "must be positive", self)
-        nonnegative = (
-            "weight_decay",
-            "final_lr",
-            "uniform_points",
-            "future_max",
-            "pairs",
-            "sequences",
-        )
-        for name in (*nonnegative, "compress_prompt", "compress_context", "compress_uniform"):
+        for name in _NONNEGATIVE:
             _require(getattr(self, name) >= 0, name, "cannot be negative", self)
         _require(self.blocks in (1, 2), "blocks", "must be 1 or 2", self)
-        self._check_inputs()
-        self._check_budgets()
+        _require(self.hidden <= _MAXIMUM_HIDDEN, "hidden", f"exceeds {_MAXIMUM_HIDDEN}", self)
+        _require(self.lr <= _MAXIMUM_LR, "lr", f"exceeds {_MAXIMUM_LR:g}", self)
         _require(0 <= self.ema < 1, "ema", "must lie in [0, 1)", self)
         _require(self.final_lr <= self.lr, "final_lr", "cannot exceed lr", self)
+        self._check_permutations()
+        self._check_inputs()
+        self._check_budget_weights()
         if self.compress_prompt + self.compress_context + self.compress_uniform <= 0:
             raise ValueError(
                 "--compress_prompt, --compress_context and --compress_uniform cannot all be 0"
             )
 
+    def _check_permutations(self) -> None:
+        if self.objective == "rloo":
+            rule = "must be at least 2 (leave-one-out)"
+            _require(self.permutations >= 2, "permutations", rule, self)
+        if self.objective == "rloo_batch" and self.contexts * self.permutations < 2:
+            raise ValueError("--contexts times --permutations must be at least 2 (leave-one-out)")
+
     def _check_inputs(self) -> None:
-        given = self.input_list
-        if not given or set(given) - set(INPUTS):
+        inputs = self.input_list
+        if not inputs or set(inputs) - set(INPUTS):
             raise ValueError(f"--inputs must be some of {','.join(INPUTS)}, got {self.inputs!r}")
-        if self.architecture == "paper" and (given != INPUTS or self.key_frame != "stored"):
-            name = "inputs" if given != INPUTS else "key_frame"
+        if self.architecture == "paper" and (inputs != INPUTS or self.key_frame != "stored"):
+            name = "inputs" if inputs != INPUTS else "key_frame"
             raise ValueError(f"--{name} cannot be chosen for the paper's architecture")
 
-    def _check_budgets(self) -> None:
+    def _check_budget_weights(self) -> None:
         try:
-            weights = parse_budget_weights(self.budgets)
+            weights = parse_budget_weights(self.budget_weights)
         except KvpError as error:
-            raise ValueError(f"--budgets: {error}") from None
-        if weights.kind != "all" and self.objective not in WEIGHTS_BUDGETS:
+            raise ValueError(f"--budget_weights: {error}") from None
+        if weights.kind == "all" or ":" in self.objective:
+            return
+        if self.objective not in WEIGHTS_BUDGETS:
             able = ", ".join(WEIGHTS_BUDGETS)
-            raise ValueError(f"--budgets {self.budgets} needs --objective {able}")
-        sorts = self.objective in ("soft_sort", "neural_sort")
-        if weights.kind != "all" and sorts and self.sort_loss != "cost":
-            raise ValueError(f"--budgets {self.budgets} needs --sort_loss cost (ranks ignores it)")
+            raise ValueError(f"--budget_weights {self.budget_weights} needs --objective {able}")
+        if self.objective in ("soft_sort", "neural_sort") and self.sort_loss != "cost":
+            raise ValueError(
+                f"--budget_weights {self.budget_weights} needs --sort_loss cost (ranks ignores it)"
+            )
 
     @property
     def input_list(self) -> tuple[str, ...]:
         """Names of the inputs, in the order of `INPUTS`; unknown ones last."""
-        given = split_list(self.inputs)
-        known = tuple(name for name in INPUTS if name in given)
-        return (*known, *(name for name in given if name not in INPUTS))
+        named = split_list(self.inputs)
+        return (
+            *(name for name in INPUTS if name in named),
+            *(name for name in named if name not in INPUTS),
+        )
 
     @property
     def warmup(self) -> int:
@@ -208,6 +237,18 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionary for JSON."""
         return asdict(self)
+
+
+def current_names(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that an earlier version recorded, under the names of today.
+
+    `recorded` are settings of a recipe, or a mapping that holds some among others.
+    """
+    renamed = {RENAMED.get(name, name): value for name, value in recorded.items()}
+    for name in ("label", "calibration"):
+        if isinstance(value := renamed.get(name), str):
+            renamed[name] = LABELS_RENAMED.get(value, value)
+    return renamed
 
 
 def _require(holds: bool, name: str, rule: str, recipe: Recipe) -> None:
@@ -222,7 +263,7 @@ PAPER = replace(
     FOURIER,
     architecture="paper",
     objective="rloo",
-    label="attention",
+    label="future_attention",
     steps=4_000,
     contexts=16,
     permutations=8,

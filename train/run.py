@@ -29,15 +29,16 @@ from train.data.traces import Traces
 from train.data.training_data import TrainingData, open_training_data
 from train.distributed import Workers, device_of_worker, this_worker, together
 from train.head_range import parse_heads
+from train.labels import EVALUATED
 from train.model.feature_statistics import feature_statistics, key_frequencies
 from train.model.ranker_training import RankerTraining
 from train.model.shared import SharedRankers
-from train.recipe import LabelName, Recipe
-from train.run_folder import RUN_ENTRIES, RunFolder
+from train.recipe import Recipe
+from train.run_folder import RunFolder
 from train.summary import print_summary
 from train.validation import HeldOut, evaluate_with_baselines
 
-Sources = dict[LabelName, ContextSource]
+Sources = dict[str, ContextSource]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class _Job:
         """Tokens that take no part in ranking, reward and calibration."""
         return protection_of(self.recipe)
 
-    def source(self, label: LabelName) -> ContextSource:
+    def source(self, label: str) -> ContextSource:
         """Contexts of the store with a label.
 
         One label after the other, within `--memory_gb`: those of other labels remember nothing from
@@ -114,6 +115,7 @@ def _run(config: TrainConfig, ranks: Workers, sources: Sources | None) -> None:
     if job.target.finished():
         job.target.check_calibration(config.calibration, config.calibration_contexts)
         if ranks.first:
+            job.target.finish()
             print(f"{config.out} already holds the finished policy of exactly these settings.")
         return
     manifest = run_manifest(
@@ -126,10 +128,14 @@ def _run(config: TrainConfig, ranks: Workers, sources: Sources | None) -> None:
         if unread := config.unread():
             print(f"note: --objective {job.recipe.objective} does not use --{', --'.join(unread)}")
         job.target.prepare(manifest, resume=config.resume)
-    with together(ranks, job.device, partial(_run, config, sources=None)):
-        module = _train(job)
-    if ranks.first:
-        _export(job, module, manifest)
+    try:
+        with together(ranks, job.device, partial(_run, config, sources=None)):
+            module = _train(job)
+        if ranks.first:
+            _export(job, module, manifest)
+            job.target.finish()
+    finally:
+        job.target.release()
 
 
 def _prepare(config: TrainConfig, ranks: Workers, sources: Sources | None) -> _Job:
@@ -176,7 +182,7 @@ def _train(job: _Job) -> RankerTraining:
         job.held_out(config.validation_contexts),
         every_steps=config.validate_every,
         reward_protection=job.protection,
-        budgets=job.recipe.budgets,
+        budgets=job.recipe.budget_weights,
         ranks=job.ranks,
     )
     shown = [
@@ -189,7 +195,7 @@ def _train(job: _Job) -> RankerTraining:
         ),
         Bar(job.recipe.label),
     ]
-    saved = Checkpoints(job.target.checkpoint, every_steps=config.checkpoint_every)
+    saved = Checkpoints(job.target, every_steps=config.checkpoint_every)
     _fit(job, module, [validation, *(shown if job.ranks.first else []), saved])
     return module
 
@@ -224,7 +230,7 @@ def _export(job: _Job, module: RankerTraining, manifest: dict[str, Any]) -> None
     """Judge the best weights, calibrate and write them."""
     best = module.best.to(job.device)
     # Another label forgets what training has read (`_Job.source`): its own one is asked first.
-    if job.recipe.label == "attention":
+    if job.recipe.label == EVALUATED:
         result, calibration = _judged(job, best), _calibration(job, best)
     else:
         calibration, result = _calibration(job, best), _judged(job, best)
@@ -235,12 +241,12 @@ def _export(job: _Job, module: RankerTraining, manifest: dict[str, Any]) -> None
         held_out=result.per_head(),
         heads=None if job.whole else job.heads,
     )
-    save_policy(job.target.folder, best, meta, calibration=calibration, beside=RUN_ENTRIES)
+    save_policy(job.target.folder, best, meta, calibration=calibration)
     print_summary(result, module.best_step, job.traces.geometry, job.heads)
 
 
 def _judged(job: _Job, best: HeadRankers) -> HeldOut:
-    source = job.source("attention")  # chosen by its own label, judged as every policy is
+    source = job.source(EVALUATED)  # chosen by its own label, judged as every policy is
     return evaluate_with_baselines(
         best,
         map(source.context, job.held_out(job.config.validation_contexts)),

@@ -1,49 +1,72 @@
-"""The output directory of a run: whose it is, whether it can be continued, whether it is finished.
+"""The output folder of a run: whose it is, whether it can be continued, whether it is finished.
 
-`run.json` is written first and says what is being trained; `checkpoints/last.ckpt` is replaced as a
-whole; `policy.json` comes last. Two runs share a directory only if everything that decides the
-weights agrees (`TrainConfig.identity`, the store's digest, the head geometry); what has saved
-nothing yet, because it failed or was stopped early, gives its directory to any run.
+`run.json` is written first and says what is being trained; one checkpoint replaces the other as a
+whole, its name carrying the identity of the run and the checksum of its content; `policy.json`
+comes last, and then the checkpoint goes. Two runs share a folder only if everything that decides
+the weights agrees (`TrainConfig.identity`, the store's digest, the head geometry); what has saved
+nothing yet, because it failed or was stopped early, gives its folder to any run.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from kvp.artifacts.claim import FolderKind, OutputFolder
+from kvp.artifacts.files import PARTIAL, sync_path
+from kvp.artifacts.locks import LOCK
 from kvp.errors import UsageError
-from kvp.manifest import differences, read_sealed_json, write_sealed_json
+from kvp.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
 from policies.policy_files import INDEX
+from train.recipe import current_names
 
 RUN_FILE = "run.json"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
-RUN_ENTRIES = (RUN_FILE, CHECKPOINTS, LOGS)
-"""What a run keeps in its directory beside the policy."""
+
+_CHECKPOINT = re.compile(r"step-(?P<step>\d+)-(?P<identity>[0-9a-f]{12})-(?P<sha256>[0-9a-f]{64})")
+"""Name of a checkpoint without its ending."""
+
+
+def _has_saved_nothing(folder: Path) -> bool:
+    """Whether a run can be begun here without loss to the one that is there."""
+    entries = {entry.name for entry in folder.iterdir() if not entry.name.endswith(PARTIAL)}
+    return entries <= {RUN_FILE, LOGS, CHECKPOINTS, LOCK} and not _checkpoints(folder)
+
+
+def _read_run(path: Path) -> Mapping[str, Any]:
+    content = read_sealed_json(path, UsageError)
+    return {**content, "identity": current_names(content["identity"])}
+
+
+RUN = FolderKind(noun="training run", marker=RUN_FILE, error=UsageError, read=_read_run)
 
 
 class RunFolder:
-    """The directory `--out` of one run."""
+    """The folder `--out` of one run."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         """Claim nothing yet; `identity` is JSON."""
         self.folder = folder
-        self.checkpoint = folder / CHECKPOINTS / "last.ckpt"
         self.logs = folder / LOGS
+        self.aside = folder / CHECKPOINTS / f"last{PARTIAL}"
+        """Where a checkpoint is written before `keep`."""
         self._identity = dict(identity)
+        self._claim: OutputFolder | None = None
 
     def finished(self) -> bool:
-        """Whether the directory holds the finished policy of exactly this run."""
-        ours = (self.folder / RUN_FILE).exists() and (self.folder / INDEX).exists()
-        return ours and not self._differences()
+        """Whether the folder holds the finished policy of exactly this run."""
+        found = RUN.found(self.folder) if (self.folder / INDEX).exists() else None
+        return found is not None and not RUN.differences(found, self._identity)
 
     def check_calibration(self, target: str, contexts: int) -> None:
         """UsageError unless the finished run was calibrated like this: weights do not tell."""
-        made = read_sealed_json(self.folder / INDEX, UsageError)["training"]["config"]
+        made = current_names(
+            read_sealed_json(self.folder / INDEX, UsageError)["training"]["config"]
+        )
         theirs, on = made["calibration"], made["calibration_contexts"]
         if (theirs, on) == (target, contexts) or theirs == target == "none":
             return
@@ -53,59 +76,73 @@ class RunFolder:
         )
 
     def prepare(self, manifest: Mapping[str, Any], *, resume: bool) -> None:
-        """Claim the directory; only one process may.
+        """Claim the folder for this process, until `release`.
 
-        Raises UsageError when the directory holds anything but an unfinished run of this identity
-        or one that has saved nothing, or when `resume` is false and it is not empty, or when its
-        checkpoint is damaged.
+        Raises UsageError when another process writes it, when it holds anything but an unfinished
+        run of this identity or one that has saved nothing, when `resume` is false and it is not
+        empty, or when its checkpoint is damaged or of another run.
         """
-        if self.folder.exists() and not self.folder.is_dir():
-            raise UsageError(f"--out {self.folder} is a file; name a directory")
-        entries = {entry.name for entry in self.folder.iterdir()} if self.folder.exists() else set()
-        if entries:
-            self._check_resumable(entries, resume)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if RUN_FILE not in entries or self._differences():
-            shutil.rmtree(self.logs, ignore_errors=True)  # of the run that was there
-            content = {"identity": self._identity, "manifest": dict(manifest)}
-            write_sealed_json(self.folder / RUN_FILE, content)
-        self._check_checkpoint()
+        if not resume and RUN.found(self.folder) is not None:
+            raise UsageError(
+                f"--out {self.folder} holds a run and --resume is false; name a new folder"
+            )
+        self._claim = OutputFolder.claim(
+            self.folder, RUN, self._identity, replaceable=_has_saved_nothing
+        )
+        try:
+            if self._claim.found is None:
+                shutil.rmtree(self.logs, ignore_errors=True)  # of the run that was there
+                content = {"identity": self._identity, "manifest": dict(manifest)}
+                write_sealed_json(self.folder / RUN_FILE, content)
+            self._check_checkpoints()
+        except BaseException:
+            self.release()
+            raise
 
     @property
     def start(self) -> Path | None:
         """The checkpoint to continue from, None where there is none."""
-        return self.checkpoint if self.checkpoint.exists() else None
+        return max(_checkpoints(self.folder), key=_step, default=None)
 
-    def _check_resumable(self, entries: set[str], resume: bool) -> None:
-        where = f"--out {self.folder}"
-        if RUN_FILE not in entries and entries != {f"{RUN_FILE}.partial"}:
-            raise UsageError(f"{where} is not empty and not a training run; name a new directory")
-        if not resume:
-            raise UsageError(f"{where} holds a run and --resume is false; name a new directory")
-        if not self._saved_nothing(entries) and (found := self._differences()):
-            raise UsageError(
-                f"{where} holds a run of other settings ({'; '.join(found[:3])}); "
-                "use those to continue it, or name a new directory"
-            )
+    def keep(self, step: int) -> None:
+        """Make what was written to `aside` the checkpoint of a step, in place of earlier ones."""
+        sync_path(self.aside)
+        name = f"step-{step:08d}-{self._digest}-{sha256_file(self.aside)}.ckpt"
+        kept = self.aside.replace(self.aside.with_name(name))
+        sync_path(kept.parent)
+        for other in _checkpoints(self.folder):
+            if other != kept:
+                other.unlink()
 
-    def _saved_nothing(self, entries: set[str]) -> bool:
-        """Whether a run can be begun here without loss to the one that `entries` are of."""
-        begun = {RUN_FILE, f"{RUN_FILE}.partial", LOGS, CHECKPOINTS}
-        return entries <= begun and not self.checkpoint.exists()
+    def finish(self) -> None:
+        """Delete the checkpoint of a run whose policy is exported."""
+        shutil.rmtree(self.folder / CHECKPOINTS, ignore_errors=True)
 
-    def _differences(self) -> list[str]:
-        """Settings in which the run that is there differs from this one, each with both values."""
-        path = self.folder / RUN_FILE
-        if not path.exists():
-            return []
-        return differences(read_sealed_json(path, UsageError)["identity"], self._identity)
+    def release(self) -> None:
+        """Let other processes in; safe to call twice."""
+        if self._claim is not None:
+            self._claim.release()
 
-    def _check_checkpoint(self) -> None:
-        if self.start is None:
-            return
-        try:
-            torch.load(self.checkpoint, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:  # torch raises many kinds for damaged files
-            raise UsageError(
-                f"{self.checkpoint} is damaged; delete it to start this run again"
-            ) from error
+    @property
+    def _digest(self) -> str:
+        """What the names of this run's checkpoints carry."""
+        return digest_json(self._identity)[:12]
+
+    def _check_checkpoints(self) -> None:
+        for path in _checkpoints(self.folder):
+            name = _CHECKPOINT.fullmatch(path.stem)
+            if name is None or name["identity"] != self._digest:
+                raise UsageError(
+                    f"{path} is not a checkpoint of this run; delete it to start the run again"
+                )
+            if name["sha256"] != sha256_file(path):
+                raise UsageError(f"{path} is damaged; delete it to start this run again")
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted((folder / CHECKPOINTS).glob("*.ckpt"))
+
+
+def _step(path: Path) -> int:
+    name = _CHECKPOINT.fullmatch(path.stem)
+    return int(name["step"]) if name else -1

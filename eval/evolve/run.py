@@ -101,7 +101,7 @@ def load_prompts(
         text=config.text, continuation=config.continuation, prompts=asked, seed=config.seed,
     )  # fmt: skip
     named, _ = load_all(replace(settings, prompts=1), tokenizer, positions)
-    tasks = list(dict.fromkeys(prompt.task for prompt in named))
+    tasks = list(dict.fromkeys(prompt.asked for prompt in named))
     mine, theirs = _shares(config.prompts, len(tasks)), _shares(config.holdout, len(tasks))
     most = max(a + b for a, b in zip(mine, theirs, strict=True))
     prompts, _ = load_all(
@@ -110,7 +110,7 @@ def load_prompts(
     chosen: list[Prompt] = []
     held_out: list[Prompt] = []
     for task, own, other in zip(tasks, mine, theirs, strict=True):
-        found = [prompt for prompt in prompts if prompt.task == task]
+        found = [prompt for prompt in prompts if prompt.asked == task]
         chosen += found[:own]
         held_out += found[own : own + other]
     if (len(chosen), len(held_out)) != (config.prompts, config.holdout):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,12 @@ KEY_FIELDS = (
 
 UNIFORM = "uniform"
 """Allocator of a method that keeps equally many tokens in every head."""
+
+_RENAMED_ALLOCATORS = {"own": "self_sized"}
+"""Allocators that rows of older versions call by another name."""
+
+_SEPARATORS = "-_. "
+"""What stands between a policy's name and its seed."""
 
 OWN = "own"
 """`budget_spec` of a row whose method decided itself how many tokens to keep."""
@@ -68,7 +73,13 @@ def policy_groups(rows: Iterable[Row]) -> dict[str | None, str]:
 def _without_seed(label: str, seed: float | None) -> str:
     if seed is None:
         return label
-    return re.sub(rf"[-_. ]*(seed|s)?[-_. ]*{int(seed)}$", "", label)
+    number = str(int(seed))
+    stem = label.removesuffix(number)
+    if stem == label or stem[-1:].isdigit():
+        return label
+    stem = stem.rstrip(_SEPARATORS)
+    word = next((word for word in ("seed", "s") if stem.endswith(word)), "")
+    return stem.removesuffix(word).rstrip(_SEPARATORS)
 
 
 class RowFile:
@@ -114,6 +125,8 @@ def read_rows(path: Path) -> Iterator[Row]:
             raise ResultsError(f"{path} line {number} is damaged; delete that line") from None
         if not isinstance(row, dict):
             raise ResultsError(f"{path} line {number} is not a row; delete that line")
+        if "allocator" in row:
+            row["allocator"] = _RENAMED_ALLOCATORS.get(row["allocator"], row["allocator"])
         yield row
 
 

@@ -17,16 +17,37 @@ PromptTokens = Callable[[Sequence[Turn]], int]
 """Tokens of a chat without its final reply, chat template included."""
 
 
+def _ignore(*_: int) -> None:
+    return None
+
+
 def pack(
-    dialogues: Iterable[Sequence[Turn]], prompt_tokens: PromptTokens, length: int
+    dialogues: Iterable[Sequence[Turn]],
+    prompt_tokens: PromptTokens,
+    length: int,
+    *,
+    too_long: Callable[[int, int], None] = _ignore,
+    too_short: Callable[[int], None] = _ignore,
 ) -> Iterator[tuple[Turn, ...]]:
     """Chats of at most `length` prompt tokens, filled with one exchange after the other.
 
-    A dialogue that does not fit to its end is cut there and its rest dropped; one whose first
-    exchange is too long for a chat of its own is left out. The last chat may be shorter.
+    A dialogue that does not fit to its end is cut there and its rest dropped. One whose first
+    exchange is too long for a chat of its own is left out: `too_long` gets its index and tokens.
+    So is a chat of less than half of `length`, such as a last one: `too_short` gets its tokens.
     """
     chat: list[Turn] = []
-    for turns in dialogues:
+
+    def finished() -> Iterator[tuple[Turn, ...]]:
+        tokens = prompt_tokens(chat)
+        if 2 * tokens >= length:
+            yield tuple(chat)
+        else:
+            too_short(tokens)
+
+    for index, turns in enumerate(dialogues):
+        if turns and (tokens := prompt_tokens(turns[:2])) > length:
+            too_long(index, tokens)
+            continue
         before = len(chat)
         for start in range(0, len(turns) - 1, 2):
             longer = [*chat, *turns[start : start + 2]]
@@ -35,13 +56,11 @@ def pack(
             chat = longer
         else:
             continue
-        if not chat:
-            continue
-        yield tuple(chat)
+        yield from finished()
         # A dialogue that has not begun in the chat just filled opens the next one.
         chat = [] if len(chat) > before else _start(turns, prompt_tokens, length)
     if chat:
-        yield tuple(chat)
+        yield from finished()
 
 
 def _start(turns: Sequence[Turn], prompt_tokens: PromptTokens, length: int) -> list[Turn]:

@@ -13,12 +13,15 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data import ruler
-from kvp.data.sample import Sample
-from kvp.data.sources import RULER, Source, open_source
+from kvp.data.rows.files import files_of
+from kvp.data.sample import Sample, Source
+from kvp.data.sources import SOURCES, open_source, takes_tasks
+from kvp.data.task import TaskSettings
+from kvp.data.tasks import RULER, find_task, is_ruler
 from kvp.errors import UsageError
 from kvp.manifest import digest_json, sha256_file
 
-_ROOM = 0.9
+_FILLED = 0.9
 """Share of the length that the smallest prompt of a task may take for the task to fit."""
 
 
@@ -27,24 +30,26 @@ class DataRequest:
     """Prompts as the user names them (`kvp.data.sources.open_source`)."""
 
     data: str
-    """`ruler`, `chat`, a file ending in `.jsonl` or a hub data set."""
+    """`ruler`, `chat`, a file, a folder, a hub data set or `package.module:Name`."""
     tasks: tuple[str, ...]
-    """RULER tasks in order; `ruler` stands for all that fit into the length."""
+    """Tasks in order, for `ruler`; among them `ruler` stands for RULER's own that fit."""
     length: int
-    """Most prompt tokens, chat template included."""
+    """Maximum of prompt tokens, chat template included."""
     seed: int
     """Seed of everything that is generated and of the order of a file."""
     essays: str | None = None
     """Text file or folder for the essay haystack, instead of generated prose."""
+    needs_reply: bool = False
+    """Leave out rows without a reply, which nothing can be forced of."""
 
     def identity(self, tasks: Sequence[str]) -> dict[str, Any]:
         """What decides the prompts besides the seed, as JSON; `tasks` as resolved."""
         return {
             "name": self.data,
-            "digest": _file_digest(self.data) if self.data.endswith(".jsonl") else None,
+            "digest": path_digest(self.data) if _is_path(self.data) else None,
             "tasks": list(tasks),
             "length": self.length,
-            "essays": None if self.essays is None else _file_digest(self.essays),
+            "essays": None if self.essays is None else path_digest(self.essays),
         }
 
 
@@ -54,7 +59,10 @@ class CollectionPlan(Sequence[Sample]):
 
     sources: tuple[Source, ...]
     tasks: tuple[str, ...]
-    """RULER tasks taken in turn; empty for other data."""
+    """Tasks taken in turn; empty for other data."""
+    notes: tuple[str, ...] = ()
+    """What the user must know before anything long runs, one line each: fewer samples than asked
+    for, rows that were skipped."""
 
     def __len__(self) -> int:
         return sum(map(len, self.sources))
@@ -75,8 +83,10 @@ def plan_collection(
 
     Raises UsageError for data that does not exist, has nothing for a split or does not fit.
     """
-    tasks = fitting_tasks(request, tokenizer) if request.data == RULER else ()
-    sources = []
+    tasks = fitting_tasks(request, tokenizer) if takes_tasks(request.data) else ()
+    sources: list[Source] = []
+    notes: list[str] = []
+    fewer: list[str] = []
     for split, count in counts.items():
         if not count:
             continue
@@ -89,25 +99,40 @@ def plan_collection(
             length=request.length,
             tokenizer=tokenizer,
             essays=request.essays,
+            needs_reply=request.needs_reply,
         )
+        notes += source.notes
         if not source:
-            raise UsageError(
-                f"--data {request.data}: nothing in it belongs to the {split} split, of which "
-                f"{count} samples are asked for"
-            )
+            raise UsageError(_nothing(request, split, count, notes))
+        if len(source) < count:
+            fewer.append(f"{len(source)} of the {count} {split} sequences asked for")
         for index in range(min(len(source), len(tasks) or 1)):
             source[index]  # a length too small for a task shows now, not in the middle
         sources.append(source)
-    return CollectionPlan(tuple(sources), tasks)
+    if fewer:
+        notes.insert(0, f"--data {request.data}: only {', '.join(fewer)}")
+    return CollectionPlan(tuple(sources), tasks, tuple(dict.fromkeys(notes)))
+
+
+def _nothing(request: DataRequest, split: str, count: int, notes: Sequence[str]) -> str:
+    said = (
+        f"--data {request.data}: nothing in it belongs to the {split} split, of which "
+        f"{count} samples are asked for (--{split})"
+    )
+    return "; ".join([said, *(note.removeprefix(f"--data {request.data}: ") for note in notes)])
 
 
 def fitting_tasks(request: DataRequest, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """The RULER tasks asked for: those named, and for `ruler` all that fit into the length."""
+    """The tasks asked for: those named, and for `ruler` all of RULER's own that fit.
+
+    Raises UsageError for an unknown task, or where none fits.
+    """
     chosen: list[str] = []
     for name in request.tasks:
         if name == RULER:
-            chosen += [task for task in ruler.TASKS if _fits(task, request, tokenizer)]
+            chosen += [task for task in ruler.OWN_TASKS if _fits(task, request, tokenizer)]
         else:
+            find_task(name)
             chosen.append(name)
     if not chosen:
         raise UsageError(f"--length {request.length}: no RULER task fits into so few tokens")
@@ -115,24 +140,28 @@ def fitting_tasks(request: DataRequest, tokenizer: PreTrainedTokenizerBase) -> t
 
 
 def _fits(task: str, request: DataRequest, tokenizer: PreTrainedTokenizerBase) -> bool:
+    assert is_ruler(task)
+    settings = TaskSettings(
+        split="train", count=1, seed=0, length=int(request.length * _FILLED), essays=request.essays
+    )
     try:
-        open_source(
-            RULER,
-            tasks=(task,),
-            split="train",
-            count=1,
-            seed=0,
-            length=int(request.length * _ROOM),
-            tokenizer=tokenizer,
-        )[0]
-    except UsageError:
+        find_task(task).build(settings, tokenizer)[0]
+    except UsageError as error:
+        if not str(error).startswith("--length"):
+            raise
         return False
     return True
 
 
-def _file_digest(path: str) -> str:
-    """SHA-256 of a file, or of the text files of a folder."""
-    place = Path(path)
-    if place.is_dir():
-        return digest_json([sha256_file(file) for file in sorted(place.glob("*.txt"))])
-    return sha256_file(place)
+def path_digest(path: str) -> str:
+    """SHA-256 of a file, or of the files of data in a folder."""
+    source = Path(path)
+    if not source.is_dir():
+        return sha256_file(source)
+    files = sorted({*source.glob("*.txt"), *files_of(source)})
+    files = files or [file for file in sorted(source.rglob("*")) if file.is_file()]
+    return digest_json([sha256_file(file) for file in files])
+
+
+def _is_path(data: str) -> bool:
+    return data not in SOURCES and Path(data).exists()

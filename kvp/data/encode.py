@@ -73,6 +73,13 @@ def encode(
         ModelError: the tokenizer's chat template refuses the turns or alters them.
         ValueError: the sample has no token, or a chat does not end with user and assistant.
     """
+    if sample.token_ids:
+        return Encoded(
+            ids=sample.token_ids,
+            context_length=max(1, len(sample.token_ids) - 1),
+            reply_ids=sample.reply_token_ids,
+            reply_spans=(),
+        )
     templated = chat_template and bool(tokenizer.chat_template)
     if sample.messages is not None:
         parts = _chat(sample.messages, tokenizer, templated=templated)

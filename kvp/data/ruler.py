@@ -8,45 +8,70 @@ two question-answering tasks need real documents and are not here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from kvp.data.sample import Sample
 from kvp.data.synthetic.needles import SPLITS, Split
-from kvp.data.synthetic.niah import VARIANTS, niah
-from kvp.data.synthetic.prompt_builder import Builder, Draw, Prompt
+from kvp.data.synthetic.niah import VARIANTS, Variant, niah
+from kvp.data.synthetic.prompt_builder import Draw, PromptMaker, RulerPrompt
 from kvp.data.synthetic.variable_tracking import tracking
 from kvp.data.synthetic.word_frequency import common_words, frequent_words
 from kvp.errors import UsageError
 
-TASKS = (*VARIANTS, "vt", "vt_0shot", "cwe", "fwe")
+CountTokens = Callable[[str], int]
+
+
+def _niah(variant: Variant, draw: Draw, _: CountTokens) -> PromptMaker:
+    return niah(variant, draw)
+
+
+MAKERS: Mapping[str, Callable[[Draw, CountTokens], PromptMaker]] = {
+    **{name: partial(_niah, variant) for name, variant in VARIANTS.items()},
+    "vt": partial(tracking, example=True),
+    "vt_0shot": partial(tracking, example=False),
+    "cwe": lambda draw, _: common_words(draw),
+    "fwe": lambda draw, _: frequent_words(draw),
+}
+"""What makes the prompts of each task."""
+
+TASKS = tuple(MAKERS)
+"""All tasks: those of RULER, and `vt_0shot`."""
+OWN_TASKS = tuple(name for name in TASKS if name != "vt_0shot")
+"""RULER's own tasks, what `ruler` stands for: all but its qa_1 and qa_2, which need documents."""
 
 
 def generate(
     task: str,
     *,
-    count_tokens: Callable[[str], int],
+    count_tokens: CountTokens,
     length: int,
     seed: int,
     index: int,
     split: str,
     essays: str | None = None,
+    limit: int | None = None,
+    attempt: int = 0,
 ) -> Sample:
     """The `index`-th sample of `task`: a pure function of its arguments.
 
     `count_tokens` gets context + question + answer prefix; it may add what a chat template adds.
-    `length` is the most tokens it may return: as much haystack is put in as fits. `essays` is the
-    running text of the essay haystacks, `None` for the generated prose.
+    `length` decides the variant (RULER has another word list from 4,096 tokens on) and is the most
+    tokens that `count_tokens` may return unless `limit` says fewer: as much haystack is put in as
+    fits. `essays` is the running text of the essay haystacks, `None` for the generated prose.
+    Another `attempt` draws other needles for the same index.
 
     Raises UsageError for an unknown task or split, and when the smallest prompt does not fit.
     """
-    if task not in TASKS:
+    if task not in MAKERS:
         raise UsageError(f"--tasks: unknown task {task!r}; known are {', '.join(TASKS)}")
     if split not in SPLITS:
         raise UsageError(f"--split: unknown split {split!r}; known are {', '.join(SPLITS)}")
     name = f"{task}/{split}/{seed}/{index}"
-    draw = Draw(name=name, split=_as_split(split), length=length, essays=essays)
-    builder = _builder(task, draw, count_tokens)
-    prompt = fit(builder, count_tokens, length, task)
+    drawn = f"{name}/{attempt}" if attempt else name
+    draw = Draw(name=drawn, split=_as_split(split), length=length, essays=essays)
+    maker = MAKERS[task](draw, count_tokens)
+    prompt = fit(maker, count_tokens, length if limit is None else limit, task)
     return Sample(
         id=name,
         task=task,
@@ -56,13 +81,13 @@ def generate(
         question=prompt.question,
         answer_prefix=prompt.prefix,
         references=prompt.references,
-        max_new_tokens=builder.max_new_tokens,
+        max_new_tokens=maker.max_new_tokens,
         metric="all",
         reply=prompt.reply,
     )
 
 
-def fit(builder: Builder, count_tokens: Callable[[str], int], length: int, task: str) -> Prompt:
+def fit(maker: PromptMaker, count_tokens: CountTokens, length: int, task: str) -> RulerPrompt:
     """The prompt with the largest amount of haystack that has at most `length` tokens.
 
     Interpolates inside a shrinking bracket, so it ends after a few counts; no haystack needs more
@@ -70,7 +95,7 @@ def fit(builder: Builder, count_tokens: Callable[[str], int], length: int, task:
 
     Raises UsageError when even the smallest prompt is too long.
     """
-    fits, prompt = builder.smallest, builder.build(builder.smallest)
+    fits, prompt = maker.smallest, maker.make(maker.smallest)
     used = count_tokens(prompt.text)
     if used > length:
         raise UsageError(f"--length {length}: the smallest {task} prompt already has {used} tokens")
@@ -85,7 +110,7 @@ def fit(builder: Builder, count_tokens: Callable[[str], int], length: int, task:
             share = (length - used) / (used_too_much - used)
             guess = fits + round(share * (too_much - fits))
         guess = min(max(guess, fits + 1), too_much - 1)
-        candidate = builder.build(guess)
+        candidate = maker.make(guess)
         tokens = count_tokens(candidate.text)
         if tokens <= length:
             fits, used, prompt = guess, tokens, candidate
@@ -97,13 +122,3 @@ def fit(builder: Builder, count_tokens: Callable[[str], int], length: int, task:
 
 def _as_split(split: str) -> Split:
     return next(known for known in SPLITS if known == split)
-
-
-def _builder(task: str, draw: Draw, count_tokens: Callable[[str], int]) -> Builder:
-    if task in VARIANTS:
-        return niah(VARIANTS[task], draw)
-    if task == "cwe":
-        return common_words(draw)
-    if task == "fwe":
-        return frequent_words(draw)
-    return tracking(draw, count_tokens, example=task == "vt")

@@ -1,8 +1,8 @@
-"""One prompt with its reference answers: what data sources hand to collection and evaluation."""
+"""One prompt with its reference answers, and a sequence of them: what tasks and sources give."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -30,6 +30,36 @@ class Sample:
     max_new_tokens: int
     """Tokens to generate."""
     metric: str
-    """`all` (fraction of references contained), `part` (any of them) or `none`."""
+    """`all` (fraction of references contained), `part` (any of them) or `none`: nothing is
+    generated, the likelihood of the reply is measured."""
     reply: str
     """Reference continuation after `answer_prefix`; empty when unknown."""
+    token_ids: tuple[int, ...] = ()
+    """Running text that is given as tokens, instead of everything above: the prompt."""
+    reply_token_ids: tuple[int, ...] = ()
+    """The tokens that follow `token_ids`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(Sequence[Sample]):
+    """Samples of one split, made when they are asked for.
+
+    Sample `i` does not depend on how many there are, so that a run can continue anywhere and a
+    longer run begins with the shorter one's samples.
+    """
+
+    size: int
+    """Samples."""
+    make: Callable[[int], Sample]
+    """From an index to the sample; a pure function."""
+    notes: tuple[str, ...] = ()
+    """What a user must know about the data, one line each: rows that were skipped, and why."""
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
+        """The sample at `index`, from 0 on; raises IndexError."""
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        return self.make(index)

@@ -8,7 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from kvp.data.sample import Sample
+
 _CONTROL = re.compile(r"[\x00-\x1f]")
+
+
+def string_match(prediction: str, sample: Sample) -> float:
+    """The metric that `sample` names, of its references."""
+    match = string_match_part if sample.metric == "part" else string_match_all
+    return match(prediction, sample.references)
 
 
 def postprocess(prediction: str) -> str:

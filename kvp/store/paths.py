@@ -13,7 +13,6 @@ from kvp.store.store_plan import StorePlan
 
 MANIFEST = "manifest.json"
 SEQUENCES = "sequences"
-LOCK = "writer.lock"
 OUTPUT = "output_gram.safetensors"
 
 

@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 import zarr
-from safetensors.torch import load_file
 from torch import Tensor
 
+from kvp.artifacts.tensors import read_safetensors
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.store.importance_grid import decode, root_scale, rows_between
 from kvp.store.paths import OUTPUT, shard_path
 from kvp.store.schema import GRIDS, SequenceRecord, Trace, label_array
 from kvp.store.sequence_records import committed, load_record
+from kvp.store.shards import check_chunks
 from kvp.store.store_manifest import load_metadata
 from kvp.store.store_plan import StorePlan
 
@@ -41,6 +42,8 @@ class TraceReader:
         self._manifest, self._plan = load_metadata(self.path)
         self._arrays: dict[str, zarr.Array[Any]] = {}
         self._records: dict[int, SequenceRecord] = {}
+        self._checked: set[Path] = set()
+        """Shards whose chunks have the size of the plan."""
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -123,6 +126,16 @@ class TraceReader:
         """As `future_attention`, the largest; only at the record's `peak_edges`."""
         return self._grid("peak", index, cut, stop).amax(dim=-2)
 
+    def importance(
+        self, label: str, index: int, prefix_length: int, stop: int | None = None
+    ) -> Tensor:
+        """`future_attention` or `max_future_attention` of a label of that name; no others here."""
+        if label == "future_attention":
+            return self.future_attention(index, prefix_length, stop)
+        if label == "max_future_attention":
+            return self.max_future_attention(index, prefix_length, stop)
+        raise StoreError(f"{self.path} was collected without queries, which label {label} needs")
+
     def output_gram(self) -> Tensor | None:
         """Gram matrices of the model's output projection, [L, H, D, D] float32; None where unknown.
 
@@ -130,7 +143,11 @@ class TraceReader:
         """
         if OUTPUT not in self._manifest["files"]:
             return None
-        gram = load_file(self.path / OUTPUT)["output_gram"]
+        gram = read_safetensors(self.path / OUTPUT, StoreError).get("output_gram")
+        size = self.geometry
+        shape = (size.layers, size.kv_heads, size.head_dim, size.head_dim)
+        if gram is None or gram.shape != shape or gram.dtype != torch.float32:
+            raise StoreError(f"{self.path / OUTPUT} is not what its plan says: float32 {shape}")
         return gram if self._agents is None else gram.flatten(0, 1)[self._agents][None]
 
     def trace(self, index: int) -> Trace:
@@ -191,9 +208,12 @@ class TraceReader:
         selection: tuple[int | slice, ...] = (index, *where, *kept[len(where) :])
         shard = shard_path(self.path, array, index)
         if array not in self._arrays:
-            self._arrays[array] = zarr.open_array(self.path / array, mode="r")
+            self._arrays[array] = zarr.open_array(self.path / array, mode="r", zarr_format=3)
         try:
             shard.stat()  # zarr would read a missing shard as zeros
+            if shard not in self._checked:
+                check_chunks(shard, self._plan, array)
+                self._checked.add(shard)
             stored = self._arrays[array][selection]
         except IndexError:
             raise

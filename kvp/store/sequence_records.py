@@ -6,6 +6,7 @@ the SHA-256 of every shard, because zarr reads a missing shard as zeros without 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from kvp.errors import StoreError
@@ -46,25 +47,29 @@ def load_record(
     content = read_sealed_json(path)
     try:
         record = SequenceRecord.from_dict(content["record"])
-        facts = {array: content["shards"][array] for array in plan.arrays}
+        facts = {
+            array: (int(content["shards"][array]["bytes"]), str(content["shards"][array]["sha256"]))
+            for array in plan.arrays
+        }
     except (KeyError, TypeError, ValueError) as problem:
         raise StoreError(f"{path} is damaged: {problem}") from None
-    if record.index != index or record.length > plan.max_tokens:
+    if record.index != index or index >= plan.sequences or record.length > plan.max_tokens:
         raise StoreError(f"{path} belongs to another store or sequence")
-    for array, fact in facts.items():
+    for array, (size, digest) in facts.items():
         shard = shard_path(store, array, index)
-        if not shard.exists():
+        if not shard.is_file():
             raise StoreError(f"{shard} is missing; delete {path} to collect this sequence again")
-        if shard.stat().st_size != fact["bytes"]:
+        if shard.stat().st_size != size:
             raise StoreError(
-                f"{shard} is damaged: {shard.stat().st_size} bytes instead of {fact['bytes']}; "
+                f"{shard} is damaged: {shard.stat().st_size} bytes instead of {size}; "
                 f"delete {path} to collect this sequence again"
             )
-        if checksums and sha256_file(shard) != fact["sha256"]:
+        if checksums and sha256_file(shard) != digest:
             raise StoreError(f"{shard} is damaged: its checksum does not match its record")
     return record
 
 
 def committed(store: Path) -> list[int]:
-    """Indices of the committed sequences, ascending."""
-    return sorted(int(path.stem) for path in record_path(store, 0).parent.glob("[0-9]*.json"))
+    """Indices of the committed sequences, ascending; files of other names are not records."""
+    names = (path.name for path in record_path(store, 0).parent.glob("*.json"))
+    return sorted(int(name[:-5]) for name in names if re.fullmatch(r"\d{6,}\.json", name))

@@ -1,21 +1,37 @@
-"""The manifest of a trace store: what it is, what made it, and digests of its zarr metadata."""
+"""The manifest of a trace store: what it is, what made it, and digests of its zarr metadata.
+
+Nothing in a store decides how it is read: what arrays look like follows from the plan, and metadata
+that say anything else are refused (a foreign codec could run code or expand without bound).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import zarr
-from safetensors.torch import save_file
 from torch import Tensor
+from zarr.core.metadata import ArrayV3Metadata
+from zarr.storage import MemoryStore
 
+from kvp.artifacts.claim import FolderKind
+from kvp.artifacts.files import sync_path
+from kvp.artifacts.tensors import write_safetensors
 from kvp.errors import StoreError
-from kvp.manifest import read_sealed_json, sha256_file, sync_path, write_sealed_json
+from kvp.manifest import differences, read_json, read_sealed_json, sha256_file, write_sealed_json
 from kvp.store.paths import MANIFEST, OUTPUT, SEQUENCES, array_settings
 from kvp.store.schema import ARRAYS, FORMAT, FORMAT_VERSION, READABLE
 from kvp.store.store_plan import StorePlan
 
+STORE = FolderKind(
+    noun="trace store",
+    marker=MANIFEST,
+    error=StoreError,
+    format=FORMAT,
+    begun=rf"(({'|'.join(ARRAYS)})/)?zarr\.json|({'|'.join((*ARRAYS, SEQUENCES))})/|{OUTPUT}",
+)
 RESERVED = ("format", "format_version", "plan", "rope", "files")
 """Manifest entries the store writes itself."""
 
@@ -33,7 +49,7 @@ def create_metadata(
     (store / SEQUENCES).mkdir(exist_ok=True)
     (store / OUTPUT).unlink(missing_ok=True)
     if output_gram is not None:
-        save_file({"output_gram": output_gram.contiguous()}, store / OUTPUT)
+        write_safetensors(store / OUTPUT, {"output_gram": output_gram})
         files.append(OUTPUT)
     for name in files:  # zarr's local store never flushes
         sync_path(store / name)
@@ -70,9 +86,40 @@ def load_metadata(store: Path) -> tuple[dict[str, Any], StorePlan]:
         files = dict(manifest["files"])
     except (KeyError, TypeError, ValueError) as problem:
         raise StoreError(f"{path} is damaged: {problem}") from None
+    metadata = {"zarr.json", *(f"{array}/zarr.json" for array in plan.arrays)}
+    if set(files) - {OUTPUT} != metadata:
+        raise StoreError(f"{path} is damaged: it does not list the files of its plan")
     for name, digest in files.items():
-        if not (store / name).exists():
+        if not (store / name).is_file():
             raise StoreError(f"{store / name} is missing")
         if sha256_file(store / name) != digest:
             raise StoreError(f"{store / name} is damaged: its checksum does not match {MANIFEST}")
+    for array in plan.arrays:
+        _check_array(store / array / "zarr.json", plan, array)
     return manifest, plan
+
+
+def _check_array(path: Path, plan: StorePlan, array: str) -> None:
+    """Raise StoreError unless an array is encoded as the plan says."""
+    try:
+        found = ArrayV3Metadata.from_dict(read_json(path)).to_dict()
+    except Exception as problem:  # zarr raises many kinds for foreign metadata
+        raise StoreError(f"{path} is not what kvp writes: {problem}") from None
+    if different := differences(_plain(found), _plain(_metadata(plan, array))):
+        raise StoreError(f"{path} is not what its plan says ({different[0]})")
+
+
+@lru_cache(maxsize=32)
+def _metadata(plan: StorePlan, array: str) -> dict[str, Any]:
+    """Metadata that `create_metadata` writes for an array."""
+    made = zarr.create_array(store=MemoryStore(), **array_settings(plan, array))
+    return dict(made.metadata.to_dict())
+
+
+def _plain(value: object) -> Any:  # noqa: ANN401 - JSON
+    """A value of zarr's metadata as JSON; what is none as its text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value if isinstance(value, str | int | float | None) else str(value)

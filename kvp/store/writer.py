@@ -7,8 +7,6 @@ else is written again. Left out: what to collect (`trace_collect`).
 from __future__ import annotations
 
 import json
-import os
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -19,16 +17,17 @@ import torch
 import zarr
 from torch import Tensor
 
+from kvp.artifacts.claim import OutputFolder
+from kvp.artifacts.files import sync_path
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from kvp.manifest import differences, sync_path
+from kvp.manifest import differences
 from kvp.store.importance_grid import encode, root_scale
-from kvp.store.paths import MANIFEST, record_path, shard_path
-from kvp.store.schema import DTYPES, GRIDS, TENSORS, Trace, label_array
+from kvp.store.paths import record_path, shard_path
+from kvp.store.schema import DTYPES, GRIDS, SequenceRecord, Trace, label_array
 from kvp.store.sequence_records import commit_record, committed, load_record
-from kvp.store.store_manifest import RESERVED, create_metadata, load_metadata
-from kvp.store.store_plan import GridDtype, StoreKind, StorePlan
-from kvp.store.target import lock_store, refuse_foreign, sweep
+from kvp.store.store_manifest import RESERVED, STORE, create_metadata, load_metadata
+from kvp.store.store_plan import StorePlan
 
 
 class TraceWriter:
@@ -37,26 +36,18 @@ class TraceWriter:
     Make one with `create`, `resume` or `create_or_resume`.
     """
 
-    def __init__(self, path: Path, plan: StorePlan, lock: int) -> None:
-        self.path = path
+    def __init__(self, folder: OutputFolder, plan: StorePlan) -> None:
+        self.path = folder.path
         self.plan = plan
+        self._folder = folder
         self._arrays: dict[str, zarr.Array[Any]] = {}
-        self._unlock = weakref.finalize(self, os.close, lock)
 
     @classmethod
     def create(
         cls,
         path: str | Path,
-        *,
-        geometry: Geometry,
-        dtype: str,
-        max_tokens: int,
-        sequences: int,
+        plan: StorePlan,
         manifest: Mapping[str, Any],
-        store: StoreKind = "qkv",
-        grid: int = 0,
-        grid_dtype: GridDtype = "float16",
-        labels: tuple[str, ...] = (),
         output_gram: Tensor | None = None,
     ) -> TraceWriter:
         """Create an empty store.
@@ -64,66 +55,36 @@ class TraceWriter:
         Args:
             path: directory to make; an existing one must be empty (or hold nothing but what an
                 interrupted `create` left).
-            geometry: head geometry of the model.
-            dtype: "float32", "float16" or "bfloat16": what the tensors are and stay, bit for bit.
-            max_tokens: longest sequence, tokens.
-            sequences: planned sequences.
+            plan: what the store will hold.
             manifest: what produced the store. Its entry "identity" (a JSON object: model, data,
                 seed, ...) is what a resuming run must repeat exactly.
-            store: what is kept beside keys and values.
-            grid: cuts of an importance grid, 0 without.
-            grid_dtype: "float16" or "float32", of the grid.
-            labels: labels kept for every sequence.
-            output_gram: what is known of the model's output projection (`TraceReader.output_gram`).
+            output_gram: Gram matrices of the model's output projection, float32 [L, H, D, D], where
+                they are known (`TraceReader.output_gram`).
 
         Raises:
             StoreError: the directory is in use, holds something else, or cannot be written.
-            ValueError: the plan or the manifest is unusable.
+            ValueError: the manifest or the Gram matrices are unusable.
         """
-        plan = StorePlan(
-            geometry=geometry,
-            dtype=dtype,
-            max_tokens=max_tokens,
-            sequences=sequences,
-            store=store,
-            grid=grid,
-            grid_dtype=grid_dtype,
-            labels=labels,
-        )
         _check_manifest(manifest)
-        _check_gram(output_gram, geometry)
-        folder = Path(path)
-        refuse_foreign(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            writer = cls(folder, plan, lock_store(folder))
-            refuse_foreign(folder)  # another writer may have been quicker
-            create_metadata(folder, plan, manifest, output_gram)
-        except OSError as problem:
-            raise StoreError(f"cannot create {folder}: {problem.strerror or problem}") from None
-        return writer
+        _check_gram(output_gram, plan.geometry)
+        folder = OutputFolder.claim(Path(path), STORE, _identity(manifest))
+        if folder.found is not None:
+            folder.release()
+            raise StoreError(f"{path} already holds a trace store; resume it or choose another")
+        return cls._begun(folder, plan, manifest, output_gram)
 
     @classmethod
     def resume(cls, path: str | Path, manifest: Mapping[str, Any]) -> TraceWriter:
         """Continue an interrupted store.
 
-        Sweeps what a killed writer left half-written (`*.partial`).
+        Deletes what a killed writer left half-written (`*.partial`).
 
         Raises:
             StoreError: not a store, in use, damaged, or begun with another identity; the message
                 names the settings that differ.
         """
-        store = Path(path)
-        theirs, plan = load_metadata(store)
-        ours = json.loads(json.dumps(manifest["identity"]))
-        if found := differences(theirs["identity"], ours):
-            raise StoreError(
-                f"{store} was begun with other settings ({'; '.join(found[:3])}); "
-                "repeat them or choose another --out"
-            )
-        writer = cls(store, plan, lock_store(store))
-        sweep(store)
-        return writer
+        load_metadata(Path(path))
+        return cls._resumed(OutputFolder.claim(Path(path), STORE, _identity(manifest)))
 
     @classmethod
     def create_or_resume(
@@ -133,33 +94,48 @@ class TraceWriter:
         manifest: Mapping[str, Any],
         output_gram: Tensor | None = None,
     ) -> TraceWriter:
-        """`resume` a store that is there and was planned alike, `create` one otherwise.
+        """`resume` a store that is there and has this plan, `create` one otherwise.
 
         Raises:
             StoreError: as `create` and `resume`, or the plans differ.
         """
-        store = Path(path)
-        if not (store / MANIFEST).exists():
-            return cls.create(
-                store,
-                geometry=plan.geometry,
-                dtype=plan.dtype,
-                max_tokens=plan.max_tokens,
-                sequences=plan.sequences,
-                manifest=manifest,
-                store=plan.store,
-                grid=plan.grid,
-                grid_dtype=plan.grid_dtype,
-                labels=plan.labels,
-                output_gram=output_gram,
-            )
-        writer = cls.resume(store, manifest)
-        if found := differences(writer.plan.to_dict(), plan.to_dict()):
+        _check_manifest(manifest)
+        _check_gram(output_gram, plan.geometry)
+        folder = OutputFolder.claim(Path(path), STORE, _identity(manifest))
+        if folder.found is None:
+            return cls._begun(folder, plan, manifest, output_gram)
+        writer = cls._resumed(folder)
+        if different := differences(writer.plan.to_dict(), plan.to_dict()):
             writer.close()
             raise StoreError(
-                f"{store} was planned differently ({'; '.join(found[:3])}); choose another --out"
+                f"{path} was planned differently ({'; '.join(different[:3])}); choose another --out"
             )
         return writer
+
+    @classmethod
+    def _begun(
+        cls,
+        folder: OutputFolder,
+        plan: StorePlan,
+        manifest: Mapping[str, Any],
+        output_gram: Tensor | None,
+    ) -> TraceWriter:
+        try:
+            create_metadata(folder.path, plan, manifest, output_gram)
+        except OSError as problem:
+            folder.release()
+            raise StoreError(
+                f"cannot create {folder.path}: {problem.strerror or problem}"
+            ) from None
+        return cls(folder, plan)
+
+    @classmethod
+    def _resumed(cls, folder: OutputFolder) -> TraceWriter:
+        try:
+            return cls(folder, load_metadata(folder.path)[1])
+        except StoreError:
+            folder.release()
+            raise
 
     def missing(self) -> list[int]:
         """Planned sequences not yet committed, ascending.
@@ -196,7 +172,7 @@ class TraceWriter:
 
     def close(self) -> None:
         """Let other writers in; safe to call twice."""
-        self._unlock()
+        self._folder.release()
 
     def __enter__(self) -> TraceWriter:
         """Return itself."""
@@ -214,7 +190,7 @@ class TraceWriter:
     def _array(self, name: str) -> zarr.Array[Any]:
         # Empty chunks are written out: zarr takes -0.0 for empty and would return +0.0.
         if name not in self._arrays:
-            array = zarr.open_array(self.path / name, mode="r+")
+            array = zarr.open_array(self.path / name, mode="r+", zarr_format=3)
             self._arrays[name] = array.with_config({"write_empty_chunks": True})
         return self._arrays[name]
 
@@ -244,8 +220,8 @@ class TraceWriter:
                     f"{array} of sequence {record.index} is {tensor.dtype} {list(tensor.shape)}, "
                     f"the store takes {dtype} {shape}"
                 )
-            if array not in TENSORS and not bool(tensor.isfinite().all()):
-                raise ValueError(f"{array} of sequence {record.index} is not finite")
+            if not bool(tensor.isfinite().all()):
+                raise StoreError(_not_finite(record, array, tensor))
         return tensors
 
 
@@ -264,6 +240,21 @@ def _padded(tensor: Tensor, plan: StorePlan, array: str) -> np.ndarray[Any, Any]
     full = np.zeros(plan.shape(array), dtype=numpy_dtype)
     full[tuple(slice(size) for size in tensor.shape)] = bits.numpy()
     return full
+
+
+def _not_finite(record: SequenceRecord, array: str, tensor: Tensor) -> str:
+    """The message for a tensor [L, ...] that holds NaN or infinity."""
+    finite = tensor.isfinite().flatten(1).all(dim=1)
+    layer = int((~finite).nonzero()[0])
+    return (
+        f"{array} of sequence {record.index} ({record.id}) is not finite in layer {layer}: the "
+        "model's weights are damaged, or --dtype cannot hold its numbers (try float32 or bfloat16)"
+    )
+
+
+def _identity(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    identity: dict[str, Any] = json.loads(json.dumps(manifest["identity"]))
+    return identity
 
 
 def _check_manifest(manifest: Mapping[str, Any]) -> None:

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from kvp.allocation import Request
 from policies.allocators.competition import winners
-from policies.base import Presets, Split, check_choice, check_number
+from policies.base import BaseAllocator, Presets, check_choice, check_number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ada(Split):
+class Ada(BaseAllocator):
     """Give every layer the same, its heads what they win."""
 
     safeguard: float = 0.2

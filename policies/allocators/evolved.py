@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from kvp.allocation import Request, apportion
-from policies.base import Split, check_choice
+from policies.base import BaseAllocator, check_choice
 from policies.budget_files import BudgetFile, BudgetPoint, check_budget_geometry, load_budgets
 
 ROUNDINGS = ("exact", "faithful")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evolved(Split):
+class Evolved(BaseAllocator):
     """Counts of a budget file; all KV heads of a layer alike unless the file has its own."""
 
     method: ClassVar[str] = "evolved"

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from kvp.allocation import Request
 from policies.allocators.competition import winners
-from policies.base import Presets, Split, check_number
+from policies.base import BaseAllocator, Presets, check_number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Global(Split):
+class Global(BaseAllocator):
     """Give every head what it wins against all others."""
 
     safeguard: float = 0.2

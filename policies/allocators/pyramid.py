@@ -29,11 +29,11 @@ from policies.allocators.per_layer import (
     line,
     published_counts,
 )
-from policies.base import Presets, Split, check_choice, check_integer, check_number
+from policies.base import BaseAllocator, Presets, check_choice, check_integer, check_number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pyramid(Split):
+class Pyramid(BaseAllocator):
     """Give low layers more."""
 
     beta: float = 20.0

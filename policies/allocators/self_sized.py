@@ -9,14 +9,14 @@ from torch import Tensor
 
 from kvp.allocation import Request
 from kvp.errors import UsageError
-from policies.base import Split
+from policies.base import BaseAllocator
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelfSized(Split):
+class SelfSized(BaseAllocator):
     """Give every head what its scorer asks for."""
 
-    method: ClassVar[str] = "own"
+    method: ClassVar[str] = "self_sized"
     sized_by_scorer: ClassVar[bool] = True
 
     def allocate(self, request: Request) -> Tensor:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from kvp.allocation import Request
-from policies.base import Split
+from policies.base import BaseAllocator
 
 
 @dataclass(frozen=True, kw_only=True)
-class Uniform(Split):
+class Uniform(BaseAllocator):
     """Give every head the budget."""
 
     method: ClassVar[str] = "uniform"

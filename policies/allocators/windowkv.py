@@ -25,11 +25,11 @@ from torch import Tensor
 from kvp.allocation import Request
 from kvp.scoring import AUTO_GROUP, layers_per_group
 from policies.allocators.per_layer import ROUNDINGS, exact_counts, line, published_counts
-from policies.base import AUTO, Split, check_choice, check_integer, check_number
+from policies.base import AUTO, BaseAllocator, check_choice, check_integer, check_number
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowKVSplit(Split):
+class WindowKVAllocator(BaseAllocator):
     """Give low groups of layers more."""
 
     rule: str = "code"

@@ -23,7 +23,7 @@ policies() {
 }
 
 # Scorers whose heads can compete are run with every allocator that lets them.
-FIXED="full,random,streaming_llm,knorm,lagkv:kvpress,tova,snapkv:kvpress,windowkv,windowkv+windowkv,gvote+own"
+FIXED="full,random,streaming_llm,knorm,lagkv:kvpress,tova,snapkv:kvpress,windowkv,windowkv+windowkv,gvote+self_sized"
 PYRAMID="snapkv(kernel=7)+pyramid,keydiff+pyramid,kvp+pyramid"
 KVZIP="kvzip+global:kvzip,contrastkv+global:kvzip,kvp+global:kvzip"
 COMPETING="keydiff,snapkv(kernel=7),h2o,expected_attention,kvzip,kvzip(plus=true),contrastkv,gvote,kvp,oracle"

@@ -15,7 +15,7 @@ export OMP_NUM_THREADS=1
 train() { "$BIN/kvp-train" --config configs/first/train.yaml --traces "$RUN/traces" "$@"; }
 for seed in 0 1 2; do train --seed $seed --out "$RUN/policies/rloo$seed"; done
 train --objective listwise --out "$RUN/policies/listwise"
-train --objective listwise --label peak --out "$RUN/policies/listwise_peak"
+train --objective listwise --label max_future_attention --out "$RUN/policies/listwise_peak"
 train --objective regress --label kvzip_plus --out "$RUN/policies/kvzap"
 
 # The first policy once per calibration target.

@@ -66,7 +66,10 @@ OBJECTIVES = [
         if arm.name in ("rloo", "rloo_32", "exact", "listwise")
     ),
     *(
-        Arm(f"listwise_peak_{name}", {"objective": "listwise", "label": "peak", **settings})
+        Arm(
+            f"listwise_peak_{name}",
+            {"objective": "listwise", "label": "max_future_attention", **settings},
+        )
         for name, settings in _BETTER.items()
     ),
 ]
@@ -78,18 +81,18 @@ REWARDS = [
     Arm("listwise", {}),
     Arm("rloo_ratio", {"objective": "rloo", "reward": "ratio"}, like="rloo"),
     Arm("rloo_mass", {"objective": "rloo", "reward": "mass"}, like="rloo"),
-    Arm("rloo_log", {"objective": "rloo", "budgets": "log"}, like="rloo"),
-    Arm("rloo_window", {"objective": "rloo", "budgets": "6%:50%"}, like="rloo"),
+    Arm("rloo_log", {"objective": "rloo", "budget_weights": "log"}, like="rloo"),
+    Arm("rloo_window", {"objective": "rloo", "budget_weights": "6%:50%"}, like="rloo"),
     Arm("rloo_protected", {"objective": "rloo", "exclude_protected": "false"}, like="rloo"),
     Arm("listwise_protected", {"exclude_protected": "false"}),
-    Arm("listwise_peak", {"label": "peak"}),
+    Arm("listwise_peak", {"label": "max_future_attention"}),
     Arm("listwise_visits", {"points_per_sequence": "4"}),
 ]
 """What is rewarded, and in `listwise_visits` how: all contexts of a step cut from one sequence."""
 
 LABELS = [
     Arm("attention", _BETTER["muon"], like="listwise_muon"),
-    Arm("peak", {**_BETTER["muon"], "label": "peak"}, like="listwise_peak_muon"),
+    Arm("peak", {**_BETTER["muon"], "label": "max_future_attention"}, like="listwise_peak_muon"),
 ]
 """What a token is worth: the sum or the largest of the future attention."""
 

@@ -25,12 +25,11 @@ from policies.ranker import HeadRankers
 from train.data.compression_points import noise_seed, step_points
 from train.data.contexts import Context, ContextSource
 from train.data.store_checks import usable
-from train.objectives import OBJECTIVES, Batch
-from train.objectives.objective_batch import learnable
+from train.objectives.objective_batch import Batch, learnable, objective_of
 from train.recipe import PRESETS, Recipe
 
 STEPS = 8
-BASE = replace(PRESETS["fourier"], objective="exact", label="attention", contexts=4)
+BASE = replace(PRESETS["fourier"], objective="exact", label="future_attention", contexts=4)
 LARGE = replace(BASE, contexts=64)
 ESTIMATORS = {
     "exact": BASE,
@@ -58,7 +57,7 @@ def gradient(
         counted=torch.stack([learnable(importance) for importance in importances]),
         seeds=[noise_seed(1, step, slot) for slot in range(len(contexts))],
     )
-    losses, _ = OBJECTIVES[recipe.objective](batch, recipe)
+    losses, _ = objective_of(recipe.objective)(batch, recipe)
     parts = torch.autograd.grad(losses.sum(), list(rankers.parameters()))
     return torch.cat([part.flatten(1) for part in parts], dim=1)
 

@@ -18,7 +18,7 @@ from kvp.geometry import Geometry
 from kvp.hf import load_model
 from kvp.metrics import METRICS_VERSION, grid_budgets
 from kvp.ranking import UNPROTECTED, Protection
-from kvp.store import SequenceRecord, Trace, TraceWriter
+from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 LENGTH = 40
@@ -46,14 +46,8 @@ def _trace(index: int, split: str = "test") -> Trace:
 
 
 def _store(path: Path, splits: list[str]) -> Path:
-    with TraceWriter.create(
-        path,
-        geometry=GEOMETRY,
-        dtype="float32",
-        max_tokens=LENGTH,
-        sequences=len(splits),
-        manifest={"identity": {}},
-    ) as writer:
+    plan = StorePlan(geometry=GEOMETRY, dtype="float32", max_tokens=LENGTH, sequences=len(splits))
+    with TraceWriter.create(path, plan, {"identity": {}}) as writer:
         for index, split in enumerate(splits):
             writer.write(_trace(index, split))
     return path
@@ -191,7 +185,7 @@ def test_the_model_serves_what_traces_do_not_hold(tmp_path: Path, tiny_folder: P
     model, tokenizer = load_model(str(tiny_folder))
     store = _store(tmp_path / "traces", ["test"])
     config = _config(
-        methods="expected_attention,gvote+own,contrastkv", budgets="25%", protection="both",
+        methods="expected_attention,gvote+self_sized,contrastkv", budgets="25%", protection="both",
         protocols="query_aware", recents=2,
     )  # fmt: skip
     reader = open_traces(str(store), GEOMETRY)

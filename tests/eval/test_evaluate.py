@@ -64,7 +64,7 @@ def test_answers_are_those_of_each_method_alone(
     settings = [
         *_settings("random,streaming_llm,knorm,keydiff,lagkv,tova,h2o", "25%"),
         *_settings("snapkv,kvzip,expected_attention,snapkv+ada,kvzip+global,tova+pyramid", "25%"),
-        *_settings("gvote+own", None),
+        *_settings("gvote+self_sized", None),
     ]
     rows = evaluate(bench, prompt, protocol, settings)
     assert len(rows) == len(settings)
@@ -98,7 +98,7 @@ def test_answers_are_those_of_each_method_alone(
         predictions.add(answer)
     assert len(predictions) > 4  # eviction changes what this model says, so equality means much
     assert uneven >= 4  # heads of one cache really kept different numbers of tokens
-    own = [row for row in rows if row["allocator"] == "own"]
+    own = [row for row in rows if row["allocator"] == "self_sized"]
     assert [(row["budget_spec"], row["budget"]) for row in own] == [("own", None)] * 2
 
 
@@ -188,8 +188,10 @@ def test_task_names_expand_and_unknown_ones_are_refused() -> None:
     names = task_names(["ruler", "chat", "niah_single_1"])
     assert names[0] == "niah_single_1"
     assert names[-1] == "chat"
+    assert "vt_0shot" not in names  # not RULER's
+    assert len(names) == 11 + 1
     assert len(names) == len(set(names))
-    with pytest.raises(UsageError, match="no task 'qa_9'"):
+    with pytest.raises(UsageError, match="unknown task 'qa_9'"):
         task_names(["qa_9"])
 
 

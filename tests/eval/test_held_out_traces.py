@@ -15,7 +15,7 @@ from eval.prepare import methods_of, trace_settings
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.ops.future_attention import grid_attention
-from kvp.store import SequenceRecord, StoreKind, Trace, TraceWriter
+from kvp.store import SequenceRecord, StoreKind, StorePlan, Trace, TraceWriter
 from kvp.store.importance_grid import grid_edges, peak_edges, peak_rows
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
@@ -26,10 +26,11 @@ def store_of(path: Path, kind: StoreKind) -> str:
     boundaries = (CONTEXT, PROMPT - 1)
     edges = grid_edges(LENGTH, boundaries, 8) if kind == "importance" else ()
     peaks = peak_edges(edges, boundaries) if edges else ()
-    with TraceWriter.create(
-        path / kind, geometry=GEOMETRY, dtype="float32", max_tokens=LENGTH, sequences=2,
-        manifest={"identity": {}}, store=kind, grid=8 if edges else 0, grid_dtype="float32",
-    ) as writer:  # fmt: skip
+    plan = StorePlan(
+        geometry=GEOMETRY, dtype="float32", max_tokens=LENGTH, sequences=2,
+        store=kind, grid=8 if edges else 0, grid_dtype="float32",
+    )  # fmt: skip
+    with TraceWriter.create(path / kind, plan, {"identity": {}}) as writer:
         for index in range(2):
             random = torch.Generator().manual_seed(index)
             queries = 3 * torch.randn(2, 2, 2, LENGTH, 8, generator=random)

@@ -156,7 +156,7 @@ def test_learned_policies_take_allocators(tiny_policy: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"methods": "snapvk"}, "unknown method 'snapvk': choose from .*random.*, kvp, full"),
+        ({"methods": "snapvk"}, "unknown method 'snapvk' .*: choose from .*random.*, kvp, full"),
         ({"methods": "snapkv+adda"}, "unknown allocator 'adda'"),
         ({"methods": "knorm", "allocators": "adda"}, "--allocators: unknown allocator 'adda'"),
         ({"methods": "full+ada"}, "the full cache has no allocator"),

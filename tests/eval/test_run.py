@@ -17,7 +17,7 @@ from policies.ranker import HeadRankers, RankerSpec
 
 BYTES_PER_TOKEN = 2 * 2 * 2 * 8 * 4
 """Keys and values, layers, heads, channels, float32."""
-METHODS = "full,kvp,random,snapkv,oracle,knorm+ada,gvote+own"
+METHODS = "full,kvp,random,snapkv,oracle,knorm+ada,gvote+self_sized"
 
 
 def _arguments(folder: Path, policy: Path, out: Path, **changes: object) -> list[str]:
@@ -143,7 +143,7 @@ def _refusal(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     ("changes", "words"),
     [
         ({"methods": "snapvk"}, "unknown method 'snapvk'"),
-        ({"tasks": "niah_single_9"}, "--tasks: no task 'niah_single_9'"),
+        ({"tasks": "niah_single_9"}, "--tasks: unknown task 'niah_single_9'"),
         ({"protocols": "aware"}, "--protocols: no protocol 'aware'"),
         ({"budgets": "0"}, "--budgets: a budget keeps at least 1 token"),
         ({"policies": ""}, "--methods kvp needs --policies"),

@@ -53,7 +53,7 @@ COMPETING: dict[str, Callable[[Array, int, int], Array]] = {
 }
 BY_LAYER = ("pyramid", "windowkv", "evolved")
 """Allocators whose counts do not depend on scores; below each has tests of its own."""
-SIZED_BY_THE_SCORER = ("own",)
+SIZED_BY_THE_SCORER = ("self_sized",)
 
 
 @pytest.mark.parametrize("spec", COMPETING)
@@ -162,14 +162,14 @@ def test_evolved_completion(tmp_path: Path, budget: int, rounding: str) -> None:
     assert counts.tolist() == [[count] * 2 for count in truth]
 
 
-def test_own_takes_the_scorers_sizes() -> None:
+def test_self_sized_takes_the_scorers_sizes() -> None:
     inputs = draw(60)
     scorer = make_scorer("gvote")
     scores = scorer.score(inputs.view(scorer.needs, 20))
     sizes = scorer.sizes(scores)  # type: ignore[attr-defined]
     assert sizes.tolist() == (scores >= 1).sum(dim=-1).clamp(min=4).tolist()
     asked = Request(scores=scores, budget=20, floor=1, sizes=sizes)
-    assert make_allocator("own").allocate(asked).tolist() == sizes.tolist()
+    assert make_allocator("self_sized").allocate(asked).tolist() == sizes.tolist()
 
 
 def test_counts_become_the_best_tokens_of_each_head() -> None:

@@ -20,7 +20,7 @@ LENGTHS = (64, 47, 23, 64)
 LONGEST = max(LENGTHS)
 
 METHOD_SPECS = [name for name in METHODS if name != "oracle"]  # the future cannot be run
-SPLIT_SPECS = ["snapkv+pyramid", "snapkv+windowkv", "kvzip+ada", "kvzip+global", "gvote+own"]
+SPLIT_SPECS = ["snapkv+pyramid", "snapkv+windowkv", "kvzip+ada", "kvzip+global", "gvote+self_sized"]
 PRESETS = ["snapkv:kvpress", "h2o:kvpress", "tova:kvpress", "lagkv:kvpress", "contrastkv:paper"]
 
 
@@ -79,7 +79,7 @@ def test_rows_keep_what_they_keep_alone(spec: str, model: Any, tokenizer: Any) -
     for row, found in zip(rows, together, strict=True):
         assert found == kept(spec, model, tokenizer, [row], protection)[0]
         budget = (len(row) + 1) // 2
-        if "own" not in spec:
+        if "self_sized" not in spec:
             assert sum(len(head) for layer in found for head in layer) == 3 * 2 * budget
 
 

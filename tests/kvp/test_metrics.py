@@ -27,7 +27,7 @@ from kvp.metrics import (
 )
 from kvp.ops.future_attention import future_attention
 from kvp.ranking import UNPROTECTED, Protection
-from kvp.store import SequenceRecord, Trace, TraceWriter
+from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
 from train.baselines import BaselineEvaluator
 from train.data.contexts import Context
 
@@ -129,10 +129,8 @@ def _trace(index: int) -> Trace:
 
 def test_training_and_evaluation_give_one_number_for_one_trace(tmp_path: Path) -> None:
     """Skill and area of every attention-free method, protected and not, within 1e-6."""
-    with TraceWriter.create(
-        tmp_path / "traces", geometry=GEOMETRY, dtype="float32", max_tokens=LENGTH, sequences=2,
-        manifest={"identity": {}},
-    ) as writer:  # fmt: skip
+    plan = StorePlan(geometry=GEOMETRY, dtype="float32", max_tokens=LENGTH, sequences=2)
+    with TraceWriter.create(tmp_path / "traces", plan, manifest={"identity": {}}) as writer:
         for index in range(2):
             writer.write(_trace(index))
     contexts = []

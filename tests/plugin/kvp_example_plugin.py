@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvp.allocation import Request, apportion
 from kvp.scoring import View
-from policies.base import Heuristic, Presets, Split, check_integer
+from policies.base import BaseAllocator, Heuristic, Presets, check_integer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Newest(Heuristic):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tilt(Split):
+class Tilt(BaseAllocator):
     """The first KV head of every layer gets twice as much as the others."""
 
     method: ClassVar[str] = "tilt"

@@ -40,7 +40,7 @@ def test_a_map_never_changes_a_ranking(
 ) -> None:
     most = min(len(places), len(values))
     calibration = Calibration(
-        target="attention",
+        target="future_attention",
         scores=torch.tensor([places[:most]]),
         values=torch.tensor([values[:most]]),
     )

@@ -24,7 +24,7 @@ from policies.method_spec import needs_in_words, split_method
         ("snapkv:kvpress+ada(safeguard=0.3)", "snapkv:kvpress", "ada(safeguard=0.3)"),
         (" snapkv( window = 16 ) + ada:paper ", "snapkv(window=16)", "ada:paper"),
         ("random(seed=+3)+pyramid(beta=1e+1)", "random(seed=3)", "pyramid(beta=10)"),
-        ("gvote+own", "gvote", "own"),
+        ("gvote+self_sized", "gvote", "self_sized"),
         ("windowkv+windowkv", "windowkv", "windowkv"),
     ],
 )
@@ -86,7 +86,10 @@ def test_a_plus_outside_parentheses_parts_them(spec: str, parts: tuple[str, str 
         ("snapkv+snapkv", "unknown allocator 'snapkv': choose from uniform, pyramid, ada"),
         ("ada", "unknown method 'ada': choose from random, "),
         ("snapkv:+ada", "method 'snapkv:' is not of the form"),
-        ("snapkv+own", "snapkv+own: snapkv does not say how many tokens it needs; choose an allo"),
+        (
+            "snapkv+own",
+            "snapkv+self_sized: snapkv does not say how many tokens it needs; choose an allo",
+        ),
         ("snapkv+evolved", "evolved needs a file: write evolved:FILE"),
         ("snapkv(window=1e+2)", "snapkv: window must be an integer >= 1 or auto, got 100.0"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -44,8 +45,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
+def _python(
+    folder: Path, *arguments: str, path: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    folders = [str(folder), str(path or folder), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
     command = [sys.executable, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
@@ -80,8 +84,8 @@ for spec in ("newest(step=0)", "newest:fine", "older", "snapkv+older"):
     assert lines[0] == "newest: step must be an integer >= 1, got 0"
     assert lines[1] == "newest has no preset 'fine': its presets are coarse"
     assert lines[2].startswith("unknown method 'older': choose from random, ")
-    assert lines[2].endswith(", newest")
-    assert lines[3].endswith(", evolved, tilt")
+    assert lines[2].endswith(", newest, package.module:Name")
+    assert lines[3].endswith(", evolved, tilt, package.module:Name")
 
 
 def test_the_list_names_its_methods(installed: Path) -> None:
@@ -90,6 +94,19 @@ def test_the_list_names_its_methods(installed: Path) -> None:
     assert "Newest tokens, in steps (from kvp-example-plugin) (attention-free)" in done.stdout
     assert "nothing to speak of" in done.stdout
     assert "The first KV head of every layer gets twice as much as the others" in done.stdout
+
+
+def test_a_broken_plugin_does_not_break_the_list(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken_one.py").write_text("raise SystemExit(0)")
+    info = tmp_path / "broken_one-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-one\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[kvp.scorers]\nmine = broken_one:Mine\n")
+    done = _python(installed, "-m", "eval.cli", "--list", path=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Newest tokens, in steps" in done.stdout
+    assert "package broken-one: kvp.scorers 'mine' (broken_one:Mine)" in done.stdout
+    assert "  evolved " in done.stdout
 
 
 @pytest.fixture
@@ -113,10 +130,12 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 def test_a_class_need_not_be_a_package_of_its_own(install: Install) -> None:
     install("own-one", SCORER, scorers="mine = own_one:Mine")
     assert make_scorer("mine").name == "mine"
-    entry = every_method()["mine"]
+    methods, problems = every_method()
+    entry = methods["mine"]
     assert (entry.line, entry.cost) == ("My method (from own-one)", "not stated")
     assert entry.attention_free
-    assert set(every_method()) == {*METHODS, "mine"}
+    assert set(methods) == {*METHODS, "mine"}
+    assert problems == []
 
 
 @pytest.mark.parametrize(
@@ -124,6 +143,10 @@ def test_a_class_need_not_be_a_package_of_its_own(install: Install) -> None:
     [
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+        ("class Odd(BaseException): pass\nraise Odd('no')", "Odd: no"),
+        (SCORER.replace("    def score", "    def __post_init__(self): exit(0)\n    def score"),
+         "it cannot be made with its defaults: SystemExit: 0"),
         ("Other = 1", "AttributeError: module 'broken_one' has no attribute 'Mine'"),
         ("Mine = 1", "it is not a dataclass"),
         ("class Mine: method = 'mine'", "it is not a dataclass"),
@@ -142,32 +165,34 @@ def test_a_broken_scorer_is_one_line_that_names_its_package(
 ) -> None:
     monkeypatch.delitem(sys.modules, "broken_one", raising=False)
     install("broken-one", code, scorers="mine = broken_one:Mine")
-    for ask in (lambda: make_scorer("mine"), every_method):
-        with pytest.raises(UsageError) as error:
-            ask()
-        said = str(error.value)
+    with pytest.raises(UsageError) as error:
+        make_scorer("mine")
+    methods, problems = every_method()
+    for line in (str(error.value), *problems):
         start = "package broken-one: kvp.scorers 'mine' (broken_one:Mine) cannot be used: "
-        assert said.startswith(start + message)
-        assert "\n" not in said
-    assert make_scorer("snapkv").name == "snapkv"  # what is built in does not notice
+        assert line.startswith(start + message)
+        assert "\n" not in line
+    assert len(problems) == 1
+    assert set(methods) == set(METHODS)  # what is built in does not notice
     monkeypatch.delitem(sys.modules, "broken_one", raising=False)
 
 
 def test_an_allocator_must_allocate(install: Install) -> None:
     install("no-split", SCORER, allocators="mine = no_split:Mine")
-    for ask in (lambda: make_allocator("mine"), every_allocator):
-        with pytest.raises(UsageError, match=r"package no-split: kvp.allocators 'mine' .*allocate"):
-            ask()
+    message = r"package no-split: kvp.allocators 'mine' .*allocate"
+    with pytest.raises(UsageError, match=message):
+        make_allocator("mine")
+    _, (problem,) = every_allocator()
+    assert re.match(message, problem)
 
 
 def test_names_of_our_own_cannot_be_taken(install: Install) -> None:
     code = SCORER.replace('"mine"', '"snapkv"')
     install("thief", code, scorers="snapkv = thief:Mine", allocators="ada = thief:Mine")
     assert type(make_scorer("snapkv")).__module__ == "policies.snapkv"
-    with pytest.raises(UsageError, match=r"package thief: .*kvp has its own 'snapkv'; rename it"):
-        every_method()
-    with pytest.raises(UsageError, match=r"package thief: .*kvp has its own 'ada'; rename it"):
-        every_allocator()
+    for (entries, (problem,)), name in ((every_method(), "snapkv"), (every_allocator(), "ada")):
+        assert re.match(rf"package thief: .*kvp has its own '{name}'; rename it", problem)
+        assert entries[name].builder.__module__.startswith("policies.")
 
 
 def test_two_packages_cannot_share_a_name(install: Install) -> None:

@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kvp.artifacts.claim import OutputFolder
+from kvp.artifacts.tensors import write_safetensors
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
 from kvp.manifest import read_sealed_json, write_sealed_json
@@ -19,9 +21,9 @@ from kvp.scoring import View
 from policies import load_policy
 from policies.calibration import Calibration
 from policies.policy_files import (
+    POLICY,
     PolicyMeta,
     check_geometry,
-    check_target,
     head_file,
     head_files,
     recalibrate,
@@ -101,16 +103,19 @@ def test_an_existing_policy_is_replaced_even_by_a_smaller_one(policy_dir: Path) 
     assert load_policy(policy_dir).geometry.layers == 1
 
 
-def test_other_peoples_files_are_not_written_over(tmp_path: Path) -> None:
+def test_other_peoples_files_are_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(PolicyError, match=r"holds other files \(thesis.txt\): name a new or empty"):
-        save_policy(tmp_path, _rankers(), META)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-    check_target(tmp_path, beside=["thesis.txt"])
-    save_policy(tmp_path, _rankers(), META, beside=["thesis.txt"])
+    save_policy(tmp_path, _rankers(), META)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
     with pytest.raises(PolicyError, match="is a file: name a directory"):
-        check_target(tmp_path / "thesis.txt")
+        save_policy(tmp_path / "thesis.txt", _rankers(), META)
+
+
+def test_a_folder_that_holds_no_policy_is_not_claimed_for_one(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(PolicyError, match=r"is not empty and not a policy \(thesis\.txt\)"):
+        OutputFolder.claim(tmp_path, POLICY, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_rankers_of_another_geometry_are_not_written(tmp_path: Path) -> None:
@@ -130,9 +135,9 @@ def test_an_export_that_stopped_half_way_is_not_a_policy(
         calls += 1
         if calls == 3:
             raise OSError("no space left on device")
-        save_file(*args, **kwargs)  # type: ignore[arg-type]
+        write_safetensors(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("policies.policy_files.save_file", full_disk)
+    monkeypatch.setattr("policies.policy_files.write_safetensors", full_disk)
     with pytest.raises(OSError, match="no space left"):
         save_policy(policy_dir, _rankers(seed=1), META)
     with pytest.raises(PolicyError, match=r"has no policy.json: .* its export did not finish"):
@@ -258,8 +263,8 @@ def test_calibrations_round_trip_and_can_be_replaced(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
     recalibrate(tmp_path, None)
     assert load_policy(tmp_path).calibration is None
-    recalibrate(tmp_path, replace(_calibration(), target="attention"))
-    assert load_policy(tmp_path).calibration.target == "attention"  # type: ignore[union-attr]
+    recalibrate(tmp_path, replace(_calibration(), target="future_attention"))
+    assert load_policy(tmp_path).calibration.target == "future_attention"  # type: ignore[union-attr]
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")} == before
 
 

@@ -11,7 +11,7 @@ import torch
 
 from kvp.geometry import Geometry
 from kvp.ops.future_attention import grid_attention
-from kvp.store import GridDtype, SequenceRecord, Trace, TraceWriter
+from kvp.store import GridDtype, SequenceRecord, StorePlan, Trace, TraceWriter
 from kvp.store.importance_grid import grid_edges, peak_edges, peak_rows
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
@@ -112,22 +112,22 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
     ) -> Path:
         path = tmp_path_factory.mktemp("store") / "traces"
         splits = ["train"] * train + ["validation"] * validation
-        with TraceWriter.create(
-            path,
+        plan = StorePlan(
             geometry=geometry,
             dtype="float32",
             max_tokens=tokens,
             sequences=len(splits),
-            manifest={
-                "identity": {"noise": noise},
-                "model": {"id": "synthetic", "revision": None},
-                "rope_frequencies": frequencies and list(frequencies),
-            },
             store="importance" if grid else "qkv" if queries else "kv",
             grid=grid,
             grid_dtype=grid_dtype,
             labels=labels,
-        ) as writer:
+        )
+        manifest = {
+            "identity": {"noise": noise},
+            "model": {"id": "synthetic", "revision": None},
+            "rope_frequencies": frequencies and list(frequencies),
+        }
+        with TraceWriter.create(path, plan, manifest) as writer:
             for index, split in list(enumerate(splits))[:write]:
                 trace = synthetic_trace(index, split, geometry=geometry, tokens=tokens, noise=noise)
                 kept = {name: synthetic_label(trace) for name in labels}

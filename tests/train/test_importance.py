@@ -19,13 +19,13 @@ from train.cli import main
 from train.data.compression_points import CompressionPoint
 from train.data.contexts import ContextSource
 from train.data.store_checks import check_store
-from train.recipe import PRESETS, LabelName
+from train.recipe import PRESETS
 
 MakeStore = Callable[..., Path]
 
 TINY = {
-    "label": "attention", "contexts": 2, "hidden": 16, "permutations": 4, "min_prefix": 40, "lr":
-    0.01, "steps": 12,
+    "label": "future_attention", "contexts": 2, "hidden": 16, "permutations": 4, "min_prefix": 40,
+    "lr": 0.01, "steps": 12,
 }  # fmt: skip
 BOUNDARIES = {"compress_prompt": 0.5, "compress_context": 0.5, "compress_uniform": 0}
 """Cuts that every store has."""
@@ -54,16 +54,16 @@ def skill(policy: dict[str, Any]) -> float:
     return float(sum(head["skill"] for head in heads) / len(heads))
 
 
-@pytest.mark.parametrize("label", ["attention", "peak"])
+@pytest.mark.parametrize("label", ["future_attention", "max_future_attention"])
 def test_labels_equal_those_of_the_queries(
-    store: Path, exact: Path, half: Path, label: LabelName
+    store: Path, exact: Path, half: Path, label: str
 ) -> None:
     truth = ContextSource(TraceReader(store), memory_bytes=10**8, label=label)
     for path, allowed in ((exact, 1e-5), (half, 1e-3)):
         reader = TraceReader(path)
         source = ContextSource(reader, memory_bytes=10**8, label=label)
         for record in reader.records():
-            cuts = record.edges[:-1] if label == "attention" else record.peak_edges
+            cuts = record.edges[:-1] if label == "future_attention" else record.peak_edges
             for cut in (
                 CompressionPoint(sequence=record.index, tokens=n, stop=record.length) for n in cuts
             ):
@@ -106,21 +106,32 @@ def test_default_calibration_finds_its_peaks(
 ) -> None:
     policy = train(half, tmp_path / "p", preset=preset, reward="skill", max_positions=128)
     assert policy["calibration"]["target"] == "contribution"
-    flags = ["--policy", str(tmp_path / "p"), "--traces", str(half), "--calibration", "peak"]
+    flags = [
+        "--policy",
+        str(tmp_path / "p"),
+        "--traces",
+        str(half),
+        "--calibration",
+        "max_future_attention",
+    ]
     assert calibrate(flags) == 0
-    assert "calibrated to peak" in capsys.readouterr().out
+    assert "calibrated to max_future_attention" in capsys.readouterr().out
 
 
 def test_peaks_are_no_training_label_and_bare_stores_are_refused(
     half: Path, make_store: MakeStore
 ) -> None:
     recipe = PRESETS["fourier"]
-    check_store(TraceReader(half), replace(recipe, label="attention"), allow_incomplete=False)
+    check_store(
+        TraceReader(half), replace(recipe, label="future_attention"), allow_incomplete=False
+    )
     with pytest.raises(
-        StoreError, match="use --label attention, or collect with kvp-collect --store qkv"
+        StoreError, match="use --label future_attention, or collect with kvp-collect --store qkv"
     ) as error:
-        check_store(TraceReader(half), replace(recipe, label="peak"), allow_incomplete=False)
-    assert str(error.value).startswith("--label peak: ")
+        check_store(
+            TraceReader(half), replace(recipe, label="max_future_attention"), allow_incomplete=False
+        )
+    assert str(error.value).startswith("--label max_future_attention: ")
     bare = TraceReader(make_store(queries=False))
     with pytest.raises(StoreError, match="kvp-collect --store qkv or importance"):
         check_store(bare, recipe, allow_incomplete=False)

@@ -133,7 +133,11 @@ def test_folders_with_other_files_are_left_alone(
 ) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert merge(["--shards", ",".join(map(str, shards)), "--out", str(tmp_path)]) == 2
-    assert "holds other files (notes.txt)" in capsys.readouterr().err
+    assert "not empty and not a policy (notes.txt)" in capsys.readouterr().err
+    before = (shards[0] / "policy.json").read_bytes()
+    assert merge(["--shards", ",".join(map(str, shards)), "--out", str(shards[0])]) == 2
+    assert f"--out {shards[0]} already holds a policy" in capsys.readouterr().err
+    assert (shards[0] / "policy.json").read_bytes() == before
     assert merge(["--shards", str(tmp_path / "nothing"), "--out", str(tmp_path / "new")]) == 2
     assert "not a policy directory" in capsys.readouterr().err
 

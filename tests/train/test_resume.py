@@ -12,11 +12,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from kvp.artifacts.locks import FolderLock
+from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from train.cli import main
 from train.model.ranker_training import RankerTraining
@@ -57,10 +60,9 @@ def start(arguments: list[str]) -> subprocess.Popen[bytes]:
 def test_a_killed_run_continues_to_the_same_weights(store: Path, tmp_path: Path) -> None:
     common = {"steps": 80}
     out = tmp_path / "killed"
-    checkpoint = out / "checkpoints" / "last.ckpt"
     arguments = flags(store, out, **common)
     process = start(arguments)
-    while not checkpoint.exists() and process.poll() is None:
+    while not list(out.glob("checkpoints/*.ckpt")) and process.poll() is None:
         time.sleep(0.001)
     time.sleep(0.001 * (time.time_ns() // 1000 % 200))  # any moment will do
     process.send_signal(signal.SIGKILL)
@@ -79,7 +81,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     "kind",
     [
-        {"objective": "rloo_batch", "budgets": "log"},
+        {"objective": "rloo_batch", "budget_weights": "log"},
         {"objective": "exact", "pairs": 8},
         {"objective": "exact", "sharing": "model"},
         {"objective": "soft_rank", "points_per_sequence": 2},
@@ -135,7 +137,9 @@ def test_the_store_may_move(store: Path, tmp_path: Path) -> None:
 
 
 def unfinished(store: Path, out: Path) -> None:
-    assert main(flags(store, out, steps=8)) == 0
+    """What a kill right before the end leaves."""
+    with patch("train.run_folder.RunFolder.finish"):
+        assert main(flags(store, out, steps=8)) == 0
     (out / "policy.json").unlink()
 
 
@@ -149,7 +153,7 @@ def test_another_geometry_cannot_continue_a_run(
     assert main(flags(other, out, steps=8)) == 2
     message = capsys.readouterr().err
     assert "traces.geometry.layers: 2 there, 1 here" in message
-    assert "new directory" in message
+    assert "name a new folder" in message
     assert message.count("\n") == 1
 
 
@@ -178,10 +182,64 @@ def test_a_damaged_checkpoint_is_named(
 ) -> None:
     out = tmp_path / "policy"
     unfinished(store, out)
-    checkpoint = out / "checkpoints" / "last.ckpt"
+    (checkpoint,) = out.glob("checkpoints/*.ckpt")
     checkpoint.write_bytes(checkpoint.read_bytes()[:5_000])
     assert main(flags(store, out, steps=8)) == 2
     assert f"{checkpoint} is damaged" in capsys.readouterr().err
+
+
+def test_a_bit_that_flipped_in_a_checkpoint_is_found(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "policy"
+    unfinished(store, out)
+    (checkpoint,) = out.glob("checkpoints/*.ckpt")
+    data = bytearray(checkpoint.read_bytes())
+    data[len(data) // 2] ^= 1
+    checkpoint.write_bytes(bytes(data))
+    assert main(flags(store, out, steps=8)) == 2
+    assert f"{checkpoint} is damaged" in capsys.readouterr().err
+    assert not (out / "policy.json").exists()
+
+
+def test_a_checkpoint_of_another_run_is_not_taken_over(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, other = tmp_path / "policy", tmp_path / "other"
+    unfinished(store, out)
+    with patch("train.run_folder.RunFolder.finish"):
+        assert main(flags(store, other, steps=8, seed=5)) == 0
+    for checkpoint in out.glob("checkpoints/*.ckpt"):
+        checkpoint.unlink()
+    (foreign,) = other.glob("checkpoints/*.ckpt")
+    for name in (foreign.name, "last.ckpt"):
+        there = out / "checkpoints" / name
+        shutil.copy(foreign, there)
+        assert main(flags(store, out, steps=8)) == 2
+        assert f"{there} is not a checkpoint of this run" in capsys.readouterr().err
+        there.unlink()
+
+
+def test_one_training_writes_a_folder(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second one would leave its weights beside the settings of the first."""
+    out = tmp_path / "policy"
+    unfinished(store, out)
+    lock = FolderLock(out, UsageError)
+    assert main(flags(store, out, steps=8)) == 2
+    assert f"{out} is being written by process " in capsys.readouterr().err
+    assert main(flags(store, out, steps=8, seed=1)) == 2
+    capsys.readouterr()
+    lock.release()
+    assert main(flags(store, out, steps=8)) == 0
+    assert not (out / "writer.lock").exists()
+
+
+def test_a_store_is_no_place_for_a_policy(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(flags(store, store / "inside" / "deeper", steps=2)) == 2
+    assert f"lies inside {store}" in capsys.readouterr().err
+    assert not (store / "inside").exists()
 
 
 def test_a_run_that_has_saved_nothing_gives_its_directory_to_another(
@@ -206,7 +264,8 @@ def test_a_run_that_has_saved_nothing_gives_its_directory_to_another(
     assert json.loads((out / "run.json").read_text())["identity"]["steps"] == 8
     assert len(list((out / "logs").iterdir())) == 1
 
-    (out / "policy.json").unlink()  # but what has a checkpoint keeps its directory
+    shutil.rmtree(out)
+    unfinished(store, out)  # but what has a checkpoint keeps its folder
     assert main(flags(store, out, steps=9)) == 2
     assert "steps: 8 there, 9 here" in capsys.readouterr().err
 
@@ -218,13 +277,17 @@ def test_a_policy_that_no_run_left_is_not_its_own(
     assert main(flags(store, out, steps=2)) == 0
     (out / "run.json").unlink()
     assert main(flags(store, out, steps=2)) == 2
-    assert "not a training run; name a new directory" in capsys.readouterr().err
+    assert "not a training run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("first", "again", "message"),
     [
-        ({}, {"calibration": "peak"}, "calibrated to contribution on 128 contexts then"),
+        (
+            {},
+            {"calibration": "max_future_attention"},
+            "calibrated to contribution on 128 contexts then",
+        ),
         ({}, {"calibration_contexts": 3}, "calibrated to contribution on 128 contexts then"),
         ({"calibration": "none"}, {}, "was not calibrated then"),
         ({"calibration": "none"}, {"calibration": "none", "calibration_contexts": 3}, ""),

@@ -21,23 +21,25 @@ from policies.calibration import Calibration
 from policies.ranker import HeadRankers
 from train.data.compression_points import CompressionPoint
 from train.data.contexts import Context, ContextSource
-from train.recipe import LabelName
 
 Array = NDArray[np.float64]
 
 Worth = Callable[[Context, Tensor | None], Tensor]
 
-TARGETS: dict[str, tuple[LabelName, Worth]] = {
-    "contribution": ("peak", lambda c, gram: c.importance * output_norms(c, gram)),
-    "peak": ("peak", lambda c, gram: c.importance),
-    "attention": ("attention", lambda c, gram: c.importance / c.future),
-    "share": ("attention", lambda c, gram: c.importance / c.importance.sum(-1, keepdim=True)),
+TARGETS: dict[str, tuple[str, Worth]] = {
+    "contribution": ("max_future_attention", lambda c, gram: c.importance * output_norms(c, gram)),
+    "max_future_attention": ("max_future_attention", lambda c, gram: c.importance),
+    "future_attention": ("future_attention", lambda c, gram: c.importance / c.future),
+    "share": (
+        "future_attention",
+        lambda c, gram: c.importance / c.importance.sum(-1, keepdim=True),
+    ),
 }
 """What a token is worth, [A, N], and the label of the contexts that tell:
 contribution: largest attention of any future query times the norm of the token's value behind the
-output projection, that is, how far at most it moves the residual stream; peak: the same without the
-norm; attention: attention per future query; share: share of all that the head's cached tokens
-receive."""
+output projection, that is, how far at most it moves the residual stream; max_future_attention: the
+same without the norm; future_attention: attention per future query; share: share of all that the
+head's cached tokens receive."""
 
 SMALLEST_BIN = 16
 """Tokens in the bin of the best scores."""

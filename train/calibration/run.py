@@ -14,7 +14,8 @@ from train.calibration.fit import TARGETS, calibrate
 from train.data.compression_points import held_out_points
 from train.data.contexts import ContextSource
 from train.data.store_checks import check_store, device_of, protection_of, usable
-from train.recipe import PRESETS, Recipe
+from train.labels import EVALUATED
+from train.recipe import FOURIER, Recipe, current_names
 
 
 def run(config: CalibrateConfig) -> None:
@@ -32,8 +33,8 @@ def run(config: CalibrateConfig) -> None:
     check_geometry(policy, reader.geometry)
     check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
     if config.calibration == "none":
-        recalibrate(config.policy, None)
-        print(f"{config.policy}: calibration removed")
+        before = recalibrate(config.policy, None)
+        print(f"{config.policy}: calibration to {before} removed")
         return
     cuts = held_out_points(usable(reader, "validation", recipe), recipe, limit=config.contexts)
     label, _ = TARGETS[config.calibration]
@@ -46,13 +47,18 @@ def run(config: CalibrateConfig) -> None:
         target=config.calibration,
         protection=protection_of(recipe),
     )
-    recalibrate(config.policy, calibration)
+    before = recalibrate(config.policy, calibration)
     heads = policy.geometry.agents
-    print(f"{config.policy}: {heads} heads calibrated to {config.calibration} on {len(cuts)} cuts")
+    replaced = "" if before is None else f", in place of the calibration to {before}"
+    print(
+        f"{config.policy}: {heads} heads calibrated to {config.calibration} on {len(cuts)} cuts"
+        f"{replaced}"
+    )
 
 
 def recipe_of(training: Mapping[str, Any]) -> Recipe:
     """The recipe a policy was trained with, as far as it is recorded, labelled by attention."""
-    known = {field.name for field in fields(Recipe)}
-    recorded = {key: value for key, value in training.get("recipe", {}).items() if key in known}
-    return replace(PRESETS["fourier"], **{**recorded, "label": "attention"})
+    names = {field.name for field in fields(Recipe)}
+    recorded = current_names(training.get("recipe", {}))
+    settings = {name: value for name, value in recorded.items() if name in names}
+    return replace(FOURIER, **{**settings, "label": EVALUATED})

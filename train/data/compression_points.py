@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from kvp.budgets import BudgetWeights, parse_budget_weights
 from kvp.ranking import Protection
 from kvp.store import SequenceRecord
-from train.recipe import FROM_TRACE, Recipe
+from train.labels.label import label_of
+from train.recipe import Recipe
 
 _SEQUENCES, _CUTS, _NOISE = range(3)
 
@@ -52,7 +53,7 @@ def points_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int
     the store keeps an importance grid, uniform cuts are cuts of the grid.
     """
     first, last = least_tokens(recipe), record.length - 1
-    if recipe.label not in FROM_TRACE:  # stored labels end with the prompt
+    if label_of(recipe.label).stored is not None:  # stored labels end with the prompt
         last = min(last, record.prompt_length)
     exact = [edge for edge in record.edges if first <= edge <= last]
     candidates = {
@@ -62,7 +63,7 @@ def points_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int
         if record.edges
         else _grid(first, last, recipe.uniform_points),
     }
-    weights, budgets = _weights(recipe), parse_budget_weights(recipe.budgets)
+    weights, budgets = _weights(recipe), parse_budget_weights(recipe.budget_weights)
     protected = _protected(recipe)
     possible = {
         kind: [cut for cut in cuts if first <= cut <= last and _rewarded(cut, protected, budgets)]
@@ -80,7 +81,11 @@ def least_tokens(recipe: Recipe) -> int:
 def limits(recipe: Recipe) -> str:
     """The flags that a sequence must be longer than, for messages."""
     shortest = f"--min_prefix {least_tokens(recipe)}"
-    return shortest if recipe.budgets == "all" else f"{shortest} and --budgets {recipe.budgets}"
+    return (
+        shortest
+        if recipe.budget_weights == "all"
+        else f"{shortest} and --budget_weights {recipe.budget_weights}"
+    )
 
 
 def _protected(recipe: Recipe) -> int:

@@ -19,12 +19,12 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.ranking import Protection
 from kvp.store import StorePlan, planned_bytes
 from train.data.compression_points import CompressionPoint
 from train.data.traces import Traces
-from train.recipe import FROM_TRACE, LabelName
+from train.labels import EVALUATED
+from train.labels.label import label_of
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 ItemT = TypeVar("ItemT", bound=tuple[Tensor, ...])
@@ -69,7 +69,7 @@ class ContextSource:
         *,
         memory_bytes: int,
         device: torch.device | None = None,
-        label: LabelName = "attention",
+        label: str = EVALUATED,
     ) -> None:
         """Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels.
 
@@ -80,7 +80,8 @@ class ContextSource:
         traces_bytes = 0 if reader.in_memory else memory_bytes * 3 // 4
         queries_bytes = max(traces_bytes - _kv_bytes(reader.plan), 0)
         self.traces = reader
-        self._label = label
+        self._label_name = label
+        self._label = label_of(label)
         self.device = device or torch.device("cpu")
         self._turn = threading.Lock()
         self._kv_memory: _Memory[int, tuple[Tensor, Tensor]] = _Memory(traces_bytes - queries_bytes)
@@ -102,7 +103,7 @@ class ContextSource:
             positions=torch.arange(cut.tokens, device=self.device),
             length=cut.tokens,
             importance=importance.to(self.device),
-            future=cut.stop - cut.tokens if self._label == "attention" else 1,
+            future=cut.stop - cut.tokens if self._label.summed else 1,
         )
 
     @property
@@ -155,15 +156,14 @@ class ContextSource:
 
     def _label_of(self, cut: CompressionPoint) -> Tensor:
         """[L, H, N] float32 on the CPU, read or computed."""
-        traces, peak = self.traces, self._label == "peak"
-        if self._label not in FROM_TRACE:
-            return traces.label(self._label, cut.sequence)[..., : cut.tokens]
-        if traces.plan.store == "importance":
-            attention_at = traces.max_future_attention if peak else traces.future_attention
-            return attention_at(cut.sequence, cut.tokens, cut.stop)
+        traces, label = self.traces, self._label
+        if label.from_queries is None:
+            assert label.stored is not None, "a label is computed or stored"
+            return traces.label(label.stored, cut.sequence)[..., : cut.tokens]
+        if not traces.plan.store_queries:
+            return traces.importance(self._label_name, cut.sequence, cut.tokens, cut.stop)
         queries, keys = self._queries_and_keys(cut.sequence)
-        attention = max_future_attention if peak else future_attention
-        return attention(queries, keys, cut.tokens, cut.stop).cpu()
+        return label.from_queries(queries, keys, cut.tokens, cut.stop).cpu()
 
 
 class _Memory(Generic[KeyT, ItemT]):

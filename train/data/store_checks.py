@@ -8,7 +8,8 @@ from kvp.errors import StoreError, UsageError
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord, TraceReader
 from train.data.compression_points import limits, points_by_kind
-from train.recipe import FROM_TRACE, Recipe
+from train.labels.label import label_of
+from train.recipe import Recipe
 
 
 def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) -> None:
@@ -24,16 +25,8 @@ def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) 
             f"--traces {reader.path} was collected without queries; future attention needs them: "
             "kvp-collect --store qkv or importance"
         )
-    if reader.plan.store == "importance" and recipe.label == "peak":
-        raise StoreError(
-            f"--label peak: --traces {reader.path} keeps importance in place of queries, and peaks "
-            "at few cuts; use --label attention, or collect with kvp-collect --store qkv"
-        )
-    if recipe.label not in (*FROM_TRACE, *reader.plan.labels):
-        raise StoreError(
-            f"--label {recipe.label}: --traces {reader.path} holds no such label; collect it with "
-            f"kvp-collect --labels {recipe.label}"
-        )
+    if missing := label_of(recipe.label).missing(reader.plan):
+        raise StoreError(f"--label {recipe.label}: --traces {reader.path} {missing}")
     if "model" not in reader.manifest:
         raise StoreError(f"--traces {reader.path}: its manifest does not name the model")
 

@@ -37,11 +37,10 @@ class Traces(Protocol):
     def label(self, name: str, index: int) -> Tensor:
         """A label of the prompt that was made beside the trace."""
 
-    def future_attention(self, index: int, cut: int, stop: int | None = None) -> Tensor:
-        """Attention that cached tokens receive, where the plan keeps it in place of queries."""
-
-    def max_future_attention(self, index: int, cut: int, stop: int | None = None) -> Tensor:
-        """As `future_attention`, the largest."""
+    def importance(
+        self, label: str, index: int, prefix_length: int, stop: int | None = None
+    ) -> Tensor:
+        """What the plan keeps in place of queries: a label at a compression point, [L, H, N]."""
 
     def output_gram(self) -> Tensor | None:
         """Gram matrices of the model's output projection."""

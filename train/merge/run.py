@@ -10,18 +10,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from kvp.artifacts.claim import OutputFolder
 from kvp.errors import PolicyError
 from kvp.manifest import differences
 from policies.calibration import Calibration
-from policies.policy_files import PolicyMeta, Shard, check_target, load_shard, save_policy
+from policies.policy_files import POLICY, PolicyMeta, Shard, load_shard, save_policy
 from policies.ranker import HeadRankers
 from train.calibration.fit import lengthened
 from train.merge.config import MergeConfig
+from train.recipe import current_names
 
 _ONE_RUN = ("validate_every", "validation_contexts", "calibration", "calibration_contexts")
 """Settings beside the recipe that decide what a shard holds."""
@@ -39,13 +42,15 @@ def run(config: MergeConfig) -> None:
             raise PolicyError(f"--shards {folder} is a whole policy already, not a shard of one")
     check_alike(named)
     shards = in_order(list(named.values()))
-    check_target(config.out)
-    save_policy(
-        config.out,
-        joined_rankers(shards),
-        joined_meta(shards),
-        calibration=joined_calibration(shards),
-    )
+    with OutputFolder.claim(Path(config.out), POLICY, {}) as target:
+        if target.found is not None:
+            raise PolicyError(f"--out {config.out} already holds a policy; name a new folder")
+        save_policy(
+            config.out,
+            joined_rankers(shards),
+            joined_meta(shards),
+            calibration=joined_calibration(shards),
+        )
     print(f"{config.out}: {shards[0].meta.geometry.agents} KV heads from {len(shards)} shards")
 
 
@@ -67,8 +72,11 @@ def made_by(shard: Shard) -> dict[str, Any]:
         "geometry": shard.meta.geometry.to_dict(),
         "ranker": shard.rankers.spec.to_dict(),
         "model": dict(shard.meta.model),
-        **{name: training.get(name) for name in ("seed", "recipe", "traces")},
-        "settings": {name: training.get("config", {}).get(name) for name in _ONE_RUN},
+        **{name: training.get(name) for name in ("seed", "traces")},
+        "recipe": current_names(training.get("recipe", {})),
+        "settings": current_names(
+            {name: training.get("config", {}).get(name) for name in _ONE_RUN}
+        ),
     }
 
 

@@ -27,8 +27,13 @@ from train.data.contexts import Context, ContextSource
 from train.data.prefetch import StepContexts
 from train.distributed import ALONE, Workers
 from train.model.shared import clip_gradients
-from train.objectives import OBJECTIVES, Batch
-from train.objectives.objective_batch import learnable, mean_of_counted, top_entropy
+from train.objectives.objective_batch import (
+    Batch,
+    learnable,
+    mean_of_counted,
+    objective_of,
+    top_entropy,
+)
 from train.optim.muon import Muon
 from train.optim.schedule import average_decay, learning_rate_factor, update_average
 from train.recipe import Recipe
@@ -72,6 +77,7 @@ class RankerTraining(pl.LightningModule):
         self.gradient_norms = torch.zeros(0)
         """Of the latest step, before clipping; one per network."""
         self._recipe = recipe
+        self._objective = objective_of(recipe.objective)
         self._contexts = StepContexts(
             source,
             lambda step: ranks.share(drawn_points(records, recipe, seed=seed, step=step)),
@@ -101,9 +107,7 @@ class RankerTraining(pl.LightningModule):
         scores = self._scores(contexts)
         counted = torch.stack([learnable(context.importance) for context in contexts])
         seeds = [noise_seed(self._seed, step, slot) for slot in ranks.share(range(recipe.contexts))]
-        losses, own = OBJECTIVES[recipe.objective](
-            self._batch(contexts, scores, counted, seeds), recipe
-        )
+        losses, own = self._objective(self._batch(contexts, scores, counted, seeds), recipe)
         if len(losses) > len(counted[0]):
             losses = losses[self._heads]
         entropy = torch.stack([top_entropy(score.detach()) for score in scores])

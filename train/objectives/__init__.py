@@ -1,23 +1,43 @@
-"""What rankers learn: one file per family, all objectives with the signature `batch.Objective`.
+"""What rankers learn: one file per family, all objectives of the type `objective_batch.Objective`.
 
 Every head is an agent of its own: nothing mixes heads, and losses are summed over heads, so that
 what "gradient norm 5" means does not depend on how many heads train together. A new objective is
-one file, one line in `OBJECTIVES`, one name in `train.recipe` and one row in docs/method.md.
+one file, one line in `OBJECTIVES` and one row in docs/method.md; those of other packages come in by
+an entry point of the group `kvp.objectives` or as `package.module:function`. No torch here: command
+lines read the names.
 """
 
-from train.objectives import exact, listwise, regress, relaxed, rloo
-from train.objectives.objective_batch import Batch, Objective
-from train.recipe import ObjectiveName
+from kvp.plugins import Registry
 
-OBJECTIVES: dict[ObjectiveName, Objective] = {
-    "rloo": rloo.objective,
-    "rloo_batch": rloo.batch_objective,
-    "exact": exact.objective,
-    "listwise": listwise.objective,
-    "regress": regress.objective,
-    "soft_rank": relaxed.soft_rank_objective,
-    "soft_sort": relaxed.soft_sort_objective,
-    "neural_sort": relaxed.neural_sort_objective,
+OBJECTIVES = Registry(
+    flag="--objective",
+    group="kvp.objectives",
+    builtin={
+        "rloo": "train.objectives.rloo:objective",
+        "rloo_batch": "train.objectives.rloo:batch_objective",
+        "exact": "train.objectives.exact:objective",
+        "listwise": "train.objectives.listwise:objective",
+        "regress": "train.objectives.regress:objective",
+        "soft_rank": "train.objectives.relaxed:soft_rank_objective",
+        "soft_sort": "train.objectives.relaxed:soft_sort_objective",
+        "neural_sort": "train.objectives.relaxed:neural_sort_objective",
+    },
+)
+
+_SAMPLED = ("rloo", "rloo_batch")
+_SORTS = ("soft_rank", "soft_sort", "neural_sort")
+
+WEIGHTS_BUDGETS = (*_SAMPLED, "soft_sort", "neural_sort")
+"""Built-in objectives that can weight budgets; the closed forms of the others need all equally."""
+READ_BY: dict[str, tuple[str, ...]] = {
+    "permutations": _SAMPLED,
+    "advantage_clip": _SAMPLED,
+    "pairs": ("exact",),
+    "reward": (*_SAMPLED, "exact"),
+    "sort_loss": _SORTS,
+    "temperature": _SORTS,
 }
+"""Settings of a recipe -> the built-in objectives that read them; all others ignore them."""
 
-__all__ = ["OBJECTIVES", "Batch", "Objective"]
+
+__all__ = ["OBJECTIVES", "READ_BY", "WEIGHTS_BUDGETS"]

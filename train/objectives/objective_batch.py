@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from kvp.budgets import parse_budget_weights
+from kvp.errors import UsageError
 from kvp.metrics import has_signal
 from kvp.reward import rank_coefficients
+from train.objectives import OBJECTIVES
 from train.recipe import Recipe
 
 
@@ -47,7 +49,7 @@ class Batch:
 
     def coefficients(self, recipe: Recipe, context: int) -> Tensor | None:
         """Rank coefficients [N] of the recipe's budgets for a context; None for r - 1."""
-        weights = parse_budget_weights(recipe.budgets)
+        weights = parse_budget_weights(recipe.budget_weights)
         if weights.kind == "all":
             return None
         tokens = self.scores[context].shape[-1]
@@ -57,6 +59,14 @@ class Batch:
 
 Objective = Callable[[Batch, Recipe], tuple[Tensor, dict[str, float]]]
 """Loss of every head, [A], of which the sum is minimised, and numbers for the log."""
+
+
+def objective_of(name: str) -> Objective:
+    """The objective of a name in `OBJECTIVES`; UsageError where there is none that can be used."""
+    objective: Objective = OBJECTIVES.load(name)
+    if not callable(objective):
+        raise UsageError(f"--objective {name} is not a function")
+    return objective
 
 
 def learnable(importance: Tensor) -> Tensor:

@@ -9,18 +9,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.data.collection_plan import DataRequest, plan_collection
 from kvp.data.encode import encode
-from kvp.data.sample import Sample
-from kvp.data.sources import Source
+from kvp.data.sample import Sample, Source
 from kvp.errors import UsageError
 from kvp.hf.trace import collect
 from kvp.store import SequenceRecord, Trace
 from train.calibration.fit import TARGETS
 from train.config import TrainConfig
 from train.data.compression_points import draw_point, held_out_points, limits, points_by_kind
+from train.labels import EVALUATED
+from train.labels.label import label_of
 from train.online.schedule import Schedule
 from train.online.settings import OnlineSettings
 from train.online.trace_buffer import Attention
-from train.recipe import FROM_TRACE, Recipe
+from train.recipe import Recipe
 
 HELD_OUT_ATTENTION = 6
 """Attentions kept of a validation sequence at most: three labels at two cuts."""
@@ -47,7 +48,7 @@ class Samples:
     ) -> Samples:
         """Plan the prompts of a training; UsageError for data that cannot work."""
         schedule = Schedule(
-            buffer=settings.buffer, visits=settings.visits, sequences=recipe.sequences
+            buffer=settings.buffer, visits=settings.epochs_per_sequence, sequences=recipe.sequences
         )
         needed = schedule.needed(recipe)
         asked = min(needed, recipe.sequences or needed)
@@ -59,7 +60,7 @@ class Samples:
             essays=settings.essays,
         )
         jobs = plan_collection(
-            request, {"train": asked, "validation": settings.validation}, tokenizer
+            request, {"train": asked, "validation": settings.validation_sequences}, tokenizer
         )
         train, validation = jobs.sources
         if len(train) < asked:
@@ -102,7 +103,7 @@ class Runner:
             self.tokenizer,
             self._sample(number),
             index=number,
-            continuation=self.settings.continuation,
+            continuation=self.settings.answers,
             max_new_tokens=self.settings.max_new_tokens,
             labels=stored_labels(self.recipe),
         )
@@ -118,10 +119,10 @@ class Runner:
             cuttable = bool(points_by_kind(record, recipe))
             cuts = held_out_points([record], recipe, limit=2) if cuttable else []
             calibration = self.config.calibration
-            labels = [recipe.label, "attention"]
+            labels = [recipe.label, EVALUATED]
             labels += [] if calibration == "none" else [TARGETS[calibration][0]]
-        known = [label for label in labels if label in FROM_TRACE]
-        return [(label, cut.tokens, cut.stop) for cut in cuts for label in known]
+        computed = [label for label in labels if label_of(label).from_queries is not None]
+        return [(label, cut.tokens, cut.stop) for cut in cuts for label in computed]
 
     def _sample(self, number: int) -> Sample:
         """The prompt of a sequence; in training one too short to cut is replaced by the next."""
@@ -153,10 +154,11 @@ class Runner:
 
 def too_short(recipe: Recipe, length: int) -> str:
     """End of a message about prompts of at most `length` tokens that cannot be cut."""
-    them = "it" if recipe.budgets == "all" else "them"
+    them = "it" if recipe.budget_weights == "all" else "them"
     return f"is longer than {limits(recipe)}; lower {them} or raise --length {length}"
 
 
 def stored_labels(recipe: Recipe) -> tuple[str, ...]:
     """Labels that are made beside a trace, for training to read."""
-    return () if recipe.label in FROM_TRACE else (recipe.label,)
+    stored = label_of(recipe.label).stored
+    return () if stored is None else (stored,)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from kvp.cli import split_list
 
-Continuation = Literal["model", "reference"]
+Answers = Literal["model", "reference"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
 
@@ -26,23 +26,29 @@ class OnlineSettings:
     tasks: str = "ruler"
     """RULER tasks, comma separated, taken in turn; `ruler` for all that fit into `length`."""
     length: int = 512
-    """Most prompt tokens, chat template included; the continuation comes on top."""
+    """Maximum prompt tokens, chat template included; the answer comes on top."""
     essays: str | None = None
     """Text file or folder for the essay haystack, instead of generated prose."""
-    continuation: Continuation = "model"
-    """What follows the prompt: the model's own greedy answer, or the data's."""
+    answers: Answers = "model"
+    """What follows the prompt: model (the model's own greedy answer) or reference (the data's)."""
     max_new_tokens: int = 128
-    """Most tokens of a continuation."""
-    validation: int = 40
-    """Sequences of the validation split, held all the time."""
+    """Maximum tokens of an answer; RULER tasks stop at their own number."""
+    validation_sequences: int = 40
+    """Sequences of the validation split, held in RAM all the time."""
     buffer: int = 64
-    """Training sequences held at a time."""
-    visits: int = 8
-    """Visits of a sequence until a new one takes its place."""
+    """Training sequences held in RAM at a time."""
+    epochs_per_sequence: int = 8
+    """Epochs that a training sequence takes part in until a new one replaces it."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that cannot work."""
-        for flag in ("length", "max_new_tokens", "validation", "buffer", "visits"):
+        for flag in (
+            "length",
+            "max_new_tokens",
+            "validation_sequences",
+            "buffer",
+            "epochs_per_sequence",
+        ):
             if getattr(self, flag) < 1:
                 raise ValueError(f"--{flag} must be at least 1, got {getattr(self, flag)}")
         if not self.task_list:

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from kvp.geometry import Geometry
-from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.store import SequenceRecord, StorePlan, Trace
+from train.labels.label import label_of
 
 Attention = tuple[str, int, int]
-"""Label (attention or peak), cut and stop of a future attention."""
+"""Label, prefix length and stop of one importance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,29 +116,24 @@ class ModelTraces:
         """A label of the prompt of one sequence that the plan names, [L, H, P] float32."""
         return self._sequence(index)[0].labels[name]
 
-    def future_attention(self, index: int, cut: int, stop: int | None = None) -> Tensor:
-        """Attention the first `cut` tokens receive from the queries before `stop` (None = all).
-
-        [L, H, cut] float32. What was not known ahead takes another run of the model.
-        """
-        return self._attention("attention", index, cut, stop)
-
-    def max_future_attention(self, index: int, cut: int, stop: int | None = None) -> Tensor:
-        """As `future_attention`, the largest."""
-        return self._attention("peak", index, cut, stop)
-
     def output_gram(self) -> Tensor | None:
         """Gram matrices of the model's output projection, [L, H, D, D] float32; None if unknown."""
         gram = self._tracing.output_gram
         return gram if gram is None or self._agents is None else self._own(gram)
 
-    def _attention(self, label: str, index: int, cut: int, stop: int | None) -> Tensor:
-        trace, known = self._sequence(index)
-        asked = (label, cut, trace.record.length if stop is None else stop)
-        if asked in known:
-            return known[asked]
+    def importance(
+        self, label: str, index: int, prefix_length: int, stop: int | None = None
+    ) -> Tensor:
+        """A label of the first N = `prefix_length` tokens, of the queries before `stop` (all).
+
+        [L, H, N] float32. What was not known ahead takes another run of the model.
+        """
+        trace, computed = self._sequence(index)
+        point = (label, prefix_length, trace.record.length if stop is None else stop)
+        if point in computed:
+            return computed[point]
         with self._turn:
-            return self._computed(self._traced(index), [asked])[asked]
+            return self._computed(self._traced(index), [point])[point]
 
     def _sequence(self, number: int) -> tuple[Trace, dict[Attention, Tensor]]:
         with self._turn:
@@ -180,11 +175,14 @@ class ModelTraces:
     def _computed(self, trace: Trace, asked: Sequence[Attention]) -> dict[Attention, Tensor]:
         assert trace.queries is not None
         queries, keys = trace.queries.to(self._device), trace.keys.to(self._device)
-        operators = {"attention": future_attention, "peak": max_future_attention}
-        return {
-            (label, cut, stop): operators[label](queries, keys, cut, stop).cpu()
-            for label, cut, stop in asked
-        }
+        found: dict[Attention, Tensor] = {}
+        for name, prefix_length, stop in asked:
+            from_queries = label_of(name).from_queries
+            assert from_queries is not None, "stored labels come with the trace"
+            found[name, prefix_length, stop] = from_queries(
+                queries, keys, prefix_length, stop
+            ).cpu()
+        return found
 
 
 @dataclass(frozen=True)

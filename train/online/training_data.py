@@ -81,9 +81,8 @@ class OnlineTrainingData:
         records = list(Window(self.traces, self.held_out))
         found = [record for record in records if points_by_kind(record, self.recipe)]
         if not found:
-            raise UsageError(
-                f"--validation {len(records)}: none of them {too_short(self.recipe, self.length)}"
-            )
+            rule = too_short(self.recipe, self.length)
+            raise UsageError(f"--validation_sequences {len(records)}: none of them {rule}")
         return found
 
 
@@ -150,11 +149,11 @@ def _identity(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, Any]:
-    """What tells one stream from another: all that decides its traces and their order."""
+    """What decides the traces and their order, under the names that runs have always recorded."""
     return {
         "model": model_identity(settings.model, settings.revision, model, tokenizer),
         "data": samples.identity,
-        "continuation": settings.continuation,
+        "continuation": settings.answers,
         "max_new_tokens": settings.max_new_tokens,
         "dtype": settings.dtype,
         "buffer": samples.schedule.buffer,
@@ -206,8 +205,8 @@ def _announce(config: TrainConfig, plan: StorePlan, samples: Samples, agents: in
         room = (bound - fixed) // each
         smaller = f"use --buffer {room} or " if room > 0 else "use "
         raise UsageError(
-            f"--buffer {size} and --validation {held_out} may take {decimal(most)}, three "
-            f"quarters of --memory_gb {config.memory_gb:g} are {decimal(bound)}; {smaller}"
+            f"--buffer {size} and --validation_sequences {held_out} may take {decimal(most)}, "
+            f"three quarters of --memory_gb {config.memory_gb:g} are {decimal(bound)}; {smaller}"
             f"--memory_gb {math.ceil(most / 0.75e8) / 10:g}"
         )
     kept = "queries" if plan.store_queries else "their attention"

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Literal
 
 from kvp.data.synthetic.needles import Split, draw_key, draw_number, draw_uuid
-from kvp.data.synthetic.prompt_builder import NOISE, Builder, Draw, Prompt, sentences
+from kvp.data.synthetic.prompt_builder import NOISE, Draw, PromptMaker, RulerPrompt, sentences
 
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
 HEADER = (
@@ -47,7 +47,7 @@ VARIANTS = {
 }
 
 
-def niah(variant: Variant, draw: Draw) -> Builder:
+def niah(variant: Variant, draw: Draw) -> PromptMaker:
     """One sample of a needle task, for any number of haystack lines (essay: words)."""
     make_key = draw_uuid if variant.key == "uuid" else draw_key
     make_value = draw_uuid if variant.kind == "uuids" else draw_number
@@ -62,8 +62,8 @@ def niah(variant: Variant, draw: Draw) -> Builder:
     header, question, prefix = wording(variant.kind, queries, several=len(answers) > 1)
     place = _placer(variant, draw, needles, taken=frozenset(keys))
 
-    def build(amount: int) -> Prompt:
-        return Prompt(
+    def make(amount: int) -> RulerPrompt:
+        return RulerPrompt(
             context=f"{header}{place(amount)}\n",
             question=question,
             prefix=prefix,
@@ -73,7 +73,7 @@ def niah(variant: Variant, draw: Draw) -> Builder:
 
     # Lines need a place for each needle; an essay may be empty.
     smallest = 0 if variant.haystack == "essay" else len(needles)
-    return Builder(build=build, smallest=smallest, max_new_tokens=MAX_NEW_TOKENS)
+    return PromptMaker(make=make, smallest=smallest, max_new_tokens=MAX_NEW_TOKENS)
 
 
 def wording(kind: str, queries: Sequence[str], *, several: bool) -> tuple[str, str, str]:

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from kvp.data.synthetic.needles import Split
+from kvp.data.text_files import SHARES
 from kvp.errors import UsageError
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 """One line of RULER's repeated haystack."""
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
-_SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompt:
+class RulerPrompt:
     """A prompt with its answers; its text is `context + question + prefix`."""
 
     context: str
@@ -35,10 +35,10 @@ class Prompt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Builder:
-    """Builds one sample's prompt with any amount of haystack, from `smallest` on."""
+class PromptMaker:
+    """Makes one sample's prompt with any amount of haystack, from `smallest` on."""
 
-    build: Callable[[int], Prompt]
+    make: Callable[[int], RulerPrompt]
     """From an amount to the prompt; the same needles and answers for every amount."""
     smallest: int
     """Least amount of haystack: lines, words or entries, as the task counts them."""
@@ -87,7 +87,7 @@ class Draw:
 def _share(essays: str, split: Split) -> list[str]:
     """The words of `essays` that belong to `split`."""
     words = essays.split()
-    low, high = (round(share * len(words)) for share in _SHARES[split])
+    low, high = (round(share * len(words)) for share in SHARES[split])
     return words[low:high]
 
 

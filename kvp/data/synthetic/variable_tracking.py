@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from kvp.data.synthetic.needles import Split, draw_name, draw_number
-from kvp.data.synthetic.prompt_builder import NOISE, Builder, Draw, Prompt
+from kvp.data.synthetic.prompt_builder import NOISE, Draw, PromptMaker, RulerPrompt
 
 HOPS = 4
 MAX_NEW_TOKENS = 30
@@ -15,7 +15,7 @@ EXAMPLE_LENGTH = 500
 """Most tokens of the worked example."""
 
 
-def tracking(draw: Draw, count_tokens: Callable[[str], int], *, example: bool) -> Builder:
+def tracking(draw: Draw, count_tokens: Callable[[str], int], *, example: bool) -> PromptMaker:
     """One chain of five variables; `example` puts a worked one before it.
 
     The amount is the number of noise lines. The worked example has three-letter names and as many
@@ -32,10 +32,10 @@ def tracking(draw: Draw, count_tokens: Callable[[str], int], *, example: bool) -
         shown = _worked(chain, lines, draw) + "\n"
     chain = _chain(draw.rng("chain"), draw.split, letters=5)
 
-    def build(amount: int) -> Prompt:
+    def make(amount: int) -> RulerPrompt:
         return _prompt(chain, amount, draw.rng("places"), shown)
 
-    return Builder(build=build, smallest=HOPS + 1, max_new_tokens=MAX_NEW_TOKENS)
+    return PromptMaker(make=make, smallest=HOPS + 1, max_new_tokens=MAX_NEW_TOKENS)
 
 
 def _chain(rng: random.Random, split: Split, letters: int) -> tuple[str, list[str]]:
@@ -50,7 +50,9 @@ def _worked(chain: tuple[str, list[str]], lines: int, draw: Draw) -> str:
     return f"{prompt.text} {' '.join(chain[1])}\n"
 
 
-def _prompt(chain: tuple[str, list[str]], amount: int, rng: random.Random, shown: str) -> Prompt:
+def _prompt(
+    chain: tuple[str, list[str]], amount: int, rng: random.Random, shown: str
+) -> RulerPrompt:
     value, names = chain
     statements = [f"VAR {names[0]} = {value}"]
     statements += [f"VAR {new} = VAR {old} " for old, new in pairwise(names)]
@@ -58,7 +60,7 @@ def _prompt(chain: tuple[str, list[str]], amount: int, rng: random.Random, shown
     places = sorted(rng.sample(range(amount), len(statements)))
     for place, statement in reversed(list(zip(places, statements, strict=True))):
         lines.insert(place, statement)
-    return Prompt(
+    return RulerPrompt(
         context=f"{shown}Memorize and track the chain(s) of variable assignment hidden in the "
         "following text.\n\n" + "\n".join(lines).replace(". \n", ".\n") + "\n",
         question=f"Question: Find all variables that are assigned the value {value} in the text "

@@ -8,7 +8,7 @@ import string
 from itertools import chain, repeat
 
 from kvp.data.synthetic.needles import draw_name, word_pool
-from kvp.data.synthetic.prompt_builder import Builder, Draw, Prompt
+from kvp.data.synthetic.prompt_builder import Draw, PromptMaker, RulerPrompt
 
 COMMON = 10
 CWE_MAX_NEW_TOKENS = 120
@@ -17,7 +17,7 @@ LONG = 4096
 """Tokens from which RULER repeats the words of the list more often."""
 
 
-def common_words(draw: Draw) -> Builder:
+def common_words(draw: Draw) -> PromptMaker:
     """Ten words that occur more often than the others; the amount is the number of the others.
 
     From `LONG` tokens on the common words occur 30 times, the others 3 times, and the worked
@@ -34,19 +34,19 @@ def common_words(draw: Draw) -> Builder:
     example = _list_prompt(shown, shown_frequent, shown_rare, draw.rng("example"), "")
     before = f"{example.text} {_numbered(shown[:COMMON])}\n"
 
-    def build(amount: int) -> Prompt:
+    def make(amount: int) -> RulerPrompt:
         words = pool[: COMMON + amount]
         return _list_prompt(words, frequent, rare, draw.rng("order"), before)
 
-    return Builder(build=build, smallest=0, max_new_tokens=CWE_MAX_NEW_TOKENS)
+    return PromptMaker(make=make, smallest=0, max_new_tokens=CWE_MAX_NEW_TOKENS)
 
 
 def _list_prompt(
     words: list[str], frequent: int, rare: int, rng: random.Random, before: str
-) -> Prompt:
+) -> RulerPrompt:
     entries = words[:COMMON] * frequent + words[COMMON:] * rare
     rng.shuffle(entries)
-    return Prompt(
+    return RulerPrompt(
         context=f"{before}Below is a numbered list of words. In these words, some appear more "
         "often than others. Memorize the ones that appear most often.\n"
         f"{_numbered(entries)}\n",
@@ -61,7 +61,7 @@ def _numbered(words: list[str]) -> str:
     return " ".join(f"{number}. {word}" for number, word in enumerate(words, start=1))
 
 
-def frequent_words(draw: Draw) -> Builder:
+def frequent_words(draw: Draw) -> PromptMaker:
     """Coded words whose frequency falls with the square of their rank, the first one dots.
 
     The amount is the number of words counted before rounding down.
@@ -73,11 +73,11 @@ def frequent_words(draw: Draw) -> Builder:
         coded[draw_name(rng, draw.split, 6, string.ascii_lowercase)] = None
     vocabulary = ["...", *coded]
 
-    def build(amount: int) -> Prompt:
+    def make(amount: int) -> RulerPrompt:
         counts = [math.floor(amount * 6 / (math.pi * rank) ** 2) for rank in range(1, size + 1)]
         words = list(chain(*map(repeat, vocabulary, counts)))
         draw.rng("order").shuffle(words)
-        return Prompt(
+        return RulerPrompt(
             context="Read the following coded text and track the frequency of each coded word. "
             f"Find the three most frequently appeared coded words. {' '.join(words)}\n",
             question="Question: Do not provide any explanation. Please ignore the dots '....'. "
@@ -89,4 +89,4 @@ def frequent_words(draw: Draw) -> Builder:
         )
 
     # Below 53 words the third and the fourth rank may tie at one occurrence each.
-    return Builder(build=build, smallest=60, max_new_tokens=FWE_MAX_NEW_TOKENS)
+    return PromptMaker(make=make, smallest=60, max_new_tokens=FWE_MAX_NEW_TOKENS)

@@ -282,11 +282,11 @@ def test_own_sizes_bytes_and_kept_attention_are_shown(
     page = Page((folder / "report.html").read_text(encoding="utf-8"))
     table = page.table("Accuracy", "best attention-free baseline")
     assert table["method"] == ["25% (4)", "own size"]
-    assert table["gvote+own"][1].startswith("100.0|")
-    assert table["gvote+own"][1].endswith("at 40.6 % (6)")
+    assert table["gvote+self_sized"][1].startswith("100.0|")
+    assert table["gvote+self_sized"][1].endswith("at 40.6 % (6)")
     held = page.table("Bytes of keys and values right after the eviction")
     assert held["knorm"] == ["408|0.255 of full", "–"]  # the setting that stands for it: +ada
-    assert held["gvote+own"] == ["–", "650|0.406 of full"]
+    assert held["gvote+self_sized"] == ["–", "650|0.406 of full"]
     every = page.table("Future attention kept", "every setting")
     assert every["knorm"] == ["62.5|52.5 to 72.5"]  # the later of two rows of that name
     assert "single points size the cache themselves" in " ".join(page.captions)

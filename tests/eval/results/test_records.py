@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +69,23 @@ def test_labels_name_presets_and_options() -> None:
     assert method_label("snapkv", "auto") == "snapkv"
     assert method_label("snapkv", "kvpress") == "snapkv:kvpress"
     assert method_label("snapkv", "window=16") == "snapkv(window=16)"
+
+
+def test_former_names_of_allocators_are_read_as_the_present_ones(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [_row("a", allocator="own", budget_spec="own"), _row("b", allocator="ada")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [row["allocator"] for row in read_rows(path)] == ["self_sized", "ada"]
+
+
+def test_groups_of_long_labels_are_found_in_linear_time() -> None:
+    """In a process with a time limit: a backtracking expression took a quarter of an hour."""
+    code = """
+from eval.results.records import policy_groups
+wide = 100_000
+labels = {"-" * wide + "x": "-" * wide + "x", "a" + "-" * wide + "seed" + "_" * wide + "3": "a",
+          "run13": "run13", "runs3": "run"}
+rows = [{"policy": label, "policy_seed": 3} for label in labels]
+assert policy_groups(rows) == {None: "", **labels}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

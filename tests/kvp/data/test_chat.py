@@ -25,8 +25,17 @@ def names(chat: Sequence[Turn]) -> list[str]:
 def test_threads_follow_each_other_and_are_cut_where_the_room_ends() -> None:
     # Prompt words: 10 per exchange, less the 5 of the last reply.
     chats = list(pack([thread("a", 2), thread("b", 3), thread("c", 1)], words, 35))
-    assert [names(chat) for chat in chats] == [["a0", "a1", "b0", "b1"], ["c0"]]
+    assert [names(chat) for chat in chats] == [["a0", "a1", "b0", "b1"]]
     assert words(chats[0]) == 35
+
+
+def test_a_chat_below_half_of_the_length_is_left_out_and_counted() -> None:
+    short: list[int] = []
+    chats = list(pack([thread("a", 3), thread("c", 1)], words, 25, too_short=short.append))
+    assert [names(chat) for chat in chats] == [["a0", "a1", "a2"]]
+    assert short == [5]
+    assert list(pack([thread("c", 1)], words, 10)) != []
+    assert list(pack([thread("c", 1)], words, 11)) == []
 
 
 def test_a_thread_that_does_not_begin_in_a_full_chat_opens_the_next() -> None:
@@ -40,8 +49,11 @@ def test_a_thread_that_opens_a_chat_is_cut_to_it() -> None:
 
 
 def test_a_first_exchange_too_long_for_any_chat_is_left_out() -> None:
-    chats = list(pack([thread("a", 1, 50), thread("b", 1), thread("c", 1, 50)], words, 20))
-    assert [names(chat) for chat in chats] == [["b0"]]
+    long: list[tuple[int, int]] = []
+    dialogues = [thread("a", 1, 50), thread("b", 1), thread("c", 1, 50), thread("d", 1)]
+    chats = list(pack(dialogues, words, 20, too_long=lambda *found: long.append(found)))
+    assert [names(chat) for chat in chats] == [["b0", "d0"]]
+    assert long == [(0, 50), (2, 50)]
 
 
 def test_no_dialogue_serves_two_chats_and_all_end_with_the_assistant() -> None:

@@ -9,7 +9,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.encode import encode
-from kvp.data.sources import Source, open_source
+from kvp.data.sample import Source
+from kvp.data.sources import open_source
 from kvp.data.synthetic.prompt_builder import sentences
 from kvp.errors import UsageError
 
@@ -144,8 +145,18 @@ def test_published_ruler_rows_keep_their_answers(
     sample = opened(tokenizer, data)[0]
     assert (sample.references, sample.max_new_tokens, sample.metric) == (("1", "2"), 32, "part")
     assert (sample.task, sample.question, sample.reply) == ("qa_1", "Q?", " 1, 2")
-    with pytest.raises(UsageError, match="--length 20: a row of r has"):
-        opened(tokenizer, data, length=20)
+
+
+def test_rows_too_long_are_left_out_and_counted(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    rows = [
+        {"context": f"{n:02d}" * (45 if n % 3 == 0 else 5), "question": "Q?"} for n in range(60)
+    ]
+    source = opened(tokenizer, jsonl(tmp_path / "qa.jsonl", *rows), length=60, count=99)
+    assert {len(sample.context) for sample in source} == {10}
+    (note,) = source.notes
+    assert re.search(r"train split: left out \d+ rows: line \d+ has \d+ prompt tokens, more", note)
 
 
 def test_essays_replace_the_prose(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -157,8 +168,8 @@ def test_essays_replace_the_prose(tmp_path: Path, tokenizer: PreTrainedTokenizer
 @pytest.mark.parametrize(
     ("data", "changes", "said"),
     [
-        ("ruler", {"tasks": ("niah_single_9",)}, "--tasks: unknown task niah_single_9"),
-        ("ruler", {"tasks": ()}, "--tasks: unknown task"),
+        ("ruler", {"tasks": ("niah_single_9",)}, "--tasks: unknown task 'niah_single_9'"),
+        ("ruler", {"tasks": ()}, "--tasks is empty"),
         ("ruler", {"split": "dev"}, "--split: unknown split 'dev'"),
         ("ruler", {"essays": "/no/such/file"}, "--essays /no/such/file"),
         ("ruler", {"length": 100}, "--length"),

@@ -19,7 +19,7 @@ def test_resume_refuses_other_settings_and_names_them(
     store: Path, manifest: dict[str, Any]
 ) -> None:
     other = {"identity": {**manifest["identity"], "data": {"length": 32, "tasks": ["a", "b"]}}}
-    with pytest.raises(StoreError, match=r"data\.length: 16 there, 32 here.*--out"):
+    with pytest.raises(StoreError, match=r"--out .*data\.length: 16 there, 32 here"):
         TraceWriter.resume(store, other)
     with pytest.raises(StoreError, match="seed: 0 there, None here"):
         TraceWriter.resume(store, {"identity": {"data": manifest["identity"]["data"]}})
@@ -46,20 +46,13 @@ def test_create_refuses_what_it_did_not_make(
     for path, complaint in (
         (foreign, "not empty and not a trace store"),
         (tmp_path / "file", "is a file"),
-        (tmp_path / "file" / "below", "cannot create"),
+        (tmp_path / "file" / "below", "cannot write"),
     ):
         with pytest.raises(StoreError, match=complaint):
             TraceWriter.create_or_resume(path, plan, manifest)
     assert (foreign / "q" / "cat.jpg").read_text() == "miaow"
     with pytest.raises(StoreError, match="already holds a trace store"):
-        TraceWriter.create(
-            store,
-            geometry=plan.geometry,
-            dtype=plan.dtype,
-            max_tokens=plan.max_tokens,
-            sequences=plan.sequences,
-            manifest=manifest,
-        )
+        TraceWriter.create(store, plan, manifest)
     with pytest.raises(StoreError, match="not a trace store"):
         TraceWriter.resume(tmp_path, manifest)
 

@@ -26,7 +26,7 @@ EXACT = [
     "windowkv", "windowkv(rule=paper)", "windowkv(group=2)", "windowkv(divisor=2,group=3)",
 ]  # fmt: skip
 OTHERS = [
-    "ada:paper", "ada(rule=paper)", "own", "pyramid:kvpress", "pyramid(rounding=faithful)",
+    "ada:paper", "ada(rule=paper)", "self_sized", "pyramid:kvpress", "pyramid(rounding=faithful)",
     "windowkv(rounding=faithful)", "windowkv(rule=paper,rounding=faithful)",
 ]  # fmt: skip
 exact = pytest.mark.parametrize("spec", EXACT)
@@ -120,18 +120,20 @@ def test_values_are_normalised() -> None:
     assert make_allocator("pyramid(beta=1e+3)").name == "pyramid(beta=1000)"
 
 
-def test_only_own_ignores_the_budget() -> None:
-    assert {name for name, entry in ALLOCATORS.items() if entry.sized_by_scorer} == {"own"}
-    assert sizes_itself(make_allocator("own"))
+def test_only_self_sized_ignores_the_budget() -> None:
+    assert {name for name, entry in ALLOCATORS.items() if entry.sized_by_scorer} == {"self_sized"}
+    assert sizes_itself(make_allocator("self_sized"))
     assert not sizes_itself(make_allocator("global"))
 
 
-def test_own_takes_the_scorers_sizes(request_of: Callable[..., Request]) -> None:
+def test_self_sized_takes_the_scorers_sizes(request_of: Callable[..., Request]) -> None:
     request = request_of(torch.zeros(1, 3, 9), 4, Protection(sinks=1, recents=1))
     sized = replace(request, sizes=torch.tensor([[0, 5, 12]]))
-    assert make_allocator("own").allocate(sized).tolist() == [[2, 5, 9]]
-    with pytest.raises(UsageError, match="own: the method does not say how many tokens it needs"):
-        make_allocator("own").allocate(request)
+    assert make_allocator("self_sized").allocate(sized).tolist() == [[2, 5, 9]]
+    with pytest.raises(
+        UsageError, match="self_sized: the method does not say how many tokens it needs"
+    ):
+        make_allocator("self_sized").allocate(request)
 
 
 @pytest.mark.parametrize("spec", ["ada", "ada:kvpress", "ada:paper", "global"])
@@ -161,7 +163,7 @@ def test_counts_on_a_gpu_are_those_of_the_cpu(spec: str) -> None:
     ("spec", "message"),
     [
         ("magic", "unknown allocator 'magic': choose from uniform, pyramid, ada, global, windowkv, "
-                  "own, evolved"),
+                  "self_sized, evolved"),
         ("", "allocator '' is not of the form name, name:preset or name(option=value)"),
         ("ada+global", "allocator 'ada+global' is not of the form"),
         ("ada:nobody", "ada has no preset 'nobody': its presets are kvpress, paper"),

@@ -102,8 +102,8 @@ def test_targets_by_hand() -> None:
     gram = torch.tensor([[[4.0, 0.0], [0.0, 1.0]]])  # norms sqrt(36 + 16) and 1
     worth = {name: worth_of for name, (_, worth_of) in TARGETS.items()}
     assert worth["share"](sample, gram).tolist() == [[0.75, 0.25]]
-    assert worth["attention"](sample, gram).tolist() == [[1.5, 0.5]]
-    assert worth["peak"](sample, gram).tolist() == [[6.0, 2.0]]
+    assert worth["future_attention"](sample, gram).tolist() == [[1.5, 0.5]]
+    assert worth["max_future_attention"](sample, gram).tolist() == [[6.0, 2.0]]
     torch.testing.assert_close(
         worth["contribution"](sample, gram), torch.tensor([[6 * 52**0.5, 2.0]])
     )

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvp.plackett_luce import gumbel_sort
 from kvp.reward import mass_of_cost, ratio_of_cost, skill_of_cost
-from train.objectives import OBJECTIVES, Batch
+from train.objectives.objective_batch import Batch, objective_of
 from train.objectives.rloo import (
     Baseline,
     normalised,
@@ -155,7 +155,7 @@ def test_the_objective_is_the_normalised_estimate(name: Any) -> None:
     permutations = 20_000
     recipe = recipe_of(objective=name, permutations=permutations, advantage_clip=1e9)
     batch = copied(1)
-    losses, metrics = OBJECTIVES[recipe.objective](batch, recipe)
+    losses, metrics = objective_of(recipe.objective)(batch, recipe)
     gradients = torch.autograd.grad(losses.sum(), batch.scores)
     means, expected = exact_rewards_and_gradients("skill")
     assert metrics["train/reward"] == pytest.approx(float(torch.cat(means).mean()), abs=0.01)
@@ -174,7 +174,7 @@ def test_the_objective_is_the_normalised_estimate(name: Any) -> None:
 def test_one_ranking_of_each_context_is_enough_for_baselines_over_the_step() -> None:
     recipe = recipe_of(objective="rloo_batch", permutations=1)
     batch = copied(2)
-    losses, _ = OBJECTIVES["rloo_batch"](batch, recipe)
+    losses, _ = objective_of("rloo_batch")(batch, recipe)
     gradients = torch.autograd.grad(losses.sum(), batch.scores)
     assert all(gradient.abs().sum() > 0 for gradient in gradients)
 
@@ -182,7 +182,7 @@ def test_one_ranking_of_each_context_is_enough_for_baselines_over_the_step() -> 
 @pytest.mark.parametrize("reward", ["skill", "ratio", "mass"])
 def test_exact_loss_is_minus_the_mean_reward(reward: RewardName) -> None:
     batch = copied(1)
-    losses, metrics = OBJECTIVES["exact"](batch, recipe_of(objective="exact", reward=reward))
+    losses, metrics = objective_of("exact")(batch, recipe_of(objective="exact", reward=reward))
     means, expected = exact_rewards_and_gradients(reward)
     torch.testing.assert_close(-losses, torch.stack(means).mean(0))
     assert metrics["train/reward"] == pytest.approx(-losses.item())
@@ -198,7 +198,7 @@ def test_sampled_opponents_estimate_the_exact_loss(pairs: int) -> None:
     losses, gradients = [], []
     for step in range(400):
         batch = copied(1, seeds=range(3 * step, 3 * step + 3))
-        loss, _ = OBJECTIVES["exact"](batch, recipe)
+        loss, _ = objective_of("exact")(batch, recipe)
         gradients.append(torch.cat(torch.autograd.grad(loss.sum(), batch.scores), -1)[0])
         losses.append(loss.detach())
     means, expected = exact_rewards_and_gradients("skill")
@@ -209,8 +209,8 @@ def test_sampled_opponents_estimate_the_exact_loss(pairs: int) -> None:
 
 def test_as_many_opponents_as_tokens_are_all_of_them() -> None:
     batch = copied(2)
-    every, _ = OBJECTIVES["exact"](batch, recipe_of(objective="exact", pairs=1_000))
-    exact, _ = OBJECTIVES["exact"](batch, recipe_of(objective="exact"))
+    every, _ = objective_of("exact")(batch, recipe_of(objective="exact", pairs=1_000))
+    exact, _ = objective_of("exact")(batch, recipe_of(objective="exact"))
     torch.testing.assert_close(every, exact)
 
 
@@ -239,6 +239,6 @@ def test_the_exact_loss_never_holds_all_pairs() -> None:
         seeds=[0],
     )
     with Largest() as largest:
-        losses, _ = OBJECTIVES["exact"](batch, recipe_of(objective="exact"))
+        losses, _ = objective_of("exact")(batch, recipe_of(objective="exact"))
         losses.sum().backward()
     assert tokens < largest.elements <= 2**22  # all pairs would be 25 million

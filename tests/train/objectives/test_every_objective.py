@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from train.objectives import OBJECTIVES, Batch
+from train.objectives import OBJECTIVES
+from train.objectives.objective_batch import Batch, objective_of
 from train.objectives.rloo import sampled
 from train.recipe import PRESETS, Recipe
 
@@ -34,11 +35,11 @@ def cases(*, sampled_too: bool = True) -> list[Any]:
         *({"objective": "exact", "reward": reward} for reward in ("skill", "ratio", "mass")),
         {"objective": "exact", "pairs": 3},
         *({"objective": name, "sort_loss": loss} for name in SORTS for loss in ("ranks", "cost")),
-        *({"objective": name, "budgets": "log"} for name in ("soft_sort", "neural_sort")),
+        *({"objective": name, "budget_weights": "log"} for name in ("soft_sort", "neural_sort")),
     ]
     if sampled_too:
         changes += [{"objective": name, "reward": r} for name in SAMPLED for r in ("skill", "mass")]
-        changes += [{"objective": name, "budgets": "2:5"} for name in SAMPLED]
+        changes += [{"objective": name, "budget_weights": "2:5"} for name in SAMPLED]
     return [
         pytest.param(recipe_of(**change), id="-".join(map(str, change.values())))
         for change in changes
@@ -67,12 +68,12 @@ def batch_of(
 def losses_and_gradients(batch: Batch, recipe: Recipe) -> tuple[Tensor, list[Tensor]]:
     """Losses [A] and the gradient of their sum with respect to the scores of every context."""
     scores = [score.detach().clone().requires_grad_() for score in batch.scores]
-    losses, _ = OBJECTIVES[recipe.objective](replace(batch, scores=scores), recipe)
+    losses, _ = objective_of(recipe.objective)(replace(batch, scores=scores), recipe)
     return losses.detach(), list(torch.autograd.grad(losses.sum(), scores))
 
 
 def test_the_cases_are_all_objectives() -> None:
-    assert {case.values[0].objective for case in cases()} == set(OBJECTIVES)
+    assert {case.values[0].objective for case in cases()} == set(OBJECTIVES.builtin)
 
 
 @pytest.mark.parametrize("recipe", cases(sampled_too=False))
@@ -82,7 +83,7 @@ def test_gradients_agree_with_finite_differences(recipe: Recipe) -> None:
     inputs = [score.requires_grad_() for score in scores]
 
     def losses(*given: Tensor) -> Tensor:
-        return OBJECTIVES[recipe.objective](batch_of(given, importances, counted), recipe)[0]
+        return objective_of(recipe.objective)(batch_of(given, importances, counted), recipe)[0]
 
     assert torch.autograd.gradcheck(losses, inputs)
 
@@ -259,7 +260,7 @@ def test_shares_of_two_processes_add_up_to_the_whole(recipe: Recipe) -> None:
     torch.testing.assert_close([*gradient, *other_gradient], gradients)
 
 
-@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+@pytest.mark.parametrize("name", sorted(OBJECTIVES.builtin))
 def test_two_tokens_are_enough(name: Any) -> None:
     scores = [torch.tensor([[0.3, 0.1]], requires_grad=True) for _ in range(2)]
     batch = Batch(
@@ -268,7 +269,7 @@ def test_two_tokens_are_enough(name: Any) -> None:
         counted=torch.ones(2, 1, dtype=torch.bool),
         seeds=[1, 2],
     )
-    losses, _ = OBJECTIVES[name](batch, replace(PRESETS["fourier"], objective=name))
+    losses, _ = objective_of(name)(batch, replace(PRESETS["fourier"], objective=name))
     losses.sum().backward()
     for score in scores:
         assert score.grad is not None

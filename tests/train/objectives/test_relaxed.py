@@ -12,7 +12,7 @@ from torch import Tensor
 from kvp.budgets import parse_budget_weights
 from kvp.ranking import rank_tokens
 from kvp.reward import rank_coefficients, skill_reward
-from train.objectives import OBJECTIVES, Batch
+from train.objectives.objective_batch import Batch, objective_of
 from train.objectives.relaxed import MOST_TOKENS, evenly, rank_error, standardised, thinned
 from train.recipe import PRESETS
 
@@ -39,7 +39,7 @@ def losses(
         protected=[protected],
     )
     recipe = replace(PRESETS["fourier"], **{"objective": name, "sort_loss": "cost", **to})
-    return OBJECTIVES[recipe.objective](batch, recipe)[0]
+    return objective_of(recipe.objective)(batch, recipe)[0]
 
 
 @pytest.mark.parametrize("name", SORTS)
@@ -58,7 +58,9 @@ def test_budget_weights_reach_the_soft_cost(name: str, budgets: str, protected: 
     coefficients = rank_coefficients(weights, 15, protected=protected)
     ranking = scores.argsort(descending=True)
     expected = -skill_reward(importance, ranking, coefficients)
-    found = losses(name, scores, importance, temperature=HARD, budgets=budgets, protected=protected)
+    found = losses(
+        name, scores, importance, temperature=HARD, budget_weights=budgets, protected=protected
+    )
     torch.testing.assert_close(found, expected)
 
 
@@ -139,7 +141,7 @@ def test_long_contexts_are_thinned() -> None:
 def test_thinned_losses_are_those_of_the_kept_tokens(name: str, budgets: str) -> None:
     scores, importance = (part[:1] for part in draw(1_500))
     scores.requires_grad_()
-    loss = losses(name, scores, importance, temperature=HARD, budgets=budgets)
+    loss = losses(name, scores, importance, temperature=HARD, budget_weights=budgets)
     kept = thinned(1_500, 7)
     assert kept is not None
     ranking = scores[:, kept].argsort(descending=True)
@@ -153,6 +155,8 @@ def test_thinned_losses_are_those_of_the_kept_tokens(name: str, budgets: str) ->
     dropped = torch.ones(1_500, dtype=torch.bool)
     dropped[kept] = False
     assert gradient[:, dropped].abs().max() == 0
-    assert torch.equal(losses(name, scores, importance, temperature=HARD, budgets=budgets), loss)
-    other = losses(name, scores, importance, seed=8, temperature=HARD, budgets=budgets)
+    assert torch.equal(
+        losses(name, scores, importance, temperature=HARD, budget_weights=budgets), loss
+    )
+    other = losses(name, scores, importance, seed=8, temperature=HARD, budget_weights=budgets)
     assert not torch.equal(other, loss)

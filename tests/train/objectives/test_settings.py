@@ -6,19 +6,25 @@ import pytest
 
 from train.cli import main
 from train.config import TrainConfig
-from train.recipe import WEIGHTS_BUDGETS
+from train.objectives import WEIGHTS_BUDGETS
 
 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ("--objective exact --budgets log", f"--objective {', '.join(WEIGHTS_BUDGETS)}"),
-        ("--objective soft_rank --budgets 64:512", "--budgets 64:512 needs --objective rloo"),
-        ("--objective listwise --budgets 6%:50%", "--budgets 6%:50% needs --objective rloo"),
-        ("--objective soft_sort --sort_loss ranks --budgets log", "--sort_loss cost"),
-        ("--budgets 512:64", "--budgets"),
-        ("--budgets some", "--budgets"),
-        ("--budgets 0:64", "--budgets"),
+        ("--objective exact --budget_weights log", f"--objective {', '.join(WEIGHTS_BUDGETS)}"),
+        (
+            "--objective soft_rank --budget_weights 64:512",
+            "--budget_weights 64:512 needs --objective rloo",
+        ),
+        (
+            "--objective listwise --budget_weights 6%:50%",
+            "--budget_weights 6%:50% needs --objective rloo",
+        ),
+        ("--objective soft_sort --sort_loss ranks --budget_weights log", "--sort_loss cost"),
+        ("--budget_weights 512:64", "--budget_weights"),
+        ("--budget_weights some", "--budget_weights"),
+        ("--budget_weights 0:64", "--budget_weights"),
         ("--temperature 0", "--temperature must be positive"),
         ("--temperature -1", "--temperature must be positive"),
         ("--objective rloo --permutations 1", "--permutations must be at least 2"),
@@ -39,7 +45,7 @@ def test_impossible_settings(flags: str, says: str, capsys: pytest.CaptureFixtur
     assert message.count("\n") == 1
 
 
-@pytest.mark.parametrize("flag", ["objective", "sort_loss", "reward"])
+@pytest.mark.parametrize("flag", ["sort_loss", "reward"])
 def test_unknown_names(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["--traces", "t", "--out", "o", f"--{flag}", "unheard"])
@@ -47,11 +53,24 @@ def test_unknown_names(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert flag in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("flag", "meant"), [("objective", "listwise"), ("label", "kvzip")])
+def test_unknown_components_are_refused_with_a_guess(
+    flag: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--traces", "t", "--out", "o", f"--{flag}", f"{meant}e"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"kvp-train: error: --{flag} '{meant}e' is unknown (did you mean")
+    assert meant in error
+    assert error.count("\n") == 1
+
+
 def test_settings_that_can_work() -> None:
     given = {"traces": "t", "out": "o"}
     batch = TrainConfig(**given, objective="rloo_batch", permutations=1).recipe()
     assert batch.permutations == 1
     for name in WEIGHTS_BUDGETS:
-        assert TrainConfig(**given, objective=name, budgets="6%:50%").recipe().objective == name
+        assert (
+            TrainConfig(**given, objective=name, budget_weights="6%:50%").recipe().objective == name
+        )
     inputs = TrainConfig(**given, inputs="position,key").recipe().input_list
     assert inputs == ("key", "position")

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from train.objectives import OBJECTIVES, Batch
+from train.objectives import OBJECTIVES
 from train.objectives.listwise import cross_entropy
+from train.objectives.objective_batch import Batch, objective_of
 from train.objectives.regress import FLOOR, squared_error
 from train.recipe import PRESETS
 
@@ -66,17 +67,17 @@ def test_objectives_average_over_the_contexts_a_head_learns_from(name: str) -> N
     loss = {"listwise": cross_entropy, "regress": squared_error}[name]
     first, second = draw(2, 5), draw(2, 8, seed=1)
     batch = batch_of(first, second, counted=[[True, True], [False, True]])
-    losses, _ = OBJECTIVES[name](batch, PRESETS["fourier"])  # type: ignore[index]
+    losses, _ = objective_of(name)(batch, PRESETS["fourier"])
     one, two = loss(*first), loss(*second)
     torch.testing.assert_close(losses, torch.stack([one[0], (one[1] + two[1]) / 2]))
 
 
-@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+@pytest.mark.parametrize("name", sorted(OBJECTIVES.builtin))
 def test_every_objective_gives_a_differentiable_loss_per_head(name: Any) -> None:
     scores, importance = draw(3, 12)
     scores = scores.float().requires_grad_()
     batch = batch_of((scores, importance.float()), counted=[[True, True, False]])
-    losses, numbers = OBJECTIVES[name](batch, PRESETS["fourier"])
+    losses, numbers = objective_of(name)(batch, PRESETS["fourier"])
     assert losses.shape == (3,)
     assert all(isinstance(number, float) for number in numbers.values())
     losses.sum().backward()

@@ -35,8 +35,8 @@ TRAIN = {
     "calibration_contexts": 4,
     "checkpoint_every": 2,
 }
-MODEL = {"length": 110, "max_new_tokens": 8, "validation": 2}
-STREAM = {"source": "model", "buffer": 4, "visits": 2}
+MODEL = {"length": 110, "max_new_tokens": 8, "validation_sequences": 2}
+STREAM = {"source": "model", "buffer": 4, "epochs_per_sequence": 2}
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +55,13 @@ def base(model_folder: Path, texts: Path) -> dict[str, Any]:
 
 def flags(**settings: Any) -> list[str]:
     return [f"--{name}={value}" for name, value in settings.items()]
+
+
+def collected(out: Path, base: dict[str, Any], **settings: Any) -> list[str]:
+    """Flags of kvp-collect for the sequences of `base`."""
+    counts = {"validation": base["validation_sequences"], **settings}
+    rest = {name: value for name, value in base.items() if name != "validation_sequences"}
+    return flags(out=out, **counts, **rest)
 
 
 def weights(policy: Path) -> dict[str, dict[str, torch.Tensor]]:
@@ -132,7 +139,7 @@ def test_a_run_that_stopped_continues_to_the_same_weights(
     watch.stop_after = len(watch.numbers) + 14
     assert main(flags(out=stopped, **STREAM, **TRAIN, **base)) == 2
     assert "the power went out" in capsys.readouterr().err
-    assert (stopped / "checkpoints" / "last.ckpt").exists()
+    assert list(stopped.glob("checkpoints/*.ckpt"))
     assert not (stopped / "policy.json").exists()
     watch.stop_after, before = 10**6, len(watch.numbers)
     assert main(flags(out=stopped, **STREAM, **TRAIN, **base)) == 0
@@ -140,14 +147,14 @@ def test_a_run_that_stopped_continues_to_the_same_weights(
     assert_same(stopped, whole)
 
 
-@pytest.mark.parametrize("label", ["peak", "kvzip"])
+@pytest.mark.parametrize("label", ["max_future_attention", "kvzip"])
 def test_a_buffer_that_holds_all_is_a_store(
     base: dict[str, Any], tmp_path: Path, watch: Watch, label: str
 ) -> None:
     """The same sequences, collected first, give the same policy bit for bit."""
-    labels = {} if label == "peak" else {"labels": label}
+    labels = {} if label == "max_future_attention" else {"labels": label}
     store, recipe = tmp_path / "store", {**TRAIN, "label": label}
-    assert collect_main(flags(out=store, train=5, **labels, **base)) == 0
+    assert collect_main(collected(store, base, train=5, **labels)) == 0
     assert main(flags(out=tmp_path / "offline", traces=store, **recipe)) == 0
     stream = {**STREAM, "buffer": 6, "sequences": 5}
     assert main(flags(out=tmp_path / "online", **stream, **recipe, **base)) == 0
@@ -171,7 +178,7 @@ def test_attention_kept_and_queries_kept_give_the_same(
         assert main(flags(out=out, **stream, **recipe, **base)) == 0
         assert f"values and {kept}" in capsys.readouterr().out
     store = tmp_path / "store"
-    assert collect_main(flags(out=store, train=3, **base)) == 0
+    assert collect_main(collected(store, base, train=3)) == 0
     assert main(flags(out=tmp_path / "offline", traces=store, **many)) == 0
     assert_same(tmp_path / "queries", tmp_path / "offline")
 
@@ -199,7 +206,7 @@ def test_prompts_too_short_to_cut_make_room_for_the_next(
     long = texts.read_text().splitlines()
     short = [json.dumps({"text": f"Only {number}."}) for number in range(len(long))]
     data.write_text("\n".join(row for pair in zip(long, short, strict=True) for row in pair))
-    given = {"model": model_folder, "data": data, **MODEL, "validation": 8}
+    given = {"model": model_folder, "data": data, **MODEL, "validation_sequences": 8}
     few = {**TRAIN, "steps": 4}
     assert main(flags(out=tmp_path / "policy", **STREAM, **few, **given)) == 0
     none = {**given, "data": tmp_path / "none.jsonl"}
@@ -219,8 +226,8 @@ def test_prompts_too_short_to_cut_make_room_for_the_next(
         ({"source": "traces"}, "--model needs --source model"),
         ({"traces": "x"}, "--traces cannot be used with --source model"),
         ({"buffer": 0}, "--buffer must be at least 1, got 0"),
-        ({"visits": 0}, "--visits must be at least 1, got 0"),
-        ({"validation": 0}, "--validation must be at least 1, got 0"),
+        ({"epochs_per_sequence": 0}, "--epochs_per_sequence must be at least 1, got 0"),
+        ({"validation_sequences": 0}, "--validation_sequences must be at least 1, got 0"),
         ({"devices": 2}, "--devices needs --source traces"),
         ({"allow_incomplete": "true"}, "--allow_incomplete needs --source traces"),
         ({"min_prefix": 600}, "longer than --min_prefix 600; lower it or raise --length 110"),
@@ -250,9 +257,10 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(
 
 
 def test_what_is_said_about_short_prompts_names_budgets() -> None:
-    recipe = replace(PRESETS["paper"], min_prefix=40, budgets="120:200")
+    recipe = replace(PRESETS["paper"], min_prefix=40, budget_weights="120:200")
     assert too_short(recipe, 110) == (
-        "is longer than --min_prefix 40 and --budgets 120:200; lower them or raise --length 110"
+        "is longer than --min_prefix 40 and --budget_weights 120:200; "
+        "lower them or raise --length 110"
     )
 
 
@@ -270,5 +278,5 @@ def test_other_settings_do_not_continue_a_run(
     assert main(flags(out=out, **STREAM, **short, **base)) == 0
     assert main(flags(out=out, **STREAM, **short, **base)) == 0
     assert "already holds the finished policy" in capsys.readouterr().out
-    assert main(flags(out=out, **{**STREAM, "visits": 3}, **short, **base)) == 2
+    assert main(flags(out=out, **{**STREAM, "epochs_per_sequence": 3}, **short, **base)) == 2
     assert "traces.visits: 2 there, 3 here" in capsys.readouterr().err

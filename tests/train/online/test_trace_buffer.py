@@ -11,7 +11,11 @@ from kvp.store import SequenceRecord, StorePlan, Trace
 from train.online.trace_buffer import Attention, ModelTraces, Tracing, Window
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
-ASKED: list[Attention] = [("attention", 20, 48), ("peak", 30, 40), ("attention", 20, 48)]
+ASKED: list[Attention] = [
+    ("future_attention", 20, 48),
+    ("max_future_attention", 30, 40),
+    ("future_attention", 20, 48),
+]
 GRAM = torch.arange(2.0 * 2 * 8 * 8).view(2, 2, 8, 8)
 
 
@@ -72,13 +76,13 @@ def test_attention_is_that_of_the_queries(store: str) -> None:
     whole = trace_of(3)
     assert whole.queries is not None
     expected = future_attention(whole.queries, whole.keys, 20)
-    assert torch.equal(buffer.future_attention(3, 20), expected)
+    assert torch.equal(buffer.importance("future_attention", 3, 20), expected)
     largest = max_future_attention(whole.queries, whole.keys, 30, 40)
-    assert torch.equal(buffer.max_future_attention(3, 30, 40), largest)
+    assert torch.equal(buffer.importance("max_future_attention", 3, 30, 40), largest)
     assert torch.equal(buffer.label("kvzip", 3), whole.labels["kvzip"])
     assert buffer.traced == (1 if store == "importance" else 3)
     unforeseen = future_attention(whole.queries, whole.keys, 25)
-    assert torch.equal(buffer.future_attention(3, 25), unforeseen)
+    assert torch.equal(buffer.importance("future_attention", 3, 25), unforeseen)
     assert (buffer.trace(3).queries is None) == (store == "importance")
 
 
@@ -95,8 +99,8 @@ def test_some_heads_only() -> None:
     for part, full in zip(buffer.kv(5), whole.kv(5), strict=True):
         assert torch.equal(part, full.flatten(0, 1)[1:3][None])
     for asked in (20, 33):
-        full = whole.future_attention(5, asked)
-        part = buffer.future_attention(5, asked)
+        full = whole.importance("future_attention", 5, asked)
+        part = buffer.importance("future_attention", 5, asked)
         torch.testing.assert_close(part, full.flatten(0, 1)[1:3][None])
     assert buffer.label("kvzip", 5).shape == (1, 2, 40)
     gram = buffer.output_gram()

@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from eval.cli import main
 from eval.config import EvalConfig
-from eval.running_text import stretches
 from eval.tasks import load_all, protocols_of
 from kvp.data.synthetic.needles import split_of
+from kvp.data.tasks.text import stretches
 from kvp.errors import UsageError
 from kvp.hf import load_model
 
@@ -101,7 +101,7 @@ def test_a_plain_text_is_shared_out_by_position(
         ({"text": None}, "--tasks text needs --text"),
         ({"length": 2000}, "--length 2000: the model has 1024 positions"),
         ({"length": 900}, "no text of 900 tokens in the test split"),
-        ({"continuation": 63}, "leaves no context before --continuation 63"),
+        ({"continuation": 63}, "leaves no context before --continuation_tokens 63"),
         ({"tasks": "chat"}, "--text is what the task text reads"),
     ],
 )

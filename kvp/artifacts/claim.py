@@ -1,0 +1,230 @@
+"""Whose output folder this is, and whether a program may go on in it.
+
+The same four rules hold for every program that writes a folder. It must be new, empty, or of the
+same kind and identity (all that decides its content); whatever else lies in it is not touched, and
+the folder refused. It must not lie inside another artefact. One process writes it at a time. What
+an interrupted writer left half-written (`*.partial`) is deleted by the next one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from kvp.artifacts.files import PARTIAL
+from kvp.artifacts.locks import LOCK, FolderLock
+from kvp.errors import KvpError
+from kvp.manifest import differences, read_json, read_sealed_json
+
+_LEFTOVER = re.compile(rf"(.*/)?([^/]*{re.escape(PARTIAL)}|\.tmp[A-Za-z0-9]{{6}}|{LOCK})")
+"""What an interrupted writer may leave anywhere; `.tmpXXXXXX` is safetensors', of kvp 0.1.0."""
+_MARKERS = ("manifest.json", "policy.json", "run.json")
+"""Files that make a folder an artefact."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderKind:
+    """One kind of output folder."""
+
+    noun: str
+    """What a folder of this kind is called: "trace store"."""
+    marker: str
+    """File that makes a folder one of this kind and holds its identity; written first."""
+    error: type[KvpError]
+    """Raised when a folder is refused."""
+    format: str | None = None
+    """What the marker says under "format"; None where it says nothing."""
+    begun: str = r"(?!)"
+    """Regular expression of the files, as POSIX paths inside the folder, that an interrupted
+    creation may leave without a marker."""
+    read: Callable[[Path], Mapping[str, Any]] | None = None
+    """Reads the content of a marker, its entry "identity" among it; sealed JSON as a rule."""
+    optional: tuple[str, ...] = ()
+    """Entries of the identity that are compared only where both sides have them: folders of
+    earlier versions lack them, and programs know them only when the model is loaded."""
+
+    def found(self, folder: Path) -> dict[str, Any] | None:
+        """Content of the marker, None where there is none; raises `error` where it is damaged."""
+        path = folder / self.marker
+        if not path.exists():
+            return None
+        if self.format not in (None, read_json(path, self.error).get("format")):
+            raise self.error(f"{path} does not belong to a {self.noun}; name a new folder")
+        return dict(self.read(path) if self.read else read_sealed_json(path, self.error))
+
+    def differences(self, found: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
+        """Entries in which a folder differs from an identity, each with both values."""
+        theirs, ours = dict(found["identity"]), dict(identity)
+        for name in self.optional:
+            if name not in theirs or name not in ours:
+                theirs.pop(name, None)
+                ours.pop(name, None)
+        return differences(theirs, ours)
+
+
+class OutputFolder:
+    """A folder that this process writes, until `release` (or the end of a `with` block)."""
+
+    def __init__(
+        self, path: Path, kind: FolderKind, lock: FolderLock, made: Sequence[Path] = ()
+    ) -> None:
+        """Made by `claim`; `made` are the folders that it had to make, innermost first."""
+        self.path = path
+        self.found: dict[str, Any] | None = None
+        """What the marker said when the folder was claimed; None for a new folder."""
+        self._kind = kind
+        self._lock = lock
+        self._made = made
+
+    @classmethod
+    def claim(
+        cls,
+        path: Path,
+        kind: FolderKind,
+        identity: Mapping[str, Any],
+        *,
+        replaceable: Callable[[Path], bool] = lambda _: False,
+    ) -> OutputFolder:
+        """Make or take over a folder for this process.
+
+        Args:
+            path: the folder.
+            kind: what it shall be.
+            identity: JSON values; `optional` ones may be left to `require`.
+            replaceable: whether a folder of another identity holds nothing worth keeping; it then
+                counts as new.
+
+        Raises:
+            KvpError: the kind's error, in one line: a file, another kind or identity, inside
+                another artefact, being written by another process, or it cannot be made.
+        """
+        refusal = check_folder(path, kind, identity, replaceable=replaceable)
+        if refusal:
+            raise kind.error(refusal)
+        made = [parent for parent in (path, *path.parents) if not parent.exists()]
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = FolderLock(path, kind.error)
+        except OSError as problem:
+            for empty in made:
+                _remove_empty(empty)
+            raise kind.error(f"cannot write --out {path}: {problem.strerror}") from None
+        folder = cls(path, kind, lock, made)
+        # Another process may have been quicker between the check and the lock.
+        if refusal := check_folder(path, kind, identity, replaceable=replaceable):
+            folder.release()
+            raise kind.error(refusal)
+        found = kind.found(path)
+        if found is None or not kind.differences(found, identity):
+            folder.found = found
+        _sweep(path)
+        return folder
+
+    def require(self, identity: Mapping[str, Any]) -> None:
+        """Compare `optional` entries of the identity, which the claim did not know yet.
+
+        Raises the kind's error where one differs.
+        """
+        if self.found is None:
+            return
+        whole = {**self.found["identity"], **identity}
+        if different := self._kind.differences(self.found, whole):
+            raise self._kind.error(_others(self.path, different))
+
+    def release(self) -> None:
+        """Let other writers in; a folder made for nothing goes. Safe to call twice."""
+        self._lock.release()
+        for empty in self._made:
+            _remove_empty(empty)
+
+    def __enter__(self) -> OutputFolder:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Release."""
+        self.release()
+
+
+def check_folder(
+    path: Path,
+    kind: FolderKind,
+    identity: Mapping[str, Any],
+    *,
+    replaceable: Callable[[Path], bool] = lambda _: False,
+) -> str | None:
+    """Say in one line why `OutputFolder.claim` would refuse a folder; None if it would not.
+
+    Touches nothing, so that a program can refuse before it loads a model. Raises the kind's error
+    on a damaged marker.
+    """
+    if path.exists() and not path.is_dir():
+        return f"--out {path} is a file; name a folder"
+    for parent in path.absolute().parents:
+        if _is_artefact(parent):
+            return f"--out {path} lies inside {parent}, which kvp wrote; name a folder elsewhere"
+    found = kind.found(path)
+    if found is None:
+        if (foreign := _foreign(path, kind)) is None:
+            return None
+        return f"--out {path} is not empty and not a {kind.noun} ({foreign}); name another"
+    if (different := kind.differences(found, identity)) and not replaceable(path):
+        return _others(path, different)
+    return None
+
+
+def _others(path: Path, different: list[str]) -> str:
+    return (
+        f"--out {path} was begun with other settings ({'; '.join(different[:3])}); "
+        "repeat those to continue it, or name a new folder"
+    )
+
+
+def _foreign(path: Path, kind: FolderKind) -> str | None:
+    """A file that no interrupted writer of this kind left, None if there is none."""
+    for entry in sorted(path.rglob("*")) if path.exists() else ():
+        name = entry.relative_to(path).as_posix()
+        if entry.is_dir() and not entry.is_symlink():
+            if re.fullmatch(kind.begun, f"{name}/") or any(entry.iterdir()):
+                continue
+        elif re.fullmatch(kind.begun, name) or _LEFTOVER.fullmatch(name):
+            continue
+        return name
+    return None
+
+
+def _is_artefact(folder: Path) -> bool:
+    """Whether a folder is one that kvp wrote."""
+    for marker in _MARKERS:
+        path = folder / marker
+        if not path.is_file():
+            continue
+        if marker == "run.json":
+            return (folder / "checkpoints").is_dir() or (folder / "policy.json").exists()
+        try:
+            if str(read_json(path, KvpError).get("format", "")).startswith("kvp-"):
+                return True
+        except KvpError:
+            continue
+    return False
+
+
+def _sweep(folder: Path) -> None:
+    """Delete half-written files. Only for the holder of the lock."""
+    for path in folder.rglob("*"):
+        if _LEFTOVER.fullmatch(path.name) and path.name != LOCK:
+            path.unlink()
+
+
+def _remove_empty(folder: Path) -> None:
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()

@@ -1,0 +1,53 @@
+"""One file, written so that after any crash it is the old one or the whole new one.
+
+Written aside as `NAME.partial`, flushed to the disk, renamed, and the folder flushed as well. Files
+are made as `open` makes them, so the user's umask decides who may read them. Not for two writers of
+one path: `kvp.artifacts.claim` lets only one in. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PARTIAL = ".partial"
+"""Ending of a file that is not complete."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path to write the new content to; it takes the place of `path` at the end.
+
+    When the block fails, the old file stays and what was written is deleted.
+    """
+    partial = path.with_name(f"{path.name}{PARTIAL}")
+    try:
+        yield partial
+        sync_path(partial)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_path(path.parent)
+
+
+def atomic_write_bytes(path: Path, content: bytes) -> None:
+    """Write a file as a whole; raises OSError and leaves the old one where that fails."""
+    with replacing(path) as partial:
+        partial.write_bytes(content)
+
+
+def atomic_write_text(path: Path, content: str) -> None:
+    """`atomic_write_bytes` for text, in UTF-8."""
+    atomic_write_bytes(path, content.encode())
+
+
+def sync_path(path: Path) -> None:
+    """Flush a file, or a directory and the names in it, so that it survives a power loss."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

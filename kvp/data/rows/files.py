@@ -1,0 +1,207 @@
+"""Read rows of JSONL, JSON, CSV, parquet, `save_to_disk` folders, folders of files, the hub.
+
+Every reader yields rows with their place in the file. A row that cannot be read is yielded as an
+`Unreadable`, so that one bad line does not cost the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import gzip
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from kvp.errors import UsageError
+
+TEXT_SUFFIXES = (".txt", ".md")
+"""Files that are one running text."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A row that is no row, and why, as the end of a sentence ("is not JSON")."""
+
+    reason: str
+
+
+Row = tuple[str, Mapping[str, Any] | Unreadable]
+"""Place of a row in its data ("line 7") and its columns."""
+
+
+def read_rows(data: str, flag: str) -> Iterator[Row]:
+    """Rows of a file, a folder or a hub data set (`NAME` or `NAME:CONFIGURATION`), in order.
+
+    All splits of a data set follow one another. Raises UsageError naming `flag` where there is no
+    such data or it cannot be read at all.
+    """
+    path = Path(data)
+    if path.is_dir():
+        yield from _folder(path, flag)
+    elif (reader := reader_of(path)) is not None:
+        try:
+            yield from reader(path)
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise UsageError(f"--{flag} {data}: cannot be read ({error})") from error
+    elif path.is_file():
+        raise UsageError(f"--{flag} {data}: unknown kind of file; use one of {', '.join(KINDS)}")
+    else:
+        yield from _hub(data, flag)
+
+
+def reader_of(path: Path) -> Callable[[Path], Iterator[Row]] | None:
+    """The reader for the suffix of a path (`.gz` behind it is unpacked), None for another one."""
+    return READERS.get(Path(path.name.removesuffix(".gz")).suffix.lower())
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Files of rows in a folder and below, sorted; hidden ones are left out."""
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and reader_of(path) is not None
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and path.name != "dataset_infos.json"
+    ]
+
+
+def _open(path: Path) -> IO[bytes]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    return cast("IO[bytes]", opener(path, "rb"))
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    with _open(path) as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield f"line {number}", _object(line)
+
+
+def _object(line: bytes) -> Mapping[str, Any] | Unreadable:
+    try:
+        row = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        return Unreadable("is not UTF-8")
+    except (ValueError, RecursionError) as error:
+        return Unreadable(f"is not JSON ({error})")
+    return row if isinstance(row, dict) else Unreadable("is not a JSON object")
+
+
+def _json(path: Path) -> Iterator[Row]:
+    """A list of objects, an object with one such list, or lines with an object each."""
+    with _open(path) as file:
+        try:
+            content = json.loads(file.read().decode("utf-8-sig"))
+        except RecursionError:
+            yield "row 1", Unreadable("is nested too deeply")
+            return
+        except ValueError:  # UnicodeDecodeError is one
+            content = None
+    if content is None:
+        yield from _json_lines(path)
+        return
+    if isinstance(content, dict):
+        lists = [value for value in content.values() if isinstance(value, list)]
+        if len(content) == len(lists) == 1:
+            content = lists[0]
+    for number, row in enumerate(content if isinstance(content, list) else [content], start=1):
+        whole = isinstance(row, dict)
+        yield f"row {number}", row if whole else Unreadable("is not a JSON object")
+
+
+def _csv(path: Path) -> Iterator[Row]:
+    delimiter = "\t" if ".tsv" in path.suffixes else ","
+    csv.field_size_limit(2**31 - 1)  # a cell may hold a book
+    with _open(path) as file:
+        text = (line.decode("utf-8-sig" if n == 0 else "utf-8") for n, line in enumerate(file))
+        reader = csv.DictReader(text, delimiter=delimiter)
+        for row in reader:
+            extra = None in row
+            place = f"line {reader.line_num}"
+            yield place, Unreadable("has more cells than the header") if extra else row
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    from datasets import load_dataset
+
+    try:
+        rows = load_dataset(
+            "parquet", data_files=glob.escape(str(path)), split="train", streaming=True
+        )
+        yield from _numbered(rows, "row")
+    except Exception as error:  # whatever pyarrow makes of a damaged file
+        raise OSError(_first_line(error)) from error
+
+
+def _numbered(rows: Iterable[Mapping[str, Any]], word: str) -> Iterator[Row]:
+    for number, row in enumerate(rows, start=1):
+        yield f"{word} {number}", row
+
+
+def _folder(folder: Path, flag: str) -> Iterator[Row]:
+    if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        yield from _saved(folder, flag)
+        return
+    files = files_of(folder)
+    if not files:
+        raise UsageError(
+            f"--{flag} {folder}: no data in this folder; it may hold files of kind "
+            f"{', '.join(KINDS)} or what save_to_disk writes"
+        )
+    for file in files:
+        name = file.relative_to(folder)
+        for place, row in read_rows(str(file), flag):
+            yield f"{name} {place}", row
+
+
+def _saved(folder: Path, flag: str) -> Iterator[Row]:
+    from datasets import load_from_disk
+
+    try:
+        yield from _parts(load_from_disk(str(folder)))
+    except Exception as error:  # whatever a foreign or damaged folder can raise
+        raise UsageError(f"--{flag} {folder}: cannot be read ({_first_line(error)})") from error
+
+
+def _hub(name: str, flag: str) -> Iterator[Row]:
+    from datasets import load_dataset
+
+    base, _, configuration = name.partition(":")
+    try:
+        yield from _parts(load_dataset(base, configuration or None))
+    except Exception as error:  # whatever a hub, a cache or a foreign file format can raise
+        raise UsageError(
+            f"--{flag} {name}: not a file ({', '.join(KINDS)}), a folder of such files, a folder "
+            f"of save_to_disk or a data set that loads ({_first_line(error)})"
+        ) from error
+
+
+def _parts(loaded: Any) -> Iterator[Row]:  # noqa: ANN401
+    """Rows of all parts of a `Dataset` or `DatasetDict`."""
+    from datasets import DatasetDict
+
+    parts = loaded if isinstance(loaded, DatasetDict) else {"": loaded}
+    for part, rows in parts.items():
+        yield from _numbered(rows, f"{part} row".strip())
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json,
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".parquet": _parquet,
+}
+"""Readers by suffix."""
+
+KINDS = (*READERS, *TEXT_SUFFIXES)
+"""Suffixes of files that can be read."""

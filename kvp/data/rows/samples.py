@@ -1,0 +1,181 @@
+"""Samples of documents: dialogues packed into chats, questions, running text cut to a length."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from kvp.data.chat import Turn, pack
+from kvp.data.encode import Encoded, encode
+from kvp.data.rows.documents import Skipped, listed, read_documents
+from kvp.data.rows.forms import Document
+from kvp.data.sample import Sample, Source
+from kvp.data.task import REPLY_TOKENS, TaskSettings, blank_sample
+
+_CHARACTERS = 40
+"""More characters than a token of text has on average."""
+
+
+def row_samples(
+    data: str,
+    settings: TaskSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    flag: str,
+    task: str | None = None,
+) -> Source:
+    """The samples of a file, a folder or a hub data set in one split, in a seeded order.
+
+    Rows that cannot be used are skipped; the source's notes count them. With
+    `settings.needs_reply`, so are those without an answer or a reply. `task` names the samples,
+    otherwise the data do.
+    Raises UsageError naming `flag` where no row can be used.
+    """
+    documents = read_documents(data, flag)
+    owned = [document for document in documents.found if document.split == settings.split]
+    random.Random(f"order/{settings.split}/{settings.seed}").shuffle(owned)
+    name = name_of(data)
+    maker = _Maker(settings, tokenizer, task or name)
+    found = list(islice(maker.samples(owned), settings.count))
+    samples = [
+        replace(sample, id=f"{name}/{settings.split}/{settings.seed}/{number}")
+        for number, sample in enumerate(found)
+    ]
+    notes = [f"--{flag} {data}: {note}" for note in (documents.note(), maker.note()) if note]
+    return Source(size=len(samples), make=samples.__getitem__, notes=tuple(notes))
+
+
+def name_of(data: str) -> str:
+    """What samples of `data` are called: the file's name without its suffix."""
+    path = Path(data)
+    return path.name.partition(".")[0] or path.name if path.exists() else data.rsplit("/", 1)[-1]
+
+
+def _tokens(lengths: Sequence[int]) -> str:
+    named = ", ".join(map(str, lengths[:3])) + (", ..." if len(lengths) > 3 else "")
+    return f"{named} tokens"
+
+
+@dataclass
+class _Maker:
+    """Makes samples and remembers what it left out."""
+
+    settings: TaskSettings
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    skipped: list[Skipped] = field(default_factory=list)
+    short_chats: list[int] = field(default_factory=list)
+
+    def note(self) -> str | None:
+        """One line on rows left out of this split, None without any."""
+        split = self.settings.split
+        parts = []
+        if self.skipped:
+            parts.append(f"left out {len(self.skipped)} rows: {listed(self.skipped)}")
+        if self.short_chats:
+            parts.append(
+                f"left out {len(self.short_chats)} chats shorter than half of --length "
+                f"{self.settings.length} ({_tokens(self.short_chats)})"
+            )
+        return f"{split} split: {'; '.join(parts)}" if parts else None
+
+    def samples(self, documents: Sequence[Document]) -> Iterator[Sample]:
+        """Chats first, then single rows; data have one of the forms, as a rule."""
+        yield from self._chats([one for one in documents if one.turns and not one.alone])
+        for document in documents:
+            if document.alone:
+                made = [replace(self._blank(), messages=document.turns)]
+            elif document.question is not None:
+                made = [self._question(document)]
+            elif document.text:
+                yield from self._stretches(document)
+                continue
+            else:
+                continue
+            yield from (sample for sample in made if self._usable(sample, document))
+
+    def _blank(self) -> Sample:
+        return blank_sample(self.settings, self.name, "")
+
+    def _encode(self, sample: Sample) -> Encoded:
+        return encode(sample, self.tokenizer)
+
+    def _chats(self, dialogues: Sequence[Document]) -> Iterator[Sample]:
+        def prompt_tokens(turns: Sequence[Turn]) -> int:
+            return self._encode(replace(self._blank(), messages=tuple(turns))).prompt_length
+
+        def too_long(index: int, tokens: int) -> None:
+            self.skipped.append((dialogues[index].place, self._excess(tokens)))
+
+        for turns in pack(
+            [document.turns for document in dialogues],
+            prompt_tokens,
+            self.settings.length,
+            too_long=too_long,
+            too_short=self.short_chats.append,
+        ):
+            yield replace(self._blank(), messages=turns)
+
+    def _question(self, document: Document) -> Sample:
+        row = document.question
+        assert row is not None
+        return replace(
+            self._blank(),
+            task=row.task or self.name,
+            context=row.context,
+            question=row.question,
+            answer_prefix=row.answer_prefix,
+            references=row.answers,
+            max_new_tokens=row.max_new_tokens or REPLY_TOKENS,
+            metric=row.metric,
+            reply=" " + ", ".join(row.answers) if row.answers else "",
+        )
+
+    def _usable(self, sample: Sample, document: Document) -> bool:
+        tokens = self._encode(sample).prompt_length
+        if tokens > self.settings.length:
+            self.skipped.append((document.place, self._excess(tokens)))
+        elif self.settings.needs_reply and not sample.references:
+            self.skipped.append((document.place, "has no answer to measure"))
+        else:
+            return True
+        return False
+
+    def _excess(self, tokens: int) -> str:
+        return f"has {tokens} prompt tokens, more than --length {self.settings.length}"
+
+    def _stretches(self, document: Document) -> Iterator[Sample]:
+        """The start of a text with what follows as its reply; of a whole file all stretches."""
+        text = document.text
+        while text:
+            context = self._shortened(text)
+            rest = text[len(context) :]
+            reply = rest[: REPLY_TOKENS * _CHARACTERS]
+            if self.settings.needs_reply and not reply.strip():
+                if not document.long:
+                    said = f"is no longer than --length {self.settings.length}"
+                    self.skipped.append((document.place, said))
+                return
+            yield replace(self._blank(), context=context, reply=reply)
+            text = rest.lstrip() if document.long else ""
+
+    def _shortened(self, text: str) -> str:
+        """The longest start of a text, cut before a word, that has at most `length` tokens."""
+        length = self.settings.length
+
+        def fits(characters: int) -> bool:
+            start = replace(self._blank(), context=text[:characters])
+            return self._encode(start).prompt_length <= length
+
+        low, high = 1, min(len(text), length * _CHARACTERS) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        if low == len(text):
+            return text
+        return text[:low].rsplit(maxsplit=1)[0] if len(text[:low].split()) > 1 else text[:low]

@@ -1,0 +1,77 @@
+"""What a task is: prompts of one kind, and the score of an answer to one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from transformers import PreTrainedTokenizerBase
+
+from kvp.data.sample import Sample
+
+REPLY_TOKENS = 128
+"""Tokens to generate where the data does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """What the user says about the prompts; a task uses the part it needs."""
+
+    split: str
+    """`train`, `validation` or `test`: which keys, values, texts and rows may occur."""
+    count: int
+    """Samples at most."""
+    seed: int
+    """Seed of what is generated, and of the order in which a file is read."""
+    length: int
+    """Maximum of prompt tokens, chat template and answer prefix included; the reply comes on
+    top."""
+    essays: str | None = None
+    """Text file or folder for RULER's essay haystacks instead of generated prose."""
+    chat: str | None = None
+    """Data with dialogues for the task `chat` instead of generated ones."""
+    text: str | None = None
+    """Running text of the task `text`."""
+    data: str | None = None
+    """Rows of the task `data`."""
+    needs_reply: bool = False
+    """Leave out rows that have no answer and no reply to measure or to force."""
+    continuation_tokens: int = REPLY_TOKENS
+    """Tokens of running text whose likelihood the task `text` measures."""
+
+
+@runtime_checkable
+class Task(Protocol):
+    """Prompts of one kind. `kvp-collect` uses `build`, `kvp-eval` and `kvp-evolve` both methods."""
+
+    @property
+    def name(self) -> str:
+        """Name in rows and tables."""
+
+    def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Sequence[Sample]:
+        """The first `settings.count` samples, or fewer where there are no more.
+
+        Sample `i` must not depend on `count`. `tokenizer` counts tokens (`kvp.data.encode`).
+        Raises UsageError, naming the flag, for settings that cannot work.
+        """
+
+    def score(self, sample: Sample, answer: str) -> float:
+        """Score of a generated answer from 0 to 1; not called for samples of metric `none`."""
+
+
+def blank_sample(settings: TaskSettings, task: str, name: str) -> Sample:
+    """A sample without content, to be filled in; `name` makes its id unique within the task."""
+    return Sample(
+        id=f"{task}/{settings.split}/{settings.seed}/{name}",
+        task=task,
+        split=settings.split,
+        messages=None,
+        context="",
+        question="",
+        answer_prefix="",
+        references=(),
+        max_new_tokens=REPLY_TOKENS,
+        metric="none",
+        reply="",
+    )

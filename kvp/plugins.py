@@ -1,0 +1,170 @@
+"""Other people's code by name: an entry point's, or `package.module:Name` on a command line.
+
+Nothing is imported before its name is asked for. Whatever goes wrong inside foreign code, an exit
+included, becomes one line that names it. A `Registry` is for components whose built-in ones are
+modules that are imported only when their name is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from kvp.errors import UsageError
+
+_OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Components of one kind: name -> `module:attribute`, and those of installed packages."""
+
+    flag: str
+    """Flag that names a component, for messages: `--label`."""
+    group: str
+    """Entry point group of other packages: `kvp.labels`."""
+    builtin: Mapping[str, str]
+    """Name -> `module:attribute`."""
+
+    def names(self) -> list[str]:
+        """Every name without a module: built in and installed, in this order."""
+        added = [name for name in plugin_names(self.group) if name not in self.builtin]
+        return [*self.builtin, *added]
+
+    def check(self, name: str) -> None:
+        """Raise ValueError unless a name can stand for a component; nothing is imported."""
+        if ":" not in name and name not in self.names():
+            raise ValueError(f"{self.flag} {name!r} is unknown{_meant(name, self.names())}")
+
+    def load(self, name: str) -> Any:  # noqa: ANN401
+        """The component of a name.
+
+        Raises UsageError, naming the flag, where there is none or its module cannot be imported.
+        """
+        if name in self.builtin:
+            return _attribute(self.builtin[name])
+        point = find_plugin(self.group, name)
+        if point is not None:
+            return load_plugin(point)
+        if not is_object_name(name):
+            raise UsageError(f"{self.flag} {name!r} is unknown{_meant(name, self.names())}")
+        return import_object(name, self.flag)
+
+
+def is_object_name(name: str) -> bool:
+    """Whether `name` is written `package.module:Name`."""
+    return _OBJECT.fullmatch(name) is not None
+
+
+def module_exists(name: str) -> bool:
+    """Whether the module of `package.module:Name` can be found; `__main__` always is."""
+    if name.partition(":")[0] in sys.modules:
+        return True
+    with _working_folder():
+        try:
+            return importlib.util.find_spec(name.partition(":")[0]) is not None
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            return False
+
+
+def load_object(name: str, flag: str) -> Any:  # noqa: ANN401
+    """`import_object` for `--flag`."""
+    return import_object(name, f"--{flag}")
+
+
+def import_object(name: str, what: str) -> Any:  # noqa: ANN401
+    """The object `package.module:Name`; the working folder is searched after installed packages.
+
+    Raises UsageError where it cannot be had; `what` stands before its name.
+    """
+    try:
+        with _working_folder():
+            return _attribute(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # foreign code: SystemExit and all
+        raise UsageError(f"{what} {name}: cannot be loaded ({reason_of(error)})") from error
+
+
+def plugin_names(group: str) -> list[str]:
+    """Names in a group of entry points, sorted; nothing is imported."""
+    return sorted({point.name for point in entry_points(group=group)})
+
+
+def find_plugin(group: str, name: str) -> EntryPoint | None:
+    """The entry point of that name, None without one; UsageError where two packages offer it."""
+    found = {
+        (package_of(point), point.value): point for point in entry_points(group=group, name=name)
+    }
+    if len(found) > 1:
+        packages = " and ".join(sorted(package for package, _ in found))
+        raise UsageError(f"{group} {name!r} is offered by {packages}: uninstall one")
+    return next(iter(found.values()), None)
+
+
+def load_plugin(point: EntryPoint) -> Any:  # noqa: ANN401
+    """What an entry point names; UsageError names its package where it cannot be loaded."""
+    try:
+        return point.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # foreign code: SystemExit and all
+        raise unusable(point, reason_of(error)) from error
+
+
+def unusable(point: EntryPoint, reason: str) -> UsageError:
+    """The error that says why an entry point cannot be used."""
+    return UsageError(
+        f"package {package_of(point)}: {point.group} {point.name!r} ({point.value}) cannot be "
+        f"used: {' '.join(reason.split())}"
+    )
+
+
+def package_of(point: EntryPoint) -> str:
+    """The distribution that an entry point comes with."""
+    return point.dist.name if point.dist is not None else "unknown"
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception in one line: its kind and its message."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _attribute(name: str) -> Any:  # noqa: ANN401
+    module, _, path = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+@contextmanager
+def _working_folder() -> Iterator[None]:
+    """Search the working folder last: console scripts do not have it on their path."""
+    here = os.getcwd()
+    if here in sys.path or "" in sys.path:
+        yield
+        return
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+
+
+def _meant(name: str, names: Iterable[str]) -> str:
+    known = list(names)
+    near = get_close_matches(name, known, n=1)
+    guess = f" (did you mean {near[0]}?)" if near else ""
+    return f"{guess}; use {', '.join(known)} or package.module:Name"

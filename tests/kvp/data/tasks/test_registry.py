@@ -1,0 +1,111 @@
+"""Tasks by name: the built-in ones, and a user's own in three ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+import kvp.data.tasks as registry
+from kvp.data.sample import Sample
+from kvp.data.sources import open_source
+from kvp.data.task import TaskSettings, blank_sample
+from kvp.data.tasks import TASKS, Task, expand_tasks, find_task, register
+from kvp.errors import UsageError
+
+MODULE = """
+from dataclasses import dataclass, replace
+from kvp.data.task import blank_sample
+
+@dataclass(frozen=True)
+class Reversed:
+    name: str = "reversed"
+
+    def build(self, settings, tokenizer):
+        return [
+            replace(blank_sample(settings, self.name, str(n)), context=f"{n} ", question="Back?",
+                    references=(str(n)[::-1],), metric="all")
+            for n in range(settings.count)
+        ]
+
+    def score(self, sample, answer):
+        return float(sample.references[0] in answer)
+
+thing = 3
+"""
+
+
+@dataclass(frozen=True)
+class Mine:
+    name: str = "mine"
+
+    def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Sequence[Sample]:
+        blank = blank_sample(settings, self.name, "0")
+        return [replace(blank, context="c", question="q", references=("r",), metric="all")]
+
+    def score(self, sample: Sample, answer: str) -> float:
+        return 1.0
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "kvp_test_tasks.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "kvp_test_tasks"
+
+
+def test_every_built_in_task_keeps_the_contract() -> None:
+    assert all(isinstance(task, Task) and name == task.name for name, task in TASKS.items())
+    assert {"niah_single_1", "vt_0shot", "chat", "text", "data"} <= set(TASKS)
+
+
+def test_ruler_stands_for_rulers_own_tasks() -> None:
+    names = expand_tasks(["ruler", "vt", "chat"])
+    assert len(names) == 11 + 1
+    assert "vt_0shot" not in names
+    assert names[-1] == "chat"
+
+
+def test_a_task_by_its_place(module: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    name = f"{module}:Reversed"
+    assert expand_tasks([name]) == (name,)
+    source = open_source(
+        "ruler", tasks=(name,), split="train", count=3, seed=0, length=99, tokenizer=tokenizer
+    )
+    assert [sample.context for sample in source] == ["0 ", "1 ", "2 "]
+    assert find_task(name).score(source[1], "it is 1") == 1
+    with pytest.raises(UsageError, match="a task has a name, build"):
+        find_task(f"{module}:thing")
+
+
+def test_a_task_of_an_entry_point(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = EntryPoints([EntryPoint("back", f"{module}:Reversed", registry.GROUP)])
+    monkeypatch.setattr("kvp.plugins.entry_points", lambda **by: points.select(**by))
+    assert find_task("back").name == "reversed"
+    with pytest.raises(UsageError, match=r"unknown task 'forth'; known are .*, data, back, or"):
+        find_task("forth")
+
+
+def test_a_task_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "TASKS", dict(TASKS))
+    mine = Mine()
+    register(mine)
+    register(mine)
+    assert find_task("mine") is mine
+    with pytest.raises(UsageError, match="there is a task 'mine' already"):
+        register(Mine())
+
+
+def test_tasks_of_different_sizes_take_turns_until_one_ends(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "TASKS", {**TASKS, "mine": Mine()})
+    source = open_source(
+        "ruler", tasks=("niah_single_1", "mine"), split="train", count=9, seed=0, length=900,
+        tokenizer=tokenizer,
+    )  # fmt: skip
+    assert [sample.task for sample in source] == ["niah_single_1", "mine", "niah_single_1"]

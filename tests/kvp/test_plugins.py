@@ -1,0 +1,104 @@
+"""The loader of other people's code: every failure is one line, nothing is imported early."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from kvp.errors import UsageError
+from kvp.plugins import (
+    Registry,
+    import_object,
+    is_object_name,
+    load_object,
+    load_plugin,
+    module_exists,
+    plugin_names,
+)
+
+CODE = """
+class Outer:
+    class Inner:
+        pass
+def leave():
+    exit(0)
+"""
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules `good_one` and `bad_one` in the working folder, which is not on the path."""
+    (tmp_path / "good_one.py").write_text(CODE)
+    (tmp_path / "bad_one.py").write_text("raise SystemExit('bye\\nbye')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    yield
+    for name in ("good_one", "bad_one"):
+        sys.modules.pop(name, None)
+
+
+def test_names_of_objects() -> None:
+    for name in ("a:B", "a.b_c:D.E", "_a:b"):
+        assert is_object_name(name)
+    for name in ("a", "a:", ":B", "a b:C", "a.:B", "1a:B", "a:B:C", "/a:B", "a-b:C"):
+        assert not is_object_name(name)
+
+
+def test_objects_of_the_working_folder() -> None:
+    before = list(sys.path)
+    assert module_exists("good_one:Outer")
+    assert "good_one" not in sys.modules
+    assert import_object("good_one:Outer.Inner", "task").__qualname__ == "Outer.Inner"
+    assert import_object("__main__:__name__", "task") == "__main__"
+    assert module_exists("__main__:anything")
+    assert not module_exists("no_such_module:Thing")
+    assert not module_exists("no_such_module.inside:Thing")
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("good_one:Nobody", "AttributeError: module 'good_one' has no attribute 'Nobody'"),
+        ("no_such_module:Thing", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("bad_one:Thing", "SystemExit: bye bye"),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_line(name: str, reason: str) -> None:
+    with pytest.raises(UsageError) as error:
+        load_object(name, "tasks")
+    assert str(error.value) == f"--tasks {name}: cannot be loaded ({reason})"
+
+
+def test_an_exit_of_a_plugin_names_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    point = EntryPoint(name="mine", value="bad_one:Thing", group="kvp.tasks")
+    with pytest.raises(UsageError) as error:
+        load_plugin(point)
+    assert str(error.value) == (
+        "package unknown: kvp.tasks 'mine' (bad_one:Thing) cannot be used: SystemExit: bye bye"
+    )
+    assert plugin_names("kvp.no_such_group") == []
+
+
+def test_a_registry_imports_what_is_asked_for() -> None:
+    registry = Registry(
+        flag="--label", group="kvp.no_such_group", builtin={"outer": "good_one:Outer"}
+    )
+    assert registry.names() == ["outer"]
+    registry.check("outer")
+    registry.check("my.module:Name")
+    assert "good_one" not in sys.modules
+    assert registry.load("good_one:Outer").__name__ == "Outer"
+    with pytest.raises(ValueError, match=r"--label 'oter' is unknown \(did you mean outer\?\)"):
+        registry.check("oter")
+    with pytest.raises(UsageError, match="--label 'other' is unknown"):
+        registry.load("other")
+    with pytest.raises(UsageError, match="--label bad_one:Thing: cannot be loaded"):
+        registry.load("bad_one:Thing")

@@ -1,0 +1,150 @@
+"""Scorers and allocators that no registry has: objects, classes, and `module:Name`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvp.allocation import Request
+from kvp.errors import UsageError
+from kvp.scoring import Needs, View
+from policies import make_allocator, make_method, make_scorer
+from policies.allocators.ada import Ada
+from policies.snapkv import SnapKV
+
+MODULE = """
+import torch
+from dataclasses import dataclass
+from kvp.scoring import Needs
+
+class Plain:
+    name = "plain"
+    needs = Needs(queries=2)
+    def score(self, view):
+        return view.positions.float()[:, None].expand(view.keys.shape[:3])
+
+plain = Plain()
+
+@dataclass(frozen=True)
+class Stepped(Plain):
+    step: int = 1
+    @property
+    def name(self):
+        return f"stepped(step={self.step})"
+
+class Thief(Plain):
+    name = "snapkv(window=3)"
+
+class Leaves(Plain):
+    def __init__(self):
+        exit(0)
+
+class Half:
+    name = "half"
+    def allocate(self, request):
+        return torch.full(request.scores.shape[:2], request.budget)
+
+Nothing = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module `my_methods` in the working folder, which is not on the path."""
+    (tmp_path / "my_methods.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    yield
+    sys.modules.pop("my_methods", None)
+
+
+class Mine:
+    """The minimum that a scorer takes."""
+
+    name = "mine"
+    needs = Needs()
+
+    def score(self, view: View) -> Tensor:
+        """Recency: [B, H, N]."""
+        return view.positions.float()[:, None].expand(view.keys.shape[:3])
+
+
+def test_objects_and_classes_are_taken_as_they_are() -> None:
+    scorer = Mine()
+    assert make_scorer(scorer) is scorer
+    assert isinstance(make_scorer(Mine), Mine)
+    assert make_scorer(SnapKV, window=7) == make_scorer("snapkv(window=7)")
+    assert make_scorer(SnapKV(window=7)) == make_scorer("snapkv(window=7)")
+    assert make_allocator(Ada) == make_allocator("ada")
+    assert make_method(scorer) == (scorer, make_allocator("uniform"))
+    assert make_method(Mine(), "ada:paper")[1] == make_allocator("ada:paper")
+    assert make_method("snapkv", Ada(safeguard=0.5))[1].name == "ada(safeguard=0.5)"
+    with pytest.raises(UsageError, match="the allocator is given twice"):
+        make_method("snapkv+ada", "ada")
+    with pytest.raises(UsageError, match="method Mine is an object; options are for classes"):
+        make_scorer(scorer, window=3)
+
+
+@pytest.mark.usefixtures("module")
+def test_a_module_of_the_working_folder_is_found() -> None:
+    scorer, allocator = make_method("my_methods:Stepped(step=4)+my_methods:Half")
+    assert (scorer.name, allocator.name) == ("stepped(step=4)", "half")
+    assert make_scorer("my_methods:Stepped", step=2).name == "stepped(step=2)"
+    assert make_scorer("my_methods:plain").needs == Needs(queries=2)
+    counts = allocator.allocate(Request(scores=torch.zeros(2, 3, 9), budget=4, floor=1))
+    assert counts.tolist() == [[4] * 3] * 2
+    assert "" not in sys.path
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("my_methods:Nobody", "method my_methods:Nobody: cannot be loaded (AttributeError: "),
+        ("my.methods:Nobody", "method my.methods:Nobody: cannot be loaded (ModuleNotFoundError: "),
+        ("my_methods:Nothing", "method my_methods:Nothing is no scorer: it takes name, needs"),
+        ("my_methods:Half", "method my_methods:Half is no scorer: it takes name, needs"),
+        ("my_methods:Leaves", "method my_methods:Leaves cannot be made: SystemExit: 0"),
+        ("my_methods:Plain(step=3)", "method my_methods:Plain cannot be made: TypeError: "),
+        ("my_methods:plain(step=3)", "method my_methods:plain is an object; options are for clas"),
+        ("my_methods:Thief", "method my_methods:Thief: kvp has its own 'snapkv'; give it another"),
+        ("their_methods:Newest", "unknown method 'their_methods': choose from random, "),
+        ("snapkw:paper", "unknown method 'snapkw' (did you mean snapkv?): choose from random, "),
+        ("plain+my_methods:Half", "unknown method 'plain'"),
+        ("snapkv+my_methods:Plain", "allocator my_methods:Plain is no allocator: it takes name"),
+        ("snapkv+my_methods:Nobody", "allocator my_methods:Nobody: cannot be loaded (Attribute"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(spec: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        make_method(spec)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_the_former_name_of_self_sized_is_read() -> None:
+    assert make_allocator("own") == make_allocator("self_sized")
+    assert make_method("gvote+own")[1].name == "self_sized"
+
+
+def test_specifications_are_read_in_linear_time() -> None:
+    """In a process with a time limit: the former expressions took hours at these lengths."""
+    code = """
+from policies.method_spec import parse
+from kvp.errors import UsageError
+wide = 100_000
+for text in ("a:" + " " * wide + "(", "a" + " " * wide + "x", "a(" * wide,
+             "a:b" + " " * wide + "c(", "a(" + "x " * wide, ")" * wide):
+    try:
+        raise SystemExit(f"{parse(text, 'method')} of {text[:9]}")
+    except UsageError as error:
+        assert len(str(error)) < 250, error
+assert parse("a:" + " " * wide + "b( c = 1 )", "method").options == {"c": 1}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,0 +1,29 @@
+"""What importance means: one file per label.
+
+A label gives every cached token its importance, the number that rankers learn to order tokens by.
+A new one is a file that makes a `Label` and a line in `LABELS`; labels of other packages come in by
+an entry point of the group `kvp.labels` or as `package.module:NAME`. No torch here: command lines
+read the names.
+"""
+
+from kvp.plugins import Registry
+
+LABELS = Registry(
+    flag="--label",
+    group="kvp.labels",
+    builtin={
+        "future_attention": "train.labels.future_attention:FUTURE_ATTENTION",
+        "max_future_attention": "train.labels.max_future_attention:MAX_FUTURE_ATTENTION",
+        "kvzip": "train.labels.reconstruction:KVZIP",
+        "kvzip_plus": "train.labels.reconstruction:KVZIP_PLUS",
+    },
+)
+
+RENAMED = {"attention": "future_attention", "peak": "max_future_attention"}
+"""Names in files written before -> names of today; calibration targets were renamed likewise."""
+
+EVALUATED = "future_attention"
+"""Label that every policy is evaluated on, whatever it was trained on."""
+
+
+__all__ = ["EVALUATED", "LABELS", "RENAMED"]

@@ -1,0 +1,10 @@
+"""Largest future attention: the most that any single future query pays to a token.
+
+The default (docs/decisions/0075): a token that one query needs wholly is worth more than one to
+which many pay a little.
+"""
+
+from kvp.ops.future_attention import max_future_attention
+from train.labels.label import Label
+
+MAX_FUTURE_ATTENTION = Label(from_queries=max_future_attention)
