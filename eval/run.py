@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +31,9 @@ from eval.summary_table import print_headline
 from eval.tasks import Prompt
 from eval.timing import TIMING_KEY, timing_rows
 from eval.token_ranks import token_ranks
+from kvp.artifacts.claim import OutputFolder
 from kvp.hf import load_model
+from kvp.hf.identity import model_identity
 from kvp.manifest import atomic_write_json
 from kvp.progress import Progress, phase
 
@@ -47,19 +49,48 @@ def run(config: EvalConfig) -> list[Record]:
     """
     methods = methods_of(config)
     config = replace(config, methods=",".join(map(spec_of, config.method_list)))
+    if config.dry_run:
+        return estimate(config, _prepare(config, methods))
     digests = file_digests(config.policy_list, methods)
-    earlier = open_folder(config, digests)
+    with open_folder(config, digests) as output:
+        return _run(config, _prepare(config, methods), output, digests)
+
+
+def _prepare(config: EvalConfig, methods: Sequence[Method]) -> Prepared:
+    """Check everything that needs no weights, and say how much is to be done."""
     phase("preparing prompts")
     prepared = prepare(config, methods)
     for note in prepared.notes:
         say(f"note: {note}")
     announce(config, prepared)
+    return prepared
+
+
+def _run(
+    config: EvalConfig, prepared: Prepared, output: OutputFolder, digests: Mapping[str, str]
+) -> list[Record]:
+    """Evaluate into a claimed folder."""
+    bench = load_bench(config)
+    digest = model_identity(config.model, config.revision, bench.model, bench.tokenizer)
+    write_manifest(output, config, digests, prepared.notes, digest)
+    folder = output.path
+    evaluate_all(bench, prepared, RowFile(folder / ROWS))
+    measure_all(bench, config, prepared, folder)
+    records = list(read_rows(folder / ROWS))
+    print_headline(Console(markup=False), records, resamples=config.bootstrap, seed=config.seed)
+    print(conclusion(records, seed=config.seed))
+    say(f"results are in {folder}; to look at them: kvp-report {folder}")
+    return records
+
+
+def load_bench(config: EvalConfig) -> Bench:
+    """Load the model."""
     torch.manual_seed(config.seed)
     phase("loading the model")
     model, tokenizer = load_model(
         config.model, device=config.device, dtype=config.dtype, revision=config.revision
     )
-    bench = Bench(
+    return Bench(
         model=model,
         tokenizer=tokenizer,
         name=config.model,
@@ -69,17 +100,6 @@ def run(config: EvalConfig) -> list[Record]:
         decode_batch=config.rows,
         max_new_tokens=config.max_new_tokens,
     )
-    if config.dry_run:
-        return estimate(bench, prepared)
-    folder = Path(config.out)
-    write_manifest(config, earlier, digests, prepared.notes)
-    evaluate_all(bench, prepared, RowFile(folder / ROWS))
-    measure_all(bench, config, prepared, folder)
-    records = list(read_rows(folder / ROWS))
-    print_headline(Console(markup=False), records, resamples=config.bootstrap, seed=config.seed)
-    print(conclusion(records, seed=config.seed))
-    say(f"results are in {folder}; to look at them: kvp-report {folder}")
-    return records
 
 
 def say(text: str) -> None:
@@ -106,8 +126,9 @@ def announce(config: EvalConfig, prepared: Prepared) -> None:
     )
 
 
-def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
+def estimate(config: EvalConfig, prepared: Prepared) -> list[Record]:
     """Measure one prompt and say how long the rest would take; returns its records."""
+    bench = load_bench(config)
     prompt, protocol = prepared.work[0]
     phase(f"measuring one prompt of {prompt.task}")
     started = time.perf_counter()

@@ -18,9 +18,9 @@ import numpy as np
 from eval.evolve.config import EvolveConfig
 from eval.evolve.greedy import Floats, greedy_counts, greedy_order, hull_costs
 from eval.evolve.print_budgets import print_budgets
-from eval.evolve.search_folder import refuse_others
 from eval.results.folder import CURVES, MANIFEST, ROWS
 from eval.results.records import method_label, read_rows
+from kvp.artifacts.claim import FolderKind, OutputFolder, check_folder
 from kvp.budgets import parse_budgets
 from kvp.errors import ResultsError, UsageError
 from kvp.manifest import read_json, run_manifest, sha256_file
@@ -28,6 +28,12 @@ from kvp.ranking import UNPROTECTED, Protection
 from policies.budget_files import BUDGETS, BudgetFile, BudgetPoint, load_budgets, save_budgets
 
 UNIFORM_ALLOCATORS = (None, "uniform")
+CHOICE = FolderKind(
+    noun="folder of budgets",
+    marker=BUDGETS,
+    error=ResultsError,
+    read=lambda _: {"identity": {}},  # `_refuse_another` compares
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +64,10 @@ def run_curves(config: EvolveConfig) -> None:
     """Run kvp-evolve --curves; raises KvpError on anything the user can mend."""
     assert config.curves is not None
     out = Path(config.out)
-    if not (out / BUDGETS).exists() or (out / "manifest.json").exists():
-        refuse_others(out)
+    if (out / "manifest.json").exists():
+        raise UsageError(f"--out {out} is not empty: it holds a search; name a new folder")
+    if refusal := check_folder(out, CHOICE, {}):
+        raise UsageError(refusal)
     curves = read_curves(Path(config.curves), config)
     points, expected = choose(curves, config)
     layers, heads, _ = curves.cost.shape
@@ -83,9 +91,9 @@ def run_curves(config: EvolveConfig) -> None:
             "sha256": sha256_file(Path(config.curves) / CURVES),
         },
     )
-    out.mkdir(parents=True, exist_ok=True)
-    _refuse_another(out, budgets)
-    save_budgets(out / BUDGETS, budgets, run_manifest(settings, seed=config.seed))
+    with OutputFolder.claim(out, CHOICE, {}):
+        _refuse_another(out, budgets)
+        save_budgets(out / BUDGETS, budgets, run_manifest(settings, seed=config.seed))
     print_budgets(load_budgets(out))
 
 

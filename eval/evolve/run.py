@@ -22,12 +22,15 @@ from eval.evolve.config import EvolveConfig
 from eval.evolve.journal import Generation, Journal
 from eval.evolve.print_budgets import print_budgets
 from eval.evolve.search import Elite, SearchPlan, layer_groups, search
-from eval.evolve.search_folder import JOURNAL, check_search, create_search
+from eval.evolve.search_folder import JOURNAL, SEARCH, begin_search
+from eval.results.folder import input_digests
 from eval.stats import paired_difference
 from eval.tasks import Prompt, load_all
+from kvp.artifacts.claim import OutputFolder
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_model
+from kvp.hf.identity import model_identity
 from kvp.manifest import digest_json, run_manifest, sha256_file
 from kvp.scoring import Scorer
 from policies import load_policy, make_scorer
@@ -40,15 +43,22 @@ LEARNED = "kvp"
 def run_search(config: EvolveConfig) -> None:
     """Run kvp-evolve without --curves; raises KvpError on anything the user can mend."""
     console = Console(stderr=True)
-    folder = Path(config.out)
-    identity = config.identity()
+    identity = {**config.identity(), "input_files": input_digests(config)}
     if config.scorer == LEARNED and config.policies:
         identity["policy"] = _policy_digest(config)
-    check_search(folder, identity)
-    if (folder / BUDGETS).exists():
-        console.print(f"{folder} is finished; nothing to do", highlight=False)
-        print_budgets(load_budgets(folder))
-        return
+    with OutputFolder.claim(Path(config.out), SEARCH, identity) as folder:
+        if (folder.path / BUDGETS).exists():
+            console.print(f"{folder.path} is finished; nothing to do", highlight=False)
+        else:
+            _search(config, folder, identity, console)
+        print_budgets(load_budgets(folder.path))
+
+
+def _search(
+    config: EvolveConfig, output: OutputFolder, identity: dict[str, Any], console: Console
+) -> None:
+    """Search in a claimed folder, and write its budget file."""
+    folder = output.path
     model, tokenizer = load_model(
         config.model, device=config.device, dtype=config.dtype, revision=config.revision
     )
@@ -58,8 +68,9 @@ def run_search(config: EvolveConfig) -> None:
     chosen, held_out = load_prompts(config, tokenizer, positions)
     target, reference = target_of(config, chosen)
     plan = _plan(config, geometry, target, [*chosen, *held_out])
+    identity["model_digest"] = model_identity(config.model, config.revision, model, tokenizer)
     manifest = run_manifest(identity, seed=config.seed)
-    create_search(folder, identity, manifest)
+    begin_search(output, identity, manifest)
 
     def said(entry: Generation) -> None:
         console.print(_line(config, geometry, entry), highlight=False, soft_wrap=True)
@@ -83,7 +94,6 @@ def run_search(config: EvolveConfig) -> None:
         data=_identity_of(config, chosen),
     )
     save_budgets(folder / BUDGETS, budgets, manifest)
-    print_budgets(load_budgets(folder))
 
 
 def load_prompts(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from eval.evolve.cli import main
 from eval.evolve.config import EvolveConfig
 from eval.evolve.journal import Generation, Journal
 from kvp.allocation import Request
+from kvp.artifacts.jsonl import JsonLines
 from kvp.budgets import parse_budget
 from kvp.cli import build_parser
 from kvp.hf import load_model, prefill_and_evict
@@ -38,7 +38,7 @@ def _arguments(folder: Path, out: Path, **changes: object) -> list[str]:
 
 
 def _journal(out: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (out / "search.jsonl").read_text().splitlines()]
+    rows = list(JsonLines(out / "search.jsonl"))
     return [{**row, "seconds": 0} for row in rows]
 
 
@@ -106,7 +106,7 @@ def test_another_configuration_is_refused(
 ) -> None:
     assert main(_arguments(tiny_folder, finished, sigma=0.2)) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "holds another search (--sigma: 0.3 there, 0.2 here)" in line
+    assert "was begun with other settings (sigma: 0.3 there, 0.2 here)" in line
 
 
 def test_a_run_killed_between_generations_resumes(
@@ -176,7 +176,7 @@ def test_a_folder_with_something_else_is_refused(
 ) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert main(_arguments(tiny_folder, tmp_path)) == 2
-    assert "is not empty; choose another" in capsys.readouterr().err
+    assert "is not empty" in capsys.readouterr().err
 
 
 def test_percentages_follow_each_prompt() -> None:

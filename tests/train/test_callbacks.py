@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kvp.ranking import Protection
+from kvp.store import TraceReader
+from policies.policy_files import load_policy
+from policies.ranker import HeadRankers, RankerSpec
+from train import callbacks
+from train.callbacks import Validation
+from train.config import TrainConfig
+from train.data.compression_points import held_out_points
+from train.data.contexts import ContextSource
+from train.model.ranker_training import RankerTraining
+from train.recipe import FOURIER, Recipe
+from train.run import run
+from train.validation import HeldOut, evaluate
+
+SKILLS = {2: [0.9, 0.1, 0.3, 0.2], 4: [0.5, 0.6, 0.2, 0.3]}
+"""Skill that validation reports at a step."""
+
+
+def rankers(store: Path, recipe: Recipe, seed: int) -> HeadRankers:
+    reader = TraceReader(store)
+    spec = RankerSpec(
+        head_dim=reader.geometry.head_dim,
+        architecture=recipe.architecture,
+        hidden=8,
+        max_positions=recipe.max_positions,
+        reference_length=96,
+        inputs=recipe.input_list,
+        blocks=recipe.blocks,
+    )
+    return HeadRankers(spec, reader.geometry.agents, torch.Generator().manual_seed(seed))
+
+
+def test_the_exported_file_holds_every_head_s_best_average(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[HeadRankers] = []
+
+    def reported(rankers: HeadRankers, *args: Any, **options: Any) -> HeldOut:
+        result = evaluate(rankers, *args, **options)
+        seen.append(copy.deepcopy(rankers))
+        object.__setattr__(result, "skill", torch.tensor(SKILLS[2 * len(seen)]))
+        return result
+
+    monkeypatch.setattr(callbacks, "evaluate", reported)
+    out = tmp_path / "policy"
+    run(
+        TrainConfig(
+            traces=str(store),
+            out=str(out),
+            steps=4,
+            validate_every=2,
+            hidden=8,
+            contexts=1,
+            min_prefix=40,
+            validation_contexts=2,
+            calibration="none",
+        )
+    )
+    exported = load_policy(out)
+    assert exported.metadata["training"]["best_step"] == [2, 4, 2, 4]
+    states = exported.rankers.head_states()
+    for head, place in enumerate([0, 1, 0, 1]):
+        expected = seen[place].head_states()[head]
+        for name, tensor in states[head].items():
+            assert torch.equal(tensor, expected[name]), (head, name)
+
+
+def test_validation_evaluates_the_averaged_weights(store: Path) -> None:
+    reader = TraceReader(store)
+    source = ContextSource(reader, memory_bytes=10**7)
+    recipe = FOURIER
+    module = RankerTraining(
+        rankers(store, recipe, 0), recipe, source, reader.records("train"), seed=0
+    )
+    with torch.no_grad():
+        other = rankers(store, recipe, 1)
+        for weight, value in zip(module.average.parameters(), other.parameters(), strict=True):
+            weight.copy_(value)
+    points = held_out_points(reader.records("validation"), recipe, limit=2)
+    validation = Validation(source, points, every_steps=5, reward_protection=Protection())
+    trainer: Any = SimpleNamespace(global_step=4, max_steps=9)
+    validation.on_train_batch_end(trainer, module)
+    assert validation.latest_skill is None  # not due
+    trainer.global_step = 9  # the last step
+    validation.on_train_batch_end(trainer, module)
+
+    def skill(judged: HeadRankers) -> torch.Tensor:
+        contexts = (source.context(point) for point in points)
+        return evaluate(judged, contexts, reward_protection=Protection()).skill
+
+    assert validation.latest_skill is not None
+    assert torch.equal(validation.latest_skill, skill(module.average))
+    assert not torch.equal(validation.latest_skill, skill(module.rankers))
+    assert torch.equal(module.best_skill, validation.latest_skill)
