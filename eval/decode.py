@@ -170,7 +170,7 @@ def _in_batches(
     for batch in _batches(distinct, limit):
         members = [distinct[number] for number in batch]
         cache = gather(prefix, members)
-        sizes = cache.row_nbytes
+        sizes = cache.entry_nbytes
         for number, nbytes, result in zip(batch, sizes, run(cache, members), strict=True):
             outcomes[number] = Outcome(result=result, nbytes=nbytes)
     return [outcomes[number] for number in number_of]

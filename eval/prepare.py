@@ -70,7 +70,7 @@ def prepare(config: EvalConfig, methods: Sequence[Method]) -> Prepared:
     model_config = load_config(config.model, revision=config.revision)
     geometry = geometry_of(model_config)
     check_methods(methods, geometry)
-    traces = open_traces(config.curves, geometry, methods) if config.curves else None
+    traces = open_traces(config.traces, geometry, methods) if config.traces else None
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     prompts, notes = load_all(config, tokenizer, positions)

@@ -97,7 +97,7 @@ def load_bench(config: EvalConfig) -> Bench:
         split=config.split,
         length=config.length,
         seed=config.seed,
-        decode_batch=config.rows,
+        decode_batch=config.decode_batch,
         max_new_tokens=config.max_new_tokens,
     )
 
@@ -114,7 +114,7 @@ def announce(config: EvalConfig, prepared: Prepared) -> None:
     memory = cache_bytes(
         prepared,
         bytes_per_number=BYTES[config.dtype],
-        decode_batch=config.rows,
+        decode_batch=config.decode_batch,
         new_tokens=config.max_new_tokens,
     )
     tasks = len({prompt.task for prompt in prepared.prompts})

@@ -161,7 +161,10 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
         if index % size:
             scores.append(scores[-1])
             continue
-        scored = scorer.score(view)
+        try:
+            scored = scorer.score(view)
+        except SystemExit as error:  # of foreign code: the program would end without a word
+            raise UsageError(f"method {scorer.name} tried to end the program") from error
         if scored.shape != view.keys.shape[:3] or bool(scored.isnan().any()):
             raise UsageError(
                 f"method {scorer.name} returned scores {tuple(scored.shape)} in layer {view.layer},"

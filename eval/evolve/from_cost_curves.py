@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.evolve.config import EvolveConfig
+from eval.evolve.config import RECORDED_AS, EvolveConfig
 from eval.evolve.greedy import Floats, greedy_counts, greedy_order, hull_costs
 from eval.evolve.print_budgets import print_budgets
 from eval.results.folder import CURVES, MANIFEST, ROWS
@@ -61,19 +61,19 @@ class Curves:
 
 
 def run_curves(config: EvolveConfig) -> None:
-    """Run kvp-evolve --curves; raises KvpError on anything the user can mend."""
-    assert config.curves is not None
+    """Run kvp-evolve --cost_curves; raises KvpError on anything the user can mend."""
+    assert config.cost_curves is not None
     out = Path(config.out)
     if (out / "manifest.json").exists():
         raise UsageError(f"--out {out} is not empty: it holds a search; name a new folder")
     if refusal := check_folder(out, CHOICE, {}):
         raise UsageError(refusal)
-    curves = read_curves(Path(config.curves), config)
+    curves = read_curves(Path(config.cost_curves), config)
     points, expected = choose(curves, config)
     layers, heads, _ = curves.cost.shape
     settings = {
-        name: getattr(config, name)
-        for name in ("curves", "scorer", "protocol", "protection", "level", "budgets")
+        RECORDED_AS.get(name, name): getattr(config, name)
+        for name in ("cost_curves", "scorer", "protocol", "protection", "level", "budgets")
     }
     budgets = BudgetFile(
         model={"id": curves.model, "revision": curves.revision},
@@ -88,7 +88,7 @@ def run_curves(config: EvolveConfig) -> None:
         made_by={"kind": "curves", "expected_loss": expected},
         data={
             "sequences": curves.sequences,
-            "sha256": sha256_file(Path(config.curves) / CURVES),
+            "sha256": sha256_file(Path(config.cost_curves) / CURVES),
         },
     )
     with OutputFolder.claim(out, CHOICE, {}):
@@ -156,7 +156,9 @@ def read_curves(folder: Path, config: EvolveConfig) -> Curves:
     manifest = read_json(folder / MANIFEST, ResultsError)
     path = folder / CURVES
     if not path.exists():
-        raise ResultsError(f"--curves {folder} has no {CURVES}: run kvp-eval with --curves STORE")
+        raise ResultsError(
+            f"--cost_curves {folder} has no {CURVES}: run kvp-eval with --cost_curves STORE"
+        )
     try:
         rows = [row for row in read_rows(path) if row.get("allocator") in UNIFORM_ALLOCATORS]
         labels = list(dict.fromkeys(_label(row) for row in rows))

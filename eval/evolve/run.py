@@ -8,7 +8,7 @@ prints its table.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from eval.config import EvalConfig
+from eval.config import EvalConfig, PromptConfig
 from eval.evolve.candidates import PromptSet, Target, target_of
 from eval.evolve.config import EvolveConfig
 from eval.evolve.journal import Generation, Journal
@@ -41,7 +41,7 @@ LEARNED = "kvp"
 
 
 def run_search(config: EvolveConfig) -> None:
-    """Run kvp-evolve without --curves; raises KvpError on anything the user can mend."""
+    """Run kvp-evolve without --cost_curves; raises KvpError on anything the user can mend."""
     console = Console(stderr=True)
     identity = {**config.identity(), "input_files": input_digests(config)}
     if config.scorer == LEARNED and config.policies:
@@ -76,7 +76,7 @@ def _search(
         console.print(_line(config, geometry, entry), highlight=False, soft_wrap=True)
 
     journal = Journal(folder / JOURNAL, said=said)
-    room = int(config.memory_gib * 2**30)
+    room = int(config.memory_gb * 1e9)
     own = PromptSet(config, model, tokenizer, scorer, target, chosen, keep_bytes=room)
     elite = search(plan, own.scores, journal)
     budgets = BudgetFile(
@@ -104,15 +104,14 @@ def load_prompts(
     `positions` is how many tokens the model can hold. Raises UsageError where a task does not fit,
     or too few prompts are there.
     """
-    asked = config.prompts + config.holdout
+    shared = {one.name: getattr(config, one.name) for one in fields(PromptConfig)}
     settings = EvalConfig(
-        out=config.out, model=config.model, methods=config.scorer, tasks=config.tasks,
-        length=config.length, split=config.split, essays=config.essays, chat=config.chat,
-        text=config.text, continuation=config.continuation, prompts=asked, seed=config.seed,
+        out=config.out, model=config.model, methods=config.scorer, seed=config.seed,
+        prompts=config.search_prompts + config.holdout, **shared,
     )  # fmt: skip
     named, _ = load_all(replace(settings, prompts=1), tokenizer, positions)
     tasks = list(dict.fromkeys(prompt.asked for prompt in named))
-    mine, theirs = _shares(config.prompts, len(tasks)), _shares(config.holdout, len(tasks))
+    mine, theirs = _shares(config.search_prompts, len(tasks)), _shares(config.holdout, len(tasks))
     most = max(a + b for a, b in zip(mine, theirs, strict=True))
     prompts, _ = load_all(
         replace(settings, tasks=",".join(tasks), prompts=most), tokenizer, positions
@@ -123,10 +122,10 @@ def load_prompts(
         found = [prompt for prompt in prompts if prompt.asked == task]
         chosen += found[:own]
         held_out += found[own : own + other]
-    if (len(chosen), len(held_out)) != (config.prompts, config.holdout):
+    if (len(chosen), len(held_out)) != (config.search_prompts, config.holdout):
         raise UsageError(
-            f"--prompts {config.prompts} --holdout {config.holdout}: the tasks only have "
-            f"{len(chosen)} and {len(held_out)} in the {config.split} split; ask for fewer"
+            f"--search_prompts {config.search_prompts} --holdout {config.holdout}: the tasks only "
+            f"have {len(chosen)} and {len(held_out)} in the {config.split} split; ask for fewer"
         )
     return chosen, held_out
 

@@ -109,8 +109,8 @@ def read_rows(path: Path, key_fields: Sequence[str] = ()) -> Iterator[Row]:
         raise ResultsError(f"{path} does not exist; is this a results folder?")
     lines: dict[Key, int] = {}
     for number, row in JsonLines(path).numbered():
-        if "allocator" in row:
-            row["allocator"] = _RENAMED_ALLOCATORS.get(row["allocator"], row["allocator"])
+        if (renamed := _RENAMED_ALLOCATORS.get(str(row.get("allocator")))) is not None:
+            row["allocator"] = renamed
         if missing := [field for field in key_fields if field not in row]:
             raise ResultsError(f"{path} line {number} lacks {missing[0]!r}; delete that line")
         key = tuple(map(str, (row[field] for field in key_fields)))

@@ -167,7 +167,7 @@ def _refusal(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
         ({"policies": ""}, "--methods kvp needs --policies"),
         ({"model": "./nowhere"}, "--model ./nowhere: no such folder"),
         ({"budgets": "8", "protection": "on"}, "below the 20 protected tokens"),
-        ({"curves": "./no_traces"}, "no_traces"),
+        ({"traces": "./no_traces"}, "no_traces"),
     ],
 )
 def test_mistakes_are_one_line(

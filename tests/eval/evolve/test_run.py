@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 def _arguments(folder: Path, out: Path, **changes: object) -> list[str]:
     settings: dict[str, object] = {
         "model": folder, "scorer": "keydiff", "tasks": "niah_single_1,chat", "budget": "20%",
-        "prompts": 3, "holdout": 4, "length": 260, "generations": 2, "max_new_tokens": 5,
+        "search_prompts": 3, "holdout": 4, "length": 260, "generations": 2, "max_new_tokens": 5,
         "out": out, "bootstrap": 50, **changes,
     }  # fmt: skip
     return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
@@ -134,7 +134,7 @@ def test_prompts_that_do_not_fit_the_memory_change_nothing(
     finished: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "search"
-    assert main(_arguments(tiny_folder, out, memory_gib=0, rows=2)) == 0
+    assert main(_arguments(tiny_folder, out, memory_gb=0, decode_batch=2)) == 0
     ours, theirs = _journal(out), _journal(finished)
     assert [row["schemes"] for row in ours] == [row["schemes"] for row in theirs]
     for own, other in zip(ours, theirs, strict=True):
@@ -152,7 +152,7 @@ def test_prompts_that_do_not_fit_the_memory_change_nothing(
         ({"budget": "0"}, "--budget: a budget keeps at least 1 token"),
         ({"budget": "12"}, "--budget 12 is 12 tokens, below the 20 protected ones"),
         ({"budget": "5000"}, "--budget 5000 evicts nothing"),
-        ({"level": "head"}, "--level head needs --curves"),
+        ({"level": "head"}, "--level head needs --cost_curves"),
         ({"lambda": "-1"}, "--lambda must be at least 0"),
         ({"reach": "1"}, "--reach must be more than 1"),
         ({"model": "./nowhere"}, "--model ./nowhere: no such folder"),
@@ -191,7 +191,7 @@ def test_percentages_follow_each_prompt() -> None:
 def test_held_out_prompts_are_others(tiny_folder: Path) -> None:
     _, tokenizer = load_model(str(tiny_folder))
     config = EvolveConfig(
-        out="unused", tasks="niah_single_1,niah_single_2", prompts=3, holdout=5, length=260
+        out="unused", tasks="niah_single_1,niah_single_2", search_prompts=3, holdout=5, length=260
     )
     chosen, held_out = eval.evolve.run.load_prompts(config, tokenizer)
     tasks = [prompt.task for prompt in chosen]

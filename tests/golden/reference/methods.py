@@ -1,4 +1,4 @@
-"""One table: what is checked for each scorer of the roster. A new method is a new entry."""
+"""One table: what is checked for each scorer of the registry. A new method is a new entry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Truth = Callable[[Inputs, int], Array]
 NOT_COMPUTED = {
     "random": "drawn, not computed: tests/policies/test_random.py checks keys and repeatability",
 }
-"""Roster scorers without a formula to check, and why."""
+"""Registered scorers without a formula to check, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Golden:
 
     @property
     def method(self) -> str:
-        """Roster name."""
+        """Name in the registry."""
         return re.split(r"[:(]", self.spec)[0]
 
 
@@ -186,6 +186,12 @@ GOLDEN: tuple[Golden, ...] = (
         spec="expected_attention(covariance=false,values=false,future=7,sinks=0)",
         truth=partial(future.expected_attention, covariance=False, values=False, future=7, sinks=0),
         lengths=(1, 40),
+        rtol=5e-5,
+    ),
+    Golden(
+        spec="expected_attention(sinks=9,epsilon=0.5)",
+        truth=partial(future.expected_attention, sinks=9, epsilon=0.5),
+        lengths=(11, 40),
         rtol=5e-5,
     ),
     Golden(spec="gvote", truth=future.gvote, lengths=(6, 40, 90), rtol=0.0, atol=3e-6),
