@@ -14,7 +14,7 @@ from eval.methods import build_methods
 from eval.settings import Setting
 from eval.tasks import Prompt, load_all, task_names
 from kvp.budgets import parse_budget
-from kvp.cli import split_list
+from kvp.config_groups import split_list
 from kvp.errors import UsageError
 from kvp.hf import load_model, prefill_and_evict
 from kvp.ranking import UNPROTECTED, Protection
