@@ -44,6 +44,7 @@ IDENTITY_FIELDS = (
 """Settings that decide what a row means: a results folder keeps them for life. All others may
 change between runs that extend one folder (`docs/formats.md`, Results folder)."""
 
+
 RECORDED_AS = {"continuation_tokens": "continuation"}
 """Setting -> its key in a results folder, where that is an earlier name."""
 
@@ -63,7 +64,7 @@ class PromptConfig(DataConfig):
     continuation_tokens: int = 128
     """Tokens of running text whose likelihood the task `text` measures."""
     max_new_tokens: int | None = None
-    """Maximum tokens of an answer; without it, each task's own number."""
+    """Maximum tokens of an answer. Without it, each task's own number."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {"continuation_tokens": 1, "max_new_tokens": 1}
 

@@ -1,8 +1,8 @@
-"""Duels between allocators and between methods, on the prompts of one results folder, as Markdown.
+"""Pairs between allocators and between methods, on the prompts of one results folder, as Markdown.
 
-    duels.py RESULTS --validation RESULTS "kvp+global > kvp" ...
+    pairs.py RESULTS --validation RESULTS "kvp+global > kvp" ...
 
-Each duel names two labels as the closing table of kvp-eval prints them; which of two protections
+Each pair names two labels as the closing table of kvp-eval prints them; which of two protections
 a label runs with is chosen on the validation folder (best mean over its budgets). Differences are
 paired by prompt, policy seeds averaged first, with 95 % bootstrap intervals; perplexities are
 compared by mean log-likelihood per token (nats; positive = better).
@@ -57,7 +57,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("results", type=Path)
-    parser.add_argument("duels", nargs="+", help='"OURS > THEIRS"')
+    parser.add_argument("pairs", nargs="+", help='"OURS > THEIRS"')
     parser.add_argument("--validation", type=Path, required=True)
     parser.add_argument("--forced", action="store_true", help="compare given replies, not answers")
     arguments = parser.parse_args()
@@ -65,15 +65,15 @@ def main() -> None:
         scores_of(list(read_rows(folder / ROWS)), forced=arguments.forced)
         for folder in (arguments.results, arguments.validation)
     )
-    for number, duel in enumerate(arguments.duels):
+    for number, pair in enumerate(arguments.pairs):
         sides = []
-        for label in duel.split(" > "):
+        for label in pair.split(" > "):
             known = label if (label, True) in validation else label.split("+")[0]
             sides.append((label, chosen(known, validation)))
         ours, theirs = (results[side] for side in sides)
         budgets = [budget for budget in ours if budget in theirs]
         if number == 0:
-            print(f"| duel | {' | '.join(budgets)} |\n|---{'|--:' * len(budgets)}|")
+            print(f"| pair | {' | '.join(budgets)} |\n|---{'|--:' * len(budgets)}|")
         name = " minus ".join(f"{label}{' +p' if safe else ''}" for label, safe in sides)
         cells = [_text(paired_difference(ours[b], theirs[b]), arguments.forced) for b in budgets]
         print(f"| {name} | {' | '.join(cells)} |")
