@@ -48,6 +48,10 @@ class TrainConfig:
     heads: str | None = None
     """Train only these KV heads, START:STOP counted layer by layer; kvp-merge joins the parts. On
     a CPU each part computes the losses, not the rankers, of all heads."""
+    init_from: str | None = None
+    """Policy directory whose rankers training starts from, instead of random weights."""
+    dry_run: bool = False
+    """Say what would be trained and how long it would take, and write nothing."""
     resume: bool = True
     """Continue an unfinished run of the same settings; false refuses any non-empty --out."""
     allow_incomplete: bool = False
