@@ -29,7 +29,7 @@ demo: $(INSTALLED)
 	$(BIN)/kvp-collect --config configs/demo/collect.yaml --out $(RUN)/traces
 	$(BIN)/kvp-train --config configs/demo/train.yaml --traces $(RUN)/traces --out $(RUN)/policies
 	$(BIN)/kvp-eval --config configs/demo/eval.yaml --policies $(RUN)/policies \
-		--curves $(RUN)/traces --out $(RUN)/results
+		--traces $(RUN)/traces --out $(RUN)/results
 	$(BIN)/kvp-report $(RUN)/results --out $(RUN)/report.html
 
 clean:

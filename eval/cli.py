@@ -14,6 +14,11 @@ DESCRIPTION = (
     "One prefill of a prompt serves every method and budget. Interrupted runs resume, finished "
     "ones can be extended. `kvp-eval --list` prints methods and allocators."
 )
+EXAMPLES = (
+    "kvp-eval --policies runs/policies --prompts 10 --out runs/results",
+    "kvp-eval --methods full,snapkv,snapkv+ada --tasks niah_single_1 --budgets 25% --out runs/one",
+    "kvp-eval --list",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,7 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         from eval.method_listing import print_methods
 
         return run_unconfigured(print_methods, prog="kvp-eval")
-    return run_program(EvalConfig, _run, prog="kvp-eval", description=DESCRIPTION, argv=arguments)
+    return run_program(
+        EvalConfig,
+        _run,
+        prog="kvp-eval",
+        description=DESCRIPTION,
+        argv=arguments,
+        examples=EXAMPLES,
+    )
 
 
 def _run(config: EvalConfig) -> None:

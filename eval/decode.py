@@ -208,7 +208,7 @@ def _in_batches(
     for batch in _batches(distinct, limit):
         chosen = [distinct[place] for place in batch]
         cache = gather(prefix, chosen)
-        held = cache.row_nbytes
+        held = cache.entry_nbytes
         for place, nbytes, result in zip(batch, held, run(cache, chosen), strict=True):
             outcomes[place] = Outcome(result=result, nbytes=nbytes)
     return [outcomes[place] for place in places]

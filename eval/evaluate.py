@@ -94,7 +94,7 @@ def evaluate(bench: Bench, prompt: Prompt, protocol: str, cells: Sequence[Settin
     if prompt.forced:
         losses = forced(
             bench.model, start.prefix, caches, start.feed, prompt.reply,
-            batch_rows=bench.config.rows,
+            batch_rows=bench.config.decode_batch,
         )  # fmt: skip
         for loss in losses:
             outcomes.append((loss.nbytes, {"nll": loss.result, "reply_tokens": len(prompt.reply)}))
@@ -119,7 +119,7 @@ def answers(
     return greedy(
         bench.model, start.prefix, caches, start.feed,
         max_new_tokens=bench.config.max_new_tokens or prompt.sample.max_new_tokens,
-        batch_rows=bench.config.rows,
+        batch_rows=bench.config.decode_batch,
     )  # fmt: skip
 
 

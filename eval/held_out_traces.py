@@ -22,19 +22,19 @@ from kvp.store import SequenceRecord, TraceReader
 
 
 def open_traces(path: str, geometry: Geometry, methods: Iterable[Method] = ()) -> TraceReader:
-    """The store of `--curves`; StoreError unless it gives curves for this geometry and `methods`.
+    """The store of `--traces`; StoreError unless it gives curves for this geometry and `methods`.
 
     An importance grid tells what tokens were worth; methods that look at queries need those, too.
     """
     reader = TraceReader(Path(path))
     if reader.geometry != geometry:
-        raise StoreError(f"--curves {path} holds traces of {reader.geometry}, not of {geometry}")
+        raise StoreError(f"--traces {path} holds traces of {reader.geometry}, not of {geometry}")
     if reader.plan.store == "kv":
-        raise StoreError(f"--curves {path} holds no queries; collect traces with them")
+        raise StoreError(f"--traces {path} holds no queries; collect traces with them")
     reading = [each.name for each in methods if each.scorer and each.scorer.needs.queries]
     if reading and not reader.plan.store_queries:
         raise StoreError(
-            f"--curves {path} holds no queries, which {', '.join(dict.fromkeys(reading))} read; "
+            f"--traces {path} holds no queries, which {', '.join(dict.fromkeys(reading))} read; "
             "collect with kvp-collect --store qkv, or leave them out of --methods"
         )
     held_out(reader)
@@ -47,7 +47,7 @@ def held_out(reader: TraceReader) -> tuple[SequenceRecord, ...]:
         records = reader.records(split)
         if records:
             return records
-    raise StoreError(f"--curves {reader.path} has no test and no validation sequences")
+    raise StoreError(f"--traces {reader.path} has no test and no validation sequences")
 
 
 def boundary(record: SequenceRecord, protocol: str) -> int:

@@ -7,8 +7,7 @@ cost curves and the token ranks; then the closing table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import torch
 from rich.console import Console
@@ -26,7 +25,9 @@ from eval.summary_table import print_headline
 from eval.tasks import Prompt, load_all, protocols_of, task_names
 from eval.timing import TIMING_KEY, timing_rows
 from eval.token_ranks import token_ranks
+from kvp.artifacts.claim import OutputFolder
 from kvp.hf import geometry_of, load_model
+from kvp.hf.identity import model_identity
 from kvp.manifest import atomic_write_json
 
 Cells = dict[tuple[str, str], list[Setting]]
@@ -35,18 +36,28 @@ Cells = dict[tuple[str, str], list[Setting]]
 
 def run(config: EvalConfig) -> None:
     """Run kvp-eval; raises KvpError on anything the user can mend."""
-    console = Console(stderr=True)
     task_names(config.task_list)
     methods = build_methods(config)
     digests = file_digests(config, methods)
-    earlier = open_folder(config, digests)
+    with open_folder(config, digests) as folder:
+        _run(config, methods, folder, digests)
+
+
+def _run(
+    config: EvalConfig,
+    methods: Sequence[Method],
+    output: OutputFolder,
+    digests: Mapping[str, str],
+) -> None:
+    """Evaluate into a claimed folder."""
+    console = Console(stderr=True)
     torch.manual_seed(config.seed)
     model, tokenizer = load_model(
         config.model, device=config.device, dtype=config.dtype, revision=config.revision
     )
     geometry = geometry_of(model.config)
     check_methods(methods, geometry)
-    traces = open_traces(config.curves, geometry, methods) if config.curves else None
+    traces = open_traces(config.traces, geometry, methods) if config.traces else None
     bench = Bench(config=config, model=model, tokenizer=tokenizer)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     prompts, unfit = load_all(config, tokenizer, positions)
@@ -54,9 +65,10 @@ def run(config: EvalConfig) -> None:
     notes = [*unfit, *small]
     for note in notes:
         console.print(f"note: {note}", soft_wrap=True, highlight=False)
-    write_manifest(config, earlier, digests, notes)
+    model_digest = model_identity(config.model, config.revision, model, tokenizer)
+    write_manifest(output, config, digests, notes, model_digest)
 
-    folder = Path(config.out)
+    folder = output.path
     _evaluate_all(bench, console, RowFile(folder / ROWS), prompts, cells)
     generated = [prompt for prompt in prompts if not prompt.forced] or prompts
     protocol = protocols_of(config, generated[0].task)[0]

@@ -154,5 +154,5 @@ def settings_of(config: EvalConfig) -> TaskSettings:
         chat=config.chat,
         text=config.text,
         data=config.data,
-        continuation_tokens=config.continuation,
+        continuation_tokens=config.continuation_tokens,
     )

@@ -28,9 +28,9 @@ class Request:
     budget: int
     """Tokens per KV head on average, protected ones included, 1 <= budget <= N."""
     floor: int
-    """Fewest tokens of a head: the protected ones, at least 1."""
+    """Minimum tokens of a head: the protected ones, at least 1."""
     sizes: Tensor | None = None
-    """[L, H] int64, the scorer's own sizes (`kvp.scoring.SelfSizing`), None where it has none."""
+    """[L, H] int64, the scorer's sizes (`kvp.scoring.SelfSizing`), None if it has none."""
 
     @property
     def total(self) -> int:
@@ -45,7 +45,7 @@ class Allocator(Protocol):
 
     @property
     def name(self) -> str:
-        """Roster name with its options, e.g. `ada(safeguard=0.5)`."""
+        """Registered name with its options, e.g. `ada(safeguard=0.5)`."""
         ...
 
     def allocate(self, request: Request) -> Tensor:
@@ -68,43 +68,43 @@ def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
             f"allocator {allocator.name} returned {tuple(counts.shape)} {counts.dtype}, expected "
             f"one int64 count for each of {layers} layers and {heads} KV heads"
         )
-    least, most = int(counts.min()), int(counts.max())
-    if least < request.floor or most > tokens:
+    low, high = int(counts.min()), int(counts.max())
+    if low < request.floor or high > tokens:
         raise UsageError(
-            f"allocator {allocator.name} gave heads {least} to {most} tokens, allowed are "
+            f"allocator {allocator.name} gave heads {low} to {high} tokens, allowed are "
             f"{request.floor} (protected tokens, at least 1) to {tokens} (all)"
         )
     return counts
 
 
-def apportion(shares: Tensor, total: int, *, least: int, most: int) -> Tensor:
+def apportion(shares: Tensor, total: int, *, minimum: int, maximum: int) -> Tensor:
     """Integers in proportion to `shares` with an exact sum: largest remainders, ties to the first.
 
     Args:
         shares: [n] non-negative float64, not all 0.
-        total: sum to reach, n * least <= total <= n * most.
-        least: smallest allowed count.
-        most: largest allowed count.
+        total: sum to reach, n * minimum <= total <= n * maximum.
+        minimum: smallest allowed count.
+        maximum: largest allowed count.
 
     Returns:
         [n] int64. Raises ValueError when the bounds leave no solution.
     """
     count = shares.shape[0]
-    if not count * least <= total <= count * most:
-        raise ValueError(f"{count} counts in {least}..{most} cannot sum to {total}")
+    if not count * minimum <= total <= count * maximum:
+        raise ValueError(f"{count} counts in {minimum}..{maximum} cannot sum to {total}")
     shares = shares.double()
     shares = shares.clamp_min(1e-9 * float(shares.max()))
-    low, high = 0.0, 2.0 * most / float(shares.min())
+    low, high = 0.0, 2.0 * maximum / float(shares.min())
     for _ in range(200):  # the scale at which the clamped shares sum to the total
         scale = (low + high) / 2
-        if float((shares * scale).clamp(least, most).sum()) < total:
+        if float((shares * scale).clamp(minimum, maximum).sum()) < total:
             low = scale
         else:
             high = scale
-    wanted = (shares * low).clamp(least, most)
+    wanted = (shares * low).clamp(minimum, maximum)
     counts = (wanted + 1e-9).floor().long()
     missing = total - int(counts.sum())
-    remainder = torch.where(counts < most, wanted - counts, -torch.inf)
+    remainder = torch.where(counts < maximum, wanted - counts, -torch.inf)
     order = remainder.argsort(descending=True, stable=True)
     counts[order[:missing]] += 1
     return counts
@@ -132,8 +132,8 @@ def ranked_tokens(ranking: Tensor, counts: Tensor) -> Tensor:
     """The first `counts` [L, H] tokens of every head's ranking [L, H, N], as `allocated_tokens`."""
     counts = counts.to(ranking.device)
     width = int(counts.max())
-    chosen = ranking[..., :width]
+    best = ranking[..., :width]  # [L, H, width]
     tokens = ranking.shape[-1]
     beyond = torch.arange(width, device=ranking.device) >= counts[..., None]
-    ordered = chosen.masked_fill(beyond, tokens).sort(dim=-1).values
+    ordered = best.masked_fill(beyond, tokens).sort(dim=-1).values
     return ordered.masked_fill(ordered == tokens, EMPTY_SLOT)

@@ -81,8 +81,8 @@ class BudgetWeights:
     """How much each budget b counts in a reward over budgets: β(b)."""
 
     kind: Literal["all", "log", "window"] = "all"
-    """all: β = 1 (the paper); log: β = 1/b, every octave of budgets alike; window: β = 1 from `low`
-    to `high` and 0 elsewhere."""
+    """all: β = 1 (the paper); log: β = 1/b, every octave of budgets counts the same; window: β = 1
+    from `low` to `high` and 0 elsewhere."""
     low: Budget | None = None
     """Smallest budget of a window."""
     high: Budget | None = None
@@ -103,7 +103,9 @@ def parse_budget_weights(text: str) -> BudgetWeights:
     if not colon:
         raise UsageError(f"budgets {text!r} are neither all, log nor LOW:HIGH (6%:50%, 64:512)")
     smallest, largest = parse_budget(low), parse_budget(high)
-    alike = (smallest.percent is None) == (largest.percent is None)  # else it depends on the cache
-    if alike and smallest.tokens(10**6) > largest.tokens(10**6):
+    same_unit = (smallest.percent is None) == (
+        largest.percent is None
+    )  # else it depends on the cache
+    if same_unit and smallest.tokens(10**6) > largest.tokens(10**6):
         raise UsageError(f"budgets {text!r}: the window ends before it begins")
     return BudgetWeights(kind="window", low=smallest, high=largest)

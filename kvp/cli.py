@@ -1,108 +1,166 @@
-"""Command-line front of every program: dataclass -> flags, YAML + flags, one-line errors.
+"""Command-line front of every program: config -> flags, YAML + flags, one-line errors.
 
 The one place that knows jsonargparse. Programs call `main` from their `cli.py`, which imports no
-torch, so `--help` answers at once.
+torch, so `--help` answers at once. Flags come from the config's groups (`kvp.config_groups`); what
+a program prints when it ends badly, and its exit code, is decided here (`kvp.exit_codes`).
 """
 
 from __future__ import annotations
 
-import re
+import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentParser
 
-from kvp.errors import KvpError
+from kvp import __version__
+from kvp.command_line import Arguments, Flag, flags_of, parse_value
+from kvp.errors import UsageError
+from kvp.exit_codes import guarded
 
 ConfigT = TypeVar("ConfigT")
-_BOOLEANS = ("true", "false", "yes", "no")
+Section = Any
+"""A titled part of a parser; jsonargparse has no public name for its type."""
 
 
 def build_parser(
-    config_class: type[Any], *, prog: str, description: str, positional: bool = False
+    config_class: type[Any],
+    *,
+    prog: str,
+    description: str,
+    positional: bool = False,
+    examples: Sequence[str] = (),
+    preset: str | None = None,
 ) -> ArgumentParser:
-    """Parser: one flag per field of a config dataclass, `--config FILE`, `--print_config`.
+    """Parser: one flag per field of a config, `--config FILE`, `--print_config`, `--version`.
 
-    With `positional`, fields without a default are arguments instead of flags.
+    With `positional`, fields without a default are arguments instead of flags. `preset` is the one
+    whose values are the defaults; None is the config's own.
     """
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)  # fields' docstrings -> --help
     parser = ArgumentParser(
-        prog=prog, description=description, allow_abbrev=False, exit_on_error=True
+        prog=prog,
+        usage=f"{prog} {'RESULTS ' if positional else ''}[--config FILE] [--FLAG VALUE ...]",
+        description=description,
+        epilog="examples:\n" + "\n".join(f"  {line}" for line in examples) if examples else None,
+        allow_abbrev=False,
+        exit_on_error=False,
+        formatter_class=_Help,
     )
-    parser.add_argument("--config", action="config", help="YAML file with any of these settings")
-    parser.add_class_arguments(config_class, as_group=False, as_positional=positional)
+    parser.add_argument("--config", action="config", help="YAML file with any of these settings.")
+    parser.add_argument("--version", action="version", version=f"{prog} {__version__}")
+    sections: dict[str, Any] = {}
+    for flag in flags_of(config_class, preset):
+        if flag.section not in sections:
+            sections[flag.section] = parser.add_argument_group(flag.section)
+        _add(sections[flag.section], flag, positional=positional and flag.required)
     return parser
 
 
 def main(
     config_class: type[ConfigT],
-    run: Callable[[ConfigT], None],
+    run: Callable[[ConfigT], object],
     *,
     prog: str,
     description: str,
     argv: Sequence[str] | None = None,
     positional: bool = False,
+    examples: Sequence[str] = (),
 ) -> int:
     """Parse `argv` into `config_class`, call `run`, and return the exit code.
 
-    0 on success, 2 on a `KvpError` or a `ValueError` of the config (one line on stderr), 130 on
-    Ctrl-C.
+    0 on success, 2 on anything the user can mend (one line on stderr), 130 on Ctrl-C, 143 on
+    SIGTERM. `--help`, `--version` and `--print_config` leave by SystemExit(0).
     """
-    parser = build_parser(config_class, prog=prog, description=description, positional=positional)
-    namespace = parser.parse_args(spell_out(sys.argv[1:] if argv is None else argv, config_class))
+
+    def program() -> None:
+        config = parse(
+            config_class,
+            sys.argv[1:] if argv is None else argv,
+            prog=prog,
+            description=description,
+            positional=positional,
+            examples=examples,
+        )
+        run(config)
+
+    return guarded(program, prog)
+
+
+def parse(
+    config_class: type[ConfigT],
+    argv: Sequence[str],
+    *,
+    prog: str,
+    description: str = "",
+    positional: bool = False,
+    examples: Sequence[str] = (),
+) -> ConfigT:
+    """Config that the arguments describe: defaults, under the preset, under YAML, under flags.
+
+    Raises UsageError, in one line that names the flag or the file, on anything that cannot work.
+    """
+    arguments = Arguments.read(argv, config_class)
+    parser = build_parser(
+        config_class,
+        prog=prog,
+        description=description,
+        positional=positional,
+        examples=examples,
+        preset=arguments.preset,
+    )
+    try:
+        namespace = parser.parse_args(list(arguments.spelled))
+    except (argparse.ArgumentError, argparse.ArgumentTypeError) as error:
+        raise UsageError(_plain(str(error))) from None
     namespace.pop("config", None)
     try:
-        config = config_class(**namespace.as_dict())
-    except (ValueError, KvpError) as error:
-        return _refuse(prog, error)
-    try:
-        run(config)
-    except KvpError as error:
-        return _refuse(prog, error)
-    except KeyboardInterrupt:
-        print(f"{prog}: interrupted", file=sys.stderr)
-        return 130
-    return 0
+        return config_class(**namespace.as_dict())
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
-def run_unconfigured(run: Callable[[], None], *, prog: str) -> int:
-    """Call `run` and return the exit code: 0, or 2 on a `KvpError` (one line on stderr)."""
-    try:
-        run()
-    except KvpError as error:
-        return _refuse(prog, error)
-    return 0
+def run_unconfigured(run: Callable[[], object], *, prog: str) -> int:
+    """Call `run` and return the exit code, as `main` does."""
+    return guarded(run, prog)
 
 
-def spell_out(argv: Sequence[str], config_class: type[Any]) -> list[str]:
-    """Arguments as the parser knows them: `--dry-run` becomes `--dry_run=true`.
+def _add(section: Section, flag: Flag, *, positional: bool) -> None:
+    def convert(value: object) -> object:
+        return parse_value(flag, value)
 
-    Dashes inside a flag's name stand for underscores, and a yes-or-no flag without a value is a
-    yes. Values are left alone.
-    """
-    switches = {f"--{name}" for name, kind in get_type_hints(config_class).items() if kind is bool}
-    result = []
-    for position, argument in enumerate(argv):
-        flag, equals, value = argument.partition("=")
-        if flag.startswith("--"):
-            flag = "--" + flag[2:].replace("-", "_")
-        following = "".join(argv[position + 1 : position + 2]).lower()
-        if flag in switches and not equals and following not in _BOOLEANS:
-            equals, value = "=", "true"
-        result.append(f"{flag}{equals}{value}")
-    return result
-
-
-def split_list(text: str) -> tuple[str, ...]:
-    """Parts of a comma-separated list, stripped, without empties and repeats.
-
-    Commas inside parentheses do not separate: `snapkv(window=16,pool=avg),tova` has two parts.
-    """
-    parts = (part.strip() for part in re.split(r",(?![^()]*\))", text))
-    return tuple(dict.fromkeys(part for part in parts if part))
+    convert.__name__ = flag.name
+    settings: dict[str, Any] = {
+        "type": convert,
+        "help": flag.help.replace("%", "%%"),
+        "metavar": flag.name.upper() if positional else flag.metavar,
+    }
+    if positional:
+        section.add_argument(flag.name, **settings)
+    elif flag.required:
+        section.add_argument(f"--{flag.name}", required=True, **settings)
+    else:
+        section.add_argument(f"--{flag.name}", default=flag.default, **settings)
 
 
-def _refuse(prog: str, error: Exception) -> int:
-    print(f"{prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
-    return 2
+def _plain(message: str) -> str:
+    """One line out of a message of the parser, which puts its own words before ours."""
+    if "arguments are required: " in message:
+        missing = message.partition("arguments are required: ")[2].split(", ")
+        return ", ".join(f"--{name.strip('-')}" for name in missing) + " is missing"
+    opening, separator, rest = message.partition(": ")
+    if separator and rest.startswith("--") and opening.startswith(("argument ", "Parser key ")):
+        return rest
+    return message.removeprefix("argument ")
+
+
+class _Help(argparse.HelpFormatter):
+    """Flags in a column, paragraphs filled, examples as they are written."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=100)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith("examples:"):
+            return text
+        return super()._fill_text(text, width, indent)

@@ -54,11 +54,11 @@ def sampled_expected_cost(
     if opponents < 1:
         raise ValueError(f"at least 1 opponent is needed, got {opponents}")
     device = scores.device if generator is None else generator.device
-    chosen = torch.randperm(tokens, generator=generator, device=device)[:opponents]
-    baselines = scores[..., chosen.to(scores.device)]
-    before = (baselines[..., None, :] - scores[..., :, None]).sigmoid().sum(-1)
+    drawn = torch.randperm(tokens, generator=generator, device=device)[:opponents]
+    opponent = scores[..., drawn.to(scores.device)]
+    before = (opponent[..., None, :] - scores[..., :, None]).sigmoid().sum(-1)
     # A token meets itself, with sigmoid(0), in one draw of N / P: that is its mean of 1/2.
-    return (importance * (before * (tokens / len(chosen)) - 0.5)).sum(-1)
+    return (importance * (before * (tokens / len(drawn)) - 0.5)).sum(-1)
 
 
 class _ExpectedCost(torch.autograd.Function):

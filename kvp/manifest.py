@@ -107,6 +107,14 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def sha256_input(path: Path) -> str:
+    """SHA-256 (hex) of a file, or of the names and contents of all files in a folder."""
+    if not path.is_dir():
+        return sha256_file(path)
+    files = (file for file in sorted(path.rglob("*")) if file.is_file())
+    return digest_json([[file.relative_to(path).as_posix(), sha256_file(file)] for file in files])
+
+
 def run_manifest(config: Mapping[str, Any], *, seed: int, **facts: object) -> dict[str, Any]:
     """What produced an artefact: resolved configuration, seed, versions, command, time.
 

@@ -2,7 +2,7 @@
 
 A policy draws rankings of the N tokens of one context: the first token with probability
 proportional to exp(score), the second among the rest, and so on. Left out: where scores come from
-(`policies`), what a ranking is worth (`kvp.reward`), and padding: a context holds real tokens only.
+(`policies`), the reward of a ranking (`kvp.reward`), and padding: a context has real tokens only.
 """
 
 from __future__ import annotations
@@ -37,25 +37,42 @@ def log_prob(scores: Tensor, ranking: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def gumbel_sort(scores: Tensor, samples: int, generator: torch.Generator | None = None) -> Tensor:
+def gumbel_sort(
+    scores: Tensor,
+    samples: int,
+    generator: torch.Generator | None = None,
+    *,
+    shard: slice | None = None,
+    of: int | None = None,
+) -> Tensor:
     """Draw rankings: sort s_i + g_i in descending order, g_i ~ Gumbel(0, 1) (equation 3).
+
+    With `shard` and `of` the scores are those of the heads `shard` among `of` heads: the noise of
+    all heads is drawn, so that a shard gets the rankings that the whole model would give it.
 
     Args:
         scores: [..., N] float; half precision is computed in float32.
         samples: K >= 1, rankings per context.
         generator: source of the noise; the noise is drawn on the generator's device.
+        shard: indices on the first axis of the scores [A, N] among the heads of the model.
+        of: heads of the model.
 
     Returns:
         [K, ..., N] int64 token indices, most important first, independent over K.
 
     Raises:
         TypeError: the dtype is wrong.
-        ValueError: K < 1 or the scores have no token axis.
+        ValueError: K < 1, the scores have no token axis, or they are not those of the shard.
     """
     _check(scores)
     if samples < 1:
         raise ValueError(f"cannot draw {samples} rankings")
-    return sort_with(scores, gumbel_noise((samples, *scores.shape), scores.device, generator))
+    shape = scores.shape if of is None else (of, *scores.shape[1:])
+    noise = gumbel_noise((samples, *shape), scores.device, generator)  # [K, ..., N]
+    noise = noise if shard is None else noise[:, shard]
+    if noise.shape[1:] != scores.shape:
+        raise ValueError(f"scores {tuple(scores.shape)} are not those of {shard} of {of} heads")
+    return (_single(scores) + noise).argsort(dim=-1, descending=True)
 
 
 def gumbel_noise(
@@ -66,15 +83,9 @@ def gumbel_noise(
     It is minus the log of a unit exponential, which keeps its upper tail in float32 (-log(-log u)
     of a float32 uniform cannot exceed 16).
     """
-    place = device if generator is None else generator.device
-    unit = torch.empty(shape, device=place).exponential_(generator=generator)
+    source = device if generator is None else generator.device
+    unit = torch.empty(shape, device=source).exponential_(generator=generator)
     return -unit.clamp_min(torch.finfo(unit.dtype).tiny).log().to(device)
-
-
-@torch.no_grad()
-def sort_with(scores: Tensor, noise: Tensor) -> Tensor:
-    """Rank by score plus noise: [..., N] and [K, ..., N] -> [K, ..., N] int64, best first."""
-    return (_single(scores) + noise).argsort(dim=-1, descending=True)
 
 
 def _check(scores: Tensor) -> None:

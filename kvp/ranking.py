@@ -1,4 +1,4 @@
-"""From scores to rankings and kept tokens: the one place where protection and ties are decided.
+"""From scores to rankings and kept tokens: protection and ties are decided here alone.
 
 Rankings list token indices, most important first. Ties go to the newer token. Protected tokens
 (attention sinks and the most recent ones) count inside the budget and come before all others; among
@@ -58,7 +58,7 @@ def rank_tokens(scores: Tensor, protection: Protection = UNPROTECTED) -> Tensor:
     if order:
         index = torch.tensor(order, device=scores.device)
         adjusted[..., index] = torch.inf
-    newest_first = adjusted.flip(-1)
+    newest_first = adjusted.flip(-1)  # a stable sort then puts the newer of equal tokens first
     ranking = tokens - 1 - newest_first.argsort(dim=-1, descending=True, stable=True)
     if order:
         ranking[..., : len(order)] = index

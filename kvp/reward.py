@@ -1,4 +1,4 @@
-"""What a ranking is worth: the attention it loses over *all* budgets (KVP paper, section 3.1.1).
+"""Rewards of rankings: the attention a ranking loses over *all* budgets (KVP paper, section 3.1.1).
 
 Importance w is the future attention of every token (`kvp.ops.future_attention`). A cache of budget
 b keeps the first b tokens of a ranking σ and loses E_b = sum_{r>b} w_{σ_r} (equation 5). The token
@@ -63,7 +63,7 @@ def all_budgets_cost(
         ValueError: the token axes differ.
     """
     ranked = _ranked(importance, ranking)
-    # Not a matrix product, which would round a row by the number of rows beside it.
+    # Not a matrix product, which would round a row by the number of other rows.
     return (ranked * _coefficients(ranked, coefficients)).sum(-1)
 
 
@@ -83,7 +83,7 @@ def random_cost(importance: Tensor, coefficients: Tensor | None = None) -> Tenso
 def skill_reward(importance: Tensor, ranking: Tensor, coefficients: Tensor | None = None) -> Tensor:
     """(random - cost) / (random - ideal): 1 is perfect, 0 as good as chance; ours, bounded above.
 
-    Where all tokens matter alike there is nothing to learn, and every ranking gets 0.
+    Where all tokens are equally important there is nothing to learn, and every ranking gets 0.
     Shapes and errors as `all_budgets_cost`.
     """
     cost = all_budgets_cost(importance, ranking, coefficients)
@@ -91,11 +91,11 @@ def skill_reward(importance: Tensor, ranking: Tensor, coefficients: Tensor | Non
 
 
 def skill_of_cost(importance: Tensor, cost: Tensor, coefficients: Tensor | None = None) -> Tensor:
-    """`skill_reward` of a ranking that is known by its cost, or of a mean cost: [...]."""
+    """`skill_reward` of a ranking given by its cost, or of a mean cost: [...]."""
     chance = random_cost(importance, coefficients)
     span = chance - ideal_cost(importance, coefficients)
-    flat = span <= 1e-6 * chance
-    return torch.where(flat, 0.0, (chance - cost) / torch.where(flat, 1.0, span))
+    equal = span <= 1e-6 * chance  # no order among the tokens
+    return torch.where(equal, 0.0, (chance - cost) / torch.where(equal, 1.0, span))
 
 
 def ratio_reward(importance: Tensor, ranking: Tensor, coefficients: Tensor | None = None) -> Tensor:
@@ -110,7 +110,7 @@ def ratio_reward(importance: Tensor, ranking: Tensor, coefficients: Tensor | Non
 
 
 def ratio_of_cost(importance: Tensor, cost: Tensor, coefficients: Tensor | None = None) -> Tensor:
-    """`ratio_reward` without its floor, of a ranking known by its cost, or of a mean cost."""
+    """`ratio_reward` without its floor, of a ranking given by its cost, or of a mean cost."""
     total = importance.sum(-1)
     return -(cost + total) / (ideal_cost(importance, coefficients) + total).clamp_min(1e-8)
 
@@ -122,7 +122,7 @@ def mass_reward(importance: Tensor, ranking: Tensor, coefficients: Tensor | None
 
 
 def mass_of_cost(importance: Tensor, cost: Tensor, coefficients: Tensor | None = None) -> Tensor:
-    """`mass_reward` of a ranking that is known by its cost, or of a mean cost: [...].
+    """`mass_reward` of a ranking given by its cost, or of a mean cost: [...].
 
     With `coefficients` N is what all budgets weigh, and one more for budget 0.
     """

@@ -1,4 +1,4 @@
-"""What ranks tokens and splits budgets: methods, allocators, learned rankers, files, the roster.
+"""Rank tokens and split budgets: methods, allocators, learned rankers, files, the registry.
 
 Imports torch, never transformers.
 """

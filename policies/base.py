@@ -1,6 +1,6 @@
 """Options of methods and allocators: one-line refusals, and names from which they can be rebuilt.
 
-Both are frozen dataclasses whose fields are their options. Which of them exist is `roster`.
+Both are frozen dataclasses whose fields are their options. Which exist is `policies.registry`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Presets = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What everything in the roster shares: a name that follows from the options."""
+    """Base of scorers and allocators: a name that follows from the options."""
 
     method: ClassVar[str]
-    """Roster name."""
+    """Name in the registry."""
     presets: ClassVar[Presets] = {}
     """Published settings."""
 
     @property
     def name(self) -> str:
-        """Specification that `roster` turns into an equal object.
+        """Specification that the registry turns into an equal object.
 
         The bare method for its defaults, `method:preset` for a preset, else the options that differ
         from the defaults: `snapkv(window=16,pool=avg)`.
@@ -55,7 +55,7 @@ class Heuristic(Options):
 
     @property
     def needs(self) -> Needs:
-        """Nothing beside keys, values and positions."""
+        """Nothing but keys, values and positions."""
         return Needs()
 
 
@@ -64,7 +64,7 @@ class BaseAllocator(Options):
     """An allocator; it adds its options and `allocate`."""
 
     sized_by_scorer: ClassVar[bool] = False
-    """True if it ignores the budget and takes the sizes that the scorer asks for."""
+    """True if it ignores the budget and takes the sizes that the scorer gives."""
 
 
 def _text(value: object) -> str:
@@ -77,23 +77,23 @@ def _text(value: object) -> str:
 
 
 def check_integer(
-    method: str, option: str, value: object, *, least: int, auto: bool = False
+    method: str, option: str, value: object, *, minimum: int, auto: bool = False
 ) -> None:
-    """Raise UsageError unless `value` is an integer >= least (or `auto`, where that is allowed)."""
+    """Raise UsageError unless `value` is an integer >= minimum (or `auto`, if that is allowed)."""
     if auto and value == AUTO:
         return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        wanted = f"an integer >= {least}" + (" or auto" if auto else "")
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        wanted = f"an integer >= {minimum}" + (" or auto" if auto else "")
         raise UsageError(f"{method}: {option} must be {wanted}, got {value!r}")
 
 
 def check_number(
-    method: str, option: str, value: object, *, least: float = 0.0, most: float = math.inf
+    method: str, option: str, value: object, *, minimum: float = 0.0, maximum: float = math.inf
 ) -> None:
-    """Raise UsageError unless `value` is a finite number from `least` to `most`."""
+    """Raise UsageError unless `value` is a finite number from `minimum` to `maximum`."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not least <= value <= most or value == math.inf:  # type: ignore[operator]
-        wanted = f">= {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+    if not number or not minimum <= value <= maximum or value == math.inf:  # type: ignore[operator]
+        wanted = f">= {minimum:g}" if maximum == math.inf else f"from {minimum:g} to {maximum:g}"
         raise UsageError(f"{method}: {option} must be a number {wanted}, got {value!r}")
 
 

@@ -1,10 +1,10 @@
 """Calibration: per KV head a monotone map from ranker scores to a scale all heads share.
 
 Scores of different heads are not comparable: a ranking does not change when all scores of a head
-shift. The map gives the logarithm of what a token with that score is worth on held-out traces
+shift. The map gives the logarithm of the importance of tokens with that score on held-out traces
 (`train.calibration.fit` fits it), so that one threshold can serve all heads of a model. It is
 piecewise linear between knots and strictly increasing, so that it never changes a head's ranking
-(but for scores that float32 cannot tell apart afterwards); beyond its knots it goes on with its end
+(but for scores that float32 cannot separate afterwards); beyond its knots it goes on with its end
 slopes.
 """
 
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 TARGETS = ("contribution", "max_future_attention", "future_attention", "share")
-"""What tokens are worth (`train.calibration.fit.TARGETS` defines them)."""
+"""Definitions of importance (`train.calibration.fit.TARGETS` defines them)."""
 RENAMED = {"peak": "max_future_attention", "attention": "future_attention"}
-"""Targets in files written before -> names of today."""
+"""Targets in files written before -> names now."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

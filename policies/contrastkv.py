@@ -27,17 +27,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvp.errors import UsageError
 from kvp.scoring import Needs, Noise, Reconstruction, View
-from policies.base import Heuristic, Presets, check_choice, check_integer
+from policies.base import Heuristic, Presets, check_choice, check_integer, check_number
 
-_LEAST_TOKENS = 20
+_MINIMUM_TOKENS = 20
 _ONE = 0x3F800000  # the bits of 1.0 in float32
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastKV(Heuristic):
-    """Keep what the repetition and noise agree on, then what the repetition attends to."""
+    """Keep what repetition and noise agree on, then what the repetition attends to."""
 
     beta: float = 0.1
     """Share of a head's tokens above (and below) the quantiles, 0 to 0.5; 0 skips the step."""
@@ -59,11 +58,11 @@ class ContrastKV(Heuristic):
 
     def __post_init__(self) -> None:
         """Raise UsageError on an option outside its range."""
-        _check_number(self.method, "beta", self.beta, most=0.5)
-        _check_number(self.method, "gamma", self.gamma, most=math.inf)
-        check_integer(self.method, "chunk", self.chunk, least=1)
-        check_integer(self.method, "noise", self.noise, least=1)
-        check_integer(self.method, "seed", self.seed, least=0)
+        check_number(self.method, "beta", self.beta, maximum=0.5)
+        check_number(self.method, "gamma", self.gamma)
+        check_integer(self.method, "chunk", self.chunk, minimum=1)
+        check_integer(self.method, "noise", self.noise, minimum=1)
+        check_integer(self.method, "seed", self.seed, minimum=0)
         check_choice(self.method, "denominator", self.denominator, ("chunk", "full"))
         check_choice(self.method, "scope", self.scope, ("layer", "head"))
 
@@ -80,7 +79,7 @@ class ContrastKV(Heuristic):
         assert view.reconstruction is not None
         assert view.noise is not None
         positive, negative = view.reconstruction, view.noise
-        gated = self.beta > 0 and positive.shape[-1] >= _LEAST_TOKENS
+        gated = self.beta > 0 and positive.shape[-1] >= _MINIMUM_TOKENS
         if not gated and self.gamma == 0:
             return positive.clone(memory_format=torch.contiguous_format)
         fused = self._layer_fusion(positive, negative)
@@ -92,9 +91,9 @@ class ContrastKV(Heuristic):
 
     def _layer_fusion(self, positive: Tensor, negative: Tensor) -> Tensor:
         axes = (-2, -1) if self.scope == "layer" else (-1,)
-        least, most = negative.amin(axes, keepdim=True), negative.amax(axes, keepdim=True)
-        spread = torch.where(most > least, most - least, 1.0)
-        raised = positive + self.gamma * ((negative - least) / spread)
+        low, high = negative.amin(axes, keepdim=True), negative.amax(axes, keepdim=True)
+        spread = torch.where(high > low, high - low, 1.0)
+        raised = positive + self.gamma * ((negative - low) / spread)  # [B, H, N]
         return torch.minimum(raised, positive.amax(axes, keepdim=True))
 
 
@@ -104,13 +103,13 @@ def quantile(scores: Tensor, share: float) -> Tensor:
     For any N (`torch.quantile` stops at 16 million elements).
     """
     ordered = scores.double().sort(dim=-1).values
-    place = (scores.shape[-1] - 1) * share
-    if abs(place - round(place)) < 1e-9:  # 0.9 * 30 is 27 and hits the token there exactly
-        place = round(place)
-    below = math.floor(place)
+    rank = (scores.shape[-1] - 1) * share
+    if abs(rank - round(rank)) < 1e-9:  # 0.9 * 30 is 27 and hits the token there exactly
+        rank = round(rank)
+    below = math.floor(rank)
     above = min(below + 1, scores.shape[-1] - 1)
-    low, high = ordered[..., below, None], ordered[..., above, None]
-    return low + (place - below) * (high - low)
+    low, high = ordered[..., below, None], ordered[..., above, None]  # [..., 1]
+    return low + (rank - below) * (high - low)
 
 
 def ordered_scores(fused: Tensor, positive: Tensor) -> Tensor:
@@ -123,26 +122,26 @@ def ordered_scores(fused: Tensor, positive: Tensor) -> Tensor:
     - fused 0 becomes minus the float whose bits are those of 1.0 minus those of `positive`: at
       most 0;
     - anything between stays as it is, or is raised by the few units in the last place it takes to
-      tell it from tokens of the layer with the same fused score and a smaller `positive`.
+      separate it from tokens of the layer with the same fused score and a smaller `positive`.
 
     The first two are the same function in every layer, so tokens compare exactly across layers;
     the third shifts them by no more than one unit (6e-8 of the score) per tied token.
     """
-    own = _bits(positive.clamp(0, 1))
-    between = _told_apart(_bits(fused.clamp(0, 1)).flatten(1), own.flatten(1)).view(own.shape)
-    above, below = _float(_ONE + own), -_float(_ONE - own)
+    bits = _bits(positive.clamp(0, 1))  # [B, H, N]
+    between = _ties_resolved(_bits(fused.clamp(0, 1)).flatten(1), bits.flatten(1)).view(bits.shape)
+    above, below = _float(_ONE + bits), -_float(_ONE - bits)
     return torch.where(fused >= 1, above, torch.where(fused <= 0, below, _float(between)))
 
 
-def _told_apart(fused: Tensor, own: Tensor) -> Tensor:
-    """Bits [B, M] of the fused scores strictly between 0 and 1, ties resolved by `own`."""
-    by_own = own.argsort(dim=-1, stable=True)
-    order = by_own.gather(1, fused.gather(1, by_own).argsort(dim=-1, stable=True))
-    fused, own = fused.gather(1, order), own.gather(1, order)
-    new = (fused.diff(dim=-1) != 0) | (own.diff(dim=-1) != 0)
+def _ties_resolved(fused: Tensor, positive: Tensor) -> Tensor:
+    """Bits [B, M] of the fused scores strictly between 0 and 1, ties resolved by `positive`."""
+    by_positive = positive.argsort(dim=-1, stable=True)
+    order = by_positive.gather(1, fused.gather(1, by_positive).argsort(dim=-1, stable=True))
+    fused, positive = fused.gather(1, order), positive.gather(1, order)  # ascending pairs
+    new = (fused.diff(dim=-1) != 0) | (positive.diff(dim=-1) != 0)  # [B, M - 1]
     new &= (fused[:, 1:] > 0) & (fused[:, 1:] < _ONE)
     step = torch.nn.functional.pad(new.long().cumsum(dim=-1), (1, 0))
-    # The least values >= fused that rise by 1 at every new pair.
+    # The smallest values >= fused that rise by 1 at every new pair.
     raised = step + (fused - step).cummax(dim=-1).values
     return torch.empty_like(raised).scatter_(1, order, raised.clamp(max=_ONE - 1))
 
@@ -153,10 +152,3 @@ def _bits(values: Tensor) -> Tensor:
 
 def _float(bits: Tensor) -> Tensor:
     return bits.int().view(torch.float32)
-
-
-def _check_number(method: str, option: str, value: object, *, most: float) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value <= most or value == math.inf:  # type: ignore[operator]
-        wanted = "a number >= 0" if most == math.inf else f"a number from 0 to {most}"
-        raise UsageError(f"{method}: {option} must be {wanted}, got {value!r}")

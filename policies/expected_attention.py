@@ -50,11 +50,11 @@ class ExpectedAttention(Heuristic):
 
     def __post_init__(self) -> None:
         """Raise UsageError on an option outside its range."""
-        check_integer(self.method, "future", self.future, least=1)
-        check_integer(self.method, "sinks", self.sinks, least=0)
+        check_integer(self.method, "future", self.future, minimum=1)
+        check_integer(self.method, "sinks", self.sinks, minimum=0)
         check_choice(self.method, "covariance", self.covariance, (True, False))
         check_choice(self.method, "values", self.values, (True, False))
-        check_number(self.method, "epsilon", self.epsilon, least=0)
+        check_number(self.method, "epsilon", self.epsilon, minimum=0)
 
     @property
     def needs(self) -> Needs:
@@ -69,25 +69,25 @@ class ExpectedAttention(Heuristic):
             return scores
         moments = query_moments(view, rope, self.sinks)
         cosine, sine = mean_future_rotation(view, rope, self.future)
-        mean = rope.rotate(moments.mean[:, :, None], cosine, sine)[:, :, 0]
+        mean = rope.rotate(moments.mean[:, :, None], cosine, sine)[:, :, 0]  # [B, Q, D]
         half = rope.rotate(moments.covariance, cosine, sine).transpose(-1, -2)
-        spread = rope.rotate(half, cosine, sine)
-        judged = self._expected(view.keys[:, :, self.sinks :].float(), mean, spread)
+        spread = rope.rotate(half, cosine, sine)  # [B, Q, D, D], R S R^T
+        expected = self._expected(view.keys[:, :, self.sinks :].float(), mean, spread)
         if self.values:
             norms = torch.linalg.vector_norm(view.values[:, :, self.sinks :].float(), dim=-1)
-            judged = (judged + self.epsilon) * norms
-        scores[..., self.sinks :] = judged
-        scores[..., : self.sinks] = judged.amax(dim=(1, 2), keepdim=True) + 1
+            expected = (expected + self.epsilon) * norms
+        scores[..., self.sinks :] = expected
+        scores[..., : self.sinks] = expected.amax(dim=(1, 2), keepdim=True) + 1
         return scores
 
     def _expected(self, keys: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
         """Mean over query heads of the expected attention of keys [B, H, N, D]: [B, H, N]."""
         heads, width = keys.shape[1], keys.shape[-1]
-        grouped = torch.unflatten(mean, 1, (heads, -1))
-        logits: Tensor = (grouped @ keys.transpose(-1, -2)) * width**-0.5
+        grouped = torch.unflatten(mean, 1, (heads, -1))  # [B, H, G, D]
+        logits: Tensor = (grouped @ keys.transpose(-1, -2)) * width**-0.5  # [B, H, G, N]
         if self.covariance:
             spreads = torch.unflatten(spread, 1, (heads, -1))
             for member in range(spreads.shape[2]):
-                form = ((keys @ spreads[:, :, member]) * keys).sum(dim=-1)
+                form = ((keys @ spreads[:, :, member]) * keys).sum(dim=-1)  # [B, H, N]
                 logits[:, :, member] += form / (2 * width)
         return logits.softmax(dim=-1).mean(dim=2)

@@ -18,7 +18,7 @@ from kvp.scoring import View
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moments:
+class QueryMoments:
     """Queries of a view before RoPE, as a distribution per query head."""
 
     mean: Tensor
@@ -37,7 +37,7 @@ def view_rope(view: View, method: str) -> Rope:
     return view.rope
 
 
-def query_moments(view: View, rope: Rope, skip: int) -> Moments:
+def query_moments(view: View, rope: Rope, skip: int) -> QueryMoments:
     """Mean and covariance of all queries of a view before RoPE, first `skip` tokens left out.
 
     Needs every query (`ALL_QUERIES`) and more than `skip` tokens. One query head at a time, so
@@ -52,7 +52,7 @@ def query_moments(view: View, rope: Rope, skip: int) -> Moments:
         centred = plain - mean[:, None]
         means.append(mean)
         covariances.append(centred.transpose(1, 2) @ centred / plain.shape[1])
-    return Moments(mean=torch.stack(means, dim=1), covariance=torch.stack(covariances, dim=1))
+    return QueryMoments(mean=torch.stack(means, dim=1), covariance=torch.stack(covariances, dim=1))
 
 
 def mean_future_rotation(view: View, rope: Rope, future: int) -> tuple[Tensor, Tensor]:

@@ -62,7 +62,7 @@ class GVote(Heuristic):
     include_current: bool = True
     """Let the last query vote, too."""
     min_keep: int = 4
-    """Fewest tokens of a head."""
+    """Minimum number of tokens of a head."""
     space: str = "hidden"
     """Where queries are drawn: `hidden` states (diagonal) or `query` space (full covariance)."""
     seed: int = 0
@@ -73,14 +73,14 @@ class GVote(Heuristic):
 
     def __post_init__(self) -> None:
         """Raise UsageError on an option outside its range."""
-        check_number(self.method, "p_nuc", self.p_nuc, least=0, most=1)
-        check_integer(self.method, "samples", self.samples, least=1)
-        check_integer(self.method, "n_skip", self.n_skip, least=0)
-        check_integer(self.method, "future", self.future, least=1)
+        check_number(self.method, "p_nuc", self.p_nuc, minimum=0, maximum=1)
+        check_integer(self.method, "samples", self.samples, minimum=1)
+        check_integer(self.method, "n_skip", self.n_skip, minimum=0)
+        check_integer(self.method, "future", self.future, minimum=1)
         check_choice(self.method, "include_current", self.include_current, (True, False))
-        check_integer(self.method, "min_keep", self.min_keep, least=1)
+        check_integer(self.method, "min_keep", self.min_keep, minimum=1)
         check_choice(self.method, "space", self.space, ("hidden", "query"))
-        check_integer(self.method, "seed", self.seed, least=0)
+        check_integer(self.method, "seed", self.seed, minimum=0)
 
     @property
     def needs(self) -> Needs:
@@ -99,10 +99,10 @@ class GVote(Heuristic):
         assert view.queries is not None
         if view.keys.shape[2] <= self.n_skip:
             return torch.ones(view.keys.shape[:3], device=view.keys.device)
-        current = recent_attention(view.queries, view.keys, 1).squeeze(-2)
+        current = recent_attention(view.queries, view.keys, 1).squeeze(-2)  # [B, H, G, N]
         ranking = rank_tokens(current)
-        held = current.gather(-1, ranking).double().cumsum(dim=-1)
-        size = ((held < self.p_nuc).sum(dim=-1, keepdim=True) + 1).clamp(max=held.shape[-1])
+        mass = current.gather(-1, ranking).double().cumsum(dim=-1)  # [B, H, G, N] of the best ones
+        size = ((mass < self.p_nuc).sum(dim=-1, keepdim=True) + 1).clamp(max=mass.shape[-1])
         votes = torch.zeros_like(current)
         if self.include_current:
             votes += _first(ranking, size)
@@ -113,14 +113,14 @@ class GVote(Heuristic):
             logits = group_products(grouped[..., None, :], keys).squeeze(-2)  # [B, H, G, N]
             votes += _first(rank_tokens(logits), size)
             attention += logits.softmax(dim=-1)
-        mean = attention.mean(dim=2) / self.samples
+        mean = attention.mean(dim=2) / self.samples  # [B, H, N]
         return votes.sum(dim=2) + mean.clamp(max=_LARGEST_FRACTION)
 
     def guesses(self, view: View) -> Iterator[Tensor]:
         """Guessed queries [B, Q, D] float32 at the positions to come, one draw at a time.
 
         Raises UsageError when the view carries no rotary embedding, or no hidden states though they
-        are asked for.
+        are needed.
         """
         rope = view_rope(view, self.method)
         cosine, sine = (part.squeeze(1) for part in mean_future_rotation(view, rope, self.future))
@@ -156,9 +156,9 @@ class GVote(Heuristic):
 
 def _first(ranking: Tensor, size: Tensor) -> Tensor:
     """1.0 for the first `size` [..., 1] tokens of `ranking` [..., N], 0.0 for others: [..., N]."""
-    place = torch.arange(ranking.shape[-1], device=ranking.device)
-    chosen = (place < size).float()
-    return torch.zeros_like(chosen).scatter_(-1, ranking, chosen)
+    rank = torch.arange(ranking.shape[-1], device=ranking.device)
+    kept = (rank < size).float()  # [..., N] by rank
+    return torch.zeros_like(kept).scatter_(-1, ranking, kept)
 
 
 def _square_root(covariance: Tensor) -> Tensor:

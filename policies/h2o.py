@@ -48,10 +48,10 @@ class H2O(Heuristic):
     }
 
     def __post_init__(self) -> None:
-        """Raise UsageError on an unknown normalisation, or a window beside half recents."""
+        """Raise UsageError on an unknown normalisation, or a window together with half recents."""
         check_choice(self.method, "normalize", self.normalize, ("none", "visible"))
         check_choice(self.method, "recents", self.recents, (True, False))
-        check_integer(self.method, "window", self.window, least=0)
+        check_integer(self.method, "window", self.window, minimum=0)
         if self.window and self.recents:
             raise UsageError(f"{self.method}: window={self.window} needs recents=false")
 

@@ -1,4 +1,4 @@
-"""KeyDiff (arXiv 2504.15364): keys that differ from the average key are worth keeping.
+"""KeyDiff (arXiv 2504.15364): keep keys that differ from the average key.
 
 Formula: score_i = -cos(k_i, a), a = mean over all tokens of k_i / ||k_i||, keys after RoPE,
 float32. No options: kvpress computes the same. Cost O(N D) per head. The paper evicts block by

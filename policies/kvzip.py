@@ -1,6 +1,6 @@
-"""KVzip (arXiv 2505.23416): what the model looks at when it repeats its context.
+"""KVzip (arXiv 2505.23416): what the model attends to while it repeats its context.
 
-Formula: after the prefill the model is asked to repeat its context, chunk by chunk, and fed the
+Formula: after the prefill the model is prompted to repeat its context, chunk by chunk, and fed the
 answer. Per KV head, s_i = max over the G query heads and all queries of that input of the softmax
 attention to token i, over [first `sinks` tokens; the chunk's tokens; the input itself, causal]
 (section 3; the pass is `kvp.scoring.Reconstruction`). `plus` (KVzip+, from KVzap, arXiv 2601.07891)
@@ -31,7 +31,7 @@ class KVzip(Heuristic):
     chunk: int = 2048
     """Context tokens repeated per pass."""
     sinks: int = 4
-    """First tokens that stand in the softmax of every chunk."""
+    """First tokens that are in the softmax of every chunk."""
     plus: bool = False
     """KVzip+: weigh attention by what the value adds to the state."""
     full: bool = False
@@ -44,9 +44,9 @@ class KVzip(Heuristic):
 
     def __post_init__(self) -> None:
         """Raise UsageError on an empty chunk or negative counts."""
-        check_integer(self.method, "chunk", self.chunk, least=1)
-        check_integer(self.method, "sinks", self.sinks, least=0)
-        check_integer(self.method, "forced", self.forced, least=0)
+        check_integer(self.method, "chunk", self.chunk, minimum=1)
+        check_integer(self.method, "sinks", self.sinks, minimum=0)
+        check_integer(self.method, "forced", self.forced, minimum=0)
         check_choice(self.method, "plus", self.plus, (False, True))
         check_choice(self.method, "full", self.full, (False, True))
 

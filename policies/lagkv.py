@@ -1,15 +1,15 @@
-"""LagKV (arXiv 2504.04704): a partition is judged by how it looks against the one that follows.
+"""LagKV (arXiv 2504.04704): tokens are compared with the range of the following partition.
 
-Formula, per KV head: drop `n_sink` sinks and cut the rest into partitions of `lag` tokens.
+Formula, per KV head: drop `n_sink` sinks and split the rest into partitions of `lag` tokens.
 Partition p is scaled, per channel, by the minimum and maximum of partition p + 1; each token's u is
 the (unbiased) standard deviation of its scaled channels, softmaxed over the partition. This is done
 for keys and for values, and the two are averaged. The score is the token's rank inside its
 partition / lag, so every partition keeps the same share. The last full partition and the remainder
-are never judged: they score 1; sinks come before everything. Fewer than n_sink + 2 lag tokens are
+are never compared: they score 1; sinks come before everything. Fewer than n_sink + 2 lag tokens are
 ranked by recency.
 
 Defaults: n_sink 4; lag `auto` = min(128, max(4, budget // 4)), because with a fixed lag the sinks
-and the unjudged tail hold up to n_sink + 2 lag tokens, and smaller budgets would measure recency
+and the uncompared tail hold up to n_sink + 2 lag tokens, and smaller budgets would measure recency
 only. Presets: `kvpress` (n_sink 4, lag 128), `official` (n_sink 16, lag 1024, as its code). Cost
 O(N D) per head. The official code leaves short prompts alone and works recursively while decoding;
 kvpress leaves ties between sinks and tail undefined and divides by zero on constant channels (here:
@@ -35,7 +35,7 @@ class LagKV(Heuristic):
     """Keep tokens that vary most against the following partition."""
 
     n_sink: int = 4
-    """First tokens, never judged and ranked first."""
+    """First tokens, never compared and ranked first."""
     lag: int | str = AUTO
     """Tokens per partition, or `auto` to follow the budget."""
 
@@ -47,15 +47,15 @@ class LagKV(Heuristic):
 
     def __post_init__(self) -> None:
         """Raise UsageError on negative sinks or a lag below 2 (one token has no range)."""
-        check_integer(self.method, "n_sink", self.n_sink, least=0)
-        check_integer(self.method, "lag", self.lag, least=2, auto=True)
+        check_integer(self.method, "n_sink", self.n_sink, minimum=0)
+        check_integer(self.method, "lag", self.lag, minimum=2, auto=True)
 
     def lag_for(self, budget: int) -> int:
         """Tokens per partition at a budget (tokens per KV head)."""
         return self.lag if isinstance(self.lag, int) else min(128, max(4, budget // 4))
 
     def score(self, view: View) -> Tensor:
-        """Sinks in (2, 3], tail 1, judged tokens in [0, 1): [B, H, N] float32."""
+        """Sinks in (2, 3], tail 1, compared tokens in [0, 1): [B, H, N] float32."""
         batch, heads, tokens, _ = view.keys.shape
         lag = self.lag_for(view.budget)
         scores = torch.ones(batch, heads, tokens, device=view.keys.device)
@@ -71,14 +71,14 @@ class LagKV(Heuristic):
         return scores
 
     def _spread(self, states: Tensor, lag: int) -> Tensor:
-        """[B, H, N, D] -> softmaxed spread [B, H, partitions - 1, lag] of the judged partitions."""
+        """[B, H, N, D] -> softmaxed spread [B, H, partitions - 1, lag] of compared partitions."""
         partitions = (states.shape[-2] - self.n_sink) // lag
         body = states[..., self.n_sink : self.n_sink + partitions * lag, :].float()
         parts = torch.unflatten(body, -2, (partitions, lag))
-        judged, reference = parts[..., :-1, :, :], parts[..., 1:, :, :]
+        scored, reference = parts[..., :-1, :, :], parts[..., 1:, :, :]
         low = reference.amin(dim=-2, keepdim=True)
         high = reference.amax(dim=-2, keepdim=True)
-        scaled: Tensor = (judged - low) / (high - low).clamp_min(_SMALLEST_RANGE)
+        scaled: Tensor = (scored - low) / (high - low).clamp_min(_SMALLEST_RANGE)
         # torch's own `std` over a short last axis is ten times slower on CPUs.
         centred = scaled - scaled.mean(dim=-1, keepdim=True)
         spread: Tensor = torch.linalg.vector_norm(centred, dim=-1) / (scaled.shape[-1] - 1) ** 0.5

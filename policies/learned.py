@@ -1,7 +1,7 @@
 """KVP: rank cached tokens with the trained ranker of each KV head (paper, section 3).
 
 Score = the ranker's output for (key after RoPE, value, true position), greedy: no Gumbel noise; in
-a calibrated policy the logarithm of what such tokens are worth (`policies.calibration`).
+a calibrated policy the logarithm of the importance of such tokens (`policies.calibration`).
 The weights are the averaged (EMA) ones, which is what training exports. Cost per layer: H small
 networks over N tokens, about 0.5 MFLOP per token and head at hidden 256; no query and no attention
 is read. Differences to the released code: none in scoring; protection of sinks and recents is
@@ -44,12 +44,12 @@ class LearnedScorer:
 
     @property
     def name(self) -> str:
-        """`kvp`; which policy it is stands in `label`."""
+        """`kvp`; `label` says which policy it is."""
         return "kvp"
 
     @property
     def needs(self) -> Needs:
-        """Nothing beside keys, values and positions."""
+        """Nothing but keys, values and positions."""
         return Needs()
 
     @torch.no_grad()

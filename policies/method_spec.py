@@ -122,7 +122,7 @@ class AllocatorEntry(Entry[Allocator]):
 
     @property
     def sized_by_scorer(self) -> bool:
-        """True if it ignores the budget and takes the sizes that the scorer asks for."""
+        """True if it ignores the budget and takes the sizes that the scorer gives."""
         return sizes_itself(self.builder)
 
 
@@ -155,7 +155,7 @@ def needs_in_words(needs: Needs) -> str:
 
 
 def sizes_itself(allocator: object) -> bool:
-    """Whether an allocator ignores the budget and takes the sizes that the scorer asks for."""
+    """Whether an allocator ignores the budget and takes the sizes that the scorer gives."""
     return bool(getattr(allocator, "sized_by_scorer", False))
 
 

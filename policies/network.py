@@ -38,8 +38,8 @@ def score_tokens(
         rows = positions.clamp(0, spec.max_positions - 1)
         inputs["position"] = rows.expand(count, keys.shape[1])
     elif "position" in spec.projected:
-        places = position_features(spec, positions, length)
-        inputs["position"] = places.expand(count, *places.shape[-2:])
+        features = position_features(spec, positions, length)
+        inputs["position"] = features.expand(count, *features.shape[-2:])
     inputs = {name: inputs[name] for name in spec.projected}
     if stacked:
         return _network(spec, weights, inputs)

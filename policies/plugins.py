@@ -39,9 +39,9 @@ from kvp.plugins import (
 from kvp.scoring import Needs, Scorer
 from policies.method_spec import AllocatorEntry, Entry, ScorerEntry, Specification, Value
 
-SCORERS = "kvp.scorers"
+SCORER_GROUP = "kvp.scorers"
 """Entry point group of scorers."""
-ALLOCATORS = "kvp.allocators"
+ALLOCATOR_GROUP = "kvp.allocators"
 """Entry point group of allocators."""
 
 _NOT_STATED = "not stated"
@@ -51,7 +51,7 @@ E = TypeVar("E", bound=Entry[Any])
 
 def plugin_scorer(name: str) -> ScorerEntry | None:
     """The scorer of that name, None without one; UsageError names the package if it is unusable."""
-    point = find_plugin(SCORERS, name)
+    point = find_plugin(SCORER_GROUP, name)
     if point is None:
         return None
     builder = _load(point, "score")
@@ -69,7 +69,7 @@ def plugin_scorer(name: str) -> ScorerEntry | None:
 
 def plugin_allocator(name: str) -> AllocatorEntry | None:
     """The allocator of that name, None without one; raises as `plugin_scorer`."""
-    point = find_plugin(ALLOCATORS, name)
+    point = find_plugin(ALLOCATOR_GROUP, name)
     if point is None:
         return None
     builder = _load(point, "allocate")

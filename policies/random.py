@@ -1,6 +1,6 @@
 """Random: the floor every other method has to clear.
 
-Formula: score_i ~ U(0, 1), independent per KV head. Default seed 0. Cost: none worth naming. The
+Formula: score_i ~ U(0, 1), independent per KV head. Default seed 0. Cost: negligible. The
 generator is keyed by (seed, layer, head, N), so a result depends on nothing else: not on the order
 of calls, the batch, the device or the process. Public code draws from the global generator, or
 (with a seed) gives every layer the same draw.
@@ -30,7 +30,7 @@ class Random(Heuristic):
 
     def __post_init__(self) -> None:
         """Raise UsageError on a seed that is not a number >= 0."""
-        check_integer(self.method, "seed", self.seed, least=0)
+        check_integer(self.method, "seed", self.seed, minimum=0)
 
     def score(self, view: View) -> Tensor:
         """Uniform numbers, [B, H, N] float32; the same in every row of a batch."""

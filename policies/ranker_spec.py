@@ -1,4 +1,4 @@
-"""What a ranker is made of: its inputs, its size, and the features of a token's place.
+"""What a ranker is made of: its inputs, its size, and the features of a token's position.
 
 Plain data and one pure function; the weights are `policies.ranker`, the arithmetic is
 `policies.network`. Inputs may be left out to measure what they contribute: a ranker without an
@@ -19,7 +19,7 @@ from kvp.rope import Rope
 
 ARCHITECTURES = ("fourier", "paper")
 INPUTS = ("key", "value", "position", "distance")
-"""All a ranker can be told of a token, in the order in which its network takes them."""
+"""Everything a ranker can read of a token, in the order in which its network takes them."""
 PAPER_INPUTS = ("key", "value", "position")
 """What the paper's ranker sees: its position table knows nothing of the end of the cache."""
 MOST_BLOCKS = 2
@@ -120,7 +120,7 @@ class RankerSpec:
 
     @property
     def position_features(self) -> int:
-        """Width of the `fourier` features of a token's place before their projection."""
+        """Width of the `fourier` features of a token's position before their projection."""
         width = 2 + 2 * self.frequencies if "position" in self.inputs else 0
         return width + ("distance" in self.inputs)
 
@@ -171,15 +171,15 @@ def position_features(spec: RankerSpec, positions: Tensor, length: int | Tensor)
     `length` is the number of tokens seen when the cache is compressed (last position + 1), as one
     number or one per token; distance to the end is legal information at eviction time.
     """
-    place = positions.float()
+    position = positions.float()
     scale = math.log1p(spec.reference_length)
     trends, waves = [], []
     if "position" in spec.inputs:
         exponents = torch.linspace(0, 1, spec.frequencies, device=positions.device)
         ratio = max(spec.reference_length / _SHORTEST_WAVELENGTH, 1.0)
         wavelengths = _SHORTEST_WAVELENGTH * ratio**exponents
-        angle = 2 * math.pi * (place[..., None] % wavelengths) / wavelengths
-        trends += [place / spec.reference_length, place.log1p() / scale]
+        angle = 2 * math.pi * (position[..., None] % wavelengths) / wavelengths
+        trends += [position / spec.reference_length, position.log1p() / scale]
         waves = [angle.sin(), angle.cos()]
     if "distance" in spec.inputs:
         remaining = (length - 1 - positions).float().clamp_min(0)

@@ -38,9 +38,9 @@ from policies.method_spec import (
     split_method,
 )
 from policies.oracle import Oracle
-from policies.plugins import ALLOCATORS as PLUGIN_ALLOCATORS
 from policies.plugins import (
-    SCORERS,
+    ALLOCATOR_GROUP,
+    SCORER_GROUP,
     allocator_from,
     named_object,
     plugin_allocator,
@@ -136,7 +136,7 @@ ALLOCATORS: Mapping[str, AllocatorEntry] = {
             line="groups of layers on a falling line, the lowest has most", needs="nothing",
         ),
         AllocatorEntry(
-            builder=SelfSized, line="what the scorer asks for itself, whatever the budget",
+            builder=SelfSized, line="the sizes that the scorer gives, whatever the budget",
             needs="a scorer that sizes the cache itself", cost="nothing",
         ),
         AllocatorEntry(
@@ -155,12 +155,12 @@ RENAMED_ALLOCATORS: Mapping[str, str] = {"own": "self_sized"}
 
 def every_method() -> tuple[dict[str, ScorerEntry], list[str]]:
     """Scorers by name, built in and of plugins, and a line on each plugin that cannot be used."""
-    return with_plugins(SCORERS, METHODS, plugin_scorer)
+    return with_plugins(SCORER_GROUP, METHODS, plugin_scorer)
 
 
 def every_allocator() -> tuple[dict[str, AllocatorEntry], list[str]]:
     """Allocators by name and a line on each plugin that cannot be used, as `every_method`."""
-    return with_plugins(PLUGIN_ALLOCATORS, ALLOCATORS, plugin_allocator)
+    return with_plugins(ALLOCATOR_GROUP, ALLOCATORS, plugin_allocator)
 
 
 def make_scorer(spec: str | Scorer | type[Scorer], **options: Value) -> Scorer:
@@ -183,7 +183,7 @@ def make_scorer(spec: str | Scorer | type[Scorer], **options: Value) -> Scorer:
         return entry.build(written.argument, {**written.options, **options})
     found = named_object(written, "method")
     if found is None:
-        raise _unknown("method", written.name, METHODS, SCORERS)
+        raise _unknown("method", written.name, METHODS, SCORER_GROUP)
     label = f"method {written.name}:{written.argument}"
     return _checked_scorer(found, {**written.options, **options}, label)
 
@@ -202,7 +202,7 @@ def make_allocator(spec: str | Allocator | type[Allocator]) -> Allocator:
         return entry.build(written.argument, written.options)
     found = named_object(written, "allocator")
     if found is None:
-        raise _unknown("allocator", written.name, ALLOCATORS, PLUGIN_ALLOCATORS)
+        raise _unknown("allocator", written.name, ALLOCATORS, ALLOCATOR_GROUP)
     label = f"allocator {written.name}:{written.argument}"
     return allocator_from(found, written.options, label)
 

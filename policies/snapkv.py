@@ -52,8 +52,8 @@ class SnapKV(Heuristic):
 
     def __post_init__(self) -> None:
         """Raise UsageError on an empty window, an even kernel or an unknown pooling."""
-        check_integer(self.method, "window", self.window, least=1, auto=True)
-        check_integer(self.method, "kernel", self.kernel, least=1)
+        check_integer(self.method, "window", self.window, minimum=1, auto=True)
+        check_integer(self.method, "kernel", self.kernel, minimum=1)
         check_choice(self.method, "pool", self.pool, ("max", "avg"))
         if self.kernel % 2 == 0:
             raise UsageError(f"{self.method}: kernel must be odd, got {self.kernel}")

@@ -35,7 +35,7 @@ class StreamingLLM(Heuristic):
 
     def __post_init__(self) -> None:
         """Raise UsageError on a negative number of sinks."""
-        check_integer(self.method, "n_sink", self.n_sink, least=0)
+        check_integer(self.method, "n_sink", self.n_sink, minimum=0)
         check_choice(self.method, "keep_recents", self.keep_recents, (True, False))
 
     def score(self, view: View) -> Tensor:

@@ -1,7 +1,7 @@
-"""What kind of task a prompt asks for: the answer lies in one place, or is spread over the context.
+"""The kind of task of a prompt: the answer lies in one passage, or is spread over the context.
 
 Every provider answers for a view; what it must see there it declares. Three of them: named by the
-user, guessed from the wording of the prompt's end, told by a trained classifier (which runs where
+user, guessed from the wording of the prompt's end, given by a trained classifier (which runs where
 models run, in `kvp.hf.classifier`, and arrives as the view's label).
 """
 
@@ -15,7 +15,7 @@ from kvp.errors import UsageError
 from kvp.scoring import View
 
 QA = "qa"
-"""Information localisation: a few places of the context hold the answer."""
+"""Information localisation: a few passages of the context hold the answer."""
 
 AGGREGATION = "aggregation"
 """Summaries, code, counting: the answer is spread over the context."""
@@ -124,7 +124,7 @@ _CODE_LINE = re.compile(
     r"^\s*(def |class |import |from \w+ import|return\b|if .*[:{]$|for .*[:{]$|#include|public |"
     r"private |static |//|@\w+$|[\w.\[\]]+ = .+\(|\}).*|.*[;{}]\s*$"
 )
-_END = 300  # characters in which a cue counts twice: requests stand at the end
+_END = 300  # characters in which a cue counts twice: requests come at the end
 
 
 def guess_task_type(text: str) -> str:

@@ -1,15 +1,15 @@
-"""WindowKV (arXiv 2503.17922): whole windows of the context, chosen once per group of layers.
+"""WindowKV (arXiv 2503.17922): whole windows of the context, selected once per group of layers.
 
 Formula, per layer, the same for all its heads:
 1. The last `observed` tokens (alpha) are the observation window and come first, newest first.
 2. t_j = mean over all Q query heads and the alpha observation queries of the softmax attention
    A[i, j], for every token j before them.
-3. These tokens are cut into windows of `window` tokens (omega), the last one padded with zeros, and
+3. They are split into windows of `window` tokens (omega), the last one padded with zeros, and
    s_k = sum of the `top` largest t_j of window k / min(top, omega). All of the window
    (top = omega) to localise information (`qa`), fewer to aggregate it.
 4. Windows are taken by s_k; inside a window tokens are ranked by t_j. Ties go to the newer one.
 5. Layers share the choice of the first of their group (`group`, `Needs.layer_group`).
-So alpha + m omega tokens are the paper's set of m windows. Between such sizes its code leaves room
+So alpha + m omega tokens are the paper's set of m windows. Between such sizes its code leaves slack
 unused; here the next window's best tokens fill it. alpha counts inside the budget, where the code
 adds it. How the budget falls off over the layers is the allocator's: `windowkv+windowkv`.
 
@@ -40,7 +40,7 @@ from policies.recent_attention import recent_attention
 from policies.task_type import AGGREGATION, QA, TaskTypeProvider, provider_for
 
 
-class Setting(NamedTuple):
+class WindowSizes(NamedTuple):
     """Numbers of tokens for one task type."""
 
     observed: int
@@ -48,9 +48,9 @@ class Setting(NamedTuple):
     top: int
 
 
-SETTINGS: Mapping[str, Mapping[str, Setting]] = {
-    "qwen": {QA: Setting(4, 32, 32), AGGREGATION: Setting(16, 32, 16)},
-    "llama": {QA: Setting(16, 8, 8), AGGREGATION: Setting(32, 16, 8)},
+SETTINGS: Mapping[str, Mapping[str, WindowSizes]] = {
+    "qwen": {QA: WindowSizes(4, 32, 32), AGGREGATION: WindowSizes(16, 32, 16)},
+    "llama": {QA: WindowSizes(16, 8, 8), AGGREGATION: WindowSizes(32, 16, 8)},
 }
 """The paper's settings by model and task type."""
 
@@ -64,7 +64,7 @@ class WindowKV(Heuristic):
     classifier: str = ""
     """Folder or hub name of the classifier of task=bert."""
     setting: str = "qwen"
-    """What `auto` stands for below: `qwen` or `llama`."""
+    """Meaning of `auto` below: `qwen` or `llama`."""
     observed: int | str = AUTO
     """Last tokens that vote and are kept (alpha), or `auto` to follow setting and task."""
     window: int | str = AUTO
@@ -84,12 +84,12 @@ class WindowKV(Heuristic):
         provider_for(self.method, self.task, self.classifier)
         check_choice(self.method, "setting", self.setting, tuple(SETTINGS))
         for option in ("observed", "window", "top", "group"):
-            check_integer(self.method, option, getattr(self, option), least=1, auto=True)
+            check_integer(self.method, option, getattr(self, option), minimum=1, auto=True)
         check_choice(self.method, "per_head", self.per_head, (False, True))
 
     @property
     def provider(self) -> TaskTypeProvider:
-        """Who tells the task type."""
+        """What decides the task type."""
         return provider_for(self.method, self.task, self.classifier)
 
     @property
@@ -103,12 +103,12 @@ class WindowKV(Heuristic):
             layer_group=self.group if isinstance(self.group, int) else AUTO_GROUP,
         )
 
-    def setting_for(self, task_type: str) -> Setting:
+    def setting_for(self, task_type: str) -> WindowSizes:
         """The numbers for a task type, options included."""
         paper = SETTINGS[self.setting][task_type]
         window = self.window if isinstance(self.window, int) else paper.window
         top = window if task_type == QA else max(1, window // 2)
-        return Setting(
+        return WindowSizes(
             observed=self.observed if isinstance(self.observed, int) else paper.observed,
             window=window,
             top=min(self.top, window) if isinstance(self.top, int) else top,
@@ -128,16 +128,18 @@ class WindowKV(Heuristic):
             scores[:, :before] = -1 - self._order(votes, setting).float()
         return scores[:, None].expand(-1, heads, -1).contiguous()
 
-    def _order(self, votes: Tensor, setting: Setting) -> Tensor:
-        """Place of every token [B, M] int64, 0 = first, from attention per query head [B, Q, M]."""
+    def _order(self, votes: Tensor, setting: WindowSizes) -> Tensor:
+        """Rank of every token [B, M] int64, 0 = first, from attention per query head [B, Q, M]."""
         size = setting.window
         short = -votes.shape[-1] % size
-        shared = votes.mean(dim=1)
-        judged = votes if self.per_head else shared[:, None]
-        windows = torch.unflatten(F.pad(judged, (0, short)), -1, (-1, size))
-        worth = windows.topk(setting.top, dim=-1).values.sum(dim=-1).mean(dim=1)
-        outer = rank_tokens(worth).argsort(dim=-1)
+        shared = votes.mean(dim=1)  # [B, M]
+        voters = votes if self.per_head else shared[:, None]  # [B, Q or 1, M]
+        windows = torch.unflatten(
+            F.pad(voters, (0, short)), -1, (-1, size)
+        )  # [B, ., windows, size]
+        sums = windows.topk(setting.top, dim=-1).values.sum(dim=-1).mean(dim=1)  # [B, windows]
+        outer = rank_tokens(sums).argsort(dim=-1)  # rank of each window
         padded = torch.unflatten(F.pad(shared, (0, short), value=-torch.inf), -1, (-1, size))
-        inner = rank_tokens(padded).argsort(dim=-1)
-        places = (outer[..., None] * size + inner).flatten(-2)
-        return places[:, : votes.shape[-1]]
+        inner = rank_tokens(padded).argsort(dim=-1)  # rank inside the window
+        ranks = (outer[..., None] * size + inner).flatten(-2)  # [B, M + short]
+        return ranks[:, : votes.shape[-1]]

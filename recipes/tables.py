@@ -13,15 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from eval.report import tables
-from eval.report.compare import PROTOCOLS, Kind, compare
-from eval.report.costs import areas
+from eval.report.best_settings import Kind, compare
+from eval.report.costs import areas, timings
 from eval.report.load import Results, load_results
-from eval.report.markup import Field, Table
-from eval.report.timings import timings
+from eval.report.page import Field, Table
+from eval.report.run import ATTENTION_FREE
+from eval.report.schema import PROTOCOLS
 from eval.results.records import policy_groups
-from policies.registry import METHODS
 
-ATTENTION_FREE = frozenset(name for name, entry in METHODS.items() if entry.attention_free)
 RESAMPLES = 2000
 KINDS: tuple[Kind, ...] = ("accuracy", "perplexity", "kept")
 
@@ -44,7 +43,7 @@ def _cell(cell: Field | str) -> str:
 def all_tables(results: Results, validation: Results | None) -> Iterator[str]:
     """Headings and tables in the order of the page."""
     for protocol in results.protocols:
-        yield f"## {PROTOCOLS.get(protocol, protocol)}\n"
+        yield f"## {PROTOCOLS[protocol]}\n"
         for kind in KINDS:
             comparison = compare(
                 results, kind, protocol, validation=validation, resamples=RESAMPLES
@@ -52,7 +51,7 @@ def all_tables(results: Results, validation: Results | None) -> Iterator[str]:
             if comparison is not None:
                 yield markdown(tables.headline(comparison, ATTENTION_FREE, resamples=RESAMPLES))
                 yield markdown(tables.every_setting(comparison))
-                held = tables.bytes_held(comparison)
+                held = tables.cache_bytes(comparison)
                 if held is not None:
                     yield markdown(held)
         curves = [row for row in results.curves if row["protocol"] == protocol]

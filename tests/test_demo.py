@@ -50,7 +50,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         "--validation 2 --length 256",
         "train.cli": f"--config {configs}/train.yaml --traces {traces} --out {policies} "
         "--steps 4 --validate_every 2",
-        "eval.cli": f"--config {configs}/eval.yaml --policies {policies} --curves {traces} "
+        "eval.cli": f"--config {configs}/eval.yaml --policies {policies} --traces {traces} "
         f"--out {results} --prompts 1 --length 256 --budgets 25% --max_new_tokens 12 "
         "--bootstrap 50",
         "eval.report.cli": f"{results} --out {run}/report.html --bootstrap 50",

@@ -12,11 +12,23 @@ DESCRIPTION = (
     "store, the input of kvp-train). Says how many bytes it will write before it does; repeating "
     "an interrupted command continues it."
 )
+EXAMPLES = (
+    "kvp-collect --out runs/traces",
+    "kvp-collect --model Qwen/Qwen2.5-7B-Instruct --length 4096 --out traces/qwen --dry-run",
+    "kvp-collect --model FOLDER --data my_prompts.jsonl --answers reference --out traces/mine",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run kvp-collect; returns the exit code (0, 2 on a user's error, 130 on Ctrl-C)."""
-    return run_program(CollectConfig, _run, prog="kvp-collect", description=DESCRIPTION, argv=argv)
+    return run_program(
+        CollectConfig,
+        _run,
+        prog="kvp-collect",
+        description=DESCRIPTION,
+        argv=argv,
+        examples=EXAMPLES,
+    )
 
 
 def _run(config: CollectConfig) -> None:

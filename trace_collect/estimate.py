@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.filesize import decimal
+from transformers import PreTrainedConfig
 
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
+from kvp.hf import geometry_of
 from kvp.store import GridDtype, StoreKind, planned_bytes
+from trace_collect.config import CollectConfig
 
 _COMPRESSED = {"float32": 0.9, "float16": 0.7, "bfloat16": 0.7}
 """Share of the raw bytes that compression leaves, cautiously; 16-bit traces measured 0.69."""
@@ -28,7 +31,7 @@ class Estimate:
     store: StoreKind = "qkv"
     """What is kept beside keys and values."""
     grid: int = 0
-    """Cuts of an importance grid, 0 in a store without."""
+    """Compression points of an importance grid, 0 in a store without."""
     grid_dtype: GridDtype = "float16"
     labels: int = 0
     """Labels kept per token."""
@@ -99,17 +102,36 @@ class Estimate:
             lines.append(
                 f"{self.share:.3f} of the bytes with queries (keys and values alone: {floor:.3f})"
             )
+        if self.share > 1:
+            lines.append(
+                f"warning: --store {self.store} is larger than --store qkv for this model; take "
+                "qkv, or a smaller --grid"
+            )
         if rate is not None:
             lines.append(f"about {duration(self.tokens / rate)} at {rate:.0f} tokens/s")
         return lines
 
 
+def estimate(config: CollectConfig, model: PreTrainedConfig, sequences: int) -> Estimate:
+    """What `sequences` sequences of a configuration need at most."""
+    return Estimate(
+        geometry=geometry_of(model),
+        dtype=config.dtype,
+        sequences=sequences,
+        tokens=sequences * config.max_tokens,
+        store=config.store,
+        grid=config.cuts,
+        grid_dtype=config.grid_dtype,
+        labels=len(config.label_list),
+    )
+
+
 def check_disk(path: Path, needed: int) -> None:
     """Raise StoreError when the disk that `path` will be on has fewer than `needed` bytes left."""
-    place = path.absolute()
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    folder = path.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
     if free < needed:
         raise StoreError(
             f"--out {path}: about {decimal(needed)} to write, {decimal(free)} free on that disk"

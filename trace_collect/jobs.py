@@ -1,13 +1,18 @@
-"""What is collected (`kvp.data.collection_plan`), and the identity of a store."""
+"""What is collected, the identity of a store, and whether `--out` can take it."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from kvp.artifacts.claim import check_folder
 from kvp.data.collection_plan import CollectionPlan, DataRequest
-from kvp.hf.identity import model_identity
+from kvp.errors import StoreError
+from kvp.hf.identity import tokenizer_digest
+from kvp.store.sequence_records import committed
+from kvp.store.store_manifest import STORE
 from trace_collect.config import CollectConfig
 
 
@@ -19,24 +24,47 @@ def request_of(config: CollectConfig) -> DataRequest:
         length=config.length,
         seed=config.seed,
         essays=config.essays,
-        needs_reply=config.continuation == "reference",
+        needs_reply=config.answers == "reference",
     )
 
 
 def identity(
     config: CollectConfig,
     jobs: CollectionPlan,
-    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
+    weights: str | None,
 ) -> dict[str, Any]:
     """What decides the content of a store: a resumed run must repeat all of it.
 
-    The device is left out: it changes rounding, which is not what a trace means.
+    `weights` is their digest (`kvp.hf.identity.weights_digest`). The device is left out: it changes
+    rounding, which is not what a trace means.
     """
     return {
-        "model": model_identity(config.model, config.revision, model, tokenizer),
+        "model": {
+            "id": config.model,
+            "revision": config.revision,
+            "weights": weights,
+            "tokenizer": tokenizer_digest(tokenizer),
+        },
         "data": {**request_of(config).identity(jobs.tasks), "sequences": config.counts},
-        "continuation": config.continuation,
+        "continuation": config.answers,
         "max_new_tokens": config.max_new_tokens,
         "seed": config.seed,
     }
+
+
+def check_out(
+    config: CollectConfig, jobs: CollectionPlan, tokenizer: PreTrainedTokenizerBase
+) -> int:
+    """Sequences that `--out` already holds; raises StoreError where it cannot take the others.
+
+    Needs no weights: whether they are the same is checked when they are loaded.
+    """
+    out = Path(config.out)
+    found = STORE.found(out) if out.is_dir() else None
+    model = found["identity"].get("model") if found else None
+    weights = model.get("weights") if isinstance(model, dict) else None
+    refusal = check_folder(out, STORE, identity(config, jobs, tokenizer, weights))
+    if refusal:
+        raise StoreError(refusal)
+    return len(committed(out)) if found else 0

@@ -6,7 +6,19 @@ from collections.abc import Sequence
 
 from kvp.cli import main as run_program
 from train.config import TrainConfig
-from train.recipe import PRESETS
+
+DESCRIPTION = (
+    "Train one eviction ranker per KV head, on a trace store or (--source model) on what a running "
+    "model shows, and write a policy directory. An interrupted command continues where it was. "
+    "Settings of ranker, objective, optimizer and contexts come from --preset; --print_config "
+    "prints all of them."
+)
+EXAMPLES = (
+    "kvp-train --traces runs/traces --out runs/policies",
+    "kvp-train --config configs/train_quick.yaml --traces runs/traces --out runs/policies",
+    "kvp-train --source model --model Qwen/Qwen2.5-7B-Instruct --length 4096 --dtype bfloat16 "
+    "--device cuda --out policies/qwen",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -15,21 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         TrainConfig,
         _run,
         prog="kvp-train",
-        description=_description(),
+        description=DESCRIPTION,
         argv=argv,
-    )
-
-
-def _description() -> str:
-    presets = "; ".join(
-        f"{name}: " + ", ".join(f"{key} {value}" for key, value in recipe.to_dict().items())
-        for name, recipe in PRESETS.items()
-    )
-    return (
-        "Train one eviction ranker per KV head, on a trace store or (--source model) on what a "
-        "running model shows, and write a policy directory. "
-        "The command that was interrupted continues where it was. Settings without a value come "
-        f"from the preset. {presets}."
+        examples=EXAMPLES,
     )
 
 

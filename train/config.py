@@ -1,64 +1,60 @@
 """Settings of `kvp-train`; no torch here, so that `--help` answers at once.
 
-Settings that default to null come from the preset (`train.recipe`), which documents them.
+The settings of the recipe (`train.recipe`) are None until a preset gives them; a config has done so
+when it is made.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from kvp.config_groups import (
+    AnswerConfig,
+    DataConfig,
+    Group,
+    MemoryConfig,
+    ModelConfig,
+    RunConfig,
+    optional,
+)
 from train.head_range import parse_heads
 from train.objectives import READ_BY
-from train.online.settings import Answers, DtypeName, OnlineSettings
+from train.online.settings import BufferConfig, OnlineSettings
 from train.recipe import (
     PRESETS,
     CalibrationName,
-    KeyFrame,
-    OptimizerName,
+    ContextSettings,
+    ObjectiveSettings,
+    OptimizerSettings,
     PresetName,
+    RankerSettings,
     Recipe,
-    RewardName,
-    SharingName,
-    SortLossName,
 )
 
 NetworkForm = Literal["auto", "loop", "stacked"]
+_RECIPE_GROUPS = (RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettings)
+
+if TYPE_CHECKING:  # what a config holds once it is made
+    RankerFlags = RankerSettings
+    ObjectiveFlags = ObjectiveSettings
+    OptimizerFlags = OptimizerSettings
+    ContextFlags = ContextSettings
+else:  # what a caller may leave to the preset
+    RankerFlags, ObjectiveFlags, OptimizerFlags, ContextFlags = map(optional, _RECIPE_GROUPS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """Train one ranker per KV head, from a trace store or a model, and write a policy directory."""
+class ComputeConfig(Group):
+    """Computation."""
 
-    out: str
-    """Policy directory to write; an unfinished run of the same settings is continued."""
-    source: Literal["traces", "model"] = "traces"
-    """Where traces come from: a store, or a model that runs meanwhile and leaves none on disk."""
-    traces: str | None = None
-    """Trace store written by kvp-collect; required with --source traces."""
-    preset: PresetName = "fourier"
-    """Recipe the settings below start from."""
-    seed: int = 0
-    """Decides initial weights, contexts and permutations."""
-    device: str = "cpu"
-    """cpu, cuda or cuda:INDEX."""
     devices: int = 1
     """Processes that share the contexts of every step, one per GPU or, on a CPU, sharing its cores;
     the result differs by rounding only."""
     heads: str | None = None
     """Train only these KV heads, START:STOP counted layer by layer; kvp-merge joins the parts. On
     a CPU each part computes the losses, not the rankers, of all heads."""
-    init_from: str | None = None
-    """Policy directory whose rankers training starts from, instead of random weights."""
-    dry_run: bool = False
-    """Say what would be trained and how long it would take, and write nothing."""
-    resume: bool = True
-    """Continue an unfinished run of the same settings; false refuses any non-empty --out."""
-    allow_incomplete: bool = False
-    """Train on a store whose collection has not finished."""
-    memory_gb: float = 4.0
-    """RAM of each process for traces and labels, GB in all; what does not fit is read and computed
-    again."""
     activation_gb: float = 8.0
     """Memory for activations of the rankers, GB; heads that do not fit together are computed
     twice, in groups (a third more time, the same result). What an objective needs is not in it."""
@@ -66,6 +62,12 @@ class TrainConfig:
     """How the networks of all heads are computed: loop (one after the other), stacked (one product
     per layer), or auto: loop on a CPU, stacked on a GPU (docs/results/speed.md). The results differ
     by rounding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationConfig(Group):
+    """Validation and checkpoints."""
+
     validate_every: int = 100
     """Steps between validations; each head exports its best averaged weights."""
     validation_contexts: int = 64
@@ -80,116 +82,84 @@ class TrainConfig:
     log_every: int = 10
     """Steps between scalars in TensorBoard."""
 
-    objective: str | None = None
-    """rloo (sampled rankings, baselines within a context), rloo_batch (baselines over the step),
-    exact (the expected reward in closed form), listwise (cross-entropy on shares), regress (squared
-    error of the log label), or a differentiable sort: soft_rank, soft_sort, neural_sort."""
-    label: str | None = None
-    """Importance of a token: future_attention (the sum over all future queries),
-    max_future_attention (the largest of any future query; not from a store of importance), kvzip
-    or kvzip_plus where kvp-collect stored it with --labels, or package.module:NAME."""
-    steps: int | None = None
-    """Optimiser steps."""
-    contexts: int | None = None
-    """Contexts (sequence, cut) per step."""
-    points_per_sequence: int | None = None
-    """Contexts cut from one sequence when its turn comes; more of them read the store less."""
-    sequences: int | None = None
-    """Training sequences used, the first of the store; 0 = all."""
-    permutations: int | None = None
-    """Permutations sampled per context and head (rloo, rloo_batch)."""
-    pairs: int | None = None
-    """Opponents that every token is compared with (exact); 0 = all."""
-    sort_loss: SortLossName | None = None
-    """ranks (squared error of softened ranks) or cost (softened cost), for differentiable sorts."""
-    temperature: float | None = None
-    """Strength of a differentiable sort's softening, for scores with standard deviation 1."""
-    reward: RewardName | None = None
-    """skill, ratio or mass (rloo, rloo_batch, exact)."""
-    budget_weights: str | None = None
-    """Budgets that count in the reward: all, log (each by 1/b) or LOW:HIGH, e.g. 6%:50% or 64:512
-    (rloo, rloo_batch, soft_sort, neural_sort)."""
-    exclude_protected: bool | None = None
-    """Leave the always kept tokens out of the ranking and the reward."""
-    hidden: int | None = None
-    """Width of the ranker's hidden layers."""
-    blocks: int | None = None
-    """Hidden layers of the ranker, 1 or 2."""
-    inputs: str | None = None
-    """What the ranker sees of a token: some of key,value,position,distance."""
-    key_frame: KeyFrame | None = None
-    """stored (keys as the model rotated them) or end (turned on, so that the end of the cache is
-    position 0, as the queries that follow see them)."""
-    sharing: SharingName | None = None
-    """heads (a network per head) or model (one network with an embedding per head)."""
-    max_positions: int | None = None
-    """Rows of the position table (paper architecture)."""
-    optimizer: OptimizerName | None = None
-    """adamw, or muon (its steps for the weight matrices, AdamW's for the rest)."""
-    lr: float | None = None
-    """Peak learning rate."""
-    final_lr: float | None = None
-    """Learning rate at the last step."""
-    warmup_steps: int | None = None
-    """Linear warm-up steps."""
-    weight_decay: float | None = None
-    """Weight decay, times the learning rate."""
-    gradient_clip: float | None = None
-    """Maximum gradient norm of each head."""
-    advantage_clip: float | None = None
-    """Bound of normalised advantages, standard deviations."""
-    ema: float | None = None
-    """Decay of the averaged weights."""
-    compress_prompt: float | None = None
-    """Weight of cuts one token before the prompt's end."""
-    compress_context: float | None = None
-    """Weight of cuts at the context's end."""
-    compress_uniform: float | None = None
-    """Weight of cuts anywhere."""
-    min_prefix: int | None = None
-    """Shortest cut, tokens."""
-    uniform_points: int | None = None
-    """Uniform cuts per sequence; 0 = every position."""
-    future_max: int | None = None
-    """Future tokens that count; 0 = all. In a store of importance the window ends at the next cut
-    of its grid."""
+    MINIMUMS: ClassVar[Mapping[str, float]] = {
+        "validate_every": 1,
+        "validation_contexts": 1,
+        "calibration_contexts": 1,
+        "checkpoint_every": 1,
+        "log_every": 1,
+    }
 
-    model: str | None = None
-    """`nano` (bundled; the default), a local folder or a hub id. This and all that follows is for
-    --source model alone."""
-    revision: str | None = None
-    """Hub revision of the model."""
-    dtype: DtypeName | None = None
-    """Dtype of the model and of the traces in RAM (float32)."""
-    data: str | None = None
-    """`ruler` (the default), `chat`, a file ending in `.jsonl` or a hub data set, as for
-    kvp-collect."""
-    tasks: str | None = None
-    """RULER tasks, comma separated, taken in turn; `ruler`, the default, for all that fit."""
-    length: int | None = None
-    """Most prompt tokens, chat template included (512); the continuation comes on top."""
-    essays: str | None = None
-    """Text file or folder of `.txt` files for the essay haystack, instead of generated prose."""
-    answers: Answers | None = None
-    """What follows the prompt: the model's own greedy answer (model, the default), or the data's
-    (reference)."""
-    max_new_tokens: int | None = None
-    """Most tokens of a continuation (128); RULER tasks stop at their own number."""
-    validation_sequences: int | None = None
-    """Sequences of the validation split, held all the time (40)."""
-    buffer: int | None = None
-    """Training sequences held in RAM at a time (64)."""
-    epochs_per_sequence: int | None = None
-    """Visits of a training sequence until a new one takes its place (8)."""
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(
+    RunConfig,
+    ComputeConfig,
+    MemoryConfig,
+    ValidationConfig,
+    ObjectiveFlags,
+    RankerFlags,
+    OptimizerFlags,
+    ContextFlags,
+    ModelConfig,
+    DataConfig,
+    AnswerConfig,
+    BufferConfig,
+):
+    """What is trained on, and what is written.
+
+    Train one ranker per KV head, from a trace store or a model, and write a policy directory.
+    """
+
+    out: str
+    """What is written. A policy directory; an unfinished run of the same settings is continued."""
+    source: Literal["traces", "model"] = "traces"
+    """Where traces come from: a store, or a model that runs meanwhile and leaves none on disk (its
+    settings: Model, Data, Answers and Online collection)."""
+    traces: str | None = None
+    """Trace store written by kvp-collect. Required with --source traces."""
+    allow_incomplete: bool = False
+    """Use a store whose collection has not finished."""
+    preset: PresetName = "fourier"
+    """Recipe that the settings of ranker, objective, optimizer and contexts start from."""
+    init_from: str | None = None
+    """Policy directory whose rankers training starts from, instead of random weights."""
+    dry_run: bool = False
+    """Say what would be trained and how long it would take, and write nothing."""
+    resume: bool = True
+    """Continue an unfinished run of the same settings; false refuses any non-empty --out."""
+
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        name: {
+            field.name: getattr(recipe, field.name)
+            for group in _RECIPE_GROUPS
+            for field in fields(group)
+        }
+        for name, recipe in PRESETS.items()
+    }
+    """What each preset gives, for the command line."""
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "continuation": "answers",
+        "validation": "validation_sequences",
+        "visits": "epochs_per_sequence",
+        "budgets": "budget_weights",
+        "cut_prompt": "compress_prompt",
+        "cut_context": "compress_context",
+        "cut_uniform": "compress_uniform",
+        "cut_min": "min_prefix",
+        "cut_grid": "uniform_points",
+        "cuts_per_visit": "points_per_sequence",
+        "memory_gib": "memory_gb",
+    }
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the flag that cannot work."""
-        contexts = ("validation_contexts", "calibration_contexts")
-        for name in (*contexts, "validate_every", "checkpoint_every", "log_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
+        """Take from the preset what was not given; raise ValueError naming what cannot work."""
+        for name, value in self.PRESETS[self.preset].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        super().__post_init__()
         for name in ("memory_gb", "activation_gb"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise ValueError(f"--{name} must be positive, got {getattr(self, name)}")
         self._check_parts(self.recipe())
         self._check_source()
@@ -206,10 +176,11 @@ class TrainConfig:
                 raise ValueError("--heads needs --sharing heads: one network cannot be split")
 
     def _check_source(self) -> None:
-        given = [name for name in _STREAM if getattr(self, name) is not None]
         if self.source == "traces":
-            if given:
-                raise ValueError(f"--{given[0]} needs --source model")
+            defaults = OnlineSettings()
+            for name, value in reversed(vars(self.online()).items()):
+                if value != getattr(defaults, name):
+                    raise ValueError(f"--{name} needs --source model")
             if self.traces is None:
                 raise ValueError("--traces is missing: name a trace store, or use --source model")
             return
@@ -219,12 +190,12 @@ class TrainConfig:
             raise ValueError("--allow_incomplete needs --source traces")
         if self.devices > 1:
             raise ValueError("--devices needs --source traces: one process runs the model")
-        self.stream()
 
-    def stream(self) -> OnlineSettings:
-        """What --source model was given, and the defaults of the rest."""
-        given = {name: getattr(self, name) for name in _STREAM}
-        return OnlineSettings(**{name: value for name, value in given.items() if value is not None})
+    def online(self) -> OnlineSettings:
+        """Settings of --source model."""
+        return OnlineSettings(
+            **{one.name: getattr(self, one.name) for one in fields(OnlineSettings)}
+        )
 
     @property
     def stacked(self) -> bool | None:
@@ -233,18 +204,16 @@ class TrainConfig:
 
     def recipe(self) -> Recipe:
         """The preset with every setting that was given."""
-        names = [field.name for field in fields(Recipe) if field.name != "architecture"]
-        given = {name: getattr(self, name) for name in names}
-        changes = {name: value for name, value in given.items() if value is not None}
-        return replace(PRESETS[self.preset], **changes)
+        names = self.PRESETS[self.preset]
+        return replace(PRESETS[self.preset], **{name: getattr(self, name) for name in names})
 
     def unread(self) -> list[str]:
-        """Settings that were given and that the objective does not read."""
-        objective = self.recipe().objective
+        """Settings that differ from the preset's and that the objective does not read."""
+        preset = self.PRESETS[self.preset]
         return [
             name
             for name, readers in READ_BY.items()
-            if getattr(self, name) is not None and objective not in readers
+            if getattr(self, name) != preset[name] and self.objective not in readers
         ]
 
     def identity(self) -> dict[str, Any]:
@@ -257,7 +226,3 @@ class TrainConfig:
             "validation_contexts": self.validation_contexts,
             **self.recipe().to_dict(),
         }
-
-
-_STREAM = tuple(field.name for field in fields(OnlineSettings))
-"""Settings of --source model."""

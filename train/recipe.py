@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from kvp.budgets import parse_budget_weights
-from kvp.cli import split_list
+from kvp.config_groups import split_list
 from kvp.errors import KvpError
 from train.labels import LABELS
 from train.labels import RENAMED as LABELS_RENAMED
@@ -82,12 +82,9 @@ _MAXIMUM_LR = 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Everything that decides what is learned from given training data and seed."""
+class RankerSettings:
+    """Ranker."""
 
-    architecture: Architecture = "fourier"
-    """Ranker architecture (`policies.ranker`): fourier (positions as features) or paper (a table
-    of positions)."""
     hidden: int = 256
     """Width of the ranker's hidden layers."""
     blocks: int = 2
@@ -101,6 +98,12 @@ class Recipe:
     """heads (a network per head) or model (one network with an embedding per head)."""
     max_positions: int = 12_288
     """Rows of the position table (paper architecture), tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveSettings:
+    """Objective."""
+
     objective: str = "listwise"
     """What is minimised: listwise (cross-entropy on shares), rloo (sampled rankings, baselines
     within a context), rloo_batch (baselines over the step), exact (the expected reward in closed
@@ -110,14 +113,6 @@ class Recipe:
     """Importance of a token: future_attention (the sum over all future queries),
     max_future_attention (the largest of any future query; not from a store of importance), kvzip
     or kvzip_plus where kvp-collect stored it with --labels, or package.module:NAME."""
-    steps: int = 1_000
-    """Optimiser steps."""
-    contexts: int = 8
-    """Contexts (sequence, compression point) per step."""
-    points_per_sequence: int = 1
-    """Compression points of one sequence when its turn comes; more of them read the store less."""
-    sequences: int = 0
-    """Training sequences used, the first of the store; 0 = all."""
     permutations: int = 32
     """Permutations sampled per context and head (rloo, at least 2; rloo_batch)."""
     pairs: int = 0
@@ -134,6 +129,14 @@ class Recipe:
     6%:50% or 64:512 tokens (rloo, rloo_batch, soft_sort, neural_sort)."""
     exclude_protected: bool = True
     """Leave the protected tokens (first 4, last 16) out of the ranking and the reward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """Optimizer."""
+
+    steps: int = 1_000
+    """Optimiser steps."""
     optimizer: OptimizerName = "muon"
     """adamw, or muon (its steps for the weight matrices, AdamW's for the rest)."""
     lr: float = 1e-2
@@ -150,6 +153,18 @@ class Recipe:
     """Bound of normalised advantages, standard deviations (rloo, rloo_batch)."""
     ema: float = 0.99
     """Decay of the averaged weights, which are validated and exported; starts after warm-up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextSettings:
+    """Contexts."""
+
+    contexts: int = 8
+    """Contexts (sequence, compression point) per step."""
+    points_per_sequence: int = 1
+    """Compression points of one sequence when its turn comes; more of them read the store less."""
+    sequences: int = 0
+    """Training sequences used, the first of the store; 0 = all."""
     compress_prompt: float = 0.4
     """Weight of compression points one token before the end of the prompt (query_aware)."""
     compress_context: float = 0.4
@@ -163,6 +178,15 @@ class Recipe:
     future_max: int = 512
     """Future tokens whose attention counts; 0 = all. In a store of importance the window ends at
     the next point of its grid."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettings):
+    """Everything that decides what is learned from given training data and seed."""
+
+    architecture: Architecture = "fourier"
+    """Ranker architecture (`policies.ranker`): fourier (positions as features) or paper (a table
+    of positions)."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that cannot work."""

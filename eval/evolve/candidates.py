@@ -50,7 +50,7 @@ class Target:
         total = round(sum(scheme) * own / self.tokens)
         bounded = min(max(total, len(scheme) * self.floor), len(scheme) * cached)
         shares = torch.tensor(scheme, dtype=torch.float64)
-        return apportion(shares, bounded, least=self.floor, most=cached).tolist()
+        return apportion(shares, bounded, minimum=self.floor, maximum=cached).tolist()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,13 +128,13 @@ class PromptSet:
         feed = prompt.ids[prefix.tokens :]
         if prompt.forced:
             losses = forced(
-                self._model, prefix, rows, feed, prompt.reply, batch_rows=config.rows
+                self._model, prefix, rows, feed, prompt.reply, batch_rows=config.decode_batch
             )  # fmt: skip
             return [reply_score(loss.result, len(prompt.reply)) for loss in losses]
         answers = greedy(
             self._model, prefix, rows, feed,
             max_new_tokens=config.max_new_tokens or prompt.sample.max_new_tokens,
-            batch_rows=config.rows,
+            batch_rows=config.decode_batch,
         )  # fmt: skip
         decode = self._tokenizer.decode
         texts = [str(decode(answer.result, skip_special_tokens=True)) for answer in answers]

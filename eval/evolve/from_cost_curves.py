@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from eval.evolve.config import EvolveConfig
+from eval.evolve.config import RECORDED_AS, EvolveConfig
 from eval.evolve.greedy import Floats, greedy_counts, greedy_order, hull_costs
 from eval.evolve.print_budgets import print_budgets
-from eval.evolve.search_folder import refuse_others
 from eval.results.folder import CURVES, MANIFEST, ROWS
 from eval.results.records import method_label, read_rows
+from kvp.artifacts.claim import FolderKind, OutputFolder, check_folder
 from kvp.budgets import parse_budgets
 from kvp.errors import ResultsError, UsageError
 from kvp.manifest import read_json, run_manifest, sha256_file
@@ -28,6 +28,12 @@ from kvp.ranking import UNPROTECTED, Protection
 from policies.budget_files import BUDGETS, BudgetFile, BudgetPoint, load_budgets, save_budgets
 
 UNIFORM_ALLOCATORS = (None, "uniform")
+CHOICE = FolderKind(
+    noun="folder of budgets",
+    marker=BUDGETS,
+    error=ResultsError,
+    read=lambda _: {"identity": {}},  # `_refuse_another` compares
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +61,19 @@ class Curves:
 
 
 def run_curves(config: EvolveConfig) -> None:
-    """Run kvp-evolve --curves; raises KvpError on anything the user can mend."""
-    assert config.curves is not None
+    """Run kvp-evolve --cost_curves; raises KvpError on anything the user can mend."""
+    assert config.cost_curves is not None
     out = Path(config.out)
-    if not (out / BUDGETS).exists() or (out / "manifest.json").exists():
-        refuse_others(out)
-    curves = read_curves(Path(config.curves), config)
+    if (out / "manifest.json").exists():
+        raise UsageError(f"--out {out} is not empty: it holds a search; name a new folder")
+    if refusal := check_folder(out, CHOICE, {}):
+        raise UsageError(refusal)
+    curves = read_curves(Path(config.cost_curves), config)
     points, expected = choose(curves, config)
     layers, heads, _ = curves.cost.shape
     settings = {
-        name: getattr(config, name)
-        for name in ("curves", "scorer", "protocol", "protection", "level", "budgets")
+        RECORDED_AS.get(name, name): getattr(config, name)
+        for name in ("cost_curves", "scorer", "protocol", "protection", "level", "budgets")
     }
     budgets = BudgetFile(
         model={"id": curves.model, "revision": curves.revision},
@@ -80,12 +88,12 @@ def run_curves(config: EvolveConfig) -> None:
         made_by={"kind": "curves", "expected_loss": expected},
         data={
             "sequences": curves.sequences,
-            "sha256": sha256_file(Path(config.curves) / CURVES),
+            "sha256": sha256_file(Path(config.cost_curves) / CURVES),
         },
     )
-    out.mkdir(parents=True, exist_ok=True)
-    _refuse_another(out, budgets)
-    save_budgets(out / BUDGETS, budgets, run_manifest(settings, seed=config.seed))
+    with OutputFolder.claim(out, CHOICE, {}):
+        _refuse_another(out, budgets)
+        save_budgets(out / BUDGETS, budgets, run_manifest(settings, seed=config.seed))
     print_budgets(load_budgets(out))
 
 
@@ -148,7 +156,9 @@ def read_curves(folder: Path, config: EvolveConfig) -> Curves:
     manifest = read_json(folder / MANIFEST, ResultsError)
     path = folder / CURVES
     if not path.exists():
-        raise ResultsError(f"--curves {folder} has no {CURVES}: run kvp-eval with --curves STORE")
+        raise ResultsError(
+            f"--cost_curves {folder} has no {CURVES}: run kvp-eval with --cost_curves STORE"
+        )
     try:
         rows = [row for row in read_rows(path) if row.get("allocator") in UNIFORM_ALLOCATORS]
         labels = list(dict.fromkeys(_label(row) for row in rows))

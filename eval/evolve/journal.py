@@ -1,4 +1,4 @@
-"""The log of a search, from which it resumes: what was asked and told, generation by generation.
+"""The log of a search, from which it resumes: candidates and their scores by generation.
 
 One JSON line per generation, appended and flushed as it ends. A resumed search draws the same
 candidates from the same seed and takes their scores from here; nothing is unpickled.
@@ -6,14 +6,13 @@ candidates from the same seed and takes their scores from here; nothing is unpic
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
-from eval.results.records import read_rows
+from kvp.artifacts.jsonl import JsonLines, Record
 from kvp.errors import ResultsError
 
 
@@ -48,13 +47,15 @@ class Journal:
         self.path = path
         self._said = said
         self.generations: list[Generation] = []
-        if path.exists():
-            data = path.read_bytes()
-            os.truncate(path, data.rfind(b"\n") + 1)
+        self._lines = JsonLines(path)
+        self._lines.cut_torn_line()
+        for number, record in self._lines.numbered() if path.exists() else ():
             try:
-                self.generations = [_generation(row) for row in read_rows(path)]
-            except (KeyError, TypeError):
-                raise ResultsError(f"{path} is damaged; choose another --out") from None
+                self.generations.append(_generation(record))
+            except (KeyError, TypeError, ValueError):
+                raise ResultsError(
+                    f"{path} line {number} is damaged; choose another --out"
+                ) from None
         self._replayed = 0
         self._started = time.monotonic()
 
@@ -94,18 +95,20 @@ class Journal:
         now = time.monotonic()
         entry = Generation(**{**vars(entry), "seconds": now - self._started})
         self._started = now
-        with self.path.open("ab") as file:
-            file.write((json.dumps(asdict(entry)) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
+        self._lines.append([asdict(entry)])
         self.generations.append(entry)
         self._replayed += 1
         if self._said is not None:
             self._said(entry)
 
 
-def _generation(row: dict[str, object]) -> Generation:
-    schemes = row.pop("schemes")
-    if not isinstance(schemes, list):
-        raise TypeError("schemes")
-    return Generation(**row, schemes=[tuple(scheme) for scheme in schemes])  # type: ignore[arg-type]
+def _generation(record: Record) -> Generation:
+    """Raises KeyError, TypeError or ValueError on a record of another shape."""
+    schemes = [tuple(map(int, scheme)) for scheme in record["schemes"]]
+    entry = Generation(**{**record, "schemes": schemes})
+    if not len(entry.scores) == len(entry.fitness) == len(schemes):
+        raise ValueError("not one score per scheme")
+    numbers = [*entry.scores, *entry.fitness, entry.evaluated, entry.seconds]
+    if not all(isinstance(number, int | float) for number in (*numbers, *chain(*entry.x))):
+        raise TypeError("not numbers")
+    return entry

@@ -8,7 +8,7 @@ prints its table.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,21 @@ import numpy as np
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from eval.config import EvalConfig
+from eval.config import EvalConfig, PromptConfig
 from eval.evolve.candidates import PromptSet, Target, target_of
 from eval.evolve.config import EvolveConfig
 from eval.evolve.journal import Generation, Journal
 from eval.evolve.print_budgets import print_budgets
 from eval.evolve.search import Elite, SearchPlan, layer_groups, search
-from eval.evolve.search_folder import JOURNAL, check_search, create_search
+from eval.evolve.search_folder import JOURNAL, SEARCH, begin_search
+from eval.results.folder import input_digests
 from eval.stats import paired_difference
 from eval.tasks import Prompt, load_all
+from kvp.artifacts.claim import OutputFolder
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_model
+from kvp.hf.identity import model_identity
 from kvp.manifest import digest_json, run_manifest, sha256_file
 from kvp.scoring import Scorer
 from policies import load_policy, make_scorer
@@ -38,17 +41,24 @@ LEARNED = "kvp"
 
 
 def run_search(config: EvolveConfig) -> None:
-    """Run kvp-evolve without --curves; raises KvpError on anything the user can mend."""
+    """Run kvp-evolve without --cost_curves; raises KvpError on anything the user can mend."""
     console = Console(stderr=True)
-    folder = Path(config.out)
-    identity = config.identity()
+    identity = {**config.identity(), "input_files": input_digests(config)}
     if config.scorer == LEARNED and config.policies:
         identity["policy"] = _policy_digest(config)
-    check_search(folder, identity)
-    if (folder / BUDGETS).exists():
-        console.print(f"{folder} is finished; nothing to do", highlight=False)
-        print_budgets(load_budgets(folder))
-        return
+    with OutputFolder.claim(Path(config.out), SEARCH, identity) as folder:
+        if (folder.path / BUDGETS).exists():
+            console.print(f"{folder.path} is finished; nothing to do", highlight=False)
+        else:
+            _search(config, folder, identity, console)
+        print_budgets(load_budgets(folder.path))
+
+
+def _search(
+    config: EvolveConfig, output: OutputFolder, identity: dict[str, Any], console: Console
+) -> None:
+    """Search in a claimed folder, and write its budget file."""
+    folder = output.path
     model, tokenizer = load_model(
         config.model, device=config.device, dtype=config.dtype, revision=config.revision
     )
@@ -58,14 +68,15 @@ def run_search(config: EvolveConfig) -> None:
     chosen, held_out = load_prompts(config, tokenizer, positions)
     target, reference = target_of(config, chosen)
     plan = _plan(config, geometry, target, [*chosen, *held_out])
+    identity["model_digest"] = model_identity(config.model, config.revision, model, tokenizer)
     manifest = run_manifest(identity, seed=config.seed)
-    create_search(folder, identity, manifest)
+    begin_search(output, identity, manifest)
 
     def said(entry: Generation) -> None:
         console.print(_line(config, geometry, entry), highlight=False, soft_wrap=True)
 
     journal = Journal(folder / JOURNAL, said=said)
-    room = int(config.memory_gib * 2**30)
+    room = int(config.memory_gb * 1e9)
     own = PromptSet(config, model, tokenizer, scorer, target, chosen, keep_bytes=room)
     elite = search(plan, own.scores, journal)
     budgets = BudgetFile(
@@ -83,7 +94,6 @@ def run_search(config: EvolveConfig) -> None:
         data=_identity_of(config, chosen),
     )
     save_budgets(folder / BUDGETS, budgets, manifest)
-    print_budgets(load_budgets(folder))
 
 
 def load_prompts(
@@ -94,15 +104,14 @@ def load_prompts(
     `positions` is how many tokens the model can hold. Raises UsageError where a task does not fit,
     or too few prompts are there.
     """
-    asked = config.prompts + config.holdout
+    shared = {one.name: getattr(config, one.name) for one in fields(PromptConfig)}
     settings = EvalConfig(
-        out=config.out, model=config.model, methods=config.scorer, tasks=config.tasks,
-        length=config.length, split=config.split, essays=config.essays, chat=config.chat,
-        text=config.text, continuation=config.continuation, prompts=asked, seed=config.seed,
+        out=config.out, model=config.model, methods=config.scorer, seed=config.seed,
+        prompts=config.search_prompts + config.holdout, **shared,
     )  # fmt: skip
     named, _ = load_all(replace(settings, prompts=1), tokenizer, positions)
     tasks = list(dict.fromkeys(prompt.asked for prompt in named))
-    mine, theirs = _shares(config.prompts, len(tasks)), _shares(config.holdout, len(tasks))
+    mine, theirs = _shares(config.search_prompts, len(tasks)), _shares(config.holdout, len(tasks))
     most = max(a + b for a, b in zip(mine, theirs, strict=True))
     prompts, _ = load_all(
         replace(settings, tasks=",".join(tasks), prompts=most), tokenizer, positions
@@ -113,10 +122,10 @@ def load_prompts(
         found = [prompt for prompt in prompts if prompt.asked == task]
         chosen += found[:own]
         held_out += found[own : own + other]
-    if (len(chosen), len(held_out)) != (config.prompts, config.holdout):
+    if (len(chosen), len(held_out)) != (config.search_prompts, config.holdout):
         raise UsageError(
-            f"--prompts {config.prompts} --holdout {config.holdout}: the tasks only have "
-            f"{len(chosen)} and {len(held_out)} in the {config.split} split; ask for fewer"
+            f"--search_prompts {config.search_prompts} --holdout {config.holdout}: the tasks only "
+            f"have {len(chosen)} and {len(held_out)} in the {config.split} split; ask for fewer"
         )
     return chosen, held_out
 

@@ -67,7 +67,7 @@ class SearchPlan:
         if self.constraint == "soft":
             return tuple(np.clip(np.rint(weights), self.least, self.most).astype(int).tolist())
         total = self.budget * self.layers
-        counts = apportion(torch.from_numpy(weights), total, least=self.least, most=self.most)
+        counts = apportion(torch.from_numpy(weights), total, minimum=self.least, maximum=self.most)
         return tuple(counts.tolist())
 
 

@@ -1,17 +1,21 @@
 """The folder of a search: manifest.json, search.jsonl (`journal`), and budgets.json at the end.
 
 A folder keeps one search for life: the same settings resume it or find it finished, others are
-refused.
+refused (`kvp.artifacts.claim`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from eval.evolve.config import EvolveConfig
+from eval.results.folder import current_names
+from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.errors import ResultsError
-from kvp.manifest import differences, read_json, read_sealed_json, write_sealed_json
+from kvp.manifest import read_sealed_json, write_sealed_json
 
 FORMAT = "kvp-search"
 FORMAT_VERSION = 1
@@ -19,32 +23,30 @@ MANIFEST = "manifest.json"
 JOURNAL = "search.jsonl"
 
 
-def check_search(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Raise ResultsError where a folder holds something else, or another search."""
-    path = folder / MANIFEST
-    if not path.exists():
-        refuse_others(folder)
-        return
-    manifest = read_json(path, ResultsError)
-    if (manifest.get("format"), manifest.get("format_version")) != (FORMAT, FORMAT_VERSION):
-        raise ResultsError(f"--out {folder} holds something else; choose another")
-    found = differences(read_sealed_json(path, ResultsError)["identity"], dict(identity))
-    if found:
-        raise ResultsError(f"--out {folder} holds another search (--{found[0]}); choose another")
+def _read_manifest(path: Path) -> Mapping[str, Any]:
+    content = read_sealed_json(path, ResultsError)
+    if content.get("format_version") != FORMAT_VERSION:
+        raise ResultsError(
+            f"{path} has format_version {content.get('format_version')!r}, this kvp-evolve reads "
+            f"{FORMAT_VERSION}; choose another --out"
+        )
+    known = {field.name for field in fields(EvolveConfig)}
+    return {**content, "identity": current_names(content["identity"], known)}
 
 
-def create_search(folder: Path, identity: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-    """Write the manifest of a search, unless it is there."""
-    if (folder / MANIFEST).exists():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    content = {"format": FORMAT, "format_version": FORMAT_VERSION, "identity": dict(identity)}
-    write_sealed_json(folder / MANIFEST, {**content, "run": dict(run)})
+SEARCH = FolderKind(
+    noun="search",
+    marker=MANIFEST,
+    error=ResultsError,
+    format=FORMAT,
+    read=_read_manifest,
+    optional=("input_files", "model_digest"),
+)
 
 
-def refuse_others(folder: Path) -> None:
-    """Raise ResultsError unless a folder is new or empty but for what a kill left behind."""
-    if folder.exists() and not folder.is_dir():
-        raise ResultsError(f"--out {folder} is a file; choose a folder")
-    if folder.exists() and any(entry.suffix != ".partial" for entry in folder.iterdir()):
-        raise ResultsError(f"--out {folder} is not empty; choose another")
+def begin_search(folder: OutputFolder, identity: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+    """Write the manifest of a claimed folder, unless it is there; else compare the identity."""
+    folder.require(identity)
+    if folder.found is None:
+        content = {"format": FORMAT, "format_version": FORMAT_VERSION, "identity": dict(identity)}
+        write_sealed_json(folder.path / MANIFEST, {**content, "run": dict(run)})

@@ -1,14 +1,15 @@
-"""Scores and perplexities per method setting and budget: every number of the result tables.
+"""Scores and perplexities per method and budget: every number of the result tables.
 
-Pure functions of rows. A setting is a method as it was run: preset, allocator, protection, and for
-`kvp` the group of policies that differ only in their training seed. Seeds are averaged per prompt,
-intervals are over prompts (`eval.stats`). Callers select one protocol; rows of two are refused.
+Pure functions of records. A method is reported as it was run: preset, allocator, protection, and
+for `kvp` the group of policies that differ only in their training seed. Seeds are averaged per
+prompt, intervals are over prompts (`eval.stats`). Callers select one protocol; records of two are
+refused.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,44 +24,45 @@ LEARNED = "kvp"
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
-class Setting:
+class ReportedMethod:
     """A method as it was run, policy seeds together."""
 
     method: str
-    """Name in the roster, `kvp` or `full`."""
+    """Name in the registry, `kvp` or `full`."""
     group: str
     """Policies that differ only in seed; empty where there is one group."""
     variant: str
-    """Preset; `auto` is the method's own setting for small budgets."""
+    """Preset; `auto` is the method's default for the budget."""
     protected: bool
     """Whether first and last tokens are always kept."""
     allocator: str = UNIFORM
-    """What split the budget over the heads."""
-    own: bool = False
+    """Rule that splits the budget over the heads."""
+    self_sized: bool = False
     """Whether the method sized the cache itself, whatever the budget."""
 
     @property
     def family(self) -> str:
-        """What is one line of a figure: the method, with its policy group.
+        """Name of a line in a figure: the method, with its policy group.
 
-        A method that sizes the cache itself is a family apart: it has no budgets to compare at.
+        A method that sizes the cache itself is a family of its own: it has no budgets to compare
+        at.
         """
         name = f"{self.method}/{self.group}" if self.group else self.method
-        return f"{name}+{self.allocator}" if self.own else name
+        return f"{name}+{self.allocator}" if self.self_sized else name
 
     @property
-    def how(self) -> str:
-        """The setting in words, empty for the full cache."""
+    def details(self) -> str:
+        """Preset, allocator and protection in words, empty for the full cache."""
         if self.method == FULL:
             return ""
         words = [] if self.variant == "auto" else [self.variant]
-        if self.allocator != UNIFORM and not self.own:
+        if self.allocator != UNIFORM and not self.self_sized:
             words.append(f"+{self.allocator}")
         return ", ".join([*words, "protected" if self.protected else "unprotected"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Estimate:
     """One number of a table."""
 
     interval: Interval
@@ -68,6 +70,8 @@ class Cell:
     """Policies averaged, 0 for methods without."""
     values: Mapping[Unit, float]
     """Score per prompt; empty for perplexities."""
+    tasks: frozenset[str] = frozenset()
+    """Tasks it is over; empty for traces."""
     kept_tokens: float = 0.0
     """Tokens kept per KV head, mean over heads and prompts."""
     share: float = 1.0
@@ -76,23 +80,23 @@ class Cell:
     """Bytes of keys and values after the eviction, mean over prompts; None where unmeasured."""
 
 
-Grid = Mapping[Setting, Mapping[str | None, Cell]]
-"""Setting -> budget spec (None for the full cache) -> number."""
+Grid = Mapping[ReportedMethod, Mapping[str | None, Estimate]]
+"""Method -> budget spec (None for the full cache) -> number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budgets:
-    """The budget axis of one set of rows, smallest first."""
+    """The budget axis of one set of records, smallest first."""
 
     specs: tuple[str, ...]
-    """Budgets as they were asked for."""
+    """Budgets as they were written."""
     tokens: tuple[float, ...]
     """Mean tokens per KV head of each."""
     relative: bool
-    """Whether all were asked for as a share of the cache."""
+    """Whether all were written as a share of the cache."""
 
     @property
-    def places(self) -> tuple[float, ...]:
+    def positions(self) -> tuple[float, ...]:
         """Where they lie on an axis: percent of the cache, or tokens per KV head."""
         if self.relative:
             return tuple(float(spec.rstrip("%")) for spec in self.specs)
@@ -107,7 +111,7 @@ class Budgets:
 
 
 def budget_axis(rows: Iterable[Row]) -> Budgets:
-    """Budgets that were asked for in rows; none where only the full cache and own sizes occur."""
+    """Budgets of records; none where only the full cache and self-sized methods occur."""
     sizes: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         spec = row["budget_spec"]
@@ -122,102 +126,112 @@ def budget_axis(rows: Iterable[Row]) -> Budgets:
     )
 
 
-def setting_of(row: Row, groups: Mapping[str | None, str]) -> Setting:
-    """Setting that a row of any results file belongs to."""
-    return Setting(
+def method_of(row: Row, groups: Mapping[str | None, str]) -> ReportedMethod:
+    """Method that a record of any results file belongs to."""
+    return ReportedMethod(
         method=row["method"],
         variant=row["variant"],
         group=groups[row["policy"]],
         protected=row["protected"],
         allocator=row["allocator"],
-        own=row.get("budget_spec") == OWN,
+        self_sized=row.get("budget_spec") == OWN,
     )
 
 
-def by_setting(
+def by_method(
     rows: Iterable[Row], groups: Mapping[str | None, str]
-) -> dict[Setting, dict[str | None, list[Row]]]:
-    """Rows by setting and budget spec; raises ValueError on rows of two protocols."""
-    cells: dict[Setting, dict[str | None, list[Row]]] = {}
+) -> dict[ReportedMethod, dict[str | None, list[Row]]]:
+    """Records by method and budget spec; raises ValueError on records of two protocols."""
+    parts: dict[ReportedMethod, dict[str | None, list[Row]]] = {}
     protocols = set()
     for row in rows:
         protocols.add(row["protocol"])
-        budgets = cells.setdefault(setting_of(row, groups), {})
+        budgets = parts.setdefault(method_of(row, groups), {})
         budgets.setdefault(row["budget_spec"], []).append(row)
     if len(protocols) > 1:
         raise ValueError(f"rows of {len(protocols)} protocols are never one table")
-    return cells
+    return parts
 
 
-def score_grid(
-    rows: Sequence[Row], groups: Mapping[str | None, str], *, resamples: int
-) -> dict[Setting, dict[str | None, Cell]]:
+def score_grid(rows: Sequence[Row], groups: Mapping[str | None, str], *, resamples: int) -> Grid:
     """Mean score, 0 to 1, of one protocol's generated answers; every task weighs the same."""
 
-    def cell(part: list[Row]) -> Cell:
+    def estimate(part: list[Row]) -> Estimate:
         values = per_prompt(part)
-        return Cell(
+        return Estimate(
             interval=bootstrap_mean(values, resamples=resamples),
             policies=_policies(part),
             values=values,
+            tasks=frozenset(row["task"] for row in part),
             **_sizes(part),
         )
 
-    scored = (row for row in rows if row["score"] is not None)
-    cells = by_setting(scored, groups)
-    return {
-        setting: {spec: cell(part) for spec, part in budgets.items()}
-        for setting, budgets in cells.items()
-    }
+    return _grid((row for row in rows if row["score"] is not None), groups, estimate)
 
 
 def perplexity_grid(
     rows: Sequence[Row], groups: Mapping[str | None, str], *, resamples: int
-) -> dict[Setting, dict[str | None, Cell]]:
+) -> Grid:
     """Perplexity of one protocol's given replies: exp(sum of nll / sum of reply tokens)."""
 
-    def cell(part: list[Row]) -> Cell:
-        return Cell(
+    def estimate(part: list[Row]) -> Estimate:
+        return Estimate(
             interval=perplexity(part, resamples=resamples),
             policies=_policies(part),
             values={},
+            tasks=frozenset(row["task"] for row in part),
             **_sizes(part),
         )
 
-    forced = (row for row in rows if row["nll"] is not None)
-    cells = by_setting(forced, groups)
-    return {
-        setting: {spec: cell(part) for spec, part in budgets.items()}
-        for setting, budgets in cells.items()
-    }
+    return _grid((row for row in rows if row["nll"] is not None), groups, estimate)
 
 
-def kept_grid(
-    rows: Sequence[Row], groups: Mapping[str | None, str]
-) -> dict[Setting, dict[str | None, Cell]]:
+def attention_grid(rows: Sequence[Row], groups: Mapping[str | None, str]) -> Grid:
     """Future attention the whole model keeps, 0 to 1, of one protocol's traces.
 
     Policies of one group are averaged, and so are the ends of their intervals.
     """
 
-    def cell(part: list[Row]) -> Cell:
-        mean, low, high = (float(np.mean([row[name] for row in part])) for name in _KEPT)
+    def estimate(part: list[Row]) -> Estimate:
+        mean, low, high = (float(np.mean([row[name] for row in part])) for name in _ATTENTION)
         interval = Interval(mean=mean, low=low, high=high, prompts=part[0]["sequences"])
-        return Cell(interval=interval, policies=_policies(part), values={}, **_sizes(part))
+        return Estimate(interval=interval, policies=_policies(part), values={}, **_sizes(part))
 
+    return _grid(rows, groups, estimate)
+
+
+_ATTENTION = ("kept", "low", "high")
+
+
+def complete(grid: Grid) -> Grid:
+    """The estimates that are over all tasks of a grid; the others cannot be compared with them.
+
+    A folder that was extended by a task has methods without answers to it.
+    """
+    estimates = [estimate for budgets in grid.values() for estimate in budgets.values()]
+    tasks = frozenset().union(*(estimate.tasks for estimate in estimates))
+    whole = {
+        method: {spec: found for spec, found in budgets.items() if found.tasks == tasks}
+        for method, budgets in grid.items()
+    }
+    return {method: budgets for method, budgets in whole.items() if budgets}
+
+
+def _grid(
+    rows: Iterable[Row],
+    groups: Mapping[str | None, str],
+    estimate: Callable[[list[Row]], Estimate],
+) -> Grid:
     return {
-        setting: {spec: cell(part) for spec, part in budgets.items()}
-        for setting, budgets in by_setting(rows, groups).items()
+        method: {spec: estimate(part) for spec, part in budgets.items()}
+        for method, budgets in by_method(rows, groups).items()
     }
 
 
-_KEPT = ("kept", "low", "high")
-
-
 def _sizes(rows: Sequence[Row]) -> dict[str, Any]:
-    """Sizes of a cell: tokens kept, their share of what was cached, and bytes where measured."""
-    held = [row.get("cache_bytes") for row in rows]
-    measured = [nbytes for nbytes in held if nbytes is not None]
+    """Tokens kept, their share of the cached ones, and bytes where all records have them."""
+    sizes = [row.get("cache_bytes") for row in rows]
+    measured = [nbytes for nbytes in sizes if nbytes is not None]
     return {
         "kept_tokens": float(np.mean([row["kept_tokens"] for row in rows])),
         "share": float(np.mean([row["kept_tokens"] / row["cached_tokens"] for row in rows])),

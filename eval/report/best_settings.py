@@ -1,4 +1,4 @@
-"""Which setting of a method a figure and the headline table show, and who is compared with whom.
+"""One comparison of methods, and the setting in which each of them is shown.
 
 One setting serves the whole curve: the one with the best mean over the budgets that all settings of
 the method have. It is chosen on a validation folder where one is given, else on the prompts shown,
@@ -7,52 +7,162 @@ which favours methods with many settings over those with few; the page says whic
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from eval.report.aggregates import FULL, LEARNED, ORACLE, Grid, Setting
+from eval.report.aggregates import (
+    FULL,
+    LEARNED,
+    ORACLE,
+    Budgets,
+    Estimate,
+    Grid,
+    ReportedMethod,
+    attention_grid,
+    budget_axis,
+    complete,
+    perplexity_grid,
+    score_grid,
+)
+from eval.report.load import Results
+from eval.report.schema import PROTOCOLS
+from eval.results.records import UNIFORM, Row, policy_groups
 from eval.stats import Interval, paired_difference
 
 CLOSE = 0.02
 """Distance to the full cache, as a share of 1, that counts as reaching it."""
 
+Kind = Literal["accuracy", "perplexity", "kept"]
+"""Scores of answers, likelihood of given replies, future attention kept on traces."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The setting that stands for a method."""
+    """The setting in which a method is shown."""
 
-    setting: Setting
+    setting: ReportedMethod
     settings: int
     """How many there were to choose from."""
     validated: bool
-    """Whether another folder's prompts decided."""
+    """Whether the prompts of another folder decided."""
 
     @property
     def name(self) -> str:
         """The method."""
-        return self.setting.family if self.setting.how else "full cache"
+        return self.setting.family if self.setting.details else "full cache"
 
     @property
     def note(self) -> str:
-        """The setting that stands for it, and how it was chosen."""
+        """The setting, and how it was chosen."""
         if self.settings == 1:
-            return self.setting.how
-        chosen = "chosen on validation" if self.validated else f"best of {self.settings}"
-        return f"{self.setting.how}, {chosen}"
+            return self.setting.details
+        selected = "chosen on validation" if self.validated else f"best of {self.settings}"
+        return f"{self.setting.details}, {selected}"
 
     @property
-    def label(self) -> str:
-        """Name in legends."""
-        return f"{self.name} ({self.note})" if self.note else self.name
+    def legend(self) -> str:
+        """Name in legends: method, preset and allocator; tables state the protection."""
+        setting = self.setting
+        if setting.method == FULL:
+            return self.name
+        preset = "" if setting.variant == "auto" else f":{setting.variant}"
+        plain = setting.allocator == UNIFORM or setting.self_sized
+        return f"{self.name}{preset}{'' if plain else f'+{setting.allocator}'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Numbers of one kind under one protocol."""
+
+    kind: Kind
+    protocol: str
+    budgets: Budgets
+    grid: Grid
+    """All tasks together; only estimates that are over all of them."""
+    tasks: Mapping[str, Grid]
+    """Task by task; empty for traces."""
+    choices: Mapping[str, Choice]
+    """Setting shown for each method, by family, in the order to show them."""
+    conditions: str
+    """n, split, seeds, protection and protocol, for captions."""
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a larger number is the better one."""
+        return self.kind != "perplexity"
+
+    def estimate(self, family: str, spec: str | None) -> Estimate | None:
+        """Estimate of a method in the setting shown; None where it has none."""
+        if family not in self.choices:
+            return None
+        return self.grid.get(self.choices[family].setting, {}).get(spec)
+
+    @property
+    def full(self) -> Estimate | None:
+        """Estimate of the full cache."""
+        return self.estimate(FULL, None)
+
+
+def compare(
+    results: Results, kind: Kind, protocol: str, *, validation: Results | None, resamples: int
+) -> Comparison | None:
+    """Compare all methods of a results folder; None where it has no such records."""
+    rows = select(results, kind, protocol)
+    if not any(row["budget_spec"] for row in rows):
+        return None
+    groups = policy_groups([*results.rows, *results.kept])
+    all_methods = _grid(kind, rows, groups, resamples)
+    grid = complete(all_methods)
+    tasks: dict[str, Grid] = {
+        name: _grid(kind, [row for row in rows if row["task"] == name], groups, resamples)
+        for name in dict.fromkeys(row["task"] for row in rows if "task" in row)
+    }
+    deciding = None
+    if validation is not None:
+        others = policy_groups([*validation.rows, *validation.kept])
+        deciding = _grid(kind, select(validation, kind, protocol), others, 1) or None
+    better = kind != "perplexity"
+    choices = {
+        **choose(all_methods, higher_is_better=better, validation=deciding),
+        **choose(grid, higher_is_better=better, validation=deciding),
+    }
+    partial = [family for family, choice in choices.items() if choice.setting not in grid]
+    return Comparison(
+        kind=kind,
+        protocol=protocol,
+        budgets=budget_axis(rows),
+        grid=grid,
+        tasks=tasks,
+        choices={family: choices[family] for family in in_order(list(choices))},
+        conditions=_conditions(results, kind, rows, grid, choices, protocol) + _left_out(partial),
+    )
+
+
+def select(results: Results, kind: Kind, protocol: str) -> list[Row]:
+    """Records of one kind and protocol."""
+    if kind == "kept":
+        return [row for row in results.kept if row["protocol"] == protocol]
+    field = "score" if kind == "accuracy" else "nll"
+    return [row for row in results.rows if row["protocol"] == protocol and row[field] is not None]
+
+
+def _grid(
+    kind: Kind, rows: Sequence[Row], groups: Mapping[str | None, str], resamples: int
+) -> Grid:
+    if kind == "kept":
+        return attention_grid(rows, groups)
+    measure = score_grid if kind == "accuracy" else perplexity_grid
+    return measure(rows, groups, resamples=resamples)
 
 
 def choose(
     grid: Grid, *, higher_is_better: bool, validation: Grid | None = None
 ) -> dict[str, Choice]:
     """The setting to show for every method of a grid, by family, in the order of the grid."""
-    families: dict[str, list[Setting]] = {}
+    families: dict[str, list[ReportedMethod]] = {}
     for setting in grid:
         families.setdefault(setting.family, []).append(setting)
     sign = 1.0 if higher_is_better else -1.0
@@ -69,18 +179,20 @@ def choose(
     return choices
 
 
-def outstanding(
-    grid: Grid, choices: Mapping[str, Choice], most: int, *, higher_is_better: bool
+def shown_first(
+    grid: Grid, choices: Mapping[str, Choice], maximum: int, *, higher_is_better: bool
 ) -> list[str]:
-    """Families that a figure of at most `most` lines shows at first.
+    """Families that a figure of at most `maximum` lines shows at first.
 
-    References, learned policies and own sizes first, then the best by their mean over the budgets
-    that all the others have.
+    References, learned policies and self-sized methods first, then the best by their mean over the
+    budgets that all the others have.
     """
-    settings = {family: choice.setting for family, choice in choices.items()}
+    settings = {
+        family: choice.setting for family, choice in choices.items() if choice.setting in grid
+    }
     always = [
         family for family, setting in settings.items()
-        if setting.own or setting.method in (FULL, ORACLE, LEARNED)
+        if setting.self_sized or setting.method in (FULL, ORACLE, LEARNED)
     ]  # fmt: skip
     others = {family: setting for family, setting in settings.items() if family not in always}
     if not others:
@@ -88,11 +200,11 @@ def outstanding(
     sign = 1.0 if higher_is_better else -1.0
     means = _means(grid, list(others.values()))
     best = sorted(others, key=lambda family: -sign * means[others[family]])
-    return [*always, *best[: max(0, most - len(always))]]
+    return [*always, *best[: max(0, maximum - len(always))]]
 
 
-def _means(grid: Grid, settings: Collection[Setting]) -> Mapping[Setting, float]:
-    """Mean over the budgets that all settings have (over its own where they share none)."""
+def _means(grid: Grid, settings: Collection[ReportedMethod]) -> Mapping[ReportedMethod, float]:
+    """Mean over the budgets that all settings have (over all of each where they share none)."""
     shared = set.intersection(*(set(grid[setting]) for setting in settings))
     return {
         setting: float(
@@ -103,70 +215,145 @@ def _means(grid: Grid, settings: Collection[Setting]) -> Mapping[Setting, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contest:
-    """A policy against the best attention-free baseline at one budget."""
+class BaselineDifference:
+    """A policy minus the best attention-free baseline at one budget."""
 
     family: str
     """Policy group."""
     baseline: str
     """Family of the baseline."""
     difference: Interval
-    """Ours minus theirs, over the prompts both answered."""
+    """Over the prompts both answered."""
     both_reach_full: bool
     """Whether both means are within `CLOSE` of the full cache's (or above it)."""
 
 
-def best_baselines(
+def best_methods(
     grid: Grid,
     choices: Mapping[str, Choice],
     spec: str,
-    attention_free: Collection[str],
+    among: Collection[str] | None = None,
     *,
     higher_is_better: bool = True,
 ) -> list[str]:
-    """Families of the attention-free baselines with the best shown mean at a budget."""
-    means = {
-        family: grid[choice.setting][spec].interval.mean
-        for family, choice in choices.items()
-        if choice.setting.method in attention_free
-        and choice.setting.method not in (FULL, ORACLE, LEARNED)
-        and spec in grid[choice.setting]
-    }
+    """Families with the best mean at a budget, learned policies included; several where they tie.
+
+    The full cache and the oracle are references and never the best. With `among`, names of
+    methods, only baselines of these names count, and no learned policy.
+    """
+    means = {}
+    for family, choice in choices.items():
+        estimate = grid.get(choice.setting, {}).get(spec)
+        method = choice.setting.method
+        if estimate is None or method in (FULL, ORACLE):
+            continue
+        if among is None or (method in among and method != LEARNED):
+            means[family] = estimate.interval.mean
     if not means:
         return []
     best = max(means.values()) if higher_is_better else min(means.values())
     return [family for family, mean in means.items() if mean == best]
 
 
-def contests(
-    grid: Grid,
-    choices: Mapping[str, Choice],
-    spec: str,
-    attention_free: Collection[str],
-    *,
-    resamples: int,
-) -> list[Contest]:
-    """Every policy group against the best attention-free baseline shown at a budget."""
-    best = best_baselines(grid, choices, spec, attention_free)
+def differences_to_baseline(
+    comparison: Comparison, spec: str, attention_free: Collection[str], *, resamples: int
+) -> list[BaselineDifference]:
+    """Every policy group minus the best attention-free baseline shown at a budget."""
+    best = best_methods(comparison.grid, comparison.choices, spec, attention_free)
     if not best:
         return []
-    rival = grid[choices[best[0]].setting][spec]
-    full = choices.get(FULL)
-    found = []
-    for family, choice in choices.items():
-        if choice.setting.method != LEARNED or spec not in grid[choice.setting]:
+    baseline = comparison.estimate(best[0], spec)
+    assert baseline is not None
+    full = comparison.full
+    differences = []
+    for family, choice in comparison.choices.items():
+        policy = comparison.estimate(family, spec)
+        if choice.setting.method != LEARNED or policy is None:
             continue
-        ours = grid[choice.setting][spec]
-        if not set(ours.values) & set(rival.values):
+        if not set(policy.values) & set(baseline.values):
             continue
-        found.append(
-            Contest(
+        lower = min(policy.interval.mean, baseline.interval.mean)
+        differences.append(
+            BaselineDifference(
                 family=family,
                 baseline=best[0],
-                difference=paired_difference(ours.values, rival.values, resamples=resamples),
-                both_reach_full=full is not None
-                and min(ours.interval.mean, rival.interval.mean)
-                >= grid[full.setting][None].interval.mean - CLOSE,
+                difference=paired_difference(policy.values, baseline.values, resamples=resamples),
+                both_reach_full=full is not None and lower >= full.interval.mean - CLOSE,
             )
         )
-    return found
+    return differences
+
+
+def in_order(families: Sequence[str]) -> list[str]:
+    """Full cache, oracle, learned policies, then the others as they came."""
+    first = (FULL, ORACLE, LEARNED)
+
+    def index(family: str) -> int:
+        method = family.partition("/")[0]
+        return first.index(method) if method in first else len(first)
+
+    return sorted(families, key=index)
+
+
+def _conditions(
+    results: Results,
+    kind: Kind,
+    rows: Sequence[Row],
+    grid: Grid,
+    choices: Mapping[str, Choice],
+    protocol: str,
+) -> str:
+    where = f"{PROTOCOLS[protocol]}; {_protection(results, choices)}"
+    if kind == "kept":
+        sequences = "/".join(str(n) for n in sorted({row["sequences"] for row in rows}))
+        return (
+            f"n = {sequences} held-out sequences, seed {results.setting('seed')}"
+            f"{policy_words(rows, 'averaged')}; {where}"
+        )
+    prompts = {(row["task"], row["example"]) for row in rows}
+    sizes = [sum(unit[0] == task for unit in prompts) for task in {task for task, _ in prompts}]
+    per_task = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+    answered = {found.interval.prompts for budgets in grid.values() for found in budgets.values()}
+    fewer = "" if len(answered) < 2 else f", unfinished settings with {min(answered)} or more"
+    spread = f" ({per_task} per task{fewer})" if len(sizes) > 1 else fewer
+    return (
+        f"n = {len(prompts)} prompts{spread}, "
+        f"split {results.setting('split')}, prompt seed {results.setting('seed')}"
+        f"{policy_words(rows, 'averaged per prompt')}; {where}"
+    )
+
+
+def _left_out(partial: Sequence[str]) -> str:
+    """Methods that a comparison over all tasks lacks, as part of a caption."""
+    if not partial:
+        return ""
+    return f"; without {', '.join(partial)}, which have answers to some of the tasks only"
+
+
+def policy_words(rows: Sequence[Row], averaged: str) -> str:
+    """The policies that occur in records, as part of a caption; empty where there are none."""
+    labels = list(dict.fromkeys(row["policy"] for row in rows if row["policy"] is not None))
+    if len(labels) < 2:
+        return f"; policy {labels[0]}" if labels else ""
+    return f"; policies {', '.join(labels)}, {averaged}"
+
+
+def _protection(results: Results, choices: Mapping[str, Choice]) -> str:
+    kept = (
+        f"protected = first {results.setting('sinks')} and last {results.setting('recents')} "
+        "tokens always kept"
+    )
+    several = [choice for choice in choices.values() if choice.settings > 1]
+    if not several:
+        return kept
+    if all(choice.validated for choice in several):
+        return f"{kept}, the setting of each method chosen on validation prompts"
+    shown_here = "the setting of each method (preset, allocator, protection) chosen on the prompts "
+    some = [choice.name for choice in several if choice.validated]
+    if not some:
+        return f"{kept}, {shown_here}shown, the best mean over the whole curve"
+    there = [choice.name for choice in several if not choice.validated]
+    return (
+        f"{kept}, the setting of each method chosen on validation prompts, "
+        f"of {', '.join(there)} on the prompts shown"
+    )

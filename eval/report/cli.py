@@ -11,6 +11,11 @@ DESCRIPTION = (
     "Turn a results folder of kvp-eval into one HTML page that opens without a network, and the "
     "same figures as PNG."
 )
+EXAMPLES = (
+    "kvp-report runs/results",
+    "kvp-report runs/results --out report.html --png figures",
+    "kvp-report runs/test --validation_results runs/validation",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="kvp-report",
         description=DESCRIPTION,
         argv=argv,
+        examples=EXAMPLES,
         positional=True,
     )
 

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
+
+from kvp.config_groups import Group
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportConfig:
-    """Settings of one report."""
+class ReportConfig(Group):
+    """Report."""
 
     results: str = field(kw_only=False)
     """Results folder written by kvp-eval."""
     out: str | None = None
-    """HTML file to write (default: report.html in the results folder)."""
+    """What is written. An HTML file (default: report.html in the results folder)."""
     png: str | None = None
     """Folder for the PNG figures (default: figures/ next to the HTML file)."""
-    validation: str | None = None
+    validation_results: str | None = None
     """Results folder of the same evaluation on other prompts, on which the setting of each method
     (preset, protection) is chosen; without it, the prompts shown decide."""
     bootstrap: int = 2000
     """Resamples behind each interval."""
 
-    def __post_init__(self) -> None:
-        """Raise ValueError, naming the flag, on numbers that cannot work."""
-        if self.bootstrap < 1:
-            raise ValueError(f"--bootstrap must be at least 1, got {self.bootstrap}")
+    RENAMED: ClassVar[Mapping[str, str]] = {"validation": "validation_results"}
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": 1}

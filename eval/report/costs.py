@@ -1,4 +1,4 @@
-"""Cost-per-budget curves: per head, over all heads, and their areas against the oracle's.
+"""Cost-per-budget curves and their areas; seconds and bytes of the batch-1 timing pass.
 
 The cost of a budget is the share of future attention that the evicted tokens would have received
 (KVP paper, section 4.3: minus the per-budget reward). Policies of one group are averaged.
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.report.aggregates import ORACLE, Setting, setting_of
+from eval.report.aggregates import FULL, ORACLE, ReportedMethod, method_of
 from eval.results.records import Row
-from eval.stats import area_ratio
 
 Head = tuple[int, int]
 """(layer, KV head)."""
@@ -31,17 +30,17 @@ class HeadCurve:
     """Share of future attention lost, 0 to 1."""
 
 
-Costs = Mapping[Setting, Mapping[Head, HeadCurve]]
+Costs = Mapping[ReportedMethod, Mapping[Head, HeadCurve]]
 
 
 def head_curves(
     curves: Iterable[Row], groups: Mapping[str | None, str]
-) -> dict[Setting, dict[Head, HeadCurve]]:
+) -> dict[ReportedMethod, dict[Head, HeadCurve]]:
     """Curves of one protocol by setting and head."""
-    found: dict[tuple[Setting, Head], list[Row]] = defaultdict(list)
+    found: dict[tuple[ReportedMethod, Head], list[Row]] = defaultdict(list)
     for row in curves:
-        found[setting_of(row, groups), (row["layer"], row["head"])].append(row)
-    settings: dict[Setting, dict[Head, HeadCurve]] = {}
+        found[method_of(row, groups), (row["layer"], row["head"])].append(row)
+    settings: dict[ReportedMethod, dict[Head, HeadCurve]] = {}
     for (setting, head), rows in found.items():
         cost: NDArray[np.float64] = np.mean([row["cost"] for row in rows], axis=0)
         settings.setdefault(setting, {})[head] = HeadCurve(
@@ -63,43 +62,55 @@ class Area:
 
     mean: float
     """Mean over heads (the sum divided by their number) and policies."""
-    skill: float
-    """Mean over heads and policies: 1 as the oracle, 0 as random order."""
+    skill: float | None
+    """Mean over heads with signal and policies: 1 is ideal, 0 is chance; None without any."""
     ratios: tuple[float, ...]
     """Sum over heads divided by the oracle's, one per policy; empty without an oracle."""
 
 
-def areas(curves: Sequence[Row], groups: Mapping[str | None, str]) -> dict[Setting, Area]:
+def areas(curves: Sequence[Row], groups: Mapping[str | None, str]) -> dict[ReportedMethod, Area]:
     """Areas of one protocol; oracle and method both with protected tokens, or both without."""
-    found: dict[Setting, list[Row]] = defaultdict(list)
+    found: dict[ReportedMethod, list[Row]] = defaultdict(list)
     for row in curves:
-        found[setting_of(row, groups)].append(row)
-    with_oracle = {setting.protected for setting in found if setting.method == ORACLE}
+        found[method_of(row, groups)].append(row)
     result = {}
     for setting, rows in found.items():
         policies = dict.fromkeys(row["policy"] for row in rows)
-        ratios: tuple[float, ...] = ()
-        if setting.protected in with_oracle:
-            ratios = tuple(_ratio(curves, setting, policy, rows[0]) for policy in policies)
+        skills = [row["skill"] for row in rows if row["skill"] is not None]
+        ratios = (_ratio(found, setting, policy) for policy in policies)
         result[setting] = Area(
             mean=float(np.mean([row["area"] for row in rows])),
-            skill=float(np.mean([row["skill"] for row in rows])),
-            ratios=ratios,
+            skill=float(np.mean(skills)) if skills else None,
+            ratios=tuple(ratio for ratio in ratios if ratio is not None),
         )
     return result
 
 
-def _ratio(curves: Sequence[Row], setting: Setting, policy: str | None, row: Row) -> float:
-    selected = {"method": setting.method, "variant": setting.variant, "policy": policy}
-    return area_ratio(
-        curves, selected, protocol=row["protocol"], protected=setting.protected, reference=ORACLE
-    )
+def _ratio(
+    curves: Mapping[ReportedMethod, Sequence[Row]], setting: ReportedMethod, policy: str | None
+) -> float | None:
+    """Area over all heads divided by the oracle's; None without the oracle's of these heads."""
+    oracle = [
+        row
+        for other, rows in curves.items()
+        if other.method == ORACLE and other.protected == setting.protected
+        for row in rows
+    ]
+    ours = _head_areas(row for row in curves[setting] if row["policy"] == policy)
+    theirs = _head_areas(oracle)
+    if set(ours) != set(theirs) or sum(theirs.values()) <= 0:
+        return None
+    return sum(ours.values()) / sum(theirs.values())
 
 
-def shown_curves(costs: Costs, by_area: Mapping[Setting, Area]) -> dict[str, Setting]:
+def _head_areas(rows: Iterable[Row]) -> dict[Head, float]:
+    return {(row["layer"], row["head"]): row["area"] for row in rows}
+
+
+def shown_curves(costs: Costs, by_area: Mapping[ReportedMethod, Area]) -> dict[str, ReportedMethod]:
     """One setting per family for the figures: protected where all can be, smallest area."""
     protected = any(setting.protected for setting in costs)
-    shown: dict[str, Setting] = {}
+    shown: dict[str, ReportedMethod] = {}
     for setting in costs:
         if setting.protected != protected:
             continue
@@ -107,3 +118,74 @@ def shown_curves(costs: Costs, by_area: Mapping[Setting, Area]) -> dict[str, Set
         if other is None or by_area[setting].mean < by_area[other].mean:
             shown[setting.family] = setting
     return shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """What one request costs with one setting at one budget."""
+
+    setting: ReportedMethod
+    protocol: str | None
+    budget: float | None
+    """Tokens per KV head, the realised ones of own sizes; None for the full cache."""
+    cache_bytes: float
+    prefill_seconds: float
+    evict_seconds: float
+    decode_seconds: float
+    """Seconds per decoded token."""
+    bytes_to_full: float | None
+    """Cache bytes divided by those of the full cache; None without a full-cache row."""
+    decode_to_full: float | None
+    """Seconds per decoded token divided by those of the full cache."""
+
+
+def timings(rows: Iterable[Row], groups: Mapping[str | None, str]) -> list[Timing]:
+    """Means over prompts and policies, the full cache first, then by budget and method."""
+    parts: dict[tuple[str | None, str | None, ReportedMethod], list[Row]] = {}
+    for row in rows:
+        size = row.get("budget_spec") or row["budget"]
+        spec = None if row["method"] == FULL else str(size)
+        key = (row.get("protocol"), spec, method_of(row, groups))
+        parts.setdefault(key, []).append(row)
+    full = {
+        protocol: same for (protocol, _, setting), same in parts.items() if setting.method == FULL
+    }
+    found = []
+    for (protocol, spec, setting), same in parts.items():
+        reference = full.get(protocol)
+        found.append(
+            Timing(
+                setting=setting,
+                protocol=protocol,
+                budget=None if spec is None else _size(same),
+                cache_bytes=_mean(same, "cache_bytes"),
+                prefill_seconds=_mean(same, "prefill_seconds"),
+                evict_seconds=_mean(same, "evict_seconds"),
+                decode_seconds=_mean(same, "decode_seconds_per_token"),
+                bytes_to_full=_to_full(same, reference, "cache_bytes"),
+                decode_to_full=_to_full(same, reference, "decode_seconds_per_token"),
+            )
+        )
+    return sorted(found, key=lambda timing: (timing.budget is not None, timing.budget or 0.0))
+
+
+def middle_budget(found: Sequence[Timing]) -> list[Timing]:
+    """The full cache, own sizes and the middle one of the budgets (the larger of two)."""
+    budgeted = [timing for timing in found if not timing.setting.self_sized]
+    budgets = sorted({timing.budget for timing in budgeted if timing.budget is not None})
+    shown = {None, budgets[len(budgets) // 2]} if budgets else {None}
+    return [timing for timing in found if timing.setting.self_sized or timing.budget in shown]
+
+
+def _size(rows: Sequence[Row]) -> float:
+    return _mean(rows, "kept_tokens" if rows[0]["budget"] is None else "budget")
+
+
+def _mean(rows: Iterable[Row], field: str) -> float:
+    return float(np.mean([row[field] for row in rows]))
+
+
+def _to_full(rows: Sequence[Row], reference: Sequence[Row] | None, field: str) -> float | None:
+    """Mean of a field divided by the full cache's; None without one that is above 0."""
+    whole = 0.0 if reference is None else _mean(reference, field)
+    return _mean(rows, field) / whole if whole > 0 else None

@@ -1,6 +1,8 @@
 """Draw figure descriptions with plotly, as parts of one page that carries the library once.
 
-Plotly reads markup in labels, so every text is escaped before it gets there; nothing is fetched.
+A figure is an empty element and its data as JSON, which no browser runs; one script of the page
+draws them all. Plotly reads markup in labels, so every text is escaped before it gets there;
+nothing is fetched.
 """
 
 from __future__ import annotations
@@ -15,23 +17,30 @@ from plotly.subplots import make_subplots
 
 from eval.report.figure_types import (
     BAR_OPACITY,
+    FONT,
     GRID,
     INK,
     RANKS,
     Axis,
+    Curve,
     Figure,
-    Line,
     LineFigure,
     MapFigure,
+    is_name,
 )
+from eval.report.page import json_block
 
-WIDTH = 1140
-"""Pixels, for a page of 1200."""
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
-_CONTROLS = {
-    "displaylogo": False,
-    "modeBarButtons": [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
-}
+DRAW_SCRIPT = """
+document.querySelectorAll('script[data-plot]').forEach((source) => {
+  const figure = JSON.parse(source.textContent);
+  Plotly.newPlot(source.dataset.plot, figure.data, figure.layout, {
+    displaylogo: false,
+    responsive: true,
+    modeBarButtons: [['zoom2d', 'pan2d', 'resetScale2d', 'toImage']],
+  });
+});
+"""
+"""Draws every figure of the page."""
 _MARKERS = {
     "circle": "circle",
     "square": "square",
@@ -43,21 +52,18 @@ _MARKERS = {
 
 
 def library() -> str:
-    """The plotly library as one script element."""
-    return f"<script>{get_plotlyjs()}</script>"
+    """Source of the plotly library, to be written into the page once."""
+    source: str = get_plotlyjs()
+    return source
 
 
 def draw(figure: Figure) -> str:
-    """HTML of one figure, without the library."""
+    """HTML of one figure, without the library and `DRAW_SCRIPT`."""
+    assert is_name(figure.name), figure.name
     drawing = _lines(figure) if isinstance(figure, LineFigure) else _map(figure)
-    text: str = drawing.to_html(
-        full_html=False,
-        include_plotlyjs=False,
-        include_mathjax=False,
-        div_id=f"plot-{figure.name}",
-        config=_CONTROLS,
-    )
-    return text
+    name = f"plot-{figure.name}"
+    data = json_block(drawing.to_plotly_json(), "plot", name)
+    return f'<div class="plot" id="{name}"></div>{data}'
 
 
 def _lines(figure: LineFigure) -> Any:  # noqa: ANN401 - plotly has no types
@@ -77,11 +83,11 @@ def _lines(figure: LineFigure) -> Any:  # noqa: ANN401 - plotly has no types
     seen: set[str] = set()
     for number, panel in enumerate(figure.panels):
         row, column = divmod(number, figure.columns)
-        for line in panel.lines:
+        for curve in panel.curves:
             drawing.add_trace(
-                _trace(line, legend=line.key not in seen), row=row + 1, col=column + 1
+                _trace(curve, legend=curve.key not in seen), row=row + 1, col=column + 1
             )
-            seen.add(line.key)
+            seen.add(curve.key)
     drawing.update_xaxes(**_axis(figure.x))
     drawing.update_yaxes(**_axis(figure.y))
     drawing.update_annotations(font={"size": 12, "family": FONT, "color": INK})
@@ -99,38 +105,39 @@ def _lines(figure: LineFigure) -> Any:  # noqa: ANN401 - plotly has no types
     return drawing
 
 
-def _trace(line: Line, *, legend: bool) -> Any:  # noqa: ANN401
-    style = line.style
-    marked = line.points and style.marker != "none"
+def _trace(curve: Curve, *, legend: bool) -> Any:  # noqa: ANN401
+    style = curve.style
+    marked = curve.points and style.marker != "none"
     bars = None
-    if line.low:
+    if curve.low:
         bars = {
             "type": "data",
             "symmetric": False,
-            "array": line.above,
-            "arrayminus": line.below,
+            "array": curve.above,
+            "arrayminus": curve.below,
             "color": _faded(style.color),
             "thickness": 1,
             "width": 3,
         }
     return go.Scatter(
-        x=[round(value, 4) for value in line.x],
-        y=[round(value, 4) for value in line.y],
+        x=[round(value, 4) for value in curve.x],
+        y=[round(value, 4) for value in curve.y],
         error_y=bars,
         mode="lines+markers" if marked else "lines",
-        name=html.escape(line.label),
-        legendgroup=line.key,
+        name=html.escape(curve.label),
+        legendgroup=curve.key,
         showlegend=legend,
-        visible="legendonly" if line.hidden else True,
+        visible="legendonly" if curve.hidden else True,
         line={"color": style.color, "width": style.width, "dash": style.dash},
         marker={"symbol": _MARKERS[style.marker], "size": 5 + style.width},
-        hovertemplate="%{y:.4g} at %{x:.4g}",
+        hovertext=[html.escape(text) for text in curve.hover] or None,
+        hovertemplate="%{hovertext}" if curve.hover else "%{y:.4g} at %{x:.4g}",
     )
 
 
 def _faded(color: str) -> str:
     """A CSS hex colour with the opacity of intervals."""
-    red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    red, green, blue = (int(color[start : start + 2], 16) for start in (1, 3, 5))
     return f"rgba({red},{green},{blue},{BAR_OPACITY})"
 
 
@@ -141,7 +148,7 @@ def _axis(axis: Axis) -> dict[str, Any]:
     return {
         "type": "log" if axis.log else "linear",
         "range": limits,
-        "tickvals": [place for place, _ in axis.ticks] or None,
+        "tickvals": [position for position, _ in axis.ticks] or None,
         "ticktext": [html.escape(text) for _, text in axis.ticks] or None,
         "gridcolor": GRID,
         "zeroline": False,
@@ -157,7 +164,7 @@ def _axis(axis: Axis) -> dict[str, Any]:
 def _layout(height: int, *, top: int = 40, bottom: int = 60) -> dict[str, Any]:
     return {
         "template": None,
-        "width": WIDTH,
+        "autosize": True,
         "height": height,
         "margin": {"l": 70, "r": 20, "t": top, "b": bottom},
         "paper_bgcolor": "#ffffff",

@@ -6,12 +6,15 @@ Every figure is one of these descriptions, made once from computed numbers; `dra
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from eval.report.aggregates import FULL, LEARNED, ORACLE
 
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 INK = "#222222"
 """Colour of texts."""
 GRID = "#e4e4e4"
@@ -88,11 +91,11 @@ def _marker(number: int, colors: Sequence[str]) -> Marker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
-    """One curve of one panel."""
+class Curve:
+    """One line of one panel."""
 
     key: str
-    """Lines of the same key share a style and a legend entry."""
+    """Curves of the same key share a style and a legend entry."""
     label: str
     """Legend text."""
     style: Style
@@ -102,6 +105,8 @@ class Line:
     """Lower ends of the intervals; empty where there are none."""
     high: tuple[float, ...] = ()
     """Upper ends of the intervals."""
+    hover: tuple[str, ...] = ()
+    """Text of each point on hovering; empty: its numbers."""
     points: bool = True
     """Whether points are marked."""
     hidden: bool = False
@@ -123,7 +128,7 @@ class Panel:
     """One pair of axes."""
 
     title: str
-    lines: tuple[Line, ...]
+    curves: tuple[Curve, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +138,45 @@ class Axis:
     label: str
     log: bool = False
     ticks: tuple[tuple[float, str], ...] = ()
-    """Places and texts; empty: chosen by the drawing library."""
+    """Positions and texts; empty: chosen by the drawing library."""
     limits: tuple[float, float] | None = None
     """Ends of the axis; None: chosen by the drawing library."""
+
+
+MINIMUM_TICKS = 3
+"""Numbers that a logarithmic axis shows at least."""
+_STEPS: tuple[tuple[float, ...], ...] = (
+    (1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), tuple(range(1, 10)),
+)  # fmt: skip
+"""Ticks of every decade, the coarsest choice first."""
+
+
+def log_ticks(low: float, high: float) -> tuple[tuple[float, str], ...]:
+    """Ticks of a logarithmic axis from `low` to `high`, 0 < low < high, at round numbers.
+
+    The coarsest steps (powers of ten; 1, 2, 5; every digit) that give `MINIMUM_TICKS`; equal
+    distances where the axis is too short for any of them.
+    """
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in _STEPS:
+        ticks = [step * 10.0**decade for decade in decades for step in steps]
+        inside = [tick for tick in ticks if low <= tick <= high]
+        if len(inside) >= MINIMUM_TICKS:
+            break
+    else:
+        inside = _even_ticks(low, high)
+    return tuple((tick, f"{tick:.10g}") for tick in inside)
+
+
+def _even_ticks(low: float, high: float) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten, the largest that gives `MINIMUM_TICKS`."""
+    power = math.ceil(math.log10(high - low))
+    for step in (digit * 10.0**exponent for exponent in (power, power - 1, power - 2)
+                 for digit in (5, 2, 1)):  # fmt: skip
+        first, last = math.ceil(low / step), math.floor(high / step)
+        if last - first + 1 >= MINIMUM_TICKS:
+            return [number * step for number in range(first, last + 1)]
+    return [low, high]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +184,7 @@ class LineFigure:
     """Curves in one or several panels."""
 
     name: str
-    """File name of the PNG without ending, and id in the page."""
+    """File name of the PNG without ending, and id in the page; see `is_name`."""
     caption: str
     """One sentence: what, n, split, seeds, protection, protocol."""
     panels: tuple[Panel, ...]
@@ -166,13 +207,13 @@ class LineFigure:
     @property
     def labels(self) -> dict[str, str]:
         """Legend: label of every key."""
-        return {line.key: line.label for panel in self.panels for line in panel.lines}
+        return {curve.key: curve.label for panel in self.panels for curve in panel.curves}
 
     @property
     def shown(self) -> LineFigure:
         """The figure without its hidden lines."""
         panels = (
-            replace(panel, lines=tuple(line for line in panel.lines if not line.hidden))
+            replace(panel, curves=tuple(curve for curve in panel.curves if not curve.hidden))
             for panel in self.panels
         )
         return replace(self, panels=tuple(panels))
@@ -182,7 +223,7 @@ class LineFigure:
         """Columns of the legend above small panels; 0: beside a single panel."""
         if len(self.panels) == 1:
             return 0
-        return max(1, 1080 // (60 + 7 * max(map(len, self.labels.values()))))
+        return max(1, 1080 // (60 + 7 * max(map(len, self.labels.values()), default=0)))
 
     @property
     def legend_height(self) -> int:
@@ -196,7 +237,7 @@ class MapFigure:
     """Rows of coloured cells."""
 
     name: str
-    """File name of the PNG without ending, and id in the page."""
+    """File name of the PNG without ending, and id in the page; see `is_name`."""
     caption: str
     """One sentence: what is coloured, of what."""
     rows: tuple[str, ...]
@@ -212,3 +253,8 @@ class MapFigure:
 
 
 Figure = LineFigure | MapFigure
+
+
+def is_name(name: str) -> bool:
+    """Whether a figure may be called this: the name goes into paths and elements of the page."""
+    return re.fullmatch(r"[a-z]+([_-][a-z]+)*", name) is not None

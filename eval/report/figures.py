@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from eval.report.aggregates import FULL, Budgets, Cell, Grid, Setting
-from eval.report.best_settings import outstanding
-from eval.report.compare import PROTOCOLS, Comparison, in_order, policy_words
+from eval.report.aggregates import FULL, Budgets, Estimate, Grid, ReportedMethod
+from eval.report.best_settings import Comparison, in_order, policy_words, shown_first
 from eval.report.costs import Costs, HeadCurve, mean_curve
-from eval.report.figure_types import Axis, Line, LineFigure, MapFigure, Panel, Style
+from eval.report.figure_types import Axis, Curve, LineFigure, MapFigure, Panel, Style, log_ticks
 from eval.report.load import Results
-from eval.report.token_ranks import TokenMap, protected_ranges
+from eval.report.schema import PROTOCOLS
+from eval.report.tokens import TokenMap, protected_ranges
 from eval.results.records import OWN
 
 PERCENT = 100.0
-MOST_LINES = 12
-"""Lines that a figure shows before the reader asks for more."""
+MAXIMUM_CURVES = 12
+"""Curves that a figure shows before the reader asks for more."""
 SMALL_COLUMNS = 4
 """Columns of the per-task figures."""
+MARGIN = 1.12
+"""Room on both sides of a logarithmic axis, as a factor."""
+SPREAD = 1.006
+"""Factor between neighbouring curves at one budget, so that their intervals can be told apart."""
 
 
 def overall(comparison: Comparison, styles: Mapping[str, Style]) -> LineFigure:
@@ -27,7 +31,7 @@ def overall(comparison: Comparison, styles: Mapping[str, Style]) -> LineFigure:
         styles,
         name=f"{comparison.kind}-{comparison.protocol}",
         panels={"": comparison.grid},
-        what=", ".join(filter(None, (_measure(comparison), _pooled(comparison)))),
+        title=", ".join(filter(None, (_measure(comparison), _pooled(comparison)))),
     )
 
 
@@ -38,7 +42,7 @@ def by_task(comparison: Comparison, styles: Mapping[str, Style]) -> LineFigure:
         styles,
         name=f"{comparison.kind}-tasks-{comparison.protocol}",
         panels=comparison.tasks,
-        what=f"{_measure(comparison)} task by task",
+        title=f"{_measure(comparison)} task by task",
     )
 
 
@@ -48,112 +52,154 @@ def _against_budget(
     *,
     name: str,
     panels: Mapping[str, Grid],
-    what: str,
+    title: str,
 ) -> LineFigure:
     budgets = comparison.budgets
-    places = [*budgets.places, *_own_places(comparison)]
-    first, last = min(places), max(places)
+    positions = [*budgets.positions, *_self_sized_positions(comparison)]
+    limits = (min(positions) / MARGIN, max(positions) * MARGIN)
     columns = min(SMALL_COLUMNS, len(panels))
     step = 1 if columns < 3 else 2
     named = set(budgets.specs[::-1][::step])
+    drawn = tuple(
+        Panel(title=task, curves=tuple(_curves(comparison, grid, styles)))
+        for task, grid in panels.items()
+    )
     return LineFigure(
         name=name,
-        caption=f"{what}, against cache budget; bars are 95 % bootstrap intervals over "
-        f"{'sequences' if comparison.kind == 'kept' else 'prompts'}{_remarks(comparison)}; "
-        f"{comparison.conditions}.",
-        panels=tuple(
-            Panel(title=title, lines=tuple(_lines(comparison, grid, styles)))
-            for title, grid in panels.items()
-        ),
+        caption=f"{title}, against cache budget; bars are 95 % bootstrap intervals over "
+        f"{'sequences' if comparison.kind == 'kept' else 'prompts'}; points of one budget are "
+        f"drawn next to each other{_remarks(comparison)}; {comparison.conditions}.",
+        panels=drawn,
         columns=columns,
         x=Axis(
             label=budgets.label,
             log=True,
             ticks=tuple(
-                (place, spec if spec in named else "")
-                for place, spec in zip(budgets.places, budgets.specs, strict=True)
-            ),
-            limits=(first / 1.12, last * 1.12),
+                (position, spec if spec in named else "")
+                for position, spec in zip(budgets.positions, budgets.specs, strict=True)
+            )
+            or log_ticks(*limits),
+            limits=limits,
         ),
-        y=Axis(
-            label=_AXES[comparison.kind],
-            log=comparison.kind == "perplexity",
-            limits=(-3.0, 103.0) if comparison.kind == "accuracy" else None,
-        ),
+        y=_value_axis(comparison, [curve for panel in drawn for curve in panel.curves]),
     )
 
 
-def _lines(comparison: Comparison, grid: Grid, styles: Mapping[str, Style]) -> Iterable[Line]:
+def _value_axis(comparison: Comparison, curves: Sequence[Curve]) -> Axis:
+    """Axis of what was measured; a logarithmic one has its ends and ticks from the curves."""
+    label = _AXES[comparison.kind]
+    if comparison.kind != "perplexity":
+        limits = (-3.0, 103.0) if comparison.kind == "accuracy" else None
+        return Axis(label=label, limits=limits)
+    shown = [curve for curve in curves if not curve.hidden] or curves
+    values = [value for curve in shown for value in (*curve.y, *curve.low, *curve.high)]
+    limits = (min(values) / MARGIN, max(values) * MARGIN)
+    return Axis(label=label, log=True, ticks=log_ticks(*limits), limits=limits)
+
+
+def _curves(comparison: Comparison, grid: Grid, styles: Mapping[str, Style]) -> Iterable[Curve]:
     scale = 1.0 if comparison.kind == "perplexity" else PERCENT
     first = _first(comparison)
-    ends = [*comparison.budgets.places, *_own_places(comparison)]
-    for family, choice in comparison.choices.items():
-        cells = grid.get(choice.setting, {})
-        flat = choice.setting.method == FULL
-        if flat:  # the full cache is the same at every budget
-            points = [(place, cells[None]) for place in (min(ends) / 1.12, max(ends) * 1.12)
-                      if None in cells]  # fmt: skip
+    ends = [*comparison.budgets.positions, *_self_sized_positions(comparison)]
+    choices = {
+        family: choice for family, choice in comparison.choices.items() if choice.setting in grid
+    }
+    for number, (family, choice) in enumerate(choices.items()):
+        estimates = grid[choice.setting]
+        constant = choice.setting.method == FULL
+        if constant:  # the full cache is the same at every budget
+            points = [(position, estimates[None], "")
+                      for position in (min(ends) / MARGIN, max(ends) * MARGIN)
+                      if None in estimates]  # fmt: skip
         else:
-            points = _points(cells, comparison.budgets)
+            points = _points(estimates, comparison.budgets)
         if not points:
             continue
-        yield Line(
+        shift = 1.0 if constant else SPREAD ** (number - len(choices) / 2)
+        yield Curve(
             key=family,
-            label=choice.label,
+            label=choice.legend,
             style=styles[family],
-            x=tuple(place for place, _ in points),
-            y=tuple(scale * cell.interval.mean for _, cell in points),
-            low=() if flat else tuple(scale * cell.interval.low for _, cell in points),
-            high=() if flat else tuple(scale * cell.interval.high for _, cell in points),
+            x=tuple(position * shift for position, _, _ in points),
+            y=tuple(scale * found.interval.mean for _, found, _ in points),
+            low=() if constant else tuple(scale * found.interval.low for _, found, _ in points),
+            high=() if constant else tuple(scale * found.interval.high for _, found, _ in points),
+            hover=tuple(_hover(found, scale, where) for _, found, where in points),
             hidden=family not in first,
         )
 
 
-def _points(cells: Mapping[str | None, Cell], budgets: Budgets) -> list[tuple[float, Cell]]:
-    """Places and cells of one line; a size of the method's own is a point where it came to lie."""
-    asked = [
-        (place, cells[spec])
-        for place, spec in zip(budgets.places, budgets.specs, strict=True)
-        if spec in cells
+def _hover(estimate: Estimate, scale: float, where: str) -> str:
+    """Mean, interval and budget of a point in words."""
+    interval = estimate.interval
+    mean, low, high = (scale * value for value in (interval.mean, interval.low, interval.high))
+    return f"{mean:.4g} ({low:.4g} to {high:.4g}){f' at {where}' if where else ''}"
+
+
+def _points(
+    estimates: Mapping[str | None, Estimate], budgets: Budgets
+) -> list[tuple[float, Estimate, str]]:
+    """Positions, estimates and budgets in words of one curve.
+
+    A self-sized method has a single point, at the size that it took.
+    """
+    points = [
+        (position, estimates[spec], spec if spec.endswith("%") else f"{spec} tokens")
+        for position, spec in zip(budgets.positions, budgets.specs, strict=True)
+        if spec in estimates
     ]
-    return [*asked, (_place(cells[OWN], budgets), cells[OWN])] if OWN in cells else asked
+    if OWN not in estimates:
+        return points
+    taken = estimates[OWN]
+    return [*points, (_position(taken, budgets), taken, f"{PERCENT * taken.share:.3g}%")]
 
 
-def _place(cell: Cell, budgets: Budgets) -> float:
+def _position(estimate: Estimate, budgets: Budgets) -> float:
     """Where a realised size lies on the axis of the budgets."""
-    return PERCENT * cell.share if budgets.relative else cell.kept_tokens
+    return PERCENT * estimate.share if budgets.relative else estimate.kept_tokens
 
 
-def _own_places(comparison: Comparison) -> list[float]:
-    chosen = [comparison.grid[choice.setting] for choice in comparison.choices.values()]
-    return [_place(cells[OWN], comparison.budgets) for cells in chosen if OWN in cells]
+def _self_sized_positions(comparison: Comparison) -> list[float]:
+    """Where self-sized methods lie, over all tasks and task by task."""
+    grids = [comparison.grid, *comparison.tasks.values()]
+    return [
+        _position(grid[choice.setting][OWN], comparison.budgets)
+        for choice in comparison.choices.values()
+        for grid in grids
+        if OWN in grid.get(choice.setting, {})
+    ]
 
 
 def _first(comparison: Comparison) -> list[str]:
-    """Families whose lines are shown before the reader asks for more."""
-    return outstanding(
-        comparison.grid,
+    """Families whose curves are shown before the reader asks for more."""
+    grid = comparison.grid or {
+        setting: estimates
+        for grid in comparison.tasks.values()
+        for setting, estimates in grid.items()
+    }
+    return shown_first(
+        grid,
         comparison.choices,
-        MOST_LINES,
+        MAXIMUM_CURVES,
         higher_is_better=comparison.higher_is_better,
     )
 
 
 def _remarks(comparison: Comparison) -> str:
-    """What a reader of the figure must know beside its axes."""
-    said = ""
-    if _own_places(comparison):
-        said += "; single points size the cache themselves and lie at the size they took"
+    """Facts about the figure that its axes do not state."""
+    words = ""
+    if _self_sized_positions(comparison):
+        words += "; single points size the cache themselves and lie at the size they took"
     waiting = [family for family in comparison.choices if family not in _first(comparison)]
     if waiting:
-        said += f"; switched on in the page's legend: {', '.join(waiting)}"
-    return said
+        words += f"; switched on in the page's legend: {', '.join(waiting)}"
+    return words
 
 
 def cost_figures(
     results: Results,
     costs: Costs,
-    shown: Mapping[str, Setting],
+    shown: Mapping[str, ReportedMethod],
     protocol: str,
     styles: Mapping[str, Style],
 ) -> tuple[LineFigure, LineFigure]:
@@ -162,9 +208,9 @@ def cost_figures(
     conditions = _cost_conditions(results, shown, protocol)
     heads = sorted({head for family in families for head in costs[shown[family]]})
 
-    def lines(curves: Mapping[str, HeadCurve]) -> tuple[Line, ...]:
+    def drawn(curves: Mapping[str, HeadCurve]) -> tuple[Curve, ...]:
         return tuple(
-            _cost_line(family, shown[family], styles[family], curve)
+            _cost_curve(family, shown[family], styles[family], curve)
             for family, curve in curves.items()
         )
 
@@ -175,7 +221,7 @@ def cost_figures(
         name=f"cost-{protocol}",
         caption=f"Share of future attention lost at every budget, mean over {len(heads)} heads "
         f"(their sum divided by {len(heads)}); {conditions}.",
-        panels=(Panel(title="", lines=lines(means)),),
+        panels=(Panel(title="", curves=drawn(means)),),
         columns=1,
         x=x,
         y=y,
@@ -187,7 +233,13 @@ def cost_figures(
         panels=tuple(
             Panel(
                 title=f"layer {head[0]}, head {head[1]}",
-                lines=lines({name: own[head] for name, own in of_family.items() if head in own}),
+                curves=drawn(
+                    {
+                        name: heads_of[head]
+                        for name, heads_of in of_family.items()
+                        if head in heads_of
+                    }
+                ),
             )
             for head in heads
         ),
@@ -198,7 +250,7 @@ def cost_figures(
     return mean, single
 
 
-def _cost_conditions(results: Results, shown: Mapping[str, Setting], protocol: str) -> str:
+def _cost_conditions(results: Results, shown: Mapping[str, ReportedMethod], protocol: str) -> str:
     """What the curves were measured on, for captions."""
     sequences = {row["sequences"] for row in results.curves if row["protocol"] == protocol}
     protected = any(setting.protected for setting in shown.values())
@@ -207,13 +259,13 @@ def _cost_conditions(results: Results, shown: Mapping[str, Setting], protocol: s
     return (
         f"n = {'/'.join(str(n) for n in sorted(sequences))} held-out sequences, "
         f"seed {results.setting('seed')}{policies}; "
-        f"{kept}; {PROTOCOLS.get(protocol, protocol)}"
+        f"{kept}; {PROTOCOLS[protocol]}"
     )
 
 
-def _cost_line(family: str, setting: Setting, style: Style, curve: HeadCurve) -> Line:
+def _cost_curve(family: str, setting: ReportedMethod, style: Style, curve: HeadCurve) -> Curve:
     variant = "" if setting.variant == "auto" else f":{setting.variant}"
-    return Line(
+    return Curve(
         key=family,
         label=f"{family}{variant}",
         style=style,

@@ -6,96 +6,25 @@ last line, which an interrupted run can leave, is left out with a note.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eval.report.schema import (
+    CURVE_SCHEMA,
+    KEPT_SCHEMA,
+    ROW_SCHEMA,
+    TIMING_SCHEMA,
+    RecordSchema,
+    manifest_fault,
+    tokens_are_sound,
+)
 from eval.results.folder import CURVES, FORMAT, FORMAT_VERSION, KEPT, MANIFEST, ROWS, TIMING, TOKENS
 from eval.results.records import UNIFORM, Row, read_rows
 from kvp.errors import ResultsError
 from kvp.manifest import digest_json, read_json
 
-Check = Callable[[Any], bool]
-
-
-def _text(value: Any) -> bool:  # noqa: ANN401 - anything JSON can hold
-    return isinstance(value, str)
-
-
-def _truth(value: Any) -> bool:  # noqa: ANN401
-    return isinstance(value, bool)
-
-
-def _number(value: Any) -> bool:  # noqa: ANN401
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _share(value: Any) -> bool:  # noqa: ANN401
-    return _number(value) and 0 <= value <= 1
-
-
-def _maybe(check: Check) -> Check:
-    return lambda value: value is None or check(value)
-
-
-def _numbers(value: Any) -> bool:  # noqa: ANN401
-    return isinstance(value, list) and all(map(_number, value))
-
-
-METHOD_FIELDS: Mapping[str, Check] = {
-    "method": _text,
-    "variant": _text,
-    "allocator": _text,
-    "protected": _truth,
-    "policy": _maybe(_text),
-    "policy_seed": _maybe(_number),
-}
-ROW_FIELDS: Mapping[str, Check] = {
-    **METHOD_FIELDS,
-    "protocol": _text,
-    "task": _text,
-    "example": _text,
-    "budget": _maybe(_number),
-    "budget_spec": _maybe(_text),
-    "score": _maybe(_share),
-    "nll": _maybe(_number),
-    "reply_tokens": _maybe(_number),
-    "kept_tokens": _number,
-    "cached_tokens": _number,
-    "cache_bytes": _maybe(_number),
-}
-TIMING_FIELDS: Mapping[str, Check] = {
-    **METHOD_FIELDS,
-    "budget": _maybe(_number),
-    "cache_bytes": _number,
-    "prefill_seconds": _number,
-    "evict_seconds": _number,
-    "decode_seconds_per_token": _number,
-}
-CURVE_FIELDS: Mapping[str, Check] = {
-    **METHOD_FIELDS,
-    "protocol": _text,
-    "layer": _number,
-    "head": _number,
-    "budgets": _numbers,
-    "cost": _numbers,
-    "area": _number,
-    "skill": _number,
-    "sequences": _number,
-}
-KEPT_FIELDS: Mapping[str, Check] = {
-    **METHOD_FIELDS,
-    "protocol": _text,
-    "budget_spec": _text,
-    "kept": _share,
-    "low": _share,
-    "high": _share,
-    "kept_tokens": _number,
-    "cached_tokens": _number,
-    "sequences": _number,
-}
 OLD_FIELDS: Mapping[str, Any] = {"allocator": UNIFORM}
 """What rows of format version 1 lack."""
 
@@ -154,14 +83,17 @@ def load_results(folder: Path) -> Results:
         )
     if digest_json(manifest.get("identity")) != manifest.get("identity_digest"):
         raise ResultsError(f"{folder / MANIFEST} is damaged: its identity has another digest")
-    notes: list[str] = [str(note) for note in manifest.get("notes", [])]
-    rows = _read_lines(folder / ROWS, ROW_FIELDS, notes)
+    if (name := manifest_fault(manifest)) is not None:
+        raise ResultsError(f"{folder / MANIFEST} is damaged: {name!r} has no valid value")
+    notes: list[str] = list(manifest.get("notes", []))
+    rows = _read_records(folder / ROWS, ROW_SCHEMA, notes)
     if not rows:
         raise ResultsError(f"{folder / ROWS} holds no rows yet; run kvp-eval first")
     optional = {
-        name: _read_lines(folder / name, fields, notes) if (folder / name).exists() else ()
-        for name, fields in ((TIMING, TIMING_FIELDS), (CURVES, CURVE_FIELDS), (KEPT, KEPT_FIELDS))
+        name: _read_records(folder / name, schema, notes) if (folder / name).exists() else ()
+        for name, schema in ((TIMING, TIMING_SCHEMA), (CURVES, CURVE_SCHEMA), (KEPT, KEPT_SCHEMA))
     }
+    _check_grid(folder / CURVES, optional[CURVES])
     tokens = folder / TOKENS
     return Results(
         folder=folder,
@@ -175,37 +107,39 @@ def load_results(folder: Path) -> Results:
     )
 
 
-def _read_lines(path: Path, fields: Mapping[str, Check], notes: list[str]) -> tuple[Row, ...]:
-    rows = []
+def _read_records(path: Path, schema: RecordSchema, notes: list[str]) -> tuple[Row, ...]:
+    """Records of a file, checked."""
+    records: dict[tuple[Any, ...], Row] = {}
     for number, found in enumerate(read_rows(path), start=1):
-        row = {**OLD_FIELDS, **found}
-        for name, check in fields.items():
-            if name not in row or not check(row[name]):
-                raise ResultsError(
-                    f"{path} line {number} is damaged: {name!r} is missing or has no valid value; "
-                    "delete that line and run kvp-eval again"
-                )
-        rows.append(row)
+        record = {**OLD_FIELDS, **found}
+        if (name := schema.fault(record)) is not None:
+            raise ResultsError(
+                f"{path} line {number} is damaged: {name!r} is missing or has no valid value; "
+                "delete that line and run kvp-eval again"
+            )
+        key = tuple(repr(record.get(name)) for name in schema.key)
+        if records.setdefault(key, record) != record:
+            raise ResultsError(
+                f"{path} line {number} contradicts an earlier line of the same method and prompt; "
+                "delete one of the two"
+            )
     if not path.read_bytes().endswith(b"\n") and path.stat().st_size:
         notes.append(f"The last line of {path.name} is torn (an interrupted run) and left out.")
-    return tuple(rows)
+    return tuple(records.values())
+
+
+def _check_grid(path: Path, curves: Sequence[Row]) -> None:
+    """Raise ResultsError where curves that are averaged were measured at different budgets."""
+    grids = {(row["protocol"], tuple(row["budgets"])) for row in curves}
+    if len(grids) > len({protocol for protocol, _ in grids}):
+        raise ResultsError(
+            f"{path} holds curves at different budgets, which cannot be averaged; "
+            "delete it and run kvp-eval --traces again"
+        )
 
 
 def _read_tokens(path: Path) -> Mapping[str, Any]:
     content = read_json(path, ResultsError)
-    tokens, methods = content.get("tokens"), content.get("methods")
-    sound = (
-        isinstance(tokens, list)
-        and all(map(_text, tokens))
-        and isinstance(methods, dict)
-        and all(
-            isinstance(heads, list)
-            and heads
-            and all(isinstance(ranks, list) and len(ranks) == len(tokens) for ranks in heads)
-            and all(map(_numbers, heads))
-            for heads in methods.values()
-        )
-    )
-    if not sound or not tokens or not methods:
+    if not tokens_are_sound(content):
         raise ResultsError(f"{path} is damaged; delete it and run kvp-eval again")
     return content

@@ -1,23 +1,30 @@
-"""The page: head, styles, and the sections in their order.
+"""The page: HTML building blocks, styles, scripts, and the sections in their order.
 
-One file that asks for nothing: styles and scripts are inline, fonts are the reader's own, and a
-content security policy forbids every request, so a browser would refuse one.
+One file that asks for nothing: styles and scripts are inline, fonts are the reader's own. A content
+security policy forbids every request and every script but the page's own, which it names by their
+digests. Every text is escaped here; callers never write angle brackets of data.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
+import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from eval.report.draw_html import FONT, WIDTH, library
+from eval.report.figure_types import FONT
 from eval.report.load import Results
-from eval.report.markup import code, definitions, details, paragraph, section, text
-from eval.report.token_text import rank_styles
 
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
-)
+GENERATOR = '<meta name="generator" content="kvp-report">'
+"""By this a report is known as one."""
+WIDTH = 1140
+"""Pixels of the page's content on a wide screen."""
+NARROW = 720
+"""Pixels below which figures scroll instead of shrinking."""
 
 _STYLES = f"""
 body{{font:15px/1.5 {FONT};color:#222;background:#fff;max-width:{WIDTH}px;margin:2rem auto;
@@ -31,13 +38,14 @@ pre{{background:#f5f5f5;padding:.6rem .8rem;white-space:pre-wrap;overflow-wrap:a
 font-size:.85rem}}
 figure{{margin:1rem 0}} figcaption,caption{{color:#444;font-size:.86rem;text-align:left}}
 caption{{padding-bottom:.4rem}} .scroll{{overflow-x:auto}}
+.plot{{min-width:{NARROW}px}}
 table{{border-collapse:collapse;min-width:66%;font-size:.86rem;margin:.6rem 0;
 font-variant-numeric:tabular-nums}}
 th,td{{padding:.25rem .55rem;border-bottom:1px solid #e2e2e2;text-align:right;vertical-align:top}}
 thead th{{border-bottom:2px solid #888}} th:first-child{{text-align:left;font-weight:400}}
 td small,th small{{display:block;color:#666;font-size:.76rem;white-space:nowrap}}
-.learned{{font-weight:700!important}} .reference{{color:#666}}
-.best{{background:#fff3d6}} .best span{{text-decoration:underline 2px;text-underline-offset:3px}}
+.learned span{{text-decoration:underline;text-underline-offset:3px}} .reference{{color:#666}}
+.best{{background:#fff3d6;font-weight:700}} .summary{{font-size:1.05rem}}
 .note{{background:#fff8e6;border-left:4px solid #e69f00;padding:.4rem .8rem}}
 .missing{{color:#555;font-style:italic}}
 summary{{cursor:pointer;color:#0b5394;margin:.5rem 0}}
@@ -53,27 +61,158 @@ h2,h3{{break-after:avoid}} .scroll{{overflow:visible}}
 """
 
 
-def page(title: str, sections: Sequence[tuple[str, str, str]]) -> str:
-    """The whole page; `sections` are (id, title, HTML), the first one before the contents."""
-    head, *rest = sections
-    links = " ".join(f'<a href="#{text(ident)}">{text(name)}</a>' for ident, name, _ in rest)
-    body = "\n".join(section(ident, name, [content]) for ident, name, content in rest)
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One field of a table."""
+
+    text: str
+    small: str = ""
+    """Smaller lines below: an interval, for instance."""
+    mark: str = ""
+    """CSS class: `best`, `learned`, `reference`, or none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table with a caption; the first field of each row is its heading."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[Field | str]]
+
+
+def text(content: str) -> str:
+    """Escaped text."""
+    return html.escape(content)
+
+
+def paragraph(content: str, *, kind: str = "") -> str:
+    """A paragraph of escaped text."""
+    return f"<p{_class(kind)}>{text(content)}</p>"
+
+
+def section(ident: str, title: str, parts: Iterable[str], *, level: int = 2) -> str:
+    """A titled section; `parts` are HTML."""
+    inner = "\n".join(parts)
+    return f'<section id="{text(ident)}"><h{level}>{text(title)}</h{level}>\n{inner}\n</section>'
+
+
+def details(title: str, parts: Iterable[str]) -> str:
+    """A part that is folded until opened; `parts` are HTML."""
+    inner = "\n".join(parts)
+    return f"<details><summary>{text(title)}</summary>\n{inner}\n</details>"
+
+
+def json_block(content: object, name: str, value: str) -> str:
+    """Data for scripts as `data-NAME="VALUE"`; no text in it can end the element."""
+    data = json.dumps(content, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
+    return f'<script type="application/json" data-{text(name)}="{text(value)}">{data}</script>'
+
+
+def figure(drawing: str, caption: str) -> str:
+    """A drawing (HTML) with its caption."""
     return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>{_STYLES}\n{rank_styles()}</style>\n"
-        f"{library()}</head>\n<body>\n<header><h1>{text(title)}</h1>\n<nav>{links}</nav>\n"
-        f"{head[2]}</header>\n<main>\n{body}\n</main>\n</body></html>\n"
+        f'<figure><div class="scroll" tabindex="0">{drawing}</div>'
+        f"<figcaption>{text(caption)}</figcaption></figure>"
     )
 
 
-def header(results: Results, methods: Sequence[str], policies: Sequence[str]) -> str:
-    """What was measured, with what, by which commands, and what to know about the files."""
+def definitions(pairs: Iterable[tuple[str, str]]) -> str:
+    """A list of names and values."""
+    items = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in pairs)
+    return f"<dl>{items}</dl>"
+
+
+def code(lines: Iterable[str]) -> str:
+    """Lines of code, such as commands."""
+    return f"<pre><code>{text(chr(10).join(lines))}</code></pre>"
+
+
+def table(content: Table) -> str:
+    """A table."""
+    head = "".join(f'<th scope="col">{text(name)}</th>' for name in content.header)
+    body = "\n".join(
+        "<tr>" + "".join(_field(field, heading=not i) for i, field in enumerate(row)) + "</tr>"
+        for row in content.rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0"><table><caption>{text(content.caption)}</caption>\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
+def _field(field: Field | str, *, heading: bool) -> str:
+    if isinstance(field, str):
+        field = Field(text=field)
+    lines = field.small.split("\n") if field.small else []
+    small = "".join(f"<small>{text(line)}</small>" for line in lines)
+    tag, scope = ("th", ' scope="row"') if heading else ("td", "")
+    return f"<{tag}{scope}{_class(field.mark)}><span>{text(field.text)}</span>{small}</{tag}>"
+
+
+def _class(name: str) -> str:
+    return f' class="{text(name)}"' if name else ""
+
+
+def page(
+    title: str,
+    lead: str,
+    sections: Sequence[tuple[str, str, str]],
+    *,
+    styles: str = "",
+    scripts: Sequence[str] = (),
+) -> str:
+    """The whole page.
+
+    Args:
+        title: of the page, a text.
+        lead: HTML before the sections.
+        sections: id, title and HTML of each.
+        styles: CSS of the parts.
+        scripts: JavaScript, run in this order after the sections. The only ones that may run.
+    """
+    links = " ".join(f'<a href="#{text(ident)}">{text(name)}</a>' for ident, name, _ in sections)
+    body = "\n".join(section(ident, name, [content]) for ident, name, content in sections)
+    scripts = [script.replace("\r\n", "\n").replace("\r", "\n") for script in scripts]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{security_policy(scripts)}">\n'
+        f'{GENERATOR}\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{text(title)}</title>\n<style>{_STYLES}\n{styles}</style></head>\n<body>\n"
+        f"<header><h1>{text(title)}</h1>\n{lead}\n<nav>{links}</nav></header>\n"
+        f"<main>\n{body}\n</main>\n"
+        + "\n".join(f"<script>{script}</script>" for script in scripts)
+        + "\n</body></html>\n"
+    )
+
+
+def security_policy(scripts: Iterable[str]) -> str:
+    """Content security policy: no request, and no script whose text is not one of these.
+
+    Source: Content Security Policy Level 3, section 2.3.1 (hash-source).
+    """
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()) for script in scripts)
+    allowed = " ".join(f"'sha256-{digest.decode()}'" for digest in digests) or "'none'"
+    return (
+        "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; "
+        f"script-src {allowed}; img-src data: blob:"
+    )
+
+
+def is_report(content: bytes) -> bool:
+    """Whether the beginning of a file is that of a page of kvp-report (also of 0.1.0)."""
+    before = b'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n<meta http-equiv='
+    return GENERATOR.encode() in content or (
+        content.startswith(before) and b"<title>KV-cache eviction on " in content
+    )
+
+
+def facts(results: Results, methods: Sequence[str], policies: Sequence[str]) -> str:
+    """Model, methods, data, commands and versions of a results folder."""
     manifest = results.manifest
     prompts = {(row["task"], row["example"]) for row in results.rows}
     tasks = list(dict.fromkeys(row["task"] for row in results.rows))
-    facts = [
+    entries = [
         ("model", _plain(results.setting("model"))),
         ("methods", ", ".join(methods)),
         ("policies", ", ".join(policies) or "none"),
@@ -87,8 +226,7 @@ def header(results: Results, methods: Sequence[str], policies: Sequence[str]) ->
     ]
     config = manifest.get("config")
     settings = [details("all settings", [definitions(_items(config))])] if config else []
-    notes = [paragraph(note, kind="note") for note in results.notes]
-    return "\n".join([definitions(facts), code(commands(manifest)), *settings, *notes])
+    return "\n".join([definitions(entries), code(commands(manifest)), *settings])
 
 
 def commands(manifest: Mapping[str, Any]) -> list[str]:
@@ -102,7 +240,7 @@ def commands(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def missing(sentence: str) -> str:
-    """What a folder lacks, and how to get it."""
+    """A part that the folder lacks, and how to get it."""
     return paragraph(sentence, kind="missing")
 
 

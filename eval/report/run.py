@@ -8,21 +8,22 @@ from functools import partial
 from pathlib import Path
 
 from eval.report import draw_html, draw_png, figures, tables
-from eval.report.aggregates import LEARNED, ORACLE, setting_of
-from eval.report.compare import PROTOCOLS, Comparison, Kind, compare, in_order
+from eval.report.aggregates import LEARNED, ORACLE, method_of
+from eval.report.best_settings import Comparison, Kind, compare, in_order
 from eval.report.config import ReportConfig
-from eval.report.costs import areas, head_curves, shown_curves
-from eval.report.draw_text import draw_text
+from eval.report.costs import areas, head_curves, middle_budget, shown_curves, timings
 from eval.report.figure_types import Figure, Style, assign_styles
+from eval.report.files import check_targets, write_report
 from eval.report.load import Results, load_results
-from eval.report.markup import details, figure, paragraph, section, table
-from eval.report.page import header, missing, page
-from eval.report.timings import middle_budget, timings
-from eval.report.token_ranks import token_map
-from eval.report.token_text import token_text
+from eval.report.page import details, facts, figure, missing, page, paragraph, section, table
+from eval.report.schema import PROTOCOLS
+from eval.report.tokens import TOKEN_SCRIPT, rank_styles, token_map, token_text
 from eval.results.records import policy_groups
-from kvp.errors import ResultsError, UsageError
+from kvp.errors import ResultsError
 from policies.registry import METHODS
+
+ATTENTION_FREE = frozenset(name for name, entry in METHODS.items() if entry.attention_free)
+"""Methods that read no attention, as the policies of KVP."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +35,12 @@ class Report:
     attention_free: Collection[str]
     styles: Mapping[str, Style]
     resamples: int
-    drawn: list[Callable[[Path], Path]]
-    """How to write each figure of the page so far as a PNG into a folder."""
+    drawn: dict[str, Callable[[], bytes]]
+    """PNG file name -> how to make its content, for every figure of the page so far."""
 
     def draw(self, description: Figure) -> str:
         """HTML of a figure, remembered for the PNG files."""
-        self.drawn.append(partial(draw_png.draw, description))
+        self.drawn[f"{description.name}.png"] = partial(draw_png.draw, description)
         return figure(draw_html.draw(description), description.caption)
 
 
@@ -48,60 +49,61 @@ def run(config: ReportConfig) -> None:
     folder = Path(config.results)
     out = Path(config.out) if config.out else folder / "report.html"
     png = Path(config.png) if config.png else out.parent / "figures"
-    if out.is_dir():
-        raise UsageError(f"--out {out} is a folder; name an HTML file")
-    if png.exists() and not png.is_dir():
-        raise UsageError(f"--png {png} is a file; name a folder")
+    check_targets(out, png)
     results = load_results(folder)
-    validation = load_results(Path(config.validation)) if config.validation else None
+    validation = (
+        load_results(Path(config.validation_results)) if config.validation_results else None
+    )
     if validation is not None:
         _check_validation(results, validation)
     report = _report(results, validation, config.bootstrap)
     html = build(report)
-    for parent in (out.parent, png):
-        parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(html, encoding="utf-8")
-    for draw in report.drawn:
-        draw(png)
+    write_report(out, html, png, {name: draw() for name, draw in report.drawn.items()})
     print(f"{out} ({len(html.encode()) / 1e6:.1f} MB), {len(report.drawn)} figures in {png}")
 
 
 def build(report: Report) -> str:
-    """The whole page."""
+    """The whole page: the message first, then the evidence, how it was made last."""
     results = report.results
     groups = policy_groups([*results.rows, *results.curves, *results.kept])
-    settings = [setting_of(row, groups) for row in results.rows]
-    methods = in_order(list(dict.fromkeys(setting.family for setting in settings)))
+    methods = in_order(list(dict.fromkeys(method_of(row, groups).family for row in results.rows)))
     labels = list(dict.fromkeys(row["policy"] for row in results.rows if row["policy"]))
     accuracy = _compare(report, "accuracy")
     perplexity = _compare(report, "perplexity")
     kept = _compare(report, "kept")
+    sentences = (
+        tables.summary(comparison, report.attention_free) for comparison in (*accuracy, *perplexity)
+    )
+    lead = [paragraph(sentence, kind="summary") for sentence in sentences if sentence is not None]
+    lead += [paragraph(note, kind="note") for note in results.notes]
     return page(
         f"KV-cache eviction on {results.setting('model')}",
+        "\n".join(lead),
         [
-            ("about", "", header(results, methods, labels) + _headlines(report, accuracy)),
             ("accuracy", "Accuracy against budget", _accuracy(report, accuracy)),
             ("perplexity", "Perplexity against budget", _perplexity(report, perplexity)),
             ("kept", "Future attention kept by the whole model", _kept(report, kept)),
             ("cost", "Cost per budget and head", _costs(report)),
             ("tokens", "What each method keeps", _tokens(report)),
-            ("timing", "Bytes and seconds", _held(accuracy or perplexity) + _timing(report)),
+            ("timing", "Bytes and seconds", _bytes(accuracy or perplexity) + _timing(report)),
+            ("about", "How this was made", facts(results, methods, labels)),
         ],
+        styles=rank_styles(),
+        scripts=(draw_html.library(), draw_html.DRAW_SCRIPT, TOKEN_SCRIPT),
     )
 
 
 def _report(results: Results, validation: Results | None, resamples: int) -> Report:
-    attention_free = frozenset(name for name, entry in METHODS.items() if entry.attention_free)
     rows = [*results.rows, *results.curves, *results.kept]
     groups = policy_groups(rows)
-    families = list(dict.fromkeys(setting_of(row, groups).family for row in rows))
+    families = list(dict.fromkeys(method_of(row, groups).family for row in rows))
     return Report(
         results=results,
         validation=validation,
-        attention_free=attention_free,
-        styles=assign_styles(families, attention_free),
+        attention_free=ATTENTION_FREE,
+        styles=assign_styles(families, ATTENTION_FREE),
         resamples=resamples,
-        drawn=[],
+        drawn={},
     )
 
 
@@ -109,42 +111,25 @@ def _check_validation(results: Results, validation: Results) -> None:
     for name in ("model", "length"):
         if results.setting(name) != validation.setting(name):
             raise ResultsError(
-                f"--validation {validation.folder} has --{name} {validation.setting(name)!r}, "
-                f"{results.folder} has {results.setting(name)!r}; evaluate them alike"
+                f"--validation_results {validation.folder} has --{name} "
+                f"{validation.setting(name)!r}, "
+                f"{results.folder} has {results.setting(name)!r}; evaluate both with the same"
             )
     if results.setting("split") == validation.setting("split"):
         raise ResultsError(
-            f"--validation {validation.folder} has the same split as {results.folder}; "
+            f"--validation_results {validation.folder} has the same split as {results.folder}; "
             "choose settings on other prompts (kvp-eval --split validation)"
         )
 
 
 def _compare(report: Report, kind: Kind) -> list[Comparison]:
-    found = (
-        compare(
-            report.results,
-            kind,
-            protocol,
-            validation=report.validation,
-            resamples=report.resamples,
-        )
-        for protocol in dict.fromkeys(
-            [*report.results.protocols, *(row["protocol"] for row in report.results.kept)]
-        )
+    results = report.results
+    protocols = [*results.protocols, *(row["protocol"] for row in results.kept)]
+    comparisons = (
+        compare(results, kind, protocol, validation=report.validation, resamples=report.resamples)
+        for protocol in dict.fromkeys(protocols)
     )
-    return [comparison for comparison in found if comparison is not None]
-
-
-def _headlines(report: Report, comparisons: Sequence[Comparison]) -> str:
-    return "\n".join(
-        section(
-            f"headline-{comparison.protocol}",
-            PROTOCOLS.get(comparison.protocol, comparison.protocol),
-            [table(tables.headline(comparison, report.attention_free, resamples=report.resamples))],
-            level=3,
-        )
-        for comparison in comparisons
-    )
+    return [comparison for comparison in comparisons if comparison is not None]
 
 
 def _accuracy(report: Report, comparisons: Sequence[Comparison]) -> str:
@@ -154,17 +139,10 @@ def _accuracy(report: Report, comparisons: Sequence[Comparison]) -> str:
 
 
 def _accuracy_section(report: Report, comparison: Comparison) -> str:
-    parts = [report.draw(figures.overall(comparison, report.styles))]
+    parts = _over_all_tasks(report, comparison)
     if len(comparison.tasks) > 1:
         parts.append(report.draw(figures.by_task(comparison, report.styles)))
-    parts.append(
-        details("every setting of every method", [table(tables.every_setting(comparison))])
-    )
-    if len(comparison.tasks) > 1:
-        single = [
-            table(tables.one_task(comparison, task, report.attention_free))
-            for task in comparison.tasks
-        ]
+        single = [table(tables.one_task(comparison, task)) for task in comparison.tasks]
         parts.append(details("task by task", single))
     return _protocol_section(comparison, parts)
 
@@ -172,55 +150,56 @@ def _accuracy_section(report: Report, comparison: Comparison) -> str:
 def _perplexity(report: Report, comparisons: Sequence[Comparison]) -> str:
     if not comparisons:
         return missing("No given replies in this folder: run kvp-eval --tasks chat or text.")
-    return "\n".join(_whole(report, comparison) for comparison in comparisons)
+    return "\n".join(
+        _protocol_section(comparison, _over_all_tasks(report, comparison))
+        for comparison in comparisons
+    )
 
 
 def _kept(report: Report, comparisons: Sequence[Comparison]) -> str:
     if not comparisons:
-        return missing("No traces measured in this folder: run kvp-eval --curves TRACES.")
-    return "\n".join(_whole(report, comparison) for comparison in comparisons)
+        return missing("No traces measured in this folder: run kvp-eval --traces TRACES.")
+    return "\n".join(
+        _protocol_section(comparison, _over_all_tasks(report, comparison))
+        for comparison in comparisons
+    )
 
 
-def _whole(report: Report, comparison: Comparison) -> str:
-    """Figure, headline and every setting of a comparison that is not told task by task."""
+def _over_all_tasks(report: Report, comparison: Comparison) -> list[str]:
+    """Figure, headline and every setting of a comparison."""
+    if not comparison.grid:
+        return [missing("No method has answers to all tasks of this folder.")]
     headline = tables.headline(comparison, report.attention_free, resamples=report.resamples)
-    parts = [
+    every = table(tables.every_setting(comparison))
+    return [
         report.draw(figures.overall(comparison, report.styles)),
         table(headline),
-        details("every setting of every method", [table(tables.every_setting(comparison))]),
+        details("every setting of every method", [every]),
     ]
-    return _protocol_section(comparison, parts)
 
 
 def _protocol_section(comparison: Comparison, parts: Sequence[str]) -> str:
     protocol = comparison.protocol
-    title = PROTOCOLS.get(protocol, protocol)
-    return section(f"{comparison.kind}-{protocol}", title, parts, level=3)
+    return section(f"{comparison.kind}-{protocol}", PROTOCOLS[protocol], parts, level=3)
 
 
 def _costs(report: Report) -> str:
     curves = report.results.curves
     if not curves:
-        return missing("No cost curves in this folder: run kvp-eval --curves TRACES.")
+        return missing("No cost curves in this folder: run kvp-eval --traces TRACES.")
     groups = policy_groups([*report.results.rows, *curves])
     parts = []
     for protocol in dict.fromkeys(row["protocol"] for row in curves):
-        own = [row for row in curves if row["protocol"] == protocol]
-        costs, found = head_curves(own, groups), areas(own, groups)
-        shown = shown_curves(costs, found)
+        rows = [row for row in curves if row["protocol"] == protocol]
+        costs, measured = head_curves(rows, groups), areas(rows, groups)
+        shown = shown_curves(costs, measured)
         mean, single = figures.cost_figures(report.results, costs, shown, protocol, report.styles)
-        parts.append(
-            section(
-                f"cost-{protocol}-section",
-                PROTOCOLS.get(protocol, protocol),
-                [
-                    report.draw(mean),
-                    table(tables.areas(found, protocol)),
-                    report.draw(single),
-                ],
-                level=3,
-            )
-        )
+        content = [
+            report.draw(mean),
+            table(tables.areas(measured, protocol)),
+            report.draw(single),
+        ]
+        parts.append(section(f"cost-{protocol}-section", PROTOCOLS[protocol], content, level=3))
     return "\n".join(parts)
 
 
@@ -232,18 +211,20 @@ def _tokens(report: Report) -> str:
     description = figures.token_figure(report.results, tokens)
     pair = (tokens.methods[0], ORACLE if ORACLE in tokens.methods else tokens.methods[-1])
     parts = [token_text(tokens, description.outlined, pair), report.draw(description)]
-    report.drawn.append(partial(draw_text, tokens, description.outlined, pair))
+    report.drawn["tokens-text.png"] = partial(
+        draw_png.draw_text, tokens, description.outlined, pair
+    )
     if tokens.left_out:
         parts.append(
-            paragraph(f"{tokens.left_out} heads cannot be chosen here, to keep the page small.")
+            paragraph(f"{tokens.left_out} heads cannot be selected here, to keep the page small.")
         )
     return "\n".join(parts)
 
 
-def _held(comparisons: Sequence[Comparison]) -> str:
-    """Bytes that the rows of the first comparison held."""
-    found = [tables.bytes_held(comparison) for comparison in comparisons]
-    return "\n".join(table(held) for held in found if held is not None)
+def _bytes(comparisons: Sequence[Comparison]) -> str:
+    """Bytes of the caches that the comparisons measured."""
+    measured = [tables.cache_bytes(comparison) for comparison in comparisons]
+    return "\n".join(table(found) for found in measured if found is not None)
 
 
 def _timing(report: Report) -> str:
@@ -252,10 +233,11 @@ def _timing(report: Report) -> str:
         return missing("No timing pass in this folder: run kvp-eval --timing_prompts 3.")
     groups = policy_groups([*report.results.rows, *report.results.curves, *rows])
     prompts = {row["prompts"] for row in rows if "prompts" in row}
-    said = f", median over {'/'.join(str(n) for n in sorted(prompts))} prompts" if prompts else ""
-    found = timings(rows, groups)
-    whole = table(tables.costs_of_requests(found, said))
-    chosen = middle_budget(found)
-    if len(chosen) == len(found):
+    counts = "/".join(str(n) for n in sorted(prompts))
+    measured = timings(rows, groups)
+    words = f", median over {counts} prompts" if prompts else ""
+    whole = table(tables.costs_of_requests(measured, words))
+    shown = middle_budget(measured)
+    if len(shown) == len(measured):
         return whole
-    return table(tables.costs_of_requests(chosen, said)) + details("every budget", [whole])
+    return table(tables.costs_of_requests(shown, words)) + details("every budget", [whole])

@@ -4,31 +4,82 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from eval.report.aggregates import FULL, LEARNED, ORACLE, Budgets, Cell, Grid, Setting
-from eval.report.best_settings import Contest, best_baselines, contests
-from eval.report.compare import PROTOCOLS, Comparison, in_order
-from eval.report.costs import Area
-from eval.report.markup import Field, Table
-from eval.report.timings import Timing
+from eval.report.aggregates import FULL, LEARNED, ORACLE, Budgets, Estimate, Grid, ReportedMethod
+from eval.report.best_settings import (
+    BaselineDifference,
+    Comparison,
+    best_methods,
+    differences_to_baseline,
+    in_order,
+)
+from eval.report.costs import Area, Timing
+from eval.report.page import Field, Table
+from eval.report.schema import PROTOCOLS
 from eval.results.records import OWN, UNIFORM
+
+BEST = "highlighted: the best mean of the column, full cache and oracle apart"
+"""What the mark of `best` means, for captions."""
+
+
+def summary(comparison: Comparison, attention_free: Collection[str]) -> str | None:
+    """The comparison in one sentence, at the middle budget; None where nothing has that budget.
+
+    Names the best method whatever it is, every policy, the best attention-free baseline and the
+    full cache.
+    """
+    specs = comparison.budgets.specs
+    if not specs:
+        return None
+    spec = specs[(len(specs) - 1) // 2]
+    better = comparison.higher_is_better
+    best = best_methods(comparison.grid, comparison.choices, spec, higher_is_better=better)
+    if not best:
+        return None
+    free = best_methods(
+        comparison.grid, comparison.choices, spec, attention_free, higher_is_better=better
+    )
+    policies = [
+        family
+        for family, choice in comparison.choices.items()
+        if choice.setting.method == LEARNED and comparison.estimate(family, spec) is not None
+    ]
+    parts = [f"best {' and '.join(best)} {_in_words(comparison, best[0], spec)}"]
+    parts += [
+        f"{family} {_in_words(comparison, family, spec)}"
+        for family in policies
+        if family not in best
+    ]
+    if free and free[0] not in best:
+        parts.append(f"best attention-free {free[0]} {_in_words(comparison, free[0], spec)}")
+    if comparison.full is not None:
+        parts.append(f"full cache {_in_words(comparison, FULL, None)}")
+    size = spec if spec.endswith("%") else f"{spec} tokens per head"
+    where = PROTOCOLS[comparison.protocol].partition(", ")[2]
+    return (
+        f"{_title(comparison)}, at {size} ({where}): {'; '.join(parts)} "
+        f"({'higher' if better else 'lower'} is better)."
+    )
+
+
+def _in_words(comparison: Comparison, family: str, spec: str | None) -> str:
+    """Mean and interval of a method, as text."""
+    found = _number(comparison, comparison.estimate(family, spec), "")
+    return f"{found.text} ({found.small})"
 
 
 def headline(comparison: Comparison, attention_free: Collection[str], *, resamples: int) -> Table:
-    """One line per method, and each learned policy against the best attention-free baseline."""
+    """One line per method, and each learned policy minus the best attention-free baseline."""
     rows = _grid_rows(
         comparison,
         comparison.grid,
         [(choice.name, choice.note, choice.setting) for choice in comparison.choices.values()],
-        attention_free,
+        highlight=True,
     )
     if comparison.kind == "accuracy":
-        rows += _contest_rows(comparison, attention_free, resamples=resamples)
-    best = (
-        "the best attention-free baseline at each budget is underlined; " if attention_free else ""
-    )
+        rows += _difference_rows(comparison, attention_free, resamples=resamples)
     return Table(
         caption=f"{_title(comparison)} (95 % bootstrap interval over prompts); "
-        f"{best}{comparison.conditions}.",
+        f"{BEST}; {comparison.conditions}.",
         header=_header(comparison),
         rows=rows,
     )
@@ -51,56 +102,54 @@ def every_setting(comparison: Comparison) -> Table:
     return Table(
         caption=f"{_title(comparison)}, every setting of every method; {comparison.conditions}.",
         header=_header(comparison),
-        rows=_grid_rows(comparison, comparison.grid, [_named(setting) for setting in settings], ()),
+        rows=_grid_rows(comparison, comparison.grid, [_named(setting) for setting in settings]),
     )
 
 
-def one_task(comparison: Comparison, task: str, attention_free: Collection[str]) -> Table:
+def one_task(comparison: Comparison, task: str) -> Table:
     """The headline's methods on one task."""
     lines = [(choice.name, "", choice.setting) for choice in comparison.choices.values()]
     return Table(
-        caption=f"{task}: accuracy, % (95 % bootstrap interval over prompts); "
-        f"{PROTOCOLS.get(comparison.protocol, comparison.protocol)}.",
+        caption=f"{task}: accuracy, % (95 % bootstrap interval over prompts); {BEST}; "
+        f"{PROTOCOLS[comparison.protocol]}.",
         header=_header(comparison),
-        rows=_grid_rows(comparison, comparison.tasks[task], lines, attention_free),
+        rows=_grid_rows(comparison, comparison.tasks[task], lines, highlight=True),
     )
 
 
-def bytes_held(comparison: Comparison) -> Table | None:
+def cache_bytes(comparison: Comparison) -> Table | None:
     """Measured bytes of the cache after eviction, against the full cache's; None where unmeasured.
 
     One line per setting that a figure shows.
     """
-    full = comparison.choices.get(FULL)
-    whole = None if full is None else comparison.grid[full.setting][None].nbytes
-    columns = [*comparison.budgets.specs, *([OWN] if _has_own(comparison) else [])]
+    whole = None if comparison.full is None else comparison.full.nbytes
+    columns = [*comparison.budgets.specs, *([OWN] if _has_self_sized(comparison) else [])]
     rows: list[Sequence[Field | str]] = []
     for choice in comparison.choices.values():
-        cells = comparison.grid[choice.setting]
-        own = choice.setting.method == FULL
-        found = [cells.get(None if own else spec) for spec in columns]
-        if any(cell is not None and cell.nbytes is not None for cell in found):
+        estimates = comparison.grid.get(choice.setting, {})
+        is_full = choice.setting.method == FULL
+        shown = [estimates.get(None if is_full else spec) for spec in columns]
+        if any(found is not None and found.nbytes is not None for found in shown):
             name = Field(text=choice.name, small=choice.note, mark=_mark(choice.setting.family))
-            rows.append([name, *(_bytes(cell, whole) for cell in found)])
+            rows.append([name, *(_bytes(found, whole) for found in shown)])
     if not rows:
         return None
     return Table(
         caption="Bytes of keys and values right after the eviction, as measured, mean over "
-        "prompts, and their ratio to the full cache; "
-        f"{PROTOCOLS.get(comparison.protocol, comparison.protocol)}.",
+        f"prompts, and their ratio to the full cache; {PROTOCOLS[comparison.protocol]}.",
         header=_header(comparison),
         rows=rows,
     )
 
 
-def _bytes(cell: Cell | None, whole: float | None) -> Field:
-    if cell is None or cell.nbytes is None:
+def _bytes(estimate: Estimate | None, whole: float | None) -> Field:
+    if estimate is None or estimate.nbytes is None:
         return Field(text="–")
-    ratio = "" if whole is None else f"{cell.nbytes / whole:.3f} of full"
-    return Field(text=f"{cell.nbytes:,.0f}", small=ratio)
+    ratio = f"{estimate.nbytes / whole:.3f} of full" if whole else ""
+    return Field(text=f"{estimate.nbytes:,.0f}", small=ratio)
 
 
-def areas(found: Mapping[Setting, Area], protocol: str) -> Table:
+def areas(found: Mapping[ReportedMethod, Area], protocol: str) -> Table:
     """Area under the cost curves of every setting, against the oracle's."""
     families = in_order(list(dict.fromkeys(setting.family for setting in found)))
     lines = dict.fromkeys((family, setting.variant) for family in families
@@ -111,9 +160,9 @@ def areas(found: Mapping[Setting, Area], protocol: str) -> Table:
         name = family if variant == "auto" else f"{family}:{variant}"
         row: list[Field | str] = [Field(text=name, mark=_mark(family))]
         for kept in kinds:
-            chosen = (family, variant, kept)
+            wanted = (family, variant, kept)
             row += _area_fields(
-                next((area for item, area in found.items() if _line(item) == chosen), None)
+                next((area for item, area in found.items() if _area_key(item) == wanted), None)
             )
         rows.append(row)
     words = ["protected" if kept else "unprotected" for kept in kinds]
@@ -121,7 +170,7 @@ def areas(found: Mapping[Setting, Area], protocol: str) -> Table:
     return Table(
         caption="Area under the cost curves summed over heads, as a multiple of the oracle's with "
         "the same protection (mean over policies, range below), and skill (1 = ideal order, "
-        f"0 = random order); {PROTOCOLS.get(protocol, protocol)}.",
+        f"0 = random order); {PROTOCOLS[protocol]}.",
         header=("method", *titles),
         rows=rows,
     )
@@ -143,7 +192,7 @@ def costs_of_requests(found: Sequence[Timing], prompts: str) -> Table:
         )
         for timing in found
     ]
-    named = ", ".join(PROTOCOLS.get(name, name) for name in protocols if name)
+    named = ", ".join(PROTOCOLS[name] for name in protocols if name)
     return Table(
         caption=f"One request at a time: cache bytes after eviction, and milliseconds{prompts}"
         f"{'; ' + named if named else ''}. Ratios are to the full cache.",
@@ -170,90 +219,88 @@ def budget_names(budgets: Budgets) -> tuple[str, ...]:
 
 
 def _header(comparison: Comparison) -> tuple[str, ...]:
-    own = ("own size",) if _has_own(comparison) else ()
-    return ("method", *budget_names(comparison.budgets), *own)
+    self_sized = ("own size",) if _has_self_sized(comparison) else ()
+    return ("method", *budget_names(comparison.budgets), *self_sized)
 
 
-def _has_own(comparison: Comparison) -> bool:
-    return any(setting.own for setting in comparison.grid)
+def _has_self_sized(comparison: Comparison) -> bool:
+    grids = (comparison.grid, *comparison.tasks.values())
+    return any(setting.self_sized for grid in grids for setting in grid)
 
 
 def _grid_rows(
     comparison: Comparison,
     grid: Grid,
-    lines: Sequence[tuple[str, str, Setting]],
-    attention_free: Collection[str],
+    lines: Sequence[tuple[str, str, ReportedMethod]],
+    *,
+    highlight: bool = False,
 ) -> list[Sequence[Field | str]]:
     best = {
         (family, spec)
-        for spec in comparison.budgets.specs
-        for family in best_baselines(
-            grid,
-            comparison.choices,
-            spec,
-            attention_free,
-            higher_is_better=comparison.higher_is_better,
+        for spec in (comparison.budgets.specs if highlight else ())
+        for family in best_methods(
+            grid, comparison.choices, spec, higher_is_better=comparison.higher_is_better
         )
     }
     rows: list[Sequence[Field | str]] = []
     for name, note, setting in lines:
-        cells = grid.get(setting, {})
-        if not cells:
+        estimates = grid.get(setting, {})
+        if not estimates:
             continue
         mark = _mark(setting.family)
         row: list[Field | str] = [Field(text=name, small=note, mark=mark)]
         for spec in comparison.budgets.specs:
-            cell = cells.get(None if setting.method == FULL else spec)
+            found = estimates.get(None if setting.method == FULL else spec)
             row.append(
-                _number(comparison, cell, "best" if (setting.family, spec) in best else mark)
+                _number(comparison, found, "best" if (setting.family, spec) in best else mark)
             )
-        if _has_own(comparison):
-            row.append(_number(comparison, cells.get(OWN), mark, own=True))
+        if _has_self_sized(comparison):
+            row.append(_number(comparison, estimates.get(OWN), mark, with_size=True))
         rows.append(row)
     return rows
 
 
-def _number(comparison: Comparison, cell: Cell | None, mark: str, *, own: bool = False) -> Field:
-    if cell is None:
+def _number(
+    comparison: Comparison, estimate: Estimate | None, mark: str, *, with_size: bool = False
+) -> Field:
+    if estimate is None:
         return Field(text="–")
-    interval = cell.interval
+    interval = estimate.interval
     scale, digits = (1, 2) if comparison.kind == "perplexity" else (100, 1)
     mean, low, high = (
         f"{scale * value:.{digits}f}" for value in (interval.mean, interval.low, interval.high)
     )
     small = f"{low} to {high}"
-    if own:
-        small += f"\nat {100 * cell.share:.1f} % ({cell.kept_tokens:.0f})"
+    if with_size:
+        small += f"\nat {100 * estimate.share:.1f} % ({estimate.kept_tokens:.0f})"
     return Field(text=mean, small=small, mark=mark)
 
 
-def _contest_rows(
+def _difference_rows(
     comparison: Comparison, attention_free: Collection[str], *, resamples: int
 ) -> list[Sequence[Field | str]]:
-    found: dict[str, dict[str, Contest]] = {}
+    by_family: dict[str, dict[str, BaselineDifference]] = {}
     for spec in comparison.budgets.specs:
-        for contest in contests(
-            comparison.grid, comparison.choices, spec, attention_free, resamples=resamples
-        ):
-            found.setdefault(contest.family, {})[spec] = contest
+        for found in differences_to_baseline(comparison, spec, attention_free, resamples=resamples):
+            by_family.setdefault(found.family, {})[spec] = found
     return [
         [
             Field(text=f"{family} minus best attention-free", small="points, paired by prompt"),
-            *(_contest(by_spec.get(spec)) for spec in comparison.budgets.specs),
-            *(["–"] if _has_own(comparison) else []),
+            *(_difference(by_spec.get(spec)) for spec in comparison.budgets.specs),
+            *(["–"] if _has_self_sized(comparison) else []),
         ]
-        for family, by_spec in found.items()
+        for family, by_spec in by_family.items()
     ]
 
 
-def _contest(contest: Contest | None) -> Field:
-    if contest is None:
+def _difference(found: BaselineDifference | None) -> Field:
+    if found is None:
         return Field(text="–")
-    difference = contest.difference
-    remarks = [contest.baseline]
+    difference = found.difference
+    remarks = [found.baseline]
     if not difference.excludes_zero:
-        remarks.append("not significant")
-    if contest.both_reach_full:
+        remarks.append("interval includes 0")
+    if found.both_reach_full:
         remarks.append("both reach full")
     return Field(
         text=f"{100 * difference.mean:+.1f}",
@@ -261,7 +308,7 @@ def _contest(contest: Contest | None) -> Field:
     )
 
 
-def _line(setting: Setting) -> tuple[str, str, bool]:
+def _area_key(setting: ReportedMethod) -> tuple[str, str, bool]:
     return setting.family, setting.variant, setting.protected
 
 
@@ -274,7 +321,7 @@ def _area_fields(area: Area | None) -> list[Field | str]:
         if len(area.ratios) > 1:
             spread = f"{min(area.ratios):.2f} to {max(area.ratios):.2f}"
         ratio = Field(text=f"{sum(area.ratios) / len(area.ratios):.2f}", small=spread)
-    return [ratio, f"{area.skill:.2f}"]
+    return [ratio, "–" if area.skill is None else f"{area.skill:.2f}"]
 
 
 def _title(comparison: Comparison) -> str:
@@ -285,12 +332,12 @@ def _title(comparison: Comparison) -> str:
     return "Perplexity of the given text"
 
 
-def _name(setting: Setting) -> str:
-    return f"{setting.family} ({setting.how})" if setting.how else "full cache"
+def _name(setting: ReportedMethod) -> str:
+    return f"{setting.family} ({setting.details})" if setting.details else "full cache"
 
 
-def _named(setting: Setting) -> tuple[str, str, Setting]:
-    return (setting.family if setting.how else "full cache", setting.how, setting)
+def _named(setting: ReportedMethod) -> tuple[str, str, ReportedMethod]:
+    return (setting.family if setting.details else "full cache", setting.details, setting)
 
 
 def _mark(family: str) -> str:

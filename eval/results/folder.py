@@ -1,20 +1,30 @@
 """A results folder: what belongs in it, and whether a run may go on in it.
 
-A folder has an identity: the settings that decide what a row means, and the digest of every policy.
-A run of the same identity resumes or extends it (more prompts, tasks, methods, budgets, protocols,
-policies); any other is refused. `docs/formats.md` describes the files.
+A folder has an identity: the settings that decide what a row means, and the digests of the model,
+of every policy and of every file that prompts come from. A run of the same identity resumes or
+extends it (more prompts, tasks, methods, budgets, protocols, policies); any other is refused.
+`docs/formats.md` describes the files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from eval.config import EvalConfig
+from eval.config import IDENTITY_FIELDS, EvalConfig
+from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.errors import ResultsError
-from kvp.manifest import atomic_write_json, digest_json, read_json, run_manifest
+from kvp.manifest import (
+    SEAL,
+    digest_json,
+    read_json,
+    read_sealed_json,
+    run_manifest,
+    sha256_input,
+    write_sealed_json,
+)
 
 FORMAT = "kvp-results"
 FORMAT_VERSION = 2
@@ -27,78 +37,95 @@ CURVES = "curves.jsonl"
 KEPT = "kept.jsonl"
 TOKENS = "tokens.json"
 
-
-def open_folder(config: EvalConfig, policies: Mapping[str, str]) -> dict[str, Any]:
-    """What the folder's manifest must keep from earlier runs (empty for a new folder).
-
-    `policies` maps labels to digests. Raises ResultsError where the folder holds something else, or
-    results of another configuration.
-    """
-    folder = Path(config.out)
-    if not folder.exists():
-        return {}
-    if not folder.is_dir():
-        raise ResultsError(f"--out {folder} is a file; choose a folder")
-    if not (folder / MANIFEST).exists():
-        if any(folder.iterdir()):
-            raise ResultsError(f"--out {folder} is not empty and holds no results; choose another")
-        return {}
-    manifest = _read_manifest(folder)
-    _refuse_others(config, policies, manifest)
-    return manifest
+INPUT_FLAGS = ("essays", "chat", "text", "data")
+"""Settings that name files or folders which prompts come from."""
+RENAMED = {"continuation": "continuation_tokens"}
+"""Settings in folders begun before -> their names of today."""
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def current_names(settings: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Recorded settings by the names they have today, as far as those are `known`."""
+    today = {old: new for old, new in RENAMED.items() if new in known}
+    return {today.get(name, name): value for name, value in settings.items()}
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
     """A manifest of results that this version can extend."""
-    manifest = read_json(folder / MANIFEST, ResultsError)
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ResultsError(f"{folder / MANIFEST} describes no results; choose another --out")
+    manifest = read_json(path, ResultsError)
     if manifest.get("format_version") != FORMAT_VERSION:
         raise ResultsError(
-            f"--out {folder} has format_version {manifest.get('format_version')!r}, this kvp-eval "
-            f"writes {FORMAT_VERSION}; choose another --out"
+            f"{path} has format_version {manifest.get('format_version')!r}, this kvp-eval writes "
+            f"{FORMAT_VERSION}; choose another --out"
         )
-    if digest_json(manifest.get("identity")) != manifest.get("identity_digest"):
-        raise ResultsError(f"{folder / MANIFEST} is damaged; choose another --out")
-    return manifest
+    identity = manifest.get("identity")
+    sealed = SEAL not in manifest or read_sealed_json(path, ResultsError)  # earlier ones are not
+    if digest_json(identity) != manifest.get("identity_digest") or not sealed or not identity:
+        raise ResultsError(f"{path} is damaged; choose another --out")
+    manifest.pop(SEAL, None)
+    return {**manifest, "identity": current_names(identity, IDENTITY_FIELDS)}
 
 
-def _refuse_others(
-    config: EvalConfig, policies: Mapping[str, str], manifest: Mapping[str, Any]
-) -> None:
-    """Raise ResultsError where settings or a policy differ from those of the folder."""
-    there, asked = manifest["identity"], config.identity()
-    for name in asked:
-        if there.get(name) != asked[name]:
-            raise ResultsError(
-                f"--out {config.out} holds results of another configuration (--{name} is "
-                f"{there.get(name)!r} there, {asked[name]!r} asked for); choose another"
-            )
-    known = manifest.get("policies", {})
+RESULTS = FolderKind(
+    noun="results folder",
+    marker=MANIFEST,
+    error=ResultsError,
+    format=FORMAT,
+    read=_read_manifest,
+    optional=("input_files", "model_digest"),
+)
+
+
+def open_folder(config: EvalConfig, policies: Mapping[str, str]) -> OutputFolder:
+    """Claim `--out`; `policies` maps labels to digests.
+
+    Raises ResultsError where the folder holds something else, results of another configuration, of
+    other input files or of another policy of the same label, or where another process writes it.
+    """
+    identity = {**config.identity(), "input_files": input_digests(config)}
+    folder = OutputFolder.claim(Path(config.out), RESULTS, identity)
+    known = (folder.found or {}).get("policies", {})
     for label, digest in policies.items():
         if known.get(label, digest) != digest:
+            folder.release()
             raise ResultsError(
                 f"--out {config.out} holds results of another policy or budget file called "
                 f"{label!r}; use label=DIR or choose another --out"
             )
+    return folder
+
+
+def input_digests(config: object) -> dict[str, str]:
+    """SHA-256 of every file or folder that a configuration reads prompts from, by flag."""
+    named = {flag: getattr(config, flag, None) for flag in INPUT_FLAGS}
+    return {
+        flag: sha256_input(Path(value))
+        for flag, value in named.items()
+        if value is not None and Path(value).exists()
+    }
 
 
 def write_manifest(
+    folder: OutputFolder,
     config: EvalConfig,
-    earlier: Mapping[str, Any],
     policies: Mapping[str, str],
     notes: Sequence[str],
+    model_digest: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the manifest of a folder before any row of this run."""
-    folder = Path(config.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the manifest of a claimed folder before any row of this run.
+
+    `model_digest` tells the model from another of the same name (`kvp.hf.identity`). Raises
+    ResultsError where the rows that are there are of another one.
+    """
+    digest = {} if model_digest is None else {"model_digest": dict(model_digest)}
+    folder.require(digest)
+    earlier = folder.found or {}
     settings = asdict(config)
     runs = list(earlier.get("earlier_runs", []))
     if earlier and earlier["config"] != settings:
         runs.append({name: earlier[name] for name in ("config", "created", "command")})
-    identity = config.identity()
-    atomic_write_json(
-        folder / MANIFEST,
+    identity = {**config.identity(), "input_files": input_digests(config), **digest}
+    write_sealed_json(
+        folder.path / MANIFEST,
         {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,

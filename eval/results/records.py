@@ -1,18 +1,16 @@
-"""rows.jsonl: append-only, resumable by key, safe against a kill in the middle of a write.
+"""rows.jsonl: append-only, resumable by key (`kvp.artifacts.jsonl` keeps it whole).
 
-All rows of one prompt are appended in one write, so what a kill can leave behind is at most one
-torn last line; opening the file drops it, and the keys of the missing rows are computed again.
-What rows mean is `docs/formats.md`; this module only stores and finds them.
+All rows of one prompt are appended in one write; what a kill cuts off is computed again. What rows
+mean is `docs/formats.md`; this module only stores and finds them.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvp.artifacts.jsonl import JsonLines
 from kvp.errors import ResultsError
 
 Row = dict[str, Any]
@@ -88,63 +86,42 @@ class RowFile:
     def __init__(self, path: Path) -> None:
         """Open or create the file, dropping a torn last line; raises ResultsError on damage."""
         self.path = path
+        self._lines = JsonLines(path)
+        self._lines.cut_torn_line()
         self.keys: set[Key] = set()
-        _drop_torn_line(path)
-        for number, row in enumerate(read_rows(path) if path.exists() else (), start=1):
-            try:
-                self.keys.add(key_of(row))
-            except KeyError as field:
-                raise ResultsError(f"{path} line {number} lacks {field}; delete it") from None
+        if path.exists():
+            self.keys = {key_of(row) for row in read_rows(path, KEY_FIELDS)}
 
     def append(self, rows: Iterable[Row]) -> None:
         """Add rows in one write and bring them to the disk."""
         rows = list(rows)
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        with self.path.open("ab") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        self._lines.append(rows)
         self.keys.update(key_of(row) for row in rows)
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path, key_fields: Sequence[str] = ()) -> Iterator[Row]:
     """Rows of a JSON-lines file in order, a torn last line left out.
 
-    Raises ResultsError, naming file and line, on a missing file or on a damaged line before the
-    last.
+    Raises ResultsError, naming file and line, on a missing file, on a damaged line before the last,
+    and where two rows have the same values of `key_fields`, or one lacks them.
     """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise ResultsError(f"{path} does not exist; is this a results folder?") from None
-    complete = data[: data.rfind(b"\n") + 1]
-    for number, line in enumerate(complete.splitlines(), start=1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            raise ResultsError(f"{path} line {number} is damaged; delete that line") from None
-        if not isinstance(row, dict):
-            raise ResultsError(f"{path} line {number} is not a row; delete that line")
-        if "allocator" in row:
-            row["allocator"] = _RENAMED_ALLOCATORS.get(row["allocator"], row["allocator"])
+    if not path.exists():
+        raise ResultsError(f"{path} does not exist; is this a results folder?")
+    lines: dict[Key, int] = {}
+    for number, row in JsonLines(path).numbered():
+        if (renamed := _RENAMED_ALLOCATORS.get(str(row.get("allocator")))) is not None:
+            row["allocator"] = renamed
+        if missing := [field for field in key_fields if field not in row]:
+            raise ResultsError(f"{path} line {number} lacks {missing[0]!r}; delete that line")
+        key = tuple(map(str, (row[field] for field in key_fields)))
+        if key_fields and (first := lines.setdefault(key, number)) != number:
+            raise ResultsError(f"{path} line {number} repeats line {first}; delete that line")
         yield row
 
 
 def merge_rows(path: Path, rows: Iterable[Row], key_fields: Sequence[str]) -> None:
     """Write a JSON-lines file anew: the given rows take the place of those with their key."""
     merged = {}
-    for row in (*(read_rows(path) if path.exists() else ()), *rows):
+    for row in (*(read_rows(path, key_fields) if path.exists() else ()), *rows):
         merged[tuple(row[field] for field in key_fields)] = row
-    aside = path.with_name(path.name + ".partial")
-    aside.write_text("".join(json.dumps(row) + "\n" for row in merged.values()))
-    aside.replace(path)
-
-
-def _drop_torn_line(path: Path) -> None:
-    """Cut the file after its last line end."""
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    complete = data.rfind(b"\n") + 1
-    if complete < len(data):
-        os.truncate(path, complete)
+    JsonLines(path).rewrite(merged.values())

@@ -66,7 +66,7 @@ def generate(
     if task not in MAKERS:
         raise UsageError(f"--tasks: unknown task {task!r}; known are {', '.join(TASKS)}")
     if split not in SPLITS:
-        raise UsageError(f"--split: unknown split {split!r}; known are {', '.join(SPLITS)}")
+        raise UsageError(f"--split {split}: generated prompts belong to one of {', '.join(SPLITS)}")
     name = f"{task}/{split}/{seed}/{index}"
     drawn = f"{name}/{attempt}" if attempt else name
     draw = Draw(name=drawn, split=_as_split(split), length=length, essays=essays)

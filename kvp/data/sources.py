@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from kvp.data.rows.samples import row_samples
 from kvp.data.sample import Sample, Source
 from kvp.data.synthetic.needles import SPLITS
-from kvp.data.tasks import CHAT, RULER, TASKS, TaskSettings, find_task
+from kvp.data.task import ALL, TaskSettings
+from kvp.data.tasks import CHAT, RULER, TASKS, find_task
 from kvp.errors import UsageError
 from kvp.plugins import find_plugin, is_object_name, load_object, load_plugin, module_exists
 
@@ -64,6 +65,11 @@ def takes_tasks(data: str) -> bool:
     return SOURCES.get(data) is tasks_in_turn
 
 
+def is_rows(data: str) -> bool:
+    """Whether `data` is a file, a folder or a hub data set."""
+    return _maker(data) is None
+
+
 def open_source(
     data: str,
     *,
@@ -94,8 +100,8 @@ def open_source(
     Raises:
         UsageError: unknown data, task or split, unreadable files, a length too small.
     """
-    if split not in SPLITS:
-        raise UsageError(f"--split: unknown split {split!r}; known are {', '.join(SPLITS)}")
+    if split not in (*SPLITS, ALL):
+        raise UsageError(f"--split: unknown split {split!r}; known are {', '.join(SPLITS)}, {ALL}")
     settings = TaskSettings(
         split=split,
         count=count,

@@ -14,12 +14,17 @@ REPLY_TOKENS = 128
 """Tokens to generate where the data does not say."""
 
 
+ALL = "all"
+"""The split of all rows of a file, for data that train nothing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
     """What the user says about the prompts; a task uses the part it needs."""
 
     split: str
-    """`train`, `validation` or `test`: which keys, values, texts and rows may occur."""
+    """`train`, `validation` or `test`: which keys, values, texts and rows may occur; `all` rows of
+    a file, where nothing is trained on it."""
     count: int
     """Samples at most."""
     seed: int

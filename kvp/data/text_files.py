@@ -6,7 +6,12 @@ from pathlib import Path
 
 from kvp.errors import UsageError
 
-SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
+SHARES = {
+    "train": (0.0, 0.8),
+    "validation": (0.8, 0.9),
+    "test": (0.9, 1.0),
+    "all": (0.0, 1.0),
+}
 """Which part of a text each split owns, as fractions of its length."""
 
 

@@ -2,7 +2,8 @@
 
 from kvp.hf.cache import EvictingCache
 from kvp.hf.eviction import evicting, prefill_and_evict
-from kvp.hf.loading import geometry_of, load_config, load_model, load_tokenizer
+from kvp.hf.loading import load_config, load_model, load_tokenizer
+from kvp.hf.model_geometry import geometry_of
 from kvp.hf.observe import Observation, observe
 from kvp.hf.prefill import Prefill, prefill, views
 from kvp.hf.scorer_inputs import ScorerInputs

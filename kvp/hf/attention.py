@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any, NoReturn, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +70,10 @@ class AttendingLayer(Protocol):
         ...
 
 
+class ForeignAttentionError(ModelError):
+    """Something other than kvp's attention function touched the cached keys."""
+
+
 class StoredKeys:
     """What an `EvictingCache` returns to the model in place of key and value tensors.
 
@@ -83,12 +89,15 @@ class StoredKeys:
         self.recorder = recorder
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise ModelError(
+        if name.startswith("__"):  # Python and torch.compile look for protocols
+            raise AttributeError(name)
+        raise ForeignAttentionError(
             f"an EvictingCache needs the attention implementation {ATTENTION!r}: load the model "
             f"with kvp.hf.load_model or call model.set_attn_implementation({ATTENTION!r}) first"
         )
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def kvp_attention(
     module: nn.Module,
     query: Tensor,
@@ -121,18 +130,18 @@ def grouped_attention(
 ) -> Tensor:
     """Attention with one mask per KV head, without copying keys once per query head.
 
-    The G query heads of a group become G * T rows of one KV head. Shapes: query [B, Q, T, D],
+    The G query heads of a group become G * T queries of one KV head. Shapes: query [B, Q, T, D],
     keys and values [B, H, S, D], visible [B, H or 1, T, S] bool (None: all) -> [B, T, Q, D]. A
     query that sees no slot gets zeros.
     """
     batch, query_heads, tokens, head_dim = query.shape
     kv_heads, slots = keys.shape[1], keys.shape[2]
     group = query_heads // kv_heads
-    packed = query.reshape(batch, kv_heads, group * tokens, head_dim)
+    packed = query.reshape(batch, kv_heads, group * tokens, head_dim)  # [B, H, G * T, D]
     mask = None
     if visible is not None:
         mask = visible.unsqueeze(2).expand(batch, kv_heads, group, tokens, slots)
-        mask = mask.reshape(batch, kv_heads, group * tokens, slots)
+        mask = mask.reshape(batch, kv_heads, group * tokens, slots)  # [B, H, G * T, S]
     attended = nn.functional.scaled_dot_product_attention(
         packed,
         keys,
@@ -144,15 +153,27 @@ def grouped_attention(
     return attended.reshape(batch, query_heads, tokens, -1).transpose(1, 2).contiguous()
 
 
+_LOCK = Lock()
+_USERS: WeakKeyDictionary[PreTrainedModel, tuple[int, str]] = WeakKeyDictionary()
+"""Open blocks per model, in all threads, and the attention to give back after the last one."""
+
+
 @contextmanager
 def kvp_attention_set(model: PreTrainedModel) -> Iterator[None]:
-    """Give `model` kvp's attention inside the block and its own one back afterwards."""
-    before = model.config._attn_implementation
-    if before == ATTENTION:
-        yield
-        return
-    model.set_attn_implementation(ATTENTION)
+    """Give `model` kvp's attention inside the block and its own one back after the last block."""
+    with _LOCK:
+        users, before = _USERS.get(model, (0, model.config._attn_implementation))
+        _USERS[model] = users + 1, before
+        if model.config._attn_implementation != ATTENTION:
+            model.set_attn_implementation(ATTENTION)
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        with _LOCK:
+            users, before = _USERS[model]
+            if users > 1:
+                _USERS[model] = users - 1, before
+            else:
+                del _USERS[model]
+                if before != ATTENTION:
+                    model.set_attn_implementation(before)

@@ -8,8 +8,8 @@ token. What is fed in a pass is `kvp.hf.reconstruction`; the formula is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,11 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from kvp.errors import UsageError
+from kvp.errors import ModelError, UsageError
 from kvp.hf.attention import StoredKeys, kvp_attention_set
-from kvp.hf.model_access import attention_modules, rope_kept
+from kvp.hf.limits import rope_switch
+from kvp.hf.model_access import on_meta, rope_kept, states_watched
+from kvp.hf.output_projection import projected_norms
 from kvp.ops.reconstruction_attention import reconstruction_attention
 
 _WORKING_FLOATS = {"cpu": 2**21}
@@ -32,14 +34,14 @@ _MANY_FLOATS = 2**26
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Which cached tokens stand in the softmax of a pass, and get a signal from it."""
+    """Which cached tokens are in the softmax of a pass, and get a signal from it."""
 
     start: int
     """First token that gets a signal."""
     stop: int
     """One past the last."""
     sinks: int = 0
-    """First tokens that stand in the softmax beside them, as far as they come before `start`."""
+    """First tokens that are in the softmax too, as far as they come before `start`."""
 
 
 @torch.no_grad()
@@ -54,21 +56,31 @@ def run_pass(
 ) -> list[Tensor]:
     """Feed `input_ids` [B, T] after the cached tokens and measure what the window receives.
 
-    `keys` and `values` are per layer [B, H, N, D] of tokens at positions 0..N-1; the input stands
+    `keys` and `values` are per layer [B, H, N, D] of tokens at positions 0..N-1; the input is
     at N..N+T-1 and sees all of them. `weighted` multiplies attention by the norm of the value
     behind the output projection of the query head, over the norm of the state that entered the
     attention block (KVzip+).
 
     Returns per layer [B, H, stop - start] float32. Raises UsageError when the input crosses the
-    length where the model changes its RoPE.
+    length where the model changes its RoPE, ModelError for an offloaded model.
     """
+    if on_meta(model):
+        raise ModelError(
+            f"weights of this {type(model).__name__} are offloaded (accelerate), and extra passes "
+            "over the prompt need them: load the whole model, or choose another method"
+        )
     _refuse_rope_switch(model, keys[0].shape[2], input_ids.shape[1])
     with ExitStack() as undo:
         undo.enter_context(kvp_attention_set(model))
         undo.enter_context(rope_kept(model))
         norms: dict[int, Tensor] = {}
         if weighted:
-            undo.enter_context(_hidden_norms(model, norms))
+
+            def measure(layer: int, states: Tensor) -> None:
+                # [B, T] norm of the state that enters the attention of each token
+                norms[layer] = states.float().norm(dim=-1).clamp_min(torch.finfo().tiny)
+
+            undo.enter_context(states_watched(model, measure))
         layers = [
             _LentLayer(layer_keys, layer_values, window, index, norms if weighted else None)
             for index, (layer_keys, layer_values) in enumerate(zip(keys, values, strict=True))
@@ -174,46 +186,9 @@ class _LentLayer(DynamicLayer):
         self.signal = signal[..., sinks:]
 
 
-def projected_norms(attention: nn.Module, values: Tensor, group: int) -> Tensor:
-    """Norms ||W_o v|| of values [B, H, N, D] behind each query head's slice: [B, H, G, N] float32.
-
-    Through the Gram matrix of the slice, so that no projected vector of the model's width is held.
-    """
-    _, heads, _, width = values.shape
-    projection = attention.o_proj
-    assert isinstance(projection, nn.Module)
-    assert isinstance(projection.weight, Tensor)
-    slices = projection.weight.float().view(-1, heads, group, width)
-    gram = torch.einsum("whgd,whge->hgde", slices, slices)
-    folded = torch.einsum("bhnd,hgde->bhgne", values.float(), gram)
-    return (folded * values.float()[:, :, None]).sum(dim=-1).clamp_min(0).sqrt()
-
-
-@contextmanager
-def _hidden_norms(model: PreTrainedModel, norms: dict[int, Tensor]) -> Iterator[None]:
-    """Put the norms [B, T] of the states that enter each layer's attention into `norms`."""
-    with ExitStack() as undo:
-        for index, attention in enumerate(attention_modules(model)):
-
-            def watch(
-                module: nn.Module,
-                args: tuple[Any, ...],
-                kwargs: dict[str, Any],
-                index: int = index,
-            ) -> None:
-                states = args[0] if args else kwargs["hidden_states"]
-                norms[index] = states.float().norm(dim=-1).clamp_min(torch.finfo().tiny)
-
-            undo.callback(attention.register_forward_pre_hook(watch, with_kwargs=True).remove)
-        yield
-
-
 def _refuse_rope_switch(model: PreTrainedModel, cached: int, tokens: int) -> None:
-    rope = getattr(model.config, "rope_parameters", None) or {}
-    if rope.get("rope_type") != "longrope":
-        return
-    switch = rope["original_max_position_embeddings"]
-    if cached <= switch < cached + tokens:
+    switch = rope_switch(model.config)
+    if switch is not None and cached <= switch < cached + tokens:
         raise UsageError(
             f"this model changes its RoPE after {switch} tokens, and the extra pass of {tokens} "
             f"after {cached} cached ones crosses that: set a smaller chunk or shorten the prompt"

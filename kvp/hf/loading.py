@@ -23,10 +23,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.utils import logging
 
 from kvp.errors import ModelError, UsageError
-from kvp.geometry import Geometry
 from kvp.hf.attention import ATTENTION
+from kvp.hf.checks import check_config, check_model, check_weights
+from kvp.hf.model_geometry import geometry_of
 
 NANO = "nano"
 """Name of the bundled model."""
@@ -42,8 +44,8 @@ def load_model(
     """Load model and tokenizer for inference: evaluation mode, frozen weights, kvp's attention.
 
     `name` is "nano", a folder or a hub id; `dtype` float32, bfloat16 or float16. Raises ModelError
-    (no such model, no tokenizer, a kind of attention kvp cannot evict from) and UsageError (dtype,
-    device), one line each.
+    (no such model, no tokenizer, weights that are missing or not finite, a kind of attention kvp
+    cannot evict from) and UsageError (dtype, device), one line each.
     """
     target = torch_device(device)
     if dtype not in _DTYPES:
@@ -51,15 +53,16 @@ def load_model(
     config = load_config(name, revision=revision)
     tokenizer = load_tokenizer(name, revision=revision)
     source, options = _source(name, revision)
-    model = _load(
-        AutoModelForCausalLM.from_pretrained,
+    model, report = _load(
+        _quietly_loaded,
         name,
         "model weights",
         source,
         {**options, "config": config, "dtype": _DTYPES[dtype], "attn_implementation": ATTENTION},
     )
-    check_model(model)
+    check_weights(model, name, missing=report["missing_keys"])
     model.requires_grad_(False).train(False).to(target)
+    check_model(model)
     return model, tokenizer
 
 
@@ -106,61 +109,6 @@ def torch_device(device: str) -> torch.device:
     return target
 
 
-def geometry_of(config: PreTrainedConfig) -> Geometry:
-    """Head geometry of a model's config; ModelError when it describes no uniform attention."""
-    text = config.get_text_config(decoder=True)
-    try:
-        query_heads = text.num_attention_heads
-        kv_heads = getattr(text, "num_key_value_heads", None)
-        head_dim = getattr(text, "head_dim", None)
-        return Geometry(
-            layers=text.num_hidden_layers,
-            query_heads=query_heads,
-            kv_heads=query_heads if kv_heads is None else kv_heads,
-            head_dim=text.hidden_size // query_heads if head_dim is None else head_dim,
-        )
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ModelError(
-            f"model type {config.model_type!r} has no uniform attention heads to evict from "
-            f"({_first_line(error)})"
-        ) from error
-
-
-def check_config(config: PreTrainedConfig) -> None:
-    """Raise ModelError unless every layer attends to all earlier tokens by plain softmax."""
-    text = config.get_text_config(decoder=True)
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    window = getattr(text, "sliding_window", None)
-    reach = getattr(text, "max_position_embeddings", None)
-    if "sliding_attention" in kinds or (
-        window is not None and (reach is None or window < reach) and "layer_types" not in vars(text)
-    ):
-        raise ModelError(
-            f"model type {config.model_type!r} attends through a sliding window of {window} tokens "
-            "and drops others before any policy sees them: choose a model with full attention"
-        )
-    other = kinds - {"full_attention"}
-    if other:
-        raise ModelError(
-            f"model type {config.model_type!r} has layers of kind {', '.join(sorted(other))}: "
-            "kvp evicts from full attention only"
-        )
-    for field in ("attn_logit_softcapping", "kv_lora_rank"):
-        if getattr(text, field, None) is not None:
-            raise ModelError(
-                f"model type {config.model_type!r} uses an attention kvp cannot compute ({field})"
-            )
-
-
-def check_model(model: PreTrainedModel) -> None:
-    """Raise ModelError unless kvp's attention can replace the model's own."""
-    check_config(model.config)
-    if not (model._supports_sdpa and model._can_set_attn_implementation()):
-        raise ModelError(
-            f"{type(model).__name__} does not let kvp replace its attention: choose another model"
-        )
-
-
 def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
     """Where to load `name` from, and the options that keep local names off the network."""
     if name == NANO:
@@ -188,6 +136,23 @@ def _tokenizer(source: str, **options: Any) -> PreTrainedTokenizerBase:  # noqa:
     loader = PreTrainedTokenizerFast if generic else AutoTokenizer
     tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(source, **options)
     return tokenizer
+
+
+def _quietly_loaded(source: str, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:  # noqa: ANN401
+    """The model and what its files lacked, without progress bars and reports of transformers."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, output_loading_info=True, **options
+        )
+        model, report = loaded
+        return model, report
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _load(

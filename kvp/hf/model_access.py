@@ -1,4 +1,4 @@
-"""What methods beyond attention need of a model's own modules: queries from states, and RoPE.
+"""Access to a model's own modules: projections, output norms and RoPE; the file for a new family.
 
 Works for decoders whose attention modules project queries with `q_proj` (optionally normalised by
 `q_norm`) or a fused `qkv_proj`, and rotate halves: Qwen2, Qwen3, Llama, Mistral, Phi-3.
@@ -8,20 +8,41 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from threading import get_ident
+from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kvp.errors import ModelError
-from kvp.hf.loading import geometry_of
+from kvp.hf.attention import QueryRecorder, kvp_attention_set
+from kvp.hf.cache import EvictingCache
+from kvp.hf.model_geometry import geometry_of
 from kvp.rope import Rope
+
+_ROTATES_QUERIES: WeakSet[PreTrainedModel] = WeakSet()
+"""Models whose queries have been compared with their projected and rotated states."""
+
+
+def on_meta(model: PreTrainedModel) -> bool:
+    """True if weights of the model are elsewhere until a module runs (accelerate's offloading)."""
+    return any(weight.is_meta for weight in model.parameters())
 
 
 def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
-    """The attention module of every layer, in order; ModelError when they cannot be told."""
+    """The attention module of every layer, in order.
+
+    Raises ModelError when they cannot be told, or when weights of the model are offloaded.
+    """
+    if on_meta(model):
+        raise ModelError(
+            f"weights of this {type(model).__name__} are offloaded (accelerate): load the whole "
+            "model, or use a method that reads keys, values and queries alone"
+        )
     found: dict[int, nn.Module] = {}
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
@@ -35,6 +56,31 @@ def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
             f"its {layers} layers: use a method that reads no hidden states and no value norms"
         )
     return [found[layer] for layer in range(layers)]
+
+
+@contextmanager
+def states_watched(
+    model: PreTrainedModel, receive: Callable[[int, Tensor], None]
+) -> Iterator[None]:
+    """Call `receive(layer, states)` with the states [B, T, W] that enter each layer's attention.
+
+    Only for forward passes of this thread inside the block. ModelError as `attention_modules`.
+    """
+    thread = get_ident()
+    with ExitStack() as undo:
+        for layer, attention in enumerate(attention_modules(model)):
+
+            def watch(
+                module: nn.Module,
+                args: tuple[Any, ...],
+                kwargs: dict[str, Any] | None = None,  # None in a thread that saw the hook removed
+                layer: int = layer,
+            ) -> None:
+                if get_ident() == thread and kwargs is not None:
+                    receive(layer, args[0] if args else kwargs["hidden_states"])
+
+            undo.callback(attention.register_forward_pre_hook(watch, with_kwargs=True).remove)
+        yield
 
 
 def query_projection(model: PreTrainedModel, layer: int) -> Callable[[Tensor], Tensor]:
@@ -71,13 +117,15 @@ def rope_of(model: PreTrainedModel, tokens: int) -> Rope:
     """The rotary embedding as the model applies it to a prompt of `tokens` tokens.
 
     Frequencies that depend on the length (LongRoPE, dynamic NTK) are those at that length. Raises
-    ModelError for a model without rotary embedding and for one that does not rotate halves.
+    ModelError for a model without rotary embedding, for one that does not rotate halves, and for
+    one whose attention does more to its queries than project, normalise and rotate them.
     """
     rotary = _rotary(model)
     if rotary is None:
         raise ModelError(
             f"{type(model).__name__} has no rotary embedding: use a method that moves no queries"
         )
+    attention_modules(model)  # refuse before reading weights that are elsewhere
     weight = next(model.parameters())
     last = torch.tensor([[0, max(tokens - 1, 0)]], device=weight.device)
     with rope_kept(model):
@@ -88,11 +136,14 @@ def rope_of(model: PreTrainedModel, tokens: int) -> Rope:
             scaling=float(getattr(rotary, "attention_scaling", 1.0)),
         )
     _check_halves(model, rope, cosine, sine)
+    if model not in _ROTATES_QUERIES:
+        _check_queries(model)
+        _ROTATES_QUERIES.add(model)
     return rope
 
 
 def known_frequencies(model: PreTrainedModel, tokens: int) -> list[float] | None:
-    """Frequencies of `rope_of`; None for a model whose keys nobody here can turn."""
+    """Frequencies of `rope_of`; None for a model whose rotation kvp does not know."""
     try:
         return rope_of(model, tokens).frequencies.tolist()
     except ModelError:
@@ -108,12 +159,15 @@ def rope_kept(model: PreTrainedModel) -> Iterator[None]:
     rotary = _rotary(model)
     names = ("inv_freq", "max_seq_len_cached", "attention_scaling")
     before = {name: getattr(rotary, name) for name in names if hasattr(rotary, name)}
-    before = {n: v.clone() if isinstance(v, Tensor) else v for n, v in before.items()}
+    # The tensors themselves go back: a copy made in inference mode could never change again.
+    values = {name: old.clone() for name, old in before.items() if isinstance(old, Tensor)}
     try:
         yield
     finally:
-        for name, value in before.items():
-            setattr(rotary, name, value)
+        for name, old in before.items():
+            if isinstance(old, Tensor) and not torch.equal(old, values[name]):
+                old.copy_(values[name])
+            setattr(rotary, name, old)
 
 
 def _rotary(model: PreTrainedModel) -> nn.Module | None:
@@ -127,13 +181,52 @@ def _check_halves(model: PreTrainedModel, rope: Rope, cosine: Tensor, sine: Tens
     apply = getattr(source, "apply_rotary_pos_emb", None)
     if apply is None:
         return
-    width = geometry_of(model.config).head_dim
-    probe = torch.linspace(-1, 1, 2 * width, device=cosine.device).view(1, 1, 2, width)
-    rotated, _ = apply(probe, probe, cosine.float(), sine.float())
     half = rope.frequencies.shape[0]
-    own = rope.rotate(probe, cosine[..., :half].float(), sine[..., :half].float())
-    if not torch.allclose(rotated, own, atol=1e-4):
+    expected = None
+    for width in (geometry_of(model.config).head_dim, 2 * half):  # some pass the rotated part alone
+        probe = torch.linspace(-1, 1, 2 * width, device=cosine.device).view(1, 1, 2, width)
+        try:
+            expected, _ = apply(probe, probe, cosine.float(), sine.float())
+            break
+        except RuntimeError:  # shapes that do not fit
+            continue
+    rotated = rope.rotate(probe, cosine[..., :half].float(), sine[..., :half].float())
+    if expected is None or not torch.allclose(expected, rotated, atol=1e-4):
         raise ModelError(
             f"{type(model).__name__} pairs the channels of its rotary embedding otherwise than "
             "Llama: use a method that moves no queries"
         )
+
+
+def _check_queries(model: PreTrainedModel) -> None:
+    """Compare projected and rotated states with the queries that the attention really used.
+
+    They differ in layers without RoPE (SmolLM3) and where queries are normalised after it
+    (Hunyuan).
+    """
+    states: dict[int, Tensor] = {}
+    recorder = QueryRecorder()
+    cache = EvictingCache()
+    cache.recorder = recorder
+    ids = torch.arange(8, device=next(model.parameters()).device)[None] % 2
+    with (
+        kvp_attention_set(model),
+        rope_kept(model),
+        states_watched(model, states.__setitem__),
+    ):
+        model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
+        rotary = _rotary(model)
+        assert rotary is not None
+        positions = torch.arange(8, device=ids.device)
+        cosine, sine = rotary(states[0].new_zeros(1, dtype=torch.float32), positions[None])
+    assert isinstance(rotary.inv_freq, Tensor)
+    rope = Rope(frequencies=rotary.inv_freq)
+    half = rope.frequencies.shape[0]
+    for layer, used in enumerate(recorder.queries):
+        projected = query_projection(model, layer)(states[layer])  # [1, Q, 8, D]
+        rotated = rope.rotate(projected, cosine[..., :half].float(), sine[..., :half].float())
+        if float((rotated - used.float()).norm()) > 0.05 * float(used.float().norm()):
+            raise ModelError(
+                f"the queries of layer {layer} of this {type(model).__name__} are not its states "
+                "projected, normalised and rotated: use a method that moves no queries"
+            )

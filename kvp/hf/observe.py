@@ -1,4 +1,4 @@
-"""Run a model once and keep what its attention saw: keys, values and queries after RoPE.
+"""Run a model once and keep what its attention read: keys, values and queries after RoPE.
 
 Serves collection (every query), eviction (the recent ones) and evaluation (one prefill for many
 methods). Prompts here have no padding; `kvp.hf.eviction.evicting` deals with padded batches.
@@ -18,6 +18,7 @@ from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache import EvictingCache
 from kvp.hf.hidden import HiddenRecord, HiddenRecorder
+from kvp.hf.wrappers import refuse_inside_block, unwrapped
 from kvp.scoring import ALL_QUERIES
 
 
@@ -51,11 +52,14 @@ def observe(
 ) -> Observation:
     """Feed `input_ids` [B, T] int64 (no padding) after `cache` and observe every layer.
 
-    `queries` says how many of the fed tokens' queries to keep (0 keeps none), `last_logits`
+    `queries` is how many of the fed tokens' queries to keep (0 keeps none), `last_logits`
     computes logits of the last token only, `hidden_after` records statistics of the hidden states
     with that many of the fed tokens left out (several numbers, several statistics). Whatever
-    attention is set on the model stays set. Raises UsageError when `cache` has already been shrunk.
+    attention is set on the model stays set. Raises UsageError when `cache` has already been shrunk
+    and inside an `evicting` block of the same model.
     """
+    model = unwrapped(model)
+    refuse_inside_block(model)
     cache = EvictingCache() if cache is None else cache
     if cache.evicted:
         raise UsageError("observe needs a cache that still holds every token it has seen")

@@ -93,7 +93,7 @@ class ScorerInputs:
         return self._keys[0].shape[2]
 
     def for_needs(self, needs: Needs) -> tuple[LayerInputs, ...]:
-        """One `LayerInputs` per layer with exactly what `needs` asks for.
+        """One `LayerInputs` per layer with exactly what `needs` lists.
 
         Raises UsageError when the tokenizer or the token ids are missing, ModelError when the model
         cannot tell, ValueError when the prefill did not record `needs.hidden_after`.
@@ -158,7 +158,7 @@ class ScorerInputs:
                 tokenizer=self._tokenizer,
             )
             batch = self._keys[0].shape[0]
-            ids = drawn.to(self._model.device).expand(batch, -1)
+            ids = drawn.to(self._keys[0].device).expand(batch, -1)
             self._signals[spec] = tuple(self._pass(ids, Window(start=0, stop=self.tokens)))
         return self._signals[spec]
 
@@ -170,7 +170,7 @@ class ScorerInputs:
         return str(tokenizer.decode(ids[0, -last:].tolist(), skip_special_tokens=True))
 
     def text_class(self, classifier: str) -> str:
-        """What a classifier (folder or hub name) calls the cached text; needs a batch of 1."""
+        """Class of the cached text by a classifier (folder or hub name); needs a batch of 1."""
         if classifier not in self._text_classes:
             self._text_classes[classifier] = classify(self.text(self.tokens), classifier)
         return self._text_classes[classifier]
@@ -181,14 +181,14 @@ class ScorerInputs:
             torch.zeros(keys.shape[:3], dtype=torch.float32, device=keys.device)
             for keys in self._keys
         ]
-        for part, fed in reconstruction_inputs(ids.to(self._model.device), tokenizer, spec.chunk):
+        for part, fed in reconstruction_inputs(ids.to(self._keys[0].device), tokenizer, spec.chunk):
             window = Window(start=part.start, stop=part.stop, sinks=spec.sinks)
             if spec.full:
                 window = Window(start=0, stop=self.tokens)
-            found = self._pass(fed, window, weighted=spec.weighted)
-            for signal, received in zip(signals, found, strict=True):
-                place = signal[..., window.start : window.stop]
-                torch.maximum(place, received, out=place)
+            passed = self._pass(fed, window, weighted=spec.weighted)
+            for signal, received in zip(signals, passed, strict=True):
+                best = signal[..., window.start : window.stop]  # [B, H, tokens of the window]
+                torch.maximum(best, received, out=best)
         return tuple(signals)
 
     def _pass(self, fed: Tensor, window: Window, *, weighted: bool = False) -> list[Tensor]:

@@ -65,7 +65,7 @@ def collect(
     if continuation == "reference":
         if not encoded.reply_ids:
             raise UsageError(
-                f"--continuation reference: {sample.id} has no reference; use --continuation model"
+                f"--answers reference: {sample.id} has no reference; use --answers model"
             )
         reply = encoded.reply_ids[:room]
     else:

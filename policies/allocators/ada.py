@@ -42,7 +42,7 @@ class Ada(BaseAllocator):
 
     def __post_init__(self) -> None:
         """Raise UsageError on a share outside 0..1 or an unknown rule."""
-        check_number(self.method, "safeguard", self.safeguard, least=0, most=1)
+        check_number(self.method, "safeguard", self.safeguard, minimum=0, maximum=1)
         check_choice(self.method, "rule", self.rule, ("kvpress", "paper"))
 
     def allocate(self, request: Request) -> Tensor:

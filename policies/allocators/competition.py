@@ -25,7 +25,7 @@ def winners(scores: Tensor, total: int, *, guaranteed: int) -> Tensor:
     newest_first = scores.flip(-1)
     safe = best(newest_first, guaranteed)
     open_to_all = newest_first.masked_fill(safe, -torch.inf).mT.reshape(rows, tokens * heads)
-    # A safe token must not win its place twice, so it also loses every tie at -inf.
+    # A safe token must not be counted twice, so it also loses every tie at -inf.
     taken = best(open_to_all, total - heads * guaranteed, allowed=~safe.mT.reshape(rows, -1))
     return guaranteed + taken.view(rows, tokens, heads).sum(dim=1)
 

@@ -17,15 +17,14 @@ import torch
 from torch import Tensor
 
 from kvp.allocation import Request, apportion
+from policies.allocators.per_layer import ROUNDINGS
 from policies.base import BaseAllocator, check_choice
 from policies.budget_files import BudgetFile, BudgetPoint, check_budget_geometry, load_budgets
-
-ROUNDINGS = ("exact", "faithful")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evolved(BaseAllocator):
-    """Counts of a budget file; all KV heads of a layer alike unless the file has its own."""
+    """Counts of a budget file; equal for all KV heads of a layer unless the file is per head."""
 
     method: ClassVar[str] = "evolved"
 
@@ -63,7 +62,7 @@ class Evolved(BaseAllocator):
         if self.rounding == "faithful":
             counts = completed(parts, total).clamp(request.floor, tokens)
         else:
-            counts = apportion(parts, total, least=request.floor, most=tokens)
+            counts = apportion(parts, total, minimum=request.floor, maximum=tokens)
         return counts.view(layers, -1).expand(layers, heads).contiguous()
 
 
@@ -79,7 +78,7 @@ def parts_at(budgets: BudgetFile, share: float) -> Tensor:
     points = [(0.0, 0 * whole), *points]
     if points[-1][0] < 1:
         points.append((1.0, whole))
-    upper = next((place for place, (at, _) in enumerate(points) if at >= share), len(points) - 1)
+    upper = next((index for index, (at, _) in enumerate(points) if at >= share), len(points) - 1)
     (low, below), (high, above) = points[upper - 1], points[upper]
     weight = (share - low) / (high - low)
     return below + weight * (above - below)

@@ -36,7 +36,7 @@ class Global(BaseAllocator):
 
     def __post_init__(self) -> None:
         """Raise UsageError on a share outside 0..1."""
-        check_number(self.method, "safeguard", self.safeguard, least=0, most=1)
+        check_number(self.method, "safeguard", self.safeguard, minimum=0, maximum=1)
 
     def allocate(self, request: Request) -> Tensor:
         """What each head wins: [L, H] int64, sum `request.total`."""

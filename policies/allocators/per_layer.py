@@ -18,11 +18,11 @@ def exact_counts(shares: Tensor, request: Request) -> Tensor:
     """
     layers, _, tokens = request.scores.shape
     total = layers * request.budget
-    return every_head(apportion(shares, total, least=request.floor, most=tokens), request)
+    return every_head(apportion(shares, total, minimum=request.floor, maximum=tokens), request)
 
 
 def published_counts(counts: Tensor, request: Request) -> Tensor:
-    """Integers of somebody else's ([L] int64) within `request.floor` and N: [L, H] int64."""
+    """Integers of published code ([L] int64) within `request.floor` and N: [L, H] int64."""
     return every_head(counts.clamp(request.floor, request.scores.shape[-1]), request)
 
 

@@ -3,8 +3,9 @@
 Formula, C tokens per head on average, w of them a window that every layer has (its most recent
 tokens), B = C - w, cache of N: the highest layer gets low = B / beta, the lowest high = 2 B - low,
 at most N - w (then low = 2 B - high); layers between lie on the line; w more for each. All heads of
-a layer alike. Exact sum by largest remainders; what the protected tokens or N take away is shared
-by the other layers. Defaults beta 20, w 8. The published method scores as SnapKV: `snapkv+pyramid`.
+a layer get the same. Exact sum by largest remainders; what the protected tokens or N take away is
+shared by the other layers. Defaults beta 20, w 8. The published method scores as SnapKV:
+`snapkv+pyramid`.
 
 `rounding=faithful` gives KVCache-Factory's integers: low = B // beta, steps (high - low) // (L - 1)
 from the lowest layer upwards, and C everywhere when N < 2 B. Rounded steps leave the higher layers
@@ -39,7 +40,7 @@ class Pyramid(BaseAllocator):
     beta: float = 20.0
     """Budget of the highest layer: the average divided by this."""
     window: int = 8
-    """Tokens of every layer outside the pyramid (`rounding=kvpress`: fewest of a layer)."""
+    """Tokens of every layer outside the pyramid (`rounding=kvpress`: minimum of a layer)."""
     rounding: str = "exact"
     """`exact` meets the budget; `faithful` and `kvpress` give the integers of these codes."""
 
@@ -48,8 +49,8 @@ class Pyramid(BaseAllocator):
 
     def __post_init__(self) -> None:
         """Raise UsageError on a pyramid upside down, a negative window or an unknown rounding."""
-        check_number(self.method, "beta", self.beta, least=1)
-        check_integer(self.method, "window", self.window, least=0)
+        check_number(self.method, "beta", self.beta, minimum=1)
+        check_integer(self.method, "window", self.window, minimum=0)
         check_choice(self.method, "rounding", self.rounding, (*ROUNDINGS, "kvpress"))
 
     def allocate(self, request: Request) -> Tensor:

@@ -1,4 +1,4 @@
-"""The sizes a scorer asks for itself (GVote, arXiv 2509.03136), whatever the budget."""
+"""The sizes that a scorer gives (GVote, arXiv 2509.03136), whatever the budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from policies.base import BaseAllocator
 
 @dataclass(frozen=True, kw_only=True)
 class SelfSized(BaseAllocator):
-    """Give every head what its scorer asks for."""
+    """Give every head the size that its scorer gives."""
 
     method: ClassVar[str] = "self_sized"
     sized_by_scorer: ClassVar[bool] = True

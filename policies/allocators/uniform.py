@@ -1,4 +1,4 @@
-"""The same number of tokens in every head: what every method does unless told otherwise."""
+"""The same number of tokens in every head: the default of every method."""
 
 from __future__ import annotations
 

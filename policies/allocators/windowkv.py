@@ -1,8 +1,8 @@
 """WindowKV's budgets (arXiv 2503.17922): they fall from one group of layers to the next.
 
 Formula, C tokens per head on average, groups of gamma layers: the highest group gets top tokens per
-layer and head, the lowest 2 C - top, groups between lie on the line; all layers of a group and all
-their heads alike, but for one token where the exact sum asks for it. Paper and code differ:
+layer and head, the lowest 2 C - top, groups between lie on the line; equal for all layers of a
+group and all their heads, but for one token where the exact sum needs it. Paper and code differ:
 
 - `rule=code` (default): top = C gamma / lambda (never more than C), so that larger groups have more
   even budgets, as its appendix says;
@@ -46,8 +46,8 @@ class WindowKVAllocator(BaseAllocator):
     def __post_init__(self) -> None:
         """Raise UsageError on an empty group, a divisor below 1 or an unknown rule or rounding."""
         check_choice(self.method, "rule", self.rule, ("code", "paper"))
-        check_number(self.method, "divisor", self.divisor, least=1)
-        check_integer(self.method, "group", self.group, least=1, auto=True)
+        check_number(self.method, "divisor", self.divisor, minimum=1)
+        check_integer(self.method, "group", self.group, minimum=1, auto=True)
         check_choice(self.method, "rounding", self.rounding, ROUNDINGS)
 
     def allocate(self, request: Request) -> Tensor:

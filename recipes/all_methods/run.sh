@@ -48,7 +48,7 @@ nano() { # split, protocol, prompts per task, budgets
 for protocol in query_aware query_agnostic; do
   nano validation $protocol 8 12.5%,25%,50%
   nano test $protocol 20 6%,12.5%,25%,37.5%,50%
-  "$BIN/kvp-report" "$N/test-$protocol" --validation "$N/validation-$protocol" \
+  "$BIN/kvp-report" "$N/test-$protocol" --validation_results "$N/validation-$protocol" \
     --out "$N/report-$protocol.html" --png "$N/figures-$protocol"
 done
 # ContrastKV against KVzip as published: whole-model budgets, 10 to 50 %.
@@ -61,15 +61,15 @@ done
 S=$RUN/story
 mkdir -p "$S"
 "$BIN/python" recipes/all_methods/stories.py "$TEXT" "$S/text.jsonl"
-"$BIN/kvp-collect" --model "$LLAMA" --data "$S/text.jsonl" --continuation reference --length 384 \
+"$BIN/kvp-collect" --model "$LLAMA" --data "$S/text.jsonl" --answers reference --length 384 \
   --max_new_tokens 128 --train 200 --validation 40 --test 40 --labels kvzip_plus --out "$S/traces"
 policies "$S"
 for split in validation test; do
   "$BIN/kvp-eval" --config configs/all_methods/story.yaml --model "$LLAMA" --text "$S/text.jsonl" \
     --split $split --policies "$S/policies,kvzap=$S/kvzap" --methods "$FIXED,$PYRAMID,$KVZIP,$COMPETING" \
-    --allocators "$ALLOCATORS" --curves "$S/traces" --out "$S/$split"
+    --allocators "$ALLOCATORS" --traces "$S/traces" --out "$S/$split"
 done
-"$BIN/kvp-report" "$S/test" --validation "$S/validation" --out "$S/report.html" --png "$S/figures"
+"$BIN/kvp-report" "$S/test" --validation_results "$S/validation" --out "$S/report.html" --png "$S/figures"
 
 for pair in nano/test-query_aware:nano/validation-query_aware \
   nano/test-query_agnostic:nano/validation-query_agnostic story/test:story/validation; do

@@ -20,7 +20,7 @@ study() { "$BIN/python" recipes/training/study.py "$@"; }
 # Traces: needles and dialogues of nano, longer needles to judge on, stories of the Llama.
 "$BIN/kvp-collect" --tasks $NEEDLES --length 384 --train 300 --validation 48 --test 48 --out "$N/traces"
 "$BIN/kvp-collect" --data chat --length 384 --train 300 --validation 48 --test 48 \
-  --continuation reference --out "$N/dialogues"
+  --answers reference --out "$N/dialogues"
 "$BIN/kvp-collect" --tasks $NEEDLES --length 512 --train 300 --validation 48 --test 48 --out "$N/512_tokens"
 "$BIN/kvp-collect" --tasks $NEEDLES --length 384 --train 300 --validation 48 --test 48 --store importance \
   --out "$N/importance"
@@ -34,7 +34,7 @@ longer 1920 nano
 longer 3072 "$N/stretched" # beyond what nano was trained for: its answers are worth nothing there
 mkdir -p "$L"
 "$BIN/python" recipes/all_methods/stories.py "$TEXT" "$L/text.jsonl"
-"$BIN/kvp-collect" --model "$LLAMA" --data "$L/text.jsonl" --continuation reference --length 384 \
+"$BIN/kvp-collect" --model "$LLAMA" --data "$L/text.jsonl" --answers reference --length 384 \
   --max_new_tokens 128 --train 200 --validation 40 --test 40 --out "$L/traces"
 
 # Every estimator and objective, tuned on validation sequences, five seeds. The Llama takes the
@@ -51,7 +51,7 @@ accuracy "$N/objectives" "$N/accuracy-query_aware" --protocols query_aware & oth
 accuracy "$N/objectives" "$N/accuracy-query_agnostic" --protocols query_agnostic
 wait $other
 "$BIN/kvp-eval" --config configs/training/eval.yaml --model "$LLAMA" --tasks text --text "$L/text.jsonl" \
-  --length 512 --continuation 128 --allocators uniform --budgets 9%,12.5%,25% --prompts 29 \
+  --length 512 --continuation_tokens 128 --allocators uniform --budgets 9%,12.5%,25% --prompts 29 \
   --policies "$(labelled "$L/objectives")" --out "$L/perplexity"
 
 # One thing changed at a time, with what the first study chose.

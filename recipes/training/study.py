@@ -29,7 +29,7 @@ import yaml
 from arms import FIRST_LEARNING_RATE, FIRST_TEMPERATURE, LEARNING_RATES, TEMPERATURES, Arm, Settings
 from torch import Tensor
 
-from kvp.cli import build_parser
+from kvp.cli import parse
 from kvp.ranking import Protection
 from kvp.store import TraceReader
 from policies import load_policy
@@ -167,12 +167,12 @@ def climb(grid: tuple[str, ...], start: str, worth: Callable[[str], float]) -> s
 
 def train(traces: Path, folder: Path, settings: Settings) -> None:
     """What kvp-train does with these flags; runs of one process read a store once."""
-    parser = build_parser(TrainConfig, prog="kvp-train", description="")
     flags = [part for key, value in settings.items() for part in (f"--{key}", value)]
-    parsed = parser.parse_args(["--traces", str(traces), "--out", str(folder), *flags]).as_dict()
-    parsed.pop("config")
+    config = parse(
+        TrainConfig, ["--traces", str(traces), "--out", str(folder), *flags], prog="kvp-train"
+    )
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        run(TrainConfig(**parsed), sources_of(traces))
+        run(config, sources_of(traces))
 
 
 @functools.cache

@@ -73,5 +73,5 @@ def test_methods_that_read_queries_are_named(tmp_path: Path) -> None:
     methods = build_methods(EvalConfig(out="unused", methods="full,knorm,snapkv,tova"))
     with pytest.raises(StoreError, match=r"no queries, which snapkv, tova read; .* --store qkv"):
         open_traces(lean, GEOMETRY, methods)
-    with pytest.raises(StoreError, match=r"--curves .* holds no queries; collect"):
+    with pytest.raises(StoreError, match=r"--traces .* holds no queries; collect"):
         open_traces(store_of(tmp_path, "kv"), GEOMETRY)

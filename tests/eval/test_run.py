@@ -149,7 +149,7 @@ def _refusal(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
         ({"policies": ""}, "--methods kvp needs --policies"),
         ({"model": "./nowhere"}, "--model ./nowhere: no such folder"),
         ({"budgets": "8", "protection": "on"}, "below the 20 protected ones"),
-        ({"curves": "./no_traces"}, "no_traces"),
+        ({"traces": "./no_traces"}, "no_traces"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -184,7 +184,7 @@ def test_results_of_another_configuration_are_refused(
 ) -> None:
     before = (finished / "manifest.json").read_bytes()
     said = _refusal(capsys, _arguments(tiny_folder, tiny_policy, finished, length=280))
-    assert "holds results of another configuration (--length is 260 there" in said
+    assert "was begun with other settings (length: 260 there, 280 here)" in said
     assert (finished / "manifest.json").read_bytes() == before
 
 

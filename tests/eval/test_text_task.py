@@ -44,7 +44,13 @@ def jsonl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _config(text: Path | None, **fields: object) -> EvalConfig:
-    settings = {"tasks": "text", "prompts": 3, "length": 64, "continuation": 16, "out": "unused"}
+    settings = {
+        "tasks": "text",
+        "prompts": 3,
+        "length": 64,
+        "continuation_tokens": 16,
+        "out": "unused",
+    }
     return EvalConfig(text=text and str(text), **{**settings, **fields})  # type: ignore[arg-type]
 
 
@@ -101,7 +107,7 @@ def test_a_plain_text_is_shared_out_by_position(
         ({"text": None}, "--tasks text needs --text"),
         ({"length": 2000}, "--length 2000: the model has 1024 positions"),
         ({"length": 900}, "no text of 900 tokens in the test split"),
-        ({"continuation": 63}, "leaves no context before --continuation_tokens 63"),
+        ({"continuation_tokens": 63}, "leaves no context before --continuation_tokens 63"),
         ({"tasks": "chat"}, "--text is what the task text reads"),
     ],
 )
@@ -122,7 +128,7 @@ def test_a_model_without_chat_template_is_measured_on_text(
     (folder / "chat_template.jinja").unlink()
     out = tmp_path / "results"
     arguments = {
-        "model": folder, "tasks": "text", "text": jsonl, "length": 64, "continuation": 16,
+        "model": folder, "tasks": "text", "text": jsonl, "length": 64, "continuation_tokens": 16,
         "methods": "full,snapkv+ada", "budgets": "50%", "protection": "off", "prompts": 2,
         "timing_prompts": 1, "bootstrap": 5, "out": out,
     }  # fmt: skip

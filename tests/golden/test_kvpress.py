@@ -103,7 +103,7 @@ def test_lagkv_scores_and_sets_up_to_ties(tokens: int) -> None:
         expected = kvpress.lagkv(inputs)[clear]
         scorer = make_scorer("lagkv:kvpress")
         scores = scorer.score(inputs.view(scorer.needs, 64)).numpy()[clear]
-        np.testing.assert_allclose(scores[..., 4:], expected[..., 4:], atol=1e-6)
+        np.testing.assert_allclose(scores[..., 4:], expected[..., 4:], rtol=1e-5, atol=1e-6)
         for ratio in RATIOS:
             mask = chosen("lagkv:kvpress", inputs, kvpress.kept_tokens(tokens, ratio))[clear]
             assert _is_top(mask, expected)

@@ -113,6 +113,14 @@ def test_gumbel_sort_shapes_seeds_and_permutations() -> None:
     assert log_prob(scores, draws).shape == (5, 2, 3)
 
 
+def test_a_shard_of_heads_draws_what_the_whole_model_does() -> None:
+    scores = torch.randn(5, 30)
+    whole = gumbel_sort(scores, 4, torch.Generator().manual_seed(7))
+    noise = torch.Generator().manual_seed(7)
+    part = gumbel_sort(scores[1:3], 4, noise, shard=slice(1, 3), of=5)
+    assert torch.equal(part, whole[:, 1:3])
+
+
 def test_half_precision_scores_are_computed_in_float32() -> None:
     scores = torch.randn(64).bfloat16()
     ranking = gumbel_sort(scores, 1)
@@ -129,5 +137,7 @@ def test_wrong_arguments_are_refused() -> None:
         log_prob(scores, torch.arange(4))
     with pytest.raises(ValueError, match="0 rankings"):
         gumbel_sort(scores, 0)
+    with pytest.raises(ValueError, match="not those of"):
+        gumbel_sort(torch.zeros(3, 4), 1, shard=slice(0, 2), of=3)
     with pytest.raises(ValueError, match="token axis"):
         gumbel_sort(torch.tensor(1.0), 1)

@@ -57,12 +57,14 @@ def test_a_budget_of_the_whole_cache_keeps_everything(budget: int) -> None:
 def test_ranking_equals_a_plain_sort(scores: list[int], sinks: int, recents: int) -> None:
     tokens = len(scores)
     protection = Protection(sinks=sinks, recents=recents)
-    protected = protected_order(tokens, protection)
-    assert set(protected) == {
-        i for i in range(tokens) if i < sinks or i >= tokens - recents
-    }  # fmt: skip
-    rest = [i for i in range(tokens) if i not in protected]
-    expected = protected + sorted(rest, key=lambda i: (-scores[i], -i))
+
+    def order(token: int) -> tuple[float, ...]:
+        """Protected tokens by their turn (newest, first, next newest, ...), others by score."""
+        turns = [(tokens - 1 - token, 0)] if token >= tokens - recents else []
+        turns += [(token, 1)] if token < sinks else []
+        return (0, *min(turns)) if turns else (1, -scores[token], -token)
+
+    expected = sorted(range(tokens), key=order)
     assert rank_tokens(torch.tensor(scores).float(), protection).tolist() == expected
 
 

@@ -26,7 +26,7 @@ class Newest(Heuristic):
 
     def __post_init__(self) -> None:
         """Raise UsageError on an empty step."""
-        check_integer(self.method, "step", self.step, least=1)
+        check_integer(self.method, "step", self.step, minimum=1)
 
     def score(self, view: View) -> Tensor:
         """Positions, divided: [B, H, N] float32."""
@@ -45,5 +45,5 @@ class Tilt(BaseAllocator):
         shares = torch.ones(request.scores.shape[:2], dtype=torch.float64)
         shares[:, 0] = 2
         tokens = request.scores.shape[-1]
-        counts = apportion(shares.flatten(), request.total, least=request.floor, most=tokens)
+        counts = apportion(shares.flatten(), request.total, minimum=request.floor, maximum=tokens)
         return counts.view_as(shares)

@@ -1,4 +1,4 @@
-"""H2O: column sums against NumPy, and its ranking against the sets it must pass through."""
+"""H2O: the ranking against the sets it must pass through; `tests/golden` has the scores."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ MakeView = Callable[..., View]
 Array = np.ndarray
 Attention = Callable[[View], Array]
 
-RATIOS = pytest.mark.parametrize(("heads", "group"), [(2, 1), (2, 2), (1, 7)])
-
 
 def _kept(weights: Array, budget: int) -> set[int]:
     """Last budget // 2 tokens and the heaviest others; ties to the newer token."""
@@ -30,61 +28,24 @@ def _kept(weights: Array, budget: int) -> set[int]:
     return recent | set(others[: budget - budget // 2])
 
 
-def _sums(attention: Array, heads: int, *, visible: bool) -> Array:
+def _sums(attention: Array, heads: int) -> Array:
     batch, query_heads, tokens, _ = attention.shape
     sums = attention.sum(axis=2)
-    if visible:
-        sums = sums / (tokens - np.arange(tokens))
     return sums.reshape(batch, heads, query_heads // heads, tokens).mean(axis=2)
 
 
-@RATIOS
 @pytest.mark.parametrize("tokens", [1, 2, 3, 33])
-@pytest.mark.parametrize("normalize", ["none", "visible"])
 def test_every_prefix_of_the_ranking_is_the_set_of_its_budget(
-    make_view: MakeView, causal_attention: Attention,
-    heads: int, group: int, tokens: int, normalize: str,
-) -> None:  # fmt: skip
-    view = make_view(tokens=tokens, heads=heads, group=group)
-    ranking = rank_tokens(H2O(normalize=normalize).score(view))
-    weights = _sums(causal_attention(view), heads, visible=normalize == "visible")
+    make_view: MakeView, causal_attention: Attention, tokens: int
+) -> None:
+    view = make_view(tokens=tokens)
+    ranking = rank_tokens(H2O().score(view))
+    weights = _sums(causal_attention(view), 2)
     for row in range(2):
-        for head in range(heads):
+        for head in range(2):
             for budget in range(1, tokens + 1):
                 expected = _kept(weights[row, head], budget)
                 assert set(ranking[row, head, :budget].tolist()) == expected
-
-
-@RATIOS
-def test_kvpress_preset_is_observed_attention(
-    make_view: MakeView, causal_attention: Attention, heads: int, group: int
-) -> None:
-    view = make_view(tokens=33, heads=heads, group=group)
-    scores = H2O(**H2O.presets["kvpress"]).score(view).numpy()
-    expected = _sums(causal_attention(view), heads, visible=True)
-    np.testing.assert_allclose(scores, expected, atol=2e-6)
-
-
-def test_raw_sums_without_recents(make_view: MakeView, causal_attention: Attention) -> None:
-    view = make_view(tokens=33)
-    scores = H2O(recents=False).score(view).numpy()
-    np.testing.assert_allclose(scores, _sums(causal_attention(view), 2, visible=False), atol=2e-5)
-
-
-@RATIOS
-@pytest.mark.parametrize("tokens", [31, 32, 33, 60])
-@pytest.mark.parametrize("budget", [8, 32, 40])
-def test_kvcache_factory_preset_keeps_a_window_and_the_heaviest_others(
-    make_view: MakeView, causal_attention: Attention,
-    heads: int, group: int, tokens: int, budget: int,
-) -> None:  # fmt: skip
-    view = make_view(tokens=tokens, batch=1, heads=heads, group=group)
-    ranking = rank_tokens(H2O(**H2O.presets["kvcache_factory"]).score(view))
-    weights = _sums(causal_attention(view), heads, visible=False)
-    for head in range(heads):
-        recent = list(range(tokens - 1, max(tokens - 32, 0) - 1, -1))
-        heavy = sorted(set(range(tokens)) - set(recent), key=lambda i: -weights[0, head, i])
-        assert set(ranking[0, head, :budget].tolist()) == set((recent + heavy)[:budget])
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(1, 12))

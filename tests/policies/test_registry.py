@@ -61,9 +61,14 @@ def _mapped(view: View, change: Callable[[Tensor], Tensor]) -> View:
     return replace(view, **tensors)
 
 
-@every_method
-@pytest.mark.parametrize(("heads", "group"), [(2, 1), (2, 2), (1, 7)])
-@pytest.mark.parametrize("tokens", [1, 3, 33, 70])
+SHAPES = [(heads, group, tokens) for tokens in (1, 3, 33, 70)
+          for heads, group in ((2, 1), (2, 2), (1, 7))]  # fmt: skip
+PAIRS = [(spec, *SHAPES[(5 * index + step) % len(SHAPES)])
+         for index, spec in enumerate(SPECS) for step in (0, 7)]  # fmt: skip
+"""Two shapes with different groups for every specification; together every shape many times."""
+
+
+@pytest.mark.parametrize(("spec", "heads", "group", "tokens"), PAIRS)
 def test_scores_are_float32_finite_and_repeatable(
     make_view: MakeView, spec: str, heads: int, group: int, tokens: int
 ) -> None:
@@ -83,9 +88,10 @@ def test_rows_of_a_batch_do_not_touch_each_other(make_view: MakeView, spec: str)
     scorer = make_scorer(spec)
     view = _supply(make_view(tokens=40, batch=3), scorer)
     together = scorer.score(view)
-    for row in range(3):
-        alone = scorer.score(_mapped(view, itemgetter(slice(row, row + 1))))
-        torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-5, atol=1e-6)
+    # The same shapes, so that rounding is the same on every machine.
+    changed = scorer.score(_mapped(view, itemgetter([0, 0, 2])))
+    assert torch.equal(together[[0, 2]], changed[[0, 2]])
+    assert torch.equal(scorer.score(_mapped(view, itemgetter([1, 1, 1])))[1], together[1])
 
 
 @every_method

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -38,9 +37,7 @@ def test_help_loads_neither_torch_nor_transformers() -> None:
         "try: main(['--help'])\n"
         "finally: print({'torch', 'transformers', 'zarr'} & set(sys.modules), file=sys.stderr)"
     )
-    started = time.process_time()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert time.process_time() - started < 1
     assert done.stderr.strip().endswith("set()")
     assert "--max_new_tokens" in done.stdout
-    assert "continuation comes on top" in done.stdout
+    assert "The answer comes on top" in done.stdout

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,15 @@ def test_an_importance_grid_in_place_of_queries() -> None:
     assert "queries" not in lines[1]
     assert "importance 52.4 MB" in lines[1]
     assert lines[2] == "0.267 of the bytes with queries (keys and values alone: 0.222)"
+
+
+def test_a_grid_larger_than_the_queries_is_said() -> None:
+    geometry = Geometry(layers=5, query_heads=8, kv_heads=4, head_dim=8)
+    plain = Estimate(geometry=geometry, dtype="float32", sequences=1, tokens=9)
+    assert not any("warning" in line for line in plain.lines(None))
+    large = replace(plain, store="importance", grid=48)
+    assert large.share > 1
+    assert any("larger than --store qkv" in line for line in large.lines(None))
 
 
 def test_a_full_disk_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -131,7 +133,7 @@ def test_a_folder_with_something_else_is_left_alone(
 def test_chat_and_files(run: Collect, tmp_path: Path) -> None:
     texts = tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": f"Text {n} is short."}) + "\n" for n in range(20)))
-    assert run("--data=chat", "--continuation=reference", "--train=1", "--validation=0") == 0
+    assert run("--data=chat", "--answers=reference", "--train=1", "--validation=0") == 0
     (record,) = TraceReader(tmp_path / "out").records()
     assert record.task == "chat"
     assert len(record.reply_spans) > 1
@@ -230,6 +232,97 @@ def test_a_split_without_documents_is_named(
     data.write_text('{"text": "A lonely text that belongs to one split."}\n')
     assert run("--data", str(data), "--train=1", "--validation=1", "--test=1") == 2
     assert re.search(r"nothing in it belongs to the (train|validation) split", refused(capsys))
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail the test where weights are loaded."""
+
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("the weights are loaded")
+
+    monkeypatch.setattr("trace_collect.run.load_model", load)
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--tasks=niah_single_9"], "unknown task 'niah_single_9'"),
+        (["--data=none.jsonl"], "cannot be read"),
+        (["--length=60"], "the smallest niah_single_1 prompt"),
+        (["--essays=/no/such/file"], "--essays"),
+        (["--device=cuda:99"], "--device cuda:99"),
+        (["--out=README.md"], "is a file"),
+    ],
+)
+def test_what_can_be_refused_is_refused_before_the_weights_are_loaded(
+    run: Collect, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    assert run(*flags) == 2
+    assert said in refused(capsys)
+
+
+def test_another_collection_is_refused_before_the_weights_are_loaded(
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: Any
+) -> None:
+    assert run("--train=1", "--validation=0") == 0
+    assert "next: kvp-train --traces" in capsys.readouterr().out
+    request.getfixturevalue("no_weights")
+    assert run("--train=2", "--validation=0") == 2
+    assert "train: 1 there, 2 here" in refused(capsys)
+
+
+def test_a_full_disk_is_refused_before_the_weights_are_loaded(
+    run: Collect,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    no_weights: None,
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    assert run() == 2
+    assert "1.0 kB free on that disk" in refused(capsys)
+
+
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+def test_fewer_sequences_than_asked_for_and_skipped_rows_are_said(
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+) -> None:
+    data = tmp_path / "texts.jsonl"
+    lines = [json.dumps({"text": f"Text {n} is short."}) for n in range(12)]
+    data.write_text("\n".join([*lines, '{"text": null}', "{", '{"text": ""}', "[]"]) + "\n")
+    assert run("--data", str(data), "--train=50", "--validation=0", *flags) == 0
+    told = capsys.readouterr().out
+    count = int(re.search(r"only (\d+) of the 50 train sequences asked for", told)[1])  # type: ignore[index]
+    assert f"{count} sequences, " in told
+    assert 5 < count <= 12
+    assert "skipped 4 of 16 rows: line 13 has no text, line 14 is not JSON" in told
+    assert "and 1 more" in told
+
+
+def test_a_dry_run_without_a_tokenizer_counts_rows(
+    run: Collect, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bare").mkdir()
+    shutil.copy(model_folder / "config.json", tmp_path / "bare")
+    data = tmp_path / "texts.jsonl"
+    data.write_text("".join(json.dumps({"text": f"Text {n}."}) + "\n" for n in range(12)))
+    flags = ("--model", str(tmp_path / "bare"), "--data", str(data), "--train=50", "--rate=9")
+    assert run("--dry-run", *flags) == 0
+    assert re.search(r"at most \d+ of the 52 sequences asked for", capsys.readouterr().out)
+
+
+def test_answers_of_the_data_leave_out_rows_without_one(
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "p.jsonl"
+    rows = [{"context": f"c{n}", "question": "q", "answer": "a" if n % 2 else None}
+            for n in range(20)]  # fmt: skip
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ("--data", str(data), "--train=20", "--validation=0", "--answers=reference")
+    assert run(*flags) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"left out \d+ rows: line \d+ has no answer to measure", told)
 
 
 def test_labels_are_those_of_a_supply_over_the_prompt(

@@ -168,6 +168,7 @@ def test_each_ranking_serves_the_budgets_up_to_its_own() -> None:
     assert lost.tolist() == [[15.0, 14.0, 3.0, 1.0, 0.0]]
 
 
+@pytest.mark.slow  # a wall clock: not for machines that do other things
 def test_rivals_take_little_time() -> None:
     geometry = Geometry(layers=4, query_heads=2, kv_heads=2, head_dim=DIM)
     contexts = [context(torch.rand(8, 500))] * 8

@@ -7,6 +7,12 @@ from collections.abc import Sequence
 from kvp.cli import main as run_program
 from train.calibration.config import CalibrateConfig
 
+EXAMPLES = (
+    "kvp-calibrate --policy runs/policies --traces runs/traces",
+    "kvp-calibrate --policy runs/policies --traces runs/traces --calibration share",
+    "kvp-calibrate --policy runs/policies --traces runs/traces --calibration none",
+)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, calibrate, and return the exit code (see `kvp.cli.main`)."""
@@ -19,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "its weights and each head's ranking stay, the scores of its heads become comparable."
         ),
         argv=argv,
+        examples=EXAMPLES,
     )
 
 

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
+from kvp.config_groups import DeviceConfig, MemoryConfig
 from train.recipe import CalibrationName
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateConfig:
-    """Replace the calibration of a policy directory."""
+class CalibrateConfig(MemoryConfig, DeviceConfig):
+    """Calibration."""
 
     policy: str
     """Policy directory written by kvp-train."""
     traces: str
-    """Trace store of the policy's model, with validation sequences, and with queries or
-    an importance grid."""
+    """Trace store written by kvp-collect. Of the policy's model, with validation sequences, and
+    with queries or an importance grid."""
     calibration: CalibrationName = "contribution"
-    """What scores are calibrated to (docs/method.md); none removes the calibration."""
-    contexts: int = 128
+    """What scores are calibrated to on validation contexts (docs/method.md); none removes the
+    calibration."""
+    calibration_contexts: int = 128
     """Held-out contexts the calibration is fitted on."""
-    device: str = "cpu"
-    """cpu, cuda or cuda:INDEX."""
-    memory_gb: float = 4.0
-    """RAM for traces and for labels, GB in all."""
     allow_incomplete: bool = False
     """Use a store whose collection has not finished."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"contexts": "calibration_contexts"}
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"calibration_contexts": 1}
+
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that cannot work."""
-        if self.contexts < 1:
-            raise ValueError(f"--contexts must be at least 1, got {self.contexts}")
-        if self.memory_gb <= 0:
+        super().__post_init__()
+        if not self.memory_gb > 0:
             raise ValueError(f"--memory_gb must be positive, got {self.memory_gb}")

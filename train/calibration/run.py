@@ -36,7 +36,9 @@ def run(config: CalibrateConfig) -> None:
         before = recalibrate(config.policy, None)
         print(f"{config.policy}: calibration to {before} removed")
         return
-    cuts = held_out_points(usable(reader, "validation", recipe), recipe, limit=config.contexts)
+    cuts = held_out_points(
+        usable(reader, "validation", recipe), recipe, limit=config.calibration_contexts
+    )
     label, _ = TARGETS[config.calibration]
     memory = int(config.memory_gb * 1e9)
     source = ContextSource(reader, memory_bytes=memory, device=device, label=label)

@@ -7,6 +7,12 @@ from collections.abc import Sequence
 from kvp.cli import main as run_program
 from train.merge.config import MergeConfig
 
+EXAMPLES = (
+    "kvp-train --traces runs/traces --heads 0:8 --out runs/first",
+    "kvp-train --traces runs/traces --heads 8:16 --out runs/second",
+    "kvp-merge --shards runs/first,runs/second --out runs/policies",
+)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, merge, and return the exit code (see `kvp.cli.main`)."""
@@ -19,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "policy that one run of all heads would have written."
         ),
         argv=argv,
+        examples=EXAMPLES,
     )
 
 

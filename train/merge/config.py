@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvp.cli import split_list
+from kvp.config_groups import Group, split_list
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeConfig:
-    """Join the shards of one policy."""
+class MergeConfig(Group):
+    """Shards."""
 
     shards: str
     """Policy directories written by kvp-train --heads, comma separated, in any order."""
     out: str
-    """Policy directory to write."""
+    """What is written. A policy directory."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that cannot work."""
+        super().__post_init__()
         if not self.folders:
             raise ValueError("--shards names no directories")
 

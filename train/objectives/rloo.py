@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kvp.plackett_luce import gumbel_noise, log_prob, sort_with
+from kvp.plackett_luce import gumbel_sort, log_prob
 from kvp.reward import RATIO_FLOOR, mass_reward, ratio_reward, rloo_advantages, skill_reward
 from train.objectives.objective_batch import Batch, mean_of_counted
 from train.recipe import Recipe, RewardName
@@ -59,11 +59,7 @@ def sampled(batch: Batch, context: int, permutations: int) -> Tensor:
     """K rankings of one context from its own noise: [K, A, N] int64."""
     scores = batch.scores[context].detach()
     noise = torch.Generator(scores.device).manual_seed(batch.seeds[context])
-    heads = batch.model_heads or scores.shape[0]
-    gumbel = gumbel_noise((permutations, heads, scores.shape[-1]), scores.device, noise)
-    own = gumbel[:, batch.heads]
-    assert own.shape[1:] == scores.shape, "heads of a shard without model_heads"
-    return sort_with(scores, own)
+    return gumbel_sort(scores, permutations, noise, shard=batch.heads, of=batch.model_heads)
 
 
 def rewards_of(

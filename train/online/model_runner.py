@@ -37,6 +37,8 @@ class Samples:
     needed: int
     """Numbers of the training stream that a training visits."""
     identity: dict[str, Any]
+    notes: tuple[str, ...]
+    """What the user must know about the data, one line each."""
 
     @classmethod
     def open(
@@ -58,6 +60,7 @@ class Samples:
             length=settings.length,
             seed=seed,
             essays=settings.essays,
+            needs_reply=settings.answers == "reference",
         )
         jobs = plan_collection(
             request, {"train": asked, "validation": settings.validation_sequences}, tokenizer
@@ -76,6 +79,7 @@ class Samples:
             schedule=schedule,
             needed=schedule.needed(recipe),
             identity=request.identity(jobs.tasks),
+            notes=jobs.notes,
         )
 
     def sample(self, number: int, step: int = 0) -> Sample:

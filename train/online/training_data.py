@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
-from kvp.hf import geometry_of, load_config, load_model
+from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.identity import model_identity
 from kvp.hf.model_access import known_frequencies
 from kvp.hf.output_projection import known_output_gram
@@ -97,15 +97,16 @@ def open_online_training_data(
         ModelError: the model or its tokenizer cannot be used.
         UsageError: data, tasks, lengths or sizes that cannot work.
     """
-    settings = config.stream()
+    settings = config.online()
     if recipe.min_prefix >= settings.length:
         raise UsageError(f"--data {settings.data}: no prompt {too_short(recipe, settings.length)}")
     model_config = load_config(settings.model, revision=settings.revision)
     check_reach(model_config, settings.model, settings.length, settings.max_new_tokens)
+    tokenizer = load_tokenizer(settings.model, revision=settings.revision)
+    samples = Samples.open(settings, recipe, tokenizer, config.seed)
     model, tokenizer = load_model(
         settings.model, device=str(device), dtype=settings.dtype, revision=settings.revision
     )
-    samples = Samples.open(settings, recipe, tokenizer, config.seed)
     schedule = samples.schedule
     plan = _plan(geometry_of(model_config), settings, samples, recipe)
     heads = range(plan.geometry.agents)
@@ -210,9 +211,11 @@ def _announce(config: TrainConfig, plan: StorePlan, samples: Samples, agents: in
             f"--memory_gb {math.ceil(most / 0.75e8) / 10:g}"
         )
     kept = "queries" if plan.store_queries else "their attention"
+    for note in samples.notes:
+        print(f"note: {note}")
     print(
         f"buffer: {size} sequences and {held_out} for validation, at most {decimal(most)} of RAM "
         f"(keys, values and {kept}, {plan.dtype}); {samples.needed + held_out} sequences of at "
-        f"most {plan.max_tokens} tokens will run through {config.stream().model}, the first {size} "
+        f"most {plan.max_tokens} tokens will run through {config.online().model}, the first {size} "
         "before the first step, to tell the rankers what tokens are like"
     )

@@ -15,7 +15,7 @@ from kvp.data.encode import Encoded, encode
 from kvp.data.rows.documents import Skipped, listed, read_documents
 from kvp.data.rows.forms import Document
 from kvp.data.sample import Sample, Source
-from kvp.data.task import REPLY_TOKENS, TaskSettings, blank_sample
+from kvp.data.task import ALL, REPLY_TOKENS, TaskSettings, blank_sample
 
 _CHARACTERS = 40
 """More characters than a token of text has on average."""
@@ -28,19 +28,21 @@ def row_samples(
     *,
     flag: str,
     task: str | None = None,
+    dialogues: bool = False,
 ) -> Source:
     """The samples of a file, a folder or a hub data set in one split, in a seeded order.
 
     Rows that cannot be used are skipped; the source's notes count them. With
     `settings.needs_reply`, so are those without an answer or a reply. `task` names the samples,
-    otherwise the data do.
+    otherwise the data do; with `dialogues` rows of other forms are left out. The split `all` has
+    every row.
     Raises UsageError naming `flag` where no row can be used.
     """
     documents = read_documents(data, flag)
-    owned = [document for document in documents.found if document.split == settings.split]
+    owned = [one for one in documents.found if settings.split in (one.split, ALL)]
     random.Random(f"order/{settings.split}/{settings.seed}").shuffle(owned)
     name = name_of(data)
-    maker = _Maker(settings, tokenizer, task or name)
+    maker = _Maker(settings, tokenizer, task or name, dialogues)
     found = list(islice(maker.samples(owned), settings.count))
     samples = [
         replace(sample, id=f"{name}/{settings.split}/{settings.seed}/{number}")
@@ -68,6 +70,7 @@ class _Maker:
     settings: TaskSettings
     tokenizer: PreTrainedTokenizerBase
     name: str
+    dialogues: bool
     skipped: list[Skipped] = field(default_factory=list)
     short_chats: list[int] = field(default_factory=list)
 
@@ -88,16 +91,17 @@ class _Maker:
         """Chats first, then single rows; data have one of the forms, as a rule."""
         yield from self._chats([one for one in documents if one.turns and not one.alone])
         for document in documents:
-            if document.alone:
-                made = [replace(self._blank(), messages=document.turns)]
-            elif document.question is not None:
-                made = [self._question(document)]
+            if self.dialogues and not document.turns:
+                self.skipped.append((document.place, "is not a dialogue"))
             elif document.text:
                 yield from self._stretches(document)
-                continue
-            else:
-                continue
-            yield from (sample for sample in made if self._usable(sample, document))
+            elif document.alone or document.question is not None:
+                sample = self._question(document) if document.question else self._alone(document)
+                if self._usable(sample, document):
+                    yield sample
+
+    def _alone(self, document: Document) -> Sample:
+        return replace(self._blank(), messages=document.turns)
 
     def _blank(self) -> Sample:
         return blank_sample(self.settings, self.name, "")

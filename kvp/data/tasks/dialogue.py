@@ -12,6 +12,7 @@ from kvp.data.chat import Turn, generated_chat
 from kvp.data.encode import encode
 from kvp.data.rows.samples import row_samples
 from kvp.data.sample import Sample, Source
+from kvp.data.synthetic.needles import SPLITS
 from kvp.data.task import TaskSettings, blank_sample
 from kvp.errors import UsageError
 
@@ -28,7 +29,12 @@ class DialogueTask:
         """Chats whose last turn is the assistant's reply."""
         if settings.chat is not None:
             measured = replace(settings, needs_reply=True)
-            return row_samples(settings.chat, measured, tokenizer, flag="chat", task=self.name)
+            return row_samples(
+                settings.chat, measured, tokenizer, flag="chat", task=self.name, dialogues=True
+            )
+
+        if settings.split not in SPLITS:
+            raise UsageError(f"--split {settings.split}: generated chats belong to one split each")
 
         def prompt_tokens(turns: Sequence[Turn]) -> int:
             chat = replace(blank_sample(settings, CHAT, ""), messages=tuple(turns))

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from kvp.data.rows.documents import listed, read_documents
 from kvp.data.rows.files import reader_of
 from kvp.data.sample import Sample, Source
-from kvp.data.task import TaskSettings, blank_sample
+from kvp.data.task import ALL, TaskSettings, blank_sample
 from kvp.data.text_files import read_text, share_of
 from kvp.errors import UsageError
 
@@ -102,7 +102,9 @@ def _texts(data: str, split: str) -> tuple[list[str], tuple[str, ...]]:
     if not texts:
         raise UsageError(f"--text {data}: no row with a 'text' column")
     owned = [
-        document.text for document in documents.found if document.split == split and document.text
+        document.text
+        for document in documents.found
+        if split in (document.split, ALL) and document.text
     ]
     if not owned:
         raise UsageError(f"--text {data}: no row with a 'text' column in the {split} split")

@@ -1,8 +1,8 @@
-"""What every layer of the evicting cache does, however it stores its tokens.
+"""What all layers of the evicting cache share, however they store their tokens.
 
 A layer counts the tokens it has seen, refuses what would silently go wrong, and hands the true
-positions of new tokens to its attention. How tokens are stored is `kvp.hf.cache.dense` (all heads
-alike) and `kvp.hf.cache.ragged` (each head its own number). Left out: rollback (`crop`),
+positions of new tokens to its attention. Tokens are stored by `kvp.hf.cache.dense` (equally many
+per head) and `kvp.hf.cache.ragged` (each head its own number). Left out: rollback (`crop`),
 offloading, gradients.
 """
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicLayer
 
 from kvp.errors import ModelError, UsageError
+from kvp.hf.limits import attention_window, rope_switch
 
 EMPTY = torch.iinfo(torch.int64).max
 """Position of a slot that holds no token."""
@@ -40,8 +41,8 @@ class StoredLayer(DynamicLayer, ABC):
 
     @property
     @abstractmethod
-    def rows(self) -> int:
-        """Rows of the batch, B."""
+    def batch(self) -> int:
+        """Entries of the batch, B."""
 
     @property
     @abstractmethod
@@ -50,8 +51,8 @@ class StoredLayer(DynamicLayer, ABC):
 
     @property
     @abstractmethod
-    def row_nbytes(self) -> list[int]:
-        """Bytes of the key and value tensors held for each row, room to grow included."""
+    def entry_nbytes(self) -> list[int]:
+        """Bytes of keys and values held for each batch entry, spare capacity included."""
 
     @abstractmethod
     def select(self, indices: Tensor) -> StoredLayer:
@@ -73,13 +74,13 @@ class StoredLayer(DynamicLayer, ABC):
         """As `attend`, with the positions [B, T] of the new tokens, `EMPTY` for padding."""
 
     @abstractmethod
-    def _take_rows(self, rows: Tensor) -> None:
-        """Make rows `rows` [R] int64 the batch."""
+    def _take_entries(self, entries: Tensor) -> None:
+        """Make entries `entries` [R] int64 the batch."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the key and value tensors held, room to grow included."""
-        return sum(self.row_nbytes)
+        """Bytes of the key and value tensors held, spare capacity included."""
+        return sum(self.entry_nbytes)
 
     def get_seq_length(self) -> int:
         """Tokens seen."""
@@ -118,16 +119,16 @@ class StoredLayer(DynamicLayer, ABC):
     ) -> Tensor:
         """Attention of the newest tokens over the stored slots: [B, Q, T, D] -> [B, T, Q, D].
 
-        `options` carries the true positions, `position_ids` [B or 1, T], beside scaling and
+        `options` carries the true positions, `position_ids` [B or 1, T], next to scaling and
         dropout; `mask` is a bool [B, 1, T, S] that shows padding among the new tokens, S as
-        `get_mask_sizes` told. Raises ModelError when the model passes no positions, UsageError on a
+        in `get_mask_sizes`. Raises ModelError when the model passes no positions, UsageError on a
         mask of another shape and on tokens the cache already holds.
         """
         position_ids = options.get("position_ids")
         if position_ids is None or position_ids.ndim != 2:
             raise ModelError(
-                f"{type(module).__name__} passes no plain token positions to its attention: "
-                "kvp cannot evict from this model"
+                f"{type(module).__name__} passes no plain token positions to its attention, "
+                "which eviction needs"
             )
         tokens = query.shape[2]
         new_positions = position_ids.expand(query.shape[0], tokens)
@@ -141,7 +142,7 @@ class StoredLayer(DynamicLayer, ABC):
             new_positions = new_positions.masked_fill(~mask[:, 0, -1, -tokens:], EMPTY)
         if first:
             self._refuse_repeated_tokens(new_positions)
-            self._refuse_rope_switch(module, new_positions)
+            self._refuse_other_attention(module, new_positions)
         return self._attend(module, query, mask, options, new_positions)
 
     def _refuse_repeated_tokens(self, new_positions: Tensor) -> None:
@@ -154,36 +155,44 @@ class StoredLayer(DynamicLayer, ABC):
         newest = new_positions.masked_fill(new_positions == EMPTY, -1).amax(dim=1)
         self._newest = newest if self._newest is None else torch.maximum(newest, self._newest)
 
-    def _refuse_rope_switch(self, module: nn.Module, new_positions: Tensor) -> None:
-        rope = getattr(getattr(module, "config", None), "rope_parameters", None) or {}
-        if rope.get("rope_type") != "longrope":
+    def _refuse_other_attention(self, module: nn.Module, new_positions: Tensor) -> None:
+        """Raise UsageError where the model's attention is not the one the cached keys were for."""
+        config = getattr(module, "config", None)
+        switch, window = rope_switch(config), attention_window(config)
+        if switch is None and window is None:
             return
-        switch = rope["original_max_position_embeddings"]
+        newest = int(new_positions.masked_fill(new_positions == EMPTY, -1).max())
         before = self.seen - new_positions.shape[1]
-        if 0 < before <= switch and bool((new_positions[new_positions < EMPTY] >= switch).any()):
+        if switch is not None and 0 < before <= switch <= newest:
             raise UsageError(
                 f"this model changes its RoPE after {switch} tokens, which would make the {before} "
                 "cached keys wrong: shorten prompt and answer, or prefill past that length"
             )
+        if window is not None and newest >= window:
+            raise UsageError(
+                f"this model attends through a sliding window of {window} tokens, and the prompt "
+                "and its answer are longer: shorten them or choose a model with full attention"
+            )
 
-    def _change_rows(self, rows: Tensor) -> None:
+    def _change_batch(self, entries: Tensor) -> None:
         if self.is_initialized:
-            rows = torch.arange(self.rows, device=self.keys.device)[rows.to(self.keys.device)]
-            self._take_rows(rows)
-            self._newest = None if self._newest is None else self._newest[rows]
+            every = torch.arange(self.batch, device=self.keys.device)
+            entries = every[entries.to(self.keys.device)]  # a bool mask becomes indices
+            self._take_entries(entries)
+            self._newest = None if self._newest is None else self._newest[entries]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Reorder the rows, as beam search asks."""
-        self._change_rows(beam_idx)
+        """Reorder the batch, for beam search."""
+        self._change_batch(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep only rows `indices`."""
-        self._change_rows(indices)
+        """Keep only entries `indices` of the batch."""
+        self._change_batch(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row `repeats` times."""
+        """Repeat every entry of the batch `repeats` times."""
         if self.is_initialized:
-            self._change_rows(torch.arange(self.rows).repeat_interleave(repeats))
+            self._change_batch(torch.arange(self.batch).repeat_interleave(repeats))
 
     def reset(self) -> None:
         """Forget everything."""
@@ -198,22 +207,31 @@ class StoredLayer(DynamicLayer, ABC):
             )
 
 
-def grown(room: Tensor, stored: int, capacity: int) -> Tensor:
-    """The first `stored` slots of `room` [B, H, S, ...] in a tensor of `capacity` slots."""
-    larger = room.new_empty(*room.shape[:2], capacity, *room.shape[3:])
-    larger[:, :, :stored] = room[:, :, :stored]
+def grown(storage: Tensor, stored: int, capacity: int) -> Tensor:
+    """The first `stored` slots of `storage` [B, H, S, ...] in a tensor of `capacity` slots."""
+    larger = storage.new_empty(*storage.shape[:2], capacity, *storage.shape[3:])
+    larger[:, :, :stored] = storage[:, :, :stored]
     return larger
 
 
-def source_rows(keys: Tensor, indices: Tensor) -> Tensor:
-    """The row of keys [1 or R, H, N, D] that serves each row of `indices` [R, H, S]: [R] int64.
+def writable(tensor: Tensor) -> Tensor:
+    """`tensor`, or a copy where it was made in `torch.inference_mode` and is now used outside."""
+    return (
+        tensor.clone()
+        if tensor.is_inference() and not torch.is_inference_mode_enabled()
+        else tensor
+    )
+
+
+def source_entries(keys: Tensor, indices: Tensor) -> Tensor:
+    """The batch entry of keys [1 or R, H, N, D] that serves each of `indices` [R, H, S]: [R] int64.
 
     Raises ValueError on shapes that do not fit.
     """
-    held, heads = keys.shape[:2]
-    if indices.ndim != 3 or indices.shape[1] != heads or held not in (1, indices.shape[0]):
+    batch, heads = keys.shape[:2]
+    if indices.ndim != 3 or indices.shape[1] != heads or batch not in (1, indices.shape[0]):
         raise ValueError(
             f"indices {tuple(indices.shape)} do not select from keys {tuple(keys.shape)}"
         )
-    rows = torch.arange(indices.shape[0], device=keys.device)
-    return rows if held > 1 else torch.zeros_like(rows)
+    entries = torch.arange(indices.shape[0], device=keys.device)
+    return entries if batch > 1 else torch.zeros_like(entries)

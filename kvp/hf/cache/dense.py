@@ -1,4 +1,4 @@
-"""A layer of the evicting cache whose heads store equally many tokens: one dense tensor.
+"""A layer of the evicting cache whose heads store equally many tokens: dense tensors.
 
 Every slot remembers the position of its token. Slots that hold nothing, which only padding leaves
 behind, carry the position `EMPTY`, which no query ever sees.
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kvp.hf.attention import grouped_attention
-from kvp.hf.cache.base import EMPTY, StoredLayer, grown, source_rows
+from kvp.hf.cache.base import EMPTY, StoredLayer, grown, source_entries, writable
 from kvp.hf.cache.ragged import RaggedLayer, ragged_layer
 
 GROWTH = 8
@@ -28,58 +28,61 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
         super().__init__()
         self._stored = 0
         self._gaps = False  # True once some slot may be EMPTY
-        self._key_room: Tensor
-        self._value_room: Tensor
-        self._position_room: Tensor  # [B, H, capacity], or [B, 1, capacity] while heads agree
+        self._key_storage: Tensor
+        self._value_storage: Tensor
+        self._position_storage: Tensor  # [B, H, capacity], or [B, 1, capacity] while heads agree
 
     @property
-    def rows(self) -> int:
-        """Rows of the batch, B."""
-        return self._key_room.shape[0]
+    def batch(self) -> int:
+        """Entries of the batch, B."""
+        return self._key_storage.shape[0]
 
     @property
     def positions(self) -> Tensor:
         """[B, H, S] int64: true position of every slot's token, `EMPTY` where there is none."""
-        positions = self._position_room[:, :, : self._stored]
-        return positions.expand(-1, self._key_room.shape[1], -1)
+        positions = self._position_storage[:, :, : self._stored]
+        return positions.expand(-1, self._key_storage.shape[1], -1)
 
     @property
-    def row_nbytes(self) -> list[int]:
-        """Bytes of the key and value tensors held for each row, room to grow included."""
+    def entry_nbytes(self) -> list[int]:
+        """Bytes of keys and values held for each batch entry, spare capacity included."""
         if not self.is_initialized:
             return []
-        held = self._key_room.nbytes + self._value_room.nbytes
-        return [held // self.rows] * self.rows if self.rows else []
+        nbytes = self._key_storage.nbytes + self._value_storage.nbytes
+        return [nbytes // self.batch] * self.batch if self.batch else []
 
     def _append(self, keys: Tensor, values: Tensor) -> None:
         batch, _, tokens, _ = keys.shape
         if not self.is_initialized:
             self.lazy_initialization(keys, values)
-            self._key_room = keys.clone(memory_format=torch.contiguous_format)
-            self._value_room = values.clone(memory_format=torch.contiguous_format)
-            self._position_room = torch.full(
+            self._key_storage = keys.clone(memory_format=torch.contiguous_format)
+            self._value_storage = values.clone(memory_format=torch.contiguous_format)
+            self._position_storage = torch.full(
                 (batch, 1, tokens), EMPTY, dtype=torch.int64, device=keys.device
             )
         else:
-            self._make_room(tokens)
+            self._make_capacity(tokens)
+            self._key_storage = writable(self._key_storage)
+            self._value_storage = writable(self._value_storage)
+            self._position_storage = writable(self._position_storage)
             new = slice(self._stored, self._stored + tokens)
-            self._key_room[:, :, new] = keys
-            self._value_room[:, :, new] = values
-            self._position_room[:, :, new] = EMPTY
+            self._key_storage[:, :, new] = keys
+            self._value_storage[:, :, new] = values
+            self._position_storage[:, :, new] = EMPTY
         self._stored += tokens
         self._show()
 
-    def _make_room(self, tokens: int) -> None:
-        if self._stored + tokens <= self._key_room.shape[2]:
+    def _make_capacity(self, tokens: int) -> None:
+        if self._stored + tokens <= self._key_storage.shape[2]:
             return
-        room = self._stored + max(tokens, self._stored // GROWTH)
-        self._key_room = grown(self._key_room, self._stored, room)
-        self._value_room = grown(self._value_room, self._stored, room)
-        self._position_room = grown(self._position_room, self._stored, room)
+        capacity = self._stored + max(tokens, self._stored // GROWTH)
+        self._key_storage = grown(self._key_storage, self._stored, capacity)
+        self._value_storage = grown(self._value_storage, self._stored, capacity)
+        self._position_storage = grown(self._position_storage, self._stored, capacity)
 
     def _show(self) -> None:
-        self.keys = self._key_room[:, :, : self._stored]
-        self.values = self._value_room[:, :, : self._stored]
+        self.keys = self._key_storage[:, :, : self._stored]
+        self.values = self._value_storage[:, :, : self._stored]
 
     def _attend(
         self,
@@ -91,7 +94,7 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
     ) -> Tensor:
         tokens = query.shape[2]
         self._gaps |= mask is not None
-        self._position_room[:, :, self._stored - tokens : self._stored] = new_positions[:, None]
+        self._position_storage[:, :, self._stored - tokens : self._stored] = new_positions[:, None]
         if not self.evicted:
             attended, _ = sdpa_attention_forward(
                 module, query, self.keys, self.values, mask, **options
@@ -99,7 +102,7 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
             return attended
         visible = None  # one new token sees every slot, unless some are empty
         if tokens > 1 or self._gaps:
-            slots = self._position_room[:, :, None, : self._stored]
+            slots = self._position_storage[:, :, None, : self._stored]
             visible = slots <= options["position_ids"][:, None, :, None]
         return grouped_attention(
             query,
@@ -116,10 +119,10 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
         layer._newest = self._newest
         return layer
 
-    def _take_rows(self, rows: Tensor) -> None:
-        self._key_room = self._key_room[rows]
-        self._value_room = self._value_room[rows]
-        self._position_room = self._position_room[rows]
+    def _take_entries(self, entries: Tensor) -> None:
+        self._key_storage = self._key_storage[entries]
+        self._value_storage = self._value_storage[entries]
+        self._position_storage = self._position_storage[entries]
         self._show()
 
 
@@ -129,28 +132,28 @@ def selected_layer(
     """Gather slots `indices` [R, H, S] (-1 = none) of keys and values [1 or R, H, N, D].
 
     `positions` [1 or R, 1 or H, N] int64 are the slots' positions, `seen` the true length. The
-    layer is ragged as soon as one head has no token in one of the S places. Raises ValueError on
+    layer is ragged as soon as one head has no token in one of the S slots. Raises ValueError on
     shapes that do not fit.
     """
-    held, heads, tokens, _ = keys.shape
+    batch, heads, tokens, _ = keys.shape
     indices = indices.to(keys.device)
-    row = source_rows(keys, indices)
+    entry = source_entries(keys, indices)
     if seen < tokens:
         raise ValueError(f"{seen} tokens seen, but keys hold {tokens}")
     slot = (
-        row[:, None, None],
+        entry[:, None, None],
         torch.arange(heads, device=keys.device)[None, :, None],
         indices.clamp_min(0),
     )
-    chosen = positions.expand(held, heads, tokens)[slot].masked_fill(indices < 0, EMPTY)
+    kept = positions.expand(batch, heads, tokens)[slot].masked_fill(indices < 0, EMPTY)  # [R, H, S]
     layer: EvictingLayer | RaggedLayer
-    if bool((chosen == EMPTY).any()):
-        layer = ragged_layer(keys, values, chosen, slot)
+    if bool((kept == EMPTY).any()):
+        layer = ragged_layer(keys, values, kept, slot)
     else:
         layer = EvictingLayer()
         layer.lazy_initialization(keys, values)
-        layer._key_room, layer._value_room = keys[slot], values[slot]
-        layer._position_room, layer._stored = chosen, indices.shape[2]
+        layer._key_storage, layer._value_storage = keys[slot], values[slot]
+        layer._position_storage, layer._stored = kept, indices.shape[2]
         layer._show()
     layer.seen, layer.evicted = seen, True
     layer._newest = torch.full((indices.shape[0],), seen - 1, device=keys.device)

@@ -27,6 +27,21 @@ class EvictingCache(Cache):
         super().__init__(layers=list(layers))
         self.recorder: QueryRecorder | None = None
         """Receives the queries of every forward pass while it is set."""
+        self.prompt_tokens: int | None = None
+        """Tokens of the prompt after which it was shrunk; None before that."""
+
+    @classmethod
+    def adopt(cls, cache: Cache) -> EvictingCache:
+        """Turn an empty cache object itself into an `EvictingCache`.
+
+        So the cache that a caller passed as `past_key_values` is the one that is filled.
+        """
+        assert cache.get_seq_length() == 0
+        vars(cache).clear()
+        cache.__class__ = cls
+        cls.__init__(cache)  # type: ignore[arg-type]
+        assert isinstance(cache, EvictingCache)
+        return cache
 
     @classmethod
     def select(
@@ -36,9 +51,9 @@ class EvictingCache(Cache):
         indices: Sequence[Tensor],
         seen: int,
     ) -> EvictingCache:
-        """Build a cache of R rows from a prefill, each row and head with its own kept tokens.
+        """Build a cache of R entries from a prefill, each entry and head with its own kept tokens.
 
-        Per layer: keys and values [1 or R, H, N, D] (one row serves all R), indices int64 [R, H, S]
+        Per layer: keys and values [1 or R, H, N, D] (one serves all R), indices int64 [R, H, S]
         into the N tokens, whose positions are 0..N-1; -1 stands for no token. A layer with a -1
         stores each head at its own length (`RaggedLayer`), any other is one dense tensor
         (`EvictingLayer`). `seen` is the true length, N or more. Raises ValueError on shapes that do
@@ -52,7 +67,8 @@ class EvictingCache(Cache):
             )
         return cls(layers)
 
-    def update(  # type: ignore[override]
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[StoredKeys, StoredKeys]:
         """Append [B, H, T, D] keys and values to layer `layer_idx` and hand the layer over."""
@@ -69,14 +85,15 @@ class EvictingCache(Cache):
         return sum(layer.nbytes for layer in self.layers)
 
     @property
-    def row_nbytes(self) -> list[int]:
-        """Bytes of the key and value tensors of each row, room to grow included; sum `nbytes`."""
-        layers = zip(*(layer.row_nbytes for layer in self.layers), strict=True)
-        return [sum(row) for row in layers]
+    def entry_nbytes(self) -> list[int]:
+        """Bytes of the key and value tensors of each batch entry, spare capacity included."""
+        layers = zip(*(layer.entry_nbytes for layer in self.layers), strict=True)
+        return [sum(entry) for entry in layers]
 
     def reset(self) -> None:
         """Forget everything: the cache is as empty as a new one."""
         self.layers.clear()
+        self.prompt_tokens = None
 
     @property
     def evicted(self) -> bool:

@@ -4,9 +4,9 @@ Tokens kept by an eviction lie flat, head after head, with a length per head; ab
 memory. Tokens fed afterwards are as many in every head and lie in a dense tail that grows. Why so:
 `docs/decisions/0024-ragged-heads-lie-flat.md`.
 
-Bytes of keys and values are those of the tokens stored plus room for at most `TAIL_ROOM` - 1 tokens
-per row and head, once tokens have been fed. Beside them stand a position of 4 bytes per token kept
-and of 8 bytes per row and tail slot.
+Bytes of keys and values are those of the tokens stored plus at most `TAIL_GROWTH` - 1 empty slots
+per batch entry and head, once tokens have been fed. Positions add 4 bytes per token kept and 8
+bytes per batch entry and tail slot.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from kvp.errors import UsageError
-from kvp.hf.cache.base import EMPTY, StoredLayer, grown
+from kvp.hf.cache.base import EMPTY, StoredLayer, grown, writable
 from kvp.ops.ragged_attention import ragged_attention
 
-TAIL_ROOM = 32
+TAIL_GROWTH = 32
 """A full tail grows by this many slots, so that decoding does not copy it at every token."""
 
 
 class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
     """One layer: flat keys, values [M, D] with lengths [B, H], and a tail [B, H, T, D].
 
-    `keys` and `values` are the flat part: row after row, head after head, token after token.
+    `keys` and `values` are the flat part: entry after entry, head after head, token after token.
     """
 
     def __init__(self) -> None:
@@ -39,24 +39,24 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
         self._flat_positions: Tensor  # [M] int32
         self._tail = 0
         self._gaps = False  # True once some tail slot may be EMPTY
-        self._key_room: Tensor  # [B, H, capacity, D]
-        self._value_room: Tensor
-        self._position_room: Tensor  # [B, 1, capacity] int64
+        self._key_storage: Tensor  # [B, H, capacity, D]
+        self._value_storage: Tensor
+        self._position_storage: Tensor  # [B, 1, capacity] int64
 
     @property
-    def rows(self) -> int:
-        """Rows of the batch, B."""
+    def batch(self) -> int:
+        """Entries of the batch, B."""
         return self.lengths.shape[0]
 
     @property
     def tail_keys(self) -> Tensor:
         """[B, H, T, D] keys of the tokens fed since the eviction."""
-        return self._key_room[:, :, : self._tail]
+        return self._key_storage[:, :, : self._tail]
 
     @property
     def tail_values(self) -> Tensor:
         """[B, H, T, D] values of the tokens fed since the eviction."""
-        return self._value_room[:, :, : self._tail]
+        return self._value_storage[:, :, : self._tail]
 
     @property
     def positions(self) -> Tensor:
@@ -64,23 +64,23 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
 
         Slots are those of the longest flat head, then the tail.
         """
-        held = self._held()
-        flat = torch.full(held.shape, EMPTY, device=held.device)
-        flat[held] = self._flat_positions.long()
-        tail = self._position_room[:, :, : self._tail].expand(-1, held.shape[1], -1)
+        present = self._present()  # [B, H, longest]
+        flat = torch.full(present.shape, EMPTY, device=present.device)
+        flat[present] = self._flat_positions.long()
+        tail = self._position_storage[:, :, : self._tail].expand(-1, present.shape[1], -1)
         return torch.cat([flat, tail], dim=-1)
 
     @property
-    def row_nbytes(self) -> list[int]:
-        """Bytes of the key and value tensors held for each row, room to grow included."""
+    def entry_nbytes(self) -> list[int]:
+        """Bytes of keys and values held for each batch entry, spare capacity included."""
         if not self.is_initialized:
             return []
         token = (self.keys.shape[1] + self.values.shape[1]) * self.keys.element_size()
-        room = self._key_room.shape[1] * self._key_room.shape[2]
+        tail = self._key_storage.shape[1] * self._key_storage.shape[2]
         counts: list[int] = self.lengths.sum(dim=1).tolist()
-        return [(count + room) * token for count in counts]
+        return [(count + tail) * token for count in counts]
 
-    def _held(self) -> Tensor:
+    def _present(self) -> Tensor:
         """[B, H, longest] bool: which slots of the padded flat part hold a token."""
         longest = int(self.lengths.max()) if self.lengths.numel() else 0
         return torch.arange(longest, device=self.lengths.device) < self.lengths[..., None]
@@ -91,15 +91,18 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
             empty = torch.empty(batch, heads, 0, dtype=torch.int64, device=keys.device)
             none = keys.new_empty(0, keys.shape[3]), values.new_empty(0, values.shape[3])
             self._fill(*none, empty)
-        if self._tail + tokens > self._key_room.shape[2]:
-            room = self._tail + max(tokens, TAIL_ROOM)
-            self._key_room = grown(self._key_room, self._tail, room)
-            self._value_room = grown(self._value_room, self._tail, room)
-            self._position_room = grown(self._position_room, self._tail, room)
+        if self._tail + tokens > self._key_storage.shape[2]:
+            capacity = self._tail + max(tokens, TAIL_GROWTH)
+            self._key_storage = grown(self._key_storage, self._tail, capacity)
+            self._value_storage = grown(self._value_storage, self._tail, capacity)
+            self._position_storage = grown(self._position_storage, self._tail, capacity)
+        self._key_storage = writable(self._key_storage)
+        self._value_storage = writable(self._value_storage)
+        self._position_storage = writable(self._position_storage)
         new = slice(self._tail, self._tail + tokens)
-        self._key_room[:, :, new] = keys
-        self._value_room[:, :, new] = values
-        self._position_room[:, :, new] = EMPTY
+        self._key_storage[:, :, new] = keys
+        self._value_storage[:, :, new] = values
+        self._position_storage[:, :, new] = EMPTY
         self._tail += tokens
 
     def _attend(
@@ -114,10 +117,10 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
             raise UsageError("heads of different lengths have no dropout: call model.eval() first")
         tokens = query.shape[2]
         self._gaps |= mask is not None
-        self._position_room[:, 0, self._tail - tokens : self._tail] = new_positions
+        self._position_storage[:, 0, self._tail - tokens : self._tail] = new_positions
         visible = None  # one new token sees the whole tail, unless padding is among it
         if tokens > 1 or self._gaps:
-            slots = self._position_room[:, :, : self._tail]
+            slots = self._position_storage[:, :, : self._tail]
             visible = slots <= options["position_ids"][..., None]
             visible = visible.expand(query.shape[0], -1, -1)
         attended = ragged_attention(
@@ -137,42 +140,51 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
 
         Raises ValueError on shapes that do not fit.
         """
-        held = self._held()
-        if indices.ndim != 3 or indices.shape[:2] != held.shape[:2]:
+        longest = self._present().shape[2]
+        if indices.ndim != 3 or indices.shape[:2] != self.lengths.shape:
             raise ValueError(
-                f"indices {tuple(indices.shape)} do not select from lengths {tuple(held.shape[:2])}"
+                f"indices {tuple(indices.shape)} do not select from lengths "
+                f"{tuple(self.lengths.shape)}"
             )
-        indices = indices.to(held.device)
-        places = indices.clamp_min(0)
-        chosen = self.positions.gather(2, places).masked_fill(indices < 0, EMPTY)
-        ends = self.lengths.flatten().cumsum(0).view_as(self.lengths)
-        in_tail = places - held.shape[2]
-        present = chosen < EMPTY
+        indices = indices.to(self.lengths.device)
+        slots = indices.clamp_min(0)  # [B, H, S], as the three below
+        positions = self.positions.gather(2, slots).masked_fill(indices < 0, EMPTY)
+        in_tail = slots - longest
+        present = positions < EMPTY
         flat, tail = (present & (in_tail < 0)), (present & (in_tail >= 0))
-        start = (ends - self.lengths)[..., None]
-        row, head, _ = tail.nonzero(as_tuple=True)
+        ends = self.lengths.flatten().cumsum(0).view_as(self.lengths)
+        start = (ends - self.lengths)[..., None]  # [B, H, 1], where a head's flat part begins
+        entry, head, _ = tail.nonzero(as_tuple=True)
         layer = RaggedLayer()
         keys, values = (
-            _merged(stored, (start + places)[flat], room[row, head, in_tail[tail]], flat, present)
-            for stored, room in ((self.keys, self._key_room), (self.values, self._value_room))
+            _merged(
+                stored, (start + slots)[flat], storage[entry, head, in_tail[tail]], flat, present
+            )
+            for stored, storage in (
+                (self.keys, self._key_storage),
+                (self.values, self._value_storage),
+            )
         )
-        layer._fill(keys, values, chosen)
+        layer._fill(keys, values, positions)
         layer.seen, layer._newest = self.seen, self._newest
         return layer
 
-    def _take_rows(self, rows: Tensor) -> None:
-        spans = self.lengths.sum(dim=1).tolist()
-        taken = rows.tolist()
+    def _take_entries(self, entries: Tensor) -> None:
+        spans = self.lengths.sum(dim=1).tolist()  # tokens of each entry, one stretch of memory
+        taken = entries.tolist()
 
         def take(flat: Tensor) -> Tensor:
             parts = flat.split(spans)  # type: ignore[no-untyped-call]
-            return torch.cat([parts[row] for row in taken]) if taken else flat[:0]
+            return torch.cat([parts[entry] for entry in taken]) if taken else flat[:0]
 
         self.keys, self.values = take(self.keys), take(self.values)
         self._flat_positions = take(self._flat_positions)
-        self.lengths = self.lengths[rows]
-        self._key_room, self._value_room = self._key_room[rows], self._value_room[rows]
-        self._position_room = self._position_room[rows]
+        self.lengths = self.lengths[entries]
+        self._key_storage, self._value_storage = (
+            self._key_storage[entries],
+            self._value_storage[entries],
+        )
+        self._position_storage = self._position_storage[entries]
 
     def _fill(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         """Become keys and values [M, D], one for each of `positions` [B, H, S] not `EMPTY`."""
@@ -182,9 +194,9 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
         self.lengths = present.sum(dim=-1)
         self._flat_positions = positions[present].int()
         batch, heads, _ = positions.shape
-        self._key_room = keys.new_empty(batch, heads, 0, keys.shape[1])
-        self._value_room = values.new_empty(batch, heads, 0, values.shape[1])
-        self._position_room = positions.new_empty(batch, 1, 0)
+        self._key_storage = keys.new_empty(batch, heads, 0, keys.shape[1])
+        self._value_storage = values.new_empty(batch, heads, 0, values.shape[1])
+        self._position_storage = positions.new_empty(batch, 1, 0)
 
 
 def ragged_layer(
@@ -192,22 +204,22 @@ def ragged_layer(
 ) -> RaggedLayer:
     """The tokens of keys and values [R, H, N, D] that have a position.
 
-    `slots` are row, head and place of each, together of shape [B, H, S]; `positions` [B, H, S]
-    int64 is `EMPTY` where there is no token.
+    `slots` are batch entry, head and token of each, together of shape [B, H, S]; `positions`
+    [B, H, S] int64 is `EMPTY` where there is no token.
     """
     present = positions < EMPTY
-    found = tuple(part.expand(positions.shape)[present] for part in slots)
+    taken = tuple(part.expand(positions.shape)[present] for part in slots)
     layer = RaggedLayer()
-    layer._fill(keys[found], values[found], positions)
+    layer._fill(keys[taken], values[taken], positions)
     return layer
 
 
 def _merged(
-    stored: Tensor, places: Tensor, others: Tensor, from_stored: Tensor, present: Tensor
+    stored: Tensor, index: Tensor, others: Tensor, from_stored: Tensor, present: Tensor
 ) -> Tensor:
-    """Tokens [M, D] of all `present` slots: those `from_stored` at `places`, then `others`."""
+    """Tokens [M, D] of all `present` slots: those `from_stored` at `index`, then `others`."""
     merged = stored.new_empty(int(present.sum()), stored.shape[1])
-    own = from_stored[present]
-    merged[own] = stored[places]
-    merged[~own] = others
+    is_stored = from_stored[present]  # [M]
+    merged[is_stored] = stored[index]
+    merged[~is_stored] = others
     return merged

@@ -53,7 +53,7 @@ def results(tmp_path: Path) -> Path:
 
 def _arguments(results: Path, out: Path, **changes: object) -> list[str]:
     settings: dict[str, object] = {
-        "curves": results, "scorer": "kvp/seed0", "protection": "off", "out": out,
+        "cost_curves": results, "scorer": "kvp/seed0", "protection": "off", "out": out,
         "budgets": "6%,12.5%,25%,100%", **changes,
     }  # fmt: skip
     return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
@@ -115,7 +115,7 @@ def test_another_choice_is_not_written_over(
         ({"scorer": "snapkv"}, "--protection off, --protocol query_aware"),
         ({"protection": "on", "budgets": "5"}, "--budgets 5 is 5 of 256 tokens, below the 20"),
         ({"budgets": "x"}, "--budgets: budget 'x' is neither"),
-        ({"curves": "./nowhere"}, "nowhere/manifest.json is missing"),
+        ({"cost_curves": "./nowhere"}, "nowhere/manifest.json is missing"),
     ],
 )
 def test_mistakes_are_one_line(

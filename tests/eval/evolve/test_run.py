@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from eval.evolve.cli import main
 from eval.evolve.config import EvolveConfig
 from eval.evolve.journal import Generation, Journal
 from kvp.allocation import Request
+from kvp.artifacts.jsonl import JsonLines
 from kvp.budgets import parse_budget
 from kvp.cli import build_parser
 from kvp.hf import load_model, prefill_and_evict
@@ -31,14 +31,14 @@ ROOT = Path(__file__).parents[3]
 def _arguments(folder: Path, out: Path, **changes: object) -> list[str]:
     settings: dict[str, object] = {
         "model": folder, "scorer": "keydiff", "tasks": "niah_single_1,chat", "budget": "20%",
-        "prompts": 3, "holdout": 4, "length": 260, "generations": 2, "max_new_tokens": 5,
+        "search_prompts": 3, "holdout": 4, "length": 260, "generations": 2, "max_new_tokens": 5,
         "out": out, "bootstrap": 50, **changes,
     }  # fmt: skip
     return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
 
 
 def _journal(out: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (out / "search.jsonl").read_text().splitlines()]
+    rows = list(JsonLines(out / "search.jsonl"))
     return [{**row, "seconds": 0} for row in rows]
 
 
@@ -106,7 +106,7 @@ def test_another_configuration_is_refused(
 ) -> None:
     assert main(_arguments(tiny_folder, finished, sigma=0.2)) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "holds another search (--sigma: 0.3 there, 0.2 here)" in line
+    assert "was begun with other settings (sigma: 0.3 there, 0.2 here)" in line
 
 
 def test_a_run_killed_between_generations_resumes(
@@ -134,7 +134,7 @@ def test_prompts_that_do_not_fit_the_memory_change_nothing(
     finished: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "search"
-    assert main(_arguments(tiny_folder, out, memory_gib=0, rows=2)) == 0
+    assert main(_arguments(tiny_folder, out, memory_gb=0, decode_batch=2)) == 0
     ours, theirs = _journal(out), _journal(finished)
     assert [row["schemes"] for row in ours] == [row["schemes"] for row in theirs]
     for own, other in zip(ours, theirs, strict=True):
@@ -152,7 +152,7 @@ def test_prompts_that_do_not_fit_the_memory_change_nothing(
         ({"budget": "0"}, "--budget: a budget keeps at least 1 token"),
         ({"budget": "12"}, "--budget 12 is 12 tokens, below the 20 protected ones"),
         ({"budget": "5000"}, "--budget 5000 evicts nothing"),
-        ({"level": "head"}, "--level head needs --curves"),
+        ({"level": "head"}, "--level head needs --cost_curves"),
         ({"lambda": "-1"}, "--lambda must be at least 0"),
         ({"reach": "1"}, "--reach must be more than 1"),
         ({"model": "./nowhere"}, "--model ./nowhere: no such folder"),
@@ -176,7 +176,7 @@ def test_a_folder_with_something_else_is_refused(
 ) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert main(_arguments(tiny_folder, tmp_path)) == 2
-    assert "is not empty; choose another" in capsys.readouterr().err
+    assert "is not empty" in capsys.readouterr().err
 
 
 def test_percentages_follow_each_prompt() -> None:
@@ -191,7 +191,7 @@ def test_percentages_follow_each_prompt() -> None:
 def test_held_out_prompts_are_others(tiny_folder: Path) -> None:
     _, tokenizer = load_model(str(tiny_folder))
     config = EvolveConfig(
-        out="unused", tasks="niah_single_1,niah_single_2", prompts=3, holdout=5, length=260
+        out="unused", tasks="niah_single_1,niah_single_2", search_prompts=3, holdout=5, length=260
     )
     chosen, held_out = eval.evolve.run.load_prompts(config, tokenizer)
     tasks = [prompt.task for prompt in chosen]

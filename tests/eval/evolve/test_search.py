@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from eval.evolve.journal import Journal
 from eval.evolve.search import Scheme, SearchPlan, group_optimiser, layer_groups, search
+from kvp.artifacts.jsonl import JsonLines
 from kvp.errors import ResultsError
 
 PLAN = SearchPlan(
@@ -44,7 +44,7 @@ class Evaluator:
 
 
 def _content(path: Path) -> list[dict[str, object]]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = list(JsonLines(path))
     return [{**row, "seconds": 0} for row in rows]
 
 

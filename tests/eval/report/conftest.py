@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from eval.report.best_settings import Comparison, compare
 from eval.report.cli import main
+from eval.report.load import load_results
 from kvp.manifest import digest_json
 
 Row = dict[str, Any]
@@ -200,6 +202,20 @@ def make_row() -> Callable[..., Row]:
 def answers() -> list[Row]:
     """Rows with scores."""
     return answer_rows()
+
+
+@pytest.fixture
+def make_comparison(tmp_path: Path, write_results: Write) -> Callable[..., Comparison]:
+    """The accuracies of query_aware answers, compared."""
+
+    def make(**parts: Any) -> Comparison:
+        folder = write_results(tmp_path / f"compared{len(list(tmp_path.iterdir()))}", **parts)
+        results = load_results(folder)
+        found = compare(results, "accuracy", "query_aware", validation=None, resamples=50)
+        assert found is not None
+        return found
+
+    return make
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from eval.report.aggregates import (
-    Setting,
+    ReportedMethod,
     budget_axis,
     perplexity_grid,
     score_grid,
@@ -20,8 +20,8 @@ Row = dict[str, Any]
 MakeRow = Callable[..., Row]
 
 
-def _setting(method: str, *, protected: bool = True) -> Setting:
-    return Setting(method=method, group="", variant="auto", protected=protected)
+def _setting(method: str, *, protected: bool = True) -> ReportedMethod:
+    return ReportedMethod(method=method, group="", variant="auto", protected=protected)
 
 
 def test_tasks_weigh_the_same_and_seeds_are_averaged_per_prompt(answers: list[Row]) -> None:
@@ -83,8 +83,8 @@ def test_budgets_are_percent_where_all_are(make_row: MakeRow) -> None:
     rows = [make_row(budget_spec=spec) for spec in ("50%", "12.5%", "25%")]
     budgets = budget_axis([*rows, make_row("full", budget_spec=None)])
     assert budgets.specs == ("12.5%", "25%", "50%")
-    assert budgets.places == (12.5, 25.0, 50.0)
+    assert budgets.positions == (12.5, 25.0, 50.0)
     mixed = budget_axis([*rows, make_row(budget_spec="64", budget=64)])
     assert mixed.specs == ("12.5%", "25%", "50%", "64")
-    assert mixed.places == (2.0, 4.0, 8.0, 64.0)
+    assert mixed.positions == (2.0, 4.0, 8.0, 64.0)
     assert "tokens per KV head" in mixed.label

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from eval.report.aggregates import score_grid
-from eval.report.best_settings import best_baselines, choose, contests, outstanding
+from eval.report.best_settings import (
+    Comparison,
+    best_methods,
+    choose,
+    differences_to_baseline,
+    shown_first,
+)
+from eval.report.tables import summary
 from eval.results.records import policy_groups
 
 Row = dict[str, Any]
@@ -24,7 +32,7 @@ def test_one_setting_serves_the_whole_curve(answers: list[Row]) -> None:
     choice = choose(grid, higher_is_better=True)["knorm"]
     # protected: 25 % and 100 %; unprotected: 37.5 % and 50 %
     assert choice.setting.protected
-    assert (choice.settings, choice.label) == (2, "knorm (protected, best of 2)")
+    assert (choice.settings, choice.note) == (2, "protected, best of 2")
     assert not choose(grid, higher_is_better=False)["knorm"].setting.protected
 
 
@@ -37,16 +45,17 @@ def test_allocators_are_settings_and_own_sizes_are_methods_apart(answers: list[R
     ]  # fmt: skip
     grid = _grid([*answers, *ada, *own])
     choices = choose(grid, higher_is_better=True)
-    assert choices["knorm"].label == "knorm (+ada, protected, best of 3)"
+    assert choices["knorm"].legend == "knorm+ada"
+    assert choices["knorm"].note == "+ada, protected, best of 3"
     alone = choices["knorm+own"]
-    assert (alone.label, alone.setting.own) == ("knorm+own (protected)", True)
+    assert (alone.name, alone.note, alone.setting.self_sized) == ("knorm+own", "protected", True)
     cell = grid[alone.setting]["own"]
     assert (cell.kept_tokens, cell.share) == (6.4, 0.4)
-    shown = outstanding(grid, choices, 5, higher_is_better=True)
+    shown = shown_first(grid, choices, 5, higher_is_better=True)
     assert {"full", "oracle", "kvp", "knorm+own"} < set(shown)
     assert len(shown) == 5
     assert "random" not in shown  # the worst of the others
-    assert set(outstanding(grid, choices, 99, higher_is_better=True)) == set(choices)
+    assert set(shown_first(grid, choices, 99, higher_is_better=True)) == set(choices)
 
 
 def test_only_shared_budgets_decide(answers: list[Row]) -> None:
@@ -65,25 +74,61 @@ def test_validation_decides_where_it_is_given(answers: list[Row]) -> None:
     ]
     choice = choose(grid, higher_is_better=True, validation=_grid(swapped))["knorm"]
     assert not choice.setting.protected
-    assert choice.label == "knorm (unprotected, chosen on validation)"
+    assert choice.note == "unprotected, chosen on validation"
+
+
+def test_the_best_method_may_read_attention_and_references_never_win(answers: list[Row]) -> None:
+    grid = _grid(answers)
+    choices = choose(grid, higher_is_better=True)
+    # snapkv 100, oracle 75, kvp 75, knorm 25
+    assert best_methods(grid, choices, "25%") == ["snapkv"]
+    assert best_methods(grid, choices, "50%") == ["kvp", "knorm", "snapkv"]  # a tie
+    assert best_methods(grid, choices, "25%", higher_is_better=False) == ["random"]
 
 
 def test_best_baseline_reads_no_attention_and_is_not_learned(answers: list[Row]) -> None:
     grid = _grid(answers)
     choices = choose(grid, higher_is_better=True)
     for spec in ("25%", "50%"):
-        assert best_baselines(grid, choices, spec, FREE | {"kvp", "full"}) == ["knorm"]
-    assert best_baselines(grid, choices, "25%", FREE, higher_is_better=False) == ["random"]
-    assert best_baselines(grid, choices, "25%", set()) == []
+        assert best_methods(grid, choices, spec, FREE | {"kvp", "full"}) == ["knorm"]
+    assert best_methods(grid, choices, "25%", FREE, higher_is_better=False) == ["random"]
+    assert best_methods(grid, choices, "25%", set()) == []
 
 
-def test_contests_are_paired(answers: list[Row]) -> None:
-    grid = _grid(answers)
-    choices = choose(grid, higher_is_better=True)
-    (small,) = contests(grid, choices, "25%", FREE, resamples=50)
+def test_differences_are_paired(make_comparison: Callable[..., Comparison]) -> None:
+    comparison = make_comparison()
+    (small,) = differences_to_baseline(comparison, "25%", FREE, resamples=50)
     # per prompt 1 - 1, 0.5 - 0, 0.5 - 0, 1 - 0
     assert small.difference.mean == pytest.approx(0.5)
     assert (small.family, small.baseline, small.both_reach_full) == ("kvp", "knorm", False)
-    (large,) = contests(grid, choices, "50%", FREE, resamples=50)
+    (large,) = differences_to_baseline(comparison, "50%", FREE, resamples=50)
     assert (large.difference.mean, large.both_reach_full) == (0.0, True)
     assert not large.difference.excludes_zero
+
+
+def test_methods_without_answers_to_a_task_are_compared_on_the_others_only(
+    answers: list[Row], make_comparison: Callable[..., Comparison]
+) -> None:
+    fewer = [row for row in answers if not (row["method"] == "knorm" and row["task"] == "two")]
+    comparison = make_comparison(rows=fewer)
+    assert "knorm" not in {setting.family for setting in comparison.grid}
+    assert comparison.estimate("knorm", "25%") is None
+    assert "without knorm, which have answers to some of the tasks only" in comparison.conditions
+    knorm = comparison.choices["knorm"].setting
+    assert comparison.tasks["one"][knorm]["25%"].interval.mean == 0.5
+    assert knorm not in comparison.tasks["two"]
+    # the settings of a method that are over all tasks come before those that are not
+    some = [row for row in answers if row["method"] != "knorm" or row["task"] == "one"
+            or not row["protected"]]  # fmt: skip
+    assert not make_comparison(rows=some).choices["knorm"].setting.protected
+
+
+def test_the_summary_names_the_best_method_whoever_it_is(
+    make_comparison: Callable[..., Comparison],
+) -> None:
+    assert summary(make_comparison(), FREE) == (
+        "Accuracy, %, mean over 2 tasks, at 25% (the question is seen at compression): "
+        "best snapkv 100.0 (100.0 to 100.0); kvp 75.0 (52.8 to 100.0); "
+        "best attention-free knorm 25.0 (0.0 to 50.0); full cache 100.0 (100.0 to 100.0) "
+        "(higher is better)."
+    )

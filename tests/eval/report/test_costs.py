@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from eval.report.aggregates import Setting
+from eval.report.aggregates import ReportedMethod
 from eval.report.costs import areas, head_curves, mean_curve, shown_curves
 
 Row = dict[str, Any]
 GROUPS = {None: "", "seed0": "", "seed1": ""}
 
 
-def _setting(method: str) -> Setting:
-    return Setting(method=method, group="", variant="auto", protected=True)
+def _setting(method: str) -> ReportedMethod:
+    return ReportedMethod(method=method, group="", variant="auto", protected=True)
 
 
 def test_curves_are_averaged_over_policies_then_heads(curves: list[Row]) -> None:

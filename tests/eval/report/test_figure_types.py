@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eval.report.figure_types import Axis, Line, LineFigure, Panel, Style, assign_styles
+import pytest
+
+from eval.report.figure_types import (
+    Axis,
+    Curve,
+    LineFigure,
+    Panel,
+    Style,
+    assign_styles,
+    is_name,
+    log_ticks,
+)
 
 
-def _line(key: str, label: str) -> Line:
-    return Line(
+def _line(key: str, label: str) -> Curve:
+    return Curve(
         key=key,
         label=label,
         style=Style(color="#000000"),
@@ -25,7 +36,7 @@ def test_bars_never_point_the_wrong_way() -> None:
 
 
 def test_small_panels_have_one_legend_above() -> None:
-    panels = tuple(Panel(title=str(n), lines=(_line("a", "A"), _line("b", "B"))) for n in range(5))
+    panels = tuple(Panel(title=str(n), curves=(_line("a", "A"), _line("b", "B"))) for n in range(5))
     figure = LineFigure(
         name="f", caption="", panels=panels, columns=2, x=Axis(label=""), y=Axis(label="")
     )
@@ -52,7 +63,7 @@ def test_styles_tell_methods_apart_without_colour() -> None:
 def test_hidden_lines_wait_in_the_legend() -> None:
     waiting = replace(_line("b", "B"), hidden=True)
     figure = LineFigure(
-        name="f", caption="", panels=(Panel(title="", lines=(_line("a", "A"), waiting)),),
+        name="f", caption="", panels=(Panel(title="", curves=(_line("a", "A"), waiting)),),
         columns=1, x=Axis(label=""), y=Axis(label=""),
     )  # fmt: skip
     assert figure.labels == {"a": "A", "b": "B"}
@@ -64,3 +75,30 @@ def test_two_dozen_methods_look_different() -> None:
         names = [f"method{number}" for number in range(24)]
         styles = assign_styles(names, set(names) if free else set())
         assert len({(style.color, style.marker) for style in styles.values()}) == 24
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "first"),
+    [
+        (10.5, 11.5, ("10.5", "11", "11.5")),
+        (11, 19, ("12", "14", "16")),
+        (31, 48, ("35", "40", "45")),
+        (110, 190, ("120", "140", "160")),
+        (9, 23, ("10", "15", "20")),
+        (2.5, 40, ("5", "10", "20")),
+        (3, 3000, ("10", "100", "1000")),
+        (2, 9e6, ("10", "100", "1000")),
+        (8.6299, 8.6301, ("8.6299", "8.63", "8.6301")),
+    ],
+)
+def test_logarithmic_axes_have_numbers(low: float, high: float, first: tuple[str, ...]) -> None:
+    ticks = log_ticks(low, high)
+    assert len(ticks) >= 3
+    assert all(low <= position <= high for position, _ in ticks)
+    assert all(abs(float(text) / position - 1) < 1e-9 for position, text in ticks)
+    assert set(first) <= {text for _, text in ticks}
+
+
+def test_names_of_figures_cannot_leave_a_folder_or_an_attribute() -> None:
+    assert all(map(is_name, ("accuracy-tasks-query_aware", "tokens", "kept-query_agnostic")))
+    assert not any(map(is_name, ("", "../x", "/etc/x", 'a"b', "a b", "a.b", "a\n", "é")))

@@ -20,6 +20,8 @@ from eval.report.cli import main
 
 Write = Callable[..., Path]
 PROTOCOLS = ("query_aware", "query_agnostic")
+BEST = "bootstrap interval over prompts); highlighted"
+"""What the captions of headline tables have."""
 
 
 class Page(HTMLParser):
@@ -107,7 +109,7 @@ def test_every_table_and_figure_is_of_one_protocol(page: Page) -> None:
 
 
 def test_headline_numbers_are_the_hand_computed_ones(page: Page) -> None:
-    table = page.table("Accuracy", "baseline at each budget", "query_aware,")
+    table = page.table("Accuracy, %, mean", BEST, "query_aware,")
     assert table["method"] == ["25% (4)", "50% (8)"]
     means = {name: [cell.split("|")[0] for cell in cells] for name, cells in table.items()}
     assert means["full cache"] == ["100.0", "100.0"]
@@ -117,20 +119,22 @@ def test_headline_numbers_are_the_hand_computed_ones(page: Page) -> None:
     assert means["random"] == ["0.0", "25.0"]
     assert means["kvp minus best attention-free"] == ["+50.0", "+0.0"]
     assert table["kvp minus best attention-free"][1].endswith(
-        "|knorm|not significant|both reach full"
+        "|knorm|interval includes 0|both reach full"
     )
-    other = page.table("Accuracy", "baseline at each budget", "query_agnostic,")
+    other = page.table("Accuracy, %, mean", BEST, "query_agnostic,")
     assert [cell.split("|")[0] for cell in other["kvp"]] == ["0.0", "0.0"]
 
 
-def test_the_best_attention_free_baseline_is_marked(html: str) -> None:
-    headline = html[html.index('id="headline-query_aware"') :].partition("</table>")[0]
+def test_the_best_of_all_methods_is_marked_and_the_mark_explained(html: str, page: Page) -> None:
+    headline = html[html.index('id="accuracy-query_aware"') :].partition("</table>")[0]
     marked = [
-        re.findall(r"<span>(.*?)</span>", row)[0]
+        (re.findall(r"<span>(.*?)</span>", row)[0], row.count('class="best"'))
         for row in headline.split("<tr>")
         if 'class="best"' in row
     ]
-    assert marked == ["knorm"]
+    assert marked == [("kvp", 1), ("knorm", 1), ("snapkv", 2)]  # all tie at 50 %
+    explained = "highlighted: the best mean of the column, full cache and oracle apart"
+    assert explained in next(caption for caption, _ in page.tables if BEST in caption)
 
 
 def test_full_tables_show_every_setting(page: Page) -> None:
@@ -150,7 +154,7 @@ def test_full_tables_show_every_setting(page: Page) -> None:
 
 
 def test_perplexity_area_and_timing_tables(page: Page) -> None:
-    losses = page.table("Perplexity", "baseline at each budget")
+    losses = page.table("Perplexity", BEST)
     assert [cell.split("|")[0] for cell in losses["full cache"]] == ["2.72", "2.72"]
     assert [cell.split("|")[0] for cell in losses["knorm"]] == ["7.39", "4.48"]
     areas = page.table("Area under the cost curves")
@@ -206,8 +210,8 @@ def test_missing_parts_are_said_and_texts_are_escaped(
     assert evil in found.text
     for sentence in (
         "No given replies in this folder: run kvp-eval --tasks chat or text.",
-        "No traces measured in this folder: run kvp-eval --curves TRACES.",
-        "No cost curves in this folder: run kvp-eval --curves TRACES.",
+        "No traces measured in this folder: run kvp-eval --traces TRACES.",
+        "No cost curves in this folder: run kvp-eval --traces TRACES.",
         "No token ranks in this folder: run kvp-eval --tokens true.",
         "No timing pass in this folder: run kvp-eval --timing_prompts 3.",
     ):
@@ -229,7 +233,7 @@ def test_validation_chooses_the_setting(
     folder = write_results(tmp_path / "r", rows=rows)
     assert main([str(folder), "--validation", str(validation), "--bootstrap", "5"]) == 0
     page = Page((folder / "report.html").read_text(encoding="utf-8"))
-    table = page.table("Accuracy", "baseline at each budget")
+    table = page.table("Accuracy, %, mean", BEST)
     assert [cell.split("|")[0] for cell in table["knorm"]] == ["37.5", "50.0"]
     assert "the setting of each method chosen on validation prompts" in page.text
 
@@ -248,8 +252,8 @@ def test_it_reads_what_kvp_eval_writes(tmp_path: Path, tiny_folder: Path) -> Non
     assert page.table("One request at a time")["full cache"][0] == "all"
     missing = [text for text in page.text.splitlines() if "in this folder" in text]
     assert missing == [
-        "No traces measured in this folder: run kvp-eval --curves TRACES.",
-        "No cost curves in this folder: run kvp-eval --curves TRACES.",
+        "No traces measured in this folder: run kvp-eval --traces TRACES.",
+        "No cost curves in this folder: run kvp-eval --traces TRACES.",
     ]
     held = page.table("Bytes of keys and values right after the eviction")
     assert held["knorm"][0].endswith("0.250 of full")
@@ -280,7 +284,7 @@ def test_own_sizes_bytes_and_kept_attention_are_shown(
     (folder / "kept.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
     assert main([str(folder), "--bootstrap", "5"]) == 0
     page = Page((folder / "report.html").read_text(encoding="utf-8"))
-    table = page.table("Accuracy", "best attention-free baseline")
+    table = page.table("Accuracy", "highlighted")
     assert table["method"] == ["25% (4)", "own size"]
     assert table["gvote+self_sized"][1].startswith("100.0|")
     assert table["gvote+self_sized"][1].endswith("at 40.6 % (6)")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eval.report.timings import middle_budget, timings
+from eval.report.costs import middle_budget, timings
 
 Row = dict[str, Any]
 

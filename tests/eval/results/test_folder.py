@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,56 +16,102 @@ def _config(folder: Path, **fields: object) -> EvalConfig:
     return EvalConfig(out=str(folder / "results"), **fields)  # type: ignore[arg-type]
 
 
+def _write(
+    config: EvalConfig,
+    policies: Mapping[str, str] | None = None,
+    notes: Sequence[str] = (),
+    model: Mapping[str, str] | None = None,
+) -> None:
+    with open_folder(config, policies or {}) as folder:
+        write_manifest(folder, config, policies or {}, notes, model)
+
+
 def test_a_run_may_grow_in_its_own_folder(tmp_path: Path) -> None:
     config = _config(tmp_path)
-    assert open_folder(config, {}) == {}
-    write_manifest(config, {}, {"seed0": "aa"}, ["a note"])
+    _write(config, {"seed0": "aa"}, ["a note"])
     larger = replace(config, prompts=7, methods="tova", tasks="chat", budgets="30", device="cuda")
-    earlier = open_folder(larger, {"seed1": "bb"})
-    write_manifest(larger, earlier, {"seed1": "bb"}, ["a note", "another"])
+    _write(larger, {"seed1": "bb"}, ["a note", "another"])
     manifest = json.loads((tmp_path / "results" / "manifest.json").read_text())
     assert manifest["policies"] == {"seed0": "aa", "seed1": "bb"}
     assert manifest["notes"] == ["a note", "another"]
     assert manifest["config"]["prompts"] == 7
     assert [run["config"]["prompts"] for run in manifest["earlier_runs"]] == [100]
-    write_manifest(larger, open_folder(larger, {}), {}, [])  # a resumed run is not a new one
+    _write(larger)  # a resumed run is not a new one
     manifest = json.loads((tmp_path / "results" / "manifest.json").read_text())
     assert len(manifest["earlier_runs"]) == 1
     assert manifest["policies"] == {"seed0": "aa", "seed1": "bb"}
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("length", 1024), ("seed", 1), ("recents", 8), ("split", "validation")]
+    ("field", "value", "difference"),
+    [
+        ("length", 1024, "length: 512 there, 1024 here"),
+        ("seed", 1, "seed: 0 there, 1 here"),
+        ("recents", 8, "recents: 16 there, 8 here"),
+        ("split", "validation", "split: test there, validation here"),
+    ],
 )
-def test_another_configuration_is_refused_by_its_flag(
-    tmp_path: Path, field: str, value: object
+def test_another_configuration_is_refused_by_its_setting(
+    tmp_path: Path, field: str, value: object, difference: str
 ) -> None:
     config = _config(tmp_path)
-    write_manifest(config, {}, {}, [])
-    with pytest.raises(ResultsError, match=rf"another configuration \(--{field} is"):
+    _write(config)
+    with pytest.raises(ResultsError, match=f"was begun with other settings .{difference}"):
         open_folder(replace(config, **{field: value}), {})
 
 
 def test_another_policy_of_the_same_label_is_refused(tmp_path: Path) -> None:
     config = _config(tmp_path)
-    write_manifest(config, {}, {"seed0": "aa"}, [])
+    _write(config, {"seed0": "aa"})
     with pytest.raises(ResultsError, match="another policy or budget file called 'seed0'"):
         open_folder(config, {"seed0": "bb"})
+    _write(config, {"seed0": "aa"})  # the refused one holds no lock
+
+
+def test_another_file_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text("one")
+    config = _config(tmp_path, chat=str(chat))
+    _write(config)
+    chat.write_text("two")
+    with pytest.raises(ResultsError, match=r"input_files\.chat: \w+ there, \w+ here"):
+        open_folder(config, {})
+
+
+def test_another_model_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    config = _config(tmp_path)
+    _write(config)  # as earlier versions wrote it, without a digest
+    _write(config, model={"weights": "aa"})
+    with pytest.raises(ResultsError, match=r"model_digest\.weights: aa there, bb here"):
+        _write(config, model={"weights": "bb"})
+
+
+def test_one_evaluation_writes_a_folder(tmp_path: Path) -> None:
+    config = _config(tmp_path)
+    with (
+        open_folder(config, {}),
+        pytest.raises(ResultsError, match=r"is being written by process \d+ on "),
+    ):
+        open_folder(config, {})
+    assert not (tmp_path / "results").exists(), "nothing was written into it"
 
 
 def test_folders_that_hold_no_results_are_left_alone(tmp_path: Path) -> None:
     config = _config(tmp_path)
     results = tmp_path / "results"
     results.mkdir()
-    assert open_folder(config, {}) == {}
+    open_folder(config, {}).release()
+    (results / "manifest.json.partial").touch()  # a kill left it
+    open_folder(config, {}).release()
+    assert list(results.iterdir()) == []
     (results / "letter.txt").touch()
-    with pytest.raises(ResultsError, match="is not empty and holds no results"):
+    with pytest.raises(ResultsError, match=r"is not empty and not a results folder \(letter"):
         open_folder(config, {})
     (results / "manifest.json").write_text("{")
     with pytest.raises(ResultsError, match=r"manifest\.json is damaged"):
         open_folder(config, {})
     (results / "manifest.json").write_text("{}")
-    with pytest.raises(ResultsError, match=r"manifest\.json describes no results"):
+    with pytest.raises(ResultsError, match=r"manifest\.json does not belong to a results folder"):
         open_folder(config, {})
     (results / "manifest.json").write_text('{"format": "kvp-results", "format_version": 2}')
     with pytest.raises(ResultsError, match=r"manifest\.json is damaged"):

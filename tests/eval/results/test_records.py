@@ -46,7 +46,7 @@ def test_damage_before_the_last_line_names_file_and_line(tmp_path: Path) -> None
     with pytest.raises(ResultsError, match=r"rows\.jsonl line 2 is damaged"):
         list(read_rows(path))
     path.write_text("[1]\n")
-    with pytest.raises(ResultsError, match="line 1 is not a row"):
+    with pytest.raises(ResultsError, match="line 1 is no record"):
         list(read_rows(path))
     path.write_text('{"a": 1}\n')
     with pytest.raises(ResultsError, match="line 1 lacks 'model'"):
@@ -55,11 +55,20 @@ def test_damage_before_the_last_line_names_file_and_line(tmp_path: Path) -> None
         list(read_rows(tmp_path / "none.jsonl"))
 
 
+def test_two_rows_of_one_key_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = RowFile(path)
+    rows.append([_row("a"), _row("b")])
+    rows.append([_row("a", score=0.5)])
+    with pytest.raises(ResultsError, match=r"rows\.jsonl line 3 repeats line 1"):
+        RowFile(path)
+
+
 def test_merging_replaces_rows_of_the_same_key_only(tmp_path: Path) -> None:
     path = tmp_path / "timing.jsonl"
     merge_rows(path, [{"m": "a", "s": 1}, {"m": "b", "s": 2}], ["m"])
     merge_rows(path, [{"m": "b", "s": 3}, {"m": "c", "s": 4}], ["m"])
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+    assert list(read_rows(path)) == [
         {"m": "a", "s": 1}, {"m": "b", "s": 3}, {"m": "c", "s": 4},
     ]  # fmt: skip
     assert [entry.name for entry in tmp_path.iterdir()] == ["timing.jsonl"]

@@ -188,6 +188,12 @@ GOLDEN: tuple[Golden, ...] = (
         lengths=(1, 40),
         rtol=5e-5,
     ),
+    Golden(
+        spec="expected_attention(sinks=9,epsilon=0.5)",
+        truth=partial(future.expected_attention, sinks=9, epsilon=0.5),
+        lengths=(11, 40),
+        rtol=5e-5,
+    ),
     Golden(spec="gvote", truth=future.gvote, lengths=(6, 40, 90), rtol=0.0, atol=3e-6),
     Golden(
         spec="gvote:paper",

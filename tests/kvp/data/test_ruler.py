@@ -180,7 +180,7 @@ def test_says_so_when_the_smallest_prompt_is_too_long(task: str) -> None:
 def test_unknown_names_are_one_line() -> None:
     with pytest.raises(UsageError, match="--tasks: unknown task 'niah'; known are niah_single_1"):
         make("niah")
-    with pytest.raises(UsageError, match="--split: unknown split 'dev'; known are train"):
+    with pytest.raises(UsageError, match="--split dev: generated prompts belong to one of train"):
         make("vt", split="dev")
 
 
@@ -238,3 +238,30 @@ def test_match_metrics_by_hand() -> None:
     assert string_match_part(text, ["xyz"]) == 0.0
     with pytest.raises(ValueError, match="no reference"):
         string_match_all(text, [])
+
+
+@pytest.mark.parametrize("task", ["cwe", "fwe", "vt"])
+def test_a_lower_limit_does_not_change_the_variant(task: str) -> None:
+    """RULER's word lists change at 4,096 tokens: a token less to fill must not change them."""
+    whole = generate(task, count_tokens=count, length=4096, seed=1, index=0, split="test")
+    less = generate(
+        task, count_tokens=count, length=4096, limit=4000, seed=1, index=0, split="test"
+    )
+    assert less.references == whole.references
+    assert count(less.context + less.question + less.answer_prefix) <= 4000
+    if task == "cwe":
+        word = whole.references[0]
+        body = less.context.rpartition("Below is a numbered list")[2]
+        assert len(re.findall(rf"\. {word}\b", body)) == 30
+
+
+def test_another_attempt_draws_other_needles() -> None:
+    samples = [
+        generate(
+            "niah_single_1", count_tokens=count, length=900, seed=1, index=0, split="test",
+            attempt=attempt,
+        )
+        for attempt in range(3)
+    ]  # fmt: skip
+    assert len({sample.references for sample in samples}) == 3
+    assert len({sample.id for sample in samples}) == 1

@@ -159,6 +159,24 @@ def test_rows_too_long_are_left_out_and_counted(
     assert re.search(r"train split: left out \d+ rows: line \d+ has \d+ prompt tokens, more", note)
 
 
+def test_needles_that_do_not_fit_are_drawn_again(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """The smallest prompts differ by the length of their key: some draws are too long."""
+    roomy = opened(tokenizer, tasks=("niah_single_1",), count=60, length=2000)
+    for length in range(440, 800, 4):
+        try:
+            tight = opened(tokenizer, tasks=("niah_single_1",), count=60, length=length)
+        except UsageError:
+            continue
+        break
+    assert len({sample.references for sample in tight}) == 60
+    assert all(encode(sample, tokenizer).prompt_length <= length for sample in tight)
+    pairs = zip(tight, roomy, strict=True)
+    drawn_again = sum(one.references != other.references for one, other in pairs)
+    assert 10 < drawn_again < 60
+
+
 def test_essays_replace_the_prose(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     (tmp_path / "essay.txt").write_text(" ".join(f"Essay line {n}." for n in range(2000)))
     source = opened(tokenizer, tasks=("niah_single_2",), essays=str(tmp_path / "essay.txt"))

@@ -369,6 +369,23 @@ def test_longrope_on_one_side_of_its_switch(
         assert calls == [(1, [[place]]) for place in range(tokens - 1, tokens + 5)]
 
 
+def test_longrope_prompts_beyond_the_switch(
+    longrope: PreTrainedModel, prompt: Prompt, fixed: Any
+) -> None:
+    """generate drops its empty cache there; the answer must come from a shrunk one all the same."""
+    ids = prompt(60)
+    with evicting(longrope, fixed(60), 22):
+        output = generate(longrope, ids, 6)
+    assert output.past_key_values.layers[0].keys.shape[2] == 22 + 5
+    cache = prefill_and_evict(longrope, ids, fixed(60), 22)
+    expected = [int(generate(longrope, ids, 1).sequences[0, -1])]
+    with torch.no_grad():
+        for _ in range(5):
+            logits = longrope(torch.tensor([expected[-1:]]), past_key_values=cache).logits
+            expected.append(int(logits[0, -1].argmax()))
+    assert output.sequences[0, 60:].tolist() == expected
+
+
 def test_longrope_across_its_switch_is_refused(
     longrope: PreTrainedModel, prompt: Prompt, fixed: Any
 ) -> None:
@@ -378,6 +395,19 @@ def test_longrope_across_its_switch_is_refused(
     cache = prefill_and_evict(longrope, ids, fixed(44), 22)
     with pytest.raises(UsageError, match="changes its RoPE after 48 tokens"):
         longrope(prompt(6), past_key_values=cache)
+
+
+def test_tokens_beyond_a_window_as_long_as_the_model_are_refused(
+    build: Any, prompt: Prompt, fixed: Any
+) -> None:
+    model = build("mistral")
+    model.config.sliding_window = model.config.max_position_embeddings = 48
+    with evicting(model, fixed(40), 22):
+        generate(model, prompt(40), 9)
+        with pytest.raises(UsageError, match="sliding window of 48 tokens, and the prompt"):
+            generate(model, prompt(40), 10)
+    with pytest.raises(UsageError, match="sliding window of 48 tokens, and the prompt"):
+        prefill_and_evict(model, prompt(60), fixed(60), 22)
 
 
 def test_sliding_windows_are_refused(build: Any, prompt: Prompt, fixed: Any) -> None:

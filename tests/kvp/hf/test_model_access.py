@@ -13,16 +13,29 @@ from transformers import (
     GlmForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
 )
 
 from kvp.errors import ModelError
-from kvp.hf import observe
-from kvp.hf.model_access import attention_modules, query_projection, rope_kept, rope_of
+from kvp.hf import ScorerInputs, observe
+from kvp.hf.model_access import (
+    attention_modules,
+    known_frequencies,
+    query_projection,
+    rope_kept,
+    rope_of,
+)
+from kvp.scoring import Needs, Noise
 
 Prompt = Callable[..., Tensor]
 
@@ -129,6 +142,51 @@ def test_a_longer_pass_leaves_the_frequencies_alone(prompt: Prompt) -> None:
     assert torch.equal(model(prompt(40)).logits, before)
     rope_of(model, 90)
     assert torch.equal(model.model.rotary_emb.inv_freq, frequencies)
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_inference_mode_leaves_no_inference_tensor_in_the_model(prompt: Prompt, kind: str) -> None:
+    model = _model(kind)
+    with torch.inference_mode():
+        for tokens in (20, 60, 20):
+            rope_of(model, tokens)
+    assert not model.model.rotary_emb.inv_freq.is_inference()
+    for tokens in (20, 60, 20):
+        model(prompt(tokens))
+
+
+def test_partly_rotated_queries_of_stablelm() -> None:
+    torch.manual_seed(7)
+    model = StableLmForCausalLM(StableLmConfig(**SIZES)).train(False)
+    assert rope_of(model, 20).frequencies.shape == (1,)  # a quarter of 8 channels rotates
+
+
+def test_queries_that_are_not_projected_and_rotated_are_refused() -> None:
+    """SmolLM3 leaves RoPE out of every fourth layer, Hunyuan normalises after it."""
+    torch.manual_seed(7)
+    sizes = {**SIZES, "num_hidden_layers": 4}
+    smol = SmolLM3ForCausalLM(SmolLM3Config(**sizes)).train(False)
+    hunyuan = HunYuanDenseV1ForCausalLM(HunYuanDenseV1Config(**sizes, head_dim=8)).train(False)
+    with torch.no_grad():
+        for layer in hunyuan.model.layers:
+            layer.self_attn.query_layernorm.weight.normal_()
+    for model, layer in ((smol, 3), (hunyuan, 0)):
+        for _ in range(2):
+            with pytest.raises(ModelError, match=f"queries of layer {layer} of this") as caught:
+                rope_of(model, 20)
+        assert "\n" not in str(caught.value)
+        assert known_frequencies(model, 20) is None
+
+
+def test_offloaded_weights_are_refused(prompt: Prompt) -> None:
+    model = _model("linear")
+    seen = observe(model, prompt(20), hidden_after=(4,))
+    model.to("meta")
+    inputs = ScorerInputs(model, prompt(20), seen.keys, seen.values, hidden=seen.hidden)
+    for needs in (Needs(rope=True), Needs(hidden_after=4), Needs(noise=Noise())):
+        with pytest.raises(ModelError, match="are offloaded") as caught:
+            inputs.for_needs(needs)
+        assert "\n" not in str(caught.value)
 
 
 def test_other_models_are_refused_in_one_line() -> None:

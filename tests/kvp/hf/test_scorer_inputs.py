@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from kvp.errors import UsageError
 from kvp.hf import Observation, ScorerInputs, extra_passes, observe, views
+from kvp.hf.model_access import rope_of
 from kvp.hf.reconstruction import noise_input, reconstruction_inputs
 from kvp.hf.scorer_inputs import LayerInputs
 from kvp.scoring import Needs, Noise, Reconstruction, View
@@ -203,6 +204,7 @@ def test_each_spec_is_computed_once(
     qwen: PreTrainedModel, prompt: Prompt, tokenizer: Tokenizer
 ) -> None:
     scorer_inputs = _supply(qwen, prompt(31), tokenizer)
+    rope_of(qwen, 31)  # the first time, a model is checked by a pass of its own
     calls: list[int] = []
     handle = qwen.model.register_forward_pre_hook(lambda module, args: calls.append(1))
     first = scorer_inputs.for_needs(Needs(reconstruction=Reconstruction(chunk=10), noise=Noise()))

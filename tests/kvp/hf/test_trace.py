@@ -138,7 +138,7 @@ def test_the_reference_is_cut_and_must_exist(loaded: Loaded) -> None:
         id="t/0", task="t", split="train", messages=None, context="Some text.", question="",
         answer_prefix="", references=(), max_new_tokens=4, metric="none", reply="",
     )  # fmt: skip
-    with pytest.raises(UsageError, match=r"--continuation reference: t/0 has no reference"):
+    with pytest.raises(UsageError, match=r"--answers reference: t/0 has no reference"):
         collect(model, tokenizer, text, index=0, continuation="reference", max_new_tokens=4)
 
 

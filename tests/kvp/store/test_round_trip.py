@@ -161,6 +161,7 @@ def test_announced_size_bounds_what_random_tensors_take(
     assert 0.8 * announced < stored < announced
 
 
+@pytest.mark.slow  # a wall clock: not for machines that do other things
 def test_one_head_reads_quickly(store: Path) -> None:
     reader = TraceReader(store)
     reader.head(0, 0, 0)

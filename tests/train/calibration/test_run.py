@@ -79,7 +79,7 @@ def test_policies_from_before_there_was_calibration_can_get_one(
     del content["calibration"]
     write_sealed_json(tmp_path / "old" / "policy.json", content)
     assert load_policy(tmp_path / "old").calibration is None
-    assert calibrate(tmp_path / "old", store, "--contexts", "1") == 0
+    assert calibrate(tmp_path / "old", store, "--calibration_contexts", "1") == 0
     assert load_policy(tmp_path / "old").calibration is not None
 
 
@@ -98,9 +98,12 @@ def test_what_cannot_be_calibrated_is_left_as_it_was(
         ((policy, make_store(validation=0)), "no validation sequences"),
         ((policy, make_store(write=3)), "lacks 5 of 8 sequences"),
         ((tmp_path / "none", store), "has no policy.json"),
-        ((policy, store, "--contexts", "0"), "--contexts must be at least 1"),
+        (
+            (policy, store, "--calibration_contexts", "0"),
+            "--calibration_contexts must be at least 1",
+        ),
         ((policy, store, "--memory_gb", "0"), "--memory_gb must be positive"),
-        ((policy, store, "--device", "banana"), "--device banana"),
+        ((policy, store, "--device", "banana"), "--device must be"),
     ]:
         capsys.readouterr()
         assert calibrate(*flags) == 2  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from kvp.errors import UsageError
 from kvp.hf import EvictingCache, observe
 from kvp.hf.cache.base import EMPTY
 from kvp.hf.cache.dense import EvictingLayer
-from kvp.hf.cache.ragged import TAIL_ROOM, RaggedLayer
+from kvp.hf.cache.ragged import TAIL_GROWTH, RaggedLayer
 
 Prompt = Callable[..., Tensor]
 Sets = list[list[list[list[int]]]]
@@ -184,7 +184,7 @@ def test_memory_is_that_of_the_tokens_kept() -> None:
     token = 2 * width * 2
     kept = int(lengths.sum()) * token
     assert cache.nbytes == kept
-    assert cache.row_nbytes == [int(row.sum()) * token for row in lengths]
+    assert cache.entry_nbytes == [int(row.sum()) * token for row in lengths]
 
     def held() -> int:
         layer = cache.layers[0]
@@ -197,7 +197,7 @@ def test_memory_is_that_of_the_tokens_kept() -> None:
 
     assert held() <= 1.02 * kept + 1000
     cache.update(keys[:, :, :1], keys[:, :, :1], 0)
-    constant = TAIL_ROOM * rows * heads * token
+    constant = TAIL_GROWTH * rows * heads * token
     assert cache.nbytes == kept + constant
     assert held() <= 1.02 * kept + constant + 2000
     cache.update(keys[:, :, :100], keys[:, :, :100], 0)
@@ -213,11 +213,11 @@ def test_every_byte_counts_a_row(qwen: PreTrainedModel, prompt: Prompt) -> None:
         ragged = sum(len(head) for layer in sets[row][:2] for head in layer)
         return (ragged + 2 * 2 * room + 2 * (20 + min(room, 2))) * token
 
-    assert cache.row_nbytes == [bytes_of(0, 0), bytes_of(1, 0)]
+    assert cache.entry_nbytes == [bytes_of(0, 0), bytes_of(1, 0)]
     qwen(prompt(1).expand(2, -1), past_key_values=cache)
-    assert cache.row_nbytes == [bytes_of(0, TAIL_ROOM), bytes_of(1, TAIL_ROOM)]
-    assert cache.nbytes == sum(cache.row_nbytes)
-    assert EvictingCache().row_nbytes == []
+    assert cache.entry_nbytes == [bytes_of(0, TAIL_GROWTH), bytes_of(1, TAIL_GROWTH)]
+    assert cache.nbytes == sum(cache.entry_nbytes)
+    assert EvictingCache().entry_nbytes == []
 
 
 def test_positions_of_what_is_stored(qwen: PreTrainedModel, prompt: Prompt) -> None:
@@ -253,7 +253,7 @@ def test_rows_can_be_reordered_repeated_and_chosen(qwen: PreTrainedModel, prompt
         changed = shrunk(qwen, prompt(20), sets)
         qwen(first, past_key_values=changed)
         change(changed)
-        assert len(changed.row_nbytes) == len(rows)
+        assert len(changed.entry_nbytes) == len(rows)
         logits = qwen(then.expand(len(rows), -1), past_key_values=changed).logits
         assert (logits - expected[rows]).abs().max() <= 1e-5
 

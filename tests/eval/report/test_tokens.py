@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from eval.report.draw_text import lay_out
-from eval.report.token_ranks import protected_ranges, token_map
-from eval.report.token_text import rank_color
+from eval.report.draw_png import lay_out
+from eval.report.tokens import protected_ranges, rank_color, token_map
 
 
 def test_ranks_become_percent_below_and_sixteen_levels(tokens: dict[str, Any]) -> None:
@@ -26,7 +25,7 @@ def test_ranks_become_percent_below_and_sixteen_levels(tokens: dict[str, Any]) -
 def test_large_maps_leave_heads_out_evenly(tokens: dict[str, Any]) -> None:
     tokens["methods"] = {"knorm": [list(range(16))] * 9}
     tokens["geometry"]["kv_heads"] = 1
-    found = token_map(tokens, (), most_digits=16 * 4)
+    found = token_map(tokens, (), maximum_digits=16 * 4)
     assert found.heads[1:] == ("layer 0, head 0", "layer 4, head 0", "layer 8, head 0")
     assert found.left_out == 6
 

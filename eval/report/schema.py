@@ -1,0 +1,279 @@
+"""What every record of a results folder must look like before the report computes with it.
+
+Whoever wrote the files, a report draws only records that pass: protocols come from a closed set
+(they name files and elements of the page), numbers are finite and in range, lists have the length
+that the arithmetic needs. Texts are free; whoever shows them escapes them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from eval.results.records import KEY_FIELDS, OWN, Row
+
+Check = Callable[[Any], bool]
+
+PROTOCOLS = {
+    "query_aware": "query_aware, the question is seen at compression",
+    "query_agnostic": "query_agnostic, the question is not seen at compression",
+}
+"""Protocols in words."""
+
+LARGEST = 1e15
+"""Bound of every number: larger ones are damage, and would overflow further on."""
+TOLERANCE = 0.01
+"""Shares that were averaged in float32 may leave 0 to 1 by less than this."""
+
+
+def is_text(value: Any) -> bool:  # noqa: ANN401 - anything JSON can hold
+    """Whether a value is a text that UTF-8 can write (JSON can hold half a surrogate pair)."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_number(value: Any) -> bool:  # noqa: ANN401
+    """Whether a value is a number of a sensible size, not a truth value."""
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= LARGEST  # false for NaN
+    )
+
+
+def is_count(value: Any) -> bool:  # noqa: ANN401
+    """Whether a value is a whole number from 0."""
+    return isinstance(value, int) and is_number(value) and value >= 0
+
+
+def _truth(value: Any) -> bool:  # noqa: ANN401
+    return isinstance(value, bool)
+
+
+def _positive(value: Any) -> bool:  # noqa: ANN401
+    return is_number(value) and value > 0
+
+
+def _size(value: Any) -> bool:  # noqa: ANN401
+    return is_number(value) and value >= 0
+
+
+def _share(value: Any) -> bool:  # noqa: ANN401
+    return is_number(value) and -TOLERANCE <= value <= 1 + TOLERANCE
+
+
+def _score(value: Any) -> bool:  # noqa: ANN401
+    return is_number(value) and 0 <= value <= 1
+
+
+def _shares(value: Any) -> bool:  # noqa: ANN401
+    return isinstance(value, list) and len(value) > 1 and all(map(_share, value))
+
+
+def _protocol(value: Any) -> bool:  # noqa: ANN401
+    return isinstance(value, str) and value in PROTOCOLS
+
+
+def _maybe(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _budget_spec(value: Any) -> bool:  # noqa: ANN401
+    """Whether a value is a budget as it was written: `64`, `12.5%`, or a method's own size."""
+    if not isinstance(value, str):
+        return False
+    if value == OWN:
+        return True
+    digits = value.removesuffix("%")
+    if not digits.isascii() or not digits.replace(".", "", 1).isdigit():
+        return False
+    return 0 < float(digits) <= (100 if value.endswith("%") else LARGEST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordSchema:
+    """Fields of the records of one file."""
+
+    required: Mapping[str, Check]
+    optional: Mapping[str, Check] = field(default_factory=dict)
+    """Fields that old files lack."""
+    rules: Mapping[str, Callable[[Row], bool]] = field(default_factory=dict)
+    """What fields must be together: the field to name, and whether a record is sound."""
+    key: tuple[str, ...]
+    """Fields that make a record one of a kind."""
+
+    def fault(self, record: Row) -> str | None:
+        """Name of the first field that is missing or has no valid value; None for none."""
+        for name, check in self.required.items():
+            if name not in record or not check(record[name]):
+                return name
+        for name, check in self.optional.items():
+            if name in record and not check(record[name]):
+                return name
+        return next((name for name, sound in self.rules.items() if not sound(record)), None)
+
+
+def _needs_budget(record: Row) -> bool:
+    """A budget that was given has a size in tokens (absent in kept.jsonl)."""
+    spec = record["budget_spec"]
+    return spec is None or spec == OWN or record.get("budget", 0) is not None
+
+
+def _reply_is_whole(record: Row) -> bool:
+    """A likelihood belongs to a reply of some tokens, of a perplexity that can be written."""
+    if record["nll"] is None:
+        return True
+    tokens = record["reply_tokens"]
+    return bool(tokens) and -1 < record["nll"] / tokens < math.log(LARGEST)
+
+
+def _full_has_no_budget(record: Row) -> bool:
+    return bool((record["method"] == "full") == (record["budget_spec"] is None))
+
+
+def _timed_size(record: Row) -> bool:
+    """Whatever was timed kept a number of tokens that is known."""
+    known = record["method"] == "full" or record["budget"] is not None
+    return known or is_number(record.get("kept_tokens"))
+
+
+def _ascends(record: Row) -> bool:
+    budgets = record["budgets"]
+    return len(budgets) == len(record["cost"]) and all(a < b for a, b in pairwise(budgets))
+
+
+_METHOD: Mapping[str, Check] = {
+    "method": is_text,
+    "variant": is_text,
+    "allocator": is_text,
+    "protected": _truth,
+    "policy": _maybe(is_text),
+    "policy_seed": _maybe(is_number),
+}
+_METHOD_KEY = ("model", "method", "variant", "allocator", "protected", "policy", "protocol")
+
+ROW_SCHEMA = RecordSchema(
+    required={
+        **_METHOD,
+        "protocol": _protocol,
+        "task": is_text,
+        "example": is_text,
+        "budget": _maybe(_positive),
+        "budget_spec": _maybe(_budget_spec),
+        "score": _maybe(_score),
+        "nll": _maybe(is_number),
+        "reply_tokens": _maybe(is_count),
+        "kept_tokens": _positive,
+        "cached_tokens": _positive,
+        "cache_bytes": _maybe(_size),
+    },
+    rules={"budget": _needs_budget, "nll": _reply_is_whole, "budget_spec": _full_has_no_budget},
+    key=KEY_FIELDS,
+)
+TIMING_SCHEMA = RecordSchema(
+    required={
+        **_METHOD,
+        "budget": _maybe(_size),
+        "cache_bytes": _size,
+        "prefill_seconds": _size,
+        "evict_seconds": _size,
+        "decode_seconds_per_token": _size,
+    },
+    optional={
+        "protocol": _maybe(_protocol),
+        "budget_spec": _maybe(_budget_spec),
+        "kept_tokens": _maybe(_size),
+        "prompts": is_count,
+    },
+    rules={"kept_tokens": _timed_size},
+    key=(*_METHOD_KEY, "budget_spec", "budget"),
+)
+CURVE_SCHEMA = RecordSchema(
+    required={
+        **_METHOD,
+        "protocol": _protocol,
+        "layer": is_count,
+        "head": is_count,
+        "budgets": _shares,
+        "cost": _shares,
+        "area": _share,
+        "skill": _maybe(is_number),
+        "sequences": is_count,
+    },
+    rules={"budgets": _ascends},
+    key=(*_METHOD_KEY, "layer", "head"),
+)
+KEPT_SCHEMA = RecordSchema(
+    required={
+        **_METHOD,
+        "protocol": _protocol,
+        "budget_spec": _budget_spec,
+        "kept": _score,
+        "low": _score,
+        "high": _score,
+        "kept_tokens": _positive,
+        "cached_tokens": _positive,
+        "sequences": is_count,
+    },
+    key=(*_METHOD_KEY, "budget_spec"),
+)
+
+_SETTINGS: Mapping[str, Check] = {
+    "model": is_text,
+    "length": is_number,
+    "split": is_text,
+    "seed": is_number,
+    "sinks": is_count,
+    "recents": is_count,
+}
+"""Settings of a run that captions state; absent ones are "not recorded"."""
+
+
+def manifest_fault(manifest: Mapping[str, Any]) -> str | None:
+    """Name of the first entry of a manifest that a page cannot show; None where all can be."""
+    for part in ("config", "identity"):
+        values = manifest.get(part, {})
+        if not isinstance(values, dict):
+            return part
+        for name, check in _SETTINGS.items():
+            if values.get(name) is not None and not check(values[name]):
+                return name
+    notes, runs = manifest.get("notes", []), manifest.get("earlier_runs", [])
+    if not (isinstance(notes, list) and all(map(is_text, notes))):
+        return "notes"
+    if not (isinstance(runs, list) and all(isinstance(run, dict) for run in runs)):
+        return "earlier_runs"
+    commands = [run["command"] for run in (*runs, manifest) if "command" in run]
+    return None if all(isinstance(command, str | list) for command in commands) else "command"
+
+
+def tokens_are_sound(content: Mapping[str, Any]) -> bool:
+    """Whether the content of tokens.json is one rank below N per method, head and token."""
+    tokens, methods = content.get("tokens"), content.get("methods")
+    geometry = content.get("geometry", {})
+    if not (isinstance(tokens, list) and tokens and all(map(is_text, tokens))):
+        return False
+    if not (isinstance(methods, dict) and methods and all(map(is_text, methods))):
+        return False
+    if not (isinstance(geometry, dict) and _positive(geometry.get("kv_heads", 1))):
+        return False
+
+    def ranks_all(ranks: Any) -> bool:  # noqa: ANN401
+        return (
+            isinstance(ranks, list)
+            and len(ranks) == len(tokens)
+            and all(is_count(rank) and rank < len(tokens) for rank in ranks)
+        )
+
+    return all(
+        isinstance(heads, list) and bool(heads) and all(map(ranks_all, heads))
+        for heads in methods.values()
+    )

@@ -1,0 +1,259 @@
+"""What a config says about its command line: flags, their help and types, and corrections of typos.
+
+Knows dataclasses and YAML, no parser.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import inspect
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from types import NoneType, UnionType
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from kvp.errors import UsageError
+
+_PARSER_FLAGS = ("config", "print_config", "help", "version")
+_YES = ("true", "yes", "on")
+_NO = ("false", "no", "off")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One setting as the command line shows it."""
+
+    name: str
+    kind: type
+    """bool, int, float or str."""
+    choices: tuple[str, ...]
+    """Allowed values; empty for any."""
+    optional: bool
+    """Whether None (`null` in YAML) is a value."""
+    required: bool
+    default: Any
+    """Value without the flag, with the chosen preset."""
+    section: str
+    """Title in --help."""
+    help: str
+    """Docstring of the field and the default."""
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value in --help."""
+        if self.choices:
+            return "{" + ",".join(self.choices) + "}"
+        return {bool: "true|false", int: "N", float: "X"}.get(self.kind, "TEXT")
+
+
+def flags_of(config_class: type[Any], preset: str | None = None) -> list[Flag]:
+    """Flags of a config: its own first, then those of each group it inherits.
+
+    A config with presets has `PRESETS`: name -> the values it gives, the first one the default.
+    """
+    presets: Mapping[str, Mapping[str, Any]] = getattr(config_class, "PRESETS", {})
+    chosen = presets.get(preset or "", next(iter(presets.values()), {}))
+    hints = get_type_hints(config_class)
+    result = []
+    for owner, name in _declared(config_class):
+        one = next(field for field in fields(config_class) if field.name == name)
+        default = chosen.get(name, one.default)
+        required = default is MISSING
+        kind, choices, none = _kind_of(hints[name])
+        text = _documentation(owner)[name]  # type: ignore[arg-type]  # a class is hashable
+        values = {label: given[name] for label, given in presets.items() if name in given}
+        shown = _default(default, required=required, values=values)
+        section = inspect.cleandoc(owner.__doc__ or "").splitlines()[0].rstrip(".")
+        result.append(Flag(name, kind, choices, none, required, default, section, f"{text}{shown}"))
+    return result
+
+
+def parse_value(flag: Flag, value: object) -> object:
+    """Value of a flag from text of the command line or a scalar of YAML.
+
+    Raises UsageError in one line that says what the flag takes.
+    """
+    if value is None or (flag.optional and value in ("null", "none", "None")):
+        if flag.optional:
+            return None
+        raise UsageError(f"--{flag.name} needs a value")
+    if flag.choices:
+        text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+        if text in flag.choices:
+            return text
+        hint = _closest(text, flag.choices)
+        raise UsageError(f"--{flag.name} must be {_any_of(flag.choices)}, got {value!r}{hint}")
+    if flag.kind is bool:
+        return _boolean(flag, value)
+    if flag.kind in (int, float):
+        return _number(flag, value)
+    if not isinstance(value, str):
+        raise UsageError(f"--{flag.name} must be text; in YAML put it in quotes, got {value!r}")
+    return value
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Arguments in the parser's spelling, checked for names that it does not know."""
+
+    spelled: tuple[str, ...]
+    """Flags with underscores; a yes-or-no flag without a value as `--flag=true`."""
+    preset: str | None
+    """The preset that flags, or else YAML files, choose; None without one."""
+
+    @classmethod
+    def read(cls, argv: Sequence[str], config_class: type[Any]) -> Self:
+        """Read `argv`; UsageError on unknown flags and on YAML that cannot be used."""
+        known = [field.name for field in fields(config_class)]
+        renamed: Mapping[str, str] = getattr(config_class, "RENAMED", {})
+        hints = get_type_hints(config_class)
+        preset = None
+        spelled = []
+        for position, argument in enumerate(argv):
+            following = next(iter(argv[position + 1 : position + 2]), "")
+            if not argument.startswith("--"):
+                spelled.append(argument)
+                continue
+            name, equals, value = argument[2:].partition("=")
+            name = name.replace("-", "_")
+            if name not in (*known, *_PARSER_FLAGS):
+                hint = suggestion(name, known, renamed, "--")
+                raise UsageError(f"unknown flag --{name}{hint} (--help lists all)")
+            given = value if equals else following
+            if name == "config":
+                settings = _yaml(given, known, renamed)
+                preset = settings.get("preset", preset)
+            elif name == "preset":
+                preset = given
+            if hints.get(name) is bool and not equals and following.lower() not in (*_YES, *_NO):
+                equals, value = "=", "true"
+            spelled.append(f"--{name}{equals}{value}")
+        return cls(tuple(spelled), preset)
+
+
+def suggestion(
+    name: str, known: Sequence[str], renamed: Mapping[str, str], prefix: str = ""
+) -> str:
+    """`; did you mean NAME?` where a known name is near or has replaced `name`, or nothing."""
+    if name in renamed:
+        return f"; did you mean {prefix}{renamed[name]}?"
+    return _closest(name, known, prefix)
+
+
+def _closest(name: str, known: Sequence[str], prefix: str = "") -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""
+
+
+def _yaml(path: str, known: Sequence[str], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of a YAML file; UsageError where it is none or names an unknown setting."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            settings = yaml.safe_load(file)
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"--config {path} is no YAML file: {reason}") from None
+    if not isinstance(settings, dict):
+        raise UsageError(f"--config {path} must hold `name: value` lines")
+    for name in settings:
+        if name not in known:
+            hint = suggestion(str(name), known, renamed)
+            raise UsageError(f"--config {path}: unknown setting {name!r}{hint}")
+    return settings
+
+
+def _declared(config_class: type[Any]) -> Iterator[tuple[type[Any], str]]:
+    """Each field and the class that documents it, own fields first."""
+    owners: dict[str, type[Any]] = {}
+    for klass in config_class.__mro__:
+        owner = vars(klass).get("DECLARED_IN", klass)
+        for name in _documentation(owner):
+            owners.setdefault(name, owner)
+    order = [vars(klass).get("DECLARED_IN", klass) for klass in config_class.__mro__]
+    names = {field.name for field in fields(config_class)}
+    for owner in order:
+        for name in _documentation(owner):
+            if name in names and owners[name] is owner:
+                yield owner, name
+    undocumented = names - set(owners)
+    if undocumented:
+        raise TypeError(f"{config_class.__name__}: {sorted(undocumented)} have no docstring")
+
+
+@functools.cache
+def _documentation(owner: type) -> dict[str, str]:
+    """Docstrings under the fields that a class itself declares."""
+    try:
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    except (OSError, TypeError):  # a builtin
+        return {}
+    assert isinstance(node, ast.ClassDef)
+    result = {}
+    for statement, following in zip(node.body, node.body[1:], strict=False):
+        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
+            assert isinstance(statement.target, ast.Name)
+            if "ClassVar" in ast.unparse(statement.annotation):
+                continue
+            assert isinstance(following.value, ast.Constant)
+            result[statement.target.id] = " ".join(str(following.value.value).split())
+    return result
+
+
+def _kind_of(hint: object) -> tuple[type, tuple[str, ...], bool]:
+    """Scalar type, choices and whether None is allowed."""
+    if get_origin(hint) in (Union, UnionType):
+        (inner,) = [part for part in get_args(hint) if part is not NoneType]
+        kind, choices, _ = _kind_of(inner)
+        return kind, choices, True
+    if get_origin(hint) is Literal:
+        return str, get_args(hint), False
+    assert isinstance(hint, type)
+    return hint, (), False
+
+
+def _default(default: object, *, required: bool, values: Mapping[str, Any]) -> str:
+    """The default for --help, and what other presets have."""
+    if required:
+        return " (required)"
+    if default is None or default == "":
+        return ""
+    others = [f"{name}: {_shown(value)}" for name, value in values.items() if value != default]
+    return f" (default: {_shown(default)}{'; ' + ', '.join(others) if others else ''})"
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _any_of(choices: Sequence[str]) -> str:
+    return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
+
+
+def _boolean(flag: Flag, value: object) -> bool:
+    text = str(value).lower()
+    if text not in (*_YES, *_NO):
+        raise UsageError(f"--{flag.name} must be true or false, got {value!r}")
+    return text in _YES
+
+
+def _number(flag: Flag, value: object) -> int | float:
+    what = "a whole number" if flag.kind is int else "a number"
+    wrong = UsageError(f"--{flag.name} must be {what}, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise wrong
+    try:
+        number = flag.kind(value)
+    except (ValueError, OverflowError):
+        raise wrong from None
+    if not math.isfinite(number) or (flag.kind is int and isinstance(value, float)):
+        raise wrong
+    result: int | float = number
+    return result

@@ -1,0 +1,184 @@
+"""Settings that several programs share, each declared once; no torch here, for a fast `--help`.
+
+A program's config inherits the groups it reads and adds its own fields. All of them are flags
+without a prefix, so a flag has one type and one meaning everywhere; a program that needs another
+default repeats the field without a docstring. `kvp.cli` turns a config into a command line: the
+first line of a group's docstring is its title in `--help`, a field's docstring is its help.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import ClassVar, Literal, TypeVar, get_type_hints
+
+DtypeName = Literal["float32", "bfloat16", "float16"]
+AnswersName = Literal["model", "reference"]
+
+GroupT = TypeVar("GroupT")
+_DEVICE = re.compile(r"(cpu|mps|(cuda|xpu)(:\d+)?)")
+_MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Base of configs and groups: bounds are checked when a config is made."""
+
+    MINIMUMS: ClassVar[Mapping[str, float]] = {}
+    """Smallest value of a setting; None passes."""
+    RENAMED: ClassVar[Mapping[str, str]] = {}
+    """Earlier name of a flag -> its name; the command line suggests it."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the flag that is out of bounds."""
+        for owner in type(self).__mro__:
+            for name, minimum in vars(owner).get("MINIMUMS", {}).items():
+                value = getattr(self, name)
+                if value is not None and not value >= minimum:
+                    flag = name.strip("_")
+                    raise ValueError(f"--{flag} must be at least {minimum:g}, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig(Group):
+    """Device."""
+
+    device: str = "cpu"
+    """Torch device: cpu, cuda or cuda:INDEX."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError on a device that cannot compute."""
+        super().__post_init__()
+        if not _DEVICE.fullmatch(self.device):
+            raise ValueError(f"--device must be cpu, cuda or cuda:INDEX, got {self.device!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(DeviceConfig):
+    """Run."""
+
+    seed: int = 0
+    """Seed of everything that is drawn or generated."""
+
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"seed": 0}
+
+    def __post_init__(self) -> None:
+        """Raise ValueError on a seed that no generator takes."""
+        super().__post_init__()
+        if self.seed > _MAX_SEED:
+            raise ValueError(f"--seed must be below 2^63, got {self.seed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Group):
+    """Model."""
+
+    model: str = "nano"
+    """`nano` (bundled), a local folder or a hub id."""
+    revision: str | None = None
+    """Hub revision of the model."""
+    dtype: DtypeName = "float32"
+    """Dtype of the model, and of traces that are taken from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig(Group):
+    """Prompts."""
+
+    tasks: str = "ruler"
+    """Tasks, comma separated; `ruler` stands for all RULER tasks that fit into `length`. kvp-eval
+    and kvp-evolve also know `chat` (perplexity of dialogues), `text` (of running text) and `data`
+    (answers to rows of your own)."""
+    length: int = 512
+    """Maximum prompt tokens, chat template included. The answer comes on top, except for the task
+    `text`, whose context and continuation have this many together."""
+    essays: str | None = None
+    """Text file or folder of `.txt` files for the essay haystack, instead of generated prose."""
+
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"length": 1}
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where no task is named."""
+        super().__post_init__()
+        if not self.task_list:
+            raise ValueError("--tasks is empty")
+
+    @property
+    def task_list(self) -> tuple[str, ...]:
+        """Task names in order, without repeats."""
+        return split_list(self.tasks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(TaskConfig):
+    """Data."""
+
+    data: str = "ruler"
+    """Rows of your own: a file, a folder or a hub data set (`NAME` or `NAME:CONFIGURATION`), see
+    docs/data.md. kvp-collect and kvp-train also take `ruler` and `chat` (generated prompts);
+    kvp-eval and kvp-evolve read it for the task `data`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerConfig(Group):
+    """Answers."""
+
+    answers: AnswersName = "model"
+    """What follows the prompt in a trace: the model's own greedy answer, or the data's."""
+    max_new_tokens: int = 128
+    """Maximum tokens of an answer; tasks with a number of their own stop there."""
+
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"max_new_tokens": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProtectionConfig(Group):
+    """Protection."""
+
+    sinks: int = 4
+    """First tokens that protection always keeps."""
+    recents: int = 16
+    """Most recent tokens that protection always keeps."""
+
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"sinks": 0, "recents": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig(Group):
+    """Memory."""
+
+    memory_gb: float = 4.0
+    """RAM for what is kept instead of being read or computed again, GB in each process."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError on a size below zero or without an end."""
+        super().__post_init__()
+        if not 0 <= self.memory_gb < float("inf"):
+            raise ValueError(f"--memory_gb must be a size in GB, got {self.memory_gb}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRunConfig(Group):
+    """Dry run."""
+
+    dry_run: bool = False
+    """Print what the run would do and cost, from the model's configuration alone, and stop."""
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """Parts of a comma-separated list, stripped, without empties and repeats.
+
+    Commas inside parentheses do not separate: `snapkv(window=16,pool=avg),tova` has two parts.
+    """
+    parts = (part.strip() for part in re.split(r",(?![^()]*\))", text))
+    return tuple(dict.fromkeys(part for part in parts if part))
+
+
+def optional(group: type[GroupT]) -> type[GroupT]:
+    """Return `group` with every default None, which stands for "as the preset says"."""
+    hints = get_type_hints(group)
+    changed = [(one.name, hints[one.name] | None, field(default=None)) for one in fields(group)]  # type: ignore[arg-type]
+    return make_dataclass(
+        group.__name__, changed, frozen=True, kw_only=True, namespace={"DECLARED_IN": group}
+    )

@@ -1,0 +1,86 @@
+"""A user's own rows and tasks, from the command line to rows.jsonl."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eval.cli import main
+
+TASK = """
+from dataclasses import dataclass, replace
+from kvp.data.task import blank_sample
+
+@dataclass(frozen=True)
+class Letters:
+    name: str = "letters"
+
+    def build(self, settings, tokenizer):
+        blank = blank_sample(settings, self.name, "")
+        return [
+            replace(blank, id=f"letters/{n}", context="The sky is blue. " * 5, question="Which?",
+                    references=("x",), metric="all", max_new_tokens=3)
+            for n in range(settings.count)
+        ]
+
+    def score(self, sample, answer):
+        return 0.25
+"""
+
+
+def _run(folder: Path, out: Path, **changes: object) -> int:
+    arguments = {
+        "model": folder, "length": 200, "methods": "full,knorm", "budgets": "50%", "seed": 1,
+        "protection": "off", "prompts": 9, "timing_prompts": 0, "bootstrap": 5, "out": out,
+        "tokens": "false", **changes,
+    }  # fmt: skip
+    return main([part for k, v in arguments.items() for part in (f"--{k}", str(v))])
+
+
+def _rows(out: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
+
+
+def test_rows_of_ones_own_are_scored(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"context": "The sky is blue. " * 4, "question": f"{n}?", "answer": ["e", "zzz"],
+         "task": "sky", "max_new_tokens": 4}
+        for n in range(2)
+    ]  # fmt: skip
+    data = tmp_path / "mine.csv"
+    lines = [f"{r['context']},{r['question']},e,sky,4" for r in rows]
+    data.write_text("context,question,answer,task,max_new_tokens\n" + "\n".join([*lines, ",q,e,,"]))
+    assert _run(tiny_folder, tmp_path / "out", tasks="data", data=data, split="all") == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "data: only 2 of the 9 prompts asked for" in said
+    assert "skipped 1 of 3 rows: line 4 has no text in context" in said
+    found = _rows(tmp_path / "out")
+    assert len(found) == 2 * 2 * 2  # prompts, protocols, methods
+    assert {row["task"] for row in found} == {"sky"}
+    assert all(isinstance(row["score"], float) for row in found)
+
+
+def test_a_task_of_ones_own_is_scored_by_itself(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kvp_test_letters.py").write_text(TASK)
+    monkeypatch.chdir(tmp_path)
+    name = "kvp_test_letters:Letters"
+    assert _run(tiny_folder, tmp_path / "out", tasks=name, prompts=1) == 0
+    found = _rows(tmp_path / "out")
+    assert {(row["task"], row["score"]) for row in found} == {("letters", 0.25)}
+    assert len(found) == 4
+
+
+def test_flags_that_no_task_reads_are_refused(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(tiny_folder, tmp_path / "out", tasks="chat", data="x.jsonl") == 2
+    assert "--data is what the task data reads" in " ".join(capsys.readouterr().err.split())
+    assert _run(tiny_folder, tmp_path / "out", tasks="chat", chat=tmp_path / "none.jsonl") == 2
+    assert "--chat" in (said := " ".join(capsys.readouterr().err.split()))
+    assert "--data" not in said

@@ -1,0 +1,93 @@
+"""`kvp-collect --dry-run`: how many sequences, bytes and hours a collection would take."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections import Counter
+
+from rich.console import Console
+from transformers import PreTrainedConfig
+
+from kvp.data.collection_plan import CollectionPlan
+from kvp.data.rows.documents import read_documents
+from kvp.data.sources import is_rows
+from kvp.errors import ModelError
+from kvp.hf import load_model, load_tokenizer
+from kvp.hf.loading import local_folder
+from trace_collect.collection import Collection, planned
+from trace_collect.config import CollectConfig
+from trace_collect.estimate import estimate
+from trace_collect.jobs import check_out
+
+_LARGE = 100 * 10**9
+"""Bytes on disk from which training without a store is recommended."""
+
+
+def dry_run(config: CollectConfig, model: PreTrainedConfig, console: Console) -> None:
+    """Print the estimate; raises as the collection itself would where it can be known."""
+    jobs = _jobs(config, console)
+    sequences = len(jobs) if jobs is not None else _rows_at_most(config, console)
+    rate = config.rate
+    if rate is None and jobs is not None and _has_local_weights(config.model):
+        rate = _measured_rate(config, jobs)
+    expected = estimate(config, model, sequences)
+    for line in expected.lines(rate):
+        console.print(line)
+    if rate is None:
+        console.print("time unknown: give --rate TOKENS_PER_SECOND (no local weights to measure)")
+    if expected.disk_bytes > _LARGE:
+        name = shlex.quote(config.model)
+        console.print(
+            "without a store: kvp-train --source model "
+            f"--model {name} --length {config.length} --out POLICY_FOLDER trains on traces while "
+            "the model makes them"
+        )
+
+
+def _jobs(config: CollectConfig, console: Console) -> CollectionPlan | None:
+    """The prompts that are really there; None where there is no tokenizer to count with."""
+    try:
+        tokenizer = load_tokenizer(config.model, revision=config.revision)
+    except ModelError:
+        return None
+    jobs = planned(config, tokenizer, console)
+    check_out(config, jobs, tokenizer)
+    return jobs
+
+
+def _rows_at_most(config: CollectConfig, console: Console) -> int:
+    """Sequences without a tokenizer: those asked for, or as many as there are rows."""
+    if not is_rows(config.data):
+        return config.sequences
+    documents = read_documents(config.data)
+    rows = Counter(document.split for document in documents.found)
+    files = any(document.long for document in documents.found)
+    if (note := documents.note()) is not None:
+        console.print(f"note: --data {config.data}: {note}")
+    count = sum(
+        asked if files else min(asked, rows[split]) for split, asked in config.counts.items()
+    )
+    if count < config.sequences:
+        console.print(
+            f"note: --data {config.data}: at most {count} of the {config.sequences} sequences "
+            "asked for (counted without a tokenizer)"
+        )
+    return count
+
+
+def _has_local_weights(model: str) -> bool:
+    folder = local_folder(model)
+    return folder is not None and any(folder.glob("*.safetensors"))
+
+
+def _measured_rate(config: CollectConfig, jobs: CollectionPlan) -> float:
+    """Tokens per second of one sequence, the second of two, without writing."""
+    model, tokenizer = load_model(
+        config.model, device=config.device, dtype=config.dtype, revision=config.revision
+    )
+    parts = Collection(config, model, tokenizer, jobs)
+    parts.trace(0)
+    started = time.monotonic()
+    trace = parts.trace(len(jobs) - 1)
+    return trace.record.length / (time.monotonic() - started)
