@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from kvp.errors import UsageError
-from kvp.progress import phase
 from kvp.ranking import Protection
 from policies.policy_files import load_shard
 from policies.ranker import HeadRankers, RankerSpec
@@ -91,8 +90,6 @@ def prepare(config: TrainConfig, ranks: Workers, sources: Sources | None) -> Job
     """Check everything that can be checked before anything is written."""
     recipe = config.recipe()
     device = device_of_worker(device_of(config.device), ranks)
-    if ranks.first:
-        phase("loading the model" if config.source == "model" else "opening the traces")
     training_data = open_training_data(config, recipe, device)
     key_frequencies(training_data.traces, recipe)  # what is missing is said before any writing
     heads = range(training_data.traces.geometry.agents)
