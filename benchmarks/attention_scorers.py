@@ -1,6 +1,6 @@
 """Processor time and memory of scorers that read recent queries, against the number of tokens.
 
-    python benchmarks/attention_scorers.py --out docs/results/attention_scorers.json
+    python benchmarks/attention_scorers.py --out benchmarks/results/attention_scorers.json
 
 One layer of Qwen2.5-7B (4 KV heads, G = 7 query heads each, D = 128), one thread, float32. Form
 `copied` multiplies queries [B, H, G, W, D] by keys [B, H, 1, N, D], where broadcasting copies the

@@ -1,6 +1,6 @@
 """Time and memory of future attention against sequence length, every form in its own process.
 
-    python benchmarks/future_attention.py --out docs/results/future_attention.json
+    python benchmarks/future_attention.py --out benchmarks/results/future_attention.json
 
 One KV head of Qwen2.5-7B (G = 7 query heads, D = 128), two workloads: `cut`, the label of a cache
 cut in mid sequence, and `grid`, all queries summed in 48 intervals. Forms take turns, so that what

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from kvp.budgets import Budget, parse_budgets
 from kvp.config_groups import (
     DataConfig,
+    DryRunConfig,
     Group,
     ModelConfig,
     ProtectionConfig,
@@ -43,6 +44,7 @@ IDENTITY_FIELDS = (
 """Settings that decide what a row means: a results folder keeps them for life. All others may
 change between runs that extend one folder (`docs/formats.md`, Results folder)."""
 
+
 RECORDED_AS = {"continuation_tokens": "continuation"}
 """Setting -> its key in a results folder, where that is an earlier name."""
 
@@ -62,7 +64,7 @@ class PromptConfig(DataConfig):
     continuation_tokens: int = 128
     """Tokens of running text whose likelihood the task `text` measures."""
     max_new_tokens: int | None = None
-    """Maximum tokens of an answer; without it, each task's own number."""
+    """Maximum tokens of an answer. Without it, each task's own number."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {"continuation_tokens": 1, "max_new_tokens": 1}
 
@@ -85,7 +87,9 @@ class MeasureConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, RunConfig):
+class EvalConfig(
+    PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, RunConfig, DryRunConfig
+):
     """What is evaluated, and how."""
 
     out: str
@@ -93,7 +97,8 @@ class EvalConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, Run
     extend."""
     methods: str = "full,kvp,random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,oracle"
     """Methods, comma separated, each SCORER or SCORER+ALLOCATOR, both as `name`, `name:preset` or
-    `name(option=value)`; `kvp-eval --list` prints them."""
+    `name(option=value)`, or one of your own as `package.module:Class`; `kvp-eval --list` prints
+    them. From Python also a list that may hold scorer objects."""
     allocators: str = "uniform"
     """Allocators, comma separated, for every method that names none."""
     budgets: str = "6%,9%,12.5%,19%,25%,37.5%,50%"
@@ -128,7 +133,8 @@ class EvalConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, Run
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
         super().__post_init__()
         for flag in ("methods", "allocators", "budgets", "protocols"):
-            if not split_list(getattr(self, flag)):
+            value = getattr(self, flag)
+            if not (split_list(value) if isinstance(value, str) else value):
                 raise ValueError(f"--{flag} is empty")
         for protocol in self.protocol_list:
             if protocol not in PROTOCOLS:
@@ -141,9 +147,9 @@ class EvalConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, Run
             raise UsageError(f"--budgets: {error}") from None
 
     @property
-    def method_list(self) -> tuple[str, ...]:
-        """Method specs in order, without repeats."""
-        return split_list(self.methods)
+    def method_list(self) -> tuple[Any, ...]:
+        """Method specs in order, without repeats; from Python also a list with scorer objects."""
+        return split_list(self.methods) if isinstance(self.methods, str) else tuple(self.methods)
 
     @property
     def allocator_list(self) -> tuple[str, ...]:

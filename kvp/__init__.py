@@ -1,7 +1,91 @@
 """kvp: learned per-head KV-cache eviction policies.
 
+What people use from Python is here; nothing of it is imported before it is used:
+
+    from kvp import evicting, load_model, load_policy
+
 This package holds the vocabulary, the mathematics, the file formats and the operators; methods live
 in `policies`, programs in `trace_collect`, `train` and `eval`.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvp.hf import evicting, load_model, prefill_and_evict
+    from kvp.store import TraceReader
+    from policies import load_policy, make_allocator, make_method, make_scorer
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "TraceReader",
+    "collect",
+    "evaluate",
+    "evicting",
+    "load_model",
+    "load_policy",
+    "make_allocator",
+    "make_method",
+    "make_scorer",
+    "prefill_and_evict",
+    "train",
+]
+
+_MODULES = {
+    "TraceReader": "kvp.store",
+    "evicting": "kvp.hf",
+    "load_model": "kvp.hf",
+    "prefill_and_evict": "kvp.hf",
+    "load_policy": "policies",
+    "make_allocator": "policies",
+    "make_method": "policies",
+    "make_scorer": "policies",
+}
+"""Name -> the module that has it."""
+
+
+def collect(**settings: Any) -> Any:  # noqa: ANN401  # what the program returns
+    """Collect a trace store as kvp-collect does; settings are its flags: `out=`, `length=`, ..."""
+    return _run("trace_collect.config", "CollectConfig", "trace_collect.run", settings)
+
+
+def train(**settings: Any) -> Any:  # noqa: ANN401
+    """Train rankers as kvp-train does; settings are its flags: `traces=`, `out=`, `steps=`, ..."""
+    return _run("train.config", "TrainConfig", "train.run", settings)
+
+
+def evaluate(**settings: Any) -> Any:  # noqa: ANN401
+    """Evaluate methods as kvp-eval does; settings are its flags: `methods=`, `out=`, ..."""
+    return _run("eval.config", "EvalConfig", "eval.run", settings)
+
+
+def _run(config_module: str, config_class: str, run_module: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
+    from kvp.own_packages import import_own
+
+    if not isinstance(tasks := settings.get("tasks", ""), str):  # names and objects
+        from kvp.data.tasks import named_tasks
+
+        settings = {**settings, "tasks": named_tasks(tasks)}
+    config = getattr(import_own(config_module), config_class)(**settings)
+    return import_own(run_module).run(config)
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    """Import a public name when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'kvp' has no attribute {name!r}")
+    from kvp.own_packages import import_own
+
+    module = _MODULES[name]
+    own = module.startswith("kvp.")
+    value = getattr(importlib.import_module(module) if own else import_own(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Public names, imported or not."""
+    return sorted({*globals(), *__all__})

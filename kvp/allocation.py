@@ -59,10 +59,14 @@ class Allocator(Protocol):
 def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
     """Ask `allocator` and check its answer: [L, H] int64.
 
-    Raises UsageError when the counts have another shape or type, or lie outside floor..N.
+    Raises UsageError when the counts have another shape or type, or lie outside floor..N, and when
+    the allocator calls exit.
     """
     layers, heads, tokens = request.scores.shape
-    counts = allocator.allocate(request)
+    try:
+        counts = allocator.allocate(request)
+    except SystemExit as error:  # of foreign code: the program would end without a word
+        raise UsageError(f"allocator {allocator.name} tried to end the program") from error
     if counts.shape != (layers, heads) or counts.dtype != torch.int64:
         raise UsageError(
             f"allocator {allocator.name} returned {tuple(counts.shape)} {counts.dtype}, expected "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -11,6 +12,20 @@ from pathlib import Path
 
 import pytest
 
+from eval.config import EvalConfig
+from eval.evolve.config import EvolveConfig
+from eval.report.config import ReportConfig
+from kvp.command_line import flags_of
+from kvp.config_groups import Group
+from trace_collect.config import CollectConfig
+from train.calibration.config import CalibrateConfig
+from train.config import TrainConfig
+from train.merge.config import MergeConfig
+
+CONFIGS: list[type[Group]] = [
+    CollectConfig, TrainConfig, CalibrateConfig, MergeConfig,
+    EvalConfig, EvolveConfig, ReportConfig,
+]  # fmt: skip
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"kvp", "trace_collect", "train", "policies", "eval"}
 TOP_LEVEL = PACKAGES | {
@@ -82,10 +97,14 @@ def test_bundled_model_stays_within_twelve_megabytes() -> None:
     assert 0 < size <= 12 * 1024 * 1024
 
 
+def test_types_are_in_the_wheel(wheel_names: list[str]) -> None:
+    assert {f"{package}/py.typed" for package in PACKAGES} <= set(wheel_names)
+
+
 def test_every_console_script_is_callable_and_quick_to_import() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    programs = {"kvp-collect", "kvp-train", "kvp-calibrate", "kvp-merge", "kvp-eval", "kvp-report"}
-    assert set(scripts) - {"kvp-evolve"} == programs
+    programs = ["collect", "train", "calibrate", "merge", "eval", "report", "evolve"]
+    assert set(scripts) == {f"kvp-{program}" for program in programs}
     for target in scripts.values():
         module, function = target.split(":")
         code = (
@@ -93,3 +112,20 @@ def test_every_console_script_is_callable_and_quick_to_import() -> None:
             "assert not {'torch', 'transformers', 'lightning'} & set(sys.modules)"
         )
         subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_flag_means_one_thing_in_every_program() -> None:
+    meanings: dict[str, tuple[type, str, type]] = {}
+    for config in CONFIGS:
+        for flag in flags_of(config):
+            sentence = re.split(r"[.:] |\.$| \(default", flag.help)[0]
+            meaning = (flag.kind, sentence, config)
+            first = meanings.setdefault(flag.name, meaning)
+            assert meaning[:2] == first[:2], f"--{flag.name}: {meaning} and {first}"
+
+
+def test_every_earlier_flag_has_a_new_name() -> None:
+    for config in CONFIGS:
+        names = {flag.name for flag in flags_of(config)}
+        assert set(config.RENAMED.values()) <= names
+        assert not set(config.RENAMED) & names

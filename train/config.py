@@ -19,12 +19,12 @@ from kvp.config_groups import (
     RunConfig,
     optional,
 )
+from train.calibration.config import CalibrationConfig
 from train.head_range import parse_heads
 from train.objectives import READ_BY
 from train.online.settings import BufferConfig, OnlineSettings
 from train.recipe import (
     PRESETS,
-    CalibrationName,
     ContextSettings,
     ObjectiveSettings,
     OptimizerSettings,
@@ -72,11 +72,6 @@ class ValidationConfig(Group):
     """Steps between validations; each head exports its best averaged weights."""
     validation_contexts: int = 64
     """Held-out contexts per validation."""
-    calibration: CalibrationName = "contribution"
-    """What scores are calibrated to on validation contexts (docs/method.md), so that heads can
-    compete; kvp-calibrate changes it later."""
-    calibration_contexts: int = 128
-    """Held-out contexts the calibration is fitted on."""
     checkpoint_every: int = 50
     """Steps between checkpoints, the most a killed run loses."""
     log_every: int = 10
@@ -85,7 +80,6 @@ class ValidationConfig(Group):
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "validate_every": 1,
         "validation_contexts": 1,
-        "calibration_contexts": 1,
         "checkpoint_every": 1,
         "log_every": 1,
     }
@@ -97,6 +91,7 @@ class TrainConfig(
     ComputeConfig,
     MemoryConfig,
     ValidationConfig,
+    CalibrationConfig,
     ObjectiveFlags,
     RankerFlags,
     OptimizerFlags,

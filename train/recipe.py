@@ -51,7 +51,15 @@ CalibrationName = Literal[
 INPUTS = ("key", "value", "position", "distance")
 """What a ranker may see of a token; distance is that to the end of the cache."""
 
-RENAMED = {"budgets": "budget_weights"}
+RENAMED = {
+    "budgets": "budget_weights",
+    "cuts_per_visit": "points_per_sequence",
+    "cut_prompt": "compress_prompt",
+    "cut_context": "compress_context",
+    "cut_uniform": "compress_uniform",
+    "cut_min": "min_prefix",
+    "cut_grid": "uniform_points",
+}
 """Settings by the names that earlier versions recorded -> names of today."""
 
 _POSITIVE = (

@@ -7,12 +7,9 @@ refused (`kvp.artifacts.claim`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from eval.evolve.config import EvolveConfig
-from eval.results.folder import current_names
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.errors import ResultsError
 from kvp.manifest import read_sealed_json, write_sealed_json
@@ -30,8 +27,7 @@ def _read_manifest(path: Path) -> Mapping[str, Any]:
             f"{path} has format_version {content.get('format_version')!r}, this kvp-evolve reads "
             f"{FORMAT_VERSION}; choose another --out"
         )
-    known = {field.name for field in fields(EvolveConfig)}
-    return {**content, "identity": current_names(content["identity"], known)}
+    return content
 
 
 SEARCH = FolderKind(

@@ -8,12 +8,12 @@ extends it (more prompts, tasks, methods, budgets, protocols, policies); any oth
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from eval.config import IDENTITY_FIELDS, EvalConfig
+from eval.config import EvalConfig
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.errors import ResultsError
 from kvp.manifest import (
@@ -39,14 +39,6 @@ TOKENS = "tokens.json"
 
 INPUT_FLAGS = ("essays", "chat", "text", "data")
 """Settings that name files or folders which prompts come from."""
-RENAMED = {"continuation": "continuation_tokens"}
-"""Settings in folders begun before -> their names of today."""
-
-
-def current_names(settings: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Recorded settings by the names they have today, as far as those are `known`."""
-    today = {old: new for old, new in RENAMED.items() if new in known}
-    return {today.get(name, name): value for name, value in settings.items()}
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -62,7 +54,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if digest_json(identity) != manifest.get("identity_digest") or not sealed or not identity:
         raise ResultsError(f"{path} is damaged; choose another --out")
     manifest.pop(SEAL, None)
-    return {**manifest, "identity": current_names(identity, IDENTITY_FIELDS)}
+    return manifest
 
 
 RESULTS = FolderKind(

@@ -1,4 +1,5 @@
-"""Where prompts come from: RULER, generated prose and dialogues, files and hub data sets.
+"""Where prompts come from: tasks, generated prose and dialogues, files and hub data sets.
 
-`sources.open_source` is the way in, `encode.encode` the way out; nothing here knows a model.
+`tasks` is the registry that collecting and evaluating share, `rows` reads files, `sources` is what
+`--data` names, `encode` turns a sample into token ids. Nothing here knows a model.
 """

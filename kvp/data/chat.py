@@ -65,10 +65,10 @@ def pack(
 
 def _start(turns: Sequence[Turn], prompt_tokens: PromptTokens, length: int) -> list[Turn]:
     """The exchanges of a dialogue that fit into a chat of their own."""
-    for stop in range(len(turns) // 2 * 2, 0, -2):
-        if prompt_tokens(turns[:stop]) <= length:
-            return list(turns[:stop])
-    return []
+    stop = 0
+    while stop + 2 <= len(turns) and prompt_tokens(turns[: stop + 2]) <= length:
+        stop += 2
+    return list(turns[:stop])
 
 
 def generated_chat(

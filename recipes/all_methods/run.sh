@@ -75,19 +75,19 @@ for pair in nano/test-query_aware:nano/validation-query_aware \
   nano/test-query_agnostic:nano/validation-query_agnostic story/test:story/validation; do
   "$BIN/python" recipes/tables.py "$RUN/${pair%:*}" --validation "$RUN/${pair#*:}" > "$RUN/${pair%:*}.md"
 done
-DUELS=("kvp+global > kvp" "kvp+global > kvp+ada" "kvp+global > kvp+pyramid" "kvp+global > kvp+evolved"
+PAIRS=("kvp+global > kvp" "kvp+global > kvp+ada" "kvp+global > kvp+pyramid" "kvp+global > kvp+evolved"
   "kvp+global > kvp+global:kvzip" "kvp+global > kvzip+global:kvzip" "kvp+global > kvp/kvzap+global"
   "kvp > kvp/kvzap" "kvp+evolved > kvp" "snapkv(kernel=7)+evolved > snapkv(kernel=7)"
   "expected_attention+global > expected_attention" "keydiff+global > keydiff" "kvzip+global > kvzip")
 for protocol in query_aware query_agnostic; do
   against=(--validation "$N/validation-$protocol")
   {
-    "$BIN/python" recipes/all_methods/duels.py "$N/test-$protocol" "${against[@]}" "${DUELS[@]}"
-    "$BIN/python" recipes/all_methods/duels.py "$N/test-$protocol" "${against[@]}" --forced "${DUELS[@]}"
+    "$BIN/python" recipes/all_methods/pairs.py "$N/test-$protocol" "${against[@]}" "${PAIRS[@]}"
+    "$BIN/python" recipes/all_methods/pairs.py "$N/test-$protocol" "${against[@]}" --forced "${PAIRS[@]}"
     for kind in "" --forced; do
-      "$BIN/python" recipes/all_methods/duels.py "$N/contrast-$protocol" "${against[@]}" $kind \
+      "$BIN/python" recipes/all_methods/pairs.py "$N/contrast-$protocol" "${against[@]}" $kind \
         "contrastkv+global:kvzip > kvzip+global:kvzip"
     done
     "$BIN/python" recipes/all_methods/sizes.py "$N/test-$protocol"
-  } > "$N/duels-$protocol.md"
+  } > "$N/pairs-$protocol.md"
 done

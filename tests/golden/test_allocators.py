@@ -228,6 +228,6 @@ def test_budgets_of_uniform_are_what_is_kept() -> None:
     assert torch.equal(chosen, keep_tokens(torch.from_numpy(scores), 11))
 
 
-def test_every_allocator_of_the_roster_is_checked() -> None:
+def test_every_allocator_of_the_registry_is_checked() -> None:
     competing = {spec.split(":")[0].split("(")[0] for spec in COMPETING}
     assert set(ALLOCATORS) == competing | set(BY_LAYER) | set(SIZED_BY_THE_SCORER)

@@ -108,7 +108,7 @@ def test_gvote_draws_a_diagonal_gaussian() -> None:
     assert abs(np.corrcoef(noises[0][0].T) - np.eye(12)).max() < 5 / 300**0.5
 
 
-def test_every_scorer_of_the_roster_is_in_the_table() -> None:
+def test_every_scorer_of_the_registry_is_in_the_table() -> None:
     assert set(METHODS) == {golden.method for golden in GOLDEN} | set(NOT_COMPUTED)
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvp.allocation import Request
+from kvp.allocation import Request, allocated_counts
 from kvp.errors import UsageError
-from kvp.scoring import Needs, View
+from kvp.scoring import Needs, View, score_layers
 from policies import make_allocator, make_method, make_scorer
 from policies.allocators.ada import Ada
 from policies.snapkv import SnapKV
@@ -126,6 +126,28 @@ def test_mistakes_are_one_line(spec: str, message: str) -> None:
         make_method(spec)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+class Leaving(Mine):
+    """Ends the program instead of doing anything."""
+
+    def score(self, view: View) -> Tensor:
+        """Never returns."""
+        sys.exit(0)
+
+    def allocate(self, request: Request) -> Tensor:
+        """Never returns."""
+        sys.exit(0)
+
+
+def test_a_scorer_or_allocator_that_exits_is_an_error() -> None:
+    keys = torch.zeros(1, 2, 5, 4)
+    view = View(layer=0, keys=keys, values=keys, positions=torch.arange(5)[None], budget=2)
+    with pytest.raises(UsageError, match="method mine tried to end the program"):
+        score_layers(Leaving(), [view])
+    request = Request(scores=torch.zeros(1, 2, 5), budget=2, floor=1)
+    with pytest.raises(UsageError, match="allocator mine tried to end the program"):
+        allocated_counts(Leaving(), request)
 
 
 def test_the_former_name_of_self_sized_is_read() -> None:

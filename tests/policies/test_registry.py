@@ -25,7 +25,7 @@ SPECS = [
     "expected_attention(covariance=false)", "windowkv(task=aggregation)",
     "windowkv(observed=2,window=3)", "gvote(p_nuc=0.5)", "gvote(space=query)",
 ]  # fmt: skip
-"""Every method and preset of the roster, and some options."""
+"""Every method and preset of the registry, and some options."""
 
 every_method = pytest.mark.parametrize("spec", SPECS)
 

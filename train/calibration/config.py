@@ -6,29 +6,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvp.config_groups import DeviceConfig, MemoryConfig
+from kvp.config_groups import DeviceConfig, Group, MemoryConfig
 from train.recipe import CalibrationName
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateConfig(MemoryConfig, DeviceConfig):
+class CalibrationConfig(Group):
     """Calibration."""
+
+    calibration: CalibrationName = "contribution"
+    """What scores are calibrated to on validation contexts (docs/method.md), so that heads can
+    compete; kvp-calibrate changes it later, and removes it where this is none."""
+    calibration_contexts: int = 128
+    """Held-out contexts the calibration is fitted on."""
+
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"calibration_contexts": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateConfig(CalibrationConfig, MemoryConfig, DeviceConfig):
+    """Policy and traces."""
 
     policy: str
     """Policy directory written by kvp-train."""
     traces: str
     """Trace store written by kvp-collect. Of the policy's model, with validation sequences, and
     with queries or an importance grid."""
-    calibration: CalibrationName = "contribution"
-    """What scores are calibrated to on validation contexts (docs/method.md); none removes the
-    calibration."""
-    calibration_contexts: int = 128
-    """Held-out contexts the calibration is fitted on."""
     allow_incomplete: bool = False
     """Use a store whose collection has not finished."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"contexts": "calibration_contexts"}
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"calibration_contexts": 1}
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that cannot work."""

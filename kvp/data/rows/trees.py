@@ -7,7 +7,7 @@ repeating it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvp.data.rows.forms import RowError, Turn, alternating
@@ -39,7 +39,7 @@ def check_message(row: Message) -> None:
 def nested_messages(tree: Mapping[str, Any]) -> Iterator[Message]:
     """The messages of a nested tree, numbered, each with the number of its parent."""
     waiting: list[tuple[object, str | None]] = [(tree["prompt"], None)]
-    for number in range(_MOST_MESSAGES):
+    for number in range(_MAX_MESSAGES):
         if not waiting:
             return
         message, parent = waiting.pop()
@@ -51,27 +51,30 @@ def nested_messages(tree: Mapping[str, Any]) -> Iterator[Message]:
         if not isinstance(replies, list):
             raise RowError("has replies that are not a list")
         waiting += [(reply, name) for reply in reversed(replies)]
-    raise RowError(f"has more than {_MOST_MESSAGES} messages")
+    raise RowError(f"has more than {_MAX_MESSAGES} messages")
 
 
-_MOST_MESSAGES = 100_000
+_MAX_MESSAGES = 100_000
 
 
-def root_of(message: Message, parents: Mapping[object, object]) -> str:
-    """Name of the tree of a message: `message_tree_id`, or the id at the end of its parents.
+def tree_names(messages: Sequence[Message]) -> list[str]:
+    """Name of the tree of each message: `message_tree_id`, or the id at the end of its parents.
 
-    `parents` has the parent of each message id. In a cycle it is the smallest id met.
+    In a cycle it is the id at which the walk came round.
     """
-    if message.get("message_tree_id"):
-        return str(message["message_tree_id"])
-    name: object = message["message_id"]
-    met = {name}
-    while (parent := parents.get(name)) is not None:
-        if parent in met:
-            return min(map(str, met))
-        met.add(parent)
-        name = parent
-    return str(name)
+    parents = {message["message_id"]: message.get("parent_id") for message in messages}
+    roots: dict[object, object] = {}
+    names = []
+    for message in messages:
+        name = message["message_id"]
+        walked: dict[object, None] = {}
+        while name not in roots and name not in walked and parents.get(name) is not None:
+            walked[name] = None
+            name = parents[name]
+        root = roots.get(name, name)
+        roots.update(dict.fromkeys(walked, root))  # each message is walked over once
+        names.append(str(message.get("message_tree_id") or root))
+    return names
 
 
 def best_thread(messages: Iterable[Message]) -> tuple[Turn, ...]:

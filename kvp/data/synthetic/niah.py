@@ -60,32 +60,32 @@ def niah(variant: Variant, draw: Draw) -> PromptMaker:
     queries = rng.sample(keys, variant.queries)
     answers = [pair for query in queries for pair in pairs if pair[0] == query]
     header, question, prefix = wording(variant.kind, queries, several=len(answers) > 1)
-    place = _placer(variant, draw, needles, taken=frozenset(keys))
+    haystack = _haystack_maker(variant, draw, needles, taken=frozenset(keys))
 
     def make(amount: int) -> RulerPrompt:
         return RulerPrompt(
-            context=f"{header}{place(amount)}\n",
+            context=f"{header}{haystack(amount)}\n",
             question=question,
             prefix=prefix,
             references=tuple(value for _, value in answers),
             reply=reply([pair for query in queries for pair in sorted(pairs) if pair[0] == query]),
         )
 
-    # Lines need a place for each needle; an essay may be empty.
+    # Each needle needs a line of its own; an essay may be empty.
     smallest = 0 if variant.haystack == "essay" else len(needles)
     return PromptMaker(make=make, smallest=smallest, max_new_tokens=MAX_NEW_TOKENS)
 
 
 def wording(kind: str, queries: Sequence[str], *, several: bool) -> tuple[str, str, str]:
-    """Header, question and answer prefix; in the singular unless `several` values are asked."""
+    """Header, question and answer prefix; in the singular unless `several` values are asked for."""
     some, are, are_all = ("Some", "are", "are all") if several else ("A", "is", "is")
     kind = kind if several else kind[:-1]
     query = ", ".join(queries[:-1]) + ", and " + queries[-1] if len(queries) > 1 else queries[0]
-    asked = f"special magic {kind} for {query} mentioned in the provided text"
+    request = f"special magic {kind} for {query} mentioned in the provided text"
     return (
         HEADER.format(some=some, are=are, kind=kind),
-        f"What {are_all} the {asked}?",
-        f" The {asked} {are}",
+        f"What {are_all} the {request}?",
+        f" The {request} {are}",
     )
 
 
@@ -101,17 +101,17 @@ def reply(answers: Sequence[Pair]) -> str:
 def _distinct(
     make: Callable[[random.Random, Split], str], rng: random.Random, split: Split, count: int
 ) -> list[str]:
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found[make(rng, split)] = None
-    return list(found)
+    drawn: dict[str, None] = {}
+    while len(drawn) < count:
+        drawn[make(rng, split)] = None
+    return list(drawn)
 
 
 def _needle(variant: Variant, pair: Pair) -> str:
     return NEEDLE.format(kind=variant.kind, key=pair[0], value=pair[1])
 
 
-def _placer(
+def _haystack_maker(
     variant: Variant, draw: Draw, needles: list[str], *, taken: frozenset[str]
 ) -> Callable[[int], str]:
     """From an amount to the haystack of that size with the needles in it."""
@@ -126,30 +126,30 @@ def _placer(
     rng = draw.rng("distractors")
     distractors: list[str] = []
 
-    def place(amount: int) -> str:
+    def haystack(amount: int) -> str:
         while len(distractors) < amount:
             pair = make_key(rng, draw.split), make_value(rng, draw.split)
             if pair[0] not in taken:
                 distractors.append(_needle(variant, pair))
         return _among_lines(distractors[:amount], needles, draw.rng("depths"))
 
-    return place
+    return haystack
 
 
 def _among_lines(lines: list[str], needles: list[str], rng: random.Random) -> str:
     """The needles in order, each before a different line."""
     lines = list(lines)
-    places = sorted(rng.sample(range(len(lines)), len(needles)))
-    for place, needle in reversed(list(zip(places, needles, strict=True))):
-        lines.insert(place, needle)
+    indices = sorted(rng.sample(range(len(lines)), len(needles)))
+    for index, needle in reversed(list(zip(indices, needles, strict=True))):
+        lines.insert(index, needle)
     return "\n".join(lines)
 
 
 def _in_essay(text: str, needles: list[str], depths: list[int]) -> str:
     """The needles in order, each between two sentences at its depth in percent."""
     parts = sentences(text)
-    places = [len(parts) * depth // 100 for depth in depths]
-    blocks = [" ".join(parts[start:stop]) for start, stop in pairwise([0, *places, len(parts)])]
+    indices = [len(parts) * depth // 100 for depth in depths]
+    blocks = [" ".join(parts[start:stop]) for start, stop in pairwise([0, *indices, len(parts)])]
     woven = [blocks[0]]
     for needle, block in zip(needles, blocks[1:], strict=True):
         woven += [needle, block]

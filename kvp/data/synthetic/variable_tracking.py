@@ -57,9 +57,9 @@ def _prompt(
     statements = [f"VAR {names[0]} = {value}"]
     statements += [f"VAR {new} = VAR {old} " for old, new in pairwise(names)]
     lines = [NOISE] * amount
-    places = sorted(rng.sample(range(amount), len(statements)))
-    for place, statement in reversed(list(zip(places, statements, strict=True))):
-        lines.insert(place, statement)
+    indices = sorted(rng.sample(range(amount), len(statements)))
+    for index, statement in reversed(list(zip(indices, statements, strict=True))):
+        lines.insert(index, statement)
     return RulerPrompt(
         context=f"{shown}Memorize and track the chain(s) of variable assignment hidden in the "
         "following text.\n\n" + "\n".join(lines).replace(". \n", ".\n") + "\n",

@@ -115,8 +115,8 @@ def test_damage_is_one_line_that_names_the_file(
         (["{results}", "--out", "{results}"], "--out"),
         (["{results}", "--png", "{results}/rows.jsonl"], "--png"),
         (["{results}", "--bootstrap", "0"], "--bootstrap must be at least 1"),
-        (["{results}", "--validation", "{results}"], "the same split"),
-        (["{results}", "--validation", "{longer}"], "has --length 40"),
+        (["{results}", "--validation_results", "{results}"], "the same split"),
+        (["{results}", "--validation_results", "{longer}"], "has --length 40"),
     ],
 )
 def test_what_cannot_work_is_refused_with_exit_code_2(

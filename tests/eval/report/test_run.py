@@ -231,7 +231,7 @@ def test_validation_chooses_the_setting(
     validation = write_results(tmp_path / "v", rows=swapped, split="validation")
     rows = [row for row in answers if row["protocol"] == "query_aware"]
     folder = write_results(tmp_path / "r", rows=rows)
-    assert main([str(folder), "--validation", str(validation), "--bootstrap", "5"]) == 0
+    assert main([str(folder), "--validation_results", str(validation), "--bootstrap", "5"]) == 0
     page = Page((folder / "report.html").read_text(encoding="utf-8"))
     table = page.table("Accuracy, %, mean", BEST)
     assert [cell.split("|")[0] for cell in table["knorm"]] == ["37.5", "50.0"]

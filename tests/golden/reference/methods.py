@@ -1,4 +1,4 @@
-"""One table: what is checked for each scorer of the roster. A new method is a new entry."""
+"""One table: what is checked for each scorer of the registry. A new method is a new entry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Truth = Callable[[Inputs, int], Array]
 NOT_COMPUTED = {
     "random": "drawn, not computed: tests/policies/test_random.py checks keys and repeatability",
 }
-"""Roster scorers without a formula to check, and why."""
+"""Registered scorers without a formula to check, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Golden:
 
     @property
     def method(self) -> str:
-        """Roster name."""
+        """Name in the registry."""
         return re.split(r"[:(]", self.spec)[0]
 
 

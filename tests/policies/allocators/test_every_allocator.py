@@ -51,7 +51,7 @@ def requests(draw: st.DrawFn) -> Request:
     )
 
 
-def test_the_table_covers_the_roster() -> None:
+def test_the_table_covers_the_registry() -> None:
     covered = {spec.split(":")[0].split("(")[0] for spec in (*EXACT, *OTHERS)}
     presets = {f"{name}:{preset}" for name, entry in ALLOCATORS.items() for preset in entry.presets}
     assert covered | {"evolved"} == set(ALLOCATORS)

@@ -15,7 +15,7 @@ from kvp.errors import UsageError
 
 
 def documents(data: str) -> tuple[Document, ...]:
-    return read_documents(data).found
+    return read_documents(data).usable
 
 
 def jsonl(path: Path, *rows: object) -> str:
@@ -86,7 +86,7 @@ def test_one_bad_row_is_skipped_and_a_file_of_them_refused(
     path = tmp_path / "d.jsonl"
     path.write_text(GOOD + "\n" + line + "\n" + GOOD)
     read = read_documents(str(path))
-    assert [document.text for document in read.found] == ["good", "good"]
+    assert [document.text for document in read.usable] == ["good", "good"]
     note = read.note()
     assert note is not None
     assert note.startswith("skipped 1 of 3 rows: line 3 ")
@@ -221,7 +221,7 @@ def test_a_folder_of_files_and_one_of_save_to_disk(
     jsonl(folder / ".cache" / "x.jsonl", {"text": "hidden"})
     (folder / "sub" / "b.csv").write_text("text\ntwo\n")
     read = read_documents(str(folder))
-    assert [document.text for document in read.found] == ["two", "one"]
+    assert [document.text for document in read.usable] == ["two", "one"]
     assert read.skipped == (("train.jsonl line 2", "has no text"),)
     Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "plain"))
     DatasetDict({"a": Dataset.from_list(ROWS[:1]), "b": Dataset.from_list(ROWS[1:])}).save_to_disk(
@@ -280,8 +280,8 @@ def test_trees_of_a_file(tmp_path: Path, named: bool) -> None:
         for row in rows:
             del row["message_tree_id"]
     read = read_documents(jsonl(tmp_path / "d.jsonl", *rows))
-    assert [document.turns[1]["content"] for document in read.found] == ["text aa", "text bb"]
-    assert [document.split for document in read.found] == [split_of("a"), split_of("b")]
+    assert [document.turns[1]["content"] for document in read.usable] == ["text aa", "text bb"]
+    assert [document.split for document in read.usable] == [split_of("a"), split_of("b")]
     assert read.skipped == (("line 5", "is of a message tree without a reply"),)
 
 
@@ -296,10 +296,29 @@ def test_messages_in_a_circle_end(tmp_path: Path, tree: str | None) -> None:
         message("e", "ee", message_tree_id="e"),
     ]
     read: Documents = read_documents(jsonl(tmp_path / "d.jsonl", *rows))
-    assert [[turn["content"] for turn in one.turns] for one in read.found] == [
+    assert [[turn["content"] for turn in one.turns] for one in read.usable] == [
         ["text e", "text ee"]
     ]
     assert len(read.skipped) == 3
+
+
+def test_a_long_chain_of_messages_is_walked_once(tmp_path: Path) -> None:
+    """A walk to the root for each message would take 2 x 10^8 steps."""
+    rows = [
+        {"message_id": n, "parent_id": n - 1 if n else None, "text": "x",
+         "role": "assistant" if n % 2 else "prompter"}
+        for n in range(20_000)
+    ]  # fmt: skip
+    (document,) = documents(jsonl(tmp_path / "d.jsonl", *reversed(rows)))
+    assert len(document.turns) == 20_000
+
+
+def test_what_a_file_says_is_shown_in_one_plain_line(tmp_path: Path) -> None:
+    data = jsonl(tmp_path / "d.jsonl", {"text": "a"}, {f"\x1b[31m\n{n}": 1 for n in range(999)})
+    note = read_documents(data).note()
+    assert note is not None
+    assert note.isprintable()
+    assert len(note) < 300
 
 
 def test_an_unknown_data_set_is_one_line() -> None:

@@ -1,0 +1,146 @@
+"""Whose folder it is: the same rules for every program."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvp.artifacts.claim import FolderKind, OutputFolder, check_folder
+from kvp.artifacts.locks import LOCK, FolderLock
+from kvp.errors import ResultsError
+from kvp.manifest import write_sealed_json
+
+KIND = FolderKind(
+    noun="trial",
+    marker="manifest.json",
+    error=ResultsError,
+    format="kvp-trial",
+    begun=r"data/|data/part-\d+",
+    optional=("digest",),
+)
+IDENTITY: dict[str, Any] = {"seed": 0, "data": {"length": 16}}
+
+
+def _begin(path: Path, identity: dict[str, Any] = IDENTITY) -> None:
+    with OutputFolder.claim(path, KIND, identity) as folder:
+        assert folder.found is None
+        write_sealed_json(path / KIND.marker, {"format": "kvp-trial", "identity": identity})
+
+
+def _refused(path: Path, identity: dict[str, Any] = IDENTITY) -> str:
+    with pytest.raises(ResultsError) as refusal:
+        OutputFolder.claim(path, KIND, identity)
+    message = str(refusal.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_new_folder_is_made_and_locked_and_the_next_claim_continues(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "trial"
+    with OutputFolder.claim(path, KIND, IDENTITY):
+        assert (path / LOCK).read_text().startswith("process ")
+        write_sealed_json(path / KIND.marker, {"format": "kvp-trial", "identity": IDENTITY})
+    assert [entry.name for entry in path.iterdir()] == ["manifest.json"]
+    with OutputFolder.claim(path, KIND, IDENTITY) as folder:
+        assert folder.found is not None
+        assert folder.found["identity"] == IDENTITY
+
+
+def test_a_folder_made_for_nothing_goes_again(tmp_path: Path) -> None:
+    OutputFolder.claim(tmp_path / "a" / "b", KIND, IDENTITY).release()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    OutputFolder.claim(tmp_path / "mine", KIND, IDENTITY).release()
+    assert (tmp_path / "mine").is_dir(), "it was there before"
+
+
+def test_other_settings_are_named(tmp_path: Path) -> None:
+    _begin(tmp_path / "t")
+    other = {"seed": 0, "data": {"length": 32}}
+    assert "(data.length: 16 there, 32 here)" in _refused(tmp_path / "t", other)
+    assert "(seed: 0 there, None here)" in _refused(tmp_path / "t", {"data": {"length": 16}})
+    assert check_folder(tmp_path / "t", KIND, other) is not None
+    assert check_folder(tmp_path / "t", KIND, IDENTITY) is None
+    folder = OutputFolder.claim(tmp_path / "t", KIND, other, replaceable=lambda _: True)
+    assert folder.found is None
+    folder.release()
+
+
+def test_what_is_known_late_is_compared_late_and_only_where_it_is_recorded(tmp_path: Path) -> None:
+    _begin(tmp_path / "old")
+    with OutputFolder.claim(tmp_path / "old", KIND, IDENTITY) as folder:
+        folder.require({"digest": "aa"})
+    _begin(tmp_path / "new", {**IDENTITY, "digest": "aa"})
+    with OutputFolder.claim(tmp_path / "new", KIND, IDENTITY) as folder:
+        folder.require({"digest": "aa"})
+        with pytest.raises(ResultsError, match="digest: aa there, bb here"):
+            folder.require({"digest": "bb"})
+    assert "digest" in _refused(tmp_path / "new", {**IDENTITY, "digest": "bb"})
+
+
+def test_what_is_not_kvps_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "t" / "photos").mkdir(parents=True)
+    (tmp_path / "t" / "photos" / "cat.jpg").touch()
+    assert "is not empty and not a trial (photos/cat.jpg)" in _refused(tmp_path / "t")
+    assert not (tmp_path / "t" / LOCK).exists()
+    assert "is a file" in _refused(tmp_path / "t" / "photos" / "cat.jpg")
+    (tmp_path / "other").mkdir()
+    write_sealed_json(tmp_path / "other" / "manifest.json", {"format": "kvp-traces"})
+    assert "does not belong to a trial" in _refused(tmp_path / "other")
+    assert f"lies inside {tmp_path / 'other'}" in _refused(tmp_path / "other" / "a" / "b")
+    assert not (tmp_path / "other" / "a").exists()
+
+
+@pytest.mark.parametrize(
+    "left",
+    ["manifest.json.partial", "zarr.1a2b.partial", "data/part-3", ".tmpAb12Cd", "writer.lock"],
+)
+def test_what_an_interrupted_writer_left_is_no_reason_to_refuse(tmp_path: Path, left: str) -> None:
+    path = tmp_path / "t"
+    (path / left).parent.mkdir(parents=True, exist_ok=True)
+    (path / left).touch()
+    _begin(path)
+    assert not list(path.rglob("*.partial"))
+    assert not (path / ".tmpAb12Cd").exists()
+    assert not (path / LOCK).exists()
+
+
+def _hold(path: Path, ready: Connection) -> None:
+    with OutputFolder.claim(path, KIND, IDENTITY):
+        ready.send(None)
+        ready.recv()
+
+
+def test_a_second_process_is_refused_by_name_until_the_first_one_ends(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    _begin(path)
+    here, there = multiprocessing.Pipe()
+    holder = multiprocessing.get_context("spawn").Process(target=_hold, args=(path, there))
+    holder.start()
+    here.recv()
+    assert f"{path} is being written by process {holder.pid} on " in _refused(path)
+    holder.kill()
+    holder.join()
+    assert (path / LOCK).exists(), "a killed process cannot delete it"
+    OutputFolder.claim(path, KIND, IDENTITY).release()
+
+
+def test_a_lock_is_let_go_once_and_with_its_object(tmp_path: Path) -> None:
+    first = FolderLock(tmp_path, ResultsError)
+    with pytest.raises(ResultsError, match="is being written by process"):
+        FolderLock(tmp_path, ResultsError)
+    first.release()
+    first.release()
+    second = FolderLock(tmp_path, ResultsError)
+    del second
+    FolderLock(tmp_path, ResultsError).release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "cannot write --out" in _refused(tmp_path / "file" / "below" / "deeper")

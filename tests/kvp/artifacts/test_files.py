@@ -1,0 +1,138 @@
+"""Writing one file: whole or not at all at every crash point, readable as the umask says."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvp.artifacts.files import atomic_write_bytes, atomic_write_text
+from kvp.artifacts.jsonl import JsonLines
+from kvp.artifacts.tensors import read_safetensors, write_safetensors
+from kvp.errors import StoreError
+from kvp.manifest import atomic_write_json, read_json, sha256_input
+
+WRITERS: dict[str, Callable[[Path, int], None]] = {
+    "bytes": lambda path, number: atomic_write_bytes(path, bytes([number]) * 1000),
+    "text": lambda path, number: atomic_write_text(path, str(number) * 1000),
+    "json": lambda path, number: atomic_write_json(path, [number] * 1000),
+    "tensors": lambda path, number: write_safetensors(path, {"x": torch.full((50,), number)}),
+}
+STEPS = ["pathlib.Path.write_bytes", "os.open", "os.fsync", "pathlib.Path.replace", "os.close"]
+
+
+class Killed(BaseException):
+    """Ends the writer as a signal would."""
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("call", [1, 2])
+def test_at_every_crash_point_the_file_is_old_or_new(
+    writer: str, step: str, call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write = WRITERS[writer]
+    write(tmp_path / "expected", 2)
+    write(path, 1)
+    old, new = path.read_bytes(), (tmp_path / "expected").read_bytes()
+    owner, name = {"os": os, "pathlib": pathlib.Path}[step.split(".")[0]], step.rpartition(".")[2]
+    whole, left = getattr(owner, name), [call]
+
+    def deadly(*args: object, **kwargs: object) -> object:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+        return whole(*args, **kwargs)
+
+    def dead(*args: object, **kwargs: object) -> None:
+        raise Killed  # who is killed does not clean up
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, deadly)
+        patch.setattr(Path, "unlink", dead)
+        with suppress(Killed):
+            write(path, 2)
+    assert path.read_bytes() in (old, new)
+    write(path, 2)
+    assert path.read_bytes() == new
+    assert {entry.name for entry in tmp_path.iterdir()} == {"file", "expected"}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664)])
+def test_the_umask_decides_who_may_read(writer: str, umask: int, mode: int, tmp_path: Path) -> None:
+    earlier = os.umask(umask)
+    try:
+        WRITERS[writer](tmp_path / "file", 1)
+    finally:
+        os.umask(earlier)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+
+
+def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    atomic_write_json(path, {"a": 1})
+    with pytest.raises(ValueError, match="Out of range float"):
+        atomic_write_json(path, {"a": float("nan")})
+    assert read_json(path) == {"a": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file.json"]
+
+
+@pytest.mark.parametrize("writer", [*WRITERS, "lines"])
+def test_a_full_disk_is_named_by_the_file_and_leaves_the_old_one(
+    writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    monkeypatch.setattr(os, "fsync", full)
+    write = WRITERS.get(writer, lambda path, _: JsonLines(path).append([{"a": 1}]))
+    with pytest.raises(OSError, match="No space left on device") as refusal:
+        write(path, 1)
+    assert refusal.value.filename == str(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_damaged_safetensors_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(StoreError, match=r"x\.safetensors is not a readable safetensors file"):
+        read_safetensors(tmp_path / "x.safetensors", StoreError)
+    with pytest.raises(StoreError, match="none"):
+        read_safetensors(tmp_path / "none", StoreError)
+
+
+def test_json_that_is_nested_too_deeply_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text('{"a": ' + "[" * 1_000_000 + "]" * 1_000_000 + "}")
+    with pytest.raises(StoreError, match=r"deep\.json is damaged: not valid JSON"):
+        read_json(path)
+
+
+def test_devices_and_pipes_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "endless.json").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe.json")
+    for name in ("endless.json", "pipe.json"):
+        with pytest.raises(StoreError, match=f"{name} cannot be read: not a regular file"):
+            read_json(tmp_path / name)
+        with pytest.raises(OSError, match="not a regular file"):
+            sha256_input(tmp_path / name)
+
+
+def test_the_digest_of_a_folder_knows_names_and_contents(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    before = sha256_input(tmp_path)
+    (tmp_path / "a.txt").write_text("two")
+    assert sha256_input(tmp_path) != before
+    (tmp_path / "a.txt").write_text("one")
+    assert sha256_input(tmp_path) == before
+    (tmp_path / "a.txt").rename(tmp_path / "b.txt")
+    assert sha256_input(tmp_path) != before

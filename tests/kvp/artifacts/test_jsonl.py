@@ -1,0 +1,105 @@
+"""JSON lines: checksums find every flipped bit, torn last lines are no damage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvp.artifacts.jsonl import CHECKSUM, JsonLines
+from kvp.errors import PolicyError, ResultsError
+
+RECORDS = [{"name": "é\n", "score": 0.1, "inner": {"2": [1, None]}}, {"name": "b", "score": 1}]
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> JsonLines:
+    file = JsonLines(tmp_path / "rows.jsonl")
+    file.append(RECORDS[:1])
+    file.append(RECORDS[1:])
+    return file
+
+
+def test_records_come_back_without_their_checksums(lines: JsonLines) -> None:
+    assert list(lines) == RECORDS
+    assert [number for number, _ in lines.numbered()] == [1, 2]
+    assert all(CHECKSUM in json.loads(line) for line in lines.path.read_text().splitlines())
+
+
+def test_no_flipped_bit_is_read_as_other_data(lines: JsonLines) -> None:
+    whole = lines.path.read_bytes()
+    silent, messages = 0, set[str]()
+    for position in range(len(whole)):
+        for bit in range(8):
+            flipped = bytearray(whole)
+            flipped[position] ^= 1 << bit
+            lines.path.write_bytes(bytes(flipped))
+            try:
+                found = list(lines)
+            except ResultsError as error:
+                messages.add(str(error))
+            else:
+                named = [{key: record.get(key) for key in RECORDS[0]} for record in found]
+                wanted = [{key: record.get(key) for key in RECORDS[0]} for record in RECORDS]
+                assert named in (wanted, wanted[:1])  # the second: a last line that is torn
+                silent += 1
+    assert messages
+    assert all(f"{lines.path} line " in message for message in messages)
+    assert silent <= 8 * len(CHECKSUM) * 2 + 8
+
+
+def test_a_repeated_line_is_named(lines: JsonLines) -> None:
+    lines.append(RECORDS[:1])
+    with pytest.raises(ResultsError, match=r"rows\.jsonl line 3 repeats line 1; delete that line"):
+        list(lines)
+
+
+def test_records_of_earlier_versions_have_no_checksum(lines: JsonLines) -> None:
+    lines.path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    assert list(lines) == RECORDS
+    lines.append([{"name": "new"}])
+    assert list(lines)[2] == {"name": "new"}
+
+
+@pytest.mark.parametrize("cut", [1, 5, 40])
+def test_a_torn_last_line_is_left_out_and_cut_off_by_the_writer(lines: JsonLines, cut: int) -> None:
+    whole = lines.path.read_bytes()
+    lines.path.write_bytes(whole[:-cut])
+    assert lines.torn
+    assert list(lines) == RECORDS[:1]
+    lines.cut_torn_line()
+    assert not lines.torn
+    lines.append(RECORDS[1:])
+    assert lines.path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 3 is damaged"),
+        ("", "line 3 is damaged"),
+        ("[1]", "line 3 is no record"),
+        ('{"a": 1, "checksum": "00"}', "line 3 is damaged: its checksum differs"),
+        ('{"a": 1, "checksum": 7}', "line 3 is damaged: its checksum differs"),
+        ("[" * 100_000, "line 3 is damaged"),
+    ],
+)
+def test_damage_names_file_and_line(lines: JsonLines, line: str, message: str) -> None:
+    with lines.path.open("a") as stream:
+        stream.write(line + "\n")
+    with pytest.raises(ResultsError, match=rf"rows\.jsonl {message}"):
+        list(lines)
+
+
+def test_all_records_can_be_replaced(lines: JsonLines) -> None:
+    lines.rewrite(RECORDS[::-1])
+    assert list(lines) == RECORDS[::-1]
+    assert [path.name for path in lines.path.parent.iterdir()] == ["rows.jsonl"]
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    file = JsonLines(tmp_path / "none.jsonl", PolicyError)
+    assert not file.torn
+    with pytest.raises(PolicyError, match=r"none\.jsonl does not exist"):
+        list(file)

@@ -1,0 +1,86 @@
+"""The public names, and programs, in a folder whose modules have the same names as our packages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import kvp
+
+ROOT = Path(kvp.__file__).parent.parent
+SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+
+
+@pytest.fixture
+def shadowed(tmp_path: Path) -> Path:
+    """A working folder where each of our package names is something else."""
+    for name in ("train", "eval", "trace_collect"):
+        (tmp_path / f"{name}.py").write_text(f"ORIGIN = 'user'\nprint('user {name}')\n")
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "__init__.py").write_text("ORIGIN = 'user'\n")
+    return tmp_path
+
+
+def _python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join((str(folder), str(ROOT)))
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": paths}, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS))
+def test_console_scripts_run_where_the_names_are_taken(script: str, shadowed: Path) -> None:
+    module, function = SCRIPTS[script].split(":")
+    code = (
+        f"import sys; sys.argv = [{script!r}, '--help']\nfrom {module} import {function} as run\n"
+    )
+    done = _python(code + "sys.exit(run())", shadowed)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: {script}")
+
+
+def test_public_names_import_where_the_names_are_taken(shadowed: Path) -> None:
+    names = ", ".join(kvp.__all__)
+    code = (
+        f"from kvp import {names}\n"
+        "print(make_scorer('snapkv').name)\n"
+        "import eval; print(eval.ORIGIN)\n"  # the user's own stays theirs
+    )
+    done = _python(code, shadowed)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["snapkv", "user", "eval", "user"]
+
+
+def test_a_name_that_is_taken_already_is_said_in_one_line(shadowed: Path) -> None:
+    done = _python("import policies\nfrom kvp import load_policy", shadowed)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: ")
+    assert "rename yours" in last
+
+
+def test_importing_kvp_is_quick_and_dir_names_everything() -> None:
+    code = (
+        "import sys, kvp; assert set(kvp.__all__) <= set(dir(kvp)); "
+        "assert not {'torch', 'transformers', 'jsonargparse'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        getattr(kvp, "no_such_name")  # noqa: B009
+
+
+def test_programs_from_python_take_the_flags_as_keywords(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--length must be at least 1"):
+        kvp.collect(out=str(tmp_path / "traces"), length=0)
+    with pytest.raises(TypeError, match="lenght"):
+        kvp.train(out="o", traces="t", lenght=3)
+    assert kvp.collect(out=str(tmp_path / "traces"), dry_run=True, rate=100.0) is None
