@@ -4,9 +4,19 @@ VENV ?= .venv
 PIP_FLAGS ?=
 RUN ?= runs/demo
 BIN := $(VENV)/bin
+# Tests run in one process per core, at most 8, each on one thread.
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); \
+	echo $$((n < 8 ? n : 8)))
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+# What `make test-fast` leaves out: whole programs that run to the end, are killed or use processes.
+SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py \
+	tests/trace_collect/test_kill.py tests/trace_collect/test_run.py tests/train/test_distributed.py \
+	tests/train/test_resume.py tests/train/test_run.py tests/train/online/test_run.py \
+	tests/train/test_merge.py tests/train/calibration tests/eval/test_run.py \
+	tests/eval/evolve/test_run.py tests/eval/report tests/kvp/hf tests/kvp/store
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install check test demo clean
+.PHONY: install check test test-fast demo clean
 
 install: $(INSTALLED)
 
@@ -23,7 +33,10 @@ check: $(INSTALLED)
 	$(BIN)/lint-imports
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+test-fast: $(INSTALLED)
+	$(PYTEST) $(addprefix --ignore=,$(SLOW_FILES))
 
 demo: $(INSTALLED)
 	$(BIN)/kvp-collect --config configs/demo/collect.yaml --out $(RUN)/traces
@@ -31,6 +44,7 @@ demo: $(INSTALLED)
 	$(BIN)/kvp-eval --config configs/demo/eval.yaml --policies $(RUN)/policies \
 		--traces $(RUN)/traces --out $(RUN)/results
 	$(BIN)/kvp-report $(RUN)/results --out $(RUN)/report.html
+	@echo "Open $(RUN)/report.html in a browser: it needs no network."
 
 clean:
 	rm -rf runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,8 +1,8 @@
-"""Scores for several budgets, asked for as rarely as possible.
+"""Scores for several budgets with as few calls of the scorer as possible.
 
 Most methods rank tokens without looking at the budget; those are scored once per prompt. Whether a
 method looks is observed, not declared: the view it gets remembers whether its budget was read.
-What is kept by the scores is `eval.selection`; what they cost, `kvp.reward`.
+What is kept by the scores is `kvp.selection`; what they cost, `kvp.metrics`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class WatchedView(View):
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """What a scorer says about one prompt."""
+    """Scores of one prompt, and the budgets they are for."""
 
     scores: Tensor
     """[L, H, N] float32, on the CPU."""
     budgets: tuple[int, ...]
     """Budgets the scores are for, in tokens per KV head."""
     sizes: Callable[[Tensor], Tensor] | None
-    """From scores [L, H, N], protected tokens at +inf, to the scorer's own sizes [L, H] int64."""
+    """From scores [L, H, N], protected tokens at +inf, to sizes [L, H] int64 (`SelfSizing`)."""
 
 
 @torch.inference_mode()

@@ -163,7 +163,7 @@ class DryRunConfig(Group):
     """Dry run."""
 
     dry_run: bool = False
-    """Print what the run would do and cost, from the model's configuration alone, and stop."""
+    """Print what the run would do and cost, and stop; nothing is written."""
 
 
 def split_list(text: str) -> tuple[str, ...]:
@@ -171,7 +171,7 @@ def split_list(text: str) -> tuple[str, ...]:
 
     Commas inside parentheses do not separate: `snapkv(window=16,pool=avg),tova` has two parts.
     """
-    parts = (part.strip() for part in re.split(r",(?![^()]*\))", text))
+    parts = (part.strip() for part in re.findall(r"(?:\([^()]*\)|[^,])+", text))
     return tuple(dict.fromkeys(part for part in parts if part))
 
 

@@ -52,5 +52,5 @@ class Rope:
         return torch.cat([low * cosine - high * sine, high * cosine + low * sine, rest], dim=-1)
 
     def unrotate(self, vectors: Tensor, positions: Tensor) -> Tensor:
-        """Undo the embedding of vectors [..., N, D] that stand at positions [..., N]: float32."""
+        """Undo the embedding of vectors [..., N, D] at positions [..., N]: float32."""
         return self.rotate(vectors.float(), *self.inverse(positions))

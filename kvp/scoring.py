@@ -48,10 +48,10 @@ class Noise:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a scorer reads beside keys, values and positions; the caller supplies exactly that."""
+    """What a scorer reads besides keys, values and positions; the caller provides exactly that."""
 
     queries: int = 0
-    """How many of the most recent queries (tokens), or `ALL_QUERIES`."""
+    """Number of most recent queries (tokens) to record, or `ALL_QUERIES`."""
     future: bool = False
     """True only for hindsight methods: the attention future queries really paid."""
     rope: bool = False
@@ -86,7 +86,7 @@ class HiddenStates:
 class View:
     """One layer's cache at the moment of compression, without padding.
 
-    Batches with padding are scored one row at a time, so every token of a view is real.
+    Batches with padding are scored one prompt at a time, so every token of a view is real.
     """
 
     layer: int
@@ -114,7 +114,7 @@ class View:
     text: str | None = None
     """Text of the last `needs.text` cached tokens (views that carry it have B = 1)."""
     text_class: str | None = None
-    """What `needs.classifier` calls the text of all cached tokens (B = 1, too)."""
+    """Class that `needs.classifier` gives the text of all cached tokens (B = 1, too)."""
 
 
 @runtime_checkable
@@ -138,12 +138,12 @@ class Scorer(Protocol):
 
 @runtime_checkable
 class SelfSizing(Protocol):
-    """A scorer that also says how many tokens each head needs (GVote)."""
+    """A scorer that also gives each head a size (GVote)."""
 
     def sizes(self, scores: Tensor) -> Tensor:
-        """Own number of tokens per head: scores [..., N] -> [...] int64, at least 1.
+        """Number of tokens per head: scores [..., N] -> [...] int64, at least 1.
 
-        Protected tokens come at +inf, so that they count beside the tokens the method wants.
+        Protected tokens come at +inf, so that they add to the tokens the method selects.
         """
         ...
 

@@ -61,8 +61,8 @@ def _rows_at_most(config: CollectConfig, console: Console) -> int:
     if not is_rows(config.data):
         return config.sequences
     documents = read_documents(config.data)
-    rows = Counter(document.split for document in documents.found)
-    files = any(document.long for document in documents.found)
+    rows = Counter(document.split for document in documents.usable)
+    files = any(document.long for document in documents.usable)
     if (note := documents.note()) is not None:
         console.print(f"note: --data {config.data}: {note}")
     count = sum(

@@ -113,7 +113,7 @@ class Estimate:
 
 
 def estimate(config: CollectConfig, model: PreTrainedConfig, sequences: int) -> Estimate:
-    """What `sequences` sequences of a configuration need at most."""
+    """Estimate the bytes of `sequences` sequences of a configuration."""
     return Estimate(
         geometry=geometry_of(model),
         dtype=config.dtype,

@@ -23,6 +23,7 @@ from rich.progress import (
 )
 from torch.utils.tensorboard import SummaryWriter
 
+from kvp.artifacts.files import naming
 from kvp.geometry import Geometry
 from kvp.ranking import Protection
 from train.data.compression_points import CompressionPoint
@@ -197,6 +198,7 @@ class Checkpoints(Callback):
         if trainer.global_step % self._every and trainer.global_step != trainer.max_steps:
             return
         self._target.aside.parent.mkdir(parents=True, exist_ok=True)
-        trainer.save_checkpoint(self._target.aside)  # the first process writes, the others wait
+        with naming(self._target.aside):
+            trainer.save_checkpoint(self._target.aside)  # the first one writes, the others wait
         if trainer.is_global_zero:
             self._target.keep(trainer.global_step)

@@ -23,14 +23,24 @@ def replacing(path: Path) -> Iterator[Path]:
     When the block fails, the old file stays and what was written is deleted.
     """
     partial = path.with_name(f"{path.name}{PARTIAL}")
+    with naming(path):
+        try:
+            yield partial
+            sync_path(partial)
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        sync_path(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in an OSError of the block: a write to a full disk does not say where."""
     try:
-        yield partial
-        sync_path(partial)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    sync_path(path.parent)
+        yield
+    except OSError as problem:
+        raise OSError(problem.errno, problem.strerror or str(problem), str(path)) from problem
 
 
 def atomic_write_bytes(path: Path, content: bytes) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvp.artifacts.files import atomic_write_bytes
+from kvp.artifacts.files import atomic_write_bytes, naming
 from kvp.errors import KvpError, ResultsError
 from kvp.manifest import parse_json
 
@@ -67,7 +67,7 @@ class JsonLines:
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Add records in one write and bring them to the disk."""
-        with self.path.open("ab") as stream:
+        with naming(self.path), self.path.open("ab") as stream:
             stream.write(b"".join(map(_line, records)))
             stream.flush()
             os.fsync(stream.fileno())

@@ -19,7 +19,7 @@ from kvp.data.sources import SOURCES, open_source, takes_tasks
 from kvp.data.task import TaskSettings
 from kvp.data.tasks import RULER, find_task, is_ruler
 from kvp.errors import UsageError
-from kvp.manifest import digest_json, sha256_file
+from kvp.manifest import digest_json, sha256_file, sha256_input
 
 _FILLED = 0.9
 """Share of the length that the smallest prompt of a task may take for the task to fit."""
@@ -154,13 +154,12 @@ def _fits(task: str, request: DataRequest, tokenizer: PreTrainedTokenizerBase) -
 
 
 def path_digest(path: str) -> str:
-    """SHA-256 of a file, or of the files of data in a folder."""
+    """SHA-256 of a file or of the files of a folder; of a folder of texts, of these alone."""
     source = Path(path)
-    if not source.is_dir():
-        return sha256_file(source)
-    files = sorted({*source.glob("*.txt"), *files_of(source)})
-    files = files or [file for file in sorted(source.rglob("*")) if file.is_file()]
-    return digest_json([sha256_file(file) for file in files])
+    texts = sorted(source.glob("*.txt")) if source.is_dir() else []
+    if texts and not files_of(source):
+        return digest_json([sha256_file(file) for file in texts])
+    return sha256_input(source)
 
 
 def _is_path(data: str) -> bool:

@@ -107,7 +107,7 @@ def encode(
 
 
 def _question(sample: Sample, tokenizer: PreTrainedTokenizerBase, *, templated: bool) -> _Parts:
-    opening, closing = _frame(["user"], tokenizer) if templated else ("", "")
+    opening, closing = template_frame(["user"], tokenizer) if templated else ("", "")
     return _Parts(
         context=[_Piece(opening, template=True), _Piece(sample.context)],
         rest=[
@@ -126,7 +126,7 @@ def _chat(
     if final["role"] != "user" or answer["role"] != "assistant":
         raise ValueError("a chat ends with a message of the user and one of the assistant")
     roles = [turn["role"] for turn in turns]
-    frame = _frame if templated else _plain_frame
+    frame = template_frame if templated else _plain_frame
     *between, after = frame([*roles, "user"], tokenizer)
     context = []
     for text, turn in zip(between, turns, strict=False):
@@ -146,7 +146,7 @@ def _chat(
     return _Parts(context=context, rest=rest, reply=answer["content"])
 
 
-def _frame(
+def template_frame(
     roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, prompt: bool = True
 ) -> list[str]:
     """What a chat template writes before, between and after contents: one more than `roles`.
@@ -169,7 +169,7 @@ def _frame(
 def _plain_frame(
     roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, prompt: bool = True
 ) -> list[str]:
-    """`_frame` where there is no chat template."""
+    """`template_frame` where there is no chat template."""
     texts = [_PLAIN_ROLES[role] for role in roles]
     closing = "\n\n" + (_PLAIN_ROLES["assistant"] if prompt else "")
     return [texts[0], *(f"\n\n{text}" for text in texts[1:]), closing]

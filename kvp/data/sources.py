@@ -33,15 +33,15 @@ def tasks_in_turn(
         raise UsageError("--tasks is empty")
     built = []
     notes: list[str] = []
-    for place, name in enumerate(tasks):
-        count = len(range(place, settings.count, len(tasks)))
+    for turn, name in enumerate(tasks):
+        count = len(range(turn, settings.count, len(tasks)))
         samples = find_task(name).build(replace(settings, count=count), tokenizer)
         notes += getattr(samples, "notes", ())
         built.append(samples)
     # A task with fewer samples ends the row where its turn would come.
     size = min(
         settings.count,
-        *(place + len(tasks) * len(samples) for place, samples in enumerate(built)),
+        *(turn + len(tasks) * len(samples) for turn, samples in enumerate(built)),
     )
 
     def make(index: int) -> Sample:

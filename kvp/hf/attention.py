@@ -41,7 +41,7 @@ class QueryRecorder:
             query = torch.cat([self._queries[layer], query], dim=2)
         if self._window != ALL_QUERIES:
             query = query[:, :, max(query.shape[2] - self._window, 0) :]
-        # A copy of its own: the projection that a slice points into may be far larger.
+        # A copy: the projection that a slice points into may be far larger.
         self._queries[layer] = query.detach().clone(memory_format=torch.contiguous_format)
 
     @property
@@ -75,7 +75,7 @@ class ForeignAttentionError(ModelError):
 
 
 class StoredKeys:
-    """What an `EvictingCache` returns to the model in place of key and value tensors.
+    """The handle an `EvictingCache` returns to the model in place of key and value tensors.
 
     Any other attention implementation that touches it stops with a `ModelError`, instead of
     silently attending to slots that hold nothing.
@@ -160,7 +160,7 @@ _USERS: WeakKeyDictionary[PreTrainedModel, tuple[int, str]] = WeakKeyDictionary(
 
 @contextmanager
 def kvp_attention_set(model: PreTrainedModel) -> Iterator[None]:
-    """Give `model` kvp's attention inside the block and its own one back after the last block."""
+    """Set kvp's attention on `model`; the former one is back after the last open block."""
     with _LOCK:
         users, before = _USERS.get(model, (0, model.config._attn_implementation))
         _USERS[model] = users + 1, before

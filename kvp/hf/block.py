@@ -93,9 +93,9 @@ class EvictingBlock(AbstractContextManager[None]):
         trace: TracebackType | None,
     ) -> None:
         self._undo.close()
-        own = self._calls.pop(get_ident(), None)  # a prefill that failed
-        if own is not None:
-            own.close()
+        failed = self._calls.pop(get_ident(), None)  # a prefill that failed
+        if failed is not None:
+            failed.close()
         if self._calls and error is None:
             raise UsageError(
                 "a generate call of another thread was still in its prefill when the evicting(...) "

@@ -1,8 +1,8 @@
 """Extra forward passes on top of a full cache, and the attention its tokens receive in them.
 
-The cache is lent, never written: a pass sees keys and values of the prompt and its own, and its own
-are gone when the layer is done. The attention is reduced layer by layer to one number per cached
-token. What is fed in a pass is `kvp.hf.reconstruction`; the formula is
+The cache is lent, never written: a pass sees keys and values of the prompt and of itself, and
+its own are dropped after each layer. The attention is reduced layer by layer to one number per
+cached token. What is fed in a pass is `kvp.hf.reconstruction`; the formula is
 `kvp.ops.reconstruction_attention`.
 """
 
@@ -106,7 +106,7 @@ class _LentCache(Cache):
 
 
 class _LentLayer(DynamicLayer):
-    """One layer's keys and values, lent; holds the pass's own only between two calls."""
+    """One layer's keys and values, lent; holds those of the pass only between two calls."""
 
     keys: Tensor
     values: Tensor
@@ -124,13 +124,13 @@ class _LentLayer(DynamicLayer):
         self.lazy_initialization(keys, values)
         self.keys, self.values = keys, values
         self._window, self._index, self._norms = window, index, norms
-        self._own: tuple[Tensor, Tensor] | None = None
+        self._of_pass: tuple[Tensor, Tensor] | None = None
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Hold the pass's keys and values [B, H, T, D] until they are attended."""
-        self._own = key_states, value_states
+        self._of_pass = key_states, value_states
         return key_states, value_states
 
     def attend(
@@ -143,25 +143,25 @@ class _LentLayer(DynamicLayer):
         first: bool,
     ) -> Tensor:
         """Attention of the pass as the plain model computes it; leaves the signal behind."""
-        assert self._own is not None
-        (own_keys, own_values), self._own = self._own, None
+        assert self._of_pass is not None
+        (pass_keys, pass_values), self._of_pass = self._of_pass, None
         scaling = options.get("scaling")
         self._measure(
-            module, query, own_keys, query.shape[-1] ** -0.5 if scaling is None else scaling
+            module, query, pass_keys, query.shape[-1] ** -0.5 if scaling is None else scaling
         )
         attended, _ = sdpa_attention_forward(
             module,
             query,
-            torch.cat([self.keys, own_keys], dim=2),
-            torch.cat([self.values, own_values], dim=2),
+            torch.cat([self.keys, pass_keys], dim=2),
+            torch.cat([self.values, pass_values], dim=2),
             mask,
             **options,
         )
         return attended
 
-    def _measure(self, module: nn.Module, query: Tensor, own: Tensor, scaling: float) -> None:
+    def _measure(self, module: nn.Module, query: Tensor, pass_keys: Tensor, scaling: float) -> None:
         batch, query_heads, tokens, width = query.shape
-        heads = own.shape[1]
+        heads = pass_keys.shape[1]
         window = self._window
         sinks = min(window.sinks, window.start)
         keys = self.keys[:, :, window.start : window.stop]
@@ -170,14 +170,14 @@ class _LentLayer(DynamicLayer):
         key_weights = query_weights = None
         if self._norms is not None:
             values = self.values[:, :, window.start : window.stop]
-            key_weights = projected_norms(module, values, query_heads // heads)
+            key_weights = projected_norms(module, values, query_heads // heads)  # [B, H, G, N]
             key_weights = nn.functional.pad(key_weights, (sinks, 0), value=1.0)
             query_weights = 1.0 / self._norms[self._index][:, None].expand(-1, heads, -1)
         working = _WORKING_FLOATS.get(keys.device.type, _MANY_FLOATS)
         signal = reconstruction_attention(
-            query.reshape(batch, heads, -1, tokens, width),
+            query.reshape(batch, heads, -1, tokens, width),  # [B, H, G, T, D]
             keys,
-            own,
+            pass_keys,
             scaling=scaling,
             key_weights=key_weights,
             query_weights=query_weights,

@@ -14,7 +14,7 @@ from kvp.hf.cache import EvictingCache
 def end_tokens(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> tuple[int, ...]:
-    """Token ids that end an answer, for collection and evaluation alike.
+    """Token ids that end an answer, for collection and evaluation.
 
     Those of the model's generation config; where it names none, the tokenizer's end token. Empty
     when there is neither: answers then run to their maximum length.

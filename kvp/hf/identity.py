@@ -67,7 +67,7 @@ def warn_of_another_model(model: PreTrainedModel, scorer: Scorer) -> None:
 
 
 def _name_of(model: PreTrainedModel) -> str:
-    """The name `load_model` knows a model by, as far as it can be told."""
+    """The name `load_model` knows a model by, as far as the config tells."""
     from kvp import nano
 
     name = str(model.config.name_or_path)

@@ -1,4 +1,4 @@
-"""Load a model that kvp can evict from, and say in one line why another one cannot be loaded.
+"""Load a model that kvp can evict from, or refuse it in one line.
 
 Names are "nano" (the bundled model), a local folder, or a hub id. Local names never reach the
 network. Code that comes with a model (`trust_remote_code`) is never run.
@@ -92,7 +92,7 @@ def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:
 
 
 def local_folder(name: str) -> Path | None:
-    """The folder a model name stands for, or None for a hub id."""
+    """The folder that a model name means, or None for a hub id."""
     source, _ = _source(name, None)
     return Path(source) if Path(source).is_dir() else None
 
@@ -129,7 +129,7 @@ def _tokenizer(source: str, **options: Any) -> PreTrainedTokenizerBase:  # noqa:
 
     AutoTokenizer replaces a generic tokenizer in a Qwen2 or Phi-3 folder by the class of those
     models and with it the way text is split, so that ids differ from those of training
-    (docs/decisions/0020). A generic class stands for its tokenizer.json as it is.
+    (docs/decisions/0020). A generic class means its tokenizer.json as it is.
     """
     declared = get_tokenizer_config(source, **options).get("tokenizer_class")
     generic = declared in ("PreTrainedTokenizerFast", "TokenizersBackend")

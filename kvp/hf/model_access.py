@@ -36,26 +36,26 @@ def on_meta(model: PreTrainedModel) -> bool:
 def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
     """The attention module of every layer, in order.
 
-    Raises ModelError when they cannot be told, or when weights of the model are offloaded.
+    Raises ModelError when they are not found, or when weights of the model are offloaded.
     """
     if on_meta(model):
         raise ModelError(
             f"weights of this {type(model).__name__} are offloaded (accelerate): load the whole "
             "model, or use a method that reads keys, values and queries alone"
         )
-    found: dict[int, nn.Module] = {}
+    modules: dict[int, nn.Module] = {}
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
         projects = hasattr(module, "q_proj") or hasattr(module, "qkv_proj")
         if isinstance(layer, int) and projects and hasattr(module, "o_proj"):
-            found[layer] = module
+            modules[layer] = module
     layers = geometry_of(model.config).layers
-    if sorted(found) != list(range(layers)):
+    if sorted(modules) != list(range(layers)):
         raise ModelError(
             f"{type(model).__name__} has no attention module with q_proj or qkv_proj in each of "
             f"its {layers} layers: use a method that reads no hidden states and no value norms"
         )
-    return [found[layer] for layer in range(layers)]
+    return [modules[layer] for layer in range(layers)]
 
 
 @contextmanager
@@ -101,15 +101,15 @@ def _queries(attention: nn.Module, heads: int, width: int, hidden: Tensor) -> Te
     assert isinstance(projection, nn.Module)
     weight = next(projection.parameters())
     dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
-    projected: Tensor = projection(hidden.to(device=weight.device, dtype=dtype))
+    projected: Tensor = projection(hidden.to(device=weight.device, dtype=dtype))  # [B, S, width]
     projected = projected[..., : heads * width]  # a fused projection goes on with keys and values
-    queries = projected.view(*projected.shape[:2], heads, width)
+    queries = projected.view(*projected.shape[:2], heads, width)  # [B, S, Q, D]
     norm = getattr(attention, "q_norm", None)
     if norm is not None and norm.weight.shape[-1] == width:
         queries = norm(queries)
     elif norm is not None:
         queries = norm(projected).view(queries.shape)
-    return queries.float().transpose(1, 2)
+    return queries.float().transpose(1, 2)  # [B, Q, S, D]
 
 
 @torch.no_grad()
@@ -171,12 +171,12 @@ def rope_kept(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _rotary(model: PreTrainedModel) -> nn.Module | None:
-    found = (m for m in model.modules() if isinstance(getattr(m, "inv_freq", None), Tensor))
-    return next(found, None)
+    candidates = (m for m in model.modules() if isinstance(getattr(m, "inv_freq", None), Tensor))
+    return next(candidates, None)
 
 
 def _check_halves(model: PreTrainedModel, rope: Rope, cosine: Tensor, sine: Tensor) -> None:
-    """Compare with the rotation of the model's own source file, where that is a function."""
+    """Compare with the rotation in the model's source file, where that is a function."""
     source = inspect.getmodule(type(attention_modules(model)[0]))
     apply = getattr(source, "apply_rotary_pos_emb", None)
     if apply is None:

@@ -1,8 +1,7 @@
 """Norms of values behind the output projection: how far a head's values move the residual stream.
 
-Attention times the norm of a value says nothing across heads: a head may have large values and a
-small output projection. Behind the projection the two meet, and there the norms of all heads share
-a unit.
+Attention times the norm of a value cannot be compared across heads: a head may have large values
+and a small output projection. Behind the projection the norms of all heads share a unit.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ def output_gram(model: PreTrainedModel) -> Tensor:
     """Gram matrices M of the output projection: [L, H, D, D] float32 on the CPU.
 
     sqrt(v^T M v) is the norm of value v behind the projection, as a root mean square over the
-    query heads that share the KV head. Raises ModelError for a model whose attention modules cannot
-    be told.
+    query heads that share the KV head. Raises ModelError for a model whose attention modules are
+    not found.
     """
     geometry = geometry_of(model.config)
     grams = [
@@ -33,7 +32,7 @@ def output_gram(model: PreTrainedModel) -> Tensor:
 
 
 def known_output_gram(model: PreTrainedModel) -> Tensor | None:
-    """`output_gram`, or None where the model's attention modules cannot be told."""
+    """`output_gram`, or None where the model's attention modules are not found."""
     try:
         return output_gram(model)
     except ModelError:

@@ -18,6 +18,7 @@ from kvp.data.encode import Encoded, encode
 from kvp.data.sample import Sample
 from kvp.errors import UsageError
 from kvp.hf import Observation, observe
+from kvp.hf.generation import end_tokens
 from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.ops.future_attention import grid_attention
 from kvp.scoring import Reconstruction
@@ -54,30 +55,30 @@ def collect(
 
     The continuation is the model's greedy answer or the reference, up to `max_new_tokens` or the
     sample's own number, without its end token (which a model never reads while it answers). Tensors
-    are on the CPU in the model's dtype; `index` is the sequence's place in the store. A grid of
-    `grid` cuts is computed where the model is (`kvp.store.importance_grid`); `labels` are names of
-    `LABELS`.
+    are on the CPU in the model's dtype; `index` is the sequence's index in the store. A grid of
+    `grid` compression points is computed where the model is (`kvp.store.importance_grid`); `labels`
+    are names of `LABELS`.
 
     Raises UsageError when the reference is asked for and the sample has none.
     """
     encoded = encode(sample, tokenizer)
-    room = min(max_new_tokens, sample.max_new_tokens)
+    limit = min(max_new_tokens, sample.max_new_tokens)
     if continuation == "reference":
         if not encoded.reply_ids:
             raise UsageError(
                 f"--answers reference: {sample.id} has no reference; use --answers model"
             )
-        reply = encoded.reply_ids[:room]
+        reply = encoded.reply_ids[:limit]
     else:
-        reply = greedy(model, tokenizer, encoded.ids, room)
+        reply = greedy(model, tokenizer, encoded.ids, limit)
     ids = encoded.ids + reply
     seen = observe(model, torch.tensor([ids], device=model.device), last_logits=True)
     keys = _stacked(seen.keys)
     record = _record(sample, encoded, reply, index, grid)
     return Trace(
         record=record,
-        importance=_rows(grid_attention, seen, record.edges) if grid else None,
-        peak=_rows(peak_rows, seen, (*record.peak_edges, record.length)) if grid else None,
+        importance=_grid(grid_attention, seen, record.edges) if grid else None,
+        peak=_grid(peak_rows, seen, (*record.peak_edges, record.length)) if grid else None,
         queries=_stacked(seen.queries, groups_of=keys.shape[1]) if queries else None,
         keys=keys,
         values=_stacked(seen.values),
@@ -117,7 +118,7 @@ def greedy(
     Penalties that the model's own generation configuration asks for are off: evaluation compares
     plain arg-max answers, and traces should show the same ones.
     """
-    ends = _end_tokens(model, tokenizer)
+    ends = end_tokens(model, tokenizer)
     settings = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=False,
         num_beams=1,
@@ -127,7 +128,7 @@ def greedy(
         temperature=1.0,
         top_p=1.0,
         top_k=50,
-        eos_token_id=ends or None,
+        eos_token_id=list(ends) or None,
         pad_token_id=ends[0] if ends else 0,
     )
     ids = torch.tensor([prompt], device=model.device)
@@ -138,15 +139,6 @@ def greedy(
     return tuple(answer[:-1] if answer and answer[-1] in ends else answer)
 
 
-def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    own = model.generation_config.eos_token_id if model.generation_config else None
-    if own is None:
-        own = tokenizer.eos_token_id
-    if own is None:
-        return []
-    return list(own) if isinstance(own, list | tuple) else [int(own)]
-
-
 def _stacked(layers: tuple[Tensor, ...], groups_of: int | None = None) -> Tensor:
     """Layers of [1, H, T, D] as [L, H, T, D]; queries [1, Q, T, D] as [L, H, G, T, D]."""
     if groups_of is not None:
@@ -154,17 +146,17 @@ def _stacked(layers: tuple[Tensor, ...], groups_of: int | None = None) -> Tensor
     return torch.stack([layer[0].cpu() for layer in layers])
 
 
-def _rows(
-    rows: Callable[[Tensor, Tensor, Sequence[int]], Tensor],
+def _grid(
+    attention: Callable[[Tensor, Tensor, Sequence[int]], Tensor],
     seen: Observation,
     edges: Sequence[int],
 ) -> Tensor:
-    """Rows of a grid for all layers, [L, H, rows, T], each computed where the model is."""
-    found = []
+    """A grid for all layers, [L, H, edges, T], each layer computed where the model is."""
+    layers = []
     for queries, keys in zip(seen.queries, seen.keys, strict=True):
-        grouped = queries.reshape(*keys.shape[:2], -1, *keys.shape[2:])
-        found.append(rows(grouped, keys, edges))
-    return _stacked(tuple(found))
+        grouped = queries.reshape(*keys.shape[:2], -1, *keys.shape[2:])  # [1, H, G, T, D]
+        layers.append(attention(grouped, keys, edges))
+    return _stacked(tuple(layers))
 
 
 def _record(

@@ -9,7 +9,7 @@ from torch import Tensor
 def group_products(queries: Tensor, keys: Tensor) -> Tensor:
     """Compute q_gr . k_i for the R queries of each of the G query heads of a KV head.
 
-    The group is folded into the rows of one product per KV head. Broadcasting `queries @ keys.mT`
+    The group is folded into the count of one product per KV head. Broadcasting `queries @ keys.mT`
     over an axis of size G would copy the keys G times: at 65,536 tokens, 4 KV heads, G = 7 and
     D = 128 that is 900 MiB, and 2 to 16 times slower (`benchmarks/attention_scorers.py`).
 
@@ -20,6 +20,6 @@ def group_products(queries: Tensor, keys: Tensor) -> Tensor:
     Returns:
         [..., G, R, N] in the same dtype.
     """
-    group, rows, _ = queries.shape[-3:]
+    group, count, _ = queries.shape[-3:]
     folded = queries.flatten(-3, -2)  # [..., G R, D]
-    return torch.unflatten(folded @ keys.mT, -2, (group, rows))
+    return torch.unflatten(folded @ keys.mT, -2, (group, count))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+import kvp
+import kvp.data.tasks as registry
 from eval.cli import main
 
 TASK = """
@@ -74,6 +77,20 @@ def test_a_task_of_ones_own_is_scored_by_itself(
     found = _rows(tmp_path / "out")
     assert {(row["task"], row["score"]) for row in found} == {("letters", 0.25)}
     assert len(found) == 4
+
+
+def test_a_task_object_from_python(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kvp_test_object.py").write_text(TASK)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "TASKS", dict(registry.TASKS))
+    task = import_module("kvp_test_object").Letters()
+    kvp.evaluate(
+        tasks=[task], model=str(tiny_folder), length=200, methods="full", prompts=1,
+        timing_prompts=0, bootstrap=5, tokens=False, out=str(tmp_path / "out"),
+    )  # fmt: skip
+    assert {row["score"] for row in _rows(tmp_path / "out")} == {0.25}
 
 
 def test_flags_that_no_task_reads_are_refused(

@@ -14,8 +14,8 @@ class _ByNorm:
 
     name = "by_norm"
 
-    def __init__(self, *, reads_budget: bool, share: int = 1) -> None:
-        self.needs = Needs(share=share)
+    def __init__(self, *, reads_budget: bool, layer_group: int = 1) -> None:
+        self.needs = Needs(layer_group=layer_group)
         self.reads_budget = reads_budget
         self.calls: list[int] = []
 
@@ -51,7 +51,7 @@ def test_a_method_that_reads_the_budget_is_scored_for_each() -> None:
 
 
 def test_layers_that_share_are_scored_once_per_group() -> None:
-    scorer = _ByNorm(reads_budget=False, share=2)
+    scorer = _ByNorm(reads_budget=False, layer_group=2)
     (scored,) = score_budgets(scorer, _views_at, [3])
     assert scorer.calls == [0]
     assert torch.equal(scored.scores[0], scored.scores[1])

@@ -307,3 +307,41 @@ def test_an_altered_calibration_is_named(tmp_path: Path) -> None:
     text = (tmp_path / "policy.json").read_text()
     (tmp_path / "policy.json").write_text(text.replace('"share"', '"attention"'))
     _fails(tmp_path, str(tmp_path / "policy.json"), "its checksum does not match")
+
+
+def test_a_policy_of_a_billion_layers_is_refused_at_once(policy_dir: Path) -> None:
+    index = policy_dir / "policy.json"
+    content = read_sealed_json(index)
+    for name in ("layers", "kv_heads"):
+        geometry = {**content["geometry"], name: 10**9, "query_heads": 10**9}
+        write_sealed_json(index, {**content, "geometry": geometry})
+        with pytest.raises(PolicyError, match="its files do not cover"):
+            load_policy(policy_dir)
+    for heads in ([-4, 0], [0, 10**9], [2, 2], [4, 8]):
+        write_sealed_json(index, {**content, "heads": heads})
+        with pytest.raises(PolicyError, match="not a valid policy"):
+            load_policy(policy_dir)
+
+
+def test_weights_of_another_dtype_are_named(policy_dir: Path) -> None:
+    path, index = policy_dir / HEAD, policy_dir / "policy.json"
+    write_safetensors(path, {name: tensor.half() for name, tensor in load_file(path).items()})
+    content = read_sealed_json(index)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    content["files"][HEAD] = {"sha256": digest, "bytes": path.stat().st_size}
+    write_sealed_json(index, content)
+    with pytest.raises(PolicyError, match=rf"{HEAD} holds weights that are not float32"):
+        load_policy(policy_dir)
+
+
+def test_a_calibration_is_replaced_by_one_writer_that_says_what_was_there(
+    policy_dir: Path,
+) -> None:
+    knots = torch.linspace(0, 1, 3).expand(4, 3)
+    assert recalibrate(policy_dir, Calibration(target="share", scores=knots, values=knots)) is None
+    with (
+        OutputFolder.claim(policy_dir, POLICY, {}),
+        pytest.raises(PolicyError, match="is being written by process"),
+    ):
+        recalibrate(policy_dir, None)
+    assert recalibrate(policy_dir, None) == "share"

@@ -1,6 +1,6 @@
 """Everything in a file, a folder or a hub data set as documents, and what had to be skipped.
 
-Rows belong to splits by a hash of what they say, so equal rows never meet in two splits; trees by
+Rows belong to splits by a hash of their content, so equal rows never meet in two splits; trees by
 a hash of their id; a running text by position.
 """
 
@@ -28,16 +28,16 @@ from kvp.data.text_files import read_text, share_of
 from kvp.errors import UsageError
 
 Skipped = tuple[str, str]
-"""Place of a row and why it cannot be used ("line 7", "has no text")."""
-_NAMED = 3
-"""Skipped rows that are named in a message."""
+"""Location of a row and why it cannot be used ("line 7", "has no text")."""
+_MAX_NAMED = 3
+"""Skipped rows that a message names at most."""
 
 
 @dataclass(frozen=True)
 class Documents:
-    """What was read."""
+    """Documents of some data, and the rows that are none."""
 
-    found: tuple[Document, ...]
+    usable: tuple[Document, ...]
     rows: int
     """Rows read, good and bad."""
     skipped: tuple[Skipped, ...]
@@ -51,8 +51,8 @@ class Documents:
 
 def listed(skipped: Sequence[Skipped]) -> str:
     """The first few places with their reasons, and how many more there are."""
-    named = ", ".join(_plain(f"{place} {reason}") for place, reason in skipped[:_NAMED])
-    more = len(skipped) - _NAMED
+    named = ", ".join(_plain(f"{location} {reason}") for location, reason in skipped[:_MAX_NAMED])
+    more = len(skipped) - _MAX_NAMED
     return f"{named} and {more} more" if more > 0 else named
 
 
@@ -70,54 +70,54 @@ def read_documents(data: str, flag: str = "data") -> Documents:
     path = Path(data)
     if path.suffix.lower() in TEXT_SUFFIXES or _only_texts(path):
         return _texts(data, flag)
-    found: list[Document] = []
+    usable: list[Document] = []
     skipped: list[Skipped] = []
     messages: list[tuple[str, Message]] = []
     rows = 0
-    for place, row in read_rows(data, flag):
+    for location, row in read_rows(data, flag):
         rows += 1
         try:
             if isinstance(row, Unreadable):
                 raise RowError(row.reason)
             if is_message(row):
                 check_message(row)
-                messages.append((place, row))
+                messages.append((location, row))
             elif is_tree(row):
-                found.append(_tree(list(nested_messages(row)), _tree_name(row), place))
+                usable.append(_tree(list(nested_messages(row)), _tree_name(row), location))
             else:
-                found.append(replace(document_of(row), place=place))
+                usable.append(replace(document_of(row), location=location))
         except RowError as error:
-            skipped.append((place, str(error)))
-    _add_trees(messages, found, skipped)
+            skipped.append((location, str(error)))
+    _add_trees(messages, usable, skipped)
     if not rows:
         raise UsageError(f"--{flag} {data}: there is nothing in it")
-    if not found:
+    if not usable:
         raise UsageError(
             f"--{flag} {data}: none of its {rows} rows can be used: {listed(skipped[:1])}; "
             f"accepted columns are {ACCEPTED} (docs/data.md)"
         )
-    return Documents(tuple(found), rows, tuple(skipped))
+    return Documents(tuple(usable), rows, tuple(skipped))
 
 
 def _add_trees(
-    messages: Sequence[tuple[str, Message]], found: list[Document], skipped: list[Skipped]
+    messages: Sequence[tuple[str, Message]], usable: list[Document], skipped: list[Skipped]
 ) -> None:
     trees: dict[str, list[tuple[str, Message]]] = {}
     for name, member in zip(tree_names([one for _, one in messages]), messages, strict=True):
         trees.setdefault(name, []).append(member)
     for name, members in trees.items():
-        place = members[0][0]
+        location = members[0][0]
         try:
-            found.append(_tree([message for _, message in members], name, place))
+            usable.append(_tree([message for _, message in members], name, location))
         except RowError as error:
-            skipped += [(place, str(error)) for place, _ in members]
+            skipped += [(location, str(error)) for location, _ in members]
 
 
-def _tree(messages: Sequence[Message], name: str | None, place: str) -> Document:
+def _tree(messages: Sequence[Message], name: str | None, location: str) -> Document:
     turns = best_thread(messages)
     if not turns:
         raise RowError("is of a message tree without a reply")
-    return Document(split=split_of(name or json.dumps(turns)), turns=turns, place=place)
+    return Document(split=split_of(name or json.dumps(turns)), turns=turns, location=location)
 
 
 def _tree_name(row: Mapping[str, object]) -> str | None:
@@ -138,9 +138,9 @@ def _only_texts(path: Path) -> bool:
 def _texts(data: str, flag: str) -> Documents:
     """A running text as one document per split, shared out by position."""
     whole = read_text(data, flag)
-    found = [
-        Document(split=split, text=part, long=True, place=Path(data).name)
+    usable = [
+        Document(split=split, text=part, long=True, location=Path(data).name)
         for split in SPLITS
         if (part := share_of(whole, split))
     ]
-    return Documents(tuple(found), 1, ())
+    return Documents(tuple(usable), 1, ())

@@ -1,6 +1,6 @@
 """Read rows of JSONL, JSON, CSV, parquet, `save_to_disk` folders, folders of files, the hub.
 
-Every reader yields rows with their place in the file. A row that cannot be read is yielded as an
+Every reader yields rows with their location in the file. A row that cannot be read is yielded as an
 `Unreadable`, so that one bad line does not cost the file.
 """
 
@@ -29,7 +29,7 @@ class Unreadable:
 
 
 Row = tuple[str, Mapping[str, Any] | Unreadable]
-"""Place of a row in its data ("line 7") and its columns."""
+"""Location of a row in its data ("line 7") and its columns."""
 
 
 def read_rows(data: str, flag: str) -> Iterator[Row]:
@@ -121,8 +121,8 @@ def _csv(path: Path) -> Iterator[Row]:
         reader = csv.DictReader(text, delimiter=delimiter)
         for row in reader:
             extra = None in row
-            place = f"line {reader.line_num}"
-            yield place, Unreadable("has more cells than the header") if extra else row
+            location = f"line {reader.line_num}"
+            yield location, Unreadable("has more cells than the header") if extra else row
 
 
 def _parquet(path: Path) -> Iterator[Row]:
@@ -154,8 +154,8 @@ def _folder(folder: Path, flag: str) -> Iterator[Row]:
         )
     for file in files:
         name = file.relative_to(folder)
-        for place, row in read_rows(str(file), flag):
-            yield f"{name} {place}", row
+        for location, row in read_rows(str(file), flag):
+            yield f"{name} {location}", row
 
 
 def _saved(folder: Path, flag: str) -> Iterator[Row]:

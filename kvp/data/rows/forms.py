@@ -37,7 +37,7 @@ class Document:
 
     split: str
     """Split that owns it."""
-    place: str = ""
+    location: str = ""
     """Where it is in its data, for messages."""
     text: str = ""
     """Running text; empty in the other forms."""

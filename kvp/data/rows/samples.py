@@ -39,14 +39,14 @@ def row_samples(
     Raises UsageError naming `flag` where no row can be used.
     """
     documents = read_documents(data, flag)
-    owned = [one for one in documents.found if settings.split in (one.split, ALL)]
-    random.Random(f"order/{settings.split}/{settings.seed}").shuffle(owned)
+    of_split = [one for one in documents.usable if settings.split in (one.split, ALL)]
+    random.Random(f"order/{settings.split}/{settings.seed}").shuffle(of_split)
     name = name_of(data)
     maker = _Maker(settings, tokenizer, task or name, dialogues)
-    found = list(islice(maker.samples(owned), settings.count))
+    first = islice(maker.samples(of_split), settings.count)
     samples = [
         replace(sample, id=f"{name}/{settings.split}/{settings.seed}/{number}")
-        for number, sample in enumerate(found)
+        for number, sample in enumerate(first)
     ]
     notes = [f"--{flag} {data}: {note}" for note in (documents.note(), maker.note()) if note]
     return Source(size=len(samples), make=samples.__getitem__, notes=tuple(notes))
@@ -56,6 +56,10 @@ def name_of(data: str) -> str:
     """What samples of `data` are called: the file's name without its suffix."""
     path = Path(data)
     return path.name.partition(".")[0] or path.name if path.exists() else data.rsplit("/", 1)[-1]
+
+
+def _counted(things: Sequence[object], noun: str) -> str:
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
 
 
 def _tokens(lengths: Sequence[int]) -> str:
@@ -79,10 +83,10 @@ class _Maker:
         split = self.settings.split
         parts = []
         if self.skipped:
-            parts.append(f"left out {len(self.skipped)} rows: {listed(self.skipped)}")
+            parts.append(f"left out {_counted(self.skipped, 'row')}: {listed(self.skipped)}")
         if self.short_chats:
             parts.append(
-                f"left out {len(self.short_chats)} chats shorter than half of --length "
+                f"left out {_counted(self.short_chats, 'chat')} shorter than half of --length "
                 f"{self.settings.length} ({_tokens(self.short_chats)})"
             )
         return f"{split} split: {'; '.join(parts)}" if parts else None
@@ -92,7 +96,7 @@ class _Maker:
         yield from self._chats([one for one in documents if one.turns and not one.alone])
         for document in documents:
             if self.dialogues and not document.turns:
-                self.skipped.append((document.place, "is not a dialogue"))
+                self.skipped.append((document.location, "is not a dialogue"))
             elif document.text:
                 yield from self._stretches(document)
             elif document.alone or document.question is not None:
@@ -114,7 +118,7 @@ class _Maker:
             return self._encode(replace(self._blank(), messages=tuple(turns))).prompt_length
 
         def too_long(index: int, tokens: int) -> None:
-            self.skipped.append((dialogues[index].place, self._excess(tokens)))
+            self.skipped.append((dialogues[index].location, self._excess(tokens)))
 
         for turns in pack(
             [document.turns for document in dialogues],
@@ -143,9 +147,9 @@ class _Maker:
     def _usable(self, sample: Sample, document: Document) -> bool:
         tokens = self._encode(sample).prompt_length
         if tokens > self.settings.length:
-            self.skipped.append((document.place, self._excess(tokens)))
+            self.skipped.append((document.location, self._excess(tokens)))
         elif self.settings.needs_reply and not sample.references:
-            self.skipped.append((document.place, "has no answer to measure"))
+            self.skipped.append((document.location, "has no answer to measure"))
         else:
             return True
         return False
@@ -162,8 +166,8 @@ class _Maker:
             reply = rest[: REPLY_TOKENS * _CHARACTERS]
             if self.settings.needs_reply and not reply.strip():
                 if not document.long:
-                    said = f"is no longer than --length {self.settings.length}"
-                    self.skipped.append((document.place, said))
+                    reason = f"is no longer than --length {self.settings.length}"
+                    self.skipped.append((document.location, reason))
                 return
             yield replace(self._blank(), context=context, reply=reply)
             text = rest.lstrip() if document.long else ""

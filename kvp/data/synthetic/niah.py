@@ -9,7 +9,13 @@ from itertools import pairwise
 from typing import Literal
 
 from kvp.data.synthetic.needles import Split, draw_key, draw_number, draw_uuid
-from kvp.data.synthetic.prompt_builder import NOISE, Draw, PromptMaker, RulerPrompt, sentences
+from kvp.data.synthetic.prompt_builder import (
+    NOISE,
+    PromptMaker,
+    RulerPrompt,
+    SampleInputs,
+    sentences,
+)
 
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
 HEADER = (
@@ -47,45 +53,45 @@ VARIANTS = {
 }
 
 
-def niah(variant: Variant, draw: Draw) -> PromptMaker:
+def niah(variant: Variant, inputs: SampleInputs) -> PromptMaker:
     """One sample of a needle task, for any number of haystack lines (essay: words)."""
     make_key = draw_uuid if variant.key == "uuid" else draw_key
     make_value = draw_uuid if variant.kind == "uuids" else draw_number
-    rng = draw.rng("needles")
-    keys = _distinct(make_key, rng, draw.split, variant.keys)
-    values = _distinct(make_value, rng, draw.split, variant.keys * variant.values)
+    rng = inputs.rng("needles")
+    keys = _distinct(make_key, rng, inputs.split, variant.keys)
+    values = _distinct(make_value, rng, inputs.split, variant.keys * variant.values)
     pairs = [(key, values.pop()) for key in keys for _ in range(variant.values)]
     rng.shuffle(pairs)
     needles = [_needle(variant, pair) for pair in pairs]
     queries = rng.sample(keys, variant.queries)
     answers = [pair for query in queries for pair in pairs if pair[0] == query]
     header, question, prefix = wording(variant.kind, queries, several=len(answers) > 1)
-    place = _placer(variant, draw, needles, taken=frozenset(keys))
+    haystack = _haystack_maker(variant, inputs, needles, taken=frozenset(keys))
 
     def make(amount: int) -> RulerPrompt:
         return RulerPrompt(
-            context=f"{header}{place(amount)}\n",
+            context=f"{header}{haystack(amount)}\n",
             question=question,
             prefix=prefix,
             references=tuple(value for _, value in answers),
             reply=reply([pair for query in queries for pair in sorted(pairs) if pair[0] == query]),
         )
 
-    # Lines need a place for each needle; an essay may be empty.
+    # Each needle needs a line of its own; an essay may be empty.
     smallest = 0 if variant.haystack == "essay" else len(needles)
     return PromptMaker(make=make, smallest=smallest, max_new_tokens=MAX_NEW_TOKENS)
 
 
 def wording(kind: str, queries: Sequence[str], *, several: bool) -> tuple[str, str, str]:
-    """Header, question and answer prefix; in the singular unless `several` values are asked."""
+    """Header, question and answer prefix; in the singular unless `several` values are asked for."""
     some, are, are_all = ("Some", "are", "are all") if several else ("A", "is", "is")
     kind = kind if several else kind[:-1]
     query = ", ".join(queries[:-1]) + ", and " + queries[-1] if len(queries) > 1 else queries[0]
-    asked = f"special magic {kind} for {query} mentioned in the provided text"
+    request = f"special magic {kind} for {query} mentioned in the provided text"
     return (
         HEADER.format(some=some, are=are, kind=kind),
-        f"What {are_all} the {asked}?",
-        f" The {asked} {are}",
+        f"What {are_all} the {request}?",
+        f" The {request} {are}",
     )
 
 
@@ -101,55 +107,55 @@ def reply(answers: Sequence[Pair]) -> str:
 def _distinct(
     make: Callable[[random.Random, Split], str], rng: random.Random, split: Split, count: int
 ) -> list[str]:
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found[make(rng, split)] = None
-    return list(found)
+    drawn: dict[str, None] = {}
+    while len(drawn) < count:
+        drawn[make(rng, split)] = None
+    return list(drawn)
 
 
 def _needle(variant: Variant, pair: Pair) -> str:
     return NEEDLE.format(kind=variant.kind, key=pair[0], value=pair[1])
 
 
-def _placer(
-    variant: Variant, draw: Draw, needles: list[str], *, taken: frozenset[str]
+def _haystack_maker(
+    variant: Variant, inputs: SampleInputs, needles: list[str], *, taken: frozenset[str]
 ) -> Callable[[int], str]:
     """From an amount to the haystack of that size with the needles in it."""
     if variant.haystack == "essay":
-        words = draw.essay()
-        depths = sorted(draw.rng("depths").sample(DEPTHS, len(needles)))
+        words = inputs.essay()
+        depths = sorted(inputs.rng("depths").sample(DEPTHS, len(needles)))
         return lambda amount: _in_essay(" ".join(words[:amount]), needles, depths)
     if variant.haystack == "noise":
-        return lambda amount: _among_lines([NOISE] * amount, needles, draw.rng("depths"))
+        return lambda amount: _among_lines([NOISE] * amount, needles, inputs.rng("depths"))
     make_key = draw_uuid if variant.key == "uuid" else draw_key
     make_value = draw_uuid if variant.kind == "uuids" else draw_number
-    rng = draw.rng("distractors")
+    rng = inputs.rng("distractors")
     distractors: list[str] = []
 
-    def place(amount: int) -> str:
+    def haystack(amount: int) -> str:
         while len(distractors) < amount:
-            pair = make_key(rng, draw.split), make_value(rng, draw.split)
+            pair = make_key(rng, inputs.split), make_value(rng, inputs.split)
             if pair[0] not in taken:
                 distractors.append(_needle(variant, pair))
-        return _among_lines(distractors[:amount], needles, draw.rng("depths"))
+        return _among_lines(distractors[:amount], needles, inputs.rng("depths"))
 
-    return place
+    return haystack
 
 
 def _among_lines(lines: list[str], needles: list[str], rng: random.Random) -> str:
     """The needles in order, each before a different line."""
     lines = list(lines)
-    places = sorted(rng.sample(range(len(lines)), len(needles)))
-    for place, needle in reversed(list(zip(places, needles, strict=True))):
-        lines.insert(place, needle)
+    indices = sorted(rng.sample(range(len(lines)), len(needles)))
+    for index, needle in reversed(list(zip(indices, needles, strict=True))):
+        lines.insert(index, needle)
     return "\n".join(lines)
 
 
 def _in_essay(text: str, needles: list[str], depths: list[int]) -> str:
     """The needles in order, each between two sentences at its depth in percent."""
     parts = sentences(text)
-    places = [len(parts) * depth // 100 for depth in depths]
-    blocks = [" ".join(parts[start:stop]) for start, stop in pairwise([0, *places, len(parts)])]
+    indices = [len(parts) * depth // 100 for depth in depths]
+    blocks = [" ".join(parts[start:stop]) for start, stop in pairwise([0, *indices, len(parts)])]
     woven = [blocks[0]]
     for needle, block in zip(needles, blocks[1:], strict=True):
         woven += [needle, block]

@@ -47,7 +47,7 @@ class PromptMaker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draw:
+class SampleInputs:
     """The randomness and the text one sample is made from."""
 
     name: str
@@ -67,7 +67,7 @@ class Draw:
         """Running text of this split as words, at least `length` of them.
 
         Given essays are shared out by position (the first 80 % of the words train, then 10 % and
-        10 %) and read from a random place on, round their share's end.
+        10 %) and read from a random word on, round their share's end.
         """
         if self.essays is None:
             from kvp.data.synthetic.prose import prose
@@ -77,10 +77,10 @@ class Draw:
         if not words:
             raise UsageError(f"--essays: no words left for the {self.split} split")
         start = self.rng("essay").randrange(len(words))
-        found = words[start : start + self.length]
-        while len(found) < self.length:
-            found += words[: self.length - len(found)]
-        return found
+        drawn = words[start : start + self.length]
+        while len(drawn) < self.length:
+            drawn += words[: self.length - len(drawn)]
+        return drawn
 
 
 @lru_cache(maxsize=4)

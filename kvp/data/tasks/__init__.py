@@ -3,13 +3,13 @@
 A user's own task is an object with `build` and `score` (`kvp.data.task.Task`), found by
 
 - an entry point: `[project.entry-points."kvp.tasks"]`, `mine = "my_package:Mine"`;
-- its place: `--tasks my_package.tasks:Mine`;
-- `register(Mine())` from Python, and then its name.
+- its module: `--tasks my_package.tasks:Mine`;
+- `register(Mine())` from Python and then its name, or `kvp.evaluate(tasks=[Mine()], ...)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvp.data.ruler import OWN_TASKS
 from kvp.data.ruler import TASKS as RULER_TASKS
@@ -41,6 +41,7 @@ __all__ = [
     "expand_tasks",
     "find_task",
     "is_ruler",
+    "named_tasks",
     "register",
 ]
 
@@ -56,13 +57,28 @@ TASKS: dict[str, Task] = {
     DATA: RowsTask(),
 }
 """Tasks by name."""
+_BUILT_IN = frozenset(TASKS) | {RULER}
 
 
 def register(task: Task) -> None:
-    """Make a task known under its name; raises UsageError where the name is taken."""
+    """Make a task known under its name, in place of an earlier one of the user's.
+
+    Raises UsageError where the name is a built-in task's, or the object is no task.
+    """
     task = _checked(task, f"task {task!r}")
-    if TASKS.setdefault(task.name, task) is not task:
-        raise UsageError(f"--tasks: there is a task {task.name!r} already; rename it")
+    if task.name in _BUILT_IN:
+        raise UsageError(f"task {task.name!r}: kvp has its own of this name; rename it")
+    TASKS[task.name] = task
+
+
+def named_tasks(tasks: Iterable[str | Task]) -> str:
+    """What `--tasks` would say for names and task objects, which become known by their names."""
+    names = []
+    for task in tasks:
+        if not isinstance(task, str):
+            register(task)
+        names.append(task if isinstance(task, str) else task.name)
+    return ",".join(names)
 
 
 def find_task(name: str) -> Task:

@@ -45,8 +45,8 @@ class TextTask:
             )
         texts, notes = _texts(settings.text, settings.split)
         random.Random(f"order/{settings.split}/{settings.seed}").shuffle(texts)
-        found = list(islice(stretches(texts, tokenizer, settings.length), settings.count))
-        if not found:
+        pieces = list(islice(stretches(texts, tokenizer, settings.length), settings.count))
+        if not pieces:
             raise UsageError(
                 f"--text {settings.text}: no text of {settings.length} tokens in the "
                 f"{settings.split} split; lower --length or take another --split"
@@ -54,7 +54,7 @@ class TextTask:
         source = Path(settings.text).stem
         samples = [
             _sample(f"{source}/{settings.split}/{settings.seed}/{number}", ids, settings)
-            for number, ids in enumerate(found)
+            for number, ids in enumerate(pieces)
         ]
         return Source(size=len(samples), make=samples.__getitem__, notes=notes)
 
@@ -89,29 +89,29 @@ def stretches(
 
 
 def _texts(data: str, split: str) -> tuple[list[str], tuple[str, ...]]:
-    """Texts of one split, and what to say about rows that were skipped."""
+    """Texts of one split, and a note on rows that were skipped."""
     path = Path(data)
     if (path.is_file() and reader_of(path) is None) or (path.is_dir() and any(path.glob("*.txt"))):
         return [share_of(read_text(data, "text"), split)], ()
     documents = read_documents(data, "text")
     skipped = [
         *documents.skipped,
-        *((document.place, "has no text") for document in documents.found if not document.text),
+        *((document.location, "has no text") for document in documents.usable if not document.text),
     ]
-    texts = [document.text for document in documents.found if document.text]
+    texts = [document.text for document in documents.usable if document.text]
     if not texts:
         raise UsageError(f"--text {data}: no row with a 'text' column")
-    owned = [
+    of_split = [
         document.text
-        for document in documents.found
+        for document in documents.usable
         if split in (document.split, ALL) and document.text
     ]
-    if not owned:
+    if not of_split:
         raise UsageError(f"--text {data}: no row with a 'text' column in the {split} split")
     if not skipped:
-        return owned, ()
-    said = f"--text {data}: skipped {len(skipped)} of {documents.rows} rows: {listed(skipped)}"
-    return owned, (said,)
+        return of_split, ()
+    note = f"--text {data}: skipped {len(skipped)} of {documents.rows} rows: {listed(skipped)}"
+    return of_split, (note,)
 
 
 def _sample(name: str, ids: tuple[int, ...], settings: TaskSettings) -> Sample:

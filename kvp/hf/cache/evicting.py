@@ -54,7 +54,7 @@ class EvictingCache(Cache):
         """Build a cache of R entries from a prefill, each entry and head with its own kept tokens.
 
         Per layer: keys and values [1 or R, H, N, D] (one serves all R), indices int64 [R, H, S]
-        into the N tokens, whose positions are 0..N-1; -1 stands for no token. A layer with a -1
+        into the N tokens, whose positions are 0..N-1; -1 means no token. A layer with a -1
         stores each head at its own length (`RaggedLayer`), any other is one dense tensor
         (`EvictingLayer`). `seen` is the true length, N or more. Raises ValueError on shapes that do
         not fit.
@@ -81,7 +81,7 @@ class EvictingCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all key and value tensors really held."""
+        """Bytes of all key and value tensors, spare capacity included."""
         return sum(layer.nbytes for layer in self.layers)
 
     @property

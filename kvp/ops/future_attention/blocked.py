@@ -1,4 +1,4 @@
-"""Future attention in one pass over tiles that are reused in place: the form for CPUs.
+"""Future attention in one pass over tiles that are reused in place: for CPUs.
 
 Exact like the definition, but the T x T matrix costs a tile of at most `TILE` numbers: for a block
 of queries the logits of all keys they may see are computed, turned into probabilities where they
@@ -18,7 +18,7 @@ from torch import Tensor
 from kvp.ops.streaming_softmax import check_queries
 
 TILE = 2**23
-"""Most float32 numbers of a tile (32 MiB), unless the rows of one query are longer."""
+"""Largest tile, float32 numbers (32 MiB), unless one query alone needs more."""
 
 SMALL_TILE = 2**20
 """Heads share a tile up to this many numbers (4 MiB): short sequences cost fewer calls."""
@@ -41,7 +41,7 @@ def interval_attention(
         edges: E + 1 >= 2 query positions that never fall, within 0..T.
         tokens: N <= edges[-1], tokens of the result.
         reduction: over the queries of an interval: `sum` (future attention) or `max` (its maximum).
-        block: most queries handled at a time; fewer where the tile would exceed `TILE`.
+        block: maximum of queries handled at a time; fewer where the tile would exceed `TILE`.
 
     Returns:
         [..., E, N] float32, the maximum over the group of softmax_i(q_gj . k_i / sqrt(D)), reduced
@@ -55,26 +55,26 @@ def interval_attention(
     every_query = queries.reshape(-1, group, length, width)
     every_key = keys.reshape(-1, length, width)
     result = keys.new_zeros(len(every_key), len(edges) - 1, tokens, dtype=torch.float32)
-    row = group * max(edges[-1], 1)
-    block = max(1, min(block, TILE // row))
-    heads = max(1, SMALL_TILE // (row * block))
+    per_query = group * max(edges[-1], 1)
+    block = max(1, min(block, TILE // per_query))
+    heads = max(1, SMALL_TILE // (per_query * block))
     for first in range(0, len(every_key), heads):
         some = slice(first, first + heads)
         for interval, paid in _attention_tiles(
             every_query[some], every_key[some, : edges[-1]].float(), edges, tokens, block
         ):
-            row_of_result = result[some, interval, : paid.shape[-1]]
+            part = result[some, interval, : paid.shape[-1]]
             if reduction == "sum":
-                row_of_result += paid.sum(dim=1)
+                part += paid.sum(dim=1)
             else:
-                torch.maximum(row_of_result, paid.amax(dim=1), out=row_of_result)
+                torch.maximum(part, paid.amax(dim=1), out=part)
     return result.reshape(*keys.shape[:-2], len(edges) - 1, tokens)
 
 
 def _attention_tiles(
     queries: Tensor, keys: Tensor, edges: Sequence[int], tokens: int, block: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield (interval, [h, rows, keys] attention of its next queries, maximum over the group).
+    """Yield (interval, [h, count, keys] attention of its next queries, maximum over the group).
 
     queries [h, G, T, D] and keys [h, edges[-1], D] float32 of some heads.
     """
@@ -87,12 +87,12 @@ def _attention_tiles(
         for index in range(blocks):
             first = start + (stop - start) * index // blocks
             end = start + (stop - start) * (index + 1) // blocks
-            rows = end - first
+            count = end - first
             scaled = queries[:, :, first:end].float() * width**-0.5
-            logits = tile[: heads * group * rows * end].view(heads, group * rows, end)
+            logits = tile[: heads * group * count * end].view(heads, group * count, end)
             torch.bmm(scaled.reshape(heads, -1, width), transposed[..., :end], out=logits)
-            attention = logits.view(heads, group, rows, end)
+            attention = logits.view(heads, group, count, end)
             # Only the last square of keys holds any that its queries may not see.
-            attention[..., first:].masked_fill_(later[:rows, :rows], -torch.inf)
+            attention[..., first:].masked_fill_(later[:count, :count], -torch.inf)
             torch.softmax(logits, dim=-1, out=logits)
             yield interval, attention[..., :tokens].amax(dim=1)

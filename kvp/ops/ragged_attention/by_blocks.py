@@ -31,9 +31,9 @@ def attend_by_blocks(
 
     Working memory: G * T * (1 + D / block) floats per stored token.
     """
-    rows, heads, tail, width = tail_keys.shape
-    # G * T query rows per KV head.
-    packed = scaling * query.reshape(rows * heads, query[0].numel() // (heads * width), width)
+    batch, heads, tail, width = tail_keys.shape
+    # [B * H, G * T, D]
+    packed = scaling * query.reshape(batch * heads, query[0].numel() // (heads * width), width)
     plan = _plan(lengths.flatten(), keys.shape[0])
     copied_keys, copied_values = keys[plan.copied], values[plan.copied]
     whole = plan.uncopied(keys), plan.uncopied(values)
@@ -46,7 +46,7 @@ def attend_by_blocks(
     to_tail = packed @ tail_keys.flatten(0, 1).transpose(1, 2)
     if tail_visible is not None:
         hidden = ~tail_visible[:, None, None]
-        shape = (rows, heads, query.shape[1] // heads, query.shape[2], tail)
+        shape = (batch, heads, query.shape[1] // heads, query.shape[2], tail)
         to_tail.view(shape).masked_fill_(hidden, -torch.inf)
     highest = torch.cat([to_tail, torch.full_like(packed[..., :1], -torch.inf)], dim=-1).amax(-1)
     of_block = plan.head[:, None].expand(-1, packed.shape[1])
@@ -72,11 +72,11 @@ class _Plan:
     whole: int
     """Blocks taken where they lie, the first ones of the storage."""
     head: Tensor
-    """[I] int64, row * H + KV head of each pair of a head and a block."""
+    """[I] int64, batch entry * H + KV head of each pair of a head and a block."""
     foreign: Tensor
     """[I, block] bool, True for tokens of other heads."""
     copied: Tensor
-    """[I - whole, block] int64 places of the tokens of copied blocks."""
+    """[I - whole, block] int64 indices of the tokens of copied blocks."""
 
     def uncopied(self, flat: Tensor) -> Tensor:
         """Keys or values [M, D] as [whole, block, D], without a copy."""
@@ -97,7 +97,7 @@ def _plan(lengths: Tensor, stored: int) -> _Plan:
     lies = fresh & (number < whole)
     order = torch.cat([lies.nonzero()[:, 0], (~lies).nonzero()[:, 0]])
     head, number = head[order], number[order]
-    place = number[:, None] * block + torch.arange(block, device=device)
-    foreign = (place < starts[head][:, None]) | (place >= stops[head][:, None])
-    copied = place[whole:].clamp_max(stored - 1)
+    index = number[:, None] * block + torch.arange(block, device=device)
+    foreign = (index < starts[head][:, None]) | (index >= stops[head][:, None])
+    copied = index[whole:].clamp_max(stored - 1)
     return _Plan(block=block, whole=whole, head=head, foreign=foreign, copied=copied)

@@ -1,6 +1,6 @@
 """Ragged attention of chunks of tokens: products head by head, one softmax for many heads.
 
-Logits are small beside keys and values, so they may be padded to the longest head; keys and values
+Logits are small next to keys and values, so they may be padded to the longest head; keys and values
 are read where they lie and never copied.
 """
 
@@ -31,8 +31,8 @@ def attend_by_heads(
 ) -> Tensor:
     """`ragged_attention_reference`, two matrix products per head and one softmax per part.
 
-    A part is as many rows, or as many tokens of one row, as keep its logits, padded to its longest
-    head, below `working_floats`.
+    A part is as many entries of the batch, or as many tokens of one, as keep its logits, padded to
+    its longest head, below `working_floats`.
     """
     heads = lengths.shape[1]
     flat: list[int] = lengths.flatten().tolist()
@@ -57,17 +57,17 @@ def attend_by_heads(
 
 
 def _parts(query: Tensor, width: int, working_floats: int) -> Iterator[tuple[slice, slice]]:
-    """Rows and tokens whose logits are held together."""
-    rows, query_heads, tokens, _ = query.shape
-    fit = max(1, working_floats // max(1, query_heads * width))  # tokens, of whichever rows
+    """Parts of the batch and of the tokens whose logits are held together."""
+    batch, query_heads, tokens, _ = query.shape
+    fit = max(1, working_floats // max(1, query_heads * width))  # tokens, of any entry
     if fit >= tokens:
         step = max(1, fit // max(1, tokens))
-        for row in range(0, rows, step):
-            yield slice(row, min(row + step, rows)), slice(0, tokens)
+        for entry in range(0, batch, step):
+            yield slice(entry, min(entry + step, batch)), slice(0, tokens)
         return
-    for row in range(rows):
+    for entry in range(batch):
         for token in range(0, tokens, fit):
-            yield slice(row, row + 1), slice(token, min(token + fit, tokens))
+            yield slice(entry, entry + 1), slice(token, min(token + fit, tokens))
 
 
 def _attend(
@@ -80,11 +80,11 @@ def _attend(
     tail_visible: Tensor | None,
 ) -> Tensor:
     """Attention of queries [B, H * G, T, D] over B * H flat parts and their tails."""
-    rows, heads, tail, _ = tail_keys.shape
+    batch, heads, tail, _ = tail_keys.shape
     tokens, width = query.shape[2:]
     working = working_dtype(query)
-    # G * T query rows per KV head.
-    packed = scaling * query.to(working).reshape(rows * heads, -1, width)
+    # [B * H, G * T, D]
+    packed = scaling * query.to(working).reshape(batch * heads, -1, width)
     longest = max(len(part) for part in head_keys)
     logits = packed.new_full((*packed.shape[:2], longest + tail), -torch.inf)
     for out, queries, part in zip(logits, packed, head_keys, strict=True):
@@ -94,7 +94,7 @@ def _attend(
         to_tail.copy_(packed @ tail_keys.to(working).flatten(0, 1).transpose(1, 2))
         if tail_visible is not None:
             hidden = ~tail_visible[:, None, None]
-            to_tail.view(rows, heads, -1, tokens, tail).masked_fill_(hidden, -torch.inf)
+            to_tail.view(batch, heads, -1, tokens, tail).masked_fill_(hidden, -torch.inf)
     attention = logits.softmax(dim=-1)
     if min(len(part) for part in head_keys) == 0:  # else every query sees something
         attention.masked_fill_((logits == -torch.inf).all(dim=-1, keepdim=True), 0.0)

@@ -1,4 +1,4 @@
-"""The definition of attention over ragged heads: a loop over rows and KV heads."""
+"""The definition of attention over ragged heads: a loop over the batch and its KV heads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ragged_attention_reference(
 
     Args:
         query: [B, H * G, T, D] float after RoPE; query heads of one KV head are neighbours.
-        keys: [M, D] float after RoPE, M = sum of `lengths`: head after head, row after row.
+        keys: [M, D] float after RoPE, M = sum of `lengths`: batch entry by entry, head by head.
         values: [M, D] float.
         lengths: [B, H] int64, tokens of each head in the flat part, 0 or more.
         tail_keys: [B, H, S, D] float after RoPE, S may be 0.
@@ -43,23 +43,23 @@ def ragged_attention_reference(
     """
     check_shapes(query, keys, values, lengths, tail_keys, tail_values, tail_visible)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rows, heads = lengths.shape
+    batch, heads = lengths.shape
     group = query.shape[1] // heads
     working = working_dtype(query)
     attended = torch.zeros_like(query)
     start = 0
-    for row in range(rows):
+    for entry in range(batch):
         for head in range(heads):
-            stop = start + int(lengths[row, head])
-            own_keys = torch.cat([keys[start:stop], tail_keys[row, head]]).to(working)
-            own_values = torch.cat([values[start:stop], tail_values[row, head]]).to(working)
-            queries = query[row, head * group : (head + 1) * group].to(working)
-            logits = scaling * queries @ own_keys.T
+            stop = start + int(lengths[entry, head])
+            head_keys = torch.cat([keys[start:stop], tail_keys[entry, head]]).to(working)
+            head_values = torch.cat([values[start:stop], tail_values[entry, head]]).to(working)
+            queries = query[entry, head * group : (head + 1) * group].to(working)
+            logits = scaling * queries @ head_keys.T
             if tail_visible is not None:
-                logits[..., stop - start :].masked_fill_(~tail_visible[row], -torch.inf)
+                logits[..., stop - start :].masked_fill_(~tail_visible[entry], -torch.inf)
             blind = (logits == -torch.inf).all(dim=-1, keepdim=True)
             attention = logits.softmax(dim=-1).masked_fill(blind, 0.0)
-            attended[row, head * group : (head + 1) * group] = attention @ own_values
+            attended[entry, head * group : (head + 1) * group] = attention @ head_values
             start = stop
     return attended
 
@@ -84,20 +84,20 @@ def check_shapes(
             f"query [B, H * G, T, D], lengths [B, H] and tail [B, H, S, D] are needed, found "
             f"{tuple(query.shape)}, {tuple(lengths.shape)} and {tuple(tail_keys.shape)}"
         )
-    rows, heads = lengths.shape
+    batch, heads = lengths.shape
     tokens, width = query.shape[2:]
     stored, tail = keys.shape[0], tail_keys.shape[2]
-    wanted = [
+    expected = [
         ("keys", keys, (stored, width)),
         ("values", values, (stored, width)),
-        ("tail_keys", tail_keys, (rows, heads, tail, width)),
-        ("tail_values", tail_values, (rows, heads, tail, width)),
-        ("tail_visible", tail_visible, (rows, tokens, tail)),
+        ("tail_keys", tail_keys, (batch, heads, tail, width)),
+        ("tail_values", tail_values, (batch, heads, tail, width)),
+        ("tail_visible", tail_visible, (batch, tokens, tail)),
     ]
-    for name, tensor, shape in wanted:
+    for name, tensor, shape in expected:
         if tensor is not None and tuple(tensor.shape) != shape:
             raise ValueError(f"{name} must be {shape}, found {tuple(tensor.shape)}")
-    if query.shape[0] != rows or query.shape[1] % heads or int(lengths.sum()) != stored:
+    if query.shape[0] != batch or query.shape[1] % heads or int(lengths.sum()) != stored:
         raise ValueError(
             f"lengths {tuple(lengths.shape)} that sum to {int(lengths.sum())} do not fit query "
             f"{tuple(query.shape)} and {stored} stored tokens"

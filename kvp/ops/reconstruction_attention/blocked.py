@@ -13,7 +13,7 @@ from kvp.ops.reconstruction_attention.reference import check_shapes
 def reconstruction_attention(
     queries: Tensor,
     keys: Tensor,
-    own: Tensor,
+    pass_keys: Tensor,
     *,
     scaling: float,
     key_weights: Tensor | None = None,
@@ -25,20 +25,20 @@ def reconstruction_attention(
     Arguments, result and errors are those of the reference; `block` is the number of queries
     handled at a time (ValueError below 1).
     """
-    check_shapes(queries, keys, own, key_weights, query_weights)
+    check_shapes(queries, keys, pass_keys, key_weights, query_weights)
     if block < 1:
         raise ValueError(f"blocks need at least one query, got {block}")
-    tokens = own.shape[-2]
+    tokens = pass_keys.shape[-2]
     signal = torch.zeros(keys.shape[:-1], dtype=torch.float32, device=keys.device)
-    cached_keys, own_keys = keys.float(), own.float()
-    index = torch.arange(tokens, device=own.device)
+    cached_keys, pass_keys = keys.float(), pass_keys.float()
+    index = torch.arange(tokens, device=pass_keys.device)
     for start in range(0, tokens, block):
         stop = min(start + block, tokens)
-        rows = scaling * queries[..., start:stop, :].float()
-        to_cached = group_products(rows, cached_keys)  # [..., G, rows, S]
-        to_own = group_products(rows, own_keys[..., :stop, :])  # [..., G, rows, stop]
-        to_own.masked_fill_(index[:stop] > index[start:stop, None], -torch.inf)
-        total = torch.logaddexp(to_cached.logsumexp(dim=-1), to_own.logsumexp(dim=-1))
+        scaled = scaling * queries[..., start:stop, :].float()
+        to_cached = group_products(scaled, cached_keys)  # [..., G, block, S]
+        to_pass = group_products(scaled, pass_keys[..., :stop, :])  # [..., G, block, stop]
+        to_pass.masked_fill_(index[:stop] > index[start:stop, None], -torch.inf)
+        total = torch.logaddexp(to_cached.logsumexp(dim=-1), to_pass.logsumexp(dim=-1))
         if query_weights is not None:
             total = total - query_weights.float()[..., None, start:stop].log()
         # The maximum is taken of logarithms: one exponential per key instead of one per query.

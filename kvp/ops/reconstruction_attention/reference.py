@@ -10,7 +10,7 @@ from torch import Tensor
 def reconstruction_attention_reference(
     queries: Tensor,
     keys: Tensor,
-    own: Tensor,
+    pass_keys: Tensor,
     *,
     scaling: float,
     key_weights: Tensor | None = None,
@@ -25,7 +25,7 @@ def reconstruction_attention_reference(
     Args:
         queries: [..., G, T, D] float after RoPE, the queries of the pass.
         keys: [..., S, D] float after RoPE, the cached keys that take part.
-        own: [..., T, D] float after RoPE, the keys of the pass itself.
+        pass_keys: [..., T, D] float after RoPE, the keys of the pass itself.
         scaling: factor on the dot products, 1/sqrt(D) in most models.
         key_weights: [..., G, S] float w, or None for 1.
         query_weights: [..., T] float u, or None for 1.
@@ -36,11 +36,11 @@ def reconstruction_attention_reference(
     Raises:
         ValueError: shapes disagree.
     """
-    check_shapes(queries, keys, own, key_weights, query_weights)
-    tokens, cached = own.shape[-2], keys.shape[-2]
-    every_key = torch.cat([keys, own], dim=-2).float()
+    check_shapes(queries, keys, pass_keys, key_weights, query_weights)
+    tokens, cached = pass_keys.shape[-2], keys.shape[-2]
+    every_key = torch.cat([keys, pass_keys], dim=-2).float()
     logits = scaling * queries.float() @ every_key[..., None, :, :].transpose(-1, -2)
-    later = torch.ones(tokens, tokens, dtype=torch.bool, device=own.device).triu(1)
+    later = torch.ones(tokens, tokens, dtype=torch.bool, device=pass_keys.device).triu(1)
     logits[..., cached:].masked_fill_(later, -torch.inf)
     attention = logits.softmax(dim=-1)[..., :cached]
     if key_weights is not None:
@@ -53,23 +53,23 @@ def reconstruction_attention_reference(
 def check_shapes(
     queries: Tensor,
     keys: Tensor,
-    own: Tensor,
+    pass_keys: Tensor,
     key_weights: Tensor | None,
     query_weights: Tensor | None,
 ) -> None:
     """Raise ValueError unless the arguments of `reconstruction_attention` fit together."""
-    *rows, tokens, width = own.shape
-    group = queries.shape[-3] if queries.ndim == own.ndim + 1 else 0
+    *leading, tokens, width = pass_keys.shape
+    group = queries.shape[-3] if queries.ndim == pass_keys.ndim + 1 else 0
     cached = keys.shape[-2]
-    wanted = [
-        (queries, (*rows, group, tokens, width)),
-        (keys, (*rows, cached, width)),
-        (key_weights, (*rows, group, cached)),
-        (query_weights, (*rows, tokens)),
+    expected = [
+        (queries, (*leading, group, tokens, width)),
+        (keys, (*leading, cached, width)),
+        (key_weights, (*leading, group, cached)),
+        (query_weights, (*leading, tokens)),
     ]
-    for tensor, shape in wanted:
+    for tensor, shape in expected:
         if tensor is not None and tuple(tensor.shape) != shape:
             raise ValueError(
-                f"queries [..., G, T, D], keys [..., S, D], own [..., T, D] and their weights "
-                f"disagree: found {tuple(tensor.shape)} where {shape} fits {tuple(own.shape)}"
+                f"queries [..., G, T, D], keys [..., S, D], pass_keys [..., T, D] and weights "
+                f"disagree: found {tuple(tensor.shape)} where {shape} fits {tuple(pass_keys.shape)}"
             )

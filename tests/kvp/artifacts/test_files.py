@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from kvp.artifacts.files import atomic_write_bytes, atomic_write_text
+from kvp.artifacts.jsonl import JsonLines
 from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import StoreError
 from kvp.manifest import atomic_write_json, read_json, sha256_input
@@ -81,6 +83,23 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path) -> None:
         atomic_write_json(path, {"a": float("nan")})
     assert read_json(path) == {"a": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.json"]
+
+
+@pytest.mark.parametrize("writer", [*WRITERS, "lines"])
+def test_a_full_disk_is_named_by_the_file_and_leaves_the_old_one(
+    writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    monkeypatch.setattr(os, "fsync", full)
+    write = WRITERS.get(writer, lambda path, _: JsonLines(path).append([{"a": 1}]))
+    with pytest.raises(OSError, match="No space left on device") as refusal:
+        write(path, 1)
+    assert refusal.value.filename == str(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_damaged_safetensors_file_is_one_line(tmp_path: Path) -> None:

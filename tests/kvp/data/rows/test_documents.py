@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvp.data.rows.documents import Documents, read_documents
 from kvp.data.rows.forms import Document
@@ -15,7 +17,7 @@ from kvp.errors import UsageError
 
 
 def documents(data: str) -> tuple[Document, ...]:
-    return read_documents(data).found
+    return read_documents(data).usable
 
 
 def jsonl(path: Path, *rows: object) -> str:
@@ -86,7 +88,7 @@ def test_one_bad_row_is_skipped_and_a_file_of_them_refused(
     path = tmp_path / "d.jsonl"
     path.write_text(GOOD + "\n" + line + "\n" + GOOD)
     read = read_documents(str(path))
-    assert [document.text for document in read.found] == ["good", "good"]
+    assert [document.text for document in read.usable] == ["good", "good"]
     note = read.note()
     assert note is not None
     assert note.startswith("skipped 1 of 3 rows: line 3 ")
@@ -221,7 +223,7 @@ def test_a_folder_of_files_and_one_of_save_to_disk(
     jsonl(folder / ".cache" / "x.jsonl", {"text": "hidden"})
     (folder / "sub" / "b.csv").write_text("text\ntwo\n")
     read = read_documents(str(folder))
-    assert [document.text for document in read.found] == ["two", "one"]
+    assert [document.text for document in read.usable] == ["two", "one"]
     assert read.skipped == (("train.jsonl line 2", "has no text"),)
     Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "plain"))
     DatasetDict({"a": Dataset.from_list(ROWS[:1]), "b": Dataset.from_list(ROWS[1:])}).save_to_disk(
@@ -280,8 +282,8 @@ def test_trees_of_a_file(tmp_path: Path, named: bool) -> None:
         for row in rows:
             del row["message_tree_id"]
     read = read_documents(jsonl(tmp_path / "d.jsonl", *rows))
-    assert [document.turns[1]["content"] for document in read.found] == ["text aa", "text bb"]
-    assert [document.split for document in read.found] == [split_of("a"), split_of("b")]
+    assert [document.turns[1]["content"] for document in read.usable] == ["text aa", "text bb"]
+    assert [document.split for document in read.usable] == [split_of("a"), split_of("b")]
     assert read.skipped == (("line 5", "is of a message tree without a reply"),)
 
 
@@ -296,7 +298,7 @@ def test_messages_in_a_circle_end(tmp_path: Path, tree: str | None) -> None:
         message("e", "ee", message_tree_id="e"),
     ]
     read: Documents = read_documents(jsonl(tmp_path / "d.jsonl", *rows))
-    assert [[turn["content"] for turn in one.turns] for one in read.found] == [
+    assert [[turn["content"] for turn in one.turns] for one in read.usable] == [
         ["text e", "text ee"]
     ]
     assert len(read.skipped) == 3
@@ -324,3 +326,34 @@ def test_what_a_file_says_is_shown_in_one_plain_line(tmp_path: Path) -> None:
 def test_an_unknown_data_set_is_one_line() -> None:
     with pytest.raises(UsageError, match=r"--chat no/such: not a file \(.*data set that loads"):
         read_documents("no/such", "chat")
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.sampled_from(
+        ["", "a", "user", "assistant", "human", "\ud800", "text", "\x00"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["role", "content", "from", "value", "text", "type", "replies", "rank"]),
+        inner, max_size=4),
+    max_leaves=8,
+)  # fmt: skip
+_COLUMNS = [
+    "text", "messages", "conversations", "prompt", "completion", "context", "question", "answer",
+    "answers", "task", "metric", "max_new_tokens", "answer_prefix", "message_id", "parent_id",
+    "message_tree_id", "role", "rank", "deleted",
+]  # fmt: skip
+
+
+@settings(deadline=None, max_examples=100, derandomize=True)
+@given(rows=st.lists(st.dictionaries(st.sampled_from(_COLUMNS), _VALUES, max_size=5), max_size=4))
+def test_whatever_a_row_holds_it_is_read_or_skipped(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [{"text": "good"}, *rows]))
+    read = read_documents(str(path))
+    assert read.rows == 1 + len(rows)
+    assert read.usable[0].text == "good"
+    for document in read.usable:
+        assert document.split in ("train", "validation", "test")
+        for turn in document.turns:
+            turn["content"].encode()

@@ -14,7 +14,7 @@ import kvp.data.tasks as registry
 from kvp.data.sample import Sample
 from kvp.data.sources import open_source
 from kvp.data.task import TaskSettings, blank_sample
-from kvp.data.tasks import TASKS, Task, expand_tasks, find_task, register
+from kvp.data.tasks import TASKS, Task, expand_tasks, find_task, named_tasks, register
 from kvp.errors import UsageError
 
 MODULE = """
@@ -93,11 +93,11 @@ def test_a_task_of_an_entry_point(module: str, monkeypatch: pytest.MonkeyPatch) 
 def test_a_task_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "TASKS", dict(TASKS))
     mine = Mine()
-    register(mine)
-    register(mine)
+    register(Mine())
+    assert named_tasks(["chat", mine]) == "chat,mine"
     assert find_task("mine") is mine
-    with pytest.raises(UsageError, match="there is a task 'mine' already"):
-        register(Mine())
+    with pytest.raises(UsageError, match="task 'vt': kvp has its own of this name"):
+        register(Mine("vt"))
 
 
 def test_tasks_of_different_sizes_take_turns_until_one_ends(
