@@ -1,4 +1,4 @@
-"""Which tokens a prefilled cache keeps: views to scores, scores to counts, counts to tokens.
+"""Shrink a prefilled cache: views to scores, and the tokens that `kvp.selection` keeps.
 
 Prompts without padding are scored together, padded ones one at a time, so that views hold no
 padding. Without an allocator every head keeps the budget; with one, the budget of each prompt is
@@ -14,20 +14,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.allocation import (
-    EMPTY_SLOT,
-    Allocator,
-    Request,
-    allocated_counts,
-    allocated_tokens,
-    protected_scores,
-)
+from kvp.allocation import EMPTY_SLOT, Allocator
 from kvp.budgets import Budget
-from kvp.errors import UsageError
 from kvp.hf.observe import Observation
 from kvp.hf.prefill import Prefill, unpadded
-from kvp.ranking import Protection, keep_tokens
+from kvp.ranking import Protection
 from kvp.scoring import Scorer, SelfSizing, score_layers
+from kvp.selection import kept_tokens, select
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,50 +69,20 @@ def evict(
         cache.layers[index] = layer.select(_stacked([tokens[index] for tokens in kept]))
 
 
-def kept_tokens(budget: Budget, tokens: int, protection: Protection) -> int:
-    """Tokens per KV head that stay of `tokens`.
-
-    A percentage never keeps fewer than the protected tokens, so that one short prompt of a batch
-    does not fail the others; UsageError for an absolute budget below them.
-    """
-    kept = min(budget.tokens(tokens), tokens)
-    protected = min(tokens, protection.tokens)
-    if kept >= protected:
-        return kept
-    if budget.percent is None:
-        raise UsageError(
-            f"budget {budget} keeps {kept} tokens, fewer than the {protection.tokens} protected "
-            "ones: raise the budget or turn protection off"
-        )
-    return protected
-
-
 def _kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[Tensor]:
     """Tokens that stay: [L, H, S] int64 for each prompt of the batch."""
     batch, heads = prefill.keys[0].shape[:2]
     if rule.allocator is None and budget == prefill.tokens:
         every = torch.arange(prefill.tokens, device=prefill.keys[0].device)
         return [every.expand(len(prefill.keys), heads, -1)] * batch
-    scores = score_layers(rule.scorer, prefill.views(rule.scorer.needs, budget))
-    device = scores[0].device  # layers may lie on several devices
-    if rule.allocator is None:
-        best = [keep_tokens(layer, budget, rule.protection).to(device) for layer in scores]
-        return list(torch.stack(best, dim=1))  # [B, L, H, S]
-    together = torch.stack([layer.to(device) for layer in scores], dim=1)  # [B, L, H, N]
-    return [_allocated(prompt, budget, rule, rule.allocator) for prompt in together]
-
-
-def _allocated(scores: Tensor, budget: int, rule: EvictionRule, allocator: Allocator) -> Tensor:
-    """Tokens one prompt keeps by scores [L, H, N]: [L, H, S] int64, `EMPTY_SLOT` in gaps."""
-    scorer, protection = rule.scorer, rule.protection
-    raised = protected_scores(scores, protection)
-    request = Request(
-        scores=raised,
-        budget=budget,
-        floor=max(1, min(scores.shape[-1], protection.tokens)),
-        sizes=scorer.sizes(raised) if isinstance(scorer, SelfSizing) else None,
-    )
-    return allocated_tokens(scores, allocated_counts(allocator, request), protection)
+    scorer = rule.scorer
+    scores = score_layers(scorer, prefill.views(scorer.needs, budget))
+    # Layers may lie on several devices: [B, L, H, N] on that of the first.
+    together = torch.stack([layer.to(scores[0].device) for layer in scores], dim=1)
+    sizes = scorer.sizes if isinstance(scorer, SelfSizing) else None
+    return [
+        select(prompt, budget, rule.protection, rule.allocator, sizes=sizes) for prompt in together
+    ]
 
 
 def _stacked(prompts: Sequence[Tensor]) -> Tensor:
