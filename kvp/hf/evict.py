@@ -1,4 +1,4 @@
-"""Shrink a prefilled cache: views to scores, and the tokens that `kvp.selection` keeps.
+"""Which tokens a prefilled cache keeps: views to scores, scores to counts, counts to tokens.
 
 Prompts without padding are scored together, padded ones one at a time, so that views hold no
 padding. Without an allocator every head keeps the budget; with one, the budget of each prompt is
@@ -75,11 +75,12 @@ def _kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[Tensor]:
     if rule.allocator is None and budget == prefill.tokens:
         every = torch.arange(prefill.tokens, device=prefill.keys[0].device)
         return [every.expand(len(prefill.keys), heads, -1)] * batch
-    scorer = rule.scorer
-    scores = score_layers(scorer, prefill.views(scorer.needs, budget))
-    # Layers may lie on several devices: [B, L, H, N] on that of the first.
-    together = torch.stack([layer.to(scores[0].device) for layer in scores], dim=1)
-    sizes = scorer.sizes if isinstance(scorer, SelfSizing) else None
+    scores = score_layers(rule.scorer, prefill.views(rule.scorer.needs, budget))
+    device = scores[0].device  # layers may lie on several devices
+    together = torch.stack([layer.to(device) for layer in scores], dim=1)  # [B, L, H, N]
+    if rule.allocator is None:
+        return list(select(together, budget, rule.protection))
+    sizes = rule.scorer.sizes if isinstance(rule.scorer, SelfSizing) else None
     return [
         select(prompt, budget, rule.protection, rule.allocator, sizes=sizes) for prompt in together
     ]
