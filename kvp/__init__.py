@@ -65,12 +65,8 @@ def evaluate(**settings: Any) -> Any:  # noqa: ANN401
 def _run(config_module: str, config_class: str, run_module: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
     from kvp.own_packages import import_own
 
-    tasks = settings.get("tasks")
-    if isinstance(tasks, list | tuple):  # names and objects
-        settings = {
-            **settings,
-            "tasks": importlib.import_module("kvp.data.tasks").named_tasks(tasks),
-        }
+    if not isinstance(tasks := settings.get("tasks", ""), str):  # names and objects
+        settings = {**settings, "tasks": import_own("kvp.data.tasks").named_tasks(tasks)}
     settings = {
         name: ",".join(value) if isinstance(value, list | tuple) else value
         for name, value in settings.items()
