@@ -29,8 +29,8 @@ def kept_tokens(budget: Budget, cached: int, protection: Protection) -> int:
     """
     if budget.count is not None and budget.count < min(protection.tokens, cached):
         raise UsageError(
-            f"budget {budget} keeps fewer than the {protection.tokens} protected tokens: raise the "
-            "budget or turn protection off"
+            f"budget {budget} keeps {budget} tokens, fewer than the {protection.tokens} protected "
+            "ones: raise the budget or turn protection off"
         )
     return min(max(budget.tokens(cached), protection.tokens), cached)
 
