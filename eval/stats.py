@@ -8,7 +8,7 @@ resampled within their task, and every task weighs the same.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,37 +114,6 @@ def perplexity(
     sums = pairs[chosen].sum(1)
     total = pairs.sum(0)
     return _interval(float(np.exp(total[0] / total[1])), np.exp(sums[:, 0] / sums[:, 1]), len(nll))
-
-
-def area_ratio(
-    curves: Sequence[Mapping[str, Any]],
-    method: Mapping[str, Any],
-    *,
-    protocol: str,
-    protected: bool = True,
-    reference: str = "oracle",
-) -> float:
-    """Area under the cost curves of a method, summed over heads, divided by the reference's.
-
-    `curves` are rows of curves.jsonl; `method` gives the fields that select one method, such as
-    `{"method": "kvp", "policy": "seed0"}`. Protected tokens are kept in both or in neither.
-    Raises ValueError where the two do not cover the same heads.
-    """
-    ours = _areas(curves, {**method, "protocol": protocol, "protected": protected})
-    theirs = _areas(curves, {"method": reference, "protocol": protocol, "protected": protected})
-    if not ours or set(ours) != set(theirs):
-        raise ValueError(f"no matching curves of {dict(method)} and {reference} in {protocol}")
-    return sum(ours.values()) / sum(theirs.values())
-
-
-def _areas(
-    curves: Sequence[Mapping[str, Any]], wanted: Mapping[str, Any]
-) -> dict[tuple[int, int], float]:
-    chosen = [row for row in curves if all(row[name] == value for name, value in wanted.items())]
-    areas = {(row["layer"], row["head"]): float(row["area"]) for row in chosen}
-    if len(areas) != len(chosen):
-        raise ValueError(f"{dict(wanted)} selects more than one curve per head")
-    return areas
 
 
 def _by_task(values: Mapping[Unit, float]) -> list[Floats]:

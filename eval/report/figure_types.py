@@ -33,7 +33,7 @@ Marker = Literal["circle", "square", "diamond", "triangle", "cross", "none"]
 
 # Okabe and Ito 2008, "Color universal design"; their yellow is too pale for lines on white.
 _FREE = ("#0072B2", "#009E73", "#E69F00", "#56B4E9", "#CC79A7")
-# Darker companions from Paul Tol's "muted" scheme, told apart by dashes as well.
+# Darker companions from Paul Tol's "muted" scheme, which dashes distinguish as well.
 _READS_ATTENTION = (
     "#332288", "#882255", "#44AA99", "#999933", "#CC6677", "#117733", "#AA4499",
 )  # fmt: skip
@@ -220,7 +220,7 @@ class LineFigure:
 
     @property
     def legend_columns(self) -> int:
-        """Columns of the legend above small panels; 0: beside a single panel."""
+        """Columns of the legend above small panels; 0: next to a single panel."""
         if len(self.panels) == 1:
             return 0
         return max(1, 1080 // (60 + 7 * max(map(len, self.labels.values()), default=0)))

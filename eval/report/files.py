@@ -38,17 +38,17 @@ def write_report(out: Path, html: str, png: Path, figures: Mapping[str, bytes]) 
         path = png / name
         assert path.parent == png, name
         _refuse_others("--png", path, _is_figure(_beginning(path)))
-    place = out
+    path = out
     try:
-        for place in (out.parent, png):
-            place.mkdir(parents=True, exist_ok=True)
+        for path in (out.parent, png):
+            path.mkdir(parents=True, exist_ok=True)
         for name, content in figures.items():
-            place = png / name
-            atomic_write_bytes(place, content)
-        place = out
+            path = png / name
+            atomic_write_bytes(path, content)
+        path = out
         atomic_write_bytes(place, html.encode())
     except OSError as problem:
-        raise ResultsError(f"{place} cannot be written: {problem.strerror or problem}") from None
+        raise ResultsError(f"{path} cannot be written: {problem.strerror or problem}") from None
 
 
 def _refuse_others(flag: str, path: Path, ours: bool) -> None:

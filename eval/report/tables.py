@@ -221,7 +221,7 @@ def costs_of_requests(found: Sequence[Timing], prompts: str) -> Table:
 
 
 def budget_names(budgets: Budgets) -> tuple[str, ...]:
-    """Column headings: the budget as asked for and its mean size."""
+    """Column headings: the budget as it was written and its mean size."""
     return tuple(
         f"{spec} ({size:.0f})" if budgets.relative else spec
         for spec, size in zip(budgets.specs, budgets.tokens, strict=True)

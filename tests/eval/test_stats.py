@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from eval.stats import (
-    area_ratio,
     bootstrap_mean,
     paired_difference,
     per_prompt,
@@ -89,23 +88,3 @@ def test_perplexity_pools_tokens_of_all_replies() -> None:
     assert result.prompts == 2
     with pytest.raises(ValueError, match="no replies"):
         perplexity(rows[2:])
-
-
-def _curve(method: str, head: int, area: float, protected: bool = True) -> dict[str, Any]:
-    return {
-        "method": method, "policy": None, "protocol": "query_aware", "protected": protected,
-        "layer": 0, "head": head, "area": area,
-    }  # fmt: skip
-
-
-def test_area_ratio_sums_over_heads_before_dividing() -> None:
-    curves = [
-        _curve("kvp", 0, 0.3), _curve("kvp", 1, 0.1), _curve("oracle", 0, 0.2),
-        _curve("oracle", 1, 0.12), _curve("kvp", 0, 0.9, protected=False),
-    ]  # fmt: skip
-    ratio = area_ratio(curves, {"method": "kvp"}, protocol="query_aware")
-    assert ratio == pytest.approx(0.4 / 0.32)
-    with pytest.raises(ValueError, match="no matching curves"):
-        area_ratio(curves, {"method": "kvp"}, protocol="query_aware", protected=False)
-    with pytest.raises(ValueError, match="more than one curve per head"):
-        area_ratio([*curves, curves[0]], {"method": "kvp"}, protocol="query_aware")
