@@ -21,7 +21,7 @@ SMALL_COLUMNS = 4
 MARGIN = 1.12
 """Room on both sides of a logarithmic axis, as a factor."""
 SPREAD = 1.006
-"""Factor between neighbouring curves at one budget, so that their intervals do not cover each other."""
+"""Factor between neighbouring curves at one budget: their intervals do not cover each other."""
 
 
 def overall(comparison: Comparison, styles: Mapping[str, Style]) -> LineFigure:

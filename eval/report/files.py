@@ -46,7 +46,7 @@ def write_report(out: Path, html: str, png: Path, figures: Mapping[str, bytes]) 
             path = png / name
             atomic_write_bytes(path, content)
         path = out
-        atomic_write_bytes(place, html.encode())
+        atomic_write_bytes(path, html.encode())
     except OSError as problem:
         raise ResultsError(f"{path} cannot be written: {problem.strerror or problem}") from None
 
