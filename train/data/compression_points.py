@@ -195,10 +195,10 @@ def _thinned(cuts: Sequence[int], points: int) -> list[int]:
 def _middle(record: SequenceRecord, recipe: Recipe) -> int:
     uniform = points_by_kind(record, recipe)["uniform"]
     middle = uniform[len(uniform) // 2]
-    if not record.peak_edges:
+    if not record.maximum_edges:
         return middle
     possible = points_by_kind(record, replace(recipe, uniform_points=0))["uniform"]
-    known = [cut for cut in record.peak_edges if possible[0] <= cut <= possible[-1]]
+    known = [cut for cut in record.maximum_edges if possible[0] <= cut <= possible[-1]]
     return min(known, key=lambda cut: abs(cut - middle), default=middle)
 
 
