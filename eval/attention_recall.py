@@ -1,8 +1,8 @@
-"""How much future attention a whole model keeps at a budget, however it is split over the heads.
+"""Attention recall of a whole model at a budget, however it is split over the heads.
 
-Kept attention of a head is the share of its future attention that the kept tokens would receive,
-1 - E / W; of a model, the mean over its heads. So allocators of one budget can be compared without
-generating anything. kept.jsonl is described in `docs/formats.md`.
+The mean over heads of the share of future attention that the kept tokens would receive
+(`kvp.metrics`). So allocators of one budget can be compared without generating anything. kept.jsonl
+is described in `docs/formats.md`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from eval.config import EvalConfig
 from eval.methods import method_fields
-from eval.results.records import Row
+from eval.results.records import Row as Record
 from eval.settings import Setting
 from eval.stats import bootstrap_mean
+from kvp import metrics
+from kvp.reward import cost_curve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,33 +33,36 @@ class AttentionRecall:
 
 
 def attention_recall(importance: Tensor, ranking: Tensor, counts: Tensor) -> AttentionRecall:
-    """What is kept of importance [L, H, N] by the first counts [L, H] of every ranking [L, H, N].
+    """Recall of importance [L, H, N] by the first counts [L, H] of every ranking [L, H, N].
 
     A head whose tokens receive nothing at all loses nothing: its share is 1.
     """
-    ordered = importance.gather(-1, ranking).cumsum(-1)
-    total = ordered[..., -1]
-    kept = ordered.gather(-1, counts[..., None] - 1)[..., 0]
-    share = torch.where(total > 0, kept / total, 1.0)
+    recall = metrics.attention_recall(cost_curve(importance, ranking), counts)  # [L, H]
     return AttentionRecall(
-        share=float(share.mean()),
+        share=float(recall.mean()),
         kept_tokens=float(counts.double().mean()),
         cached_tokens=importance.shape[-1],
     )
 
 
-def kept_row(
-    config: EvalConfig, cell: Setting, protocol: str, parts: Sequence[AttentionRecall]
-) -> Row:
-    """One line of kept.jsonl: means over sequences, and the interval of the share."""
+def kept_record(
+    setting: Setting,
+    parts: Sequence[AttentionRecall],
+    *,
+    model: str,
+    protocol: str,
+    bootstrap: int,
+    seed: int,
+) -> Record:
+    """One line of kept.jsonl: means over sequences, and the interval of the recall."""
     values = {("", str(number)): part.share for number, part in enumerate(parts)}
-    interval = bootstrap_mean(values, resamples=config.bootstrap, seed=config.seed)
+    interval = bootstrap_mean(values, resamples=bootstrap, seed=seed)
     return {
-        "model": config.model,
-        **method_fields(cell.method),
-        "protected": cell.protected,
+        "model": model,
+        **method_fields(setting.method),
+        "protected": setting.protected,
         "protocol": protocol,
-        "budget_spec": cell.spec,
+        "budget_spec": setting.spec,
         "kept": interval.mean,
         "low": interval.low,
         "high": interval.high,

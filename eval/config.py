@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from kvp.budgets import Budget, parse_budgets
 from kvp.config_groups import (
     DataConfig,
+    DryRunConfig,
     Group,
     ModelConfig,
     ProtectionConfig,
@@ -86,7 +87,9 @@ class MeasureConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, RunConfig):
+class EvalConfig(
+    PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, RunConfig, DryRunConfig
+):
     """What is evaluated, and how."""
 
     out: str
@@ -94,7 +97,8 @@ class EvalConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, Run
     extend."""
     methods: str = "full,kvp,random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,oracle"
     """Methods, comma separated, each SCORER or SCORER+ALLOCATOR, both as `name`, `name:preset` or
-    `name(option=value)`; `kvp-eval --list` prints them."""
+    `name(option=value)`, or one of your own as `package.module:Class`; `kvp-eval --list` prints
+    them. From Python also a list that may hold scorer objects."""
     allocators: str = "uniform"
     """Allocators, comma separated, for every method that names none."""
     budgets: str = "6%,9%,12.5%,19%,25%,37.5%,50%"
@@ -129,7 +133,8 @@ class EvalConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, Run
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
         super().__post_init__()
         for flag in ("methods", "allocators", "budgets", "protocols"):
-            if not split_list(getattr(self, flag)):
+            value = getattr(self, flag)
+            if not (split_list(value) if isinstance(value, str) else value):
                 raise ValueError(f"--{flag} is empty")
         for protocol in self.protocol_list:
             if protocol not in PROTOCOLS:
@@ -142,9 +147,9 @@ class EvalConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, Run
             raise UsageError(f"--budgets: {error}") from None
 
     @property
-    def method_list(self) -> tuple[str, ...]:
-        """Method specs in order, without repeats."""
-        return split_list(self.methods)
+    def method_list(self) -> tuple[Any, ...]:
+        """Method specs in order, without repeats; from Python also a list with scorer objects."""
+        return split_list(self.methods) if isinstance(self.methods, str) else tuple(self.methods)
 
     @property
     def allocator_list(self) -> tuple[str, ...]:

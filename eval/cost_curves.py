@@ -1,37 +1,37 @@
-"""What budgets cost on held-out traces: attention lost by each head, kept by the whole model.
+"""Evaluate rankings on held-out traces: attention lost per head, attention recall of the model.
 
 No generation: queries, keys and values come from a trace store, importance from
 `kvp.ops.future_attention`, scores from the same scorers that evict; those that need extra passes or
 hidden states get them from the model, which runs over the stored tokens once more. Rankings are
-judged head by head (curves.jsonl), budgets split over heads by what all heads keep together
-(kept.jsonl); `docs/formats.md` describes both.
+measured head by head (curves.jsonl), budgets split over heads by what all heads keep together
+(kept.jsonl). The numbers are those of `kvp.metrics`; `docs/formats.md` describes the files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.attention_recall import AttentionRecall, attention_recall, kept_row
-from eval.config import EvalConfig
-from eval.held_out_traces import boundary, held_out, protocols_apart, trace_views
+from eval.attention_recall import AttentionRecall, attention_recall, kept_record
+from eval.held_out_traces import boundary, held_out, protocols_apart, stored_prefill
 from eval.methods import Method, method_fields, rankings
-from eval.results.records import Row
-from eval.selection import Ranked
-from eval.settings import PROTECTIONS, Setting, plan, protection_of
+from eval.results.records import Row as Record
+from eval.settings import PROTECTIONS, Setting, plan
+from kvp import metrics
 from kvp.budget_scores import Scored, score_budgets
+from kvp.budgets import Budget
 from kvp.geometry import Geometry
-from kvp.hf import ScorerInputs, observe
+from kvp.hf import ScorerInputs, prefill
 from kvp.hf.scorer_inputs import needs_scorer_inputs
 from kvp.ops.future_attention import future_attention
-from kvp.ranking import Protection
-from kvp.reward import cost_curve, ideal_cost, random_cost
-from kvp.scoring import Needs, View
-from kvp.store import Trace, TraceReader
+from kvp.ranking import UNPROTECTED, Protection
+from kvp.scoring import Needs
+from kvp.selection import Selection
+from kvp.store import SequenceRecord, Trace, TraceReader
 
 GRID_STEPS = 64
 """A curve has one point per 1/64 of the cache, both ends included."""
@@ -46,208 +46,236 @@ class Measured:
     """One ranking of one sequence. Leading axes: layer, KV head."""
 
     cost: Tensor
-    """[L, H, grid] float64, E_b / W."""
+    """[L, H, grid] float64, share of attention lost at the budgets of the grid."""
     area: Tensor
-    """[L, H] float64, mean over budgets 1..N-1 of E_b / W."""
+    """[L, H] float64 (`kvp.metrics.area`)."""
     skill: Tensor
-    """[L, H] float64, 1 = ideal, 0 = random; NaN where all tokens matter alike."""
+    """[L, H] float64 (`kvp.metrics.skill`); NaN for heads without signal."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceRows:
+class TraceRecords:
     """Everything measured on the held-out traces of a store."""
 
-    curves: tuple[Row, ...]
-    """Rows of curves.jsonl."""
-    kept: tuple[Row, ...]
-    """Rows of kept.jsonl."""
+    curves: tuple[Record, ...]
+    """Records of curves.jsonl."""
+    kept: tuple[Record, ...]
+    """Records of kept.jsonl."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Sums:
-    """What is collected sequence by sequence."""
+    """Measurements, sequence by sequence."""
 
     curves: dict[tuple[Method, bool, str], list[Measured]] = field(default_factory=dict)
     kept: dict[tuple[Setting, str], list[AttentionRecall]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TraceSettings:
+    """What is measured on every sequence."""
+
+    model: str
+    """Name of the model in every record."""
+    budgets: tuple[Budget, ...]
+    """Budgets of kept.jsonl; curves have all budgets."""
+    protocols: tuple[str, ...]
+    protection: str
+    """`both`, `on` or `off`."""
+    protected: Protection
+    """Tokens that protection keeps."""
+    sequences: int
+    """At most so many held-out sequences."""
+    bootstrap: int
+    """Resamples behind each interval."""
+    seed: int
+    device: str = "cpu"
+
+
+def usable_records(
+    reader: TraceReader, settings: TraceSettings
+) -> dict[str, tuple[SequenceRecord, ...]]:
+    """Held-out sequences that compress before their last token, by protocol worth measuring."""
+    records = held_out(reader)[: settings.sequences]
+    return {
+        protocol: tuple(r for r in records if 2 <= boundary(r, protocol) < r.length)
+        for protocol in protocols_apart(settings.protocols, records)
+    }
+
+
 @torch.inference_mode()
 def measure_traces(
-    config: EvalConfig,
+    settings: TraceSettings,
     methods: Sequence[Method],
     reader: TraceReader,
     model: PreTrainedModel | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-) -> TraceRows:
-    """Rows from the held-out sequences of a store.
+    *,
+    advance: Callable[[], None] = lambda: None,
+) -> TraceRecords:
+    """Records from the held-out sequences of a store.
 
-    `model` and `tokenizer` serve methods that need more than traces hold.
+    `model` and `tokenizer` serve methods that need more than traces hold; `advance` is called after
+    every sequence and protocol.
     """
     methods = [method for method in methods if method.scorer is not None]
     sums = _Sums()
-    records = held_out(reader)[: config.curve_sequences]
-    protocols = protocols_apart(config.protocol_list, records)
-    cells = {
-        protocol: _cells(config, methods, [boundary(record, protocol) for record in records])
-        for protocol in protocols
-    }
-    for record in records:
-        trace = reader.trace(record.index)
-        for protocol in protocols:
-            cut = boundary(record, protocol)
-            if 2 <= cut < record.length:
-                prompt = TracedPrompt(trace, cut, config.device, model, tokenizer)
-                for method in rankings(methods):
-                    own = [c for c in cells[protocol] if c.method.ranking == method.ranking]
-                    _measure(config, prompt, method, own, protocol, sums)
-    return TraceRows(
+    for protocol, records in usable_records(reader, settings).items():
+        planned = _settings_of(settings, methods, [boundary(r, protocol) for r in records])
+        for record in records:
+            trace = reader.trace(record.index)
+            prompt = TracedPrompt(
+                trace, boundary(record, protocol), settings.device, model, tokenizer
+            )
+            for method in rankings(methods):
+                same = [each for each in planned if each.method.ranking == method.ranking]
+                _measure(settings, prompt, method, same, protocol, sums)
+            advance()
+    return TraceRecords(
         curves=tuple(
-            row
+            record
             for (method, protected, protocol), parts in sums.curves.items()
-            for row in _curve_rows(config, reader.geometry, method, protected, protocol, parts)
+            for record in _curve_records(
+                settings, reader.geometry, method, protected, protocol, parts
+            )
         ),
         kept=tuple(
-            kept_row(config, cell, protocol, parts) for (cell, protocol), parts in sums.kept.items()
+            kept_record(
+                setting, parts, model=settings.model, protocol=protocol,
+                bootstrap=settings.bootstrap, seed=settings.seed,
+            )
+            for (setting, protocol), parts in sums.kept.items()
         ),
-    )
+    )  # fmt: skip
 
 
 class TracedPrompt:
-    """One sequence compressed at `cut` tokens."""
+    """One sequence compressed after its first `prefix_length` tokens."""
 
     def __init__(
         self,
         trace: Trace,
-        cut: int,
+        prefix_length: int,
         device: str = "cpu",
         model: PreTrainedModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        """Compute what its tokens are worth."""
-        self.cut = cut
-        queries = None if trace.queries is None else trace.queries.to(device)
-        self._parts = (queries, trace.keys.to(device), trace.values.to(device))
-        if queries is None:
-            on_device = trace.future_attention(cut).to(device)
+        """Compute the importance of its tokens."""
+        self.prefix_length = prefix_length
+        self._stored = stored_prefill(trace, prefix_length, device)
+        if trace.queries is None:
+            future = trace.future_attention(prefix_length).to(device)
         else:
-            on_device = future_attention(queries, self._parts[1], prefix_length=cut)
-        self._future = on_device
-        self.importance = on_device.cpu().double()
-        """[L, H, cut] float64, future attention of every token."""
-        self._token_ids = torch.tensor([trace.record.token_ids[:cut]], device=device)
+            future = future_attention(
+                trace.queries.to(device), trace.keys.to(device), prefix_length=prefix_length
+            )
+        self._future = [layer[None] for layer in future]  # per layer [1, H, N]
+        self.importance = future.cpu().double()
+        """[L, H, N] float64, future attention of every token."""
+        self._token_ids = torch.tensor([trace.record.token_ids[:prefix_length]], device=device)
         self._model = model
         self._tokenizer = tokenizer
-        self._supplies: dict[int | None, ScorerInputs] = {}
+        self._inputs: dict[int | None, ScorerInputs | None] = {}
 
     def scored(self, method: Method, budgets: Sequence[int]) -> list[Scored]:
-        """What a method says at the budgets."""
+        """Scores of a method for the budgets."""
         scorer = method.scorer
         assert scorer is not None, "the full cache has no scores"
-        scorer_inputs = self._supply(scorer.needs) if needs_scorer_inputs(scorer.needs) else None
-        queries, keys, values = self._parts
+        needs = scorer.needs
+        prompt = self._stored
+        if needs_scorer_inputs(needs):
+            prompt = replace(prompt, inputs=self._scorer_inputs(needs))
+        return score_budgets(
+            scorer, lambda budget: prompt.views(needs, budget, future=self._future), budgets
+        )
 
-        def views_at(budget: int) -> Iterator[View]:
-            return trace_views(
-                queries, keys, values, self._future, self.cut, scorer.needs, budget, scorer_inputs
-            )
-
-        return score_budgets(scorer, views_at, budgets)
-
-    def _supply(self, needs: Needs) -> ScorerInputs:
+    def _scorer_inputs(self, needs: Needs) -> ScorerInputs | None:
         """Extras of the stored tokens, from one more prefill; shared by the methods that agree."""
-        assert self._model is not None, "methods that need extras are measured beside a model"
+        assert self._model is not None, "methods that need extras need a model"
         after = needs.hidden_after
-        if after not in self._supplies:
-            seen = observe(
-                self._model,
-                self._token_ids,
-                queries=0,
-                last_logits=True,
-                hidden_after=() if after is None else (after,),
+        if after not in self._inputs:
+            seen = prefill(
+                self._model, self._token_ids, Needs(hidden_after=after), tokenizer=self._tokenizer
             )
-            self._supplies[after] = ScorerInputs(
-                self._model,
-                self._token_ids,
-                seen.keys,
-                seen.values,
-                hidden=seen.hidden,
-                tokenizer=self._tokenizer,
-            )
-        return self._supplies[after]
+            self._inputs[after] = seen.inputs
+        return self._inputs[after]
 
-    def curve(self, scored: Sequence[Scored], protection: Protection) -> Measured:
-        """Cost of every budget by the rankings of the grid's budgets."""
-        lost = torch.zeros(*self.importance.shape[:-1], self.cut + 1, dtype=torch.float64)
-        grid = set(grid_budgets(self.cut))
-        done = -1
-        for part in scored:
-            served = [budget for budget in part.budgets if budget in grid]
-            if served:
-                curve = cost_curve(self.importance, Ranked(part, protection).ranking)
-                last = self.cut if served[-1] == self.cut else served[-1]
-                lost[..., done + 1 : last + 1] = curve[..., done + 1 : last + 1]
-                done = last
-        return measure(lost, self.importance)
+    def measure(self, scored: Sequence[Scored], protection: Protection) -> Measured:
+        """Metrics of the rankings made for the grid's budgets (`kvp.metrics.grid_budgets`)."""
+        grid = set(metrics.grid_budgets(self.prefix_length))
+        serving = [
+            (part.scores, max(grid.intersection(part.budgets)))
+            for part in scored
+            if grid.intersection(part.budgets)
+        ]
+        lost = metrics.lost_importance(self.importance, serving, protection)  # [L, H, N + 1]
+        return Measured(
+            cost=metrics.at_shares(lost, torch.linspace(0, 1, GRID_STEPS + 1)),
+            area=metrics.area(lost),
+            skill=metrics.skill(self.importance, lost, protection),
+        )
 
 
-def grid_budgets(tokens: int) -> list[int]:
-    """Budgets at which methods that look at them are asked, ascending; the last is `tokens`."""
-    steps = range(1, GRID_STEPS + 1)
-    return sorted({max(1, round(step * tokens / GRID_STEPS)) for step in steps})
-
-
-def _cells(config: EvalConfig, methods: Sequence[Method], cuts: Sequence[int]) -> list[Setting]:
-    """What kept.jsonl has a row for: all but budgets below the protected tokens."""
-    cells, _ = plan(
-        methods,
-        config.budget_list,
-        protection="off" if config.protection == "off" else "both",
-        protected_tokens=protection_of(config, protected=True).tokens,
-        shortest=min(cuts),
-    )
-    return [cell for cell in cells if cell.protected in PROTECTIONS[config.protection]]
+def _settings_of(
+    settings: TraceSettings, methods: Sequence[Method], lengths: Sequence[int]
+) -> list[Setting]:
+    """Settings that kept.jsonl has a record for."""
+    if not lengths:
+        return []
+    planned, _ = plan(
+        methods, settings.budgets, lengths,
+        protection="off" if settings.protection == "off" else "both",
+        protected=settings.protected,
+    )  # fmt: skip
+    return [each for each in planned if each.protected in PROTECTIONS[settings.protection]]
 
 
 def _measure(
-    config: EvalConfig,
+    settings: TraceSettings,
     prompt: TracedPrompt,
     method: Method,
-    cells: Sequence[Setting],
+    planned: Sequence[Setting],
     protocol: str,
     sums: _Sums,
 ) -> None:
-    """Judge one scorer on one sequence: its rankings, and what all its allocators keep."""
-    sizes = {cell: min(cell.tokens(prompt.cut), prompt.cut) for cell in cells}
-    scored = prompt.scored(method, sorted({*grid_budgets(prompt.cut), *sizes.values()}))
-    for protected in PROTECTIONS[config.protection]:
-        protection = protection_of(config, protected=protected)
-        measured = prompt.curve(scored, protection)
+    """Measure one scorer on one sequence: its rankings, and what all its allocators keep."""
+    sizes = {each: min(each.tokens(prompt.prefix_length), prompt.prefix_length) for each in planned}
+    grid = metrics.grid_budgets(prompt.prefix_length)
+    scored = prompt.scored(method, sorted({*grid, *sizes.values()}))
+    for protected in PROTECTIONS[settings.protection]:
+        protection = settings.protected if protected else UNPROTECTED
+        measured = prompt.measure(scored, protection)
         sums.curves.setdefault((method, protected, protocol), []).append(measured)
         for part in scored:
-            ranked = Ranked(part, protection)
-            for cell in cells:
-                if cell.protected is protected and sizes[cell] in part.budgets:
-                    counts = ranked.counts(cell.method.rule, sizes[cell])
-                    share = attention_recall(prompt.importance, ranked.ranking, counts)
-                    sums.kept.setdefault((cell, protocol), []).append(share)
+            matching = [
+                each for each in planned
+                if each.protected is protected and sizes[each] in part.budgets
+            ]  # fmt: skip
+            if not matching:
+                continue
+            selection = Selection(part.scores, protection, part.sizes)
+            for each in matching:
+                counts = selection.counts(sizes[each], each.method.rule)
+                recall = attention_recall(prompt.importance, selection.ranking, counts)
+                sums.kept.setdefault((each, protocol), []).append(recall)
 
 
-def _curve_rows(
-    config: EvalConfig,
+def _curve_records(
+    settings: TraceSettings,
     geometry: Geometry,
     method: Method,
     protected: bool,
     protocol: str,
     parts: Sequence[Measured],
-) -> Iterator[Row]:
+) -> Iterator[Record]:
     """Means over sequences, head by head."""
     cost = torch.stack([part.cost for part in parts]).mean(0)
     area = torch.stack([part.area for part in parts]).mean(0)
-    skill = torch.stack([part.skill for part in parts]).nanmean(0).nan_to_num(0.0)
+    skill = torch.stack([part.skill for part in parts]).nanmean(0)  # NaN: no signal anywhere
     for layer in range(geometry.layers):
         for head in range(geometry.kv_heads):
             yield {
-                "model": config.model,
+                "model": settings.model,
                 **method_fields(method),
                 "protected": protected,
                 "protocol": protocol,
@@ -255,31 +283,8 @@ def _curve_rows(
                 "head": head,
                 "budgets": [step / GRID_STEPS for step in range(GRID_STEPS + 1)],
                 "cost": cost[layer, head].tolist(),
-                "skill": float(skill[layer, head]),
+                "skill": None if skill[layer, head].isnan() else float(skill[layer, head]),
                 "area": float(area[layer, head]),
+                "metrics_version": metrics.METRICS_VERSION,
                 "sequences": len(parts),
             }
-
-
-def measure(lost: Tensor, importance: Tensor) -> Measured:
-    """Curve, area and skill from the importance lost at every budget.
-
-    Args:
-        lost: [L, H, N + 1] float64, E_b for b = 0..N.
-        importance: [L, H, N] float64.
-    """
-    tokens = importance.shape[-1]
-    total = importance.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-    relative = lost / total
-    place = torch.linspace(0, tokens, GRID_STEPS + 1, dtype=torch.float64)
-    lower = place.floor().long().clamp(max=tokens - 1)
-    share = place - lower
-    cost = relative[..., lower] * (1 - share) + relative[..., lower + 1] * share
-    chance, ideal = random_cost(importance), ideal_cost(importance)
-    span = chance - ideal
-    skill = (chance - lost[..., 1:tokens].sum(-1)) / span
-    return Measured(
-        cost=cost,
-        area=relative[..., 1:tokens].mean(-1),
-        skill=torch.where(span > 1e-6 * chance, skill, torch.nan),
-    )

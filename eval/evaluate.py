@@ -1,4 +1,4 @@
-"""One prompt under one protocol: one prefill, every cell's tokens, one batched run, its rows."""
+"""One prompt under one protocol: one prefill, the tokens of every setting, one batched run."""
 
 from __future__ import annotations
 
@@ -10,91 +10,80 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.config import EvalConfig
 from eval.decode import Kept, Outcome, Prefix, all_kept, forced, greedy
 from eval.methods import Method, method_fields
-from eval.results.records import Row
-from eval.selection import Ranked
-from eval.settings import Setting, protection_of
+from eval.results.records import Row as Record
+from eval.settings import Setting
 from eval.tasks import Prompt
 from kvp.budget_scores import ViewsAt, score_budgets
-from kvp.hf import Observation, ScorerInputs, observe, views
+from kvp.hf import Prefill, observe, prefill
+from kvp.hf.generation import end_tokens
 from kvp.ops.future_attention import future_attention
-from kvp.scoring import Needs
+from kvp.ranking import Protection
+from kvp.scoring import ALL_QUERIES, Needs
+from kvp.selection import Selection
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
     """What every prompt of a run shares."""
 
-    config: EvalConfig
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    name: str
+    """Name of the model in every record."""
+    split: str
+    length: int
+    seed: int
+    decode_batch: int
+    """At most so many compressed caches are decoded as one batch."""
+    max_new_tokens: int | None = None
+    """At most so many generated tokens, instead of each task's own number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prefilled:
     """A prompt run up to the boundary of a protocol."""
 
-    observation: Observation
+    prefill: Prefill
     prefix: Prefix
     feed: Tensor
     """[F] int64, prompt tokens after the boundary."""
-    scorer_inputs: ScorerInputs
-    """What methods ask beyond keys, values and queries; made once, shared by all of them."""
 
     def views_at(self, needs: Needs, future: list[Tensor] | None) -> ViewsAt:
         """Views of all layers for a budget to come, with what a method needs."""
-        return lambda budget: views(self.observation, needs, budget, future, self.scorer_inputs)
+        return lambda budget: self.prefill.views(needs, budget, future=future)
 
 
-def prefill(
+def run_prefix(
     bench: Bench, prompt: Prompt, protocol: str, methods: Iterable[Method] = ()
 ) -> Prefilled:
-    """Run the prefix of a prompt once, with every query recorded and what the methods ask of it."""
+    """Run the prefix of a prompt once and record every query and what the methods need of it."""
     ids = prompt.ids.to(bench.model.device)
     boundary = prompt.boundary(protocol)
-    observation = observe(
-        bench.model,
-        ids[None, :boundary],
-        last_logits=True,
-        hidden_after=hidden_after(method.scorer.needs for method in methods if method.scorer),
-    )
+    needs = [Needs(queries=ALL_QUERIES)]
+    needs += [method.scorer.needs for method in methods if method.scorer]
+    seen = prefill(bench.model, ids[None, :boundary], needs, tokenizer=bench.tokenizer)
     return Prefilled(
-        observation=observation,
-        prefix=Prefix(keys=tuple(observation.keys), values=tuple(observation.values)),
-        feed=ids[boundary:],
-        scorer_inputs=scorer_inputs_of(bench, observation, ids[None, :boundary]),
+        prefill=seen, prefix=Prefix(keys=seen.keys, values=seen.values), feed=ids[boundary:]
     )
 
 
-def hidden_after(needs: Iterable[Needs]) -> tuple[int, ...]:
-    """The numbers of left-out tokens for which hidden states are to be summed up."""
-    asked = {need.hidden_after for need in needs}
-    return tuple(sorted(after for after in asked if after is not None))
-
-
-def scorer_inputs_of(bench: Bench, observation: Observation, ids: Tensor) -> ScorerInputs:
-    """The extras of an observed prefix [1, N]."""
-    return ScorerInputs(
-        bench.model, ids, observation.keys, observation.values,
-        hidden=observation.hidden, tokenizer=bench.tokenizer,
-    )  # fmt: skip
-
-
-def evaluate(bench: Bench, prompt: Prompt, protocol: str, cells: Sequence[Setting]) -> list[Row]:
-    """Rows of one prompt for the cells asked for."""
-    start = prefill(bench, prompt, protocol, [cell.method for cell in cells])
+def evaluate(
+    bench: Bench, prompt: Prompt, protocol: str, settings: Sequence[Setting]
+) -> list[Record]:
+    """Records of one prompt, one per setting."""
+    start = run_prefix(bench, prompt, protocol, [setting.method for setting in settings])
     future = None
-    if any(cell.method.scorer and cell.method.scorer.needs.future for cell in cells):
+    if any(each.method.scorer and each.method.scorer.needs.future for each in settings):
         future = hindsight(bench, prompt, start)
-    chosen = list(keep(bench.config, start, cells, future))
-    caches = [kept for _, kept in chosen]
+    compressed = list(keep(start, settings, future))
+    caches = [kept for _, kept in compressed]
     outcomes: list[tuple[int, dict[str, Any]]] = []
     if prompt.forced:
         losses = forced(
             bench.model, start.prefix, caches, start.feed, prompt.reply,
-            batch_rows=bench.config.decode_batch,
+            decode_batch=bench.decode_batch,
         )  # fmt: skip
         for loss in losses:
             outcomes.append((loss.nbytes, {"nll": loss.result, "reply_tokens": len(prompt.reply)}))
@@ -104,31 +93,32 @@ def evaluate(bench: Bench, prompt: Prompt, protocol: str, cells: Sequence[Settin
             outcomes.append((answer.nbytes, {"prediction": text, "score": prompt.score(text)}))
     return [
         {
-            **_row(bench.config, prompt, protocol, cell, kept, start.prefix.tokens),
+            **_record(bench, prompt, protocol, setting, kept, start.prefix.tokens),
             "cache_bytes": nbytes,
             **fields,
         }
-        for (cell, kept), (nbytes, fields) in zip(chosen, outcomes, strict=True)
+        for (setting, kept), (nbytes, fields) in zip(compressed, outcomes, strict=True)
     ]
 
 
 def answers(
     bench: Bench, prompt: Prompt, start: Prefilled, caches: Sequence[Kept]
 ) -> list[Outcome[list[int]]]:
-    """Greedy answers of every cache row, as token ids."""
+    """Greedy answers of every compressed cache, as token ids."""
     return greedy(
         bench.model, start.prefix, caches, start.feed,
-        max_new_tokens=bench.config.max_new_tokens or prompt.sample.max_new_tokens,
-        batch_rows=bench.config.decode_batch,
+        max_new_tokens=bench.max_new_tokens or prompt.sample.max_new_tokens,
+        ends=end_tokens(bench.model, bench.tokenizer),
+        decode_batch=bench.decode_batch,
     )  # fmt: skip
 
 
 @torch.inference_mode()
 def hindsight(bench: Bench, prompt: Prompt, start: Prefilled) -> list[Tensor]:
-    """Attention that everything after the boundary really pays: per layer [1, H, N] float32.
+    """Attention that everything after the boundary pays: per layer [1, H, N] float32.
 
     The future is the rest of the prompt and the full cache's own greedy answer (for a forced reply,
-    that reply). Changes `start.observation.cache`, which nothing else reads.
+    that reply). Changes the cache of the observation, which nothing else reads.
     """
     if prompt.forced:
         reply = prompt.reply
@@ -136,11 +126,11 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefilled) -> list[Tensor]:
         (answer,) = answers(bench, prompt, start, [all_kept(start.prefix)])
         reply = torch.tensor(answer.result)
     fed = torch.cat([start.feed, reply.to(start.feed.device)])
-    after = observe(bench.model, fed[None], cache=start.observation.cache, last_logits=True)
+    seen = start.prefill.observation
+    assert seen is not None, "a prompt that was just run has an observation"
+    after = observe(bench.model, fed[None], cache=seen.cache, last_logits=True)
     result = []
-    for keys, before, later in zip(
-        after.keys, start.observation.queries, after.queries, strict=True
-    ):
+    for keys, before, later in zip(after.keys, seen.queries, after.queries, strict=True):
         queries = torch.cat([before, later], dim=2)
         heads = keys.shape[1]
         grouped = queries.view(1, heads, -1, *queries.shape[2:])
@@ -149,57 +139,57 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefilled) -> list[Tensor]:
 
 
 def keep(
-    config: EvalConfig, start: Prefilled, cells: Sequence[Setting], future: list[Tensor] | None
+    start: Prefilled, settings: Sequence[Setting], future: list[Tensor] | None
 ) -> Iterator[tuple[Setting, Kept]]:
-    """The tokens that every cell keeps, scorer by scorer."""
+    """The tokens that every setting keeps, scorer by scorer."""
     tokens = start.prefix.tokens
     everything = all_kept(start.prefix)
     by_ranking: dict[tuple[str, str, str | None], list[Setting]] = {}
-    for cell in cells:
-        if cell.method.own or cell.tokens(tokens) < tokens:
-            by_ranking.setdefault(cell.method.ranking, []).append(cell)
+    for setting in settings:
+        if setting.method.own or setting.tokens(tokens) < tokens:
+            by_ranking.setdefault(setting.method.ranking, []).append(setting)
         else:
-            yield cell, everything
-    for own in by_ranking.values():
-        scorer = own[0].method.scorer
+            yield setting, everything
+    for same in by_ranking.values():
+        scorer = same[0].method.scorer
         assert scorer is not None, "the full cache keeps everything"
-        budgets = sorted({cell.tokens(tokens) for cell in own})
+        budgets = sorted({setting.tokens(tokens) for setting in same})
         for scored in score_budgets(scorer, start.views_at(scorer.needs, future), budgets):
-            for protected in (True, False):
-                matching = [
-                    cell for cell in own
-                    if cell.protected is protected and cell.tokens(tokens) in scored.budgets
-                ]  # fmt: skip
-                if not matching:
+            selections: dict[Protection, Selection] = {}
+            for setting in same:
+                if setting.tokens(tokens) not in scored.budgets:
                     continue
-                ranked = Ranked(scored, protection_of(config, protected=protected))
-                for cell in matching:
-                    yield cell, Kept(indices=ranked.kept(cell.method.rule, cell.tokens(tokens)))
+                protection = setting.protection
+                if protection not in selections:
+                    selections[protection] = Selection(scored.scores, protection, scored.sizes)
+                selection = selections[protection]
+                kept = selection.tokens(setting.tokens(tokens), setting.method.rule)
+                yield setting, Kept(indices=kept)
 
 
-def identify(config: EvalConfig, prompt: Prompt, protocol: str, cell: Setting) -> Row:
-    """The fields of a row that are known before any work, its key among them."""
+def identify(bench: Bench, prompt: Prompt, protocol: str, setting: Setting) -> Record:
+    """The fields of a record that are known before any work, its key among them."""
     return {
-        "model": config.model,
-        **method_fields(cell.method),
-        "protected": cell.protected,
+        "model": bench.name,
+        **method_fields(setting.method),
+        "protected": setting.protected,
         "protocol": protocol,
         "task": prompt.task,
-        "split": config.split,
-        "length": config.length,
-        "budget_spec": cell.spec,
+        "split": bench.split,
+        "length": bench.length,
+        "budget_spec": setting.spec,
         "example": prompt.sample.id,
-        "seed": config.seed,
+        "seed": bench.seed,
     }
 
 
-def _row(
-    config: EvalConfig, prompt: Prompt, protocol: str, cell: Setting, kept: Kept, tokens: int
-) -> Row:
-    """A row with everything but its outcome."""
+def _record(
+    bench: Bench, prompt: Prompt, protocol: str, setting: Setting, kept: Kept, tokens: int
+) -> Record:
+    """A record with everything but its outcome."""
     return {
-        **identify(config, prompt, protocol, cell),
-        "budget": None if cell.budget is None else cell.budget.tokens(tokens),
+        **identify(bench, prompt, protocol, setting),
+        "budget": _budget(setting, tokens),
         "prompt_tokens": prompt.encoded.prompt_length,
         "cached_tokens": tokens,
         "kept_tokens": int(kept.tokens) if kept.tokens.is_integer() else kept.tokens,
@@ -211,3 +201,10 @@ def _row(
         "reply_tokens": None,
         "seconds": None,
     }
+
+
+def _budget(setting: Setting, cached: int) -> int | None:
+    """Tokens per KV head of the budget, also where that is more than is cached."""
+    if setting.budget is None:
+        return None
+    return max(setting.budget.tokens(cached), setting.tokens(cached))

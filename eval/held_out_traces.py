@@ -1,4 +1,4 @@
-"""Held-out traces as prompts: what scorers can see of a stored sequence, and what it was worth.
+"""Held-out traces as prompts: what a stored sequence is to scorers.
 
 Queries, keys and values come from a trace store; what a method needs beyond them (extra passes,
 hidden states, text) comes from running the model over the stored tokens again (`eval.cost_curves`).
@@ -6,25 +6,22 @@ hidden states, text) comes from running the model over the stored tokens again (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from eval.methods import Method
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from kvp.hf import ScorerInputs
-from kvp.hf.scorer_inputs import needs_scorer_inputs
-from kvp.scoring import ALL_QUERIES, Needs, View
-from kvp.store import SequenceRecord, TraceReader
+from kvp.hf import Prefill
+from kvp.store import SequenceRecord, Trace, TraceReader
 
 
 def open_traces(path: str, geometry: Geometry, methods: Iterable[Method] = ()) -> TraceReader:
     """The store of `--traces`; StoreError unless it gives curves for this geometry and `methods`.
 
-    An importance grid tells what tokens were worth; methods that look at queries need those, too.
+    An importance grid holds the importance of tokens; methods that read queries need those, too.
     """
     reader = TraceReader(Path(path))
     if reader.geometry != geometry:
@@ -58,47 +55,22 @@ def boundary(record: SequenceRecord, protocol: str) -> int:
 
 
 def protocols_apart(protocols: Sequence[str], records: Sequence[SequenceRecord]) -> tuple[str, ...]:
-    """Protocols worth measuring: of two that compress alike (running text), query_agnostic."""
+    """Protocols worth measuring: of two with the same compression point, query_agnostic."""
     if all(boundary(record, "query_aware") == boundary(record, "query_agnostic")
            for record in records):  # fmt: skip
         return ("query_agnostic",)
     return tuple(protocols)
 
 
-def trace_views(
-    queries: Tensor | None,
-    keys: Tensor,
-    values: Tensor,
-    importance: Tensor,
-    cut: int,
-    needs: Needs,
-    budget: int,
-    scorer_inputs: ScorerInputs | None = None,
-) -> Iterator[View]:
-    """Views of a trace's first `cut` tokens, layer by layer, with what a method needs.
-
-    queries [L, H, G, T, D] (None where no method asks for them), keys and values [L, H, T, D],
-    importance [L, H, cut].
-    """
-    window = cut if needs.queries == ALL_QUERIES else min(needs.queries, cut)
-    positions = torch.arange(cut, device=keys.device)[None]
-    extras = (
-        scorer_inputs.for_needs(needs)
-        if scorer_inputs is not None and needs_scorer_inputs(needs)
-        else ()
+def stored_prefill(trace: Trace, prefix_length: int, device: str = "cpu") -> Prefill:
+    """The first `prefix_length` tokens of a trace, as if the model had just run over them."""
+    keys, values = trace.keys.to(device), trace.values.to(device)  # [L, H, T, D]
+    queries: tuple[Tensor, ...] = ()
+    if trace.queries is not None:
+        stored = trace.queries.to(device)[..., :prefix_length, :]  # [L, H, G, N, D]
+        queries = tuple(layer.flatten(0, 1)[None] for layer in stored)  # [1, Q, N, D]
+    return Prefill(
+        keys=tuple(layer[None, :, :prefix_length] for layer in keys),
+        values=tuple(layer[None, :, :prefix_length] for layer in values),
+        queries=queries,
     )
-    for layer in range(keys.shape[0]):
-        recent = None
-        if window:
-            assert queries is not None, "open_traces refuses stores without queries"
-            recent = queries[layer, :, :, cut - window : cut].flatten(0, 1)[None]
-        yield View(
-            layer=layer,
-            keys=keys[None, layer, :, :cut],
-            values=values[None, layer, :, :cut],
-            positions=positions,
-            budget=budget,
-            queries=recent,
-            future=importance[None, layer] if needs.future else None,
-            **(vars(extras[layer]) if extras else {}),
-        )

@@ -1,7 +1,8 @@
-"""Which methods a run compares: scorers, each with an allocator, and the full cache.
+"""Methods of a run: scorers, each with an allocator, and the full cache.
 
 A `Method` is one line of a results table before protection and budget are chosen (`eval.settings`).
-Scorers are registered ones or learned policies; an allocator splits the budget over the heads.
+Scorers are registered ones, learned policies or objects; an allocator splits the budget over the
+heads.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eval.config import EvalConfig
 from eval.results.records import UNIFORM, method_label
 from kvp.allocation import Allocator
 from kvp.errors import PolicyError, UsageError
@@ -37,9 +37,9 @@ class Method:
     """A way to choose tokens."""
 
     name: str
-    """Roster name, `kvp` or `full`."""
+    """Registered name, `kvp` or `full`."""
     variant: str = "auto"
-    """Preset or options of a roster method, `auto` for its defaults."""
+    """Preset or options of a method, `auto` for its defaults."""
     allocator: str = UNIFORM
     """Full name of the rule that splits the budget over the heads."""
     own: bool = False
@@ -66,35 +66,60 @@ class Method:
         return self.name, self.variant, self.policy
 
 
-def build_methods(config: EvalConfig) -> tuple[Method, ...]:
-    """Methods of a run, in the order asked for; two spellings of one method count once.
+def build_methods(
+    methods: Sequence[str | Scorer],
+    *,
+    allocators: Sequence[str] = (UNIFORM,),
+    policies: Sequence[str] = (),
+    seed: int = 0,
+) -> tuple[Method, ...]:
+    """Methods of a run, in the order given; two spellings of one method count once.
 
-    Raises UsageError on an unknown method or allocator, on `kvp` without policies and on a method
-    that cannot size the cache itself and is asked to, PolicyError on a damaged policy.
+    Args:
+        methods: `full`, SCORER, SCORER+ALLOCATOR, or scorer objects.
+        allocators: for every method that names none.
+        policies: policy directories of `kvp`, `DIR` or `label=DIR`.
+        seed: of random methods.
+
+    Raises:
+        UsageError: an unknown method or allocator, `kvp` without policies, or a method that cannot
+            size the cache itself with an allocator that lets it.
+        PolicyError: a damaged policy.
     """
-    methods: list[Method] = []
-    for spec in config.method_list:
-        scorer, rule = split_method(spec)
-        if scorer == FULL:
+    built: list[Method] = []
+    for method in methods:
+        spec, rule = split_method(method) if isinstance(method, str) else (method, None)
+        if spec == FULL:
             if rule is not None:
-                raise UsageError(f"--methods {spec}: the full cache has no allocator")
-            methods.append(Method(name=FULL))
+                raise UsageError(f"--methods {method}: the full cache has no allocator")
+            built.append(Method(name=FULL))
             continue
-        rules = config.allocator_list if rule is None else (rule,)
-        for ranked in _rankings(scorer, config):
-            methods += [allocated(ranked, each) for each in rules]
-    return tuple(dict.fromkeys(methods))
+        rules = allocators if rule is None else (rule,)
+        for ranking in _rankings(spec, policies, seed):
+            built += [allocated(ranking, each) for each in rules]
+    return tuple(dict.fromkeys(built))
 
 
-def _rankings(spec: str, config: EvalConfig) -> list[Method]:
+def _rankings(scorer: str | Scorer, policies: Sequence[str], seed: int) -> list[Method]:
     """Methods of a scorer, without allocator: several for `kvp`, one for others."""
-    if spec == LEARNED:
-        return learned_methods(config.policy_list)
+    if not isinstance(scorer, str):
+        if not isinstance(scorer, Scorer):
+            raise UsageError(
+                f"methods: {scorer!r} is no scorer: it needs name, needs and score(view)"
+            )
+        return [method_of(scorer)]
+    if scorer == LEARNED:
+        return learned_methods(policies)
     try:
-        return [registered_method(spec, config.seed)]
+        return [registered_method(scorer, seed)]
     except UsageError as error:
         more = f", {LEARNED}, {FULL}" if str(error).startswith("unknown method") else ""
         raise UsageError(f"--methods: {error}{more}") from None
+
+
+def spec_of(method: str | Scorer) -> str:
+    """How a method given as name or object is recorded."""
+    return method if isinstance(method, str) else str(getattr(method, "name", method))
 
 
 def allocated(method: Method, spec: str) -> Method:
@@ -116,12 +141,18 @@ def allocated(method: Method, spec: str) -> Method:
 
 
 def registered_method(spec: str, seed: int) -> Method:
-    """A method of the roster; random ones draw from the run's seed unless the spec names one."""
+    """A registered method; random ones draw from the run's seed unless the spec names one."""
     scorer = make_scorer(spec)
+    method = method_of(scorer)
+    if method.name == "random" and "seed" not in parse(spec, "method").options:
+        return replace(method, scorer=make_scorer(spec, seed=seed))
+    return method
+
+
+def method_of(scorer: Scorer) -> Method:
+    """A scorer by its own name: `name`, `name:preset` or `name(option=value)`."""
     name = re.split(r"[:(]", scorer.name)[0]
     variant = scorer.name.removeprefix(name).strip(":()") or "auto"
-    if name == "random" and "seed" not in parse(spec, "method").options:
-        scorer = make_scorer(spec, seed=seed)
     return Method(name=name, variant=variant, scorer=scorer)
 
 
@@ -146,12 +177,12 @@ def check_methods(methods: Sequence[Method], geometry: Geometry) -> None:
             method.rule.check(layers=geometry.layers, kv_heads=geometry.kv_heads)
 
 
-def file_digests(config: EvalConfig, methods: Sequence[Method]) -> dict[str, str]:
+def file_digests(policies: Sequence[str], methods: Sequence[Method]) -> dict[str, str]:
     """Digests of the files methods come from: policies by label, budget files by allocator.
 
     `policy.json` holds the checksums of all other files of a policy.
     """
-    folders = policy_folders(config.policy_list)
+    folders = policy_folders(policies)
     digests = {label: sha256_file(folder / INDEX) for label, folder in folders.items()}
     for method in methods:
         if isinstance(method.rule, Evolved):
@@ -166,16 +197,18 @@ def policy_folders(arguments: Sequence[str]) -> dict[str, Path]:
     """
     folders: dict[str, Path] = {}
     for argument in arguments:
-        label, separator, place = argument.rpartition("=")
-        root = Path(place)
-        found = {label or root.resolve().name: root}
+        label, separator, folder_name = argument.rpartition("=")
+        if Path(argument).exists():  # the folder's own name has an equals sign
+            label, separator, folder_name = "", "", argument
+        root = Path(folder_name)
+        policies = {label or root.resolve().name: root}
         if not (root / INDEX).exists():
             inner = sorted(path.parent for path in root.glob(f"*/{INDEX}"))
             prefix = f"{label}." if separator else ""
-            found = {f"{prefix}{folder.name}": folder for folder in inner}
-        if not found:
+            policies = {f"{prefix}{folder.name}": folder for folder in inner}
+        if not policies:
             raise PolicyError(f"--policies: {root} holds no policy.json; is this a policy folder?")
-        for name, folder in found.items():
+        for name, folder in policies.items():
             if name in folders:
                 raise UsageError(f"--policies: two policies are called {name!r}; use label=DIR")
             folders[name] = folder

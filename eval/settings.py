@@ -1,6 +1,6 @@
-"""Which rows a run is made of: methods with and without protection, at every budget.
+"""Which records a run is made of: methods with and without protection, at every budget.
 
-A `Setting` stands for one row per prompt and protocol.
+A `Setting` stands for one record per prompt and protocol.
 """
 
 from __future__ import annotations
@@ -8,80 +8,98 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eval.config import EvalConfig
 from eval.methods import Method
 from eval.results.records import OWN
 from kvp.budgets import Budget
 from kvp.errors import UsageError
 from kvp.ranking import UNPROTECTED, Protection
+from kvp.selection import kept_tokens
 
 PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
-"""Settings of `--protection`: whether first and last tokens are always kept."""
+"""Values of `--protection`: whether first and last tokens are always kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One row to be: a method with or without protection, at one budget."""
+    """A method with or without protection, at one budget."""
 
     method: Method
-    protected: bool
     budget: Budget | None
     """None for the full cache, and where the method sizes the cache itself."""
+    protected: bool = False
+    """Whether first and last tokens are always kept."""
+    protection: Protection = UNPROTECTED
+    """Which tokens those are."""
 
     @property
     def spec(self) -> str | None:
-        """`budget_spec` of its rows."""
+        """`budget_spec` of its records."""
         if self.budget is not None:
             return str(self.budget)
         return OWN if self.method.own else None
 
     def tokens(self, cached: int) -> int:
         """Tokens per KV head that it may keep of `cached` ones, all of them without a budget."""
-        return cached if self.budget is None else self.budget.tokens(cached)
+        return cached if self.budget is None else kept_tokens(self.budget, cached, self.protection)
 
 
 def plan(
     methods: Sequence[Method],
     budgets: Sequence[Budget],
+    lengths: Sequence[int],
     *,
     protection: str,
-    protected_tokens: int,
-    shortest: int,
+    protected: Protection,
 ) -> tuple[list[Setting], list[str]]:
-    """Cells of one protocol, and a note for each one left out.
+    """Settings for prompts that compress `lengths` tokens, and notes on budgets too small.
 
-    A budget that is below the protected tokens for a cache of `shortest` tokens is left out with
-    protection (`both`) or refused (`on`, UsageError).
+    A percentage keeps the protected tokens of a short prompt at least. Where a budget is below them
+    for every prompt, or is a token count below them, it is run without protection only (`both`) or
+    refused (`on`, UsageError; a percentage then keeps the protected tokens).
     """
-    cells: list[Setting] = []
-    notes: list[str] = []
-    small = {budget for budget in budgets if budget.tokens(shortest) < protected_tokens}
-    for budget in sorted(small, key=budgets.index):
-        text = (
-            f"--budgets {budget} is {budget.tokens(shortest)} of {shortest} tokens, below the "
-            f"{protected_tokens} protected ones"
-        )
-        if protection == "on":
-            raise UsageError(f"{text}; raise it, or use --protection off, or fewer --recents")
-        if protection == "both":
-            notes.append(f"{text}: run without protection only")
-    flags = PROTECTIONS[protection]
+    small, notes = _small(budgets, lengths, protection=protection, protected=protected)
+    settings: list[Setting] = []
     for method in methods:
         if method.scorer is None:
-            cells.append(Setting(method=method, protected=False, budget=None))
+            settings.append(Setting(method=method, budget=None))
             continue
-        if method.own:
-            cells += [Setting(method=method, protected=flag, budget=None) for flag in flags]
-            continue
-        for budget in budgets:
-            for protected in flags:
-                if not (protected and budget in small):
-                    cells.append(Setting(method=method, protected=protected, budget=budget))
-    return cells, notes
+        for budget in (None,) if method.own else budgets:
+            for flag in PROTECTIONS[protection]:
+                if not (flag and budget in small):
+                    settings.append(
+                        Setting(
+                            method=method,
+                            budget=budget,
+                            protected=flag,
+                            protection=protected if flag else UNPROTECTED,
+                        )
+                    )
+    return settings, notes
 
 
-def protection_of(config: EvalConfig, *, protected: bool) -> Protection:
-    """Protection that a cell asks for."""
-    if not protected:
-        return UNPROTECTED
-    return Protection(sinks=config.sinks, recents=config.recents)
+def _small(
+    budgets: Sequence[Budget], lengths: Sequence[int], *, protection: str, protected: Protection
+) -> tuple[set[Budget], list[str]]:
+    """Budgets without protected settings, and a note on each that is below the protected tokens."""
+    left_out: set[Budget] = set()
+    notes: list[str] = []
+    if protection == "off":
+        return left_out, notes
+    for budget in budgets:
+        short = [
+            tokens for tokens in lengths
+            if budget.tokens(tokens) < min(protected.tokens, tokens)
+        ]  # fmt: skip
+        if not short:
+            continue
+        what = f"--budgets {budget} is below the {protected.tokens} protected tokens"
+        if protection == "on" and budget.percent is None:
+            raise UsageError(f"{what}; raise it, or use --protection off, or fewer --recents")
+        if protection == "both" and (budget.percent is None or len(short) == len(lengths)):
+            left_out.add(budget)
+            notes.append(f"{what}: run without protection only")
+        else:
+            notes.append(
+                f"{what} for {len(short)} of {len(lengths)} prompts: these keep the protected ones"
+            )
+    return left_out, notes

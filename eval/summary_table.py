@@ -17,7 +17,7 @@ from kvp.budgets import parse_budget
 FULL_COLUMN = "full"
 PROTECTED = " +p"
 SPREAD = "(± half of the 95 % interval)"
-"""What stands beside each mean, where the screen is wide enough."""
+"""Shown next to each mean where the screen is wide enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,8 @@ class Line:
     """One method of one protocol: an estimate per budget."""
 
     protocol: str
+    method: str
+    """Name of the method alone."""
     label: str
     """Method, preset, allocator, and `+p` where first and last tokens are always kept."""
     cells: Mapping[str, Interval]
@@ -75,6 +77,7 @@ def _lines(rows: Iterable[Row], score: Callable[[list[Row]], Interval]) -> list[
     return [
         Line(
             protocol=key[0],
+            method=next(iter(groups[key].values()))[0]["method"],
             label=key[1],
             cells={budget: score(group) for budget, group in groups[key].items()},
             own_share=_share(groups[key].get(OWN, [])),
@@ -84,7 +87,7 @@ def _lines(rows: Iterable[Row], score: Callable[[list[Row]], Interval]) -> list[
 
 
 def _label(row: Row, policies: Mapping[str | None, str]) -> str:
-    """What a row's method is called, seeds of one policy together."""
+    """Name of a record's method, seeds of one policy together."""
     group = policies[row["policy"]]
     name = f"{row['method']}/{group}" if group else row["method"]
     label = method_label(name, row["variant"], row["allocator"])
@@ -101,7 +104,7 @@ def _share(rows: list[Row]) -> float | None:
 def _print(console: Console, lines: list[Line], what: str, scale: int) -> None:
     for protocol in dict.fromkeys(line.protocol for line in lines):
         own = [line for line in lines if line.protocol == protocol]
-        columns = sorted({budget for line in own for budget in line.cells}, key=_size)
+        columns = sorted({budget for line in own for budget in line.cells}, key=budget_order)
         table = _table(own, columns, scale, spread=True)
         fits = _width(console, table) <= console.width
         console.print(f"{protocol}: {what}{f' {SPREAD}' if fits else ''}")
@@ -129,8 +132,8 @@ def _table(lines: list[Line], columns: list[str], scale: int, *, spread: bool) -
     return table
 
 
-def _size(column: str) -> tuple[bool, bool, Decimal]:
-    """Shares first, then token counts, each ascending; own sizes and the full cache last."""
+def budget_order(column: str) -> tuple[bool, bool, Decimal]:
+    """Order of columns: shares, then token counts, each ascending; own sizes and full last."""
     if column in (OWN, FULL_COLUMN):
         return True, True, Decimal(column == FULL_COLUMN)
     budget = parse_budget(column)

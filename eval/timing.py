@@ -1,7 +1,7 @@
-"""The batch-1 timing pass: what one request costs, in seconds and bytes, per method and budget.
+"""The batch-1 timing pass: seconds and bytes of one request, per method and budget.
 
-Scored rows run as one batch and say nothing about cost; here every method and budget runs alone on
-a few prompts. Answers are decoded for a fixed number of tokens, whatever the model says.
+Scored prompts run as one batch and tell nothing about cost; here every method and budget runs alone
+on a few prompts. A fixed number of tokens is decoded, whatever the model answers.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from eval.decode import Kept, Prefix, all_kept, forward, gather
-from eval.evaluate import Bench, hidden_after, hindsight, prefill, scorer_inputs_of
+from eval.decode import Kept, Prefix, all_kept, gather
+from eval.evaluate import Bench, hindsight, run_prefix
 from eval.methods import method_fields
-from eval.results.records import Row
-from eval.selection import Ranked
-from eval.settings import Setting, protection_of
+from eval.results.records import Row as Record
+from eval.settings import Setting
 from eval.tasks import Prompt
 from kvp.budget_scores import score_budgets
-from kvp.hf import EvictingCache, Observation, observe, views
+from kvp.hf import EvictingCache, Prefill, prefill
+from kvp.hf.generation import next_logits
 from kvp.scoring import Needs
+from kvp.selection import select
 
 DECODED_TOKENS = 8
 """Decode steps timed per row; their median is reported."""
@@ -39,64 +40,67 @@ ValueT = TypeVar("ValueT")
 
 
 def timing_rows(
-    bench: Bench, prompts: Sequence[Prompt], protocol: str, cells: Sequence[Setting]
-) -> list[Row]:
-    """One row per cell: the (lower) median over the prompts of everything measured."""
-    measured: dict[int, list[Measures]] = {number: [] for number in range(len(cells))}
-    for place, prompt in enumerate(prompts):
-        if place == 0:  # the first run of anything pays for start-up
-            _time_prompt(bench, prompt, protocol, cells[:1])
-        for number, values in enumerate(_time_prompt(bench, prompt, protocol, cells)):
+    bench: Bench,
+    prompts: Sequence[Prompt],
+    protocol: str,
+    settings: Sequence[Setting],
+    *,
+    advance: Callable[[], None] = lambda: None,
+) -> list[Record]:
+    """One record per setting: the (lower) median over the prompts of everything measured."""
+    measured: dict[int, list[Measures]] = {number: [] for number in range(len(settings))}
+    for index, prompt in enumerate(prompts):
+        if index == 0:  # the first run of anything pays for start-up
+            _time_prompt(bench, prompt, protocol, settings[:1])
+        for number, values in enumerate(_time_prompt(bench, prompt, protocol, settings)):
             measured[number].append(values)
+        advance()
     middle = statistics.median_low(prompt.boundary(protocol) for prompt in prompts)
     return [
         {
-            "model": bench.config.model,
-            **method_fields(cell.method),
-            "protected": cell.protected,
+            "model": bench.name,
+            **method_fields(setting.method),
+            "protected": setting.protected,
             "protocol": protocol,
-            "budget_spec": cell.spec,
-            "budget": None if cell.budget is None else cell.budget.tokens(middle),
+            "budget_spec": setting.spec,
+            "budget": None if setting.budget is None else setting.tokens(middle),
             "prompts": len(prompts),
             **{
                 name: statistics.median_low(values[name] for values in measured[number])
                 for name in measured[number][0]
             },
         }
-        for number, cell in enumerate(cells)
+        for number, setting in enumerate(settings)
     ]
 
 
 @torch.inference_mode()
 def _time_prompt(
-    bench: Bench, prompt: Prompt, protocol: str, cells: Sequence[Setting]
+    bench: Bench, prompt: Prompt, protocol: str, settings: Sequence[Setting]
 ) -> list[Measures]:
     ids = prompt.ids.to(bench.model.device)
     boundary = prompt.boundary(protocol)
     before = ids[None, :boundary]
-    observations: dict[tuple[int, tuple[int, ...]], tuple[Observation, float]] = {}
+    prefills: dict[tuple[int, int | None], tuple[Prefill, float]] = {}
     future: list[Tensor] | None = None
     results = []
-    for cell in cells:
-        needs = cell.method.scorer.needs if cell.method.scorer else Needs()
+    for setting in settings:
+        needs = setting.method.scorer.needs if setting.method.scorer else Needs()
         if needs.future and future is None:
-            future = hindsight(bench, prompt, prefill(bench, prompt, protocol))
-        recorded = needs.queries, hidden_after([needs])
-        if recorded not in observations:
-            queries, after = recorded
-            run = partial(
-                observe, bench.model, before, queries=queries, last_logits=True, hidden_after=after
-            )
-            observations[recorded] = _timed(bench, run)
-        observation, prefill_seconds = observations[recorded]
-        evicting = partial(_evict, bench, observation, before, cell, future)
+            future = hindsight(bench, prompt, run_prefix(bench, prompt, protocol))
+        recorded = needs.queries, needs.hidden_after
+        if recorded not in prefills:
+            run = partial(prefill, bench.model, before, needs, tokenizer=bench.tokenizer)
+            prefills[recorded] = _timed(bench, run)
+        seen, prefill_seconds = prefills[recorded]
+        evicting = partial(_evict, bench, seen, before, setting, future)
         (cache, kept), evict_seconds = _timed(bench, evicting)
-        held = cache.nbytes
+        nbytes = cache.nbytes
         results.append(
             {
                 "prompt_tokens": prompt.encoded.prompt_length,
                 "kept_tokens": kept.tokens,
-                "cache_bytes": held,
+                "cache_bytes": nbytes,
                 "prefill_seconds": prefill_seconds,
                 "evict_seconds": evict_seconds,
                 "decode_seconds_per_token": _decode_seconds(bench, cache, ids[boundary:], boundary),
@@ -106,19 +110,23 @@ def _time_prompt(
 
 
 def _evict(
-    bench: Bench, observation: Observation, ids: Tensor, cell: Setting, future: list[Tensor] | None
+    bench: Bench, seen: Prefill, ids: Tensor, setting: Setting, future: list[Tensor] | None
 ) -> tuple[EvictingCache, Kept]:
-    """Extra passes, scores, selection, gathering of one row; the full cache is gathered whole."""
-    prefix = Prefix(keys=observation.keys, values=observation.values)
-    budget = cell.tokens(prefix.tokens)
-    scorer = cell.method.scorer
+    """Extra passes, scores, selection and gathering of one prompt; the full cache is gathered."""
+    prefix = Prefix(keys=seen.keys, values=seen.values)
+    budget = setting.tokens(prefix.tokens)
+    scorer = setting.method.scorer
     kept = all_kept(prefix)
-    if scorer is not None and (cell.method.own or budget < prefix.tokens):
-        scorer_inputs = scorer_inputs_of(bench, observation, ids)
-        at = partial(views, observation, scorer.needs, future=future, scorer_inputs=scorer_inputs)
+    if scorer is not None and (setting.method.own or budget < prefix.tokens):
+        assert seen.observation is not None, "the prompt was just run"
+        # Anew for every setting, so that each pays for its own extra passes.
+        fresh = Prefill.of(seen.observation, bench.model, ids, bench.tokenizer)
+        at = partial(fresh.views, scorer.needs, future=future)
         (scored,) = score_budgets(scorer, at, [budget])
-        ranked = Ranked(scored, protection_of(bench.config, protected=cell.protected))
-        kept = Kept(indices=ranked.kept(cell.method.rule, budget))
+        indices = select(
+            scored.scores, budget, setting.protection, setting.method.rule, sizes=scored.sizes
+        )
+        kept = Kept(indices=indices)
     return gather(prefix, [kept]), kept
 
 
@@ -128,7 +136,7 @@ def _decode_seconds(bench: Bench, cache: EvictingCache, feed: Tensor, position: 
     for _ in range(DECODED_TOKENS + 1):
         logits, took = _timed(
             bench,
-            partial(forward, bench.model, tokens, cache, position, keep=1),
+            partial(next_logits, bench.model, tokens, cache, position, keep=1),
         )
         seconds.append(took)
         position += tokens.shape[1]

@@ -1,7 +1,7 @@
 """Ranks of one prompt's tokens for every method and head: tokens.json, for the heat map.
 
 Ranks are without protection, so that they show what a method itself prefers. Methods that look at
-the budget are asked at the middle one of the run.
+the budget rank for the middle one of the run.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from eval.evaluate import Bench, hindsight, prefill
+from eval.evaluate import Bench, hindsight, run_prefix
 from eval.methods import Method, rankings
 from eval.tasks import Prompt
 from kvp.budget_scores import score_budgets
+from kvp.budgets import Budget
 from kvp.hf import geometry_of
 from kvp.ranking import UNPROTECTED, rank_tokens
 
@@ -24,11 +25,12 @@ def token_ranks(
     prompt: Prompt,
     protocol: str,
     methods: Sequence[Method],
+    budgets: Sequence[Budget],
 ) -> dict[str, Any]:
     """Content of tokens.json."""
-    start = prefill(bench, prompt, protocol, methods)
+    start = run_prefix(bench, prompt, protocol, methods)
     tokens = start.prefix.tokens
-    sizes = sorted(min(budget.tokens(tokens), tokens) for budget in bench.config.budget_list)
+    sizes = sorted(min(budget.tokens(tokens), tokens) for budget in budgets)
     budget = sizes[len(sizes) // 2]
     future = None
     if any(method.scorer and method.scorer.needs.future for method in methods):
@@ -39,9 +41,9 @@ def token_ranks(
         views_at = start.views_at(method.scorer.needs, future)
         (scored,) = score_budgets(method.scorer, views_at, [budget])
         ranking = rank_tokens(scored.scores, UNPROTECTED).flatten(0, 1)
-        places = torch.empty_like(ranking)
-        places.scatter_(1, ranking, torch.arange(tokens).expand_as(ranking))
-        ranks[method.label] = places.tolist()
+        positions = torch.empty_like(ranking)
+        positions.scatter_(1, ranking, torch.arange(tokens).expand_as(ranking))
+        ranks[method.label] = positions.tolist()
     ids = prompt.encoded.ids[:tokens]
     return {
         "tokens": [bench.tokenizer.decode([token]) for token in ids],

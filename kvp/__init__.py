@@ -66,9 +66,7 @@ def _run(config_module: str, config_class: str, run_module: str, settings: dict[
     from kvp.own_packages import import_own
 
     if not isinstance(tasks := settings.get("tasks", ""), str):  # names and objects
-        from kvp.data.tasks import named_tasks
-
-        settings = {**settings, "tasks": named_tasks(tasks)}
+        settings = {**settings, "tasks": import_own("kvp.data.tasks").named_tasks(tasks)}
     config = getattr(import_own(config_module), config_class)(**settings)
     return import_own(run_module).run(config)
 

@@ -163,7 +163,7 @@ class DryRunConfig(Group):
     """Dry run."""
 
     dry_run: bool = False
-    """Print what the run would do and cost, from the model's configuration alone, and stop."""
+    """Print what the run would do and cost, and stop; nothing is written."""
 
 
 def split_list(text: str) -> tuple[str, ...]:

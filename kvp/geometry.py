@@ -4,7 +4,8 @@ Shape legend (used in docstrings and typed signatures throughout):
 
     B  batch                        L  layers
     Q  query heads                  H  KV heads
-    G  query heads per KV head      A  agents = L * H, one learned ranker each, layer-major
+    G  query heads per KV head      A  KV heads of the model, L * H, layer-major: one learned ranker
+                                       each (the "agents" of the KVP paper)
     N  tokens in the cache when it is compressed
     T  tokens of a whole sequence   F  future tokens, T - N
     W  recent queries               S  cache slots after eviction

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.data.collection_plan import CollectionPlan, plan_collection
 from kvp.hf.trace import collect
+from kvp.progress import phase
 from kvp.store import Trace
 from trace_collect.config import CollectConfig
 from trace_collect.jobs import request_of
@@ -18,6 +19,7 @@ def planned(
     config: CollectConfig, tokenizer: PreTrainedTokenizerBase, console: Console
 ) -> CollectionPlan:
     """The prompts, with what the user must know about them printed."""
+    phase("making the prompts")
     jobs = plan_collection(request_of(config), config.counts, tokenizer)
     if jobs.tasks:
         console.print(f"tasks: {', '.join(jobs.tasks)}")

@@ -1,9 +1,8 @@
-"""What attention-free heuristics are worth on the contexts a policy is judged on.
+"""Evaluate attention-free heuristics on the contexts a policy is evaluated on.
 
-A policy that sees keys, values and positions only has earned its keep where it beats the methods
-that see no more and need no training: those of the roster that are attention-free, with their
-default options. They are judged as `eval` judges them: methods that look at the budget are asked at
-several, and each of their rankings serves the budgets from the one below it up to its own.
+A policy that sees keys, values and positions only is worth training where it ranks better than the
+methods that see no more and need no training: the attention-free ones of the registry, with their
+default options. Numbers are those of `kvp.metrics`, as in kvp-eval.
 """
 
 from __future__ import annotations
@@ -15,46 +14,37 @@ import torch
 from torch import Tensor
 
 from kvp.budget_scores import score_budgets
-from kvp.budgets import parse_budgets
 from kvp.geometry import Geometry
-from kvp.ranking import Protection, rank_tokens
-from kvp.reward import cost_curve, skill_of_cost
+from kvp.metrics import area, grid_budgets, lost_importance, skill
+from kvp.ranking import Protection
 from kvp.scoring import Scorer, View
 from policies.registry import METHODS
 from train.data.contexts import Context
-from train.objectives.objective_batch import learnable
-
-BUDGETS = parse_budgets("6.25%,12.5%,25%,50%")
-"""Budgets whose lost attention is reported. Methods that look at the budget are asked at these and
-at the whole cache, so that what they are told is at most twice the truth (above 3%)."""
-
-Rankings = list[tuple[Tensor, int]]
-"""Scores [A, N] and the largest budget they serve, by budget; the last is N."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """What M heuristics are worth on A heads, means over contexts; see `HeldOut`."""
+    """Metrics of M heuristics on A heads, means over contexts; see `HeldOut`."""
 
     names: tuple[str, ...]
-    """Roster names of the M heuristics."""
+    """Registry names of the M heuristics."""
     skill: Tensor
-    """[M, A] float32, over the tokens that take part in the reward; NaN for heads that were flat
-    everywhere."""
+    """[M, A] float32, over the tokens that take part in the reward; NaN for heads without signal in
+    every context."""
     area: Tensor
-    """[M, A] float32 mean over budgets 0..N of the fraction of attention lost, protected."""
+    """[M, A] float32, with protected tokens kept."""
 
     def best(self) -> list[tuple[str, float] | None]:
-        """Name and skill of the most skilful heuristic of every head; None for flat heads."""
-        skills, places = self.skill.max(0)
+        """Name and skill of the most skilful heuristic of every head; None without signal."""
+        skills, indices = self.skill.max(0)
         return [
-            None if skill != skill else (self.names[place], skill)
-            for skill, place in zip(skills.tolist(), places.tolist(), strict=True)
+            None if skill != skill else (self.names[index], skill)
+            for skill, index in zip(skills.tolist(), indices.tolist(), strict=True)
         ]
 
 
 class BaselineEvaluator:
-    """Judge every attention-free heuristic on contexts as they pass by."""
+    """Evaluate every attention-free heuristic on contexts as they pass by."""
 
     def __init__(
         self, geometry: Geometry, *, reward_protection: Protection, heads: range | None = None
@@ -68,45 +58,42 @@ class BaselineEvaluator:
         self._heads = range(geometry.agents) if heads is None else heads
         entries = [entry for entry in METHODS.values() if entry.attention_free]
         self._scorers = [entry.builder() for entry in entries]
-        self._skills = torch.zeros(len(self._scorers), len(self._heads))
-        self._areas = torch.zeros_like(self._skills)
-        self._counts = torch.zeros(len(self._heads))
-        self._contexts = 0
+        self._skills: list[Tensor] = []  # per context [M, A]
+        self._areas: list[Tensor] = []
 
     def watch(self, contexts: Iterable[Context]) -> Iterator[Context]:
-        """The same contexts, each judged before it is handed on."""
+        """The same contexts, each evaluated before it is handed on."""
         for context in contexts:
-            self._judge(context)
+            self._evaluate(context)
             yield context
 
     def result(self) -> Baselines:
         """Means over what has passed by; NaN before the first context."""
+        if not self._skills:
+            unknown = torch.full((len(self._scorers), len(self._heads)), torch.nan)
+            self._skills, self._areas = [unknown], [unknown]
         return Baselines(
             names=tuple(scorer.name for scorer in self._scorers),
-            skill=self._skills / self._counts,
-            area=self._areas / self._contexts,
+            skill=torch.stack(self._skills).nanmean(0),
+            area=torch.stack(self._areas).mean(0),
         )
 
     @torch.no_grad()
-    def _judge(self, context: Context) -> None:
-        judged = context.without(self._protection).importance
-        counted = learnable(judged)
-        # The tokens of the reward compete for what the protected ones leave of a budget.
-        competing = slice(context.length - judged.shape[-1] + 1, context.length)
+    def _evaluate(self, context: Context) -> None:
         views = self._views(context)
-        for place, scorer in enumerate(self._scorers):
-            rankings = self._rankings(scorer, views, context)
-            lost = lost_by_budget(context.importance, rankings, Protection())
-            self._areas[place] += (lost.mean(-1) / lost[:, 0].clamp_min(1e-12)).cpu()
+        skills, areas = [], []
+        for scorer in self._scorers:
+            scored = self._scored(scorer, views, context.length)
+            lost = lost_importance(context.importance, scored, Protection())  # [A, N + 1]
+            areas.append(area(lost))
             if self._protection != Protection():
-                lost = lost_by_budget(context.importance, rankings, self._protection)
-            skill = skill_of_cost(judged, lost[:, competing].sum(-1))
-            self._skills[place] += skill.where(counted, 0.0).cpu()
-        self._counts += counted.cpu()
-        self._contexts += 1
+                lost = lost_importance(context.importance, scored, self._protection)
+            skills.append(skill(context.importance, lost, self._protection))
+        self._skills.append(torch.stack(skills).float().cpu())
+        self._areas.append(torch.stack(areas).float().cpu())
 
     def _views(self, context: Context) -> list[View]:
-        """Every layer that has some of the heads; those not held are zero.
+        """Every layer that has some of the heads; the other heads are zero.
 
         Heuristics see head by head, so that these change nothing for the others.
         """
@@ -116,8 +103,8 @@ class BaselineEvaluator:
         after = len(layers) * width - before - len(self._heads)
 
         def by_layer(part: Tensor) -> Tensor:
-            whole = torch.nn.functional.pad(part, (0, 0, 0, 0, before, after))
-            return whole.view(len(layers), 1, width, *part.shape[1:])
+            whole = torch.nn.functional.pad(part, (0, 0, 0, 0, before, after))  # [L * H, N, D]
+            return whole.view(len(layers), 1, width, *part.shape[1:])  # [L, 1, H, N, D]
 
         return [
             View(layer=layer, keys=keys, values=values, positions=context.positions[None], budget=1)
@@ -126,36 +113,13 @@ class BaselineEvaluator:
             )
         ]
 
-    def _rankings(self, scorer: Scorer, views: list[View], context: Context) -> Rankings:
-        """What a heuristic says about the heads of a context."""
-        scored = score_budgets(
+    def _scored(self, scorer: Scorer, views: list[View], tokens: int) -> list[tuple[Tensor, int]]:
+        """Scores [A, N] of the heads, and the largest budget they serve."""
+        parts = score_budgets(
             scorer,
             lambda budget: (replace(view, budget=budget) for view in views),
-            grid_budgets(context.length),
+            grid_budgets(tokens),
         )
         start = self._heads[0] % self._geometry.kv_heads
-        own = slice(start, start + len(self._heads))
-        rankings: Rankings = []
-        for part in scored:
-            scores = part.scores.flatten(0, 1)[own]
-            if rankings and torch.equal(scores, rankings[-1][0]):
-                rankings.pop()
-            rankings.append((scores, part.budgets[-1]))
-        device = context.importance.device
-        return [(scores.to(device), budget) for scores, budget in rankings]
-
-
-def grid_budgets(tokens: int) -> list[int]:
-    """Budgets at which methods that look at them are asked, ascending; the last is `tokens`."""
-    return sorted({*(budget.tokens(tokens) for budget in BUDGETS), tokens})
-
-
-def lost_by_budget(importance: Tensor, rankings: Rankings, protection: Protection) -> Tensor:
-    """Importance [A, N] lost at budgets 0..N, each by the ranking that serves it: [A, N + 1]."""
-    lost = torch.empty(importance.shape[0], importance.shape[1] + 1, device=importance.device)
-    start = 0
-    for scores, last in rankings:
-        curve = cost_curve(importance, rank_tokens(scores, protection))
-        lost[:, start : last + 1] = curve[:, start : last + 1]
-        start = last + 1
-    return lost
+        heads = slice(start, start + len(self._heads))
+        return [(part.scores.flatten(0, 1)[heads], part.budgets[-1]) for part in parts]

@@ -7,53 +7,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.types import STEP_OUTPUT
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from kvp.artifacts.files import naming
 from kvp.geometry import Geometry
+from kvp.progress import Progress
 from kvp.ranking import Protection
 from train.data.compression_points import CompressionPoint
 from train.data.contexts import ContextSource
 from train.distributed import ALONE, Workers
-from train.labels import EVALUATED
 from train.model.ranker_training import RankerTraining
 from train.run_folder import RunFolder
+from train.summary import head_names
 from train.validation import evaluate
 
 
 class Validation(Callback):
-    """Judge the averaged weights every few steps and at the last one; keep each head's best."""
+    """Evaluate the averaged weights every few steps and at the last; keep each head's best."""
 
     def __init__(
         self,
         source: ContextSource,
-        cuts: Sequence[CompressionPoint],
+        points: Sequence[CompressionPoint],
         *,
         every_steps: int,
         reward_protection: Protection,
         budgets: str = "all",
         ranks: Workers = ALONE,
     ) -> None:
-        """Judge on the fixed `cuts` of `source`; of several processes, the first one judges.
+        """Evaluate at the fixed `points` of `source`; of several processes, the first one does.
 
         `reward_protection` and `budgets` are what the training reward leaves out and counts.
         """
         self._source = source
-        self._cuts = cuts
+        self._points = points
         self._every = every_steps
         self._protection = reward_protection
         self._budgets = budgets
@@ -71,7 +67,7 @@ class Validation(Callback):
         assert isinstance(module, RankerTraining)
         skill = torch.empty_like(module.best_skill)
         if self._ranks.first:
-            contexts = (self._source.context(cut) for cut in self._cuts)
+            contexts = (self._source.context(point) for point in self._points)
             result = evaluate(
                 module.average,
                 contexts,
@@ -84,7 +80,10 @@ class Validation(Callback):
 
 
 class Log(Callback):
-    """A few scalars, and the skill of every head as one [layers, KV heads] image."""
+    """TensorBoard: scalars, settings, and the skill of every head as scalars and as an image.
+
+    The folder's name is the run's name in TensorBoard.
+    """
 
     def __init__(
         self,
@@ -94,6 +93,7 @@ class Log(Callback):
         *,
         heads: range,
         every_steps: int,
+        settings: Mapping[str, Any],
     ) -> None:
         """Write TensorBoard events to `folder`, of these `heads` of a model."""
         self._folder = folder
@@ -101,6 +101,7 @@ class Log(Callback):
         self._heads = heads
         self._validation = validation
         self._every = every_steps
+        self._settings = settings
         self._writer: SummaryWriter | None = None
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -123,64 +124,85 @@ class Log(Callback):
             self._writer.add_scalar("train/lr", trainer.optimizers[0].param_groups[0]["lr"], step)
         skill, self._validation.latest_skill = self._validation.latest_skill, None
         if skill is not None:
-            known = skill.nan_to_num(0.0).cpu()
-            image = torch.zeros(self._geometry.agents)
-            image[self._heads.start : self._heads.stop] = known.clamp(0, 1)
-            image = image.view(self._geometry.layers, self._geometry.kv_heads)
-            self._writer.add_scalar("held_out/skill", known.mean(), step)
-            self._writer.add_scalar("held_out/worst_head", known.min(), step)
-            self._writer.add_image("held_out/skill_by_head", image, step, dataformats="HW")
+            self._write_skill(skill.cpu(), step)
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Flush and close."""
+        """Write settings with what they reached, and close."""
         assert self._writer is not None
+        assert isinstance(module, RankerTraining)
+        reached = {"hparam/skill": float(module.best_skill.nan_to_num(0.0).mean())}
+        self._writer.add_hparams(dict(self._settings), reached, run_name=".")
         self._writer.close()
+
+    def _write_skill(self, skill: Tensor, step: int) -> None:
+        """Skill [A] of a validation; heads without signal (NaN) count as 0."""
+        assert self._writer is not None
+        known = skill.nan_to_num(0.0)
+        self._writer.add_scalar("held_out/skill", known.mean(), step)
+        self._writer.add_scalar("held_out/worst_head", known.min(), step)
+        names = head_names(self._geometry, self._heads)
+        for name, value in zip(names, known.tolist(), strict=True):
+            self._writer.add_scalar(f"skill_by_head/{name}", value, step)
+        image = torch.full((self._geometry.agents,), torch.nan)
+        image[self._heads.start : self._heads.stop] = known
+        image = image.view(self._geometry.layers, self._geometry.kv_heads)
+        self._writer.add_figure("held_out/skill_by_head", _skill_figure(image, step), step)
+
+
+def _skill_figure(skill: Tensor, step: int) -> Figure:
+    """Skill [layers, KV heads] as a labelled heat map; heads that are not trained are white."""
+    layers, heads = skill.shape
+    figure = Figure(figsize=(2.5 + 0.3 * heads, 1.5 + 0.2 * layers), layout="constrained")
+    axes = figure.subplots()
+    picture = axes.imshow(skill.numpy(), vmin=0, vmax=1, aspect="auto", cmap="viridis")
+    axes.set(xlabel="KV head", ylabel="layer", title=f"held-out skill, step {step}")
+    axes.set_xticks(range(heads))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(picture, label="0 chance, 1 ideal")
+    return figure
 
 
 class Bar(Callback):
-    """Progress on standard error: steps, reward, held-out skill, time left."""
+    """Progress on standard error: steps, loss or reward, held-out skill, time left."""
 
     def __init__(self, label: str) -> None:
-        """Make the bar of a run that trains on a label; it starts with training."""
+        """Make the progress of a run that trains on a label; it starts with training."""
         self._label = label
-        self._progress = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-        self._task = self._progress.add_task("training", total=None, state="")
+        self._progress: Progress | None = None
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Start at the step that is resumed from."""
-        self._progress.update(self._task, total=trainer.max_steps, completed=trainer.global_step)
-        self._progress.start()
+        steps, done = int(trainer.max_steps), trainer.global_step
+        self._progress = Progress("training", steps, completed=done)
+        self._progress.__enter__()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: STEP_OUTPUT, *args: object
     ) -> None:
         """Move on."""
+        assert self._progress is not None
         assert isinstance(module, RankerTraining)
         assert isinstance(outputs, Mapping)
         name = "reward" if "train/reward" in outputs["metrics"] else "loss"
-        state = f"{name} {outputs['metrics'][f'train/{name}']:.3f}"
+        note = f"{name} {outputs['metrics'][f'train/{name}']:.3f}"
         if torch.isfinite(module.best_skill).all():
-            skill = "skill" if self._label == EVALUATED else f"skill on {self._label}"
-            state += f", held-out {skill} {module.best_skill.mean():.3f}"
-        self._progress.update(self._task, completed=trainer.global_step, state=state)
+            note += f", held-out skill on {self._label} {module.best_skill.mean():.3f}"
+        self._progress.update(trainer.global_step, note=note)
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Leave the finished bar."""
-        self._progress.stop()
+        """Leave the last state."""
+        self._stop()
 
     def on_exception(
         self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Give the terminal back."""
-        self._progress.stop()
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._progress is not None:
+            self._progress.__exit__(None, None, None)
+            self._progress = None
 
 
 class Checkpoints(Callback):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from kvp.config_groups import (
     AnswerConfig,
     DataConfig,
+    DryRunConfig,
     Group,
     MemoryConfig,
     ModelConfig,
@@ -90,6 +91,7 @@ class TrainConfig(
     RunConfig,
     ComputeConfig,
     MemoryConfig,
+    DryRunConfig,
     ValidationConfig,
     CalibrationConfig,
     ObjectiveFlags,
@@ -117,6 +119,8 @@ class TrainConfig(
     """Use a store whose collection has not finished."""
     preset: PresetName = "fourier"
     """Recipe that the settings of ranker, objective, optimizer and contexts start from."""
+    init_from: str | None = None
+    """Policy directory whose rankers training starts from, instead of random weights."""
     resume: bool = True
     """Continue an unfinished run of the same settings; false refuses any non-empty --out."""
 

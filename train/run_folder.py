@@ -82,7 +82,14 @@ class RunFolder:
         run of this identity or one that has saved nothing, when `resume` is false and it is not
         empty, or when its checkpoint is damaged or of another run.
         """
-        if not resume and RUN.found(self.folder) is not None:
+        found = RUN.found(self.folder)
+        if found is not None and (self.folder / INDEX).exists():
+            raise UsageError(
+                f"--out {self.folder} holds a finished policy of other settings "
+                f"({'; '.join(RUN.differences(found, self._identity)[:3])}); to go on from it, "
+                f"train into a new folder with --init_from {self.folder}"
+            )
+        if not resume and found is not None:
             raise UsageError(
                 f"--out {self.folder} holds a run and --resume is false; name a new folder"
             )

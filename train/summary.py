@@ -17,10 +17,11 @@ SHOWN_BUDGETS = ("12.5%", "25%", "50%")
 def print_summary(
     result: HeldOut, best_step: Tensor, geometry: Geometry, heads: range | None = None
 ) -> None:
-    """Print what every head's policy is worth, and where it loses to a heuristic.
+    """Print the metrics of every head, and where its policy loses to a heuristic.
 
     Args:
-        result: held-out metrics of the exported weights, heuristics included (`judge`).
+        result: held-out metrics of the exported weights, heuristics included
+            (`train.validation.evaluate_with_baselines`).
         best_step: [A] int64 step the exported weights of every head come from.
         geometry: layers and heads, for the labels.
         heads: which heads of the model the result is about, None for all.
@@ -29,8 +30,8 @@ def print_summary(
     table = Table(
         title=f"{result.contexts} held-out contexts; budgets: share of the attention lost there",
         caption=(
-            "skill in keeping attention: 0 chance, 1 ideal; "
-            "excess: lost beyond the oracle, mean over budgets"
+            "skill in keeping attention: 0 random, 1 ideal order of the tokens that are not "
+            "protected; excess: lost beyond the ideal order, mean over budgets"
         ),
         box=SIMPLE,
         padding=(0, 1, 0, 0),
@@ -42,15 +43,15 @@ def print_summary(
         table.add_column(column, justify="right", no_wrap=True)
     columns = [result.skill, result.excess, *(result.lost[budget] for budget in SHOWN_BUDGETS)]
     best = result.best_baselines()
-    for agent, name in enumerate(names):
-        numbers = [f"{float(column[agent]):.3f}" for column in columns]
-        rival = best[agent]
-        known = "" if rival is None else f"{rival[0]} {rival[1]:.3f}"
-        step = str(int(best_step[agent]))
-        table.add_row(name, *numbers, known, f"{result.parameters:,}", step)
+    for index, name in enumerate(names):
+        numbers = [f"{float(column[index]):.3f}" for column in columns]
+        baseline = best[index]
+        cell = "" if baseline is None else f"{baseline[0]} {baseline[1]:.3f}"
+        step = str(int(best_step[index]))
+        table.add_row(name, *numbers, cell, f"{result.parameters:,}", step)
     table.add_section()
     means = [f"{float(column.nanmean()):.3f}" for column in columns]
-    baselines = [rival[1] for rival in best if rival is not None]
+    baselines = [baseline[1] for baseline in best if baseline is not None]
     mean = f"{sum(baselines) / len(baselines):.3f}" if baselines else ""
     table.add_row("all", *means, mean, "", "")
     console = Console()
@@ -60,26 +61,26 @@ def print_summary(
 
 
 def head_names(geometry: Geometry, heads: range | None = None) -> list[str]:
-    """What heads are called, LAYER.HEAD, counted from 0."""
-    places = range(geometry.agents) if heads is None else heads
-    return [f"{place // geometry.kv_heads}.{place % geometry.kv_heads}" for place in places]
+    """Names of heads, LAYER.HEAD, counted from 0."""
+    indices = range(geometry.agents) if heads is None else heads
+    return [f"{index // geometry.kv_heads}.{index % geometry.kv_heads}" for index in indices]
 
 
 def verdict(result: HeldOut, names: list[str]) -> str:
     """Which heads the policy loses to the best heuristic on, in one sentence; names are [A]."""
-    best, beaten = result.best_baselines(), result.beaten()
-    judged = sum(rival is not None for rival in best)
-    if not judged:
+    best, losing = result.best_baselines(), result.losing_heads()
+    compared = sum(baseline is not None for baseline in best)
+    if not compared:
         return "No head saw tokens that differ: nothing to compare with heuristics."
-    if not beaten:
-        return f"The policy beats the best attention-free heuristic on all {judged} heads."
+    if not losing:
+        return f"The policy beats the best attention-free heuristic on all {compared} heads."
     lost = []
-    for agent in beaten:
-        rival = best[agent]
-        assert rival is not None, "nothing beats a policy that is not compared"
-        own = float(result.skill[agent])
-        lost.append(f"{names[agent]} ({rival[0]} {rival[1]:.3f} > {own:.3f})")
+    for index in losing:
+        baseline = best[index]
+        assert baseline is not None, "a head without a baseline loses to none"
+        skill = float(result.skill[index])
+        lost.append(f"{names[index]} ({baseline[0]} {baseline[1]:.3f} > {skill:.3f})")
     return (
-        f"The policy loses to the best attention-free heuristic on {len(beaten)} of {judged} "
+        f"The policy loses to the best attention-free heuristic on {len(losing)} of {compared} "
         f"heads: {', '.join(lost)}."
     )

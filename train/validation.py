@@ -1,8 +1,8 @@
-"""What rankers are worth on held-out contexts: greedy rankings, no noise.
+"""Evaluate rankers on held-out contexts: greedy rankings, no noise, the numbers of `kvp.metrics`.
 
-Costs are judged as the policy will be used: the protected tokens come first and count inside every
-budget. Skill is over the tokens that take part in the reward. `evaluate` judges rankers alone,
-`judge` beside the heuristics that see no more than they do.
+Attention lost is measured as the policy will be used: the protected tokens come first and count
+inside every budget. Skill is over the tokens that take part in the reward. `evaluate` is about
+rankers alone, `evaluate_with_baselines` compares them with the heuristics that see no more.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvp.budgets import parse_budget_weights
+from kvp.budgets import parse_budget_weights, parse_budgets
 from kvp.geometry import Geometry
-from kvp.ranking import Protection, rank_tokens
-from kvp.reward import cost_curve, rank_coefficients, skill_reward
+from kvp.metrics import area, attention_lost, lost_importance, skill
+from kvp.ranking import Protection
 from policies.ranker import HeadRankers, parameters_per_head
-from train.baselines import BUDGETS, BaselineEvaluator, Baselines
+from train.baselines import BaselineEvaluator, Baselines
 from train.data.contexts import Context
-from train.objectives.objective_batch import learnable
+
+BUDGETS = parse_budgets("6.25%,12.5%,25%,50%")
+"""Budgets whose lost attention is reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,20 +30,20 @@ class HeldOut:
     """Metrics of A heads, means over held-out contexts."""
 
     skill: Tensor
-    """[A] share of the way from a random to the ideal ranking, <= 1; NaN for heads that were flat
-    everywhere."""
+    """[A] float32 share of the way from a random to the ideal ranking, <= 1; NaN for heads without
+    signal in every context."""
     area: Tensor
-    """[A] mean over budgets 0..N of the attention lost, as a fraction of all (E_b / W)."""
+    """[A] float32 mean over budgets 0..N of the attention lost, as a fraction of all (E_b / W)."""
     oracle_area: Tensor
-    """[A] the same for the ranking by true future attention."""
+    """[A] float32, the same for the ranking by the true importance."""
     lost: dict[str, Tensor]
-    """Per reported budget: [A] fraction of the attention lost at it."""
+    """Per reported budget: [A] float32 fraction of the attention lost at it."""
     contexts: int
     """Held-out contexts the means are over."""
     parameters: int
     """Trained values of one head's ranker."""
     baselines: Baselines | None = None
-    """What attention-free heuristics are worth on the same contexts; None where nobody asked."""
+    """Attention-free heuristics on the same contexts; None where they were not evaluated."""
 
     @property
     def excess(self) -> Tensor:
@@ -59,16 +61,16 @@ class HeldOut:
         return float(self.area.sum() / self.oracle_area.sum())
 
     def per_head(self) -> list[dict[str, float | str | None]]:
-        """One JSON-ready mapping per agent; null where a head was flat everywhere."""
+        """One JSON-ready mapping per KV head; null where a head has no signal."""
         columns = {"skill": self.skill, "area": self.area, "oracle_area": self.oracle_area}
         columns["excess"] = self.excess
         columns |= {f"lost_at_{budget}": values for budget, values in self.lost.items()}
         lists = {name: values.tolist() for name, values in columns.items()}
         heads: list[dict[str, float | str | None]] = []
-        for agent, best in enumerate(self.best_baselines()):
-            own = {name: values[agent] for name, values in lists.items()}
+        for index, best in enumerate(self.best_baselines()):
             head: dict[str, float | str | None] = {
-                name: None if value != value else value for name, value in own.items()
+                name: None if values[index] != values[index] else values[index]
+                for name, values in lists.items()
             }
             head["parameters"] = self.parameters
             if self.baselines is not None:
@@ -77,13 +79,13 @@ class HeldOut:
         return heads
 
     def best_baselines(self) -> list[tuple[str, float] | None]:
-        """Best heuristic of every head and its skill; None for flat heads and without rivals."""
+        """Best heuristic of every head and its skill; None without signal or without baselines."""
         return [None] * len(self.skill) if self.baselines is None else self.baselines.best()
 
-    def beaten(self) -> list[int]:
-        """Agents on which the best heuristic has more skill than the policy."""
+    def losing_heads(self) -> list[int]:
+        """Heads on which the best heuristic has more skill than the policy."""
         skills = zip(self.skill.tolist(), self.best_baselines(), strict=True)
-        return [agent for agent, (skill, best) in enumerate(skills) if best and best[1] > skill]
+        return [head for head, (skill, best) in enumerate(skills) if best and best[1] > skill]
 
 
 def evaluate_with_baselines(
@@ -94,7 +96,7 @@ def evaluate_with_baselines(
     reward_protection: Protection,
     heads: range | None = None,
 ) -> HeldOut:
-    """Judge `rankers`, over all budgets alike, and heuristics on the same contexts, one by one.
+    """Evaluate `rankers` and heuristics on the same contexts; all budgets count equally.
 
     Args:
         rankers: one per head.
@@ -119,7 +121,7 @@ def evaluate(
     reward_protection: Protection,
     budgets: str = "all",
 ) -> HeldOut:
-    """Judge `rankers` on contexts.
+    """Evaluate `rankers` on contexts.
 
     Args:
         rankers: one per head.
@@ -132,36 +134,28 @@ def evaluate(
         ValueError: there are no contexts.
     """
     weights = parse_budget_weights(budgets)
-    skills, counts, areas, oracles = [], [], [], []
+    skills, areas, oracles = [], [], []
     losses: dict[str, list[Tensor]] = {str(budget): [] for budget in BUDGETS}
     for context in contexts:
-        scores = rankers(context.keys, context.values, context.positions, context.length)
-        judged = context.without(reward_protection)
-        kept = reward_protection.competing(context.length)
-        ranked = judged.importance.shape[-1]
-        coefficients = rank_coefficients(weights, ranked, protected=context.length - ranked)
-        ranking = rank_tokens(scores[:, kept])
-        skills.append(skill_reward(judged.importance, ranking, coefficients))
-        counts.append(learnable(judged.importance))
-        curve = _lost(context.importance, scores)
-        areas.append(curve.mean(-1))
-        oracles.append(_lost(context.importance, context.importance).mean(-1))
+        importance, tokens = context.importance, context.length
+        scores = rankers(context.keys, context.values, context.positions, tokens)  # [A, N]
+        ranked = [(scores, tokens)]
+        lost = lost_importance(importance, ranked, reward_protection)  # [A, N + 1]
+        skills.append(skill(importance, lost, reward_protection, weights))
+        if reward_protection != Protection():
+            lost = lost_importance(importance, ranked, Protection())
+        areas.append(area(lost))
+        ideal = lost_importance(importance, [(importance, tokens)], Protection())
+        oracles.append(area(ideal))
         for budget in BUDGETS:
-            losses[str(budget)].append(curve[:, budget.tokens(context.length)])
+            losses[str(budget)].append(attention_lost(lost)[:, budget.tokens(tokens)])
     if not skills:
         raise ValueError("no held-out contexts")
-    skill, counted = torch.stack(skills, dim=1), torch.stack(counts, dim=1)
     return HeldOut(
-        skill=skill.where(counted, 0.0).sum(1) / counted.sum(1),
-        area=torch.stack(areas, dim=1).mean(1),
-        oracle_area=torch.stack(oracles, dim=1).mean(1),
-        lost={budget: torch.stack(values, dim=1).mean(1) for budget, values in losses.items()},
+        skill=torch.stack(skills).nanmean(0).float(),
+        area=torch.stack(areas).mean(0).float(),
+        oracle_area=torch.stack(oracles).mean(0).float(),
+        lost={budget: torch.stack(values).mean(0).float() for budget, values in losses.items()},
         contexts=len(skills),
         parameters=parameters_per_head(rankers.spec),
     )
-
-
-def _lost(importance: Tensor, scores: Tensor) -> Tensor:
-    """Fraction of attention lost at budgets 0..N, protected tokens kept: [A, N] -> [A, N + 1]."""
-    curve = cost_curve(importance, rank_tokens(scores, Protection()))
-    return curve / curve[:, :1].clamp_min(1e-12)

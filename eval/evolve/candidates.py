@@ -20,34 +20,36 @@ from eval.evolve.config import EvolveConfig
 from eval.evolve.fitness import reply_score
 from eval.evolve.search import Scheme
 from eval.tasks import Prompt
-from kvp.allocation import allocated_tokens, apportion
+from kvp.allocation import apportion
 from kvp.budgets import Budget
-from kvp.hf import ScorerInputs, observe, views
+from kvp.hf import prefill
+from kvp.hf.generation import end_tokens
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import Scorer, score_layers
+from kvp.selection import Selection
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What schemes are relative to."""
+    """The budget that schemes split."""
 
     budget: Budget
-    """As asked for; a percentage is of each prompt's own cache."""
+    """A percentage is of each prompt's own cache."""
     tokens: int
     """The same in tokens, for the cache of the reference length: c of the search."""
     protection: Protection
 
     @property
     def floor(self) -> int:
-        """Fewest tokens of a layer."""
+        """Minimum tokens of a layer."""
         return max(self.protection.tokens, 1)
 
     def counts(self, scheme: Scheme, cached: int) -> list[int]:
         """A scheme rescaled to a cache of `cached` tokens: floor <= count <= cached, exact sum."""
-        own = min(self.budget.tokens(cached), cached)
-        total = round(sum(scheme) * own / self.tokens)
+        budget = min(self.budget.tokens(cached), cached)
+        total = round(sum(scheme) * budget / self.tokens)
         bounded = min(max(total, len(scheme) * self.floor), len(scheme) * cached)
         shares = torch.tensor(scheme, dtype=torch.float64)
         return apportion(shares, bounded, minimum=self.floor, maximum=cached).tolist()
@@ -82,10 +84,10 @@ class PromptSet:
         self._scorer, self._target = scorer, target
         self.prompts = tuple(prompts)
         self._scored: dict[int, Scored] = {}
-        self._room = keep_bytes
+        self._free_bytes = keep_bytes
 
     def of(self, prompts: Sequence[Prompt]) -> PromptSet:
-        """Other prompts of the same comparison, to be asked once: no prefix is kept."""
+        """Other prompts of the same comparison, to be run once: no prefix is kept."""
         return PromptSet(
             self._config, self._model, self._tokenizer, self._scorer, self._target, prompts,
             keep_bytes=0,
@@ -98,71 +100,65 @@ class PromptSet:
     def means(self, values: Floats) -> list[float]:
         """Mean over tasks of the mean over prompts: [prompts, schemes] to one number per scheme."""
         tasks = [prompt.task for prompt in self.prompts]
-        rows = [
-            values[[place for place, own in enumerate(tasks) if own == task]].mean(0)
+        by_task = [
+            values[[index for index, other in enumerate(tasks) if other == task]].mean(0)
             for task in dict.fromkeys(tasks)
         ]
-        means: list[float] = np.mean(rows, axis=0).tolist()
+        means: list[float] = np.mean(by_task, axis=0).tolist()
         return means
 
     def values(self, schemes: Sequence[Scheme]) -> Floats:
         """Task scores [prompts, schemes], each 0 to 1."""
-        return np.array([self._run(place, schemes) for place in range(len(self.prompts))])
+        return np.array([self._run(index, schemes) for index in range(len(self.prompts))])
 
     @torch.inference_mode()
-    def _run(self, place: int, schemes: Sequence[Scheme]) -> list[float]:
-        config, prompt = self._config, self.prompts[place]
-        if place in self._scored:
-            scored = self._scored[place]
+    def _run(self, index: int, schemes: Sequence[Scheme]) -> list[float]:
+        config, prompt = self._config, self.prompts[index]
+        if index in self._scored:
+            scored = self._scored[index]
             prefix = scored.prefix or self._prefill(prompt)
         else:
-            scored, prefix = self._score(place)
+            scored, prefix = self._score(index)
         heads = scored.scores.shape[1]
-        rows = []
+        selection = Selection(scored.scores, self._target.protection)
+        compressed = []
         for scheme in schemes:
-            counts = torch.tensor(self._target.counts(scheme, prefix.tokens))
-            chosen = allocated_tokens(
-                scored.scores, counts[:, None].expand(-1, heads), self._target.protection
-            )
-            rows.append(Kept(indices=chosen))
+            counts = torch.tensor(self._target.counts(scheme, prefix.tokens))  # [L]
+            kept = selection.tokens_of(counts[:, None].expand(-1, heads))
+            compressed.append(Kept(indices=kept))
         feed = prompt.ids[prefix.tokens :]
         if prompt.forced:
             losses = forced(
-                self._model, prefix, rows, feed, prompt.reply, batch_rows=config.decode_batch
+                self._model, prefix, compressed, feed, prompt.reply,
+                decode_batch=config.decode_batch,
             )  # fmt: skip
             return [reply_score(loss.result, len(prompt.reply)) for loss in losses]
         answers = greedy(
-            self._model, prefix, rows, feed,
+            self._model, prefix, compressed, feed,
             max_new_tokens=config.max_new_tokens or prompt.sample.max_new_tokens,
-            batch_rows=config.decode_batch,
+            ends=end_tokens(self._model, self._tokenizer),
+            decode_batch=config.decode_batch,
         )  # fmt: skip
         decode = self._tokenizer.decode
         texts = [str(decode(answer.result, skip_special_tokens=True)) for answer in answers]
         return [prompt.score(text) for text in texts]
 
-    def _score(self, place: int) -> tuple[Scored, Prefix]:
+    def _score(self, index: int) -> tuple[Scored, Prefix]:
         """Prefill with what the scorer reads, score every layer, keep what fits."""
-        prompt, needs = self.prompts[place], self._scorer.needs
-        ids = self._cached_ids(prompt)
-        after = () if needs.hidden_after is None else (needs.hidden_after,)
-        seen = observe(
-            self._model, ids, queries=needs.queries, last_logits=True, hidden_after=after
-        )
-        scorer_inputs = ScorerInputs(
-            self._model, ids, seen.keys, seen.values, hidden=seen.hidden, tokenizer=self._tokenizer
-        )
-        budget = min(self._target.budget.tokens(ids.shape[1]), ids.shape[1])
-        scores = score_layers(self._scorer, views(seen, needs, budget, scorer_inputs=scorer_inputs))
+        ids = self._cached_ids(self.prompts[index])
+        seen = prefill(self._model, ids, self._scorer.needs, tokenizer=self._tokenizer)
+        budget = min(self._target.budget.tokens(seen.tokens), seen.tokens)
+        scores = score_layers(self._scorer, seen.views(self._scorer.needs, budget))
         prefix = Prefix(keys=seen.keys, values=seen.values)
         size = sum(part.nbytes for part in (*seen.keys, *seen.values))
-        fits = size <= self._room
-        self._room -= size if fits else 0
+        fits = size <= self._free_bytes
+        self._free_bytes -= size if fits else 0
         scored = Scored(scores=torch.cat(scores), prefix=prefix if fits else None)
-        self._scored[place] = scored
+        self._scored[index] = scored
         return scored, prefix
 
     def _prefill(self, prompt: Prompt) -> Prefix:
-        seen = observe(self._model, self._cached_ids(prompt), queries=0, last_logits=True)
+        seen = prefill(self._model, self._cached_ids(prompt))
         return Prefix(keys=seen.keys, values=seen.values)
 
     def _cached_ids(self, prompt: Prompt) -> Tensor:

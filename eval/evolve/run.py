@@ -7,13 +7,13 @@ prints its table.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig, PromptConfig
@@ -29,9 +29,11 @@ from eval.tasks import Prompt, load_all
 from kvp.artifacts.claim import OutputFolder
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
-from kvp.hf import geometry_of, load_model
+from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.identity import model_identity
+from kvp.hf.loading import torch_device
 from kvp.manifest import digest_json, run_manifest, sha256_file
+from kvp.progress import phase
 from kvp.scoring import Scorer
 from policies import load_policy, make_scorer
 from policies.budget_files import BUDGETS, BudgetFile, BudgetPoint, load_budgets, save_budgets
@@ -42,38 +44,45 @@ LEARNED = "kvp"
 
 def run_search(config: EvolveConfig) -> None:
     """Run kvp-evolve without --cost_curves; raises KvpError on anything the user can mend."""
-    console = Console(stderr=True)
     identity = {**config.identity(), "input_files": input_digests(config)}
     if config.scorer == LEARNED and config.policies:
         identity["policy"] = _policy_digest(config)
     with OutputFolder.claim(Path(config.out), SEARCH, identity) as folder:
         if (folder.path / BUDGETS).exists():
-            console.print(f"{folder.path} is finished; nothing to do", highlight=False)
+            print(f"{folder.path} is finished; nothing to do", file=sys.stderr)
         else:
-            _search(config, folder, identity, console)
+            _search(config, folder, identity)
         print_budgets(load_budgets(folder.path))
+        name = folder.path / BUDGETS
+        print(
+            f"budgets are in {name}; to use them: --methods SCORER+evolved:{name}", file=sys.stderr
+        )
 
 
-def _search(
-    config: EvolveConfig, output: OutputFolder, identity: dict[str, Any], console: Console
-) -> None:
+def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]) -> None:
     """Search in a claimed folder, and write its budget file."""
     folder = output.path
+    torch_device(config.device)
+    model_config = load_config(config.model, revision=config.revision)
+    geometry = geometry_of(model_config)
+    scorer = _scorer(config, geometry)
+    phase("preparing prompts")
+    tokenizer = load_tokenizer(config.model, revision=config.revision)
+    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    chosen, held_out = load_prompts(config, tokenizer, positions)
+    target, reference = target_of(config, chosen)
+    plan = _plan(config, geometry, target, reference, [*chosen, *held_out])
+    phase("loading the model")
     model, tokenizer = load_model(
         config.model, device=config.device, dtype=config.dtype, revision=config.revision
     )
-    geometry = geometry_of(model.config)
-    scorer = _scorer(config, geometry)
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    chosen, held_out = load_prompts(config, tokenizer, positions)
-    target, reference = target_of(config, chosen)
-    plan = _plan(config, geometry, target, [*chosen, *held_out])
+    phase(f"searching on {len(chosen)} prompts, {len(held_out)} held out")
     identity["model_digest"] = model_identity(config.model, config.revision, model, tokenizer)
     manifest = run_manifest(identity, seed=config.seed)
     begin_search(output, identity, manifest)
 
     def said(entry: Generation) -> None:
-        console.print(_line(config, geometry, entry), highlight=False, soft_wrap=True)
+        print(_line(config, geometry, entry), file=sys.stderr, flush=True)
 
     journal = Journal(folder / JOURNAL, said=said)
     room = int(config.memory_gb * 1e9)
@@ -158,23 +167,26 @@ def _policy_digest(config: EvolveConfig) -> str:
 
 
 def _plan(
-    config: EvolveConfig, geometry: Geometry, target: Target, prompts: Sequence[Prompt]
+    config: EvolveConfig,
+    geometry: Geometry,
+    target: Target,
+    reference: int,
+    prompts: Sequence[Prompt],
 ) -> SearchPlan:
-    """The search, or UsageError where the budget leaves nothing to search."""
-    cached = [prompt.boundary(config.protocol) for prompt in prompts]
-    smallest = min(config.target.tokens(tokens) for tokens in cached)
-    if smallest < target.floor:
+    """The search, or UsageError where the budget leaves nothing to search at `reference` tokens."""
+    if target.tokens < target.floor:
         raise UsageError(
-            f"--budget {config.budget} is {smallest} tokens, below the {target.floor} protected "
-            "ones; raise it, or use --protection off"
+            f"--budget {config.budget} is {target.tokens} tokens, below the {target.floor} "
+            "protected ones; raise it, or use --protection off"
         )
-    if any(config.target.tokens(tokens) >= tokens for tokens in cached):
+    if target.tokens >= reference:
         raise UsageError(
-            f"--budget {config.budget} evicts nothing from a prompt of {min(cached)} tokens; "
+            f"--budget {config.budget} evicts nothing from a prompt of {reference} tokens; "
             "lower it, or raise --length"
         )
+    longest = max(prompt.boundary(config.protocol) for prompt in prompts)
     return SearchPlan(
-        layers=geometry.layers, budget=target.tokens, least=target.floor, most=max(cached),
+        layers=geometry.layers, budget=target.tokens, least=target.floor, most=longest,
         group=config.group, generations=config.generations, sigma=config.sigma,
         reach=config.reach, constraint=config.constraint, lambda_=config.lambda_,
         gamma=config.gamma, seed=config.seed,

@@ -24,6 +24,7 @@ from eval.results.folder import CURVES, FORMAT, FORMAT_VERSION, KEPT, MANIFEST, 
 from eval.results.records import UNIFORM, Row, read_rows
 from kvp.errors import ResultsError
 from kvp.manifest import digest_json, read_json
+from kvp.metrics import METRICS_VERSION
 
 OLD_FIELDS: Mapping[str, Any] = {"allocator": UNIFORM}
 """What rows of format version 1 lack."""
@@ -100,7 +101,7 @@ def load_results(folder: Path) -> Results:
         manifest=manifest,
         rows=rows,
         timing=optional[TIMING],
-        curves=optional[CURVES],
+        curves=_of_one_definition(optional[CURVES], notes),
         kept=optional[KEPT],
         tokens=_read_tokens(tokens) if tokens.exists() else None,
         notes=tuple(notes),
@@ -136,6 +137,19 @@ def _check_grid(path: Path, curves: Sequence[Row]) -> None:
             f"{path} holds curves at different budgets, which cannot be averaged; "
             "delete it and run kvp-eval --traces again"
         )
+
+
+def _of_one_definition(curves: tuple[Row, ...], notes: list[str]) -> tuple[Row, ...]:
+    """Curves whose area and skill compare: those of today's `kvp.metrics` where there are any."""
+    today = tuple(row for row in curves if row.get("metrics_version") == METRICS_VERSION)
+    if len(today) == len(curves):
+        return curves
+    notes.append(
+        f"{len(curves) - len(today)} cost curves were measured by an earlier kvp-eval, whose skill "
+        "compares protected rankings with rankings of all tokens: run kvp-eval --traces again"
+        + (" (they are left out)." if today else ".")
+    )
+    return today or curves
 
 
 def _read_tokens(path: Path) -> Mapping[str, Any]:

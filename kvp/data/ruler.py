@@ -14,7 +14,7 @@ from functools import partial
 from kvp.data.sample import Sample
 from kvp.data.synthetic.needles import SPLITS, Split
 from kvp.data.synthetic.niah import VARIANTS, Variant, niah
-from kvp.data.synthetic.prompt_builder import Draw, PromptMaker, RulerPrompt
+from kvp.data.synthetic.prompt_builder import PromptMaker, RulerPrompt, SampleInputs
 from kvp.data.synthetic.variable_tracking import tracking
 from kvp.data.synthetic.word_frequency import common_words, frequent_words
 from kvp.errors import UsageError
@@ -22,16 +22,16 @@ from kvp.errors import UsageError
 CountTokens = Callable[[str], int]
 
 
-def _niah(variant: Variant, draw: Draw, _: CountTokens) -> PromptMaker:
-    return niah(variant, draw)
+def _niah(variant: Variant, inputs: SampleInputs, _: CountTokens) -> PromptMaker:
+    return niah(variant, inputs)
 
 
-MAKERS: Mapping[str, Callable[[Draw, CountTokens], PromptMaker]] = {
+MAKERS: Mapping[str, Callable[[SampleInputs, CountTokens], PromptMaker]] = {
     **{name: partial(_niah, variant) for name, variant in VARIANTS.items()},
     "vt": partial(tracking, example=True),
     "vt_0shot": partial(tracking, example=False),
-    "cwe": lambda draw, _: common_words(draw),
-    "fwe": lambda draw, _: frequent_words(draw),
+    "cwe": lambda inputs, _: common_words(inputs),
+    "fwe": lambda inputs, _: frequent_words(inputs),
 }
 """What makes the prompts of each task."""
 
@@ -69,8 +69,8 @@ def generate(
         raise UsageError(f"--split {split}: generated prompts belong to one of {', '.join(SPLITS)}")
     name = f"{task}/{split}/{seed}/{index}"
     drawn = f"{name}/{attempt}" if attempt else name
-    draw = Draw(name=drawn, split=_as_split(split), length=length, essays=essays)
-    maker = MAKERS[task](draw, count_tokens)
+    inputs = SampleInputs(name=drawn, split=_as_split(split), length=length, essays=essays)
+    maker = MAKERS[task](inputs, count_tokens)
     prompt = fit(maker, count_tokens, length if limit is None else limit, task)
     return Sample(
         id=name,

@@ -21,16 +21,16 @@ from transformers import (
 
 from kvp.errors import ModelError
 
-_MOST_PIECES = 512
+_MAX_PIECES = 512
 
 
 def classify(text: str, source: str) -> str:
-    """The label that the classifier `source` (folder or hub name) gives a text.
+    """Label that the classifier `source` (folder or hub name) gives a text.
 
     Raises ModelError, in one line, when there is no such classifier.
     """
     model, tokenizer = load_classifier(source)
-    limit = min(_MOST_PIECES, getattr(model.config, "max_position_embeddings", _MOST_PIECES))
+    limit = min(_MAX_PIECES, getattr(model.config, "max_position_embeddings", _MAX_PIECES))
     ids = torch.tensor([both_ends(tokenizer, text, limit)])
     with torch.no_grad():
         best = int(class_logits(model, ids).argmax(dim=-1))

@@ -14,20 +14,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.allocation import (
-    EMPTY_SLOT,
-    Allocator,
-    Request,
-    allocated_counts,
-    allocated_tokens,
-    protected_scores,
-)
+from kvp.allocation import EMPTY_SLOT, Allocator
 from kvp.budgets import Budget
-from kvp.errors import UsageError
 from kvp.hf.observe import Observation
 from kvp.hf.prefill import Prefill, unpadded
-from kvp.ranking import Protection, keep_tokens
+from kvp.ranking import Protection
 from kvp.scoring import Scorer, SelfSizing, score_layers
+from kvp.selection import kept_tokens, select
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,24 +69,6 @@ def evict(
         cache.layers[index] = layer.select(_stacked([tokens[index] for tokens in kept]))
 
 
-def kept_tokens(budget: Budget, tokens: int, protection: Protection) -> int:
-    """Tokens per KV head that stay of `tokens`.
-
-    A percentage never keeps fewer than the protected tokens, so that one short prompt of a batch
-    does not fail the others; UsageError for an absolute budget below them.
-    """
-    kept = min(budget.tokens(tokens), tokens)
-    protected = min(tokens, protection.tokens)
-    if kept >= protected:
-        return kept
-    if budget.percent is None:
-        raise UsageError(
-            f"budget {budget} keeps {kept} tokens, fewer than the {protection.tokens} protected "
-            "ones: raise the budget or turn protection off"
-        )
-    return protected
-
-
 def _kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[Tensor]:
     """Tokens that stay: [L, H, S] int64 for each prompt of the batch."""
     batch, heads = prefill.keys[0].shape[:2]
@@ -102,24 +77,13 @@ def _kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[Tensor]:
         return [every.expand(len(prefill.keys), heads, -1)] * batch
     scores = score_layers(rule.scorer, prefill.views(rule.scorer.needs, budget))
     device = scores[0].device  # layers may lie on several devices
-    if rule.allocator is None:
-        best = [keep_tokens(layer, budget, rule.protection).to(device) for layer in scores]
-        return list(torch.stack(best, dim=1))  # [B, L, H, S]
     together = torch.stack([layer.to(device) for layer in scores], dim=1)  # [B, L, H, N]
-    return [_allocated(prompt, budget, rule, rule.allocator) for prompt in together]
-
-
-def _allocated(scores: Tensor, budget: int, rule: EvictionRule, allocator: Allocator) -> Tensor:
-    """Tokens one prompt keeps by scores [L, H, N]: [L, H, S] int64, `EMPTY_SLOT` in gaps."""
-    scorer, protection = rule.scorer, rule.protection
-    raised = protected_scores(scores, protection)
-    request = Request(
-        scores=raised,
-        budget=budget,
-        floor=max(1, min(scores.shape[-1], protection.tokens)),
-        sizes=scorer.sizes(raised) if isinstance(scorer, SelfSizing) else None,
-    )
-    return allocated_tokens(scores, allocated_counts(allocator, request), protection)
+    if rule.allocator is None:
+        return list(select(together, budget, rule.protection))
+    sizes = rule.scorer.sizes if isinstance(rule.scorer, SelfSizing) else None
+    return [
+        select(prompt, budget, rule.protection, rule.allocator, sizes=sizes) for prompt in together
+    ]
 
 
 def _stacked(prompts: Sequence[Tensor]) -> Tensor:

@@ -19,12 +19,13 @@ from kvp.errors import UsageError
 from kvp.hf.block import EvictingBlock
 from kvp.hf.cache import EvictingCache
 from kvp.hf.checks import check_model
-from kvp.hf.evict import EvictionRule, evict, kept_tokens
+from kvp.hf.evict import EvictionRule, evict
 from kvp.hf.identity import warn_of_another_model
 from kvp.hf.prefill import prefill
 from kvp.hf.wrappers import refuse_inside_block, unwrapped
 from kvp.ranking import Protection
 from kvp.scoring import Needs, Scorer
+from kvp.selection import kept_tokens
 
 
 def prefill_and_evict(

@@ -170,12 +170,12 @@ class _LentLayer(DynamicLayer):
         key_weights = query_weights = None
         if self._norms is not None:
             values = self.values[:, :, window.start : window.stop]
-            key_weights = projected_norms(module, values, query_heads // heads)
+            key_weights = projected_norms(module, values, query_heads // heads)  # [B, H, G, N]
             key_weights = nn.functional.pad(key_weights, (sinks, 0), value=1.0)
             query_weights = 1.0 / self._norms[self._index][:, None].expand(-1, heads, -1)
         working = _WORKING_FLOATS.get(keys.device.type, _MANY_FLOATS)
         signal = reconstruction_attention(
-            query.reshape(batch, heads, -1, tokens, width),
+            query.reshape(batch, heads, -1, tokens, width),  # [B, H, G, T, D]
             keys,
             pass_keys,
             scaling=scaling,

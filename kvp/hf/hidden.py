@@ -57,8 +57,8 @@ class _Moments:
         """Add states [S, W] of a prompt; prompts come in order the first time."""
         for start in range(0, states.shape[0], _BLOCK):
             part = states[start : start + _BLOCK].detach().float()
-            mean = part.mean(dim=0)
-            square = (part - mean).square().sum(dim=0)
+            mean = part.mean(dim=0)  # [W]
+            square = (part - mean).square().sum(dim=0)  # [W]
             if prompt == len(self.counts):
                 self.counts.append(part.shape[0])
                 self.means.append(mean)

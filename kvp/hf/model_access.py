@@ -101,15 +101,15 @@ def _queries(attention: nn.Module, heads: int, width: int, hidden: Tensor) -> Te
     assert isinstance(projection, nn.Module)
     weight = next(projection.parameters())
     dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
-    projected: Tensor = projection(hidden.to(device=weight.device, dtype=dtype))
+    projected: Tensor = projection(hidden.to(device=weight.device, dtype=dtype))  # [B, S, width]
     projected = projected[..., : heads * width]  # a fused projection goes on with keys and values
-    queries = projected.view(*projected.shape[:2], heads, width)
+    queries = projected.view(*projected.shape[:2], heads, width)  # [B, S, Q, D]
     norm = getattr(attention, "q_norm", None)
     if norm is not None and norm.weight.shape[-1] == width:
         queries = norm(queries)
     elif norm is not None:
         queries = norm(projected).view(queries.shape)
-    return queries.float().transpose(1, 2)
+    return queries.float().transpose(1, 2)  # [B, Q, S, D]
 
 
 @torch.no_grad()

@@ -9,12 +9,14 @@ import torch
 
 from eval.attention_recall import attention_recall
 from eval.config import EvalConfig
-from eval.cost_curves import TracedPrompt, grid_budgets, measure, measure_traces
+from eval.cost_curves import TracedPrompt, measure_traces
 from eval.held_out_traces import boundary, open_traces, protocols_apart
 from eval.methods import Method, build_methods
+from eval.prepare import methods_of, trace_settings
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.hf import load_model
+from kvp.metrics import METRICS_VERSION, grid_budgets
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
 
@@ -68,27 +70,12 @@ def _importance(trace: Trace, layer: int, head: int, cut: int) -> np.ndarray:
     return total
 
 
-def test_cost_area_and_skill_of_a_known_ranking() -> None:
-    # three tokens of importance 6, 3, 1; evicting loses 10, 4, 1, 0 when ranked best first
-    importance = torch.tensor([[[6.0, 3.0, 1.0]]], dtype=torch.float64)
-    best = measure(torch.tensor([[[10.0, 4.0, 1.0, 0.0]]], dtype=torch.float64), importance)
-    assert best.area.item() == pytest.approx((0.4 + 0.1) / 2)
-    assert best.skill.item() == pytest.approx(1.0)
-    assert best.cost.shape == (1, 1, 65)
-    assert best.cost[0, 0, [0, 64]].tolist() == [1.0, 0.0]
-    assert best.cost[0, 0, 32].item() == pytest.approx((0.4 + 0.1) / 2)  # halfway: budget 1.5
-    worst = measure(torch.tensor([[[10.0, 9.0, 6.0, 0.0]]], dtype=torch.float64), importance)
-    assert worst.skill.item() == pytest.approx(-1.0)
-    flat = measure(torch.tensor([[[2.0, 1.0, 0.0]]], dtype=torch.float64), torch.ones(1, 1, 2))
-    assert flat.skill.isnan().all()
-
-
 def test_curves_agree_with_an_independent_computation() -> None:
     trace, cut = _trace(0), 32
-    methods = build_methods(_config(methods="full,knorm,oracle"))
+    methods = build_methods(["full", "knorm", "oracle"])
     prompt = TracedPrompt(trace, cut)
     results = {
-        (method.name, flag): prompt.curve(
+        (method.name, flag): prompt.measure(
             prompt.scored(method, grid_budgets(cut)), SAFE if flag else UNPROTECTED
         )
         for method in methods[1:]
@@ -98,7 +85,9 @@ def test_curves_agree_with_an_independent_computation() -> None:
         importance = _importance(trace, layer, head, cut)
         norms = trace.keys[layer, head, :cut].double().norm(dim=-1).numpy()
         for name, order in (("knorm", np.argsort(norms)), ("oracle", np.argsort(-importance))):
-            lost = [importance[order[budget:]].sum() / importance.sum() for budget in range(1, cut)]
+            lost = [
+                importance[order[budget:]].sum() / importance.sum() for budget in range(cut + 1)
+            ]
             area = results[name, False].area[layer, head].item()
             assert area == pytest.approx(np.mean(lost), abs=1e-6)
         safe = [cut - 1, 0, cut - 2, 1, cut - 3, 2, cut - 4, 3, *range(cut - 5, cut - 17, -1)]
@@ -109,12 +98,12 @@ def test_curves_agree_with_an_independent_computation() -> None:
         assert cost == pytest.approx(expected, abs=1e-6)
 
 
-def test_methods_that_read_the_budget_are_asked_along_the_curve() -> None:
+def test_methods_that_read_the_budget_rank_anew_along_the_curve() -> None:
     """Streaming keeps min(4, b // 2) sinks, so budget 2 keeps one sink and the newest token."""
     trace, cut = _trace(1), 32
-    (streaming,) = build_methods(_config(methods="streaming_llm"))
+    (streaming,) = build_methods(["streaming_llm"])
     prompt = TracedPrompt(trace, cut)
-    measured = prompt.curve(prompt.scored(streaming, grid_budgets(cut)), UNPROTECTED)
+    measured = prompt.measure(prompt.scored(streaming, grid_budgets(cut)), UNPROTECTED)
     importance = _importance(trace, 0, 0, cut)
     for budget, kept in ((2, [0, 31]), (4, [0, 1, 31, 30]), (12, [0, 1, 2, 3, *range(24, 32)])):
         expected = 1 - importance[kept].sum() / importance.sum()
@@ -124,8 +113,8 @@ def test_methods_that_read_the_budget_are_asked_along_the_curve() -> None:
 def test_rows_average_held_out_sequences_of_both_protocols(tmp_path: Path) -> None:
     store = _store(tmp_path / "traces", ["train", "test", "test", "validation"])
     config = _config(methods="full,knorm,random", protection="off")
-    methods: tuple[Method, ...] = build_methods(config)
-    rows = measure_traces(config, methods, open_traces(str(store), GEOMETRY)).curves
+    methods: tuple[Method, ...] = methods_of(config)
+    rows = measure_traces(trace_settings(config), methods, open_traces(str(store), GEOMETRY)).curves
     assert len(rows) == 2 * 2 * 4  # methods, protocols, heads
     assert {row["sequences"] for row in rows} == {2}
     assert all(len(row["cost"]) == len(row["budgets"]) == 65 for row in rows)
@@ -139,10 +128,9 @@ def test_rows_average_held_out_sequences_of_both_protocols(tmp_path: Path) -> No
         trace = _trace(index)
         importance = _importance(trace, 1, 1, 24)
         order = trace.keys[1, 1, :24].norm(dim=-1).argsort().numpy()
-        areas.append(
-            np.mean([importance[order[b:]].sum() for b in range(1, 24)]) / importance.sum()
-        )
+        areas.append(np.mean([importance[order[b:]].sum() for b in range(25)]) / importance.sum())
     assert row["area"] == pytest.approx(np.mean(areas), abs=1e-6)
+    assert row["metrics_version"] == METRICS_VERSION
 
 
 def test_boundaries_are_those_of_the_protocols() -> None:
@@ -173,8 +161,8 @@ def test_allocators_are_compared_by_what_the_whole_model_keeps(tmp_path: Path) -
         methods="full,knorm,oracle", allocators="uniform,global:kvzip",
         budgets="25%", protection="off", protocols="query_aware",
     )  # fmt: skip
-    methods = build_methods(config)
-    rows = measure_traces(config, methods, open_traces(str(store), GEOMETRY)).kept
+    methods = methods_of(config)
+    rows = measure_traces(trace_settings(config), methods, open_traces(str(store), GEOMETRY)).kept
     found = {(row["method"], row["allocator"]): row for row in rows}
     assert set(found) == {
         (name, rule) for name in ("knorm", "oracle") for rule in ("uniform", "global:kvzip")
@@ -201,7 +189,7 @@ def test_the_model_serves_what_traces_do_not_hold(tmp_path: Path, tiny_folder: P
         protocols="query_aware", recents=2,
     )  # fmt: skip
     reader = open_traces(str(store), GEOMETRY)
-    measured = measure_traces(config, build_methods(config), reader, model, tokenizer)
+    measured = measure_traces(trace_settings(config), methods_of(config), reader, model, tokenizer)
     rows = {(row["method"], row["budget_spec"], row["protected"]): row for row in measured.kept}
     assert set(rows) == {
         (*name, flag)

@@ -42,9 +42,9 @@ def _generate(
     return answer
 
 
-@pytest.mark.parametrize("batch_rows", [3, 64])
+@pytest.mark.parametrize("decode_batch", [3, 64])
 def test_every_row_decodes_as_generate_does_alone(
-    tiny_model: PreTrainedModel, batch_rows: int
+    tiny_model: PreTrainedModel, decode_batch: int
 ) -> None:
     ended = 0
     for seed in (0, 2):
@@ -52,7 +52,13 @@ def test_every_row_decodes_as_generate_does_alone(
         prefix = _prefix(tiny_model, ids)
         rows = [*_random_rows(prefix, [3, 18, 5, 8, 5, 12], seed), all_kept(prefix)]
         answers = greedy(
-            tiny_model, prefix, rows, ids[BOUNDARY:], max_new_tokens=12, batch_rows=batch_rows
+            tiny_model,
+            prefix,
+            rows,
+            ids[BOUNDARY:],
+            max_new_tokens=12,
+            decode_batch=decode_batch,
+            ends=[0],
         )
         assert [answer.result for answer in answers] == [
             _generate(tiny_model, prefix, row, ids, 12) for row in rows
@@ -65,7 +71,13 @@ def test_the_full_row_answers_as_the_plain_model(tiny_model: PreTrainedModel) ->
     ids = torch.randint(1, 40, (PROMPT,), generator=torch.Generator().manual_seed(9))
     prefix = _prefix(tiny_model, ids)
     (answer,) = greedy(
-        tiny_model, prefix, [all_kept(prefix)], ids[BOUNDARY:], max_new_tokens=10, batch_rows=1
+        tiny_model,
+        prefix,
+        [all_kept(prefix)],
+        ids[BOUNDARY:],
+        max_new_tokens=10,
+        decode_batch=1,
+        ends=[0],
     )
     plain = tiny_model.generate(
         ids[None], attention_mask=torch.ones_like(ids[None]), max_new_tokens=10, do_sample=False
@@ -87,7 +99,7 @@ def test_equal_rows_run_once(tiny_model: PreTrainedModel, monkeypatch: pytest.Mo
     monkeypatch.setattr(tiny_model, "forward", counted)
     answers = greedy(
         tiny_model, prefix, [first, second, first, first], ids[BOUNDARY:], max_new_tokens=2,
-        batch_rows=8,
+        decode_batch=8, ends=[0],
     )  # fmt: skip
     assert max(widths) == 2
     assert answers[0] == answers[2] == answers[3]
@@ -97,7 +109,7 @@ def test_forced_reply_has_the_likelihood_of_a_plain_forward(tiny_model: PreTrain
     ids = torch.randint(1, 40, (PROMPT,), generator=torch.Generator().manual_seed(3))
     reply = torch.tensor([5, 9, 2, 31, 8])
     prefix = _prefix(tiny_model, ids)
-    (loss,) = forced(tiny_model, prefix, [all_kept(prefix)], ids[BOUNDARY:], reply, batch_rows=4)
+    (loss,) = forced(tiny_model, prefix, [all_kept(prefix)], ids[BOUNDARY:], reply, decode_batch=4)
     logits = tiny_model(input_ids=torch.cat([ids, reply])[None]).logits[0].double()
     log_probs = logits.log_softmax(-1)
     expected = -sum(float(log_probs[PROMPT - 1 + i, token]) for i, token in enumerate(reply))
@@ -111,9 +123,9 @@ def test_forced_reply_of_evicted_rows_does_not_depend_on_the_batch(
     reply = torch.tensor([7, 7, 30])
     prefix = _prefix(tiny_model, ids)
     rows = _random_rows(prefix, [4, 7, 12, 7], 1)
-    together = forced(tiny_model, prefix, rows, ids[BOUNDARY:], reply, batch_rows=8)
+    together = forced(tiny_model, prefix, rows, ids[BOUNDARY:], reply, decode_batch=8)
     alone = [
-        forced(tiny_model, prefix, [row], ids[BOUNDARY:], reply, batch_rows=1)[0] for row in rows
+        forced(tiny_model, prefix, [row], ids[BOUNDARY:], reply, decode_batch=1)[0] for row in rows
     ]
     losses = [loss.result for loss in together]
     assert losses == pytest.approx([loss.result for loss in alone], abs=1e-4)

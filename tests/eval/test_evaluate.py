@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from eval.config import EvalConfig
-from eval.evaluate import Bench, evaluate, hindsight, prefill
+from eval.evaluate import Bench, evaluate, hindsight, run_prefix
 from eval.methods import build_methods
 from eval.settings import Setting
 from eval.tasks import Prompt, load_all, task_names
 from kvp.budgets import parse_budget
+from kvp.config_groups import split_list
 from kvp.errors import UsageError
 from kvp.hf import load_model, prefill_and_evict
 from kvp.ranking import UNPROTECTED, Protection
@@ -31,20 +32,27 @@ def _config(folder: Path, **fields: object) -> EvalConfig:
 @pytest.fixture(scope="module")
 def bench(tiny_folder: Path) -> Bench:
     model, tokenizer = load_model(str(tiny_folder))
-    return Bench(config=_config(tiny_folder), model=model, tokenizer=tokenizer)
+    return Bench(
+        model=model, tokenizer=tokenizer, name=str(tiny_folder), split="test", length=200, seed=0,
+        decode_batch=256, max_new_tokens=8,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def prompts(bench: Bench) -> dict[str, Prompt]:
-    return {prompt.task: prompt for prompt in load_all(bench.config, bench.tokenizer)[0]}
+def prompts(bench: Bench, tiny_folder: Path) -> dict[str, Prompt]:
+    return {p.task: p for p in load_all(_config(tiny_folder), bench.tokenizer)[0]}
 
 
-def _cells(methods: str, budget: str | None) -> list[Setting]:
-    built = build_methods(EvalConfig(out="unused", methods=methods))
+def _settings(methods: str, budget: str | None) -> list[Setting]:
     return [
-        Setting(method=method, protected=flag, budget=parse_budget(budget) if budget else None)
-        for method in built
-        for flag in (True, False)
+        Setting(
+            method=method,
+            budget=parse_budget(budget) if budget else None,
+            protected=protection is SAFE,
+            protection=protection,
+        )
+        for method in build_methods(split_list(methods))
+        for protection in (SAFE, UNPROTECTED)
     ]
 
 
@@ -53,13 +61,13 @@ def test_answers_are_those_of_each_method_alone(
     bench: Bench, prompts: dict[str, Prompt], protocol: str
 ) -> None:
     prompt = prompts["niah_single_1"]
-    cells = [
-        *_cells("random,streaming_llm,knorm,keydiff,lagkv,tova,h2o", "25%"),
-        *_cells("snapkv,kvzip,expected_attention,snapkv+ada,kvzip+global,tova+pyramid", "25%"),
-        *_cells("gvote+self_sized", None),
+    settings = [
+        *_settings("random,streaming_llm,knorm,keydiff,lagkv,tova,h2o", "25%"),
+        *_settings("snapkv,kvzip,expected_attention,snapkv+ada,kvzip+global,tova+pyramid", "25%"),
+        *_settings("gvote+self_sized", None),
     ]
-    rows = evaluate(bench, prompt, protocol, cells)
-    assert len(rows) == len(cells)
+    rows = evaluate(bench, prompt, protocol, settings)
+    assert len(rows) == len(settings)
     ids = prompt.ids[None]
     boundary = prompt.boundary(protocol)
     predictions = set()
@@ -102,10 +110,12 @@ def test_one_scoring_pass_serves_all_allocators(
     monkeypatch.setattr(
         KNorm, "score", lambda self, view: calls.append(view.layer) or score(self, view)
     )
-    cells = [
-        cell for budget in ("25%", "50%") for cell in _cells("knorm,knorm+ada,knorm+global", budget)
+    settings = [
+        each
+        for budget in ("25%", "50%")
+        for each in _settings("knorm,knorm+ada,knorm+global", budget)
     ]
-    rows = evaluate(bench, prompts["chat"], "query_aware", cells)
+    rows = evaluate(bench, prompts["chat"], "query_aware", settings)
     assert calls == [0, 1]  # each layer once for 12 rows
     assert {row["allocator"] for row in rows} == {"uniform", "ada", "global"}
     for row in rows:
@@ -117,8 +127,7 @@ def test_full_reply_loss_is_that_of_a_plain_forward(
     bench: Bench, prompts: dict[str, Prompt]
 ) -> None:
     prompt = prompts["chat"]
-    full = Setting(method=build_methods(EvalConfig(out="x", methods="full"))[0], protected=False,
-                budget=None)  # fmt: skip
+    full = Setting(method=build_methods(["full"])[0], budget=None)
     for protocol in ("query_aware", "query_agnostic"):
         (row,) = evaluate(bench, prompt, protocol, [full])
         tokens = torch.cat([prompt.ids, prompt.reply])
@@ -135,10 +144,9 @@ def test_a_budget_of_the_whole_cache_changes_nothing(
 ) -> None:
     prompt = prompts["chat"]
     everything, nothing_left_out = evaluate(
-        bench, prompt, "query_aware", _cells("knorm", "100%")[:1] + _cells("tova", "9999")[:1]
+        bench, prompt, "query_aware", _settings("knorm", "100%")[:1] + _settings("tova", "9999")[:1]
     )
-    full = Setting(method=build_methods(EvalConfig(out="x", methods="full"))[0], protected=False,
-                budget=None)  # fmt: skip
+    full = Setting(method=build_methods(["full"])[0], budget=None)
     (row,) = evaluate(bench, prompt, "query_aware", [full])
     assert everything["nll"] == nothing_left_out["nll"] == row["nll"]
     assert nothing_left_out["budget"] == 9999
@@ -151,8 +159,8 @@ def test_hindsight_is_the_attention_the_future_pays(
 ) -> None:
     """Against the attention weights of transformers' own eager attention over the whole text."""
     prompt = prompts[task]
-    start = prefill(bench, prompt, "query_agnostic")
-    cut = prompt.boundary("query_agnostic")
+    start = run_prefix(bench, prompt, "query_agnostic")
+    point = prompt.boundary("query_agnostic")
     future = hindsight(bench, prompt, start)
     if task == "chat":
         text = torch.cat([prompt.ids, prompt.reply])[None]
@@ -170,7 +178,7 @@ def test_hindsight_is_the_attention_the_future_pays(
     finally:
         bench.model.set_attn_implementation("kvp")
     for layer, weights in enumerate(attentions):
-        paid = weights[0, :, cut:, :cut].double().numpy()  # [Q, future, cut]
+        paid = weights[0, :, point:, :point].double().numpy()  # [Q, future, point]
         for head in range(2):
             expected = np.maximum(paid[2 * head], paid[2 * head + 1]).sum(0)
             assert future[layer][0, head].numpy() == pytest.approx(expected, abs=1e-4)

@@ -11,6 +11,7 @@ from eval.config import EvalConfig
 from eval.cost_curves import measure_traces
 from eval.held_out_traces import open_traces
 from eval.methods import build_methods
+from eval.prepare import methods_of, trace_settings
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.ops.future_attention import grid_attention
@@ -53,10 +54,12 @@ def store_of(path: Path, kind: StoreKind) -> str:
 
 def test_curves_of_a_grid_are_those_of_the_queries(tmp_path: Path) -> None:
     config = EvalConfig(out="unused", methods="knorm,oracle", protection="both", budgets="60%")
-    methods = build_methods(config)
+    methods = methods_of(config)
     whole, lean = (
         measure_traces(
-            config, methods, open_traces(store_of(tmp_path, kind), GEOMETRY, methods)
+            trace_settings(config),
+            methods,
+            open_traces(store_of(tmp_path, kind), GEOMETRY, methods),
         )
         for kind in ("qkv", "importance")
     )  # fmt: skip
@@ -70,7 +73,7 @@ def test_curves_of_a_grid_are_those_of_the_queries(tmp_path: Path) -> None:
 
 def test_methods_that_read_queries_are_named(tmp_path: Path) -> None:
     lean = store_of(tmp_path, "importance")
-    methods = build_methods(EvalConfig(out="unused", methods="full,knorm,snapkv,tova"))
+    methods = build_methods(["full", "knorm", "snapkv", "tova"])
     with pytest.raises(StoreError, match=r"no queries, which snapkv, tova read; .* --store qkv"):
         open_traces(lean, GEOMETRY, methods)
     with pytest.raises(StoreError, match=r"--traces .* holds no queries; collect"):

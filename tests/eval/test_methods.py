@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from eval.config import EvalConfig
 from eval.method_listing import print_methods
-from eval.methods import Method, build_methods, policy_folders
+from eval.methods import Method, build_methods, policy_folders, spec_of
+from eval.prepare import methods_of
 from eval.settings import plan
 from kvp.budgets import parse_budgets
 from kvp.errors import PolicyError, UsageError
+from kvp.ranking import Protection
+from kvp.scoring import Needs, View
 from policies import make_scorer
 from policies.registry import ALLOCATORS, METHODS
 
@@ -40,25 +45,25 @@ def test_methods_carry_preset_and_options_as_variant() -> None:
     config = _config(
         methods="full,snapkv,snapkv:kvpress,snapkv(window=9),random,snapkv(kernel=5)", seed=3
     )
-    methods = build_methods(config)
+    methods = methods_of(config)
     assert [(method.name, method.variant) for method in methods] == [
         ("full", "auto"), ("snapkv", "auto"), ("snapkv", "kvpress"), ("snapkv", "window=9"),
         ("random", "auto"),
     ]  # fmt: skip
     assert methods[0].scorer is None
     assert methods[-1].scorer == make_scorer("random", seed=3)
-    (named,) = build_methods(_config(methods="random(seed=0)", seed=3))
+    (named,) = methods_of(_config(methods="random(seed=0)", seed=3))
     assert named.scorer == make_scorer("random(seed=0)")
     assert [method.label for method in methods][2:4] == ["snapkv:kvpress", "snapkv(window=9)"]
 
 
 def test_unknown_methods_and_missing_policies_are_refused() -> None:
     with pytest.raises(UsageError, match="unknown method 'snapvk'"):
-        build_methods(_config(methods="snapvk"))
+        methods_of(_config(methods="snapvk"))
     with pytest.raises(UsageError, match="--methods kvp needs --policies"):
-        build_methods(_config(methods="kvp"))
+        methods_of(_config(methods="kvp"))
     with pytest.raises(PolicyError, match=r"holds no policy\.json"):
-        build_methods(_config(methods="kvp", policies="nowhere"))
+        methods_of(_config(methods="kvp", policies="nowhere"))
 
 
 def test_policies_are_labelled_by_folder_or_by_hand(tmp_path: Path) -> None:
@@ -76,30 +81,44 @@ def test_policies_are_labelled_by_folder_or_by_hand(tmp_path: Path) -> None:
 
 
 def test_plan_crosses_methods_budgets_and_protection() -> None:
-    cells, notes = plan(
-        [FULL, TOVA], parse_budgets("25%,50"), protection="both", protected_tokens=20, shortest=100
+    settings, notes = plan(
+        [FULL, TOVA], parse_budgets("25%,50"), [100, 200], protection="both", protected=Protection()
     )
     assert notes == []
-    assert [(cell.method.name, cell.protected, str(cell.budget)) for cell in cells] == [
+    assert [(each.method.name, each.protected, str(each.budget)) for each in settings] == [
         ("full", False, "None"), ("tova", True, "25%"), ("tova", False, "25%"),
         ("tova", True, "50"), ("tova", False, "50"),
     ]  # fmt: skip
 
 
-def test_budgets_below_the_protected_tokens_are_noted_or_refused() -> None:
-    budgets = parse_budgets("10%,30")
-    both, notes = plan([TOVA], budgets, protection="both", protected_tokens=20, shortest=150)
-    assert [(cell.protected, str(cell.budget)) for cell in both] == [
-        (False, "10%"), (True, "30"), (False, "30"),
+def test_a_short_prompt_keeps_the_protected_tokens_and_stops_nothing() -> None:
+    budgets, lengths = parse_budgets("10%"), [4, 150, 400]
+    for protection, count in (("both", 2), ("on", 1)):
+        settings, notes = plan(
+            [TOVA], budgets, lengths, protection=protection, protected=Protection()
+        )
+        assert len(settings) == count
+        assert [settings[0].tokens(length) for length in lengths] == [4, 20, 40]
+        assert notes == [
+            "--budgets 10% is below the 20 protected tokens for 2 of 3 prompts: these keep the "
+            "protected ones"
+        ]
+
+
+def test_budgets_below_the_protected_tokens_of_every_prompt_are_noted_or_refused() -> None:
+    budgets, safe = parse_budgets("10%,15,30"), Protection()
+    both, notes = plan([TOVA], budgets, [150], protection="both", protected=safe)
+    assert [(each.protected, str(each.budget)) for each in both] == [
+        (False, "10%"), (False, "15"), (True, "30"), (False, "30"),
     ]  # fmt: skip
     assert notes == [
-        "--budgets 10% is 15 of 150 tokens, below the 20 protected ones: run without protection "
-        "only"
+        f"--budgets {budget} is below the 20 protected tokens: run without protection only"
+        for budget in ("10%", "15")
     ]
-    with pytest.raises(UsageError, match="below the 20 protected ones; raise it"):
-        plan([TOVA], budgets, protection="on", protected_tokens=20, shortest=150)
-    off, notes = plan([TOVA], budgets, protection="off", protected_tokens=20, shortest=150)
-    assert (len(off), notes) == (2, [])
+    with pytest.raises(UsageError, match="15 is below the 20 protected tokens; raise it"):
+        plan([TOVA], budgets, [150], protection="on", protected=safe)
+    off, notes = plan([TOVA], budgets, [150], protection="off", protected=safe)
+    assert (len(off), notes) == (3, [])
 
 
 def test_lists_name_everything_with_what_it_reads_and_costs(
@@ -117,20 +136,20 @@ def test_lists_name_everything_with_what_it_reads_and_costs(
 
 
 def test_allocators_apply_to_methods_that_name_none() -> None:
-    methods = build_methods(_config(methods="full,snapkv,tova+ada", allocators="uniform,global"))
+    methods = methods_of(_config(methods="full,snapkv,tova+ada", allocators="uniform,global"))
     assert [method.label for method in methods] == ["full", "snapkv", "snapkv+global", "tova+ada"]
     assert [method.allocator for method in methods] == ["uniform", "uniform", "global", "ada"]
     assert methods[1].rule is None
     assert methods[1].scorer is methods[2].scorer
     assert methods[1].ranking == methods[2].ranking
-    presets = build_methods(_config(methods="snapkv(window=9)+ada(safeguard=0.5),h2o+ada:paper"))
+    presets = methods_of(_config(methods="snapkv(window=9)+ada(safeguard=0.5),h2o+ada:paper"))
     assert [method.label for method in presets] == [
         "snapkv(window=9)+ada(safeguard=0.5)", "h2o+ada:paper",
     ]  # fmt: skip
 
 
 def test_learned_policies_take_allocators(tiny_policy: Path) -> None:
-    methods = build_methods(_config(methods="kvp+global,kvp", policies=str(tiny_policy)))
+    methods = methods_of(_config(methods="kvp+global,kvp", policies=str(tiny_policy)))
     assert [method.label for method in methods] == ["kvp/seed0+global", "kvp/seed0"]
 
 
@@ -146,4 +165,25 @@ def test_learned_policies_take_allocators(tiny_policy: Path) -> None:
 )
 def test_what_cannot_be_combined_is_refused(fields: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        build_methods(_config(**fields))
+        methods_of(_config(**fields))
+
+
+@dataclass
+class Newest:
+    """A scorer of a user."""
+
+    name: str = "newest"
+    needs: Needs = field(default_factory=Needs)
+
+    def score(self, view: View) -> Tensor:
+        return view.positions[:, None].expand(view.keys.shape[:3]).float()
+
+
+def test_scorer_objects_are_methods_and_take_allocators() -> None:
+    mine = Newest()
+    full, method, other = build_methods(["full", mine, "knorm"], allocators=["global"])
+    assert (full.name, method.label, other.label) == ("full", "newest+global", "knorm+global")
+    assert method.scorer is mine
+    assert spec_of(mine) == "newest"
+    with pytest.raises(UsageError, match="is no scorer"):
+        build_methods([3])  # type: ignore[list-item]

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from eval.cli import main
+from eval.config import EvalConfig
+from eval.results.records import read_rows
+from eval.run import run
 from kvp.data.string_match import string_match_all
 from kvp.geometry import Geometry
+from kvp.scoring import Needs, View
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec
 
@@ -49,6 +55,19 @@ def finished(
     out = tmp_path_factory.mktemp("finished") / "results"
     assert main(_arguments(tiny_folder, tiny_policy, out)) == 0
     return out
+
+
+def test_the_program_says_what_it_does_and_what_to_open(
+    finished: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(_arguments(tiny_folder, tiny_policy, finished, tokens="false")) == 0
+    printed = capsys.readouterr()
+    for line in ("preparing prompts ...", "loading the model ...", "evaluating: 8/8"):
+        assert line in printed.err
+    assert printed.err.splitlines()[-1] == (
+        f"results are in {finished}; to look at them: kvp-report {finished}"
+    )
+    assert printed.out.splitlines()[-1].startswith("At 12.5% of the cache (the question seen")
 
 
 def test_every_variant_has_its_row(finished: Path) -> None:
@@ -135,7 +154,7 @@ def _refusal(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     assert main(arguments) == 2
     said = capsys.readouterr().err.strip().splitlines()
     assert said[-1].startswith("kvp-eval: error: ")
-    assert [line for line in said[:-1] if "Loading weights" not in line] == []
+    assert "loading the model ..." not in said, "what can be refused is refused before"
     return said[-1]
 
 
@@ -148,7 +167,7 @@ def _refusal(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
         ({"budgets": "0"}, "--budgets: a budget keeps at least 1 token"),
         ({"policies": ""}, "--methods kvp needs --policies"),
         ({"model": "./nowhere"}, "--model ./nowhere: no such folder"),
-        ({"budgets": "8", "protection": "on"}, "below the 20 protected ones"),
+        ({"budgets": "8", "protection": "on"}, "below the 20 protected tokens"),
         ({"traces": "./no_traces"}, "no_traces"),
     ],
 )
@@ -177,6 +196,60 @@ def test_budgets_below_the_protected_tokens_run_without_protection(
     assert "--budgets 8" in note
     assert "without protection only" in " ".join(capsys.readouterr().err.split())
     assert not (out / "tokens.json").exists()
+
+
+def test_a_short_prompt_keeps_the_protected_tokens(
+    tmp_path: Path, tiny_folder: Path, tiny_policy: Path
+) -> None:
+    out = tmp_path / "results"
+    changes: dict[str, object] = {
+        "methods": "knorm", "budgets": "9%", "tasks": "niah_single_1,chat", "prompts": 4,
+        "timing_prompts": 0, "tokens": "false", "protection": "on",
+    }  # fmt: skip
+    assert main(_arguments(tiny_folder, tiny_policy, out, **changes)) == 0
+    rows = _rows(out)
+    assert len(rows) == 2 * 4 * 2
+    for row in rows:
+        expected = max(20, int(0.09 * row["cached_tokens"] + 0.5))
+        assert row["kept_tokens"] == row["budget"] == min(expected, row["cached_tokens"])
+    assert 20 in {row["kept_tokens"] for row in rows}
+
+
+def test_a_dry_run_tells_the_work_and_writes_nothing(
+    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "results"
+    assert main(_arguments(tiny_folder, tiny_policy, out, dry_run="true")) == 0
+    told = capsys.readouterr().err
+    assert "4 prompts of 2 tasks, 8 evaluations of 23 settings each; 4 KV heads in 2 layers" in told
+    assert "for all 8 evaluations" in told
+    assert not out.exists()
+
+
+def test_from_python_scorer_objects_run_and_records_come_back(
+    tmp_path: Path, tiny_folder: Path
+) -> None:
+    config = EvalConfig(
+        out=str(tmp_path / "results"), model=str(tiny_folder), methods=["full", Newest()],
+        tasks="niah_single_1", budgets="25%", protection="off", protocols="query_aware", prompts=1,
+        length=260, timing_prompts=0, tokens=False, max_new_tokens=4, bootstrap=20,
+    )  # fmt: skip
+    records = run(config)
+    assert [record["method"] for record in records] == ["full", "newest"]
+    assert records == list(read_rows(tmp_path / "results" / "rows.jsonl"))
+    manifest = json.loads((tmp_path / "results" / "manifest.json").read_text())
+    assert manifest["config"]["methods"] == "full,newest"
+
+
+@dataclass(frozen=True)
+class Newest:
+    """A scorer of a user: newer tokens first."""
+
+    name: str = "newest"
+    needs: Needs = field(default_factory=Needs)
+
+    def score(self, view: View) -> Tensor:
+        return view.positions[:, None].expand(view.keys.shape[:3]).float()
 
 
 def test_results_of_another_configuration_are_refused(

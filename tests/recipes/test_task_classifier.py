@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from kvp.errors import ModelError, UsageError
-from kvp.hf import ScorerInputs, load_model, observe, views
+from kvp.hf import load_model, prefill
 from kvp.hf.classifier import classify, load_classifier
-from kvp.scoring import score_layers
+from kvp.scoring import Needs, score_layers
 from policies.windowkv import WindowKV
 
 SCRIPT = Path(__file__).parents[2] / "recipes" / "task_classifier" / "train.py"
@@ -90,13 +90,12 @@ def test_what_was_trained_decides_for_a_model(classifier: Path, end: str, label:
     """From the prompt's tokens to WindowKV's scores, which are those of the task named."""
     model, tokenizer = load_model("nano")
     ids = torch.tensor([tokenizer.encode("the river old mill town " * 20 + end)])
-    seen = observe(model, ids, queries=16)
-    scorer_inputs = ScorerInputs(model, ids, seen.keys, seen.values, tokenizer=tokenizer)
+    seen = prefill(model, ids, Needs(queries=16), tokenizer=tokenizer)
     scorer = WindowKV(task="bert", classifier=str(classifier))
-    told = score_layers(scorer, views(seen, scorer.needs, 64, scorer_inputs=scorer_inputs))
+    scores = score_layers(scorer, seen.views(scorer.needs, 64))
     named = WindowKV(task=label)
-    expected = score_layers(named, views(seen, named.needs, 64))
-    for layer, other in zip(told, expected, strict=True):
+    expected = score_layers(named, seen.views(named.needs, 64))
+    for layer, other in zip(scores, expected, strict=True):
         assert torch.equal(layer, other)
 
 

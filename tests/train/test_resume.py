@@ -63,7 +63,7 @@ def test_a_killed_run_continues_to_the_same_weights(store: Path, tmp_path: Path)
     arguments = flags(store, out, **common)
     process = start(arguments)
     while not list(out.glob("checkpoints/*.ckpt")) and process.poll() is None:
-        time.sleep(0.001)
+        time.sleep(0.02)
     time.sleep(0.001 * (time.time_ns() // 1000 % 200))  # any moment will do
     process.send_signal(signal.SIGKILL)
     process.wait()

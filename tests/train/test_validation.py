@@ -134,8 +134,8 @@ def test_judging_names_the_head_that_recency_ranks_better(rankers: HeadRankers) 
     alone = evaluate(rankers, [one], reward_protection=Protection())
     assert torch.equal(result.skill, alone.skill)
     assert alone.baselines is None
-    assert alone.beaten() == []
-    assert 1 in result.beaten()
+    assert alone.losing_heads() == []
+    assert 1 in result.losing_heads()
     head = result.per_head()[1]
     assert head["best_heuristic"] == "streaming_llm"
     assert head["best_heuristic_skill"] == pytest.approx(1.0, abs=1e-4)
@@ -147,6 +147,6 @@ def test_flat_heads_have_no_best_heuristic(rankers: HeadRankers) -> None:
     geometry = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
     flat = context(1, torch.ones(HEADS, TOKENS))
     result = evaluate_with_baselines(rankers, [flat], geometry, reward_protection=UNPROTECTED)
-    assert result.beaten() == []
+    assert result.losing_heads() == []
     head = json.loads(json.dumps(result.per_head(), allow_nan=False))[0]
     assert (head["skill"], head["best_heuristic"], head["best_heuristic_skill"]) == (None,) * 3

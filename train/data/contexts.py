@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from kvp.errors import StoreError
 from kvp.ranking import Protection
 from kvp.store import StorePlan, planned_bytes
 from train.data.compression_points import CompressionPoint
@@ -127,6 +128,7 @@ class ContextSource:
         known = self._kv_memory.get(sequence)
         if known is None:
             known = self.traces.kv(sequence)
+            _check_finite(sequence, *known)
             self._kv_memory.put(sequence, known)
         return known
 
@@ -138,6 +140,7 @@ class ContextSource:
             if known is None:
                 trace = self.traces.trace(sequence)
                 assert trace.queries is not None, "checked before training"
+                _check_finite(sequence, trace.keys, trace.values)
                 known, keys = (trace.queries,), trace.keys
                 self._query_memory.put(sequence, known)
                 self._kv_memory.put(sequence, (trace.keys, trace.values))
@@ -151,6 +154,7 @@ class ContextSource:
         known = self._label_memory.get(cut)
         if known is None:
             known = (self._label_of(cut).flatten(0, 1),)
+            _check_finite(cut.sequence, *known)
             self._label_memory.put(cut, known)
         return known[0]
 
@@ -192,6 +196,15 @@ class _Memory(Generic[KeyT, ItemT]):
         while self.used > self._bound and len(self._items) > 1:
             _, forgotten = self._items.popitem(last=False)
             self.used -= _size(forgotten)
+
+
+def _check_finite(sequence: int, *tensors: Tensor) -> None:
+    """Raise StoreError where a model's NaN or infinite numbers would train rankers on nothing."""
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+        raise StoreError(
+            f"sequence {sequence} of the traces holds NaN or infinite numbers: the model that was "
+            "traced is broken, or its --dtype too narrow; collect again"
+        )
 
 
 def _kv_bytes(plan: StorePlan) -> int:

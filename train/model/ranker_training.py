@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from kvp.errors import UsageError
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord
 from policies.ranker import HeadRankers, RankerSpec
@@ -118,10 +120,13 @@ class RankerTraining(pl.LightningModule):
             "train/flat_share": float(1 - counted.float().mean()),
             **own,
         }
-        return {
-            "loss": losses.sum() * ranks.count,
-            "metrics": ranks.weighted_sum(metrics, share),
-        }
+        metrics = ranks.weighted_sum(metrics, share)
+        if not math.isfinite(metrics["train/loss"]):
+            raise UsageError(
+                f"training diverged: the loss of step {step + 1} is {metrics['train/loss']}; lower "
+                f"--lr (now {recipe.lr:g}), in a new --out"
+            )
+        return {"loss": losses.sum() * ranks.count, "metrics": metrics}
 
     def _batch(
         self,

@@ -10,13 +10,10 @@ from torch import Tensor
 
 from kvp.budgets import parse_budget_weights
 from kvp.errors import UsageError
-from kvp.reward import ideal_cost, random_cost, rank_coefficients
+from kvp.metrics import has_signal
+from kvp.reward import rank_coefficients
 from train.objectives import OBJECTIVES
 from train.recipe import Recipe
-
-FLAT = 1e-3
-"""A head has something to learn in a context when the ideal ranking beats a random one by this
-fraction of the random cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +70,8 @@ def objective_of(name: str) -> Objective:
 
 
 def learnable(importance: Tensor) -> Tensor:
-    """Heads for which tokens are not worth the same: [A, N] -> [A] bool."""
-    chance = random_cost(importance)
-    return chance - ideal_cost(importance) > FLAT * chance
+    """Heads that learn from a context (`kvp.metrics.has_signal`): [A, N] -> [A] bool."""
+    return has_signal(importance)
 
 
 def mean_of_counted(values: Tensor, counted: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from kvp.hf.identity import model_identity
 from kvp.hf.model_access import known_frequencies
 from kvp.hf.output_projection import known_output_gram
 from kvp.hf.trace import check_reach
+from kvp.progress import phase
 from kvp.store import SequenceRecord, StorePlan, planned_bytes
 from train.config import TrainConfig
 from train.data.compression_points import points_by_kind
@@ -104,6 +105,7 @@ def open_online_training_data(
     check_reach(model_config, settings.model, settings.length, settings.max_new_tokens)
     tokenizer = load_tokenizer(settings.model, revision=settings.revision)
     samples = Samples.open(settings, recipe, tokenizer, config.seed)
+    phase(f"loading {settings.model}")
     model, tokenizer = load_model(
         settings.model, device=str(device), dtype=settings.dtype, revision=settings.revision
     )

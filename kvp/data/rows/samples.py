@@ -58,6 +58,10 @@ def name_of(data: str) -> str:
     return path.name.partition(".")[0] or path.name if path.exists() else data.rsplit("/", 1)[-1]
 
 
+def _counted(things: Sequence[object], noun: str) -> str:
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
+
+
 def _tokens(lengths: Sequence[int]) -> str:
     named = ", ".join(map(str, lengths[:3])) + (", ..." if len(lengths) > 3 else "")
     return f"{named} tokens"
@@ -79,10 +83,10 @@ class _Maker:
         split = self.settings.split
         parts = []
         if self.skipped:
-            parts.append(f"left out {len(self.skipped)} rows: {listed(self.skipped)}")
+            parts.append(f"left out {_counted(self.skipped, 'row')}: {listed(self.skipped)}")
         if self.short_chats:
             parts.append(
-                f"left out {len(self.short_chats)} chats shorter than half of --length "
+                f"left out {_counted(self.short_chats, 'chat')} shorter than half of --length "
                 f"{self.settings.length} ({_tokens(self.short_chats)})"
             )
         return f"{split} split: {'; '.join(parts)}" if parts else None

@@ -9,7 +9,13 @@ from itertools import pairwise
 from typing import Literal
 
 from kvp.data.synthetic.needles import Split, draw_key, draw_number, draw_uuid
-from kvp.data.synthetic.prompt_builder import NOISE, Draw, PromptMaker, RulerPrompt, sentences
+from kvp.data.synthetic.prompt_builder import (
+    NOISE,
+    PromptMaker,
+    RulerPrompt,
+    SampleInputs,
+    sentences,
+)
 
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
 HEADER = (
@@ -47,20 +53,20 @@ VARIANTS = {
 }
 
 
-def niah(variant: Variant, draw: Draw) -> PromptMaker:
+def niah(variant: Variant, inputs: SampleInputs) -> PromptMaker:
     """One sample of a needle task, for any number of haystack lines (essay: words)."""
     make_key = draw_uuid if variant.key == "uuid" else draw_key
     make_value = draw_uuid if variant.kind == "uuids" else draw_number
-    rng = draw.rng("needles")
-    keys = _distinct(make_key, rng, draw.split, variant.keys)
-    values = _distinct(make_value, rng, draw.split, variant.keys * variant.values)
+    rng = inputs.rng("needles")
+    keys = _distinct(make_key, rng, inputs.split, variant.keys)
+    values = _distinct(make_value, rng, inputs.split, variant.keys * variant.values)
     pairs = [(key, values.pop()) for key in keys for _ in range(variant.values)]
     rng.shuffle(pairs)
     needles = [_needle(variant, pair) for pair in pairs]
     queries = rng.sample(keys, variant.queries)
     answers = [pair for query in queries for pair in pairs if pair[0] == query]
     header, question, prefix = wording(variant.kind, queries, several=len(answers) > 1)
-    haystack = _haystack_maker(variant, draw, needles, taken=frozenset(keys))
+    haystack = _haystack_maker(variant, inputs, needles, taken=frozenset(keys))
 
     def make(amount: int) -> RulerPrompt:
         return RulerPrompt(
@@ -112,26 +118,26 @@ def _needle(variant: Variant, pair: Pair) -> str:
 
 
 def _haystack_maker(
-    variant: Variant, draw: Draw, needles: list[str], *, taken: frozenset[str]
+    variant: Variant, inputs: SampleInputs, needles: list[str], *, taken: frozenset[str]
 ) -> Callable[[int], str]:
     """From an amount to the haystack of that size with the needles in it."""
     if variant.haystack == "essay":
-        words = draw.essay()
-        depths = sorted(draw.rng("depths").sample(DEPTHS, len(needles)))
+        words = inputs.essay()
+        depths = sorted(inputs.rng("depths").sample(DEPTHS, len(needles)))
         return lambda amount: _in_essay(" ".join(words[:amount]), needles, depths)
     if variant.haystack == "noise":
-        return lambda amount: _among_lines([NOISE] * amount, needles, draw.rng("depths"))
+        return lambda amount: _among_lines([NOISE] * amount, needles, inputs.rng("depths"))
     make_key = draw_uuid if variant.key == "uuid" else draw_key
     make_value = draw_uuid if variant.kind == "uuids" else draw_number
-    rng = draw.rng("distractors")
+    rng = inputs.rng("distractors")
     distractors: list[str] = []
 
     def haystack(amount: int) -> str:
         while len(distractors) < amount:
-            pair = make_key(rng, draw.split), make_value(rng, draw.split)
+            pair = make_key(rng, inputs.split), make_value(rng, inputs.split)
             if pair[0] not in taken:
                 distractors.append(_needle(variant, pair))
-        return _among_lines(distractors[:amount], needles, draw.rng("depths"))
+        return _among_lines(distractors[:amount], needles, inputs.rng("depths"))
 
     return haystack
 

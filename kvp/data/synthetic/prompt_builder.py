@@ -47,7 +47,7 @@ class PromptMaker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draw:
+class SampleInputs:
     """The randomness and the text one sample is made from."""
 
     name: str

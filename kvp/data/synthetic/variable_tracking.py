@@ -7,15 +7,17 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from kvp.data.synthetic.needles import Split, draw_name, draw_number
-from kvp.data.synthetic.prompt_builder import NOISE, Draw, PromptMaker, RulerPrompt
+from kvp.data.synthetic.prompt_builder import NOISE, PromptMaker, RulerPrompt, SampleInputs
 
 HOPS = 4
 MAX_NEW_TOKENS = 30
 EXAMPLE_LENGTH = 500
-"""Most tokens of the worked example."""
+"""Maximum tokens of the worked example."""
 
 
-def tracking(draw: Draw, count_tokens: Callable[[str], int], *, example: bool) -> PromptMaker:
+def tracking(
+    inputs: SampleInputs, count_tokens: Callable[[str], int], *, example: bool
+) -> PromptMaker:
     """One chain of five variables; `example` puts a worked one before it.
 
     The amount is the number of noise lines. The worked example has three-letter names and as many
@@ -23,17 +25,17 @@ def tracking(draw: Draw, count_tokens: Callable[[str], int], *, example: bool) -
     """
     shown = ""
     if example:
-        limit = min(EXAMPLE_LENGTH, draw.length // 2)
-        rng = draw.rng("example")
-        chain = _chain(rng, draw.split, letters=3)
+        limit = min(EXAMPLE_LENGTH, inputs.length // 2)
+        rng = inputs.rng("example")
+        chain = _chain(rng, inputs.split, letters=3)
         lines = HOPS + 1
-        while count_tokens(_worked(chain, lines + 1, draw)) <= limit:
+        while count_tokens(_worked(chain, lines + 1, inputs)) <= limit:
             lines += 1
-        shown = _worked(chain, lines, draw) + "\n"
-    chain = _chain(draw.rng("chain"), draw.split, letters=5)
+        shown = _worked(chain, lines, inputs) + "\n"
+    chain = _chain(inputs.rng("chain"), inputs.split, letters=5)
 
     def make(amount: int) -> RulerPrompt:
-        return _prompt(chain, amount, draw.rng("places"), shown)
+        return _prompt(chain, amount, inputs.rng("places"), shown)
 
     return PromptMaker(make=make, smallest=HOPS + 1, max_new_tokens=MAX_NEW_TOKENS)
 
@@ -45,8 +47,8 @@ def _chain(rng: random.Random, split: Split, letters: int) -> tuple[str, list[st
     return draw_number(rng, split, digits=5), list(names)
 
 
-def _worked(chain: tuple[str, list[str]], lines: int, draw: Draw) -> str:
-    prompt = _prompt(chain, lines, draw.rng("example places"), "")
+def _worked(chain: tuple[str, list[str]], lines: int, inputs: SampleInputs) -> str:
+    prompt = _prompt(chain, lines, inputs.rng("example places"), "")
     return f"{prompt.text} {' '.join(chain[1])}\n"
 
 

@@ -8,7 +8,7 @@ import string
 from itertools import chain, repeat
 
 from kvp.data.synthetic.needles import draw_name, word_pool
-from kvp.data.synthetic.prompt_builder import Draw, PromptMaker, RulerPrompt
+from kvp.data.synthetic.prompt_builder import PromptMaker, RulerPrompt, SampleInputs
 
 COMMON = 10
 CWE_MAX_NEW_TOKENS = 120
@@ -17,26 +17,26 @@ LONG = 4096
 """Tokens from which RULER repeats the words of the list more often."""
 
 
-def common_words(draw: Draw) -> PromptMaker:
+def common_words(inputs: SampleInputs) -> PromptMaker:
     """Ten words that occur more often than the others; the amount is the number of the others.
 
     From `LONG` tokens on the common words occur 30 times, the others 3 times, and the worked
     example has 40 words; below it is 6, once and 20 words (3 times and once).
     """
-    long = draw.length >= LONG
+    long = inputs.length >= LONG
     frequent, rare = (30, 3) if long else (6, 1)
     shown_frequent, shown_rare, shown_others = (10, 3, 30) if long else (3, 1, 10)
-    rng = draw.rng("words")
-    pool = list(word_pool(draw.split))
+    rng = inputs.rng("words")
+    pool = list(word_pool(inputs.split))
     rng.shuffle(pool)
     shown = pool[: COMMON + shown_others]
     pool = pool[COMMON + shown_others :]
-    example = _list_prompt(shown, shown_frequent, shown_rare, draw.rng("example"), "")
+    example = _list_prompt(shown, shown_frequent, shown_rare, inputs.rng("example"), "")
     before = f"{example.text} {_numbered(shown[:COMMON])}\n"
 
     def make(amount: int) -> RulerPrompt:
         words = pool[: COMMON + amount]
-        return _list_prompt(words, frequent, rare, draw.rng("order"), before)
+        return _list_prompt(words, frequent, rare, inputs.rng("order"), before)
 
     return PromptMaker(make=make, smallest=0, max_new_tokens=CWE_MAX_NEW_TOKENS)
 
@@ -61,22 +61,22 @@ def _numbered(words: list[str]) -> str:
     return " ".join(f"{number}. {word}" for number, word in enumerate(words, start=1))
 
 
-def frequent_words(draw: Draw) -> PromptMaker:
+def frequent_words(inputs: SampleInputs) -> PromptMaker:
     """Coded words whose frequency falls with the square of their rank, the first one dots.
 
     The amount is the number of words counted before rounding down.
     """
-    size = max(4, (draw.length - FWE_MAX_NEW_TOKENS) // FWE_MAX_NEW_TOKENS)
-    rng = draw.rng("words")
+    size = max(4, (inputs.length - FWE_MAX_NEW_TOKENS) // FWE_MAX_NEW_TOKENS)
+    rng = inputs.rng("words")
     coded: dict[str, None] = {}
     while len(coded) < size - 1:
-        coded[draw_name(rng, draw.split, 6, string.ascii_lowercase)] = None
+        coded[draw_name(rng, inputs.split, 6, string.ascii_lowercase)] = None
     vocabulary = ["...", *coded]
 
     def make(amount: int) -> RulerPrompt:
         counts = [math.floor(amount * 6 / (math.pi * rank) ** 2) for rank in range(1, size + 1)]
         words = list(chain(*map(repeat, vocabulary, counts)))
-        draw.rng("order").shuffle(words)
+        inputs.rng("order").shuffle(words)
         return RulerPrompt(
             context="Read the following coded text and track the frequency of each coded word. "
             f"Find the three most frequently appeared coded words. {' '.join(words)}\n",

@@ -102,8 +102,8 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
             return attended
         visible = None  # one new token sees every slot, unless some are empty
         if tokens > 1 or self._gaps:
-            slots = self._position_storage[:, :, None, : self._stored]
-            visible = slots <= options["position_ids"][:, None, :, None]
+            slots = self._position_storage[:, :, None, : self._stored]  # [B, H or 1, 1, S]
+            visible = slots <= options["position_ids"][:, None, :, None]  # [B, H or 1, T, S]
         return grouped_attention(
             query,
             self.keys,
@@ -140,7 +140,7 @@ def selected_layer(
     entry = source_entries(keys, indices)
     if seen < tokens:
         raise ValueError(f"{seen} tokens seen, but keys hold {tokens}")
-    slot = (
+    slot = (  # indexes [R, H, S] of [batch, heads, tokens]
         entry[:, None, None],
         torch.arange(heads, device=keys.device)[None, :, None],
         indices.clamp_min(0),

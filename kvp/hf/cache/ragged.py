@@ -120,8 +120,8 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
         self._position_storage[:, 0, self._tail - tokens : self._tail] = new_positions
         visible = None  # one new token sees the whole tail, unless padding is among it
         if tokens > 1 or self._gaps:
-            slots = self._position_storage[:, :, : self._tail]
-            visible = slots <= options["position_ids"][..., None]
+            slots = self._position_storage[:, :, : self._tail]  # [B, 1, tail]
+            visible = slots <= options["position_ids"][..., None]  # [B or 1, T, tail]
             visible = visible.expand(query.shape[0], -1, -1)
         attended = ragged_attention(
             query,

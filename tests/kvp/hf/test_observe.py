@@ -9,8 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from kvp.errors import UsageError
-from kvp.hf import EvictingCache, Observation, observe, views
-from kvp.scoring import ALL_QUERIES, Needs
+from kvp.hf import EvictingCache, observe
 
 Prompt = Callable[..., Tensor]
 
@@ -89,40 +88,3 @@ def test_shrunk_caches_are_refused(qwen: PreTrainedModel, prompt: Prompt) -> Non
     cache = EvictingCache.select(seen.keys, seen.values, kept, seen=8)
     with pytest.raises(UsageError, match="every token"):
         observe(qwen, prompt(1), cache=cache)
-
-
-@pytest.fixture
-def seen(qwen: PreTrainedModel, prompt: Prompt) -> Observation:
-    """Twelve tokens with the last five queries."""
-    return observe(qwen, prompt(12, batch=2), queries=5)
-
-
-def test_views_carry_what_was_declared(seen: Observation) -> None:
-    future = [torch.rand(2, 2, 12) for _ in range(3)]
-    for index, view in enumerate(views(seen, Needs(queries=3, future=True), 7, future)):
-        assert (view.layer, view.budget) == (index, 7)
-        assert view.keys is seen.keys[index]
-        assert view.values is seen.values[index]
-        assert view.positions.tolist() == [list(range(12))] * 2
-        assert view.queries is not None
-        assert torch.equal(view.queries, seen.queries[index][:, :, 2:])
-        assert view.future is future[index]
-    bare = next(iter(views(seen, Needs(), 7, future)))
-    assert bare.queries is None
-    assert bare.future is None
-
-
-def test_views_refuse_what_was_not_observed(seen: Observation) -> None:
-    with pytest.raises(ValueError, match="12 queries are needed, 5"):
-        next(iter(views(seen, Needs(queries=ALL_QUERIES), 7)))
-    with pytest.raises(ValueError, match="future"):
-        next(iter(views(seen, Needs(future=True), 7)))
-
-
-def test_a_window_longer_than_the_prompt_is_the_prompt(
-    qwen: PreTrainedModel, prompt: Prompt
-) -> None:
-    seen = observe(qwen, prompt(6), queries=32)
-    view = next(iter(views(seen, Needs(queries=32), 4)))
-    assert view.queries is not None
-    assert view.queries.shape == (1, 4, 6, 8)

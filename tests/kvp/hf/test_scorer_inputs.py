@@ -13,7 +13,7 @@ from transformers import DynamicCache, Phi3Config, Phi3ForCausalLM, PreTrainedMo
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from kvp.errors import UsageError
-from kvp.hf import Observation, ScorerInputs, extra_passes, observe, views
+from kvp.hf import Observation, Prefill, ScorerInputs, extra_passes, observe
 from kvp.hf.model_access import rope_of
 from kvp.hf.reconstruction import noise_input, reconstruction_inputs
 from kvp.hf.scorer_inputs import LayerInputs
@@ -28,7 +28,11 @@ def tokenizer(letters: Callable[..., Tokenizer]) -> Tokenizer:
     return letters(chat=True)
 
 
-def _supply(
+def _prefill(seen: Observation, inputs: ScorerInputs | None = None) -> Prefill:
+    return Prefill(keys=seen.keys, values=seen.values, queries=seen.queries, inputs=inputs)
+
+
+def _inputs(
     model: PreTrainedModel, ids: Tensor, tokenizer: Tokenizer | None, **options: object
 ) -> ScorerInputs:
     seen = observe(model, ids)
@@ -116,7 +120,7 @@ def test_replay_is_the_plain_models_attention(
     """One chunk and several, chunks shorter than the repeated tail, sinks beyond a chunk."""
     ids = prompt(31 if spec.chunk > 3 else 11)
     passes = list(reconstruction_inputs(ids, tokenizer, spec.chunk))
-    found = _supply(model, ids, tokenizer).reconstruction(spec)
+    found = _inputs(model, ids, tokenizer).reconstruction(spec)
     _check(found, _expected(model, ids, passes, spec))
     if not spec.weighted:
         assert all(0 < float(signal.min()) <= float(signal.max()) <= 1 for signal in found)
@@ -128,7 +132,7 @@ def test_noise_is_the_plain_models_attention(
     ids, spec = prompt(31), Noise(tokens=9, seed=2)
     fed = noise_input(9, 2, vocabulary=64, tokenizer=tokenizer)[None]
     expected = _expected(model, ids, [(slice(0, 31), fed)], Reconstruction(full=True))
-    scorer_inputs = _supply(model, ids, tokenizer)
+    scorer_inputs = _inputs(model, ids, tokenizer)
     _check(scorer_inputs.noise(spec), expected)
     for other in (Noise(tokens=9, seed=3), Noise(tokens=10, seed=2)):
         assert not torch.equal(scorer_inputs.noise(other)[0], scorer_inputs.noise(spec)[0])
@@ -140,9 +144,9 @@ def test_few_queries_at_a_time_change_nothing(
     qwen: PreTrainedModel, prompt: Prompt, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids, spec = prompt(40), Reconstruction(chunk=15, weighted=True)
-    whole = _supply(qwen, ids, tokenizer).reconstruction(spec)
+    whole = _inputs(qwen, ids, tokenizer).reconstruction(spec)
     monkeypatch.setitem(extra_passes._WORKING_FLOATS, "cpu", 1000)
-    for few, many in zip(_supply(qwen, ids, tokenizer).reconstruction(spec), whole, strict=True):
+    for few, many in zip(_inputs(qwen, ids, tokenizer).reconstruction(spec), whole, strict=True):
         torch.testing.assert_close(few, many)
 
 
@@ -172,16 +176,16 @@ def test_model_and_cache_stay_as_they_were(
         Reconstruction()
     )  # the cache has grown, the supply's tokens have not
     assert late[0].shape == (1, 2, 31)
-    assert torch.equal(late[0], _supply(model, ids, tokenizer).reconstruction(Reconstruction())[0])
+    assert torch.equal(late[0], _inputs(model, ids, tokenizer).reconstruction(Reconstruction())[0])
 
 
 def test_rows_of_a_batch_are_each_alone(
     qwen: PreTrainedModel, prompt: Prompt, tokenizer: Tokenizer
 ) -> None:
     ids = prompt(31, batch=3)
-    both = _supply(qwen, ids, tokenizer)
+    both = _inputs(qwen, ids, tokenizer)
     for row in range(3):
-        alone = _supply(qwen, ids[row : row + 1], tokenizer)
+        alone = _inputs(qwen, ids[row : row + 1], tokenizer)
         for spec in (Reconstruction(chunk=12), Reconstruction(weighted=True)):
             for many, one in zip(
                 both.reconstruction(spec), alone.reconstruction(spec), strict=True
@@ -193,8 +197,8 @@ def test_rows_of_a_batch_are_each_alone(
 
 def test_bfloat16_stays_near(qwen: PreTrainedModel, prompt: Prompt, tokenizer: Tokenizer) -> None:
     ids = prompt(31)
-    exact = _supply(qwen, ids, tokenizer).reconstruction(Reconstruction(chunk=12))
-    rounded = _supply(qwen.bfloat16(), ids, tokenizer).reconstruction(Reconstruction(chunk=12))
+    exact = _inputs(qwen, ids, tokenizer).reconstruction(Reconstruction(chunk=12))
+    rounded = _inputs(qwen.bfloat16(), ids, tokenizer).reconstruction(Reconstruction(chunk=12))
     for one, other in zip(exact, rounded, strict=True):
         assert other.dtype == torch.float32
         assert float((one - other).abs().mean()) < 0.03
@@ -203,7 +207,7 @@ def test_bfloat16_stays_near(qwen: PreTrainedModel, prompt: Prompt, tokenizer: T
 def test_each_spec_is_computed_once(
     qwen: PreTrainedModel, prompt: Prompt, tokenizer: Tokenizer
 ) -> None:
-    scorer_inputs = _supply(qwen, prompt(31), tokenizer)
+    scorer_inputs = _inputs(qwen, prompt(31), tokenizer)
     rope_of(qwen, 31)  # the first time, a model is checked by a pass of its own
     calls: list[int] = []
     handle = qwen.model.register_forward_pre_hook(lambda module, args: calls.append(1))
@@ -230,7 +234,7 @@ def test_views_carry_what_was_declared(
         qwen, prompt(12), seen.keys, seen.values, hidden=seen.hidden, tokenizer=tokenizer
     )
     needs = Needs(rope=True, hidden_after=4, reconstruction=Reconstruction(), noise=Noise(), text=5)
-    made = list(views(seen, needs, 7, scorer_inputs=scorer_inputs))
+    made = list(_prefill(seen, scorer_inputs).views(needs, 7))
     assert [view.layer for view in made] == [0, 1, 2]
     for view in made:
         assert view.rope is scorer_inputs.rope()
@@ -240,7 +244,7 @@ def test_views_carry_what_was_declared(
         assert view.hidden is not None
         assert view.hidden.mean.shape == view.hidden.variance.shape == (1, 32)
         assert view.hidden.project(view.hidden.mean[:, None]).shape == (1, 4, 1, 8)
-    bare = next(iter(views(seen, Needs(queries=2), 7, scorer_inputs=scorer_inputs)))
+    bare = next(iter(_prefill(seen, scorer_inputs).views(Needs(queries=2), 7)))
     assert all(getattr(bare, item.name) is None for item in fields(LayerInputs))
     assert {item.name for item in fields(LayerInputs)} <= {item.name for item in fields(View)}
 
@@ -249,7 +253,7 @@ def test_what_is_missing_is_said_in_one_line(
     qwen: PreTrainedModel, prompt: Prompt, seen: Observation, tokenizer: Tokenizer
 ) -> None:
     with pytest.raises(ValueError, match="set inputs"):
-        next(iter(views(seen, Needs(reconstruction=Reconstruction()), 7)))
+        next(iter(_prefill(seen).views(Needs(reconstruction=Reconstruction()), 7)))
     bare = ScorerInputs(qwen, None, seen.keys, seen.values)
     for needs in (Needs(reconstruction=Reconstruction()), Needs(text=3)):
         with pytest.raises(UsageError, match="needs the tokenizer: pass tokenizer=") as caught:
@@ -264,7 +268,7 @@ def test_what_is_missing_is_said_in_one_line(
     with pytest.raises(ValueError, match="do not match"):
         ScorerInputs(qwen, prompt(11), seen.keys, seen.values)
     with pytest.raises(UsageError, match="one prompt at a time"):
-        _supply(qwen, prompt(9, batch=2), tokenizer).text(3)
+        _inputs(qwen, prompt(9, batch=2), tokenizer).text(3)
 
 
 def test_a_pass_across_a_change_of_rope_is_refused(prompt: Prompt, tokenizer: Tokenizer) -> None:
@@ -279,7 +283,7 @@ def test_a_pass_across_a_change_of_rope_is_refused(prompt: Prompt, tokenizer: To
     )  # fmt: skip
     model = Phi3ForCausalLM(config).requires_grad_(False).train(False)
     for tokens in (8, 70):
-        _supply(model, prompt(tokens), tokenizer).reconstruction(Reconstruction(chunk=9))
+        _inputs(model, prompt(tokens), tokenizer).reconstruction(Reconstruction(chunk=9))
     with pytest.raises(UsageError, match="changes its RoPE after 64 tokens") as caught:
-        _supply(model, prompt(60), tokenizer).reconstruction(Reconstruction())
+        _inputs(model, prompt(60), tokenizer).reconstruction(Reconstruction())
     assert "\n" not in str(caught.value)

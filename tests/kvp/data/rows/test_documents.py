@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvp.data.rows.documents import Documents, read_documents
 from kvp.data.rows.forms import Document
@@ -324,3 +326,34 @@ def test_what_a_file_says_is_shown_in_one_plain_line(tmp_path: Path) -> None:
 def test_an_unknown_data_set_is_one_line() -> None:
     with pytest.raises(UsageError, match=r"--chat no/such: not a file \(.*data set that loads"):
         read_documents("no/such", "chat")
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.sampled_from(
+        ["", "a", "user", "assistant", "human", "\ud800", "text", "\x00"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["role", "content", "from", "value", "text", "type", "replies", "rank"]),
+        inner, max_size=4),
+    max_leaves=8,
+)  # fmt: skip
+_COLUMNS = [
+    "text", "messages", "conversations", "prompt", "completion", "context", "question", "answer",
+    "answers", "task", "metric", "max_new_tokens", "answer_prefix", "message_id", "parent_id",
+    "message_tree_id", "role", "rank", "deleted",
+]  # fmt: skip
+
+
+@settings(deadline=None, max_examples=100, derandomize=True)
+@given(rows=st.lists(st.dictionaries(st.sampled_from(_COLUMNS), _VALUES, max_size=5), max_size=4))
+def test_whatever_a_row_holds_it_is_read_or_skipped(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [{"text": "good"}, *rows]))
+    read = read_documents(str(path))
+    assert read.rows == 1 + len(rows)
+    assert read.usable[0].text == "good"
+    for document in read.usable:
+        assert document.split in ("train", "validation", "test")
+        for turn in document.turns:
+            turn["content"].encode()

@@ -1,0 +1,81 @@
+"""The one sentence under the closing table: what a small cache costs, by the best methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from eval.results.records import OWN
+from eval.results.records import Row as Record
+from eval.summary_table import FULL_COLUMN, Line, budget_order, headline, perplexity_headline
+from policies.registry import METHODS
+
+USUAL_BUDGET = "12.5%"
+"""The budget the sentence is about where it was run; else the middle one of the run."""
+NOT_COMPARED = ("full", "oracle", "random")
+LEARNED = "kvp"
+
+
+def conclusion(records: Iterable[Record], *, resamples: int = 200, seed: int = 0) -> str:
+    """What the records say about the first protocol with generated answers, in one sentence.
+
+    Where nothing was generated it is about perplexity; without methods to compare it is empty.
+    "Best" is by the mean over the prompts of this very run.
+    """
+    records = list(records)
+    scores = headline(records, resamples=resamples, seed=seed)
+    if scores:
+        return _sentence(scores, losses=False)
+    return _sentence(perplexity_headline(records, resamples=resamples, seed=seed), losses=True)
+
+
+def _sentence(lines: Sequence[Line], *, losses: bool) -> str:
+    protocol = next((line.protocol for line in lines), None)
+    lines = [line for line in lines if line.protocol == protocol]
+    full = next((line.cells[FULL_COLUMN].mean for line in lines if FULL_COLUMN in line.cells), None)
+    compared = [line for line in lines if line.method not in NOT_COMPARED]
+    budgets = {name for line in compared for name in line.cells} - {FULL_COLUMN, OWN}
+    if not budgets:
+        return ""
+    ordered = sorted(budgets, key=budget_order)
+    budget = USUAL_BUDGET if USUAL_BUDGET in budgets else ordered[len(ordered) // 2]
+    compared = [line for line in compared if budget in line.cells]
+
+    def value(line: Line) -> float:
+        return -line.cells[budget].mean if losses else line.cells[budget].mean
+
+    def best(some: Sequence[Line]) -> Line | None:
+        return max(some, key=value, default=None)
+
+    learned = best([line for line in compared if line.method == LEARNED])
+    others = [line for line in compared if line.method != LEARNED]
+    other = best(others)
+    free = best([line for line in others if _attention_free(line.method)])
+    parts = []
+    if learned:
+        parts.append(f"{learned.label} {_amount(learned, budget, full, losses=losses)}")
+    if free and free is not other:
+        name = "the best attention-free method without training"
+        parts.append(f"{name}, {free.label}, {_amount(free, budget, full, losses=losses)}")
+    if other:
+        name = "the best method without training"
+        parts.append(f"{name}, {other.label}, {_amount(other, budget, full, losses=losses)}")
+    where = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
+    asked = "the question seen" if protocol == "query_aware" else "the question not seen"
+    return f"{where} ({asked} before compression) {'; '.join(parts)}."
+
+
+def _attention_free(method: str) -> bool:
+    entry = METHODS.get(method)
+    return entry is not None and entry.attention_free
+
+
+def _amount(line: Line, budget: str, full: float | None, *, losses: bool) -> str:
+    """What a method reaches, relative to the full cache where that was run."""
+    mean = line.cells[budget].mean
+    if losses:
+        if full is None:
+            return f"has perplexity {mean:.2f}"
+        return f"has {mean / full:.2f} times the perplexity of the full cache"
+    if not full:
+        return f"scores {mean:.0%}"
+    return f"answers {mean / full:.0%} of what the full cache answers"

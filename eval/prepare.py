@@ -1,0 +1,137 @@
+"""Everything of a run that needs no weights: what can be refused is refused here.
+
+Methods, policies, tokenizer, prompts and traces are loaded and checked against the model's
+configuration; the settings of every task and protocol are planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from eval.config import EvalConfig
+from eval.cost_curves import TraceSettings
+from eval.held_out_traces import open_traces
+from eval.methods import Method, build_methods, check_methods
+from eval.settings import Setting, plan
+from eval.tasks import Prompt, load_all, protocols_of, task_names
+from kvp.geometry import Geometry
+from kvp.hf import geometry_of, load_config, load_tokenizer
+from kvp.hf.loading import torch_device
+from kvp.ranking import Protection
+from kvp.store import TraceReader
+
+Planned = Mapping[tuple[str, str], Sequence[Setting]]
+"""Settings of each (task, protocol)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run that may begin."""
+
+    geometry: Geometry
+    tokenizer: PreTrainedTokenizerBase
+    methods: tuple[Method, ...]
+    prompts: tuple[Prompt, ...]
+    planned: Planned
+    work: tuple[tuple[Prompt, str], ...]
+    """Every prompt under every protocol of its task."""
+    traces: TraceReader | None
+    notes: tuple[str, ...]
+    """What is left out or differs from what was asked for."""
+
+    @property
+    def answered(self) -> Prompt:
+        """The first prompt whose answer is generated, or the first of all."""
+        generated = [prompt for prompt in self.prompts if not prompt.forced]
+        return (generated or list(self.prompts))[0]
+
+    def settings(self, prompt: Prompt, protocol: str) -> Sequence[Setting]:
+        """What is run on a prompt."""
+        return self.planned[prompt.task, protocol]
+
+
+def methods_of(config: EvalConfig) -> tuple[Method, ...]:
+    """Methods of a run; errors as `build_methods`."""
+    return build_methods(
+        config.method_list,
+        allocators=config.allocator_list,
+        policies=config.policy_list,
+        seed=config.seed,
+    )
+
+
+def prepare(config: EvalConfig, methods: Sequence[Method]) -> Prepared:
+    """Load and check all but the weights; raises KvpError on anything the user can mend."""
+    task_names(config.task_list)
+    torch_device(config.device)
+    model_config = load_config(config.model, revision=config.revision)
+    geometry = geometry_of(model_config)
+    check_methods(methods, geometry)
+    traces = open_traces(config.traces, geometry, methods) if config.traces else None
+    tokenizer = load_tokenizer(config.model, revision=config.revision)
+    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    prompts, notes = load_all(config, tokenizer, positions)
+    work = [(prompt, name) for prompt in prompts for name in protocols_of(config, prompt.task)]
+    planned: dict[tuple[str, str], list[Setting]] = {}
+    for task, protocol in dict.fromkeys((prompt.task, name) for prompt, name in work):
+        lengths = [prompt.boundary(protocol) for prompt in prompts if prompt.task == task]
+        planned[task, protocol], small = plan(
+            methods,
+            config.budget_list,
+            lengths,
+            protection=config.protection,
+            protected=Protection(sinks=config.sinks, recents=config.recents),
+        )
+        notes += [f"{task}, {protocol}: {note}" for note in small]
+    return Prepared(
+        geometry=geometry,
+        tokenizer=tokenizer,
+        methods=tuple(methods),
+        prompts=tuple(prompts),
+        planned=planned,
+        work=tuple(work),
+        traces=traces,
+        notes=tuple(notes),
+    )
+
+
+def trace_settings(config: EvalConfig) -> TraceSettings:
+    """What is measured on held-out traces."""
+    return TraceSettings(
+        model=config.model,
+        budgets=config.budget_list,
+        protocols=config.protocol_list,
+        protection=config.protection,
+        protected=Protection(sinks=config.sinks, recents=config.recents),
+        sequences=config.curve_sequences,
+        bootstrap=config.bootstrap,
+        seed=config.seed,
+        device=config.device,
+    )
+
+
+def cache_bytes(
+    prepared: Prepared, *, bytes_per_number: int, decode_batch: int, new_tokens: int | None
+) -> int:
+    """Largest memory that the caches of one prompt take: the prefix, its queries, and one batch.
+
+    An estimate: activations and the scorers' own memory are not in it.
+    """
+    geometry = prepared.geometry
+    per_token = 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * bytes_per_number
+    queries = geometry.layers * geometry.query_heads * geometry.head_dim * bytes_per_number
+    largest = 0
+    for prompt, protocol in prepared.work:
+        cached = prompt.boundary(protocol)
+        answer = len(prompt.encoded.reply_ids) if prompt.forced else new_tokens
+        added = prompt.encoded.prompt_length - cached
+        added += prompt.sample.max_new_tokens if answer is None else answer
+        kept = sorted(
+            min(setting.tokens(cached), cached) for setting in prepared.settings(prompt, protocol)
+        )[-decode_batch:]
+        batch = sum(tokens + added for tokens in kept)
+        largest = max(largest, (cached + batch) * per_token + cached * queries)
+    return largest

@@ -1,0 +1,140 @@
+"""How good a ranking is: every measured number of rankings, defined once for all programs.
+
+A cache holds N tokens of importance w (future attention, `kvp.ops.future_attention`), W = sum w.
+Protected tokens come first in every ranking; p of them leave N - p that compete. E_b is the
+importance of the tokens that a budget of b tokens evicts (KVP paper, equation 5).
+
+    attention lost    E_b / W
+    attention recall  1 - E_b / W
+    area              mean over b = 0..N of E_b / W
+    skill             (chance - cost) / (chance - ideal), cost = sum over b = p + 1 .. N - 1 of E_b
+
+Chance and ideal are the mean and the least cost of all rankings *with the same protected tokens*:
+a random ranking has skill 0 on average, the ideal one 1, with protection and without. Budgets up to
+p keep protected tokens only and say nothing about a ranking.
+
+Methods that look at the budget rank tokens anew for the budgets of `grid_budgets`; each of their
+rankings serves the budgets above the one before it, up to its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from kvp.budgets import BudgetWeights
+from kvp.ranking import UNPROTECTED, Protection, rank_tokens
+from kvp.reward import cost_curve, ideal_cost, random_cost, rank_coefficients
+
+METRICS_VERSION = 2
+"""Definition of area and skill above. 1: curves.jsonl compared protected rankings with rankings
+of all tokens, and its area left out the budgets 0 and N."""
+
+NO_SIGNAL = 1e-3
+"""A head has no signal where the ideal ranking costs less than this share below a random one: all
+tokens are worth the same, and every ranking is as good as any other."""
+
+_GRID = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Budgets of `grid_budgets` in 64ths of the cache; each at most 1.5 times the one before."""
+
+
+def grid_budgets(tokens: int) -> list[int]:
+    """Budgets for which methods that look at them rank `tokens`, ascending; the last is all."""
+    return sorted({max(1, round(part * tokens / 64)) for part in _GRID})
+
+
+def lost_importance(
+    importance: Tensor, scored: Iterable[tuple[Tensor, int]], protection: Protection
+) -> Tensor:
+    """Importance lost at every budget, E_b for b = 0..N.
+
+    Args:
+        importance: [..., N] float, >= 0.
+        scored: scores [..., N] and the largest budget they serve, ascending; the last serves N.
+        protection: tokens that come first in every ranking.
+
+    Returns:
+        [..., N + 1] float64.
+    """
+    importance = importance.double()
+    tokens = importance.shape[-1]
+    lost = importance.new_zeros(*importance.shape[:-1], tokens + 1)
+    start = 0
+    before: Tensor | None = None
+    curve = lost
+    for scores, last in scored:
+        if before is None or not torch.equal(before, scores):
+            ranking = rank_tokens(scores.to(importance.device), protection)
+            curve = cost_curve(importance, ranking)  # [..., N + 1]
+        lost[..., start : last + 1] = curve[..., start : last + 1]
+        before, start = scores, last + 1
+    return lost
+
+
+def attention_lost(lost: Tensor) -> Tensor:
+    """E_b / W of E_b [..., N + 1]: the share of attention lost, 0 where there is none to lose."""
+    return lost / lost[..., :1].clamp_min(torch.finfo(lost.dtype).tiny)
+
+
+def attention_recall(lost: Tensor, counts: Tensor) -> Tensor:
+    """1 - E_b / W of E_b [..., N + 1] at counts [...] int64: share of attention kept, [...]."""
+    return 1 - attention_lost(lost).gather(-1, counts[..., None])[..., 0]
+
+
+def area(lost: Tensor) -> Tensor:
+    """Mean over budgets 0..N of the share of attention lost, of E_b [..., N + 1]: [...]."""
+    return attention_lost(lost).mean(-1)
+
+
+def at_shares(lost: Tensor, shares: Tensor) -> Tensor:
+    """Share of attention lost at budgets that are `shares` [P] of the cache, linear in between.
+
+    lost: E_b [..., N + 1]; returns [..., P] float64.
+    """
+    relative = attention_lost(lost)
+    tokens = lost.shape[-1] - 1
+    budgets = shares.to(relative) * tokens
+    lower = budgets.floor().long().clamp(max=tokens - 1)
+    part = budgets - lower
+    return relative[..., lower] * (1 - part) + relative[..., lower + 1] * part
+
+
+def skill(
+    importance: Tensor,
+    lost: Tensor,
+    protection: Protection = UNPROTECTED,
+    weights: BudgetWeights | None = None,
+) -> Tensor:
+    """(chance - cost) / (chance - ideal) of rankings with these tokens protected.
+
+    Args:
+        importance: [..., N] float, >= 0.
+        lost: [..., N + 1] float64, E_b of the ranking under the same protection.
+        protection: tokens that come first; they count inside every budget.
+        weights: how much each budget counts in the cost; None: all the same.
+
+    Returns:
+        [...] float64, <= 1; NaN for heads without signal (`has_signal`).
+    """
+    tokens = importance.shape[-1]
+    competing = importance[..., protection.competing(tokens)].double()  # [..., N - p]
+    if competing.shape[-1] < 2:
+        return importance.new_full(importance.shape[:-1], torch.nan, dtype=torch.float64)
+    protected = tokens - competing.shape[-1]
+    coefficients = rank_coefficients(
+        weights or BudgetWeights(), competing.shape[-1], protected=protected
+    ).to(competing.device)  # [N - p]
+    counted = lost[..., protected + 1 : tokens]  # [..., N - p - 1]
+    cost = (counted * coefficients.diff()).sum(-1)
+    chance = random_cost(competing, coefficients)
+    span = chance - ideal_cost(competing, coefficients)
+    signal = has_signal(competing) & (span > 1e-6 * chance)
+    return ((chance - cost) / span.where(signal, 1.0)).where(signal, torch.nan)
+
+
+def has_signal(importance: Tensor) -> Tensor:
+    """Heads whose tokens are not all worth the same: [..., N] of competing tokens -> [...] bool."""
+    chance = random_cost(importance)
+    return chance - ideal_cost(importance) > NO_SIGNAL * chance

@@ -1,0 +1,177 @@
+"""Flags that come from groups: defaults and presets in --help, typos, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import pytest
+
+from kvp import __version__
+from kvp.cli import main, parse
+from kvp.config_groups import Group, optional
+from kvp.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning(Group):
+    """Learning."""
+
+    steps: int = 100
+    """Steps of 5 % each."""
+    rate: float = 0.1
+    """Rate."""
+    rule: Literal["sum", "largest"] = "sum"
+    """Rule."""
+
+
+if TYPE_CHECKING:
+    LearningFlags = Learning
+else:
+    LearningFlags = optional(Learning)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files(Group):
+    """Files and folders."""
+
+    out: str
+    """What is written."""
+    heads: str | None = None
+    """Heads."""
+    count: int | None = None
+    """Count."""
+    protection: Literal["on", "off"] = "on"
+    """Protection."""
+
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"count": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Files, LearningFlags):
+    """Program."""
+
+    preset: Literal["plain", "paper"] = "plain"
+    """Preset."""
+    count: int | None = 3
+
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "plain": {"steps": 100, "rate": 0.1, "rule": "sum"},
+        "paper": {"steps": 4000, "rate": 0.1, "rule": "sum"},
+    }
+    RENAMED: ClassVar[Mapping[str, str]] = {"visits": "steps"}
+
+
+EXAMPLES = ("prog --out runs", "prog --preset paper --out runs", "prog --help")
+
+
+def _parse(*argv: str) -> Config:
+    return parse(Config, argv, prog="prog")
+
+
+def _printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(Config, print, prog="prog", description="A program.", argv=argv, examples=EXAMPLES)
+    assert stop.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_is_grouped_and_shows_every_default_and_what_presets_change(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = _printed(capsys, "--help")
+    sections = ["\nProgram:\n", "\nFiles and folders:\n", "\nLearning:\n", "\nexamples:\n"]
+    assert sorted(sections, key=text.index) == sections
+    assert "Steps of 5 % each. (default: 100; paper: 4000)" in text
+    assert "Rate. (default: 0.1)" in text
+    assert "Count. (default: 3)" in text
+    assert "What is written. (required)" in text
+    assert text.endswith("".join(f"  {example}\n" for example in EXAMPLES))
+
+
+def test_help_shows_the_defaults_of_the_chosen_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    text = _printed(capsys, "--preset", "paper", "--help")
+    assert "(default: 4000; plain: 100)" in text
+
+
+def test_print_config_prints_the_values_of_the_preset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = _printed(capsys, "--preset=paper", "--out=o", "--print_config")
+    assert "steps: 4000" in text
+    assert "rate: 0.1" in text
+    (tmp_path / "c.yaml").write_text("preset: paper\nout: o\n")
+    assert "steps: 4000" in _printed(capsys, f"--config={tmp_path / 'c.yaml'}", "--print_config")
+    printed = _printed(capsys, "--preset=paper", "--out=o", "--rate=2", "--print_config")
+    (tmp_path / "again.yaml").write_text(printed)
+    assert _parse("--config", str(tmp_path / "again.yaml")) == _parse(
+        "--preset", "paper", "--out", "o", "--rate", "2"
+    )
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _printed(capsys, "--version") == f"prog {__version__}\n"
+
+
+def test_flags_go_before_yaml_before_the_preset(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("steps: 7\nrate: 3\npreset: paper\n")
+    config = _parse("--config", str(tmp_path / "c.yaml"), "--out", "o", "--steps", "8")
+    assert (config.steps, config.rate, config.rule) == (8, 3.0, "sum")
+    assert _parse("--out", "o", "--preset", "paper").steps == 4000
+    assert _parse("--out", "o").steps == 100
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--stpes", "3"], "unknown flag --stpes; did you mean --steps? (--help lists all)"),
+        (["--visits", "3"], "unknown flag --visits; did you mean --steps? (--help lists all)"),
+        (["--qqq"], "unknown flag --qqq (--help lists all)"),
+        (["--ste", "3"], "unknown flag --ste; did you mean --steps? (--help lists all)"),
+        ([], "--out is missing"),
+        (["--out", "o", "--rule", "smu"],
+         "--rule must be sum or largest, got 'smu'; did you mean sum?"),
+        (["--out", "o", "--steps", "many"], "--steps must be a whole number, got 'many'"),
+        (["--out", "o", "--steps", "1.5"], "--steps must be a whole number, got '1.5'"),
+        (["--out", "o", "--rate", "nan"], "--rate must be a number, got 'nan'"),
+        (["--out", "o", "--rate=-inf"], "--rate must be a number, got '-inf'"),
+        (["--out", "o", "--count", "x"], "--count must be a whole number, got 'x'"),
+        (["--out", "o", "--count", "0"], "--count must be at least 1, got 0"),
+        (["--out"], "--out: expected one argument"),
+        (["--out", "o", "stray"], "unrecognized arguments: stray"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_that_says_what_to_do(argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        _parse(*argv)
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stpes: 3", "unknown setting 'stpes'; did you mean steps?"),
+        ("visits: 3", "unknown setting 'visits'; did you mean steps?"),
+        ("rate: .nan", "--rate must be a number, got nan"),
+        ("steps: 2.5", "--steps must be a whole number, got 2.5"),
+        ("heads: 5", "--heads must be text; in YAML put it in quotes, got 5"),
+        ("rate: true", "--rate must be a number, got True"),
+        ("- a list", "must hold `name: value` lines"),
+        ("a: [", "is no YAML file"),
+    ],
+)
+def test_a_mistake_in_yaml_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(UsageError) as refusal:
+        _parse("--config", str(tmp_path / "c.yaml"), "--out", "o")
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_on_and_off_in_yaml_are_words(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("protection: off\ncount: null\n")
+    config = _parse("--config", str(tmp_path / "c.yaml"), "--out", "o")
+    assert (config.protection, config.count) == ("off", None)
+    assert _parse("--out", "o", "--count", "null").count is None

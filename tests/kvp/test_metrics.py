@@ -1,0 +1,171 @@
+"""The numbers of rankings: by hand, at chance and at the ideal, and the same from two programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from eval.config import EvalConfig
+from eval.cost_curves import measure_traces
+from eval.held_out_traces import open_traces
+from eval.prepare import methods_of, trace_settings
+from kvp.budgets import parse_budget_weights
+from kvp.geometry import Geometry
+from kvp.metrics import (
+    area,
+    at_shares,
+    attention_lost,
+    attention_recall,
+    grid_budgets,
+    has_signal,
+    lost_importance,
+    skill,
+)
+from kvp.ops.future_attention import future_attention
+from kvp.ranking import UNPROTECTED, Protection
+from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
+from train.baselines import BaselineEvaluator
+from train.data.contexts import Context
+
+PROTECTIONS = [UNPROTECTED, Protection(), Protection(sinks=0, recents=3)]
+
+
+def skill_of(importance: Tensor, scores: Tensor, protection: Protection) -> Tensor:
+    lost = lost_importance(importance, [(scores, scores.shape[-1])], protection)
+    return skill(importance, lost, protection)
+
+
+def test_three_tokens_by_hand() -> None:
+    # 6, 3, 1 evicted in the best order lose 10, 4, 1, 0; in the worst 10, 9, 6, 0.
+    importance = torch.tensor([6.0, 3.0, 1.0])
+    best = lost_importance(importance, [(importance, 3)], UNPROTECTED)
+    worst = lost_importance(importance, [(-importance, 3)], UNPROTECTED)
+    assert best.tolist() == [10, 4, 1, 0]
+    assert worst.tolist() == [10, 9, 6, 0]
+    assert attention_lost(best).tolist() == pytest.approx([1, 0.4, 0.1, 0])
+    assert area(best).item() == pytest.approx((1 + 0.4 + 0.1 + 0) / 4)
+    assert attention_recall(best, torch.tensor(2)).item() == pytest.approx(0.9)
+    assert at_shares(best, torch.tensor([0, 0.5, 1])).tolist() == pytest.approx([1, 0.25, 0])
+    assert skill(importance, best).item() == pytest.approx(1)
+    assert skill(importance, worst).item() == pytest.approx(-1)
+
+
+@pytest.mark.parametrize("protection", PROTECTIONS)
+@pytest.mark.parametrize("weights", ["all", "log", "25%:75%"])
+def test_random_rankings_have_no_skill_and_the_ideal_one_all(
+    protection: Protection, weights: str
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    importance = torch.rand(1, 40, generator=random, dtype=torch.float64) ** 4
+    importance = importance.expand(4000, -1)
+    scores = torch.rand(4000, 40, generator=random)
+    beta = parse_budget_weights(weights)
+    drawn = lost_importance(importance, [(scores, 40)], protection)
+    skills = skill(importance, drawn, protection, beta)
+    error = skills.std() / 4000**0.5
+    assert abs(skills.mean()) < 4 * error
+    ideal = lost_importance(importance[:1], [(importance[:1], 40)], protection)
+    assert skill(importance[:1], ideal, protection, beta).item() == pytest.approx(1, abs=1e-12)
+
+
+def test_protected_tokens_neither_raise_nor_lower_skill() -> None:
+    random = torch.Generator().manual_seed(1)
+    importance, scores = torch.rand(2, 3, 50, generator=random, dtype=torch.float64)
+    protection = Protection(sinks=2, recents=5)
+    expected = skill_of(importance[:, 2:45], scores[:, 2:45], UNPROTECTED)
+    assert torch.allclose(skill_of(importance, scores, protection), expected, atol=1e-12)
+    loud = importance.clone()
+    loud[:, :2] *= 1e3
+    assert torch.allclose(skill_of(loud, scores, protection), expected, atol=1e-9)
+
+
+def test_heads_without_signal_have_no_skill() -> None:
+    importance = torch.ones(2, 30)
+    importance[1] += torch.arange(30)
+    assert has_signal(importance).tolist() == [False, True]
+    assert skill_of(importance, importance, UNPROTECTED).isnan().tolist() == [True, False]
+    short = torch.rand(2, 5)
+    assert skill_of(short, short, Protection()).isnan().all()
+    nothing = torch.zeros(1, 4)
+    lost = lost_importance(nothing, [(nothing, 4)], UNPROTECTED)
+    assert area(lost).item() == 0
+    assert attention_recall(lost, torch.tensor([1])).item() == 1
+
+
+def test_each_ranking_serves_the_budgets_up_to_its_own() -> None:
+    importance = torch.tensor([[1.0, 2.0, 4.0, 8.0]])
+    up, down = torch.arange(4.0)[None], -torch.arange(4.0)[None]
+    lost = lost_importance(importance, [(down, 1), (up, 4)], UNPROTECTED)
+    assert lost.tolist() == [[15.0, 14.0, 3.0, 1.0, 0.0]]
+
+
+def test_the_grid_ends_at_the_whole_cache_and_never_doubles() -> None:
+    assert grid_budgets(512) == [8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
+    assert grid_budgets(2) == [1, 2]
+    assert grid_budgets(20)[-1] == 20
+
+
+GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
+LENGTH, PREFIX = 64, 47
+
+
+def _trace(index: int) -> Trace:
+    random = torch.Generator().manual_seed(index)
+    record = SequenceRecord(
+        index=index, id=f"s{index}", task="niah_single_1", split="test", length=LENGTH,
+        context_length=30, prompt_length=PREFIX + 1, token_ids=tuple(range(LENGTH)),
+    )  # fmt: skip
+    return Trace(
+        record=record,
+        queries=3 * torch.randn(2, 2, 2, LENGTH, 8, generator=random),
+        keys=torch.randn(2, 2, LENGTH, 8, generator=random),
+        values=torch.randn(2, 2, LENGTH, 8, generator=random),
+    )
+
+
+def test_training_and_evaluation_give_one_number_for_one_trace(tmp_path: Path) -> None:
+    """Skill and area of every attention-free method, protected and not, within 1e-6."""
+    plan = StorePlan(geometry=GEOMETRY, dtype="float32", max_tokens=LENGTH, sequences=2)
+    with TraceWriter.create(tmp_path / "traces", plan, manifest={"identity": {}}) as writer:
+        for index in range(2):
+            writer.write(_trace(index))
+    contexts = []
+    for index in range(2):
+        trace = _trace(index)
+        assert trace.queries is not None
+        importance = future_attention(trace.queries, trace.keys, prefix_length=PREFIX)
+        contexts.append(
+            Context(
+                keys=trace.keys[:, :, :PREFIX].flatten(0, 1),
+                values=trace.values[:, :, :PREFIX].flatten(0, 1),
+                positions=torch.arange(PREFIX),
+                length=PREFIX,
+                importance=importance.flatten(0, 1),
+                future=LENGTH - PREFIX,
+            )
+        )
+    config = EvalConfig(
+        out="unused", methods="random,streaming_llm,knorm,keydiff,lagkv,oracle",
+        protocols="query_aware",
+    )  # fmt: skip
+    reader = open_traces(str(tmp_path / "traces"), GEOMETRY)
+    rows = measure_traces(trace_settings(config), methods_of(config), reader).curves
+    for protection in (UNPROTECTED, Protection()):
+        evaluator = BaselineEvaluator(GEOMETRY, reward_protection=protection)
+        list(evaluator.watch([replace(context) for context in contexts]))
+        baselines = evaluator.result()
+        for row in rows:
+            head = 2 * row["layer"] + row["head"]
+            if row["method"] == "oracle":
+                assert row["skill"] == pytest.approx(1, abs=1e-9)
+            elif row["protected"] is (protection != UNPROTECTED):
+                number = baselines.names.index(row["method"])
+                trained = baselines.skill[number, head].item()
+                assert row["skill"] == pytest.approx(trained, abs=1e-6), row["method"]
+            if row["method"] != "oracle" and row["protected"]:
+                number = baselines.names.index(row["method"])
+                assert row["area"] == pytest.approx(baselines.area[number, head].item(), abs=1e-6)

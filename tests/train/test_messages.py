@@ -1,0 +1,131 @@
+"""What a training says, refuses and starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kvp.store import TraceReader
+from train.cli import main
+from train.model.ranker_training import RankerTraining
+
+MakeStore = Callable[..., Path]
+TINY = {"contexts": 1, "hidden": 8, "min_prefix": 40, "steps": 4, "calibration": "none"}
+
+
+def train(store: Path, out: Path, **settings: Any) -> int:
+    chosen = {"traces": store, "out": out, **TINY, **settings}
+    return main([f"--{name}={value}" for name, value in chosen.items()])
+
+
+@pytest.fixture(scope="module")
+def policy(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("messages") / "first"
+    assert train(store, out) == 0
+    return out
+
+
+def test_start_and_end_say_what_and_where(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(store, tmp_path / "p") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("training 4 of 4 KV heads, ")
+    assert "on 6 sequences (2 for validation): label max_future_attention" in lines[0]
+    assert lines[1].endswith("give 4 held-out contexts, fewer than --validation_contexts 64")
+    assert lines[-2] == f"policy: {tmp_path / 'p'}"
+    assert lines[-1].startswith("next: kvp-eval --model synthetic --policies ")
+    assert train(store, tmp_path / "part", heads="0:2", validation_contexts=4) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("training 2 of 4 KV heads, ")
+    assert not any(line.startswith("note: ") for line in lines)
+    assert lines[-1].startswith("next: kvp-merge --shards ")
+
+
+def test_a_dry_run_writes_nothing(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(store, tmp_path / "p", steps=500, dry_run="true") == 0
+    printed = capsys.readouterr().out
+    assert "500 steps of " in printed
+    assert "dry run: nothing was written" in printed
+    assert not (tmp_path / "p").exists()
+
+
+def test_training_starts_from_a_policy(store: Path, policy: Path, tmp_path: Path) -> None:
+    """A step that learns nothing leaves the weights of the policy."""
+    out = tmp_path / "second"
+    nothing = {"steps": 1, "lr": 1e-30, "final_lr": 0, "weight_decay": 0}
+    assert train(store, out, init_from=policy, **nothing) == 0
+    for path in sorted(policy.glob("*.safetensors")):
+        after = load_file(out / path.name)
+        for name, tensor in load_file(path).items():
+            torch.testing.assert_close(after[name], tensor, msg=f"{path.name} {name}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden": 16}, "has other rankers (hidden: 8 there, 16 here)"),
+        ({"sharing": "model"}, "--init_from needs --sharing heads"),
+    ],
+)
+def test_a_policy_of_other_rankers_is_refused(
+    settings: dict[str, Any],
+    message: str,
+    store: Path,
+    policy: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert train(store, tmp_path / "p", init_from=policy, **settings) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "p").exists()
+
+
+def test_more_steps_of_a_finished_run_name_init_from(
+    store: Path, policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(store, policy, steps=8) == 2
+    error = capsys.readouterr().err
+    assert "steps: 4 there, 8 here" in error
+    assert f"--init_from {policy}" in error
+    assert error.count("\n") == 1
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scores = RankerTraining._scores
+    monkeypatch.setattr(
+        RankerTraining, "_scores", lambda *given: [part * float("nan") for part in scores(*given)]
+    )
+    assert train(store, tmp_path / "p") == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("kvp-train: error: training diverged: the loss of step 1 is nan; lower")
+    assert not (tmp_path / "p" / "policy.json").exists()
+
+
+def test_traces_with_nan_train_nothing(
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(reader: TraceReader, index: int) -> Any:
+        keys, values = whole(reader, index)
+        keys[0, 0, 5, 0] = float("nan")
+        return keys, values
+
+    whole = TraceReader.kv
+    monkeypatch.setattr(TraceReader, "kv", broken)
+    assert train(store, tmp_path / "p") == 2
+    assert "holds NaN or infinite numbers" in capsys.readouterr().err

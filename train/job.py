@@ -1,0 +1,186 @@
+"""What a run has checked before it trains, and the rankers that it starts from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvp.errors import UsageError
+from kvp.ranking import Protection
+from policies.policy_files import load_shard
+from policies.ranker import HeadRankers, RankerSpec
+from train.config import TrainConfig
+from train.data.compression_points import CompressionPoint, held_out_points
+from train.data.contexts import ContextSource
+from train.data.store_checks import device_of, protection_of
+from train.data.traces import Traces
+from train.data.training_data import TrainingData, open_training_data
+from train.distributed import Workers, device_of_worker
+from train.head_range import parse_heads
+from train.model.feature_statistics import feature_statistics, key_frequencies
+from train.model.shared import SharedRankers
+from train.recipe import Recipe
+from train.run_folder import RunFolder
+
+Sources = dict[str, ContextSource]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a run has checked before it trains."""
+
+    config: TrainConfig
+    recipe: Recipe
+    ranks: Workers
+    device: torch.device
+    training_data: TrainingData
+    """Traces of the heads that are trained, and of no others."""
+    heads: range
+    """KV heads of the model that are trained."""
+    target: RunFolder
+    sources: Sources
+    """Contexts by label."""
+    shared: bool
+    """Whether other runs of the process use `sources`, too."""
+    initial: HeadRankers | None
+    """Rankers of `--init_from`; None where training starts from random weights."""
+
+    @property
+    def traces(self) -> Traces:
+        """Traces of the heads that are trained."""
+        return self.training_data.traces
+
+    @property
+    def whole(self) -> bool:
+        """Whether all heads of the model are trained."""
+        return len(self.heads) == self.traces.geometry.agents
+
+    @property
+    def protection(self) -> Protection:
+        """Tokens that take no part in ranking, reward and calibration."""
+        return protection_of(self.recipe)
+
+    def source(self, label: str) -> ContextSource:
+        """Contexts of the store with a label.
+
+        One label after the other, within `--memory_gb`: those of other labels remember nothing from
+        then on, unless `sources` are shared.
+        """
+        if not self.shared:
+            for other in self.sources.keys() - {label}:
+                self.sources[other].forget()
+        if label not in self.sources:
+            memory = int(self.config.memory_gb * 1e9)
+            self.sources[label] = ContextSource(
+                self.traces, memory_bytes=memory, device=self.device, label=label
+            )
+        return self.sources[label]
+
+    def held_out(self, limit: int) -> list[CompressionPoint]:
+        """At most `limit` compression points of validation sequences."""
+        return held_out_points(self.training_data.validation, self.recipe, limit=limit)
+
+
+def prepare(config: TrainConfig, ranks: Workers, sources: Sources | None) -> Job:
+    """Check everything that can be checked before anything is written."""
+    recipe = config.recipe()
+    device = device_of_worker(device_of(config.device), ranks)
+    training_data = open_training_data(config, recipe, device)
+    key_frequencies(training_data.traces, recipe)  # what is missing is said before any writing
+    heads = range(training_data.traces.geometry.agents)
+    if config.heads is not None:
+        heads = parse_heads(config.heads)
+    initial = None
+    identity = {**config.identity(), "traces": training_data.identity}
+    if config.init_from is not None:
+        spec = _spec(recipe, training_data)
+        initial = _rankers_of(config.init_from, recipe, spec, training_data.traces, heads)
+        identity["init_from"] = _digest(initial)
+    return Job(
+        config=config,
+        recipe=recipe,
+        ranks=ranks,
+        device=device,
+        training_data=training_data,
+        heads=heads,
+        target=RunFolder(Path(config.out), identity),
+        sources={} if sources is None else sources,
+        shared=sources is not None,
+        initial=initial,
+    )
+
+
+def initial_rankers(job: Job) -> HeadRankers:
+    """Rankers of the trained heads before the first step.
+
+    Those of `--init_from`, or random ones that are the same for a head whichever others train.
+    """
+    if job.initial is not None:
+        return job.initial
+    recipe, geometry = job.recipe, job.traces.geometry
+    spec = _spec(recipe, job.training_data)
+    generator = torch.Generator().manual_seed(job.config.seed)
+    kind = SharedRankers if recipe.sharing == "model" else HeadRankers
+    rankers = kind(spec, geometry.agents, generator)
+    if not job.whole:
+        states = rankers.head_states()[job.heads.start : job.heads.stop]
+        rankers = HeadRankers.from_head_states(spec, states)
+    if recipe.architecture == "fourier":
+        rankers.standardise(**feature_statistics(job.traces, job.training_data.first, spec))
+    return rankers
+
+
+def _spec(recipe: Recipe, training_data: TrainingData) -> RankerSpec:
+    return RankerSpec(
+        head_dim=training_data.traces.geometry.head_dim,
+        architecture=recipe.architecture,
+        hidden=recipe.hidden,
+        max_positions=recipe.max_positions,
+        reference_length=max(record.length for record in training_data.first),
+        inputs=recipe.input_list,
+        blocks=recipe.blocks,
+        key_frequencies=key_frequencies(training_data.traces, recipe),
+    )
+
+
+def _rankers_of(
+    folder: str, recipe: Recipe, spec: RankerSpec, traces: Traces, heads: range
+) -> HeadRankers:
+    """Rankers of some heads of a policy directory; UsageError where this run cannot train them."""
+    if recipe.sharing == "model":
+        raise UsageError("--init_from needs --sharing heads: policies hold a network per head")
+    shard = load_shard(folder)
+    if shard.meta.geometry != traces.geometry:
+        raise UsageError(
+            f"--init_from {folder} is of a model with {shard.meta.geometry}, the traces of one "
+            f"with {traces.geometry}"
+        )
+    if missing := sorted(set(heads) - set(shard.meta.agents)):
+        raise UsageError(f"--init_from {folder} has no ranker of head {missing[0]}")
+    if different := _different(shard.rankers.spec.to_dict(), spec.to_dict()):
+        raise UsageError(
+            f"--init_from {folder} has other rankers ({different}); give the settings that it "
+            "was trained with"
+        )
+    first = shard.meta.agents.start
+    states = shard.rankers.head_states()[heads.start - first : heads.stop - first]
+    return HeadRankers.from_head_states(shard.rankers.spec, states)
+
+
+def _different(policy: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+    """Settings in which two rankers differ, but for the length that positions are relative to."""
+    names = [name for name in run if name != "reference_length" and policy.get(name) != run[name]]
+    return ", ".join(f"{name}: {policy.get(name)} there, {run[name]} here" for name in names)
+
+
+def _digest(rankers: HeadRankers) -> str:
+    """SHA-256 of all weights, which tells one start from another."""
+    digest = hashlib.sha256()
+    for tensor in rankers.state_dict().values():
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

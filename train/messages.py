@@ -1,0 +1,131 @@
+"""What a training says at its start, at its end and instead of it (`--dry_run`)."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from itertools import islice
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+from rich.filesize import decimal
+
+from kvp.errors import UsageError
+from policies.ranker import HeadRankers
+from train.fit import fit, new_training
+from train.job import Job, initial_rankers
+from train.validation import evaluate
+
+_COPIES = 6
+"""Tensors as large as a weight: weight, gradient, two moments, average, best."""
+_MEASURED_STEPS = 3
+"""Steps that a dry run measures, after one that warms up."""
+_MEASURED_CONTEXTS = 4
+"""Held-out contexts that a dry run evaluates at most."""
+
+
+def print_start(job: Job, rankers: HeadRankers) -> None:
+    """Say what is trained on what, and where there is less data than the flags ask for."""
+    for line in (_scope(job, rankers), *_shortages(job)):
+        print(line, flush=True)
+
+
+def print_end(job: Job) -> None:
+    """Say what was written and which command comes next."""
+    folder = shlex.quote(str(job.target.folder))
+    print(f"policy: {folder}")
+    if not job.whole:
+        print(f"next: kvp-merge --shards {folder},... --out POLICY, when all heads are trained")
+        return
+    model = shlex.quote(str(job.traces.manifest["model"].get("id")))
+    print(f"next: kvp-eval --model {model} --policies {folder} --out RESULTS")
+
+
+def print_dry_run(job: Job) -> None:
+    """Say what a training would take; a few steps are measured, nothing is written."""
+    rankers = initial_rankers(job)
+    print_start(job, rankers)
+    size = 4 * sum(weight.numel() for weight in rankers.materialise().parameters())
+    print(f"policy: {decimal(size)} on disk; {decimal(_COPIES * size)} of memory while training")
+    steps, per_step = job.recipe.steps, _seconds_per_step(job, rankers)
+    contexts = job.held_out(job.config.validation_contexts)
+    per_context = _seconds_per_context(job, rankers)
+    validations = -(-steps // job.config.validate_every) + 1
+    total = steps * per_step + validations * len(contexts) * per_context
+    print(
+        f"{steps:,} steps of {per_step:.3g} s and {validations} validations of "
+        f"{len(contexts) * per_context:.3g} s: about {_duration(total)} (measured here on "
+        f"{min(_MEASURED_STEPS, steps)} steps; baselines and calibration come on top)"
+    )
+    print("dry run: nothing was written")
+
+
+def _scope(job: Job, rankers: HeadRankers) -> str:
+    """One line: heads, parameters, sequences, label, objective, steps and device."""
+    recipe, data = job.recipe, job.training_data
+    heads = f"{len(job.heads)} of {job.traces.geometry.agents} KV heads"
+    each = sum(weight.numel() for weight in rankers.materialise().parameters()) // len(job.heads)
+    start = "" if job.initial is None else f", starting from {job.config.init_from}"
+    return (
+        f"training {heads}, {each:,} parameters each, on {len(data.training)} sequences "
+        f"({len(data.validation)} for validation): label {recipe.label}, objective "
+        f"{recipe.objective}, {recipe.steps:,} steps of {recipe.contexts} contexts, "
+        f"{job.device}{start}"
+    )
+
+
+def _shortages(job: Job) -> list[str]:
+    """A line where the validation sequences give fewer contexts than flags ask for."""
+    flags = {"validation_contexts": job.config.validation_contexts}
+    if job.config.calibration != "none":
+        flags["calibration_contexts"] = job.config.calibration_contexts
+    found = len(job.held_out(max(flags.values())))
+    short = [f"--{name} {count}" for name, count in flags.items() if count > found]
+    if not short:
+        return []
+    return [
+        f"note: {len(job.training_data.validation)} validation sequences give {found} held-out "
+        f"contexts, fewer than {' and '.join(short)}"
+    ]
+
+
+class _Clock(Callback):
+    """Notes when the steps of a training end."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, *args: object
+    ) -> None:
+        """Note the time."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.ends.append(time.perf_counter())
+
+
+def _seconds_per_step(job: Job, rankers: HeadRankers) -> float:
+    clock = _Clock()
+    start = time.perf_counter()
+    steps = min(_MEASURED_STEPS + 1, job.recipe.steps)
+    fit(new_training(job, rankers), [clock], device=job.device, steps=steps)
+    times = [start, *clock.ends]
+    measured = times[1:] if len(times) > 2 else times
+    return (measured[-1] - measured[0]) / (len(measured) - 1)
+
+
+def _seconds_per_context(job: Job, rankers: HeadRankers) -> float:
+    source = job.source(job.recipe.label)
+    points = list(islice(job.held_out(job.config.validation_contexts), _MEASURED_CONTEXTS))
+    if not points:
+        raise UsageError("no validation sequence is long enough to be compressed")
+    start = time.perf_counter()
+    evaluate(rankers.to(job.device), map(source.context, points), reward_protection=job.protection)
+    return (time.perf_counter() - start) / len(points)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
