@@ -72,7 +72,7 @@ def test_labels_equal_those_of_the_queries(
                 assert torch.equal(one.keys, other.keys)
                 assert one.future == other.future
         off = CompressionPoint(sequence=0, tokens=45, stop=96)
-        with pytest.raises(StoreError, match="for a cut at 45"):
+        with pytest.raises(StoreError, match="at 45 tokens, only at"):
             source.context(off)
 
 
