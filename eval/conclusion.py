@@ -52,16 +52,19 @@ def _sentence(lines: Sequence[Line], *, losses: bool) -> str:
     free = best([line for line in others if _attention_free(line.method)])
     parts = []
     if learned:
-        parts.append(f"{learned.label} {_amount(learned, budget, full, losses=losses)}")
+        parts.append((learned.label, learned))
     if free and free is not other:
-        name = "the best attention-free method without training"
-        parts.append(f"{name}, {free.label}, {_amount(free, budget, full, losses=losses)}")
+        parts.append((f"the best attention-free method without training, {free.label},", free))
     if other:
-        name = "the best method without training"
-        parts.append(f"{name}, {other.label}, {_amount(other, budget, full, losses=losses)}")
+        parts.append((f"the best method without training, {other.label},", other))
+    verb, unit = _words(full, losses=losses)
+    numbers = [_number(line.cells[budget].mean, full, losses=losses) for _, line in parts]
+    text = f"{parts[0][0]} {verb} {numbers[0]}{unit}"
+    for (name, _), number in zip(parts[1:], numbers[1:], strict=True):
+        text += f"; {name} {number}"
     where = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
-    asked = "the question seen" if protocol == "query_aware" else "the question not seen"
-    return f"{where} ({asked} before compression) {'; '.join(parts)}."
+    protocol_words = "the question seen" if protocol == "query_aware" else "the question not seen"
+    return f"{where} ({protocol_words} before compression) {text}."
 
 
 def _attention_free(method: str) -> bool:
@@ -69,13 +72,15 @@ def _attention_free(method: str) -> bool:
     return entry is not None and entry.attention_free
 
 
-def _amount(line: Line, budget: str, full: float | None, *, losses: bool) -> str:
-    """What a method reaches, relative to the full cache where that was run."""
-    mean = line.cells[budget].mean
+def _words(full: float | None, *, losses: bool) -> tuple[str, str]:
+    """What stands before and after the first number."""
     if losses:
-        if full is None:
-            return f"has perplexity {mean:.2f}"
-        return f"has {mean / full:.2f} times the perplexity of the full cache"
-    if not full:
-        return f"scores {mean:.0%}"
-    return f"answers {mean / full:.0%} of what the full cache answers"
+        relative = " times the perplexity of the full cache" if full else " as its perplexity"
+        return "has", relative
+    return ("answers", " of what the full cache answers") if full else ("scores", "")
+
+
+def _number(mean: float, full: float | None, *, losses: bool) -> str:
+    """Relative to the full cache where that was run."""
+    relative = mean / full if full else mean
+    return f"{relative:.2f}" if losses else f"{relative:.0%}"

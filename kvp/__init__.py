@@ -58,7 +58,7 @@ def train(**settings: Any) -> Any:  # noqa: ANN401
 
 
 def evaluate(**settings: Any) -> Any:  # noqa: ANN401
-    """Evaluate methods as kvp-eval does; settings are its flags: `methods=`, `out=`, ..."""
+    """Evaluate methods as kvp-eval does; settings are its flags: `methods=["full", "tova"]`, ..."""
     return _run("eval.config", "EvalConfig", "eval.run", settings)
 
 
@@ -67,6 +67,10 @@ def _run(config_module: str, config_class: str, run_module: str, settings: dict[
 
     if not isinstance(tasks := settings.get("tasks", ""), str):  # names and objects
         settings = {**settings, "tasks": import_own("kvp.data.tasks").named_tasks(tasks)}
+    settings = {
+        name: ",".join(value) if isinstance(value, list | tuple) else value
+        for name, value in settings.items()
+    }
     config = getattr(import_own(config_module), config_class)(**settings)
     return import_own(run_module).run(config)
 

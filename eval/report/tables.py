@@ -170,7 +170,7 @@ def areas(found: Mapping[ReportedMethod, Area], protocol: str) -> Table:
     return Table(
         caption="Area under the cost curves summed over heads, as a multiple of the oracle's with "
         "the same protection (mean over policies, range below), and skill (1 = ideal order, "
-        f"0 = random order); {PROTOCOLS[protocol]}.",
+        f"0 = random order of the tokens that are not protected); {PROTOCOLS[protocol]}.",
         header=("method", *titles),
         rows=rows,
     )

@@ -5,7 +5,7 @@ from kvp.hf.eviction import evicting, prefill_and_evict
 from kvp.hf.loading import load_config, load_model, load_tokenizer
 from kvp.hf.model_geometry import geometry_of
 from kvp.hf.observe import Observation, observe
-from kvp.hf.prefill import Prefill, prefill, views
+from kvp.hf.prefill import Prefill, prefill
 from kvp.hf.scorer_inputs import ScorerInputs
 
 __all__ = [
@@ -21,5 +21,4 @@ __all__ = [
     "observe",
     "prefill",
     "prefill_and_evict",
-    "views",
 ]

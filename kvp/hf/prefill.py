@@ -165,20 +165,3 @@ def unpadded(
         ids = None if input_ids is None else input_ids[batch, pad:]
         parts.append((batch, Prefill.of(part, model, ids, tokenizer)))
     return parts
-
-
-def views(
-    observation: Observation,
-    needs: Needs,
-    budget: int,
-    future: Sequence[Tensor] | None = None,
-    scorer_inputs: ScorerInputs | None = None,
-) -> Iterator[View]:
-    """Yield the views of an observation, as `Prefill.views`."""
-    seen = Prefill(
-        keys=observation.keys,
-        values=observation.values,
-        queries=observation.queries,
-        inputs=scorer_inputs,
-    )
-    return seen.views(needs, budget, future=future)

@@ -83,4 +83,6 @@ def test_programs_from_python_take_the_flags_as_keywords(tmp_path: Path) -> None
         kvp.collect(out=str(tmp_path / "traces"), length=0)
     with pytest.raises(TypeError, match="lenght"):
         kvp.train(out="o", traces="t", lenght=3)
+    with pytest.raises(ValueError, match="no protocol 'b'"):
+        kvp.evaluate(out="o", protocols=["query_aware", "b"])  # a list stands for commas
     assert kvp.collect(out=str(tmp_path / "traces"), dry_run=True, rate=100.0) is None

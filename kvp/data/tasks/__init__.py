@@ -113,7 +113,9 @@ def _checked(found: object, where: str) -> Task:
     if isinstance(found, type):
         try:
             found = found()
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # foreign code: SystemExit and all
             raise UsageError(
                 f"{where}: cannot be made without arguments ({reason_of(error)})"
             ) from error

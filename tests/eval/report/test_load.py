@@ -12,6 +12,7 @@ import pytest
 from eval.report.cli import main
 from eval.report.load import load_results
 from kvp.errors import ResultsError
+from kvp.metrics import METRICS_VERSION
 
 Write = Callable[..., Path]
 
@@ -135,3 +136,16 @@ def test_what_cannot_work_is_refused_with_exit_code_2(
     assert error.startswith("kvp-report: error: ")
     assert said in error
     assert not list(tmp_path.rglob("*.html"))
+
+
+def test_curves_of_two_definitions_never_share_a_table(
+    tmp_path: Path, write_results: Write, curves: list[dict[str, Any]]
+) -> None:
+    old = load_results(write_results(tmp_path / "old", curves=curves))
+    assert len(old.curves) == len(curves)
+    new = [{**row, "metrics_version": METRICS_VERSION} for row in curves]
+    today = load_results(write_results(tmp_path / "new", curves=new))
+    assert (len(today.curves), today.notes) == (len(new), ())
+    mixed = load_results(write_results(tmp_path / "mixed", curves=[new[0], *curves[1:]]))
+    assert mixed.curves == (new[0],)
+    assert any("measured by an earlier kvp-eval" in note for note in mixed.notes)

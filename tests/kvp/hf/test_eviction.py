@@ -309,7 +309,10 @@ def test_budgets_and_scorers_that_cannot_work(
     ids = prompt(30)
     for attempt, message in (
         (lambda: evicting(qwen, fixed(30), 19), "budget 19 keeps 19 tokens, fewer than the 20"),
-        (lambda: prefill_and_evict(qwen, ids, fixed(30), 15), "budget 15 keeps 15"),
+        (
+            lambda: prefill_and_evict(qwen, ids, fixed(30), 15),
+            "budget 15 keeps 15 tokens, fewer than the 20",
+        ),
         (lambda: prefill_and_evict(qwen, ids, fixed(30), "many"), "many"),
         (lambda: evicting(qwen, Oracle(), 22), "oracle"),
         (lambda: prefill_and_evict(qwen, ids, Oracle(), 22), "oracle"),

@@ -35,6 +35,10 @@ class Reversed:
     def score(self, sample, answer):
         return float(sample.references[0] in answer)
 
+class Leaves:
+    def __init__(self):
+        raise SystemExit(0)
+
 thing = 3
 """
 
@@ -78,6 +82,8 @@ def test_a_task_by_its_place(module: str, tokenizer: PreTrainedTokenizerBase) ->
     )
     assert [sample.context for sample in source] == ["0 ", "1 ", "2 "]
     assert find_task(name).score(source[1], "it is 1") == 1
+    with pytest.raises(UsageError, match="cannot be made without arguments"):
+        find_task(f"{module}:Leaves")
     with pytest.raises(UsageError, match="a task has a name, build"):
         find_task(f"{module}:thing")
 
