@@ -56,7 +56,9 @@ def all_tables(results: Results, validation: Results | None) -> Iterator[str]:
                     yield markdown(held)
         curves = [row for row in results.curves if row["protocol"] == protocol]
         if curves:
-            yield markdown(tables.areas(areas(curves, policy_groups(curves)), protocol))
+            version = curves[0].get("metrics_version", 1)
+            found = areas(curves, policy_groups(curves))
+            yield markdown(tables.areas(found, protocol, version))
     if results.timing:
         yield "## Bytes and seconds\n"
         measured = timings(results.timing, policy_groups(results.timing))

@@ -196,7 +196,7 @@ def _costs(report: Report) -> str:
         mean, single = figures.cost_figures(report.results, costs, shown, protocol, report.styles)
         content = [
             report.draw(mean),
-            table(tables.areas(measured, protocol)),
+            table(tables.areas(measured, protocol, rows[0].get("metrics_version", 1))),
             report.draw(single),
         ]
         parts.append(section(f"cost-{protocol}-section", PROTOCOLS[protocol], content, level=3))

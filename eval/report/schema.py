@@ -82,6 +82,10 @@ def _protocol(value: Any) -> bool:  # noqa: ANN401
     return isinstance(value, str) and value in PROTOCOLS
 
 
+def _known_definition(value: Any) -> bool:  # noqa: ANN401
+    return value in (1, 2) and not isinstance(value, bool)
+
+
 def _maybe(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
@@ -208,6 +212,7 @@ CURVE_SCHEMA = RecordSchema(
         "skill": _maybe(is_number),
         "sequences": is_count,
     },
+    optional={"metrics_version": _known_definition},
     rules={"budgets": _ascends},
     key=(*_METHOD_KEY, "layer", "head"),
 )

@@ -149,8 +149,17 @@ def _bytes(estimate: Estimate | None, whole: float | None) -> Field:
     return Field(text=f"{estimate.nbytes:,.0f}", small=ratio)
 
 
-def areas(found: Mapping[ReportedMethod, Area], protocol: str) -> Table:
-    """Area under the cost curves of every setting, against the oracle's."""
+SKILLS = {
+    1: "skill = (random - cost) / (random - ideal), both of rankings without protection, which "
+    "protected rankings cannot be compared with; area over budgets 1 to N - 1",
+    2: "skill = (chance - cost) / (chance - ideal), both with the same protected tokens: 1 is "
+    "ideal, 0 is chance; area over all budgets",
+}
+"""Definition of area and skill by `metrics_version` of curves.jsonl (`kvp.metrics`)."""
+
+
+def areas(found: Mapping[ReportedMethod, Area], protocol: str, version: int) -> Table:
+    """Area under the cost curves of every setting, against the oracle's, by one definition."""
     families = in_order(list(dict.fromkeys(setting.family for setting in found)))
     lines = dict.fromkeys((family, setting.variant) for family in families
                           for setting in found if setting.family == family)  # fmt: skip
@@ -169,8 +178,9 @@ def areas(found: Mapping[ReportedMethod, Area], protocol: str) -> Table:
     titles = [title for word in words for title in (f"area / oracle, {word}", f"skill, {word}")]
     return Table(
         caption="Area under the cost curves summed over heads, as a multiple of the oracle's with "
-        "the same protection (mean over policies, range below), and skill (1 = ideal order, "
-        f"0 = random order of the tokens that are not protected); {PROTOCOLS[protocol]}.",
+        "the same protection (mean over policies, range below), and mean skill; "
+        f"{SKILLS[version]}; "
+        f"{PROTOCOLS[protocol]}.",
         header=("method", *titles),
         rows=rows,
     )

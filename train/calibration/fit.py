@@ -54,19 +54,19 @@ LEAST_SLOPE = 1e-3
 def calibrate(
     rankers: HeadRankers,
     source: ContextSource,
-    cuts: Sequence[CompressionPoint],
+    points: Sequence[CompressionPoint],
     *,
     target: str,
     protection: Protection,
 ) -> Calibration:
-    """Calibrate `rankers` on cuts of a source whose label is that of the target (`TARGETS`).
+    """Calibrate `rankers` on points of a source whose label is that of the target (`TARGETS`).
 
     Raises StoreError where the store is damaged.
     """
     gram = source.traces.output_gram()
     return fit_calibration(
         rankers,
-        map(source.context, cuts),
+        map(source.context, points),
         target=target,
         protection=protection,
         output_gram=None if gram is None else gram.flatten(0, 1).to(source.device),

@@ -36,7 +36,7 @@ def run(config: CalibrateConfig) -> None:
         before = recalibrate(config.policy, None)
         print(f"{config.policy}: calibration to {before} removed")
         return
-    cuts = held_out_points(
+    points = held_out_points(
         usable(reader, "validation", recipe), recipe, limit=config.calibration_contexts
     )
     label, _ = TARGETS[config.calibration]
@@ -45,7 +45,7 @@ def run(config: CalibrateConfig) -> None:
     calibration = calibrate(
         policy.rankers,
         source,
-        cuts,
+        points,
         target=config.calibration,
         protection=protection_of(recipe),
     )
@@ -53,7 +53,7 @@ def run(config: CalibrateConfig) -> None:
     heads = policy.geometry.agents
     replaced = "" if before is None else f", in place of the calibration to {before}"
     print(
-        f"{config.policy}: {heads} heads calibrated to {config.calibration} on {len(cuts)} cuts"
+        f"{config.policy}: {heads} heads calibrated to {config.calibration} on {len(points)} points"
         f"{replaced}"
     )
 

@@ -1,6 +1,6 @@
-"""Which (sequence, cut) pairs are trained and validated on: pure functions of seed and step.
+"""The compression points trained and validated on: pure functions of seed and step.
 
-A cut of N tokens puts the first N tokens of a sequence into the cache; what follows is the future.
+At a compression point N the first N tokens of a sequence are in the cache, the rest is the future.
 Nothing here has state, so a resumed run draws exactly what an undisturbed one would have drawn.
 """
 
@@ -46,11 +46,11 @@ class Rolling(Protocol):
 
 
 def points_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int]]:
-    """Possible cuts (tokens) of a sequence by kind, kinds without one left out.
+    """Possible compression points (tokens before them) of a sequence by kind, if there are any.
 
-    Kinds are `prompt`, `context` and `uniform`. A cut is possible when it leaves at least
+    Kinds are `prompt`, `context` and `uniform`. A point is possible when it leaves at least
     `least_tokens` before it and one after it, and a budget that counts evicts some of them. Where
-    the store keeps an importance grid, uniform cuts are cuts of the grid.
+    the store keeps an importance grid, uniform points are points of the grid.
     """
     first, last = least_tokens(recipe), record.length - 1
     if label_of(recipe.label).stored is not None:  # stored labels end with the prompt
@@ -66,15 +66,19 @@ def points_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int
     weights, budgets = _weights(recipe), parse_budget_weights(recipe.budget_weights)
     protected = _protected(recipe)
     possible = {
-        kind: [cut for cut in cuts if first <= cut <= last and _rewarded(cut, protected, budgets)]
-        for kind, cuts in candidates.items()
+        kind: [
+            point
+            for point in points
+            if first <= point <= last and _rewarded(point, protected, budgets)
+        ]
+        for kind, points in candidates.items()
         if weights[kind] > 0
     }
-    return {kind: cuts for kind, cuts in possible.items() if cuts}
+    return {kind: points for kind, points in possible.items() if points}
 
 
 def least_tokens(recipe: Recipe) -> int:
-    """Fewest tokens of a cut: `min_prefix`, and two that compete beside the protected ones."""
+    """Fewest tokens of a prefix: `min_prefix`, and two that compete beside the protected ones."""
     return max(recipe.min_prefix, _protected(recipe) + 2)
 
 
@@ -93,21 +97,21 @@ def _protected(recipe: Recipe) -> int:
     return Protection().tokens if recipe.exclude_protected else 0
 
 
-def _rewarded(cut: int, protected: int, weights: BudgetWeights) -> bool:
+def _rewarded(point: int, protected: int, weights: BudgetWeights) -> bool:
     """Whether some budget that counts evicts one of the tokens that compete."""
     if weights.kind != "window":
         return True
-    low, high = weights.window(cut)
-    return max(low, protected + 1) <= min(high, cut - 1)
+    low, high = weights.window(point)
+    return max(low, protected + 1) <= min(high, point - 1)
 
 
 def step_points(
     records: Sequence[SequenceRecord] | Rolling, recipe: Recipe, *, seed: int, step: int
 ) -> list[CompressionPoint]:
-    """Draw the `recipe.contexts` cuts of one step.
+    """Draw the `recipe.contexts` points of one step.
 
     Sequences come from one shuffle per pass over `records` and serve `recipe.points_per_sequence`
-    cuts when their turn comes; every record must have a possible cut.
+    points when their turn comes; every record must have a possible point.
     """
     return list(drawn_points(records, recipe, seed=seed, step=step))
 
@@ -129,12 +133,12 @@ def visit_order(sequences: int, *, seed: int, passes: int) -> NDArray[np.int64]:
 
 
 def draw_point(record: SequenceRecord, recipe: Recipe, *, seed: int, draw: int) -> CompressionPoint:
-    """The cut of a sequence that serves a draw; draws are counted from the first step on."""
+    """The point of a sequence that serves a draw; draws are counted from the first step on."""
     random = _generator(seed, _CUTS, draw)
     kinds = points_by_kind(record, recipe)
     weights = np.array([_weights(recipe)[kind] for kind in kinds])
     kind = list(kinds)[int(random.choice(len(kinds), p=weights / weights.sum()))]
-    return _cut(record, kinds[kind][int(random.integers(len(kinds[kind])))], recipe)
+    return _point(record, kinds[kind][int(random.integers(len(kinds[kind])))], recipe)
 
 
 def noise_seed(seed: int, step: int, slot: int) -> int:
@@ -145,12 +149,12 @@ def noise_seed(seed: int, step: int, slot: int) -> int:
 def held_out_points(
     records: Sequence[SequenceRecord], recipe: Recipe, *, limit: int
 ) -> list[CompressionPoint]:
-    """At most `limit` fixed cuts for validation, one sequence after the other.
+    """At most `limit` fixed points for validation, one sequence after the other.
 
-    Boundary cuts where the recipe trains on them, else the middle of the uniform ones, of an
-    importance grid the middle one that calibration can use. The second cut of a sequence is used
+    Boundary points where the recipe trains on them, else the middle of the uniform ones, of an
+    importance grid the middle one that calibration can use. The second point of a sequence is used
     only after every sequence has given its first, and the sequences of a task take turns in which
-    boundary that is, so that few cuts, too, show both.
+    boundary that is, so that few points, too, show both.
     """
     rounds: list[list[CompressionPoint]] = [[], []]
     turns: Counter[str] = Counter()
@@ -161,11 +165,11 @@ def held_out_points(
         turn = turns[record.task] % len(fixed)
         turns[record.task] += 1
         for place, tokens in enumerate(fixed[turn:] + fixed[:turn]):
-            rounds[place].append(_cut(record, tokens, recipe))
+            rounds[place].append(_point(record, tokens, recipe))
     return (rounds[0] + rounds[1])[:limit]
 
 
-def _cut(record: SequenceRecord, tokens: int, recipe: Recipe) -> CompressionPoint:
+def _point(record: SequenceRecord, tokens: int, recipe: Recipe) -> CompressionPoint:
     stop = min(tokens + (recipe.future_max or record.length), record.length)
     if record.edges:  # a grid knows the future up to its edges only
         stop = min(edge for edge in record.edges if edge >= stop)
@@ -188,8 +192,8 @@ def _grid(first: int, last: int, points: int) -> list[int]:
     return sorted({round(value) for value in np.linspace(first, last, points)})
 
 
-def _thinned(cuts: Sequence[int], points: int) -> list[int]:
-    return [cuts[place] for place in _grid(0, len(cuts) - 1, points)]
+def _thinned(points: Sequence[int], count: int) -> list[int]:
+    return [points[index] for index in _grid(0, len(points) - 1, count)]
 
 
 def _middle(record: SequenceRecord, recipe: Recipe) -> int:
@@ -198,8 +202,8 @@ def _middle(record: SequenceRecord, recipe: Recipe) -> int:
     if not record.maximum_edges:
         return middle
     possible = points_by_kind(record, replace(recipe, uniform_points=0))["uniform"]
-    known = [cut for cut in record.maximum_edges if possible[0] <= cut <= possible[-1]]
-    return min(known, key=lambda cut: abs(cut - middle), default=middle)
+    known = [point for point in record.maximum_edges if possible[0] <= point <= possible[-1]]
+    return min(known, key=lambda point: abs(point - middle), default=middle)
 
 
 def _generator(*key: int) -> np.random.Generator:

@@ -1,11 +1,10 @@
 """Contexts a ranker learns from, read from a trace store and remembered within a bound of RAM.
 
-A context is a cut sequence: keys and values of the cached tokens of every head, and the label: the
-attention each of them will receive (KVP paper, section 3.1.1), its largest part, or what the store
-holds for it (`kvp-collect --labels`). Attention is computed from the stored queries, or read from
-the importance grid that a store keeps in their place. Labels depend on sequence and cut only, so
-they are remembered while they fit; what was forgotten is read and computed again, with the same
-result. Traces stay in their stored dtype and become float32 when a context is made.
+A context is a sequence at a compression point: keys and values of the cached tokens of every head,
+and their importance (`train.labels`), computed from the stored queries, read from the importance
+grid that a store keeps in their place, or stored as it is. Labels depend on sequence and point
+only, so they are remembered while they fit; what was forgotten is read and computed again, with the
+same result. Traces stay in their stored dtype and become float32 when a context is made.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Context:
 
 
 class ContextSource:
-    """Contexts of one store, by cut; threads may share it and take turns."""
+    """Contexts of one store, by compression point; threads may share it and take turns."""
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class ContextSource:
         """Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels.
 
         Queries, which new labels alone need, get what keys and values leave over. Queries and keys
-        of one sequence come on top, so that all cuts of a visit read it once. Traces that lie in
+        of one sequence come on top, so that all points of a visit read it once. Traces that lie in
         RAM anyway are not remembered again.
         """
         traces_bytes = 0 if reader.in_memory else memory_bytes * 3 // 4
@@ -90,21 +89,21 @@ class ContextSource:
         self._label_memory: _Memory[CompressionPoint, tuple[Tensor]] = _Memory(memory_bytes // 4)
         self._latest: tuple[int, tuple[Tensor, Tensor]] | None = None
 
-    def context(self, cut: CompressionPoint) -> Context:
-        """All cached tokens of a cut, on the source's device.
+    def context(self, point: CompressionPoint) -> Context:
+        """All cached tokens of a point, on the source's device.
 
         Raises StoreError when the sequence is damaged.
         """
         with self._turn:
-            importance = self._importance(cut)
-            keys, values = self._keys_and_values(cut.sequence)
+            importance = self._importance(point)
+            keys, values = self._keys_and_values(point.sequence)
         return Context(
-            keys=self._tokens(keys, cut.tokens),
-            values=self._tokens(values, cut.tokens),
-            positions=torch.arange(cut.tokens, device=self.device),
-            length=cut.tokens,
+            keys=self._tokens(keys, point.tokens),
+            values=self._tokens(values, point.tokens),
+            positions=torch.arange(point.tokens, device=self.device),
+            length=point.tokens,
             importance=importance.to(self.device),
-            future=cut.stop - cut.tokens if self._label.summed else 1,
+            future=point.stop - point.tokens if self._label.summed else 1,
         )
 
     @property
@@ -133,7 +132,7 @@ class ContextSource:
         return known
 
     def _queries_and_keys(self, sequence: int) -> tuple[Tensor, Tensor]:
-        """On the device; those of the latest sequence stay for the other cuts of a visit."""
+        """On the device; those of the latest sequence stay for the other points of a visit."""
         if self._latest is None or self._latest[0] != sequence:
             self._latest = None  # before the next one is read
             known = self._query_memory.get(sequence)
@@ -149,25 +148,25 @@ class ContextSource:
             self._latest = sequence, (known[0].to(self.device), keys.to(self.device))
         return self._latest[1]
 
-    def _importance(self, cut: CompressionPoint) -> Tensor:
-        """[A, N] float32 label of a cut."""
-        known = self._label_memory.get(cut)
+    def _importance(self, point: CompressionPoint) -> Tensor:
+        """[A, N] float32 label of a point."""
+        known = self._label_memory.get(point)
         if known is None:
-            known = (self._label_of(cut).flatten(0, 1),)
-            _check_finite(cut.sequence, *known)
-            self._label_memory.put(cut, known)
+            known = (self._label_of(point).flatten(0, 1),)
+            _check_finite(point.sequence, *known)
+            self._label_memory.put(point, known)
         return known[0]
 
-    def _label_of(self, cut: CompressionPoint) -> Tensor:
+    def _label_of(self, point: CompressionPoint) -> Tensor:
         """[L, H, N] float32 on the CPU, read or computed."""
         traces, label = self.traces, self._label
         if label.from_queries is None:
             assert label.stored is not None, "a label is computed or stored"
-            return traces.label(label.stored, cut.sequence)[..., : cut.tokens]
+            return traces.label(label.stored, point.sequence)[..., : point.tokens]
         if not traces.plan.store_queries:
-            return traces.importance(self._label_name, cut.sequence, cut.tokens, cut.stop)
-        queries, keys = self._queries_and_keys(cut.sequence)
-        return label.from_queries(queries, keys, cut.tokens, cut.stop).cpu()
+            return traces.importance(self._label_name, point.sequence, point.tokens, point.stop)
+        queries, keys = self._queries_and_keys(point.sequence)
+        return label.from_queries(queries, keys, point.tokens, point.stop).cpu()
 
 
 class _Memory(Generic[KeyT, ItemT]):

@@ -24,22 +24,22 @@ class StepContexts:
     def __init__(
         self,
         source: ContextSource,
-        cuts: Callable[[int], Iterable[CompressionPoint]],
+        points: Callable[[int], Iterable[CompressionPoint]],
         *,
         steps: int,
     ) -> None:
-        """Make the contexts of the cuts `cuts(step)` for steps below `steps`.
+        """Make the contexts of the points `points(step)` for steps below `steps`.
 
-        `cuts` must give the same for a step whenever it is asked, and `source` be safe to use from
-        two threads.
+        `points` must give the same for a step at every call, and `source` be safe to use from two
+        threads.
         """
         self._source = source
-        self._cuts = cuts
+        self._points = points
         self._steps = steps
         self._next: tuple[int, Future[list[Context]]] | None = None
 
     def contexts(self, step: int) -> list[Context]:
-        """Contexts of a step, in the order of its cuts; steps may be asked for in any order.
+        """Contexts of a step, in the order of its points; steps may be asked for in any order.
 
         Raises what `source` raises, StoreError for a damaged sequence, in the step that needs it.
         """
@@ -63,4 +63,4 @@ class StepContexts:
         device = self._source.device
         on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         with on_device:  # the current device is each thread's own
-            return [self._source.context(cut) for cut in self._cuts(step)]
+            return [self._source.context(point) for point in self._points(step)]

@@ -32,13 +32,13 @@ def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) 
 
 
 def usable(reader: TraceReader, split: str, recipe: Recipe) -> list[SequenceRecord]:
-    """Records of a split that can be cut; StoreError if there are none."""
+    """Records of a split that are long enough to compress; StoreError if there are none."""
     records = reader.records(split)
     found = [record for record in records if points_by_kind(record, recipe)]
     if not found:
         reason = f"none of its {len(records)} sequences is longer than {limits(recipe)}"
         raise StoreError(
-            f"--traces {reader.path} has no {split} sequences to cut: "
+            f"--traces {reader.path} has no {split} sequences long enough to compress: "
             + (reason if records else f"collect some with the split {split}")
         )
     return found

@@ -104,6 +104,7 @@ def _first(records: list[SequenceRecord], count: int) -> list[SequenceRecord]:
     """The first `count` records, all for 0."""
     if count > len(records):
         raise UsageError(
-            f"--sequences {count}: the store has {len(records)} training sequences that can be cut"
+            f"--sequences {count}: the store has {len(records)} training sequences that are long "
+            "enough"
         )
     return records[: count or None]

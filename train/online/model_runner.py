@@ -24,7 +24,7 @@ from train.online.trace_buffer import Attention
 from train.recipe import Recipe
 
 HELD_OUT_ATTENTION = 6
-"""Attentions kept of a validation sequence at most: three labels at two cuts."""
+"""Attentions kept of a validation sequence at most: three labels at two points."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,31 +117,31 @@ class Runner:
         recipe, seed = self.recipe, self.config.seed
         if record.index < self.samples.needed:
             draws = self.samples.schedule.draws(record.index, recipe, seed=seed)
-            cuts = [draw_point(record, recipe, seed=seed, draw=draw) for draw in draws]
+            points = [draw_point(record, recipe, seed=seed, draw=draw) for draw in draws]
             labels = [recipe.label]
         else:
             cuttable = bool(points_by_kind(record, recipe))
-            cuts = held_out_points([record], recipe, limit=2) if cuttable else []
+            points = held_out_points([record], recipe, limit=2) if cuttable else []
             calibration = self.config.calibration
             labels = [recipe.label, EVALUATED]
             labels += [] if calibration == "none" else [TARGETS[calibration][0]]
         computed = [label for label in labels if label_of(label).from_queries is not None]
-        return [(label, cut.tokens, cut.stop) for cut in cuts for label in computed]
+        return [(label, point.tokens, point.stop) for point in points for label in computed]
 
     def _sample(self, number: int) -> Sample:
-        """The prompt of a sequence; in training one too short to cut is replaced by the next."""
+        """The prompt of a sequence; in training the next one replaces one that is too short."""
         if number >= self.samples.needed:
             return self.samples.sample(number)
         for step in range(len(self.samples.train)):
             sample = self.samples.sample(number, step)
-            if self._can_be_cut(sample):
+            if self._long_enough(sample):
                 return sample
         raise UsageError(
             f"--data {self.settings.data}: no prompt {too_short(self.recipe, self.settings.length)}"
         )
 
-    def _can_be_cut(self, sample: Sample) -> bool:
-        """Whether a prompt can be cut whatever the continuation turns out to be."""
+    def _long_enough(self, sample: Sample) -> bool:
+        """Whether a prompt is long enough whatever its answer turns out to be."""
         prompt = encode(sample, self.tokenizer)
         record = SequenceRecord(
             index=0,
@@ -157,7 +157,7 @@ class Runner:
 
 
 def too_short(recipe: Recipe, length: int) -> str:
-    """End of a message about prompts of at most `length` tokens that cannot be cut."""
+    """End of a message about prompts of at most `length` tokens that are too short to compress."""
     them = "it" if recipe.budget_weights == "all" else "them"
     return f"is longer than {limits(recipe)}; lower {them} or raise --length {length}"
 

@@ -3,7 +3,7 @@
 A sequence is traced when it is first asked for and forgotten when `capacity` newer ones have come;
 one that was forgotten is traced again, with the same result, so that what training reads is a
 function of the sequence's number alone. Of its queries the buffer keeps what training will ask:
-either the queries themselves, or the attention at the cuts that are known ahead, whichever the plan
+either the queries themselves, or the importance at the points that are known ahead, as the plan
 says. What is left out: which sequences to ask for (`train.online.schedule`).
 """
 

@@ -78,7 +78,7 @@ class OnlineTrainingData:
 
     @cached_property
     def validation(self) -> list[SequenceRecord]:
-        """Validation sequences that can be cut; UsageError where none can."""
+        """Validation sequences that are long enough; UsageError where none is."""
         records = list(Window(self.traces, self.held_out))
         found = [record for record in records if points_by_kind(record, self.recipe)]
         if not found:
@@ -168,7 +168,7 @@ def _identity(
 def _plan(
     geometry: Geometry, settings: OnlineSettings, samples: Samples, recipe: Recipe
 ) -> StorePlan:
-    """What is held: attention at the cuts known ahead, or queries where that is less."""
+    """What is held: attention at the points known ahead, or queries where that is less."""
     schedule = samples.schedule
     visits = schedule.visits if schedule.rolls else schedule.passes(recipe)
     plan = StorePlan(
@@ -185,8 +185,8 @@ def _plan(
     return min(plan, with_queries, key=lambda held: _bytes_per_sequence(held, held.grid))
 
 
-def _bytes_per_sequence(plan: StorePlan, cuts: int) -> int:
-    """Most bytes of a sequence whose attention is kept at `cuts` cuts."""
+def _bytes_per_sequence(plan: StorePlan, points: int) -> int:
+    """Most bytes of a sequence whose attention is kept at `points` compression points."""
     bare = planned_bytes(
         plan.geometry,
         dtype=plan.dtype,
@@ -194,7 +194,7 @@ def _bytes_per_sequence(plan: StorePlan, cuts: int) -> int:
         store="qkv" if plan.store_queries else "kv",
         labels=len(plan.labels),
     )
-    return bare + 4 * cuts * plan.max_tokens * plan.geometry.agents
+    return bare + 4 * points * plan.max_tokens * plan.geometry.agents
 
 
 def _announce(config: TrainConfig, plan: StorePlan, samples: Samples, agents: int) -> None:
