@@ -1,6 +1,6 @@
 """Settings of kvp-eval and the checks that need no model.
 
-Lists are comma-separated strings, on the command line and in YAML alike. What a name means (task,
+Lists are comma-separated strings, on the command line and in YAML. What a name means (task,
 method, budget) is decided where it is used; this module imports no torch.
 """
 

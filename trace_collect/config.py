@@ -79,12 +79,12 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, DryRunConf
 
     @property
     def counts(self) -> dict[str, int]:
-        """Sequences asked for, by split."""
+        """Requested sequences by split."""
         return {split: getattr(self, split) for split in SPLITS}
 
     @property
     def sequences(self) -> int:
-        """Sequences asked for."""
+        """Requested sequences."""
         return sum(self.counts.values())
 
     @property

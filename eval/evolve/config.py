@@ -56,7 +56,7 @@ class EvolveConfig(
     sigma: float = 0.3
     """Initial step size in the unit cube of the search."""
     reach: float = 16.0
-    """Ratio of the largest to the smallest budget that the unit interval stands for."""
+    """Ratio of the largest to the smallest budget in the unit interval."""
     constraint: Literal["project", "soft"] = "project"
     """Rescale every candidate to the budget, or only reward staying below it (as published)."""
     lambda_: float = 0.3
