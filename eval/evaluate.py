@@ -146,7 +146,7 @@ def keep(
     everything = all_kept(start.prefix)
     by_ranking: dict[tuple[str, str, str | None], list[Setting]] = {}
     for setting in settings:
-        if setting.method.own or setting.tokens(tokens) < tokens:
+        if setting.method.self_sized or setting.tokens(tokens) < tokens:
             by_ranking.setdefault(setting.method.ranking, []).append(setting)
         else:
             yield setting, everything

@@ -50,7 +50,7 @@ def allocator_lines(allocators: Mapping[str, AllocatorEntry]) -> Iterator[str]:
     """Lines on the allocators: how a budget is split over layers and heads."""
     yield "Allocators: how many tokens each head keeps (--allocators, or after the plus sign)"
     for entry in allocators.values():
-        sizes = "; no budget, rows carry their own size" if entry.sized_by_scorer else ""
+        sizes = "; no budget, the scorer decides the size" if entry.sized_by_scorer else ""
         yield from _entry(
             entry.name,
             f"{entry.line}{sizes}",
@@ -65,4 +65,4 @@ def allocator_lines(allocators: Mapping[str, AllocatorEntry]) -> Iterator[str]:
 
 def _entry(name: str, line: str, facts: Sequence[tuple[str, str]]) -> Iterator[str]:
     yield f"  {name:<19} {line}"
-    yield from (f"      {what:<15} {said}" for what, said in facts if said)
+    yield from (f"      {fact:<15} {text}" for fact, text in facts if text)

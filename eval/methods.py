@@ -42,7 +42,7 @@ class Method:
     """Preset or options of a method, `auto` for its defaults."""
     allocator: str = UNIFORM
     """Full name of the rule that splits the budget over the heads."""
-    own: bool = False
+    self_sized: bool = False
     """Whether that rule decides by itself how many tokens to keep, whatever the budget."""
     policy: str | None = None
     """Label of the policy directory of `kvp`."""
@@ -130,14 +130,14 @@ def allocated(method: Method, spec: str) -> Method:
         raise UsageError(f"--methods, --allocators: {error}") from None
     if (former := parse(spec, "allocator").name) in RENAMED_ALLOCATORS:
         print(f"note: allocator {former} is called {rule.name} now", file=sys.stderr)
-    own = sizes_itself(rule)
-    if own and not isinstance(method.scorer, SelfSizing):
+    self_sized = sizes_itself(rule)
+    if self_sized and not isinstance(method.scorer, SelfSizing):
         raise UsageError(
             f"--methods, --allocators: {method.label}+{spec}: {method.label} does not say how many "
             "tokens it needs; use another allocator"
         )
     plain = rule.name == UNIFORM
-    return replace(method, allocator=rule.name, own=own, rule=None if plain else rule)
+    return replace(method, allocator=rule.name, self_sized=self_sized, rule=None if plain else rule)
 
 
 def registered_method(spec: str, seed: int) -> Method:
@@ -218,7 +218,9 @@ def policy_folders(arguments: Sequence[str]) -> dict[str, Path]:
 def rankings(methods: Iterable[Method]) -> list[Method]:
     """One method per scorer, with equally many tokens in every head; the full cache left out."""
     first = {method.ranking: method for method in methods if method.scorer is not None}
-    return [replace(method, allocator=UNIFORM, own=False, rule=None) for method in first.values()]
+    return [
+        replace(method, allocator=UNIFORM, self_sized=False, rule=None) for method in first.values()
+    ]
 
 
 def method_fields(method: Method) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Setting:
         """`budget_spec` of its records."""
         if self.budget is not None:
             return str(self.budget)
-        return OWN if self.method.own else None
+        return OWN if self.method.self_sized else None
 
     def tokens(self, cached: int) -> int:
         """Tokens per KV head that it may keep of `cached` ones, all of them without a budget."""
@@ -63,7 +63,7 @@ def plan(
         if method.scorer is None:
             settings.append(Setting(method=method, budget=None))
             continue
-        for budget in (None,) if method.own else budgets:
+        for budget in (None,) if method.self_sized else budgets:
             for flag in PROTECTIONS[protection]:
                 if not (flag and budget in small):
                     settings.append(

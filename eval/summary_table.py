@@ -32,46 +32,48 @@ class Line:
     cells: Mapping[str, Interval]
     """By budget spec; `full` for the full cache, `own` for a size of the method's own."""
     own_share: float | None = None
-    """Share of the cache it keeps where it sizes the cache itself, mean over rows."""
+    """Share of the cache it keeps where it sizes the cache itself, mean over records."""
 
 
-def headline(rows: Iterable[Row], *, resamples: int = 2000, seed: int = 0) -> list[Line]:
+def headline(records: Iterable[Row], *, resamples: int = 2000, seed: int = 0) -> list[Line]:
     """Mean string-match score over all generated tasks; policy seeds are averaged per prompt."""
 
     def score(group: list[Row]) -> Interval:
         return bootstrap_mean(per_prompt(group), resamples=resamples, seed=seed)
 
-    return _lines((row for row in rows if row["score"] is not None), score)
+    return _lines((record for record in records if record["score"] is not None), score)
 
 
-def perplexity_headline(rows: Iterable[Row], *, resamples: int = 2000, seed: int = 0) -> list[Line]:
+def perplexity_headline(
+    records: Iterable[Row], *, resamples: int = 2000, seed: int = 0
+) -> list[Line]:
     """Perplexity of the given replies over all dialogue tasks."""
 
     def score(group: list[Row]) -> Interval:
         return perplexity(group, resamples=resamples, seed=seed)
 
-    return _lines((row for row in rows if row["nll"] is not None), score)
+    return _lines((record for record in records if record["nll"] is not None), score)
 
 
-def print_headline(console: Console, rows: Iterable[Row], *, resamples: int, seed: int) -> None:
+def print_headline(console: Console, records: Iterable[Row], *, resamples: int, seed: int) -> None:
     """Print what was measured, at most 100 columns wide."""
-    rows = list(rows)
-    scores = headline(rows, resamples=resamples, seed=seed)
-    losses = perplexity_headline(rows, resamples=resamples, seed=seed)
+    records = list(records)
+    scores = headline(records, resamples=resamples, seed=seed)
+    losses = perplexity_headline(records, resamples=resamples, seed=seed)
     _print(console, scores, "mean score, %", 100)
     _print(console, losses, "perplexity of the given text", 1)
 
 
-def _lines(rows: Iterable[Row], score: Callable[[list[Row]], Interval]) -> list[Line]:
-    rows = list(rows)
-    policies = policy_groups(rows)
+def _lines(records: Iterable[Row], score: Callable[[list[Row]], Interval]) -> list[Line]:
+    records = list(records)
+    policies = policy_groups(records)
     groups: dict[tuple[str, str], dict[str, list[Row]]] = {}
-    for row in rows:
-        cells = groups.setdefault((row["protocol"], _label(row, policies)), {})
-        cells.setdefault(row["budget_spec"] or FULL_COLUMN, []).append(row)
+    for record in records:
+        cells = groups.setdefault((record["protocol"], _label(record, policies)), {})
+        cells.setdefault(record["budget_spec"] or FULL_COLUMN, []).append(record)
     methods = list(dict.fromkeys(label.removesuffix(PROTECTED) for _, label in groups))
 
-    def place(key: tuple[str, str]) -> tuple[int, bool]:
+    def order(key: tuple[str, str]) -> tuple[int, bool]:
         return methods.index(key[1].removesuffix(PROTECTED)), key[1].endswith(PROTECTED)
 
     return [
@@ -82,34 +84,36 @@ def _lines(rows: Iterable[Row], score: Callable[[list[Row]], Interval]) -> list[
             cells={budget: score(group) for budget, group in groups[key].items()},
             own_share=_share(groups[key].get(OWN, [])),
         )
-        for key in sorted(groups, key=place)
+        for key in sorted(groups, key=order)
     ]
 
 
-def _label(row: Row, policies: Mapping[str | None, str]) -> str:
+def _label(record: Row, policies: Mapping[str | None, str]) -> str:
     """Name of a record's method, seeds of one policy together."""
-    group = policies[row["policy"]]
-    name = f"{row['method']}/{group}" if group else row["method"]
-    label = method_label(name, row["variant"], row["allocator"])
-    return f"{label}{PROTECTED if row['protected'] else ''}"
+    group = policies[record["policy"]]
+    name = f"{record['method']}/{group}" if group else record["method"]
+    label = method_label(name, record["variant"], record["allocator"])
+    return f"{label}{PROTECTED if record['protected'] else ''}"
 
 
-def _share(rows: list[Row]) -> float | None:
-    if not rows:
+def _share(records: list[Row]) -> float | None:
+    if not records:
         return None
-    shares: list[float] = [row["kept_tokens"] / row["cached_tokens"] for row in rows]
+    shares: list[float] = [record["kept_tokens"] / record["cached_tokens"] for record in records]
     return sum(shares) / len(shares)
 
 
 def _print(console: Console, lines: list[Line], what: str, scale: int) -> None:
     for protocol in dict.fromkeys(line.protocol for line in lines):
-        own = [line for line in lines if line.protocol == protocol]
-        columns = sorted({budget for line in own for budget in line.cells}, key=budget_order)
-        table = _table(own, columns, scale, spread=True)
+        of_protocol = [line for line in lines if line.protocol == protocol]
+        columns = sorted(
+            {budget for line in of_protocol for budget in line.cells}, key=budget_order
+        )
+        table = _table(of_protocol, columns, scale, spread=True)
         fits = _width(console, table) <= console.width
         console.print(f"{protocol}: {what}{f' {SPREAD}' if fits else ''}")
         if not fits:
-            table = _table(own, columns, scale, spread=False)
+            table = _table(of_protocol, columns, scale, spread=False)
         console.print(table, width=max(console.width, _width(console, table)), crop=False)
     if lines:
         console.print("+p: first and last tokens are always kept")

@@ -117,7 +117,7 @@ def _evict(
     budget = setting.tokens(prefix.tokens)
     scorer = setting.method.scorer
     kept = all_kept(prefix)
-    if scorer is not None and (setting.method.own or budget < prefix.tokens):
+    if scorer is not None and (setting.method.self_sized or budget < prefix.tokens):
         assert seen.observation is not None, "the prompt was just run"
         # Anew for every setting, so that each pays for its own extra passes.
         fresh = Prefill.of(seen.observation, bench.model, ids, bench.tokenizer)

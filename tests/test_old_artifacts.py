@@ -50,7 +50,7 @@ def test_trace_stores_open_and_every_byte_is_read(store: str) -> None:
     assert gram is not None
     assert gram.shape == (4, 2, 32, 32)
     if store == "importance":
-        (point, *_) = record.peak_edges
+        (point, *_) = record.maximum_edges
         peaks = reader.max_future_attention(record.index, point)
         assert (peaks <= reader.future_attention(record.index, point) + 1e-4).all()
     else:

@@ -1,4 +1,4 @@
-"""What a candidate is worth: EvolKV, equation for the fitness and its cache score (section 3)."""
+"""Fitness of a candidate: EvolKV, its fitness equation and cache score (section 3)."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Curves:
     """Traces behind every curve."""
 
     def units(self, level: str) -> Floats:
-        """Curves of what gets its own count: [L, P] or [L * H, P]."""
+        """Curves of the units that get a count each: [L, P] or [L * H, P]."""
         if level == "layer":
             mean: Floats = self.cost.mean(1)
             return mean
@@ -115,27 +115,27 @@ def choose(
     Raises UsageError on a budget below the protected tokens.
     """
     tokens, floor = curves.cached_tokens, max(curves.protection.tokens, 1)
-    own = curves.units(config.level)
-    units = len(own)
-    order = greedy_order(hull_costs(curves.fractions, own, tokens, floor))
+    costs = curves.units(config.level)
+    units = len(costs)
+    order = greedy_order(hull_costs(curves.fractions, costs, tokens, floor))
     points: dict[int, BudgetPoint] = {}
     expected: dict[int, dict[str, float]] = {}
     for budget in parse_budgets(config.budgets):
-        asked = min(budget.tokens(tokens), tokens)
-        if asked < floor and config.budgets == EvolveConfig.budgets:
-            continue  # a default that nobody asked for
-        if asked < floor:
+        budget_tokens = min(budget.tokens(tokens), tokens)
+        if budget_tokens < floor and config.budgets == EvolveConfig.budgets:
+            continue  # a default budget, not one that was given
+        if budget_tokens < floor:
             raise UsageError(
-                f"--budgets {budget} is {asked} of {tokens} tokens, below the {floor} protected "
-                "ones; raise it, or use --protection off"
+                f"--budgets {budget} is {budget_tokens} of {tokens} tokens, below the {floor} "
+                "protected ones; raise it, or use --protection off"
             )
-        counts = greedy_counts(order, units, asked * units, floor)
-        points[asked] = BudgetPoint(
-            budget=asked, cached_tokens=tokens, counts=tuple(counts.tolist())
+        counts = greedy_counts(order, units, budget_tokens * units, floor)
+        points[budget_tokens] = BudgetPoint(
+            budget=budget_tokens, cached_tokens=tokens, counts=tuple(counts.tolist())
         )
-        expected[asked] = {
-            "uniform": _loss(curves.fractions, own, np.full(units, asked) / tokens),
-            "chosen": _loss(curves.fractions, own, counts / tokens),
+        expected[budget_tokens] = {
+            "uniform": _loss(curves.fractions, costs, np.full(units, budget_tokens) / tokens),
+            "chosen": _loss(curves.fractions, costs, counts / tokens),
         }
     if not points:
         raise UsageError(f"--budgets: none of {config.budgets} holds the {floor} protected tokens")

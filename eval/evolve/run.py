@@ -85,8 +85,8 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         print(_line(config, geometry, entry), file=sys.stderr, flush=True)
 
     journal = Journal(folder / JOURNAL, said=said)
-    room = int(config.memory_gb * 1e9)
-    own = PromptSet(config, model, tokenizer, scorer, target, chosen, keep_bytes=room)
+    keep_bytes = int(config.memory_gb * 1e9)
+    own = PromptSet(config, model, tokenizer, scorer, target, chosen, keep_bytes=keep_bytes)
     elite = search(plan, own.scores, journal)
     budgets = BudgetFile(
         model={"id": config.model, "revision": config.revision},
@@ -141,7 +141,7 @@ def load_prompts(
 
 def _shares(count: int, tasks: int) -> list[int]:
     """Prompts per task, as even as possible."""
-    return [count // tasks + (place < count % tasks) for place in range(tasks)]
+    return [count // tasks + (index < count % tasks) for index in range(tasks)]
 
 
 def _scorer(config: EvolveConfig, geometry: Geometry) -> Scorer:

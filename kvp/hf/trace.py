@@ -23,7 +23,7 @@ from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.ops.future_attention import grid_attention
 from kvp.scoring import Reconstruction
 from kvp.store import SequenceRecord, Trace
-from kvp.store.importance_grid import grid_edges, peak_edges, peak_rows
+from kvp.store.importance_grid import grid_edges, maximum_edges, maximum_grid
 
 LABELS = {"kvzip": Reconstruction(), "kvzip_plus": Reconstruction(weighted=True)}
 """Labels that are the attention a token receives while the model repeats its prompt."""
@@ -78,7 +78,7 @@ def collect(
     return Trace(
         record=record,
         importance=_grid(grid_attention, seen, record.edges) if grid else None,
-        peak=_grid(peak_rows, seen, (*record.peak_edges, record.length)) if grid else None,
+        maximum=_grid(maximum_grid, seen, (*record.maximum_edges, record.length)) if grid else None,
         queries=_stacked(seen.queries, groups_of=keys.shape[1]) if queries else None,
         keys=keys,
         values=_stacked(seen.values),
@@ -180,5 +180,5 @@ def _record(
         max_new_tokens=sample.max_new_tokens,
         metric=sample.metric,
         edges=edges,
-        peak_edges=peak_edges(edges, boundaries) if edges else (),
+        maximum_edges=maximum_edges(edges, boundaries) if edges else (),
     )

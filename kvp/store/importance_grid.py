@@ -1,10 +1,10 @@
 """The importance grid: how much attention every token receives, interval by interval of queries.
 
 A store without queries keeps it instead. Attention from the queries between two neighbouring edges
-is a sum of its own (`kvp.ops.future_attention.grid_attention`), so the future attention of a cut at
+is a sum of its own (`kvp.ops.future_attention.grid_attention`), so the future attention at
 an edge is the sum of the rows from there on: nothing is subtracted, and no small number drowns in a
 large one (docs/decisions/0014). The largest attention, which calibration needs, is kept for a few
-cuts only.
+compression points only.
 """
 
 from __future__ import annotations
@@ -18,65 +18,67 @@ from torch import Tensor
 
 from kvp.ops.future_attention import max_future_attention
 
-PEAK_ROWS = 4
+MAXIMUM_POINTS = 4
 """Cuts whose largest attention is kept: both boundaries, the one nearest to the middle, the last.
 
-So wherever a sequence is long enough to be cut, a calibration has a cut to look at."""
+So wherever a sequence can be compressed, a calibration has a compression point."""
 
 _LARGEST = 65_504
 """Largest finite float16."""
 
 
-def grid_edges(length: int, boundaries: Sequence[int], cuts: int) -> tuple[int, ...]:
-    """Edges of a sequence's grid: at most `cuts` possible cuts, ascending, then its end.
+def grid_edges(length: int, boundaries: Sequence[int], points: int) -> tuple[int, ...]:
+    """Edges of a sequence's grid: at most `points` compression points, ascending, then its end.
 
-    Cuts are evenly spaced, but every boundary inside the sequence is one exactly: the nearest of
-    the others makes room. Needs as many cuts as boundaries; a sequence of at most `cuts` tokens is
-    cut everywhere.
+    Points are evenly spaced, but every boundary inside the sequence is one exactly, in place of the
+    nearest other. Needs as many points as boundaries; in a sequence of at most `points` tokens
+    every token is one.
     """
-    count = min(cuts, length - 1)
-    even = [length * (place + 1) // (count + 1) for place in range(count)]
+    count = min(points, length - 1)
+    even = [length * (index + 1) // (count + 1) for index in range(count)]
     exact = sorted({boundary for boundary in boundaries if 0 < boundary < length})
     for number, boundary in enumerate(exact):
-        free = [cut for cut in even if cut not in exact[:number]]
-        even[even.index(min(free, key=lambda cut: abs(cut - boundary)))] = boundary
+        free = [point for point in even if point not in exact[:number]]
+        even[even.index(min(free, key=lambda point: abs(point - boundary)))] = boundary
     return (*sorted(even), length)
 
 
-def peak_edges(edges: Sequence[int], boundaries: Sequence[int]) -> tuple[int, ...]:
-    """The cuts of a grid at which the largest attention is kept: `PEAK_ROWS` at most."""
-    cuts = edges[:-1]
-    middle = sorted(cuts, key=lambda cut: abs(cut - edges[-1] // 2))[:1]
-    return tuple(sorted({*middle, *cuts[-1:], *(cut for cut in cuts if cut in boundaries)}))
+def maximum_edges(edges: Sequence[int], boundaries: Sequence[int]) -> tuple[int, ...]:
+    """Points of a grid at which the largest attention is kept, at most `MAXIMUM_POINTS`."""
+    points = edges[:-1]
+    middle = sorted(points, key=lambda point: abs(point - edges[-1] // 2))[:1]
+    exact = (point for point in points if point in boundaries)
+    return tuple(sorted({*middle, *points[-1:], *exact}))
 
 
-def rows_between(edges: Sequence[int], cut: int, stop: int) -> slice:
-    """Rows of a grid that hold the queries cut <= j < stop.
+def intervals_between(edges: Sequence[int], point: int, stop: int) -> slice:
+    """Intervals of a grid that hold the queries point <= j < stop.
 
-    A `stop` between two edges counts as the later one. Raises ValueError for a cut that is no edge.
+    A `stop` between two edges counts as the later one. Raises ValueError where
+    `point` is no edge.
     """
-    if cut not in edges[:-1]:
-        raise ValueError(f"{cut} is no cut of the importance grid")
-    last = next((place for place, edge in enumerate(edges) if edge >= stop), len(edges) - 1)
-    return slice(edges.index(cut), last)
+    if point not in edges[:-1]:
+        raise ValueError(f"{point} is no compression point of the importance grid")
+    last = next((index for index, edge in enumerate(edges) if edge >= stop), len(edges) - 1)
+    return slice(edges.index(point), last)
 
 
-def peak_rows(queries: Tensor, keys: Tensor, edges: Sequence[int]) -> Tensor:
+def maximum_grid(queries: Tensor, keys: Tensor, edges: Sequence[int]) -> Tensor:
     """The largest attention of any query of each interval, as `grid_attention` sums it.
 
     Args:
         queries: [..., G, T, D] after RoPE.
         keys: [..., T, D] after RoPE.
-        edges: cuts (`peak_edges`), then T.
+        edges: compression points (`maximum_edges`), then T.
 
     Returns:
-        [..., len(edges) - 1, T] float32; 0 for tokens after a row's cut.
+        [..., len(edges) - 1, T] float32; 0 for tokens after an interval's start.
     """
     shape = (*keys.shape[:-2], len(edges) - 1, edges[-1])
-    rows = torch.zeros(shape, dtype=torch.float32, device=keys.device)
-    for row, (cut, stop) in enumerate(pairwise(edges)):
-        rows[..., row, :cut] = max_future_attention(queries, keys, cut, stop)
-    return rows
+    grid = torch.zeros(shape, dtype=torch.float32, device=keys.device)
+    for interval, (point, stop) in enumerate(pairwise(edges)):
+        grid[..., interval, :point] = max_future_attention(queries, keys, point, stop)
+    return grid
 
 
 def root_scale(max_tokens: int) -> float:
@@ -87,13 +89,13 @@ def root_scale(max_tokens: int) -> float:
     return 2.0 ** math.floor(math.log2(_LARGEST / math.sqrt(max_tokens)))
 
 
-def encode(rows: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
-    """Rows of a grid as they are stored: float32 as they are, float16 as `scale` times the root.
+def encode(grid: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """A grid as it is stored: float32 as they are, float16 as `scale` times the root.
 
     Roots halve the exponents, so float16 holds attention down to 1e-17 of the largest possible with
     a relative error below 1e-3; without them that would end at 1e-9.
     """
-    return rows if dtype == torch.float32 else (rows.sqrt() * scale).to(dtype)
+    return grid if dtype == torch.float32 else (grid.sqrt() * scale).to(dtype)
 
 
 def decode(stored: Tensor, scale: float) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from kvp.artifacts.tensors import read_safetensors
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from kvp.store.importance_grid import decode, root_scale, rows_between
+from kvp.store.importance_grid import decode, intervals_between, root_scale
 from kvp.store.paths import OUTPUT, shard_path
 from kvp.store.schema import GRIDS, SequenceRecord, Trace, label_array
 from kvp.store.sequence_records import committed, load_record
@@ -112,19 +112,21 @@ class TraceReader:
             raise StoreError(f"{self.path} holds no label {name!r} (it holds {held})")
         return self._read(label_array(name), index)
 
-    def future_attention(self, index: int, cut: int, stop: int | None = None) -> Tensor:
-        """Attention the first `cut` tokens receive from the queries before `stop` (None = all).
+    def future_attention(self, index: int, prefix_length: int, stop: int | None = None) -> Tensor:
+        """Attention the first `prefix_length` tokens receive from queries before `stop` (or all).
 
-        [L, H, cut] float32, as `kvp.ops.future_attention` of the queries, which are not stored; a
+        [L, H, prefix_length] float32, as `kvp.ops.future_attention` of queries that are not kept; a
         `stop` that is no edge of the grid counts as the next one. Raises StoreError as `head`, in a
-        store without an importance grid, or for a cut that is not among its own.
+        store without an importance grid, or for a compression point that it does not hold.
         """
-        total: Tensor = self._grid("importance", index, cut, stop).sum(dim=-2)
+        total: Tensor = self._grid("importance", index, prefix_length, stop).sum(dim=-2)
         return total
 
-    def max_future_attention(self, index: int, cut: int, stop: int | None = None) -> Tensor:
-        """As `future_attention`, the largest; only at the record's `peak_edges`."""
-        return self._grid("peak", index, cut, stop).amax(dim=-2)
+    def max_future_attention(
+        self, index: int, prefix_length: int, stop: int | None = None
+    ) -> Tensor:
+        """As `future_attention`, the largest; only at the record's `maximum_edges`."""
+        return self._grid("peak", index, prefix_length, stop).amax(dim=-2)
 
     def importance(
         self, label: str, index: int, prefix_length: int, stop: int | None = None
@@ -165,7 +167,7 @@ class TraceReader:
             values=values,
             labels=labels,
             importance=grids["importance"],
-            peak=grids["peak"],
+            maximum=grids["peak"],
         )
 
     def verify(self) -> None:
@@ -173,38 +175,39 @@ class TraceReader:
         for index in committed(self.path):
             load_record(self.path, self._plan, index, checksums=True)
 
-    def _grid(self, array: str, index: int, cut: int, stop: int | None) -> Tensor:
-        """Rows of a grid from `cut` to `stop`, [L, H, rows, cut] float32."""
+    def _grid(self, array: str, index: int, point: int, stop: int | None) -> Tensor:
+        """Intervals of a grid from `point` to `stop`, [L, H, intervals, point] float32."""
         record = self.record(index)
         if self._plan.store != "importance":
             raise StoreError(f"{self.path} was collected without an importance grid")
-        edges = record.edges if array == "importance" else (*record.peak_edges, record.length)
+        edges = record.edges if array == "importance" else (*record.maximum_edges, record.length)
         try:
-            rows = rows_between(edges, cut, record.length if stop is None else stop)
+            intervals = intervals_between(edges, point, record.length if stop is None else stop)
         except ValueError:
             held = ", ".join(map(str, edges[:-1]))
+            meaning = "future_attention" if array == "importance" else "max_future_attention"
             raise StoreError(
-                f"{self.path} holds no {array} of sequence {index} for a cut at {cut} tokens, only "
-                f"at {held}; collect with --store qkv to cut anywhere"
+                f"{self.path} holds no {meaning} of sequence {index} at {point} tokens, only at "
+                f"{held}; collect with --store qkv to compress anywhere"
             ) from None
-        return self._read(array, index, rows=rows, tokens=cut)
+        return self._read(array, index, intervals=intervals, tokens=point)
 
     def _read(
         self,
         array: str,
         index: int,
         where: tuple[int | slice, ...] = (),
-        rows: slice | None = None,
+        intervals: slice | None = None,
         tokens: int | None = None,
     ) -> Tensor:
-        """Unpadded; of a grid, the rows and the first tokens asked for."""
+        """Unpadded; of a grid, these intervals and the first tokens only."""
         if self._agents is not None and not where:
-            parts = [self._read(array, index, some, rows, tokens) for some in self._places()]
+            parts = [self._read(array, index, some, intervals, tokens) for some in self._slices()]
             return torch.cat(parts)[None]
         shape = self._plan.shape(array, self.record(index))
         kept: list[int | slice] = [slice(size) for size in shape]
         if array in GRIDS:
-            kept[-2:] = [rows or kept[-2], slice(tokens or shape[-1])]
+            kept[-2:] = [intervals or kept[-2], slice(tokens or shape[-1])]
         selection: tuple[int | slice, ...] = (index, *where, *kept[len(where) :])
         shard = shard_path(self.path, array, index)
         if array not in self._arrays:
@@ -224,7 +227,7 @@ class TraceReader:
             return decode(tensor, root_scale(self._plan.max_tokens))
         return tensor.view(torch.bfloat16) if self._plan.dtype_of(array) == "bfloat16" else tensor
 
-    def _places(self) -> list[tuple[int, slice]]:
+    def _slices(self) -> list[tuple[int, slice]]:
         """Layers and their heads that are read."""
         heads = self.geometry.kv_heads
         agents = range(self.geometry.agents)[self._agents or slice(None)]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvp.store.importance_grid import rows_between
+from kvp.store.importance_grid import intervals_between
 
 FORMAT = "kvp-traces"
 FORMAT_VERSION = 2
@@ -22,7 +22,7 @@ READABLE = (1, 2)
 
 TENSORS = ("q", "k", "v")
 LABELS = ("kvzip", "kvzip_plus")
-"""Labels a store may hold: what every prompt token is worth to its KV head by another method."""
+"""Labels a store may hold: importance of every prompt token by another method."""
 GRIDS = ("importance", "peak")
 """Arrays of an importance grid: sums and maxima of attention (`kvp.store.importance_grid`)."""
 ARRAYS = (*TENSORS, *GRIDS, *(f"label_{name}" for name in LABELS))
@@ -72,9 +72,9 @@ class SequenceRecord:
     metric: str = ""
     """Name of the metric that scores an answer."""
     edges: tuple[int, ...] = ()
-    """Cuts of the importance grid, ascending, then T; empty in other stores."""
-    peak_edges: tuple[int, ...] = ()
-    """Those of the cuts whose largest attention is kept, ascending."""
+    """Compression points of the importance grid, ascending, then T; empty in other stores."""
+    maximum_edges: tuple[int, ...] = ()
+    """Those of the points whose largest attention is kept, ascending."""
 
     def __post_init__(self) -> None:
         """Raise ValueError when lengths, boundaries or spans contradict each other."""
@@ -91,12 +91,15 @@ class SequenceRecord:
         rising = all(one < next_one for one, next_one in pairwise((0, *self.edges)))
         if self.edges and not (rising and self.edges[-1] == self.length):
             raise ValueError(f"{self.id}: edges {self.edges} do not rise to {self.length}")
-        if list(self.peak_edges) != [edge for edge in self.edges[:-1] if edge in self.peak_edges]:
-            raise ValueError(f"{self.id}: peak edges {self.peak_edges} are no cuts of the grid")
+        if list(self.maximum_edges) != [
+            edge for edge in self.edges[:-1] if edge in self.maximum_edges
+        ]:
+            raise ValueError(f"{self.id}: {self.maximum_edges} are no points of the grid")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionary for JSON; without edges where there is no grid."""
         data = asdict(self)
+        data["peak_edges"] = data.pop("maximum_edges")  # its name in files
         if not self.edges:
             del data["edges"], data["peak_edges"]
         return data
@@ -104,14 +107,15 @@ class SequenceRecord:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SequenceRecord:
         """Inverse of `to_dict`; raises TypeError or ValueError on foreign content."""
+        known = {name: value for name, value in data.items() if name != "peak_edges"}
         return cls(
             **{
-                **data,
+                **known,
                 "token_ids": tuple(data["token_ids"]),
                 "reply_spans": tuple((start, stop) for start, stop in data["reply_spans"]),
                 "references": tuple(data["references"]),
                 "edges": tuple(data.get("edges", ())),
-                "peak_edges": tuple(data.get("peak_edges", ())),
+                "maximum_edges": tuple(data.get("peak_edges", ())),
             }
         )
 
@@ -130,16 +134,16 @@ class Trace:
     labels: Mapping[str, Tensor] = field(default_factory=dict)
     """Name -> [L, H, P] float32, P = `record.prompt_length`; those of the store's plan."""
     importance: Tensor | None = None
-    """[L, H, cuts, T] float32, a row per interval of `record.edges`: the attention that tokens get
-    from its queries (`kvp.store.importance_grid`); None in a store without a grid."""
-    peak: Tensor | None = None
-    """[L, H, peak cuts, T] float32: likewise the largest, one row per `record.peak_edges`."""
+    """[L, H, points, T] float32, per interval of `record.edges` the attention that tokens get from
+    its queries (`kvp.store.importance_grid`); None in a store without a grid."""
+    maximum: Tensor | None = None
+    """[L, H, points, T] float32: likewise the largest, for each of `record.maximum_edges`."""
 
-    def future_attention(self, cut: int) -> Tensor:
-        """What the grid says of one of its cuts, [L, H, cut] float32; ValueError for others."""
+    def future_attention(self, prefix_length: int) -> Tensor:
+        """[L, H, prefix_length] float32 at a point of the grid; ValueError at others."""
         assert self.importance is not None, "a trace with queries has no grid"
-        rows = rows_between(self.record.edges, cut, self.record.length)
-        total: Tensor = self.importance[..., rows, :cut].sum(dim=-2)
+        intervals = intervals_between(self.record.edges, prefix_length, self.record.length)
+        total: Tensor = self.importance[..., intervals, :prefix_length].sum(dim=-2)
         return total
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from kvp.geometry import Geometry
-from kvp.store.importance_grid import PEAK_ROWS
+from kvp.store.importance_grid import MAXIMUM_POINTS
 from kvp.store.schema import (
     DTYPES,
     GRIDS,
@@ -82,7 +82,7 @@ class StorePlan:
         if array == "importance":
             return (*heads, len(record.edges) - 1 if record else self.grid, tokens)
         if array == "peak":
-            return (*heads, len(record.peak_edges) if record else PEAK_ROWS, tokens)
+            return (*heads, len(record.maximum_edges) if record else MAXIMUM_POINTS, tokens)
         group = (size.group,) if array == "q" else ()
         return (*heads, *group, tokens, size.head_dim)
 
@@ -129,5 +129,5 @@ def planned_bytes(
     vectors = 2 + (geometry.group if store == "qkv" else 0)
     per_head = geometry.head_dim * vectors * DTYPES[dtype][0].itemsize + 4 * labels
     if store == "importance":
-        per_head += (grid + PEAK_ROWS) * DTYPES[grid_dtype][0].itemsize
+        per_head += (grid + MAXIMUM_POINTS) * DTYPES[grid_dtype][0].itemsize
     return tokens * geometry.agents * per_head

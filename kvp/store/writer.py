@@ -205,10 +205,12 @@ class TraceWriter:
         if set(trace.labels) != set(plan.labels):
             raise ValueError(f"a trace carries the labels of its store: {plan.labels}")
         if (len(record.edges) > 1) != (plan.grid > 0) or len(record.edges) > plan.grid + 1:
-            raise ValueError(f"{record.id}: {len(record.edges)} edges for {plan.grid} cuts")
+            raise ValueError(
+                f"{record.id}: {len(record.edges)} edges for {plan.grid} compression points"
+            )
         labels = {label_array(name): trace.labels[name] for name in plan.labels}
         given = {"q": trace.queries, "k": trace.keys, "v": trace.values}
-        given |= {"importance": trace.importance, "peak": trace.peak, **labels}
+        given |= {"importance": trace.importance, "peak": trace.maximum, **labels}
         tensors = {array: tensor for array, tensor in given.items() if tensor is not None}
         if set(tensors) != set(plan.arrays):
             raise ValueError(f"a trace carries what its store keeps: {plan.arrays}")

@@ -34,7 +34,7 @@ N=$RUN/nano
   --out "$N/traces"
 policies "$N"
 # Budgets per layer, searched at 12.5 % on validation prompts.
-search() { "$BIN/kvp-evolve" --tasks $NEEDLES --length 512 --budget 12.5% --prompts 30 --holdout 120 \
+search() { "$BIN/kvp-evolve" --tasks $NEEDLES --length 512 --budget 12.5% --search_prompts 30 --holdout 120 \
   --max_new_tokens 72 --generations 10 "$@"; }
 search --scorer kvp --policies "$N/policies/seed0" --protection off --out "$N/evolved-kvp"
 search --scorer "snapkv(kernel=7)" --protection off --out "$N/evolved-snapkv"

@@ -16,7 +16,7 @@ from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.ops.future_attention import grid_attention
 from kvp.store import SequenceRecord, StoreKind, StorePlan, Trace, TraceWriter
-from kvp.store.importance_grid import grid_edges, peak_edges, peak_rows
+from kvp.store.importance_grid import grid_edges, maximum_edges, maximum_grid
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 LENGTH, CONTEXT, PROMPT = 60, 41, 52
@@ -25,7 +25,7 @@ LENGTH, CONTEXT, PROMPT = 60, 41, 52
 def store_of(path: Path, kind: StoreKind) -> str:
     boundaries = (CONTEXT, PROMPT - 1)
     edges = grid_edges(LENGTH, boundaries, 8) if kind == "importance" else ()
-    peaks = peak_edges(edges, boundaries) if edges else ()
+    peaks = maximum_edges(edges, boundaries) if edges else ()
     plan = StorePlan(
         geometry=GEOMETRY, dtype="float32", max_tokens=LENGTH, sequences=2,
         store=kind, grid=8 if edges else 0, grid_dtype="float32",
@@ -38,7 +38,7 @@ def store_of(path: Path, kind: StoreKind) -> str:
             record = SequenceRecord(
                 index=index, id=str(index), task="t", split="test", length=LENGTH,
                 context_length=CONTEXT, prompt_length=PROMPT, token_ids=(0,) * LENGTH,
-                edges=edges, peak_edges=peaks,
+                edges=edges, maximum_edges=peaks,
             )  # fmt: skip
             trace = Trace(
                 record=record,
@@ -46,7 +46,7 @@ def store_of(path: Path, kind: StoreKind) -> str:
                 keys=keys,
                 values=values,
                 importance=grid_attention(queries, keys, edges) if edges else None,
-                peak=peak_rows(queries, keys, (*peaks, LENGTH)) if edges else None,
+                maximum=maximum_grid(queries, keys, (*peaks, LENGTH)) if edges else None,
             )
             writer.write(trace)
     return str(path / kind)

@@ -109,7 +109,7 @@ def test_killed_and_repeated_equals_undisturbed(
     assert killed.manifest["identity"] == whole.manifest["identity"]
     for record in whole.records():
         one, other = whole.trace(record.index), killed.trace(record.index)
-        for name in ("queries", "importance", "peak", "keys", "values"):
+        for name in ("queries", "importance", "maximum", "keys", "values"):
             ours, theirs = getattr(one, name), getattr(other, name)
             assert (ours is None) == (theirs is None)
             assert ours is None or torch.equal(ours, theirs)

@@ -360,9 +360,9 @@ def test_importance_is_that_of_the_queries_at_every_cut(
     for record in short.records():
         trace = whole.trace(record.index)
         assert trace.queries is not None
-        assert replace(record, edges=(), peak_edges=()) == trace.record
+        assert replace(record, edges=(), maximum_edges=()) == trace.record
         assert len(record.edges) == 10
-        assert {record.prompt_length - 1, record.context_length} <= set(record.peak_edges)
+        assert {record.prompt_length - 1, record.context_length} <= set(record.maximum_edges)
         assert torch.equal(short.kv(record.index)[0], trace.keys)
         assert torch.equal(short.kv(record.index)[1], trace.values)
         for cut in record.edges[:-1]:
@@ -372,7 +372,7 @@ def test_importance_is_that_of_the_queries_at_every_cut(
                 rtol=allowed,
                 atol=0,
             )
-        for cut in record.peak_edges:
+        for cut in record.maximum_edges:
             torch.testing.assert_close(
                 short.max_future_attention(record.index, cut),
                 reference.max_future_attention(trace.queries, trace.keys, cut),

@@ -12,7 +12,7 @@ import torch
 from kvp.geometry import Geometry
 from kvp.ops.future_attention import grid_attention
 from kvp.store import GridDtype, SequenceRecord, StorePlan, Trace, TraceWriter
-from kvp.store.importance_grid import grid_edges, peak_edges, peak_rows
+from kvp.store.importance_grid import grid_edges, maximum_edges, maximum_grid
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 TOKENS, CONTEXT, PROMPT = 96, 70, 80
@@ -81,14 +81,14 @@ def with_grid(trace: Trace, cuts: int) -> Trace:
     record = trace.record
     boundaries = (record.prompt_length - 1, record.context_length)
     edges = grid_edges(record.length, boundaries, cuts)
-    peaks = peak_edges(edges, boundaries)
+    peaks = maximum_edges(edges, boundaries)
     assert trace.queries is not None
     return replace(
         trace,
-        record=replace(record, edges=edges, peak_edges=peaks),
+        record=replace(record, edges=edges, maximum_edges=peaks),
         queries=None,
         importance=grid_attention(trace.queries, trace.keys, edges),
-        peak=peak_rows(trace.queries, trace.keys, (*peaks, record.length)),
+        maximum=maximum_grid(trace.queries, trace.keys, (*peaks, record.length)),
     )
 
 

@@ -63,7 +63,7 @@ def test_labels_equal_those_of_the_queries(
         reader = TraceReader(path)
         source = ContextSource(reader, memory_bytes=10**8, label=label)
         for record in reader.records():
-            cuts = record.edges[:-1] if label == "future_attention" else record.peak_edges
+            cuts = record.edges[:-1] if label == "future_attention" else record.maximum_edges
             for cut in (
                 CompressionPoint(sequence=record.index, tokens=n, stop=record.length) for n in cuts
             ):
@@ -72,7 +72,7 @@ def test_labels_equal_those_of_the_queries(
                 assert torch.equal(one.keys, other.keys)
                 assert one.future == other.future
         off = CompressionPoint(sequence=0, tokens=45, stop=96)
-        with pytest.raises(StoreError, match="for a cut at 45"):
+        with pytest.raises(StoreError, match="at 45 tokens, only at"):
             source.context(off)
 
 

@@ -199,10 +199,10 @@ def _thinned(points: Sequence[int], count: int) -> list[int]:
 def _middle(record: SequenceRecord, recipe: Recipe) -> int:
     uniform = points_by_kind(record, recipe)["uniform"]
     middle = uniform[len(uniform) // 2]
-    if not record.peak_edges:
+    if not record.maximum_edges:
         return middle
     possible = points_by_kind(record, replace(recipe, uniform_points=0))["uniform"]
-    known = [point for point in record.peak_edges if possible[0] <= point <= possible[-1]]
+    known = [point for point in record.maximum_edges if possible[0] <= point <= possible[-1]]
     return min(known, key=lambda point: abs(point - middle), default=middle)
 
 

@@ -12,7 +12,7 @@ import torch
 from kvp.geometry import Geometry
 from kvp.ops.future_attention import grid_attention
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
-from kvp.store.importance_grid import grid_edges, peak_edges, peak_rows
+from kvp.store.importance_grid import grid_edges, maximum_edges, maximum_grid
 
 MakeTrace = Callable[..., Trace]
 
@@ -40,7 +40,7 @@ def make_trace() -> MakeTrace:
 
         boundaries = (tokens - 6, tokens - 5)
         edges = grid_edges(tokens, boundaries, plan.grid) if plan.grid else ()
-        peaks = peak_edges(edges, boundaries) if plan.grid else ()
+        peaks = maximum_edges(edges, boundaries) if plan.grid else ()
         record = SequenceRecord(
             index=index,
             id=f"sample-{index}",
@@ -55,7 +55,7 @@ def make_trace() -> MakeTrace:
             max_new_tokens=8,
             metric="string_match_all",
             edges=edges,
-            peak_edges=peaks,
+            maximum_edges=peaks,
         )
         heads = (size.layers, size.kv_heads)
         queries, keys = noise(*heads, size.group, tokens), noise(*heads, tokens)
@@ -65,7 +65,7 @@ def make_trace() -> MakeTrace:
             keys=keys,
             values=noise(*heads, tokens),
             importance=grid_attention(queries, keys, edges) if plan.grid else None,
-            peak=peak_rows(queries, keys, (*peaks, tokens)) if plan.grid else None,
+            maximum=maximum_grid(queries, keys, (*peaks, tokens)) if plan.grid else None,
         )
 
     return build

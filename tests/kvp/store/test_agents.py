@@ -46,7 +46,7 @@ def test_tensors_are_those_of_the_heads(agents: slice, store: Path) -> None:
 
 def test_labels_and_grids_are_those_of_the_heads(grids: Path) -> None:
     whole, part = TraceReader(grids), TraceReader(grids, agents=slice(1, 3))
-    cut = whole.record(0).peak_edges[0]
+    cut = whole.record(0).maximum_edges[0]
     for ours, theirs in (
         (part.label("kvzip", 0), whole.label("kvzip", 0)),
         (part.future_attention(0, cut), whole.future_attention(0, cut)),

@@ -24,10 +24,10 @@ from kvp.store.importance_grid import (
     decode,
     encode,
     grid_edges,
-    peak_edges,
-    peak_rows,
+    intervals_between,
+    maximum_edges,
+    maximum_grid,
     root_scale,
-    rows_between,
 )
 
 MakeTrace = Callable[..., Trace]
@@ -54,7 +54,7 @@ def peaked(grid_dtype: Literal["float32", "float16"]) -> tuple[StorePlan, Trace,
     record = SequenceRecord(
         index=0, id="s", task="t", split="train", length=TOKENS, context_length=CONTEXT,
         prompt_length=PROMPT, token_ids=(1,) * TOKENS, edges=edges,
-        peak_edges=peak_edges(edges, boundaries),
+        maximum_edges=maximum_edges(edges, boundaries),
     )  # fmt: skip
     trace = Trace(
         record=record,
@@ -62,7 +62,7 @@ def peaked(grid_dtype: Literal["float32", "float16"]) -> tuple[StorePlan, Trace,
         keys=keys,
         values=values,
         importance=grid_attention(queries, keys, edges),
-        peak=peak_rows(queries, keys, (*record.peak_edges, TOKENS)),
+        maximum=maximum_grid(queries, keys, (*record.maximum_edges, TOKENS)),
     )
     return plan, trace, queries
 
@@ -100,7 +100,7 @@ def test_labels_are_those_of_the_queries_at_every_cut(
                 smallest = min(smallest, expected.min())
             whole = reader.trace(0).future_attention(cut)
             assert torch.equal(whole, reader.future_attention(0, cut))
-        for cut in trace.record.peak_edges:
+        for cut in trace.record.maximum_edges:
             largest = reader.max_future_attention(0, cut)[0, head].double().numpy()
             np.testing.assert_allclose(largest, paid[cut:, :cut].max(0), rtol=allowed)
     assert smallest < 1e-7  # the tolerance held for small labels, too
@@ -137,7 +137,7 @@ def test_edges_rise_to_the_end_and_hold_the_boundaries(
     assert len(edges) - 1 == min(cuts, length - 1)
     inside = {boundary for boundary in (one, other) if 0 < boundary < length}
     assert inside <= set(edges)
-    peaks = peak_edges(edges, (one, other))
+    peaks = maximum_edges(edges, (one, other))
     assert inside | {edges[-2]} <= set(peaks) <= set(edges[:-1])
     assert len(peaks) <= 4
 
@@ -145,21 +145,21 @@ def test_edges_rise_to_the_end_and_hold_the_boundaries(
 def test_edges_of_one_sequence() -> None:
     # ten cuts of 110 tokens lie at 10, 20, ..., 100; 83 replaces 80 and 99 replaces 100
     assert grid_edges(110, (99, 83), 10) == (10, 20, 30, 40, 50, 60, 70, 83, 90, 99, 110)
-    assert peak_edges((10, 20, 30, 40, 50, 60, 70, 83, 90, 99, 110), (99, 83)) == (50, 83, 99)
+    assert maximum_edges((10, 20, 30, 40, 50, 60, 70, 83, 90, 99, 110), (99, 83)) == (50, 83, 99)
     assert grid_edges(5, (3, 4), 48) == (1, 2, 3, 4, 5)
     assert grid_edges(110, (81, 82), 2) == (81, 82, 110)
 
 
 def test_rows_of_a_window() -> None:
     edges = (10, 20, 30, 40)
-    assert rows_between(edges, 10, 40) == slice(0, 3)
-    assert rows_between(edges, 20, 30) == slice(1, 2)
-    assert rows_between(edges, 20, 31) == slice(1, 3)
-    assert rows_between(edges, 30, 99) == slice(2, 3)
-    with pytest.raises(ValueError, match="15 is no cut"):
-        rows_between(edges, 15, 40)
-    with pytest.raises(ValueError, match="40 is no cut"):
-        rows_between(edges, 40, 40)
+    assert intervals_between(edges, 10, 40) == slice(0, 3)
+    assert intervals_between(edges, 20, 30) == slice(1, 2)
+    assert intervals_between(edges, 20, 31) == slice(1, 3)
+    assert intervals_between(edges, 30, 99) == slice(2, 3)
+    with pytest.raises(ValueError, match="15 is no compression point"):
+        intervals_between(edges, 15, 40)
+    with pytest.raises(ValueError, match="40 is no compression point"):
+        intervals_between(edges, 40, 40)
 
 
 @pytest.mark.parametrize("tokens", [1, 24, 4096, 4500, 10**6])
@@ -209,9 +209,11 @@ def test_what_a_grid_cannot_answer_is_one_line(tmp_path: Path, store: Path) -> N
     with TraceWriter.create_or_resume(tmp_path / "s", plan, {"identity": {}}) as writer:
         writer.write(trace)
     reader = TraceReader(tmp_path / "s")
-    with pytest.raises(StoreError, match=r"no importance of sequence 0 for a cut at 84 .* only at"):
+    with pytest.raises(StoreError, match=r"no future_attention of sequence 0 at 84 .* only at"):
         reader.future_attention(0, 84)
-    with pytest.raises(StoreError, match=r"no peak of sequence 0 for a cut at 9 .* --store qkv"):
+    with pytest.raises(
+        StoreError, match=r"no max_future_attention of sequence 0 at 9 .* --store qkv"
+    ):
         reader.max_future_attention(0, trace.record.edges[0])
     with pytest.raises(StoreError, match="without queries"):
         reader.head(0, 0, 0)
@@ -240,16 +242,16 @@ def test_traces_and_plans_that_do_not_fit_are_refused(
     lean = replace(plan, store="importance", grid=6)
     trace = make_trace(lean, 0)
     assert trace.importance is not None
-    plain = replace(trace.record, edges=(), peak_edges=())
+    plain = replace(trace.record, edges=(), maximum_edges=())
     with TraceWriter.create_or_resume(tmp_path / "store", lean, manifest) as writer:
         for changes, message in [
             ({"importance": None}, "carries what its store keeps"),
-            ({"record": plain}, "0 edges for 6 cuts"),
+            ({"record": plain}, "0 edges for 6 compression points"),
             ({"importance": trace.importance[..., 1:, :]}, r"importance .* the store takes"),
             ({"importance": trace.importance.half()}, r"importance .* the store takes float32"),
             ({"importance": trace.importance + torch.inf}, "importance .* is not finite"),
         ]:
-            with pytest.raises(ValueError, match=message):
+            with pytest.raises((ValueError, StoreError), match=message):
                 writer.write(replace(trace, **changes))
     with pytest.raises(StoreError, match=r"planned differently \(.*grid"):
         TraceWriter.create_or_resume(tmp_path / "store", replace(lean, grid=7), manifest)
@@ -258,6 +260,6 @@ def test_traces_and_plans_that_do_not_fit_are_refused(
             replace(plan, **settings)
     for edges in ((3, 2, 23), (0, 23), (4, 22)):
         with pytest.raises(ValueError, match="do not rise to 23"):
-            replace(trace.record, edges=edges, peak_edges=())
-    with pytest.raises(ValueError, match="no cuts of the grid"):
-        replace(trace.record, peak_edges=(trace.record.length,))
+            replace(trace.record, edges=edges, maximum_edges=())
+    with pytest.raises(ValueError, match="no points of the grid"):
+        replace(trace.record, maximum_edges=(trace.record.length,))

@@ -121,7 +121,7 @@ def test_killed_and_resumed_equals_undisturbed(
         read, undisturbed = killed.trace(index), whole.trace(index)
         assert torch.equal(read.keys, trace.keys)
         assert torch.equal(read.values, trace.values)
-        for name in ("queries", "importance", "peak"):
+        for name in ("queries", "importance", "maximum"):
             one, other = getattr(read, name), getattr(undisturbed, name)
             assert (one is None) == (getattr(trace, name) is None)
             assert one is None or torch.equal(one, other)

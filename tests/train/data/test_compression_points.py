@@ -133,7 +133,7 @@ def test_few_validation_cuts_show_both_boundaries_of_every_task() -> None:
 
 def test_cuts_of_an_importance_grid_are_its_edges() -> None:
     edges = (50, 100, 150, 200, 250, 300, 350, 400, 499, 550, 600)
-    gridded = replace(record(), edges=edges, peak_edges=(300, 400, 499, 550))
+    gridded = replace(record(), edges=edges, maximum_edges=(300, 400, 499, 550))
     kinds = points_by_kind(gridded, replace(RECIPE, uniform_points=3))
     assert kinds == {"prompt": [499], "context": [400], "uniform": [100, 300, 550]}
     assert points_by_kind(gridded, replace(RECIPE, uniform_points=0))["uniform"] == list(
@@ -144,13 +144,14 @@ def test_cuts_of_an_importance_grid_are_its_edges() -> None:
     # 100 + 120 lies before the edge at 250, 400 + 120 before the one at 550
     assert (stops[100], stops[200], stops[400], stops[499]) == (250, 350, 550, 600)
     assert (
-        points_by_kind(replace(gridded, edges=(600,), peak_edges=()), RECIPE).get("uniform") is None
+        points_by_kind(replace(gridded, edges=(600,), maximum_edges=()), RECIPE).get("uniform")
+        is None
     )
 
 
 def test_validation_of_a_grid_uses_cuts_that_calibration_can() -> None:
     edges = (50, 100, 150, 200, 250, 300, 350, 400, 499, 550, 600)
-    gridded = replace(record(), edges=edges, peak_edges=(300, 400, 499, 550))
+    gridded = replace(record(), edges=edges, maximum_edges=(300, 400, 499, 550))
     uniform = replace(RECIPE, compress_prompt=0, compress_context=0)
     assert [cut.tokens for cut in held_out_points([gridded], uniform, limit=9)] == [300]
     one = replace(uniform, uniform_points=1)  # the edge at 50, of which no peak is known
