@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from eval.config import EvalConfig, PromptConfig
 from eval.evolve.candidates import PromptSet, Target, target_of
 from eval.evolve.config import EvolveConfig
 from eval.evolve.journal import Generation, Journal
@@ -25,7 +24,7 @@ from eval.evolve.search import Elite, SearchPlan, layer_groups, search
 from eval.evolve.search_folder import JOURNAL, SEARCH, begin_search
 from eval.results.folder import input_digests
 from eval.stats import paired_difference
-from eval.tasks import Prompt, load_all
+from eval.tasks import Prompt, PromptRequest, load_all, prompt_request
 from kvp.artifacts.claim import OutputFolder
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
@@ -113,24 +112,20 @@ def load_prompts(
     `positions` is how many tokens the model can hold. Raises UsageError where a task does not fit,
     or too few prompts are there.
     """
-    shared = {one.name: getattr(config, one.name) for one in fields(PromptConfig)}
-    settings = EvalConfig(
-        out=config.out, model=config.model, methods=config.scorer, seed=config.seed,
-        prompts=config.search_prompts + config.holdout, **shared,
-    )  # fmt: skip
-    named, _ = load_all(replace(settings, prompts=1), tokenizer, positions)
-    tasks = list(dict.fromkeys(prompt.asked for prompt in named))
-    mine, theirs = _shares(config.search_prompts, len(tasks)), _shares(config.holdout, len(tasks))
-    most = max(a + b for a, b in zip(mine, theirs, strict=True))
-    prompts, _ = load_all(
-        replace(settings, tasks=",".join(tasks), prompts=most), tokenizer, positions
-    )
+    request = prompt_request(config, count=1, seed=config.seed)
+    first, _ = load_all(request, tokenizer, positions)
+    tasks = tuple(dict.fromkeys(prompt.asked for prompt in first))
+    searched = _shares(config.search_prompts, len(tasks))
+    compared = _shares(config.holdout, len(tasks))
+    maximum = max(a + b for a, b in zip(searched, compared, strict=True))
+    settings = replace(request.settings, count=maximum)
+    prompts, _ = load_all(PromptRequest(tasks=tasks, settings=settings), tokenizer, positions)
     chosen: list[Prompt] = []
     held_out: list[Prompt] = []
-    for task, own, other in zip(tasks, mine, theirs, strict=True):
-        found = [prompt for prompt in prompts if prompt.asked == task]
-        chosen += found[:own]
-        held_out += found[own : own + other]
+    for task, count, others in zip(tasks, searched, compared, strict=True):
+        of_task = [prompt for prompt in prompts if prompt.asked == task]
+        chosen += of_task[:count]
+        held_out += of_task[count : count + others]
     if (len(chosen), len(held_out)) != (config.search_prompts, config.holdout):
         raise UsageError(
             f"--search_prompts {config.search_prompts} --holdout {config.holdout}: the tasks only "
