@@ -78,15 +78,6 @@ def head_file(layer: int, head: int) -> str:
     return f"layer_{layer:02d}_head_{head:02d}.safetensors"
 
 
-def head_files(geometry: Geometry) -> tuple[str, ...]:
-    """File names of all agents of a model, layer-major."""
-    return tuple(
-        head_file(layer, head)
-        for layer in range(geometry.layers)
-        for head in range(geometry.kv_heads)
-    )
-
-
 def save_policy(
     directory: str | Path,
     rankers: HeadRankers,

@@ -186,7 +186,7 @@ class ModelTraces:
 
 
 @dataclass(frozen=True)
-class Window(Sequence[SequenceRecord]):
+class RecordWindow(Sequence[SequenceRecord]):
     """Records of consecutive sequences, each looked up when it is asked for."""
 
     traces: ModelTraces
@@ -198,11 +198,11 @@ class Window(Sequence[SequenceRecord]):
     @overload
     def __getitem__(self, place: int) -> SequenceRecord: ...
     @overload
-    def __getitem__(self, place: slice) -> Window: ...
-    def __getitem__(self, place: int | slice) -> SequenceRecord | Window:
+    def __getitem__(self, place: slice) -> RecordWindow: ...
+    def __getitem__(self, place: int | slice) -> SequenceRecord | RecordWindow:
         """The record at a place, or the window of a slice."""
         if isinstance(place, slice):
-            return Window(self.traces, self.numbers[place])
+            return RecordWindow(self.traces, self.numbers[place])
         return self.traces.record(self.numbers[place])
 
 
