@@ -49,11 +49,11 @@ class Calibration:
         for name, knots in (("scores", self.scores), ("values", self.values)):
             rising = (knots.diff(dim=-1) > 0).all(-1) & knots.isfinite().all(-1)
             if not bool(rising.all()):
-                agent = int((~rising).nonzero()[0])
-                raise ValueError(f"calibration {name} of head {agent} do not increase")
+                head = int((~rising).nonzero()[0])
+                raise ValueError(f"calibration {name} of head {head} do not increase")
 
     def apply(self, scores: Tensor, heads: slice = slice(None)) -> Tensor:
-        """Calibrated scores: [a, N] float32 of the a agents in `heads` -> [a, N] float32."""
+        """Calibrated scores: [a, N] float32 of the a heads in `heads` -> [a, N] float32."""
         knots = self.scores[heads].to(scores.device)
         values = self.values[heads].to(scores.device)
         right = torch.searchsorted(knots, scores.contiguous()).clamp(1, knots.shape[1] - 1)

@@ -77,7 +77,7 @@ class StoreEstimate:
     @property
     def label_bytes(self) -> int:
         """Bytes of all labels."""
-        return self.tokens * self.geometry.agents * 4 * self.labels
+        return self.tokens * self.geometry.total_kv_heads * 4 * self.labels
 
     @property
     def disk_bytes(self) -> int:

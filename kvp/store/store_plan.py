@@ -130,4 +130,4 @@ def planned_bytes(
     per_head = geometry.head_dim * vectors * DTYPES[dtype][0].itemsize + 4 * labels
     if store == "importance":
         per_head += (grid + MAXIMUM_POINTS) * DTYPES[grid_dtype][0].itemsize
-    return tokens * geometry.agents * per_head
+    return tokens * geometry.total_kv_heads * per_head

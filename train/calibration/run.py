@@ -50,7 +50,7 @@ def run(config: CalibrateConfig) -> None:
         protection=protection_of(recipe),
     )
     before = recalibrate(config.policy, calibration)
-    heads = policy.geometry.agents
+    heads = policy.geometry.total_kv_heads
     replaced = "" if before is None else f", in place of the calibration to {before}"
     print(
         f"{config.policy}: {heads} heads calibrated to {config.calibration} on {len(points)} points"

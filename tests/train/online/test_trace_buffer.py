@@ -41,7 +41,7 @@ def trace_of(number: int) -> Trace:
     )
 
 
-def traces(store: str = "importance", agents: slice | None = None) -> ModelTraces:
+def traces(store: str = "importance", heads: slice | None = None) -> ModelTraces:
     plan = StorePlan(
         geometry=GEOMETRY,
         dtype="float32",
@@ -54,7 +54,7 @@ def traces(store: str = "importance", agents: slice | None = None) -> ModelTrace
     tracing = Tracing(
         trace=trace_of, attention=lambda record: ASKED, manifest={"model": {}}, output_gram=GRAM
     )
-    return ModelTraces(tracing, plan, capacity=3, pinned=range(100, 102), agents=agents)
+    return ModelTraces(tracing, plan, capacity=3, pinned=range(100, 102), heads=heads)
 
 
 def test_the_oldest_leave_and_come_back_the_same() -> None:
@@ -95,7 +95,7 @@ def test_bytes_are_those_of_all_tensors() -> None:
 
 
 def test_some_heads_only() -> None:
-    buffer, whole = traces(agents=slice(1, 3)), traces()
+    buffer, whole = traces(heads=slice(1, 3)), traces()
     for part, full in zip(buffer.kv(5), whole.kv(5), strict=True):
         assert torch.equal(part, full.flatten(0, 1)[1:3][None])
     for asked in (20, 33):
