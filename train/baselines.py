@@ -55,7 +55,7 @@ class BaselineEvaluator:
         """
         self._geometry = geometry
         self._protection = reward_protection
-        self._heads = range(geometry.agents) if heads is None else heads
+        self._heads = range(geometry.total_kv_heads) if heads is None else heads
         entries = [entry for entry in METHODS.values() if entry.attention_free]
         self._scorers = [entry.builder() for entry in entries]
         self._skills: list[Tensor] = []  # per context [M, A]

@@ -143,7 +143,7 @@ class Log(Callback):
         names = head_names(self._geometry, self._heads)
         for name, value in zip(names, known.tolist(), strict=True):
             self._writer.add_scalar(f"skill_by_head/{name}", value, step)
-        image = torch.full((self._geometry.agents,), torch.nan)
+        image = torch.full((self._geometry.total_kv_heads,), torch.nan)
         image[self._heads.start : self._heads.stop] = known
         image = image.view(self._geometry.layers, self._geometry.kv_heads)
         self._writer.add_figure("held_out/skill_by_head", _skill_figure(image, step), step)

@@ -34,7 +34,7 @@ def new_training(job: Job, rankers: HeadRankers) -> RankerTraining:
         activation_bytes=config.activation_gb * 1e9,
         stacked=config.stacked,
         heads=job.heads,
-        model_heads=job.traces.geometry.agents,
+        model_heads=job.traces.geometry.total_kv_heads,
         ranks=job.ranks,
     )
 

@@ -58,7 +58,7 @@ class Job:
     @property
     def whole(self) -> bool:
         """Whether all heads of the model are trained."""
-        return len(self.heads) == self.traces.geometry.agents
+        return len(self.heads) == self.traces.geometry.total_kv_heads
 
     @property
     def protection(self) -> Protection:
@@ -92,7 +92,7 @@ def prepare(config: TrainConfig, ranks: Workers, sources: Sources | None) -> Job
     device = device_of_worker(device_of(config.device), ranks)
     training_data = open_training_data(config, recipe, device)
     key_frequencies(training_data.traces, recipe)  # what is missing is said before any writing
-    heads = range(training_data.traces.geometry.agents)
+    heads = range(training_data.traces.geometry.total_kv_heads)
     if config.heads is not None:
         heads = parse_heads(config.heads)
     initial = None
@@ -126,7 +126,7 @@ def initial_rankers(job: Job) -> HeadRankers:
     spec = _spec(recipe, job.training_data)
     generator = torch.Generator().manual_seed(job.config.seed)
     kind = SharedRankers if recipe.sharing == "model" else HeadRankers
-    rankers = kind(spec, geometry.agents, generator)
+    rankers = kind(spec, geometry.total_kv_heads, generator)
     if not job.whole:
         states = rankers.head_states()[job.heads.start : job.heads.stop]
         rankers = HeadRankers.from_head_states(spec, states)
@@ -160,14 +160,14 @@ def _rankers_of(
             f"--init_from {folder} is of a model with {shard.meta.geometry}, the traces of one "
             f"with {traces.geometry}"
         )
-    if missing := sorted(set(heads) - set(shard.meta.agents)):
+    if missing := sorted(set(heads) - set(shard.meta.head_range)):
         raise UsageError(f"--init_from {folder} has no ranker of head {missing[0]}")
     if different := _different(shard.rankers.spec.to_dict(), spec.to_dict()):
         raise UsageError(
             f"--init_from {folder} has other rankers ({different}); give the settings that it "
             "was trained with"
         )
-    first = shard.meta.agents.start
+    first = shard.meta.head_range.start
     states = shard.rankers.head_states()[heads.start - first : heads.stop - first]
     return HeadRankers.from_head_states(shard.rankers.spec, states)
 

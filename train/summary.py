@@ -62,7 +62,7 @@ def print_summary(
 
 def head_names(geometry: Geometry, heads: range | None = None) -> list[str]:
     """Names of heads, LAYER.HEAD, counted from 0."""
-    indices = range(geometry.agents) if heads is None else heads
+    indices = range(geometry.total_kv_heads) if heads is None else heads
     return [f"{index // geometry.kv_heads}.{index % geometry.kv_heads}" for index in indices]
 
 

@@ -219,7 +219,7 @@ def judged(folder: Path, traces: Path, settings: Settings) -> dict[str, Any]:
 def trained_parameters(rankers: HeadRankers, settings: Settings) -> int:
     """Weights that training had: of all heads' networks, or of the one that they share."""
     shared = settings.get("sharing") == "model"
-    network = (SharedRankers if shared else HeadRankers)(rankers.spec, rankers.agents)
+    network = (SharedRankers if shared else HeadRankers)(rankers.spec, rankers.total_kv_heads)
     return network.parameter_count
 
 

@@ -22,9 +22,9 @@ from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.hf.trace import collect
 from kvp.ops.future_attention import reference
 from kvp.scoring import Reconstruction
-from kvp.store import LABELS, TraceReader
+from kvp.store import STORED_LABELS, TraceReader
 from trace_collect.cli import main
-from trace_collect.config import LABELS as CONFIG_LABELS
+from trace_collect.config import STORED_LABELS as CONFIG_LABELS
 from trace_collect.config import CollectConfig
 from trace_collect.jobs import request_of
 
@@ -419,4 +419,4 @@ def test_a_lost_label_shard_is_named(
 def test_unknown_labels_are_refused(run: Collect, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--labels=kvzip,snap") == 2
     assert "--labels: no label 'snap'; use kvzip, kvzip_plus" in refused(capsys)
-    assert CONFIG_LABELS == LABELS
+    assert CONFIG_LABELS == STORED_LABELS

@@ -72,7 +72,7 @@ def test_merged_shards_are_the_policy_of_one_run(
     assert merge(["--shards", str(merged), "--out", str(tmp_path / "again")]) == 2
     assert f"--shards {merged} is a whole policy already" in capsys.readouterr().err
     assert not (tmp_path / "again").exists()
-    assert load_policy(merged).rankers.agents == 4
+    assert load_policy(merged).rankers.total_kv_heads == 4
     training = index(merged)["training"]
     assert [shard["heads"] for shard in training["shards"]] == [[0, 1], [1, 4]]
     assert training["config"]["heads"] is None
@@ -107,8 +107,8 @@ def test_a_shard_is_no_policy(shards: list[Path]) -> None:
     with pytest.raises(PolicyError, match=r"is a shard, KV heads 1:4 of 4: .* kvp-merge"):
         load_policy(shards[1])
     shard = load_shard(shards[1])
-    assert shard.meta.agents == range(1, 4)
-    assert shard.rankers.agents == 3
+    assert shard.meta.head_range == range(1, 4)
+    assert shard.rankers.total_kv_heads == 3
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def _open_store(config: TrainConfig, recipe: Recipe) -> StoreTrainingData:
     reader = TraceReader(Path(config.traces))
     if config.heads is not None:
         heads = heads_within(parse_heads(config.heads), reader.geometry)
-        reader = TraceReader(Path(config.traces), agents=slice(heads.start, heads.stop))
+        reader = TraceReader(Path(config.traces), heads=slice(heads.start, heads.stop))
     check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
     training = _first(usable(reader, "train", recipe), recipe.sequences)
     return StoreTrainingData(

@@ -51,7 +51,9 @@ def run(config: MergeConfig) -> None:
             joined_meta(shards),
             calibration=joined_calibration(shards),
         )
-    print(f"{config.out}: {shards[0].meta.geometry.agents} KV heads from {len(shards)} shards")
+    print(
+        f"{config.out}: {shards[0].meta.geometry.total_kv_heads} KV heads from {len(shards)} shards"
+    )
 
 
 def check_alike(named: dict[str, Shard]) -> None:
@@ -82,15 +84,15 @@ def made_by(shard: Shard) -> dict[str, Any]:
 
 def in_order(shards: Sequence[Shard]) -> list[Shard]:
     """Shards by their first head; PolicyError unless they hold every head exactly once."""
-    held = Counter(agent for shard in shards for agent in shard.meta.agents)
-    agents = shards[0].meta.geometry.agents
+    shards_with = Counter(head for shard in shards for head in shard.meta.head_range)
+    total = shards[0].meta.geometry.total_kv_heads
     wrong = {
-        "no shard has heads": [agent for agent in range(agents) if not held[agent]],
-        "more than one has heads": [agent for agent in range(agents) if held[agent] > 1],
+        "no shard has heads": [head for head in range(total) if not shards_with[head]],
+        "more than one has heads": [head for head in range(total) if shards_with[head] > 1],
     }
-    if found := [f"{what} {spans(heads)}" for what, heads in wrong.items() if heads]:
-        raise PolicyError(f"--shards make no policy of {agents} heads: {'; '.join(found)}")
-    return sorted(shards, key=lambda shard: shard.meta.agents.start)
+    if problems := [f"{what} {spans(heads)}" for what, heads in wrong.items() if heads]:
+        raise PolicyError(f"--shards make no policy of {total} heads: {'; '.join(problems)}")
+    return sorted(shards, key=lambda shard: shard.meta.head_range.start)
 
 
 def spans(numbers: Sequence[int]) -> str:
@@ -133,7 +135,7 @@ def joined_meta(shards: Sequence[Shard]) -> PolicyMeta:
     training["best_step"] = [step for one in shards for step in one.meta.training["best_step"]]
     training["shards"] = [
         {
-            "heads": [one.meta.agents.start, one.meta.agents.stop],
+            "heads": [one.meta.head_range.start, one.meta.head_range.stop],
             **{name: one.meta.training.get(name) for name in ("command", "created")},
         }
         for one in shards

@@ -74,8 +74,8 @@ class RankerTraining(pl.LightningModule):
         self.rankers = rankers
         self.average = copy.deepcopy(rankers).requires_grad_(False)
         self.best = rankers.materialise().requires_grad_(False)
-        self.register_buffer("best_skill", torch.full((rankers.agents,), -torch.inf))
-        self.register_buffer("best_step", torch.zeros(rankers.agents, dtype=torch.int64))
+        self.register_buffer("best_skill", torch.full((rankers.total_kv_heads,), -torch.inf))
+        self.register_buffer("best_step", torch.zeros(rankers.total_kv_heads, dtype=torch.int64))
         self.gradient_norms = torch.zeros(0)
         """Of the latest step, before clipping; one per network."""
         self._recipe = recipe
@@ -143,8 +143,8 @@ class RankerTraining(pl.LightningModule):
         """
         importances = [context.importance for context in contexts]
         heads, model_heads = self._heads, self._model_heads
-        agents = self.rankers.agents
-        if counted.device.type == "cpu" and agents < (model_heads or agents):
+        count = self.rankers.total_kv_heads
+        if counted.device.type == "cpu" and count < (model_heads or count):
             assert model_heads is not None
             place = (0, 0, heads.start, model_heads - heads.stop)
             scores = [nn.functional.pad(score, place) for score in scores]
@@ -217,12 +217,12 @@ class RankerTraining(pl.LightningModule):
         values = torch.cat([context.values for context in contexts], dim=1)
         positions = torch.cat([context.positions for context in contexts])
         length = lengths.repeat_interleave(torch.tensor(tokens, device=self.device))
-        agents = self.rankers.agents
+        count = self.rankers.total_kv_heads
         size = int(self._activation_bytes // (sum(tokens) * bytes_per_token(self.rankers.spec)))
-        if size >= agents:
+        if size >= count:
             scores = self.rankers(keys, values, positions, length, stacked=self._stacked)
         else:
-            groups = [slice(i, i + max(size, 1)) for i in range(0, agents, max(size, 1))]
+            groups = [slice(i, i + max(size, 1)) for i in range(0, count, max(size, 1))]
             parts = [self._recomputed(h, keys[h], values[h], positions, length) for h in groups]
             scores = torch.cat(parts)
         return list(torch.split(scores, tokens, dim=1))

@@ -21,7 +21,7 @@ EMBEDDING_WIDTH = 32
 
 
 class SharedRankers(HeadRankers):
-    """Rankers of A agents from one network: its parameters are [1, ...], embeddings [A, E]."""
+    """Rankers of A heads from one network: its parameters are [1, ...], embeddings [A, E]."""
 
     embedding: Tensor
     """[A, E] float32, trained: what tells the heads apart."""
@@ -31,12 +31,12 @@ class SharedRankers(HeadRankers):
     def __init__(
         self,
         spec: RankerSpec,
-        agents: int,
+        heads: int,
         generator: torch.Generator | None = None,
         *,
         embedding_width: int = EMBEDDING_WIDTH,
     ) -> None:
-        """Initialise the network as one agent of `HeadRankers`, embeddings as `nn.Embedding`.
+        """Initialise the network as one head of `HeadRankers`, embeddings as `nn.Embedding`.
 
         W is scaled by the fan-in of the first block with the embedding among its inputs. The same
         generator state gives the same weights; ValueError where `embedding_width` is not positive.
@@ -44,12 +44,12 @@ class SharedRankers(HeadRankers):
         if embedding_width < 1:
             raise ValueError(f"embedding_width must be at least 1, got {embedding_width}")
         super().__init__(spec, 1, generator)
-        self.agents = agents
+        self.total_kv_heads = heads
         self._add_statistics()
         bound = 1 / math.sqrt(sum(map(spec.width_of, spec.projected)) + embedding_width)
         weight = torch.empty(1, embedding_width, spec.hidden)
         self.embedding_weight = nn.Parameter(weight.uniform_(-bound, bound, generator=generator))
-        embedding = torch.empty(agents, embedding_width).normal_(generator=generator)
+        embedding = torch.empty(heads, embedding_width).normal_(generator=generator)
         self.embedding = nn.Parameter(embedding)
 
     def weights(self, heads: slice) -> dict[str, Tensor]:
@@ -69,6 +69,6 @@ def clip_gradients(rankers: HeadRankers, max_norm: float) -> Tensor:
     """
     if not isinstance(rankers, SharedRankers):
         return clip_per_head(rankers.parameters(), max_norm)
-    most = max_norm * rankers.agents
+    most = max_norm * rankers.total_kv_heads
     norm = torch.nn.utils.clip_grad_norm_(rankers.parameters(), most)
-    return norm[None] / rankers.agents
+    return norm[None] / rankers.total_kv_heads

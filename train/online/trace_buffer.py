@@ -52,11 +52,11 @@ class ModelTraces:
         capacity: int,
         pinned: range = range(0),
         device: torch.device | None = None,
-        agents: slice | None = None,
+        heads: slice | None = None,
     ) -> None:
         """Hold at most `capacity` sequences beside the `pinned` ones, which never leave.
 
-        Attention is computed on `device`. With `agents`, consecutive KV heads counted layer by
+        Attention is computed on `device`. With `heads`, consecutive KV heads counted layer by
         layer, only theirs is kept, as a trace store's reader does.
         """
         self._tracing = tracing
@@ -64,7 +64,7 @@ class ModelTraces:
         self._capacity = capacity
         self._pinned = pinned
         self._device = device or torch.device("cpu")
-        self._agents = agents
+        self._heads = heads
         self._held: dict[int, tuple[Trace, dict[Attention, Tensor]]] = {}
         self._turn = threading.RLock()
         self.traced = 0
@@ -119,7 +119,7 @@ class ModelTraces:
     def output_gram(self) -> Tensor | None:
         """Gram matrices of the model's output projection, [L, H, D, D] float32; None if unknown."""
         gram = self._tracing.output_gram
-        return gram if gram is None or self._agents is None else self._own(gram)
+        return gram if gram is None or self._heads is None else self._own(gram)
 
     def importance(
         self, label: str, index: int, prefix_length: int, stop: int | None = None
@@ -150,7 +150,7 @@ class ModelTraces:
         trace = self._tracing.trace(number)
         self.traced += 1
         self.tokens += trace.record.length
-        if self._agents is None:
+        if self._heads is None:
             return trace
         assert trace.queries is not None
         return replace(
@@ -163,7 +163,7 @@ class ModelTraces:
 
     def _own(self, tensor: Tensor) -> Tensor:
         """[L, H, ...] -> [1, own heads, ...], a copy."""
-        return tensor.flatten(0, 1)[self._agents][None].clone()
+        return tensor.flatten(0, 1)[self._heads][None].clone()
 
     def _kept(self, trace: Trace) -> tuple[Trace, dict[Attention, Tensor]]:
         """What the plan keeps of a sequence."""
@@ -186,7 +186,7 @@ class ModelTraces:
 
 
 @dataclass(frozen=True)
-class Window(Sequence[SequenceRecord]):
+class RecordWindow(Sequence[SequenceRecord]):
     """Records of consecutive sequences, each looked up when it is asked for."""
 
     traces: ModelTraces
@@ -198,11 +198,11 @@ class Window(Sequence[SequenceRecord]):
     @overload
     def __getitem__(self, place: int) -> SequenceRecord: ...
     @overload
-    def __getitem__(self, place: slice) -> Window: ...
-    def __getitem__(self, place: int | slice) -> SequenceRecord | Window:
+    def __getitem__(self, place: slice) -> RecordWindow: ...
+    def __getitem__(self, place: int | slice) -> SequenceRecord | RecordWindow:
         """The record at a place, or the window of a slice."""
         if isinstance(place, slice):
-            return Window(self.traces, self.numbers[place])
+            return RecordWindow(self.traces, self.numbers[place])
         return self.traces.record(self.numbers[place])
 
 

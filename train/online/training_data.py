@@ -27,7 +27,7 @@ from train.head_range import heads_within, parse_heads
 from train.online.model_runner import HELD_OUT_ATTENTION, Runner, Samples, stored_labels, too_short
 from train.online.schedule import Schedule
 from train.online.settings import OnlineSettings
-from train.online.trace_buffer import ModelTraces, Tracing, Window
+from train.online.trace_buffer import ModelTraces, RecordWindow, Tracing
 from train.recipe import Recipe
 
 
@@ -42,10 +42,10 @@ class RollingRecords:
         """Sequences that a pass visits."""
         return self.schedule.size
 
-    def during(self, passes: int) -> Window:
+    def during(self, passes: int) -> RecordWindow:
         """The sequences of a pass, counted from 0; each is traced when it is looked at."""
         start = self.schedule.start(passes)
-        return Window(self.traces, range(start, start + len(self)))
+        return RecordWindow(self.traces, range(start, start + len(self)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class OnlineTrainingData:
     @cached_property
     def validation(self) -> list[SequenceRecord]:
         """Validation sequences that are long enough; UsageError where none is."""
-        records = list(Window(self.traces, self.held_out))
+        records = list(RecordWindow(self.traces, self.held_out))
         found = [record for record in records if points_by_kind(record, self.recipe)]
         if not found:
             rule = too_short(self.recipe, self.length)
@@ -111,7 +111,7 @@ def open_online_training_data(
     )
     schedule = samples.schedule
     plan = _plan(geometry_of(model_config), settings, samples, recipe)
-    heads = range(plan.geometry.agents)
+    heads = range(plan.geometry.total_kv_heads)
     if config.heads is not None:
         heads = heads_within(parse_heads(config.heads), plan.geometry)
     _announce(config, plan, samples, len(heads))
@@ -134,7 +134,7 @@ def open_online_training_data(
         capacity=schedule.size,
         pinned=held_out,
         device=device,
-        agents=None if config.heads is None else slice(heads.start, heads.stop),
+        heads=None if config.heads is None else slice(heads.start, heads.stop),
     )
     return OnlineTrainingData(
         traces=traces,
@@ -194,15 +194,15 @@ def _bytes_per_sequence(plan: StorePlan, points: int) -> int:
         store="qkv" if plan.store_queries else "kv",
         labels=len(plan.labels),
     )
-    return bare + 4 * points * plan.max_tokens * plan.geometry.agents
+    return bare + 4 * points * plan.max_tokens * plan.geometry.total_kv_heads
 
 
-def _announce(config: TrainConfig, plan: StorePlan, samples: Samples, agents: int) -> None:
+def _announce(config: TrainConfig, plan: StorePlan, samples: Samples, heads: int) -> None:
     """Say what will be held and what will run; UsageError where it does not fit."""
     size, held_out = samples.schedule.size, len(samples.validation)
     judged = 0 if plan.store_queries else HELD_OUT_ATTENTION
-    each = _bytes_per_sequence(plan, plan.grid) * agents // plan.geometry.agents
-    fixed = held_out * _bytes_per_sequence(plan, judged) * agents // plan.geometry.agents
+    each = _bytes_per_sequence(plan, plan.grid) * heads // plan.geometry.total_kv_heads
+    fixed = held_out * _bytes_per_sequence(plan, judged) * heads // plan.geometry.total_kv_heads
     most, bound = size * each + fixed, int(config.memory_gb * 1e9) * 3 // 4
     if most > bound:
         room = (bound - fixed) // each

@@ -123,7 +123,7 @@ def test_a_policy_without_a_store(
     assert f"{needed + 2} sequences of at most 118 tokens" in told
     assert ", the first 4 before the first step, to tell the rankers" in told
     assert "tokens/s; the 16 that follow" in told
-    assert load_policy(out).rankers.agents == 4
+    assert load_policy(out).rankers.total_kv_heads == 4
     content = json.loads((out / "policy.json").read_text())
     assert content["model"] == {"id": str(base["model"]), "revision": None}
     identity = content["training"]["traces"]
