@@ -112,7 +112,7 @@ def load_all(
     prompts: list[Prompt] = []
     notes: list[str] = []
     names = task_names(request.tasks)
-    for flag, task in READ_BY.items():
+    for flag, task in TASK_OF_FLAG.items():
         if getattr(settings, flag) is not None and task not in names:
             raise UsageError(f"--{flag} is what the task {task} reads: give --tasks {task}, too")
     for name in names:
@@ -134,7 +134,7 @@ def load_all(
     return prompts, list(dict.fromkeys(notes))
 
 
-READ_BY = {"text": "text", "data": "data"}
+TASK_OF_FLAG = {"text": "text", "data": "data"}
 """Flags that one task reads, which must be among those requested."""
 
 

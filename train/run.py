@@ -12,7 +12,7 @@ from kvp.progress import phase
 from policies.calibration import Calibration
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers
-from train.calibration.fit import TARGETS, calibrate
+from train.calibration.fit import TARGET_IMPORTANCE, calibrate
 from train.callbacks import Bar, Checkpoints, Log, Validation
 from train.config import TrainConfig
 from train.distributed import Workers, this_worker, together
@@ -153,7 +153,7 @@ def _calibration(job: Job, best: HeadRankers) -> Calibration | None:
     if job.config.calibration == "none":
         return None
     phase(f"calibrating to {job.config.calibration}")
-    label, _ = TARGETS[job.config.calibration]
+    label, _ = TARGET_IMPORTANCE[job.config.calibration]
     return calibrate(
         best,
         job.source(label),

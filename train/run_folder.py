@@ -20,7 +20,7 @@ from kvp.artifacts.files import PARTIAL, sync_path
 from kvp.artifacts.locks import LOCK
 from kvp.errors import UsageError
 from kvp.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
-from policies.policy_files import INDEX
+from policies.policy_files import HEAD_FILES, INDEX
 from train.recipe import current_names
 
 RUN_FILE = "run.json"
@@ -42,7 +42,13 @@ def _read_run(path: Path) -> Mapping[str, Any]:
     return {**content, "identity": current_names(content["identity"])}
 
 
-RUN = FolderKind(noun="training run", marker=RUN_FILE, error=UsageError, read=_read_run)
+RUN = FolderKind(
+    noun="training run",
+    marker=RUN_FILE,
+    error=UsageError,
+    files=rf"{HEAD_FILES}|{INDEX}|{CHECKPOINTS}/last(\.ckpt)?",
+    read=_read_run,
+)
 
 
 class RunFolder:

@@ -23,6 +23,7 @@ from eval.evolve.print_budgets import print_budgets
 from eval.evolve.search import Elite, SearchPlan, layer_groups, search
 from eval.evolve.search_folder import JOURNAL, SEARCH, begin_search
 from eval.results.folder import input_digests
+from eval.results.records import LEARNED
 from eval.stats import paired_difference
 from eval.tasks import Prompt, PromptRequest, load_all, prompt_request
 from kvp.artifacts.claim import OutputFolder
@@ -35,10 +36,8 @@ from kvp.manifest import digest_json, run_manifest, sha256_file
 from kvp.progress import phase
 from kvp.scoring import Scorer
 from policies import load_policy, make_scorer
-from policies.budget_files import BUDGETS, BudgetFile, BudgetPoint, load_budgets, save_budgets
+from policies.budget_files import BUDGET_FILE, BudgetFile, BudgetPoint, load_budgets, save_budgets
 from policies.policy_files import INDEX, check_geometry
-
-LEARNED = "kvp"
 
 
 def run_search(config: EvolveConfig) -> None:
@@ -47,12 +46,12 @@ def run_search(config: EvolveConfig) -> None:
     if config.scorer == LEARNED and config.policies:
         identity["policy"] = _policy_digest(config)
     with OutputFolder.claim(Path(config.out), SEARCH, identity) as folder:
-        if (folder.path / BUDGETS).exists():
+        if (folder.path / BUDGET_FILE).exists():
             print(f"{folder.path} is finished; nothing to do", file=sys.stderr)
         else:
             _search(config, folder, identity)
         print_budgets(load_budgets(folder.path))
-        name = folder.path / BUDGETS
+        name = folder.path / BUDGET_FILE
         print(
             f"budgets are in {name}; to use them: --methods SCORER+evolved:{name}", file=sys.stderr
         )
@@ -101,7 +100,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         held_out=_held_out(config, own.of(held_out), plan, elite) if held_out else None,
         data=_identity_of(config, chosen),
     )
-    save_budgets(folder / BUDGETS, budgets, manifest)
+    save_budgets(folder / BUDGET_FILE, budgets, manifest)
 
 
 def load_prompts(

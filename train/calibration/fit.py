@@ -26,7 +26,7 @@ Array = NDArray[np.float64]
 
 TargetValues = Callable[[Context, Tensor | None], Tensor]
 
-TARGETS: dict[str, tuple[str, TargetValues]] = {
+TARGET_IMPORTANCE: dict[str, tuple[str, TargetValues]] = {
     "contribution": ("max_future_attention", lambda c, gram: c.importance * output_norms(c, gram)),
     "max_future_attention": ("max_future_attention", lambda c, gram: c.importance),
     "future_attention": ("future_attention", lambda c, gram: c.importance / c.future),
@@ -59,7 +59,7 @@ def calibrate(
     target: str,
     protection: Protection,
 ) -> Calibration:
-    """Calibrate `rankers` on points of a source whose label is that of the target (`TARGETS`).
+    """Calibrate `rankers` on points of a source whose label is the target's in `TARGET_IMPORTANCE`.
 
     Raises StoreError where the store is damaged.
     """
@@ -88,7 +88,7 @@ def fit_calibration(
     where it is unknown: then the norm is that of the value itself. Raises ValueError when there are
     no contexts.
     """
-    _, target_values = TARGETS[target]
+    _, target_values = TARGET_IMPORTANCE[target]
     scores, targets = [], []
     for context in contexts:
         free = protection.competing(context.length)

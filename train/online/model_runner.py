@@ -13,7 +13,7 @@ from kvp.data.sample import Sample, Source
 from kvp.errors import UsageError
 from kvp.hf.trace import collect
 from kvp.store import SequenceRecord, Trace
-from train.calibration.fit import TARGETS
+from train.calibration.fit import TARGET_IMPORTANCE
 from train.config import TrainConfig
 from train.data.compression_points import draw_point, held_out_points, limits, points_by_kind
 from train.labels import EVALUATED
@@ -126,7 +126,7 @@ class Runner:
             points = held_out_points([record], recipe, limit=2) if long_enough else []
             calibration = self.config.calibration
             labels = [recipe.label, EVALUATED]
-            labels += [] if calibration == "none" else [TARGETS[calibration][0]]
+            labels += [] if calibration == "none" else [TARGET_IMPORTANCE[calibration][0]]
         computed = [label for label in labels if label_of(label).from_queries is not None]
         return [(label, point.prefix_length, point.stop) for point in points for label in computed]
 

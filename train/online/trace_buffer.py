@@ -186,7 +186,7 @@ class ModelTraces:
 
 
 @dataclass(frozen=True)
-class Window(Sequence[SequenceRecord]):
+class RecordWindow(Sequence[SequenceRecord]):
     """Records of consecutive sequences, each looked up when it is read."""
 
     traces: ModelTraces
@@ -198,11 +198,11 @@ class Window(Sequence[SequenceRecord]):
     @overload
     def __getitem__(self, index: int) -> SequenceRecord: ...
     @overload
-    def __getitem__(self, index: slice) -> Window: ...
-    def __getitem__(self, index: int | slice) -> SequenceRecord | Window:
+    def __getitem__(self, index: slice) -> RecordWindow: ...
+    def __getitem__(self, index: int | slice) -> SequenceRecord | RecordWindow:
         """The record at an index, or the window of a slice."""
         if isinstance(index, slice):
-            return Window(self.traces, self.numbers[index])
+            return RecordWindow(self.traces, self.numbers[index])
         return self.traces.record(self.numbers[index])
 
 

@@ -27,7 +27,7 @@ from train.head_range import heads_within, parse_heads
 from train.online.model_runner import HELD_OUT_ATTENTION, Runner, Samples, stored_labels, too_short
 from train.online.schedule import Schedule
 from train.online.settings import OnlineSettings
-from train.online.trace_buffer import ModelTraces, Tracing, Window
+from train.online.trace_buffer import ModelTraces, RecordWindow, Tracing
 from train.recipe import Recipe
 
 
@@ -42,10 +42,10 @@ class RollingRecords:
         """Sequences of a pass."""
         return self.schedule.size
 
-    def during(self, passes: int) -> Window:
+    def during(self, passes: int) -> RecordWindow:
         """The sequences of a pass, counted from 0; each is traced when it is read."""
         start = self.schedule.start(passes)
-        return Window(self.traces, range(start, start + len(self)))
+        return RecordWindow(self.traces, range(start, start + len(self)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class OnlineTrainingData:
     @cached_property
     def validation(self) -> list[SequenceRecord]:
         """Validation sequences that are long enough; UsageError where none is."""
-        records = list(Window(self.traces, self.held_out))
+        records = list(RecordWindow(self.traces, self.held_out))
         long_enough = [record for record in records if points_by_kind(record, self.recipe)]
         if not long_enough:
             rule = too_short(self.recipe, self.length)

@@ -8,7 +8,7 @@ import torch
 from kvp.geometry import Geometry
 from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.store import SequenceRecord, StorePlan, Trace
-from train.online.trace_buffer import Attention, ModelTraces, Tracing, Window
+from train.online.trace_buffer import Attention, ModelTraces, RecordWindow, Tracing
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 ASKED: list[Attention] = [
@@ -110,7 +110,7 @@ def test_some_heads_only() -> None:
 
 def test_a_window_traces_what_is_looked_at() -> None:
     buffer = traces()
-    window = Window(buffer, range(4, 7))
+    window = RecordWindow(buffer, range(4, 7))
     assert (len(window), buffer.traced) == (3, 0)
     assert window[1].index == 5
     assert buffer.traced == 1
