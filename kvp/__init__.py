@@ -63,16 +63,28 @@ def evaluate(**settings: Any) -> Any:  # noqa: ANN401
 
 
 def _run(config_module: str, config_class: str, run_module: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
+    from kvp.command_line import suggestion
+    from kvp.errors import UsageError
     from kvp.own_packages import import_own
 
     if not isinstance(tasks := settings.get("tasks", ""), str):  # names and objects
         settings = {**settings, "tasks": import_own("kvp.data.tasks").named_tasks(tasks)}
-    settings = {
-        name: ",".join(value) if isinstance(value, list | tuple) else value
-        for name, value in settings.items()
-    }
-    config = getattr(import_own(config_module), config_class)(**settings)
-    return import_own(run_module).run(config)
+    settings = {name: _setting(value) for name, value in settings.items()}
+    kind = getattr(import_own(config_module), config_class)
+    known = kind.__dataclass_fields__
+    for name in settings:
+        if name not in known:
+            meant = suggestion(name, list(known), getattr(kind, "RENAMED", {}))
+            raise UsageError(f"unknown setting {name!r}{meant}")
+    return import_own(run_module).run(kind(**settings))
+
+
+def _setting(value: object) -> object:
+    """Names of a list as a flag has them; a list that holds objects stays one."""
+    if not isinstance(value, list | tuple):
+        return value
+    names = [one for one in value if isinstance(one, str)]
+    return ",".join(names) if len(names) == len(value) else tuple(value)
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

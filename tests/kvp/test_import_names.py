@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import kvp
+from kvp.errors import UsageError
 
 ROOT = Path(kvp.__file__).parent.parent
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -86,3 +87,22 @@ def test_programs_from_python_take_the_flags_as_keywords(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="no protocol 'b'"):
         kvp.evaluate(out="o", protocols=["query_aware", "b"])  # a list stands for commas
     assert kvp.collect(out=str(tmp_path / "traces"), dry_run=True, rate=100.0) is None
+
+
+def test_evaluate_takes_names_and_scorer_objects_in_one_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Mine:
+        name = "mine"
+
+    mine = Mine()
+    monkeypatch.setattr("eval.run.run", lambda config: config)
+    config = kvp.evaluate(methods=["full", mine], budgets=["25%", "50%"], out="results")
+    assert config.method_list == ("full", mine)
+    assert config.budgets == "25%,50%"
+
+
+@pytest.mark.parametrize(("setting", "meant"), [("methodes", "methods"), ("rows", "decode_batch")])
+def test_a_misspelt_setting_is_named(setting: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"unknown setting '{setting}'; did you mean {meant}"):
+        kvp.evaluate(out="results", **{setting: "full"})

@@ -245,6 +245,20 @@ def test_a_skipped_row_is_told_once_when_a_split_is_empty(
     assert "give it more rows" in message
 
 
+def test_short_chats_say_which_length_keeps_them(
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "chats.jsonl"
+    with data.open("w") as file:
+        for number in range(8):
+            pair = {"prompt": f"Hello {number}.", "completion": "Hi."}
+            file.write(json.dumps(pair) + "\n")
+    counts = ("--train=1", "--validation=1", "--test=1")
+    assert run("--data", str(data), *counts, "--length=900") == 2
+    said = r"left out 1 chat shorter than half of --length 900 \(\d+ tokens\): a smaller one"
+    assert re.search(said, refused(capsys))
+
+
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the test where weights are loaded."""

@@ -87,7 +87,7 @@ class _Maker:
         if self.short_chats:
             parts.append(
                 f"left out {_counted(self.short_chats, 'chat')} shorter than half of --length "
-                f"{self.settings.length} ({_tokens(self.short_chats)})"
+                f"{self.settings.length} ({_tokens(self.short_chats)}): a smaller one keeps them"
             )
         return f"{split} split: {'; '.join(parts)}" if parts else None
 
