@@ -57,13 +57,14 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     configs = ROOT / "configs" / "demo"
     traces, policies, results = run / "traces", run / "policies", run / "results"
     commands = {
-        "trace_collect.cli": f"--config {configs}/collect.yaml --out {traces} --train 4 "
-        "--validation 2 --length 256",
+        "trace_collect.cli": f"--config {configs}/collect.yaml --out {traces} --train 3 "
+        "--validation 1 --length 192",
         "train.cli": f"--config {configs}/train.yaml --traces {traces} --out {policies} "
         "--steps 4 --validate_every 2",
         "eval.cli": f"--config {configs}/eval.yaml --policies {policies} --traces {traces} "
         f"--out {results} --prompts 1 --length 256 --budgets 25% --max_new_tokens 12 "
-        "--bootstrap 50",
+        "--tasks niah_single_2,chat --protocols query_agnostic --curve_sequences 1 "
+        "--methods full,kvp,kvp+global,random,snapkv,kvzip+global,oracle --bootstrap 50",
         "eval.report.cli": f"{results} --out {run}/report.html --bootstrap 50",
     }
     done = subprocess.run(
