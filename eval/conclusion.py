@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from eval.results.records import OWN
+from eval.results.records import FULL, LEARNED, ORACLE, OWN
 from eval.results.records import Row as Record
 from eval.summary_table import FULL_COLUMN, Line, budget_order, headline, perplexity_headline
 from policies.registry import METHODS
 
 USUAL_BUDGET = "12.5%"
 """The budget the sentence is about where it was run; else the middle one of the run."""
-NOT_COMPARED = ("full", "oracle", "random")
-LEARNED = "kvp"
+NOT_COMPARED = (FULL, ORACLE, "random")
 
 
 def conclusion(records: Iterable[Record], *, resamples: int = 200, seed: int = 0) -> str:

@@ -22,7 +22,7 @@ from eval.methods import Method, method_fields, rankings
 from eval.results.records import Row as Record
 from eval.settings import PROTECTIONS, Setting, plan
 from kvp import metrics
-from kvp.budget_scores import Scored, score_budgets
+from kvp.budget_scores import BudgetScores, score_budgets
 from kvp.budgets import Budget
 from kvp.geometry import Geometry
 from kvp.hf import ScorerInputs, prefill
@@ -177,7 +177,7 @@ class TracedPrompt:
         self._tokenizer = tokenizer
         self._inputs: dict[int | None, ScorerInputs | None] = {}
 
-    def scored(self, method: Method, budgets: Sequence[int]) -> list[Scored]:
+    def scored(self, method: Method, budgets: Sequence[int]) -> list[BudgetScores]:
         """Scores of a method for the budgets."""
         scorer = method.scorer
         assert scorer is not None, "the full cache has no scores"
@@ -200,7 +200,7 @@ class TracedPrompt:
             self._inputs[after] = seen.inputs
         return self._inputs[after]
 
-    def measure(self, scored: Sequence[Scored], protection: Protection) -> Measured:
+    def measure(self, scored: Sequence[BudgetScores], protection: Protection) -> Measured:
         """Metrics of the rankings made for the grid's budgets (`kvp.metrics.grid_budgets`)."""
         grid = set(metrics.grid_budgets(self.prefix_length))
         serving = [

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eval.results.records import UNIFORM, method_label
+from eval.results.records import FULL, LEARNED, UNIFORM, method_label
 from kvp.allocation import Allocator
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry
@@ -27,9 +27,6 @@ from policies.learned import LearnedScorer
 from policies.method_spec import parse
 from policies.policy_files import INDEX, check_geometry
 from policies.registry import RENAMED_ALLOCATORS
-
-FULL = "full"
-LEARNED = "kvp"
 
 
 @dataclass(frozen=True, kw_only=True)

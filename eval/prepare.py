@@ -16,7 +16,7 @@ from eval.cost_curves import TraceSettings
 from eval.held_out_traces import open_traces
 from eval.methods import Method, build_methods, check_methods
 from eval.settings import Setting, plan
-from eval.tasks import Prompt, load_all, protocols_of, task_names
+from eval.tasks import Prompt, load_all, prompt_request, protocols_of, task_names
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_tokenizer
 from kvp.hf.loading import torch_device
@@ -73,8 +73,13 @@ def prepare(config: EvalConfig, methods: Sequence[Method]) -> Prepared:
     traces = open_traces(config.traces, geometry, methods) if config.traces else None
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    prompts, notes = load_all(config, tokenizer, positions)
-    work = [(prompt, name) for prompt in prompts for name in protocols_of(config, prompt.task)]
+    request = prompt_request(config, count=config.prompts, seed=config.seed)
+    prompts, notes = load_all(request, tokenizer, positions)
+    work = [
+        (prompt, name)
+        for prompt in prompts
+        for name in protocols_of(config.protocol_list, prompt.task)
+    ]
     planned: dict[tuple[str, str], list[Setting]] = {}
     for task, protocol in dict.fromkeys((prompt.task, name) for prompt, name in work):
         lengths = [prompt.boundary(protocol) for prompt in prompts if prompt.task == task]

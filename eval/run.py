@@ -120,7 +120,7 @@ def announce(config: EvalConfig, prepared: Prepared) -> None:
     tasks = len({prompt.task for prompt in prepared.prompts})
     say(
         f"{len(prepared.prompts)} prompts of {tasks} tasks, {len(prepared.work)} evaluations of "
-        f"{settings} settings each; {prepared.geometry.agents} KV heads in "
+        f"{settings} settings each; {prepared.geometry.total_kv_heads} KV heads in "
         f"{prepared.geometry.layers} layers; caches take up to about {decimal(memory)} besides the "
         "model"
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch import tensor as as_tensor
 from transformers import PreTrainedTokenizerBase
 
-from eval.config import EvalConfig
+from eval.config import PromptConfig
 from kvp.data.encode import Encoded, encode
 from kvp.data.sample import Sample
 from kvp.data.task import TaskSettings
@@ -18,11 +18,21 @@ from kvp.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
+class PromptRequest:
+    """Prompts of a program: which tasks, and what each of them is given."""
+
+    tasks: tuple[str, ...]
+    """Tasks as `--tasks` names them; `ruler` stands for several."""
+    settings: TaskSettings
+    """The split, the seed, the length, the files, and how many prompts of each task."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prompt:
     """One sample, encoded."""
 
     task: str
-    """Name in the rows."""
+    """Name in the records."""
     asked: str
     """The task as `--tasks` names it."""
     sample: Sample
@@ -64,38 +74,57 @@ def task_names(names: Sequence[str]) -> tuple[str, ...]:
     return expand_tasks(names)
 
 
-def protocols_of(config: EvalConfig, task: str) -> tuple[str, ...]:
+def protocols_of(protocols: Sequence[str], task: str) -> tuple[str, ...]:
     """Protocols a task runs under; for running text both are the same and one of them is run."""
-    return ("query_agnostic",) if task == TEXT else config.protocol_list
+    return ("query_agnostic",) if task == TEXT else tuple(protocols)
+
+
+def prompt_request(config: PromptConfig, *, count: int, seed: int) -> PromptRequest:
+    """The prompts that a program's settings ask for: `count` of each task."""
+    settings = TaskSettings(
+        split=config.split,
+        count=count,
+        seed=seed,
+        length=config.length,
+        essays=config.essays,
+        chat=config.chat,
+        text=config.text,
+        data=config.data,
+        continuation_tokens=config.continuation_tokens,
+    )
+    return PromptRequest(tasks=config.task_list, settings=settings)
 
 
 def load_all(
-    config: EvalConfig, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
+    request: PromptRequest, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
 ) -> tuple[list[Prompt], list[str]]:
     """Prompts of all tasks, and notes on what is missing: tasks of `ruler` that do not fit into
-    `--length`, rows that were skipped, fewer prompts than asked for.
+    `--length`, rows that were skipped, fewer prompts than requested.
 
     `positions` is how many tokens the model can hold. Raises UsageError where `--length` is more,
     where a task that was named does not fit, or none does.
     """
-    if positions is not None and config.length > positions:
-        raise UsageError(f"--length {config.length}: the model has {positions} positions; lower it")
+    settings = request.settings
+    if positions is not None and settings.length > positions:
+        raise UsageError(
+            f"--length {settings.length}: the model has {positions} positions; lower it"
+        )
     prompts: list[Prompt] = []
     notes: list[str] = []
-    names = task_names(config.task_list)
-    for flag, task in READ_BY.items():
-        if getattr(config, flag) is not None and task not in names:
+    names = task_names(request.tasks)
+    for flag, task in TASK_OF_FLAG.items():
+        if getattr(settings, flag) is not None and task not in names:
             raise UsageError(f"--{flag} is what the task {task} reads: give --tasks {task}, too")
     for name in names:
         try:
-            found, said = load_prompts(config, name, tokenizer)
+            task_prompts, task_notes = load_prompts(name, settings, tokenizer)
         except UsageError as error:
-            if name in config.task_list or not str(error).startswith("--length"):
+            if name in request.tasks or not str(error).startswith("--length"):
                 raise
             notes.append(f"{error}: {name} is left out")
             continue
-        prompts += found
-        notes += said
+        prompts += task_prompts
+        notes += task_notes
     if TEXT in names:
         notes.append(
             "text: nothing is asked, so both protocols are the same; run as query_agnostic"
@@ -105,20 +134,20 @@ def load_all(
     return prompts, list(dict.fromkeys(notes))
 
 
-READ_BY = {"text": "text", "data": "data"}
-"""Flags that one task reads, which must be among those asked for."""
+TASK_OF_FLAG = {"text": "text", "data": "data"}
+"""Flags that one task reads, which must be among those requested."""
 
 
 def load_prompts(
-    config: EvalConfig, name: str, tokenizer: PreTrainedTokenizerBase
+    name: str, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[Prompt], list[str]]:
-    """The first `--prompts` samples of a task, encoded, and notes on them.
+    """The first `settings.count` samples of a task, encoded, and notes on them.
 
     A longer run begins with the same prompts. Raises UsageError where a task has none, or a sample
     that is measured by its reply has no reply.
     """
     task = find_task(name)
-    samples = task.build(settings_of(config), tokenizer)
+    samples = task.build(settings, tokenizer)
     prompts = []
     for sample in samples:
         encoded = encode(sample, tokenizer)
@@ -136,23 +165,8 @@ def load_prompts(
     notes = list(getattr(samples, "notes", ()))
     if not prompts:
         raise UsageError(
-            "; ".join([f"--tasks {name}: it has nothing for the {config.split} split", *notes])
+            "; ".join([f"--tasks {name}: it has nothing for the {settings.split} split", *notes])
         )
-    if len(prompts) < config.prompts:
-        notes.insert(0, f"{name}: only {len(prompts)} of the {config.prompts} prompts asked for")
+    if len(prompts) < settings.count:
+        notes.insert(0, f"{name}: only {len(prompts)} of the {settings.count} prompts asked for")
     return prompts, notes
-
-
-def settings_of(config: EvalConfig) -> TaskSettings:
-    """What the tasks need to know."""
-    return TaskSettings(
-        split=config.split,
-        count=config.prompts,
-        seed=config.seed,
-        length=config.length,
-        essays=config.essays,
-        chat=config.chat,
-        text=config.text,
-        data=config.data,
-        continuation_tokens=config.continuation_tokens,
-    )

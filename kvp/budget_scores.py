@@ -37,7 +37,7 @@ class WatchedView(View):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class BudgetScores:
     """Scores of one prompt, and the budgets they are for."""
 
     scores: Tensor
@@ -49,17 +49,17 @@ class Scored:
 
 
 @torch.inference_mode()
-def score_budgets(scorer: Scorer, views_at: ViewsAt, budgets: Sequence[int]) -> list[Scored]:
+def score_budgets(scorer: Scorer, views_at: ViewsAt, budgets: Sequence[int]) -> list[BudgetScores]:
     """Scores of one prompt for every budget.
 
     One entry that serves all budgets where the method never reads the budget, else one per budget.
     """
-    results: list[Scored] = []
+    results: list[BudgetScores] = []
     for budget in budgets:
         views = [WatchedView.of(view) for view in views_at(budget)]
         scores = torch.cat([layer.cpu() for layer in score_layers(scorer, views)])
         sizes = scorer.sizes if isinstance(scorer, SelfSizing) else None
         if not any(view.budget_was_read for view in views):
-            return [Scored(scores=scores, budgets=tuple(budgets), sizes=sizes)]
-        results.append(Scored(scores=scores, budgets=(budget,), sizes=sizes))
+            return [BudgetScores(scores=scores, budgets=tuple(budgets), sizes=sizes)]
+        results.append(BudgetScores(scores=scores, budgets=(budget,), sizes=sizes))
     return results

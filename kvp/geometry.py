@@ -43,7 +43,7 @@ class Geometry:
         return self.query_heads // self.kv_heads
 
     @property
-    def agents(self) -> int:
+    def total_kv_heads(self) -> int:
         """KV heads of the whole model (A = L * H)."""
         return self.layers * self.kv_heads
 

@@ -19,7 +19,7 @@ from kvp.ranking import Protection
 
 FORMAT = "kvp-budgets"
 FORMAT_VERSION = 1
-BUDGETS = "budgets.json"
+BUDGET_FILE = "budgets.json"
 """Name of the file in a folder; the folder may be named in its stead."""
 
 Level = Literal["layer", "head"]
@@ -94,7 +94,7 @@ class BudgetFile:
 def budget_path(file: str | Path) -> Path:
     """The file itself, for a file or for the folder that holds one."""
     path = Path(file)
-    return path / BUDGETS if path.is_dir() else path
+    return path / BUDGET_FILE if path.is_dir() else path
 
 
 def save_budgets(path: Path, budgets: BudgetFile, run: Mapping[str, Any]) -> None:

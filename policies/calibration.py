@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TARGETS = ("contribution", "max_future_attention", "future_attention", "share")
-"""Definitions of importance (`train.calibration.fit.TARGETS` defines them)."""
+CALIBRATION_TARGETS = ("contribution", "max_future_attention", "future_attention", "share")
+"""Definitions of importance (`train.calibration.fit.CALIBRATION_TARGETS` defines them)."""
 RENAMED = {"peak": "max_future_attention", "attention": "future_attention"}
 """Targets in files written before -> names now."""
 
@@ -28,7 +28,7 @@ class Calibration:
     """Maps of A heads, layer-major, with K >= 2 knots each."""
 
     target: str
-    """One of `TARGETS`: the map's values are logarithms of its expectation."""
+    """One of `CALIBRATION_TARGETS`: the map's values are logarithms of its expectation."""
     scores: Tensor
     """[A, K] float32 scores at the knots, strictly increasing along K."""
     values: Tensor
@@ -36,8 +36,10 @@ class Calibration:
 
     def __post_init__(self) -> None:
         """Raise ValueError, naming the head, where a map is none or does not increase."""
-        if self.target not in TARGETS:
-            raise ValueError(f"calibration target {self.target!r} is none of {', '.join(TARGETS)}")
+        if self.target not in CALIBRATION_TARGETS:
+            raise ValueError(
+                f"calibration target {self.target!r} is none of {', '.join(CALIBRATION_TARGETS)}"
+            )
         shape = self.scores.shape
         if len(shape) != 2 or shape[1] < 2 or self.values.shape != shape:
             raise ValueError(
@@ -47,11 +49,11 @@ class Calibration:
         for name, knots in (("scores", self.scores), ("values", self.values)):
             rising = (knots.diff(dim=-1) > 0).all(-1) & knots.isfinite().all(-1)
             if not bool(rising.all()):
-                agent = int((~rising).nonzero()[0])
-                raise ValueError(f"calibration {name} of head {agent} do not increase")
+                head = int((~rising).nonzero()[0])
+                raise ValueError(f"calibration {name} of head {head} do not increase")
 
     def apply(self, scores: Tensor, heads: slice = slice(None)) -> Tensor:
-        """Calibrated scores: [a, N] float32 of the a agents in `heads` -> [a, N] float32."""
+        """Calibrated scores: [a, N] float32 of the a heads in `heads` -> [a, N] float32."""
         knots = self.scores[heads].to(scores.device)
         values = self.values[heads].to(scores.device)
         right = torch.searchsorted(knots, scores.contiguous()).clamp(1, knots.shape[1] - 1)

@@ -32,7 +32,7 @@ class LearnedScorer:
     """A trained policy as a scorer. The rankers follow the view's device; scores are float32."""
 
     rankers: HeadRankers
-    """One ranker per KV head, layer-major: `geometry.agents` of them."""
+    """One ranker per KV head, layer-major: `geometry.total_kv_heads` of them."""
     geometry: Geometry
     """The model the policy was trained for."""
     calibration: Calibration | None = None
@@ -64,16 +64,17 @@ class LearnedScorer:
                 f"the model's layer {view.layer} has {heads} KV heads of head_dim {width}"
             )
         rankers = self.rankers.to(view.keys.device)
-        agents = slice(view.layer * heads, (view.layer + 1) * heads)
+        of_layer = slice(view.layer * heads, (view.layer + 1) * heads)
         keys = view.keys.transpose(0, 1).reshape(heads, batch * tokens, width)
         values = view.values.transpose(0, 1).reshape(heads, batch * tokens, width)
         positions = view.positions.reshape(-1)
         length = (view.positions[:, -1:] + 1).expand(batch, tokens).reshape(-1)
         blocks = [slice(start, start + BLOCK) for start in range(0, batch * tokens, BLOCK)]
         parts = [
-            rankers(keys[:, b], values[:, b], positions[b], length[b], heads=agents) for b in blocks
+            rankers(keys[:, b], values[:, b], positions[b], length[b], heads=of_layer)
+            for b in blocks
         ]
         scores = torch.cat(parts, dim=-1)
         if self.calibration is not None:
-            scores = self.calibration.apply(scores, agents)
+            scores = self.calibration.apply(scores, of_layer)
         return scores.view(heads, batch, tokens).transpose(0, 1).contiguous()

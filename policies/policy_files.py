@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kvp.artifacts.claim import FolderKind, OutputFolder
+from kvp.artifacts.files import PARTIAL
 from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
@@ -29,14 +30,16 @@ from policies.ranker import HeadRankers, RankerSpec, head_shapes
 FORMAT = "kvp-policy"
 FORMAT_VERSION = 1
 INDEX = "policy.json"
-_HEAD_FILES = r"layer_\d+_head_\d+\.safetensors(\.partial)?"
+HEAD_FILES = r"layer_\d+_head_\d+\.safetensors"
+"""Regular expression of the files of a policy but its index."""
 
 POLICY = FolderKind(
     noun="policy",
     marker=INDEX,
     error=PolicyError,
     format=FORMAT,
-    begun=_HEAD_FILES,
+    begun=HEAD_FILES,
+    files=HEAD_FILES,
     read=lambda _: {"identity": {}},  # a policy is replaced, never continued
 )
 
@@ -52,14 +55,14 @@ class PolicyMeta:
     training: Mapping[str, Any] = field(default_factory=dict)
     """Training manifest: configuration, seed, versions, digest of the traces."""
     held_out: Sequence[Mapping[str, Any]] = ()
-    """Validation metrics, one mapping per agent, layer-major."""
+    """Validation metrics, one mapping per head, layer-major."""
     heads: range | None = None
     """Agents of a shard, which is a policy of some heads only; None for all."""
 
     @property
-    def agents(self) -> range:
+    def head_range(self) -> range:
         """Agents whose rankers this is about."""
-        return range(self.geometry.agents) if self.heads is None else self.heads
+        return range(self.geometry.total_kv_heads) if self.heads is None else self.heads
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,7 +70,7 @@ class Shard:
     """A policy of some heads, or of all, as it lies in its directory."""
 
     rankers: HeadRankers
-    """One ranker per agent of `meta.agents`."""
+    """One ranker per head of `meta.head_range`."""
     meta: PolicyMeta
     calibration: Calibration | None
     """Map of every ranker, None where there is none."""
@@ -78,44 +81,41 @@ def head_file(layer: int, head: int) -> str:
     return f"layer_{layer:02d}_head_{head:02d}.safetensors"
 
 
-def head_files(geometry: Geometry) -> tuple[str, ...]:
-    """File names of all agents of a model, layer-major."""
-    return tuple(
-        head_file(layer, head)
-        for layer in range(geometry.layers)
-        for head in range(geometry.kv_heads)
-    )
-
-
 def save_policy(
     directory: str | Path,
     rankers: HeadRankers,
     meta: PolicyMeta,
     *,
     calibration: Calibration | None = None,
+    replace: bool = False,
 ) -> None:
-    """Write a policy, replacing one that is already there; files that are not a policy's stay.
+    """Write a policy; files that are not a policy's stay.
 
-    With `meta.heads` the directory is a shard. Programs claim the directory first (`POLICY`).
+    With `meta.heads` the directory is a shard. With `replace` a policy that is there is replaced.
+    Programs claim the directory first (`POLICY`).
 
     Raises:
-        ValueError: `rankers` are not one ranker per agent of `meta`.
-        PolicyError: the directory is a file.
+        ValueError: `rankers` are not one ranker per head of `meta`.
+        PolicyError: the directory is a file, or holds a policy and `replace` is false.
     """
-    geometry, spec, agents = meta.geometry, rankers.spec, meta.agents
-    if (rankers.agents, spec.head_dim) != (len(agents), geometry.head_dim):
-        raise ValueError(f"{rankers.agents} rankers of head_dim {spec.head_dim} for {geometry}")
-    record = _calibration_record(calibration, len(agents))
+    geometry, spec, heads = meta.geometry, rankers.spec, meta.head_range
+    if (rankers.total_kv_heads, spec.head_dim) != (len(heads), geometry.head_dim):
+        raise ValueError(
+            f"{rankers.total_kv_heads} rankers of head_dim {spec.head_dim} for {geometry}"
+        )
+    record = _calibration_record(calibration, len(heads))
     target = Path(directory)
     if target.exists() and not target.is_dir():
         raise PolicyError(f"{target} is a file: name a directory for the policy")
+    if (target / INDEX).exists() and not replace:
+        raise PolicyError(f"{target} holds a policy: name another directory or pass replace=True")
     target.mkdir(parents=True, exist_ok=True)
     (target / INDEX).unlink(missing_ok=True)
     for path in target.iterdir():
-        if re.fullmatch(_HEAD_FILES, path.name):
+        if re.fullmatch(HEAD_FILES, path.name.removesuffix(PARTIAL)):
             path.unlink()
     files = {}
-    names = [head_file(*divmod(agent, geometry.kv_heads)) for agent in agents]
+    names = [head_file(*divmod(head, geometry.kv_heads)) for head in heads]
     for name, state in zip(names, rankers.head_states(), strict=True):
         write_safetensors(target / name, state)
         digest, size = sha256_file(target / name), (target / name).stat().st_size
@@ -127,7 +127,7 @@ def save_policy(
         "architecture": hyperparameters.pop("architecture"),
         "hyperparameters": hyperparameters,
         "geometry": geometry.to_dict(),
-        "heads": None if meta.heads is None else [agents.start, agents.stop],
+        "heads": None if meta.heads is None else [heads.start, heads.stop],
         "model": dict(meta.model),
         "rope": "post",
         "features": list(spec.features),
@@ -146,7 +146,7 @@ def load_policy(directory: str | Path, *, device: str = "cpu") -> LearnedScorer:
     if meta.heads is not None:
         raise PolicyError(
             f"{directory} is a shard, KV heads {meta.heads.start}:{meta.heads.stop} of "
-            f"{meta.geometry.agents}: join all shards of the policy with kvp-merge"
+            f"{meta.geometry.total_kv_heads}: join all shards of the policy with kvp-merge"
         )
     return LearnedScorer(
         rankers=whole.rankers.eval().requires_grad_(False).to(device),
@@ -172,13 +172,13 @@ def load_shard(directory: str | Path) -> Shard:
             heads=None if heads is None else range(*heads),
             **{key: content[key] for key in ("model", "training", "held_out")},
         )
-        calibration = _calibration_of(content.get("calibration"), len(meta.agents))
+        calibration = _calibration_of(content.get("calibration"), len(meta.head_range))
         records = content["files"]
-        sizes = (len(meta.agents), spec.head_dim)  # first: a foreign file may claim any number
+        sizes = (len(meta.head_range), spec.head_dim)  # first: a foreign file may claim any number
         if sizes != (len(records), geometry.head_dim) or not records:
             raise ValueError(f"its files do not cover {geometry}")
-        names = [head_file(*divmod(agent, geometry.kv_heads)) for agent in meta.agents]
-        if set(records) != set(names) or not 0 <= meta.agents.start < meta.agents.stop:
+        names = [head_file(*divmod(head, geometry.kv_heads)) for head in meta.head_range]
+        if set(records) != set(names) or not 0 <= meta.head_range.start < meta.head_range.stop:
             raise ValueError(f"its files do not cover {geometry}")
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise PolicyError(f"{target / INDEX} is not a valid policy: {error}") from error
@@ -203,21 +203,21 @@ def recalibrate(directory: str | Path, calibration: Calibration | None) -> str |
     return (content.get("calibration") or {}).get("target")
 
 
-def _calibration_record(calibration: Calibration | None, agents: int) -> dict[str, Any] | None:
+def _calibration_record(calibration: Calibration | None, heads: int) -> dict[str, Any] | None:
     if calibration is None:
         return None
-    if calibration.scores.shape[0] != agents:
-        raise ValueError(f"calibration of {calibration.scores.shape[0]} heads for {agents}")
+    if calibration.scores.shape[0] != heads:
+        raise ValueError(f"calibration of {calibration.scores.shape[0]} heads for {heads}")
     return calibration.to_dict()
 
 
-def _calibration_of(record: Mapping[str, Any] | None, agents: int) -> Calibration | None:
+def _calibration_of(record: Mapping[str, Any] | None, heads: int) -> Calibration | None:
     """The calibration that a policy.json holds; policies of earlier versions hold none."""
     if record is None:
         return None
     calibration = Calibration.from_dict(record)
-    if calibration.scores.shape[0] != agents:
-        raise ValueError(f"its calibration does not cover {agents} heads")
+    if calibration.scores.shape[0] != heads:
+        raise ValueError(f"its calibration does not cover {heads} heads")
     return calibration
 
 

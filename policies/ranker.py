@@ -1,7 +1,7 @@
 """The learned rankers: one small network per KV head, all of them in one module.
 
 A ranker maps a cached token (key after RoPE, value, position) to a score; it sees no query and no
-attention (KVP paper, section 3). Weights of all agents are stacked, `[A, in, out]`, so that they
+attention (KVP paper, section 3). Weights of all heads are stacked, `[A, in, out]`, so that they
 train as one job on a GPU; on a CPU the same arithmetic runs head by head, which is faster there
 (better cache locality). What is left out: sampling and losses (`train`), files (`policy_files`),
 one network for all heads (`train.model.shared`, which exports to rankers as here).
@@ -37,22 +37,22 @@ _EPSILON = 1e-6
 
 
 class HeadRankers(nn.Module):
-    """Rankers of A agents (layer-major KV heads); parameters carry the agent as first axis."""
+    """Rankers of A heads (layer-major KV heads); parameters carry the head as first axis."""
 
     def __init__(
-        self, spec: RankerSpec, agents: int, generator: torch.Generator | None = None
+        self, spec: RankerSpec, heads: int, generator: torch.Generator | None = None
     ) -> None:
-        """Initialise every agent as `torch.nn` would (`Linear`: uniform by fan-in, `Embedding`:
+        """Initialise every head as `torch.nn` would (`Linear`: uniform by fan-in, `Embedding`:
         normal); the same generator state gives the same weights.
         """
         super().__init__()
         self.spec = spec
-        self.agents = agents
+        self.total_kv_heads = heads
         sizes = {name: spec.width_of(name) for name in spec.projected}
         incoming = sum(sizes.values())
         for name, size in sizes.items():
             if name == "position" and spec.architecture == "paper":
-                table = torch.empty(agents, spec.max_positions, size).normal_(generator=generator)
+                table = torch.empty(heads, spec.max_positions, size).normal_(generator=generator)
                 self.register_parameter("position_table", nn.Parameter(table))
             elif name == "position":
                 self._add_linear(name, spec.position_features, size, generator)
@@ -63,18 +63,18 @@ class HeadRankers(nn.Module):
             incoming = sizes[name] = spec.hidden
         self._add_linear("score", incoming, 1, generator)
         for name, size in sizes.items():
-            ones, zeros = torch.ones(agents, size), torch.zeros(agents, size)
+            ones, zeros = torch.ones(heads, size), torch.zeros(heads, size)
             self.register_parameter(f"{name}_norm_weight", nn.Parameter(ones))
             self.register_parameter(f"{name}_norm_bias", nn.Parameter(zeros))
         self._add_statistics()
 
     def _add_statistics(self) -> None:
-        """Feature statistics of every agent, which change nothing until `standardise`."""
+        """Feature statistics of every head, which change nothing until `standardise`."""
         if self.spec.architecture == "paper":
             return
         for name in self.spec.projected:
             if name != "position":
-                shape = (self.agents, self.spec.head_dim)
+                shape = (self.total_kv_heads, self.spec.head_dim)
                 self.register_buffer(f"{name}_mean", torch.zeros(shape))
                 self.register_buffer(f"{name}_std", torch.ones(shape))
 
@@ -82,8 +82,8 @@ class HeadRankers(nn.Module):
         self, name: str, inputs: int, outputs: int, generator: torch.Generator | None
     ) -> None:
         bound = 1 / math.sqrt(inputs)
-        weight = torch.empty(self.agents, inputs, outputs)
-        bias = torch.empty(self.agents, outputs)
+        weight = torch.empty(self.total_kv_heads, inputs, outputs)
+        bias = torch.empty(self.total_kv_heads, outputs)
         for part, tensor in (("weight", weight), ("bias", bias)):
             tensor.uniform_(-bound, bound, generator=generator)
             self.register_parameter(f"{name}_{part}", nn.Parameter(tensor))
@@ -98,15 +98,15 @@ class HeadRankers(nn.Module):
         heads: slice | None = None,
         stacked: bool | None = None,
     ) -> Tensor:
-        """Score tokens: keys and values [a, N, D] of the a agents in `heads` -> float32 [a, N].
+        """Score tokens: keys and values [a, N, D] of the a heads in `heads` -> float32 [a, N].
 
-        `positions` is int64 [N], or [a, N] where agents see different contexts; `length` is tokens
+        `positions` is int64 [N], or [a, N] where heads see different contexts; `length` is tokens
         seen at compression (last position + 1), one number or shaped as `positions`. Tokens are
         scored independently, so contexts may be concatenated along N. `stacked` forces one batched
         product per layer of the network (default on accelerators) or a loop over heads (CPU).
         """
         heads = heads or slice(None)
-        count = len(range(self.agents)[heads])
+        count = len(range(self.total_kv_heads)[heads])
         if keys.shape != values.shape or keys.shape[0] != count:
             raise ValueError(
                 f"keys {tuple(keys.shape)} and values {tuple(values.shape)} must both be "
@@ -119,22 +119,22 @@ class HeadRankers(nn.Module):
         )
 
     def weights(self, heads: slice) -> dict[str, Tensor]:
-        """Parameters and statistics of the a agents in `heads`, name -> [a, ...].
+        """Parameters and statistics of the a heads in `heads`, name -> [a, ...].
 
-        They carry gradients. A first axis of 1 stands for a tensor that all agents share.
+        They carry gradients. A first axis of 1 stands for a tensor that all heads share.
         """
         tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         return {name: tensor[heads] for name, tensor in tensors.items()}
 
     @property
     def parameter_count(self) -> int:
-        """Number of trained values of all agents together."""
+        """Number of trained values of all heads together."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def standardise(
         self, *, key_mean: Tensor, key_std: Tensor, value_mean: Tensor, value_std: Tensor
     ) -> None:
-        """Set the per-agent feature statistics, each [A, D]; stored with the policy.
+        """Set the per-head feature statistics, each [A, D]; stored with the policy.
 
         Channels that never vary are only centred; statistics of an input that the rankers do not
         have are not used. Raises ValueError for `paper`, whose inputs are raw.
@@ -145,48 +145,48 @@ class HeadRankers(nn.Module):
         new |= {"value_mean": value_mean, "value_std": value_std}
         buffers = dict(self.named_buffers())
         for name, statistic in new.items():
-            if statistic.shape != (self.agents, self.spec.head_dim):
-                raise ValueError(f"{name} must be {(self.agents, self.spec.head_dim)}")
+            if statistic.shape != (self.total_kv_heads, self.spec.head_dim):
+                raise ValueError(f"{name} must be {(self.total_kv_heads, self.spec.head_dim)}")
             if name.endswith("_std"):
                 statistic = torch.where(statistic > _EPSILON, statistic, 1.0)
             if name in buffers:
                 buffers[name].copy_(statistic)
 
     def head_states(self) -> list[dict[str, Tensor]]:
-        """State of every agent on its own: tensors without the agent axis, detached, contiguous."""
+        """State of every head on its own: tensors without the head axis, detached, contiguous."""
         states = self._expanded()
         return [
-            {name: tensor[agent].clone() for name, tensor in states.items()}
-            for agent in range(self.agents)
+            {name: tensor[head].clone() for name, tensor in states.items()}
+            for head in range(self.total_kv_heads)
         ]
 
     def materialise(self) -> HeadRankers:
-        """The same rankers as weights of every agent's own: a copy, on the same device.
+        """The same rankers as weights of every head's own: a copy, on the same device.
 
         Nothing computed with the copy reaches the weights here.
         """
         with torch.device("meta"):
-            rankers = HeadRankers(self.spec, self.agents)
+            rankers = HeadRankers(self.spec, self.total_kv_heads)
         states = {name: tensor.clone() for name, tensor in self._expanded().items()}
         rankers.load_state_dict(states, assign=True)
         return rankers.train(self.training)
 
     @torch.no_grad()
     def _expanded(self) -> dict[str, Tensor]:
-        """`weights` of all agents, shared ones repeated: detached views [A, ...]."""
+        """`weights` of all heads, shared ones repeated: detached views [A, ...]."""
         weights = self.weights(slice(None))
         return {
-            name: tensor.detach().expand(self.agents, *tensor.shape[1:])
+            name: tensor.detach().expand(self.total_kv_heads, *tensor.shape[1:])
             for name, tensor in weights.items()
         }
 
     @staticmethod
     def from_head_states(spec: RankerSpec, states: Sequence[Mapping[str, Tensor]]) -> HeadRankers:
-        """Inverse of `head_states`; ValueError, naming the agent, where a state does not fit."""
+        """Inverse of `head_states`; ValueError, naming the head, where a state does not fit."""
         expected = head_shapes(spec)
-        for agent, state in enumerate(states):
+        for head, state in enumerate(states):
             if {name: tuple(tensor.shape) for name, tensor in state.items()} != expected:
-                raise ValueError(f"the tensors of agent {agent} do not fit {spec}")
+                raise ValueError(f"the tensors of head {head} do not fit {spec}")
         with torch.device("meta"):
             rankers = HeadRankers(spec, len(states))
         stacks = {name: torch.stack([state[name] for state in states]) for name in expected}
@@ -195,13 +195,13 @@ class HeadRankers(nn.Module):
 
 
 def head_shapes(spec: RankerSpec) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of one agent's state."""
+    """Name and shape of every tensor of one head's state."""
     with torch.device("meta"):
         states = HeadRankers(spec, 1).state_dict()
     return {name: tuple(tensor.shape[1:]) for name, tensor in states.items()}
 
 
 def parameters_per_head(spec: RankerSpec) -> int:
-    """Number of trained values of one agent's ranker, however it was trained."""
+    """Number of trained values of one head's ranker, however it was trained."""
     with torch.device("meta"):
         return HeadRankers(spec, 1).parameter_count

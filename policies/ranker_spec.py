@@ -28,7 +28,7 @@ _SHORTEST_WAVELENGTH = 4.0
 
 @dataclass(frozen=True, kw_only=True)
 class RankerSpec:
-    """Architecture of one ranker, the same for every agent of a policy."""
+    """Architecture of one ranker, the same for every head of a policy."""
 
     head_dim: int
     """D, channels of a key and of a value."""

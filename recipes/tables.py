@@ -18,7 +18,7 @@ from eval.report.costs import areas, timings
 from eval.report.load import Results, load_results
 from eval.report.page import Field, Table
 from eval.report.run import ATTENTION_FREE
-from eval.report.schema import PROTOCOLS
+from eval.report.schema import PROTOCOL_NAMES
 from eval.results.records import policy_groups
 
 RESAMPLES = 2000
@@ -43,7 +43,7 @@ def _cell(cell: Field | str) -> str:
 def all_tables(results: Results, validation: Results | None) -> Iterator[str]:
     """Headings and tables in the order of the page."""
     for protocol in results.protocols:
-        yield f"## {PROTOCOLS[protocol]}\n"
+        yield f"## {PROTOCOL_NAMES[protocol]}\n"
         for kind in KINDS:
             comparison = compare(
                 results, kind, protocol, validation=validation, resamples=RESAMPLES

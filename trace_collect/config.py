@@ -16,8 +16,8 @@ from kvp.config_groups import (
 )
 
 SPLITS = ("train", "validation", "test")
-LABELS = ("kvzip", "kvzip_plus")
-"""As `kvp.store.LABELS`, without torch."""
+STORED_LABELS = ("kvzip", "kvzip_plus")
+"""As `kvp.store.STORED_LABELS`, without torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +62,15 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, DryRunConf
         if self.rate is not None and not self.rate > 0:
             raise ValueError(f"--rate must be positive, got {self.rate}")
         for label in self.label_list:
-            if label not in LABELS:
-                raise ValueError(f"--labels: no label {label!r}; use {', '.join(LABELS)}")
+            if label not in STORED_LABELS:
+                raise ValueError(f"--labels: no label {label!r}; use {', '.join(STORED_LABELS)}")
 
     @property
     def label_list(self) -> tuple[str, ...]:
-        """Labels in the order of `LABELS`; unknown ones last."""
+        """Labels in the order of `STORED_LABELS`; unknown ones last."""
         named = split_list(self.labels)
-        known = tuple(label for label in LABELS if label in named)
-        return (*known, *(label for label in named if label not in LABELS))
+        known = tuple(label for label in STORED_LABELS if label in named)
+        return (*known, *(label for label in named if label not in STORED_LABELS))
 
     @property
     def cuts(self) -> int:

@@ -20,7 +20,7 @@ _COMPRESSED = {"float32": 0.9, "float16": 0.7, "bfloat16": 0.7}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class StoreEstimate:
     """Upper bounds: every prompt as long as allowed, every continuation too."""
 
     geometry: Geometry
@@ -77,7 +77,7 @@ class Estimate:
     @property
     def label_bytes(self) -> int:
         """Bytes of all labels."""
-        return self.tokens * self.geometry.agents * 4 * self.labels
+        return self.tokens * self.geometry.total_kv_heads * 4 * self.labels
 
     @property
     def disk_bytes(self) -> int:
@@ -112,9 +112,9 @@ class Estimate:
         return lines
 
 
-def estimate(config: CollectConfig, model: PreTrainedConfig, sequences: int) -> Estimate:
+def estimate(config: CollectConfig, model: PreTrainedConfig, sequences: int) -> StoreEstimate:
     """Estimate the bytes of `sequences` sequences of a configuration."""
-    return Estimate(
+    return StoreEstimate(
         geometry=geometry_of(model),
         dtype=config.dtype,
         sequences=sequences,

@@ -20,8 +20,8 @@ def parse_heads(text: str) -> range:
 
 def heads_within(heads: range, geometry: Geometry) -> range:
     """The same heads; UsageError where the model has fewer."""
-    if heads.stop > geometry.agents:
+    if heads.stop > geometry.total_kv_heads:
         raise UsageError(
-            f"--heads {heads.start}:{heads.stop}: the model has {geometry.agents} KV heads"
+            f"--heads {heads.start}:{heads.stop}: the model has {geometry.total_kv_heads} KV heads"
         )
     return heads

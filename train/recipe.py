@@ -14,7 +14,7 @@ the facts known about its released code. What it cannot or does not reproduce:
   pipeline always compresses at the end of the prompt (`--compress_prompt 1 --compress_uniform 0`
   gives that).
 - Advantages are normalised over the episodes of one head in one step; gradients are clipped per
-  head, because all heads train in one job here and each is an independent agent.
+  head, because all heads train in one job here and each learns by itself.
 - The averaging of weights reaches its decay of 0.99 about 900 steps after the warm-up instead of at
   once (`train.optim.schedule.average_decay`).
 - Weights, scores and optimiser are float32; the released code trains in bfloat16.

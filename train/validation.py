@@ -21,7 +21,7 @@ from policies.ranker import HeadRankers, parameters_per_head
 from train.baselines import BaselineEvaluator, Baselines
 from train.data.contexts import Context
 
-BUDGETS = parse_budgets("6.25%,12.5%,25%,50%")
+VALIDATED_BUDGETS = parse_budgets("6.25%,12.5%,25%,50%")
 """Budgets whose lost attention is reported."""
 
 
@@ -54,11 +54,6 @@ class HeldOut:
         to nothing, and a quotient would make heads look bad that lose next to nothing, too.
         """
         return self.area - self.oracle_area
-
-    @property
-    def area_ratio(self) -> float:
-        """Area of the policy over that of the oracle, each summed over heads; >= 1."""
-        return float(self.area.sum() / self.oracle_area.sum())
 
     def per_head(self) -> list[dict[str, float | str | None]]:
         """One JSON-ready mapping per KV head; null where a head has no signal."""
@@ -135,7 +130,7 @@ def evaluate(
     """
     weights = parse_budget_weights(budgets)
     skills, areas, oracles = [], [], []
-    losses: dict[str, list[Tensor]] = {str(budget): [] for budget in BUDGETS}
+    losses: dict[str, list[Tensor]] = {str(budget): [] for budget in VALIDATED_BUDGETS}
     for context in contexts:
         importance, tokens = context.importance, context.length
         scores = rankers(context.keys, context.values, context.positions, tokens)  # [A, N]
@@ -147,7 +142,7 @@ def evaluate(
         areas.append(area(lost))
         ideal = lost_importance(importance, [(importance, tokens)], Protection())
         oracles.append(area(ideal))
-        for budget in BUDGETS:
+        for budget in VALIDATED_BUDGETS:
             losses[str(budget)].append(attention_lost(lost)[:, budget.tokens(tokens)])
     if not skills:
         raise ValueError("no held-out contexts")

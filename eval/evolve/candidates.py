@@ -56,7 +56,7 @@ class Target:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class ScoredPrompt:
     """A prompt after its prefill and its scoring."""
 
     scores: Tensor
@@ -83,7 +83,7 @@ class PromptSet:
         self._config, self._model, self._tokenizer = config, model, tokenizer
         self._scorer, self._target = scorer, target
         self.prompts = tuple(prompts)
-        self._scored: dict[int, Scored] = {}
+        self._scored: dict[int, ScoredPrompt] = {}
         self._free_bytes = keep_bytes
 
     def of(self, prompts: Sequence[Prompt]) -> PromptSet:
@@ -143,7 +143,7 @@ class PromptSet:
         texts = [str(decode(answer.result, skip_special_tokens=True)) for answer in answers]
         return [prompt.score(text) for text in texts]
 
-    def _score(self, index: int) -> tuple[Scored, Prefix]:
+    def _score(self, index: int) -> tuple[ScoredPrompt, Prefix]:
         """Prefill with what the scorer reads, score every layer, keep what fits."""
         ids = self._cached_ids(self.prompts[index])
         seen = prefill(self._model, ids, self._scorer.needs, tokenizer=self._tokenizer)
@@ -153,7 +153,7 @@ class PromptSet:
         size = sum(part.nbytes for part in (*seen.keys, *seen.values))
         fits = size <= self._free_bytes
         self._free_bytes -= size if fits else 0
-        scored = Scored(scores=torch.cat(scores), prefix=prefix if fits else None)
+        scored = ScoredPrompt(scores=torch.cat(scores), prefix=prefix if fits else None)
         self._scored[index] = scored
         return scored, prefix
 

@@ -25,12 +25,12 @@ from kvp.budgets import parse_budgets
 from kvp.errors import ResultsError, UsageError
 from kvp.manifest import read_json, run_manifest, sha256_file
 from kvp.ranking import UNPROTECTED, Protection
-from policies.budget_files import BUDGETS, BudgetFile, BudgetPoint, load_budgets, save_budgets
+from policies.budget_files import BUDGET_FILE, BudgetFile, BudgetPoint, load_budgets, save_budgets
 
 UNIFORM_ALLOCATORS = (None, "uniform")
 CHOICE = FolderKind(
     noun="folder of budgets",
-    marker=BUDGETS,
+    marker=BUDGET_FILE,
     error=ResultsError,
     read=lambda _: {"identity": {}},  # `_refuse_another` compares
 )
@@ -93,13 +93,13 @@ def run_curves(config: EvolveConfig) -> None:
     )
     with OutputFolder.claim(out, CHOICE, {}):
         _refuse_another(out, budgets)
-        save_budgets(out / BUDGETS, budgets, run_manifest(settings, seed=config.seed))
+        save_budgets(out / BUDGET_FILE, budgets, run_manifest(settings, seed=config.seed))
     print_budgets(load_budgets(out))
 
 
 def _refuse_another(out: Path, budgets: BudgetFile) -> None:
     """UsageError where the folder holds another choice."""
-    if not (out / BUDGETS).exists():
+    if not (out / BUDGET_FILE).exists():
         return
     earlier = load_budgets(out)
     for name in ("scorer", "protocol", "protection", "level", "points", "data"):

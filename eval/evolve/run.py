@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from eval.config import EvalConfig, PromptConfig
 from eval.evolve.candidates import PromptSet, Target, target_of
 from eval.evolve.config import EvolveConfig
 from eval.evolve.journal import Generation, Journal
@@ -24,8 +23,9 @@ from eval.evolve.print_budgets import print_budgets
 from eval.evolve.search import Elite, SearchPlan, layer_groups, search
 from eval.evolve.search_folder import JOURNAL, SEARCH, begin_search
 from eval.results.folder import input_digests
+from eval.results.records import LEARNED
 from eval.stats import paired_difference
-from eval.tasks import Prompt, load_all
+from eval.tasks import Prompt, PromptRequest, load_all, prompt_request
 from kvp.artifacts.claim import OutputFolder
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
@@ -36,10 +36,8 @@ from kvp.manifest import digest_json, run_manifest, sha256_file
 from kvp.progress import phase
 from kvp.scoring import Scorer
 from policies import load_policy, make_scorer
-from policies.budget_files import BUDGETS, BudgetFile, BudgetPoint, load_budgets, save_budgets
+from policies.budget_files import BUDGET_FILE, BudgetFile, BudgetPoint, load_budgets, save_budgets
 from policies.policy_files import INDEX, check_geometry
-
-LEARNED = "kvp"
 
 
 def run_search(config: EvolveConfig) -> None:
@@ -48,12 +46,12 @@ def run_search(config: EvolveConfig) -> None:
     if config.scorer == LEARNED and config.policies:
         identity["policy"] = _policy_digest(config)
     with OutputFolder.claim(Path(config.out), SEARCH, identity) as folder:
-        if (folder.path / BUDGETS).exists():
+        if (folder.path / BUDGET_FILE).exists():
             print(f"{folder.path} is finished; nothing to do", file=sys.stderr)
         else:
             _search(config, folder, identity)
         print_budgets(load_budgets(folder.path))
-        name = folder.path / BUDGETS
+        name = folder.path / BUDGET_FILE
         print(
             f"budgets are in {name}; to use them: --methods SCORER+evolved:{name}", file=sys.stderr
         )
@@ -102,7 +100,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         held_out=_held_out(config, own.of(held_out), plan, elite) if held_out else None,
         data=_identity_of(config, chosen),
     )
-    save_budgets(folder / BUDGETS, budgets, manifest)
+    save_budgets(folder / BUDGET_FILE, budgets, manifest)
 
 
 def load_prompts(
@@ -113,24 +111,20 @@ def load_prompts(
     `positions` is how many tokens the model can hold. Raises UsageError where a task does not fit,
     or too few prompts are there.
     """
-    shared = {one.name: getattr(config, one.name) for one in fields(PromptConfig)}
-    settings = EvalConfig(
-        out=config.out, model=config.model, methods=config.scorer, seed=config.seed,
-        prompts=config.search_prompts + config.holdout, **shared,
-    )  # fmt: skip
-    named, _ = load_all(replace(settings, prompts=1), tokenizer, positions)
-    tasks = list(dict.fromkeys(prompt.asked for prompt in named))
-    mine, theirs = _shares(config.search_prompts, len(tasks)), _shares(config.holdout, len(tasks))
-    most = max(a + b for a, b in zip(mine, theirs, strict=True))
-    prompts, _ = load_all(
-        replace(settings, tasks=",".join(tasks), prompts=most), tokenizer, positions
-    )
+    request = prompt_request(config, count=1, seed=config.seed)
+    first, _ = load_all(request, tokenizer, positions)
+    tasks = tuple(dict.fromkeys(prompt.asked for prompt in first))
+    searched = _shares(config.search_prompts, len(tasks))
+    compared = _shares(config.holdout, len(tasks))
+    maximum = max(a + b for a, b in zip(searched, compared, strict=True))
+    settings = replace(request.settings, count=maximum)
+    prompts, _ = load_all(PromptRequest(tasks=tasks, settings=settings), tokenizer, positions)
     chosen: list[Prompt] = []
     held_out: list[Prompt] = []
-    for task, own, other in zip(tasks, mine, theirs, strict=True):
-        found = [prompt for prompt in prompts if prompt.asked == task]
-        chosen += found[:own]
-        held_out += found[own : own + other]
+    for task, count, others in zip(tasks, searched, compared, strict=True):
+        of_task = [prompt for prompt in prompts if prompt.asked == task]
+        chosen += of_task[:count]
+        held_out += of_task[count : count + others]
     if (len(chosen), len(held_out)) != (config.search_prompts, config.holdout):
         raise UsageError(
             f"--search_prompts {config.search_prompts} --holdout {config.holdout}: the tasks only "

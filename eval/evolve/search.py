@@ -28,7 +28,7 @@ Scheme = tuple[int, ...]
 Evaluate = Callable[[Sequence[Scheme]], Sequence[float]]
 """Schemes to mean task scores, 0 to 1."""
 
-UNIFORM = -1
+UNIFORM_GROUP = -1
 """Group of the journal's first entry: the uniform scheme that the search starts from."""
 
 
@@ -112,7 +112,7 @@ def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Elite:
             )  # fmt: skip
         known.update(zip(schemes, journal.last.scores, strict=True))
 
-    measured(UNIFORM, 0, [], [plan.uniform])
+    measured(UNIFORM_GROUP, 0, [], [plan.uniform])
     score = known[plan.uniform]
     elite = Elite(
         weights=np.full(plan.layers, float(plan.budget)),

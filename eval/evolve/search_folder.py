@@ -13,6 +13,7 @@ from typing import Any
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.errors import ResultsError
 from kvp.manifest import read_sealed_json, write_sealed_json
+from policies.budget_files import BUDGET_FILE
 
 FORMAT = "kvp-search"
 FORMAT_VERSION = 1
@@ -35,6 +36,7 @@ SEARCH = FolderKind(
     marker=MANIFEST,
     error=ResultsError,
     format=FORMAT,
+    files=f"{JOURNAL}|{BUDGET_FILE}",
     read=_read_manifest,
     optional=("input_files", "model_digest"),
 )

@@ -15,12 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from eval.results.records import OWN, UNIFORM, Row
+from eval.results.records import FULL, OWN, UNIFORM, Row
 from eval.stats import Interval, Unit, bootstrap_mean, per_prompt, perplexity
-
-FULL = "full"
-ORACLE = "oracle"
-LEARNED = "kvp"
 
 
 @dataclass(frozen=True, kw_only=True, order=True)

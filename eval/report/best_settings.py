@@ -14,9 +14,6 @@ from typing import Literal
 import numpy as np
 
 from eval.report.aggregates import (
-    FULL,
-    LEARNED,
-    ORACLE,
     Budgets,
     Estimate,
     Grid,
@@ -28,8 +25,8 @@ from eval.report.aggregates import (
     score_grid,
 )
 from eval.report.load import Results
-from eval.report.schema import PROTOCOLS
-from eval.results.records import UNIFORM, Row, policy_groups
+from eval.report.schema import PROTOCOL_NAMES
+from eval.results.records import FULL, LEARNED, ORACLE, UNIFORM, Row, policy_groups
 from eval.stats import Interval, paired_difference
 
 CLOSE = 0.02
@@ -303,7 +300,7 @@ def _conditions(
     choices: Mapping[str, Choice],
     protocol: str,
 ) -> str:
-    where = f"{PROTOCOLS[protocol]}; {_protection(results, choices)}"
+    where = f"{PROTOCOL_NAMES[protocol]}; {_protection(results, choices)}"
     if kind == "kept":
         sequences = "/".join(str(n) for n in sorted({row["sequences"] for row in rows}))
         return (

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.report.aggregates import FULL, ORACLE, ReportedMethod, method_of
-from eval.results.records import Row
+from eval.report.aggregates import ReportedMethod, method_of
+from eval.results.records import FULL, ORACLE, Row
 
 Head = tuple[int, int]
 """(layer, KV head)."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from eval.report.aggregates import FULL, LEARNED, ORACLE
+from eval.results.records import FULL, LEARNED, ORACLE
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 INK = "#222222"

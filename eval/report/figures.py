@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from eval.report.aggregates import FULL, Budgets, Estimate, Grid, ReportedMethod
+from eval.report.aggregates import Budgets, Estimate, Grid, ReportedMethod
 from eval.report.best_settings import Comparison, in_order, policy_words, shown_first
 from eval.report.costs import Costs, HeadCurve, mean_curve
 from eval.report.figure_types import Axis, Curve, LineFigure, MapFigure, Panel, Style, log_ticks
 from eval.report.load import Results
-from eval.report.schema import PROTOCOLS
+from eval.report.schema import PROTOCOL_NAMES
 from eval.report.tokens import TokenMap, protected_ranges
-from eval.results.records import OWN
+from eval.results.records import FULL, OWN
 
 PERCENT = 100.0
 MAXIMUM_CURVES = 12
@@ -259,7 +259,7 @@ def _cost_conditions(results: Results, shown: Mapping[str, ReportedMethod], prot
     return (
         f"n = {'/'.join(str(n) for n in sorted(sequences))} held-out sequences, "
         f"seed {results.setting('seed')}{policies}; "
-        f"{kept}; {PROTOCOLS[protocol]}"
+        f"{kept}; {PROTOCOL_NAMES[protocol]}"
     )
 
 
@@ -284,8 +284,8 @@ def token_figure(results: Results, tokens: TokenMap) -> MapFigure:
         caption=f"Percent of tokens ranked below each token, mean over heads, ranks without "
         f"protection; n = 1 prompt ({content.get('task')}, {len(tokens.tokens)} tokens), "
         f"split {results.setting('split')}, seed {results.setting('seed')}, "
-        f"{PROTOCOLS.get(str(content.get('protocol')), 'protocol not recorded')}; outlined: the "
-        f"first {sinks} and last {recents} tokens, which protection keeps.",
+        f"{PROTOCOL_NAMES.get(str(content.get('protocol')), 'protocol not recorded')}; "
+        f"outlined: the first {sinks} and last {recents} tokens, which protection keeps.",
         rows=tokens.methods,
         columns=tokens.tokens,
         values=tokens.means,

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from eval.report import draw_html, draw_png, figures, tables
-from eval.report.aggregates import LEARNED, ORACLE, method_of
+from eval.report.aggregates import method_of
 from eval.report.best_settings import Comparison, Kind, compare, in_order
 from eval.report.config import ReportConfig
 from eval.report.costs import areas, head_curves, middle_budget, shown_curves, timings
@@ -16,9 +16,9 @@ from eval.report.figure_types import Figure, Style, assign_styles
 from eval.report.files import check_targets, write_report
 from eval.report.load import Results, load_results
 from eval.report.page import details, facts, figure, missing, page, paragraph, section, table
-from eval.report.schema import PROTOCOLS
+from eval.report.schema import PROTOCOL_NAMES
 from eval.report.tokens import TOKEN_SCRIPT, rank_styles, token_map, token_text
-from eval.results.records import policy_groups
+from eval.results.records import LEARNED, ORACLE, policy_groups
 from kvp.errors import ResultsError
 from policies.registry import METHODS
 
@@ -180,7 +180,7 @@ def _over_all_tasks(report: Report, comparison: Comparison) -> list[str]:
 
 def _protocol_section(comparison: Comparison, parts: Sequence[str]) -> str:
     protocol = comparison.protocol
-    return section(f"{comparison.kind}-{protocol}", PROTOCOLS[protocol], parts, level=3)
+    return section(f"{comparison.kind}-{protocol}", PROTOCOL_NAMES[protocol], parts, level=3)
 
 
 def _costs(report: Report) -> str:
@@ -199,7 +199,9 @@ def _costs(report: Report) -> str:
             table(tables.areas(measured, protocol, rows[0].get("metrics_version", 1))),
             report.draw(single),
         ]
-        parts.append(section(f"cost-{protocol}-section", PROTOCOLS[protocol], content, level=3))
+        parts.append(
+            section(f"cost-{protocol}-section", PROTOCOL_NAMES[protocol], content, level=3)
+        )
     return "\n".join(parts)
 
 

@@ -17,7 +17,7 @@ from eval.results.records import KEY_FIELDS, OWN, Row
 
 Check = Callable[[Any], bool]
 
-PROTOCOLS = {
+PROTOCOL_NAMES = {
     "query_aware": "query_aware, the question is seen at compression",
     "query_agnostic": "query_agnostic, the question is not seen at compression",
 }
@@ -79,7 +79,7 @@ def _shares(value: Any) -> bool:  # noqa: ANN401
 
 
 def _protocol(value: Any) -> bool:  # noqa: ANN401
-    return isinstance(value, str) and value in PROTOCOLS
+    return isinstance(value, str) and value in PROTOCOL_NAMES
 
 
 def _known_definition(value: Any) -> bool:  # noqa: ANN401

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from eval.report.aggregates import FULL, LEARNED, ORACLE, Budgets, Estimate, Grid, ReportedMethod
+from eval.report.aggregates import Budgets, Estimate, Grid, ReportedMethod
 from eval.report.best_settings import (
     BaselineDifference,
     Comparison,
@@ -14,8 +14,8 @@ from eval.report.best_settings import (
 )
 from eval.report.costs import Area, Timing
 from eval.report.page import Field, Table
-from eval.report.schema import PROTOCOLS
-from eval.results.records import OWN, UNIFORM
+from eval.report.schema import PROTOCOL_NAMES
+from eval.results.records import FULL, LEARNED, ORACLE, OWN, UNIFORM
 
 BEST = "highlighted: the best mean of the column, full cache and oracle apart"
 """What the mark of `best` means, for captions."""
@@ -54,7 +54,7 @@ def summary(comparison: Comparison, attention_free: Collection[str]) -> str | No
     if comparison.full is not None:
         parts.append(f"full cache {_in_words(comparison, FULL, None)}")
     size = spec if spec.endswith("%") else f"{spec} tokens per head"
-    where = PROTOCOLS[comparison.protocol].partition(", ")[2]
+    where = PROTOCOL_NAMES[comparison.protocol].partition(", ")[2]
     return (
         f"{_title(comparison)}, at {size} ({where}): {'; '.join(parts)} "
         f"({'higher' if better else 'lower'} is better)."
@@ -111,7 +111,7 @@ def one_task(comparison: Comparison, task: str) -> Table:
     lines = [(choice.name, "", choice.setting) for choice in comparison.choices.values()]
     return Table(
         caption=f"{task}: accuracy, % (95 % bootstrap interval over prompts); {BEST}; "
-        f"{PROTOCOLS[comparison.protocol]}.",
+        f"{PROTOCOL_NAMES[comparison.protocol]}.",
         header=_header(comparison),
         rows=_grid_rows(comparison, comparison.tasks[task], lines, highlight=True),
     )
@@ -136,7 +136,7 @@ def cache_bytes(comparison: Comparison) -> Table | None:
         return None
     return Table(
         caption="Bytes of keys and values right after the eviction, as measured, mean over "
-        f"prompts, and their ratio to the full cache; {PROTOCOLS[comparison.protocol]}.",
+        f"prompts, and their ratio to the full cache; {PROTOCOL_NAMES[comparison.protocol]}.",
         header=_header(comparison),
         rows=rows,
     )
@@ -180,7 +180,7 @@ def areas(found: Mapping[ReportedMethod, Area], protocol: str, version: int) -> 
         caption="Area under the cost curves summed over heads, as a multiple of the oracle's with "
         "the same protection (mean over policies, range below), and mean skill; "
         f"{SKILLS[version]}; "
-        f"{PROTOCOLS[protocol]}.",
+        f"{PROTOCOL_NAMES[protocol]}.",
         header=("method", *titles),
         rows=rows,
     )
@@ -202,7 +202,7 @@ def costs_of_requests(found: Sequence[Timing], prompts: str) -> Table:
         )
         for timing in found
     ]
-    named = ", ".join(PROTOCOLS[name] for name in protocols if name)
+    named = ", ".join(PROTOCOL_NAMES[name] for name in protocols if name)
     return Table(
         caption=f"One request at a time: cache bytes after eviction, and milliseconds{prompts}"
         f"{'; ' + named if named else ''}. Ratios are to the full cache.",

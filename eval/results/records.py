@@ -30,6 +30,15 @@ KEY_FIELDS = (
 )
 """What makes a row one of a kind."""
 
+FULL = "full"
+"""Method that evicts nothing."""
+
+ORACLE = "oracle"
+"""Method that ranks by the attention that the answer will pay."""
+
+LEARNED = "kvp"
+"""Method of learned policies."""
+
 UNIFORM = "uniform"
 """Allocator of a method that keeps equally many tokens in every head."""
 

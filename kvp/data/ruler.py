@@ -35,9 +35,9 @@ MAKERS: Mapping[str, Callable[[SampleInputs, CountTokens], PromptMaker]] = {
 }
 """What makes the prompts of each task."""
 
-TASKS = tuple(MAKERS)
+RULER_TASKS = tuple(MAKERS)
 """All tasks: those of RULER, and `vt_0shot`."""
-OWN_TASKS = tuple(name for name in TASKS if name != "vt_0shot")
+OWN_TASKS = tuple(name for name in RULER_TASKS if name != "vt_0shot")
 """RULER's own tasks, what `ruler` stands for: all but its qa_1 and qa_2, which need documents."""
 
 
@@ -64,7 +64,7 @@ def generate(
     Raises UsageError for an unknown task or split, and when the smallest prompt does not fit.
     """
     if task not in MAKERS:
-        raise UsageError(f"--tasks: unknown task {task!r}; known are {', '.join(TASKS)}")
+        raise UsageError(f"--tasks: unknown task {task!r}; known are {', '.join(RULER_TASKS)}")
     if split not in SPLITS:
         raise UsageError(f"--split {split}: generated prompts belong to one of {', '.join(SPLITS)}")
     name = f"{task}/{split}/{seed}/{index}"

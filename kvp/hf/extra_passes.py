@@ -33,7 +33,7 @@ _MANY_FLOATS = 2**26
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
+class SoftmaxWindow:
     """Which cached tokens are in the softmax of a pass, and get a signal from it."""
 
     start: int
@@ -50,7 +50,7 @@ def run_pass(
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
     input_ids: Tensor,
-    window: Window,
+    window: SoftmaxWindow,
     *,
     weighted: bool = False,
 ) -> list[Tensor]:
@@ -116,7 +116,7 @@ class _LentLayer(DynamicLayer):
         self,
         keys: Tensor,
         values: Tensor,
-        window: Window,
+        window: SoftmaxWindow,
         index: int,
         norms: Mapping[int, Tensor] | None,
     ) -> None:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.errors import UsageError
 from kvp.hf.classifier import classify
-from kvp.hf.extra_passes import Window, run_pass
+from kvp.hf.extra_passes import SoftmaxWindow, run_pass
 from kvp.hf.hidden import HiddenRecord
 from kvp.hf.model_access import query_projection, rope_of
 from kvp.hf.reconstruction import noise_input, reconstruction_inputs
@@ -159,7 +159,7 @@ class ScorerInputs:
             )
             batch = self._keys[0].shape[0]
             ids = drawn.to(self._keys[0].device).expand(batch, -1)
-            self._signals[spec] = tuple(self._pass(ids, Window(start=0, stop=self.tokens)))
+            self._signals[spec] = tuple(self._pass(ids, SoftmaxWindow(start=0, stop=self.tokens)))
         return self._signals[spec]
 
     def text(self, last: int) -> str:
@@ -182,16 +182,16 @@ class ScorerInputs:
             for keys in self._keys
         ]
         for part, fed in reconstruction_inputs(ids.to(self._keys[0].device), tokenizer, spec.chunk):
-            window = Window(start=part.start, stop=part.stop, sinks=spec.sinks)
+            window = SoftmaxWindow(start=part.start, stop=part.stop, sinks=spec.sinks)
             if spec.full:
-                window = Window(start=0, stop=self.tokens)
+                window = SoftmaxWindow(start=0, stop=self.tokens)
             passed = self._pass(fed, window, weighted=spec.weighted)
             for signal, received in zip(signals, passed, strict=True):
                 best = signal[..., window.start : window.stop]  # [B, H, tokens of the window]
                 torch.maximum(best, received, out=best)
         return tuple(signals)
 
-    def _pass(self, fed: Tensor, window: Window, *, weighted: bool = False) -> list[Tensor]:
+    def _pass(self, fed: Tensor, window: SoftmaxWindow, *, weighted: bool = False) -> list[Tensor]:
         return run_pass(self._model, self._keys, self._values, fed, window, weighted=weighted)
 
     def _readable(self, purpose: str) -> tuple[PreTrainedTokenizerBase, Tensor]:

@@ -25,7 +25,7 @@ from kvp.scoring import Reconstruction
 from kvp.store import SequenceRecord, Trace
 from kvp.store.importance_grid import grid_edges, maximum_edges, maximum_grid
 
-LABELS = {"kvzip": Reconstruction(), "kvzip_plus": Reconstruction(weighted=True)}
+LABEL_PASSES = {"kvzip": Reconstruction(), "kvzip_plus": Reconstruction(weighted=True)}
 """Labels that are the attention a token receives while the model repeats its prompt."""
 
 
@@ -57,7 +57,7 @@ def collect(
     sample's own number, without its end token (which a model never reads while it answers). Tensors
     are on the CPU in the model's dtype; `index` is the sequence's index in the store. A grid of
     `grid` compression points is computed where the model is (`kvp.store.importance_grid`); `labels`
-    are names of `LABELS`.
+    are names of `LABEL_PASSES`.
 
     Raises UsageError when the reference is asked for and the sample has none.
     """
@@ -95,15 +95,17 @@ def prompt_labels(
 ) -> dict[str, Tensor]:
     """Labels of a prompt of P tokens: name -> [L, H, P] float32 on the CPU.
 
-    From passes over the cache of the whole prompt, in which the model repeats it (`LABELS`). Raises
-    ModelError for a model these passes do not know.
+    From passes over the cache of the whole prompt, in which the model repeats it (`LABEL_PASSES`).
+    Raises ModelError for a model these passes do not know.
     """
     if not names:
         return {}
     ids = torch.tensor([prompt], device=model.device)
     seen = observe(model, ids, queries=0, last_logits=True)
     scorer_inputs = ScorerInputs(model, ids, seen.keys, seen.values, tokenizer=tokenizer)
-    return {name: _stacked(scorer_inputs.reconstruction(LABELS[name])).float() for name in names}
+    return {
+        name: _stacked(scorer_inputs.reconstruction(LABEL_PASSES[name])).float() for name in names
+    }
 
 
 @torch.inference_mode()

@@ -29,16 +29,16 @@ from kvp.store.store_plan import StorePlan
 class TraceReader:
     """A trace store, read-only. Raises StoreError if the path holds none or its metadata is off.
 
-    With `agents`, consecutive KV heads counted layer by layer, only those a heads are read: every
+    With `heads`, consecutive KV heads counted layer by layer, only those a heads are read: every
     [L, H, ...] below is [1, a, ...] then, while `head` and the plan stay those of the model.
     """
 
     in_memory = False
     """Every read goes to the disk; other sources of traces may hold them in RAM."""
 
-    def __init__(self, path: str | Path, *, agents: slice | None = None) -> None:
+    def __init__(self, path: str | Path, *, heads: slice | None = None) -> None:
         self.path = Path(path)
-        self._agents = agents
+        self._heads = heads
         self._manifest, self._plan = load_metadata(self.path)
         self._arrays: dict[str, zarr.Array[Any]] = {}
         self._records: dict[int, SequenceRecord] = {}
@@ -150,7 +150,7 @@ class TraceReader:
         shape = (size.layers, size.kv_heads, size.head_dim, size.head_dim)
         if gram is None or gram.shape != shape or gram.dtype != torch.float32:
             raise StoreError(f"{self.path / OUTPUT} is not what its plan says: float32 {shape}")
-        return gram if self._agents is None else gram.flatten(0, 1)[self._agents][None]
+        return gram if self._heads is None else gram.flatten(0, 1)[self._heads][None]
 
     def trace(self, index: int) -> Trace:
         """All of one sequence; None for what is not kept. Raises StoreError as `head`."""
@@ -201,7 +201,7 @@ class TraceReader:
         tokens: int | None = None,
     ) -> Tensor:
         """Unpadded; of a grid, these intervals and the first tokens only."""
-        if self._agents is not None and not where:
+        if self._heads is not None and not where:
             parts = [self._read(array, index, some, intervals, tokens) for some in self._slices()]
             return torch.cat(parts)[None]
         shape = self._plan.shape(array, self.record(index))
@@ -230,17 +230,17 @@ class TraceReader:
     def _slices(self) -> list[tuple[int, slice]]:
         """Layers and their heads that are read."""
         heads = self.geometry.kv_heads
-        agents = range(self.geometry.agents)[self._agents or slice(None)]
-        layers = range(agents.start // heads, -(-agents.stop // heads))
+        selected = range(self.geometry.total_kv_heads)[self._heads or slice(None)]
+        layers = range(selected.start // heads, -(-selected.stop // heads))
         return [
-            (layer, slice(max(agents.start - layer * heads, 0), agents.stop - layer * heads))
+            (layer, slice(max(selected.start - layer * heads, 0), selected.stop - layer * heads))
             for layer in layers
         ]
 
     def __getstate__(self) -> dict[str, Any]:
         """Only what it was made from; a copy in another process opens everything again."""
-        return {"path": self.path, "agents": self._agents}
+        return {"path": self.path, "heads": self._heads}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open again."""
-        self.__init__(state["path"], agents=state["agents"])  # type: ignore[misc]
+        self.__init__(state["path"], heads=state["heads"])  # type: ignore[misc]

@@ -21,11 +21,11 @@ READABLE = (1, 2)
 """Format versions this kvp reads; 1 knew no importance grids."""
 
 TENSORS = ("q", "k", "v")
-LABELS = ("kvzip", "kvzip_plus")
+STORED_LABELS = ("kvzip", "kvzip_plus")
 """Labels a store may hold: importance of every prompt token by another method."""
 GRIDS = ("importance", "peak")
 """Arrays of an importance grid: sums and maxima of attention (`kvp.store.importance_grid`)."""
-ARRAYS = (*TENSORS, *GRIDS, *(f"label_{name}" for name in LABELS))
+ARRAYS = (*TENSORS, *GRIDS, *(f"label_{name}" for name in STORED_LABELS))
 """Every array a store may have."""
 
 DTYPES: dict[str, tuple[torch.dtype, str]] = {

@@ -29,7 +29,7 @@ def check_chunks(shard: Path, plan: StorePlan, array: str) -> None:
 
     Reads the index and one header per KV head. Raises OSError as `open` does.
     """
-    heads = plan.geometry.agents
+    heads = plan.geometry.total_kv_heads
     chunk_bytes = math.prod(plan.shape(array)[2:]) * DTYPES[plan.dtype_of(array)][0].itemsize
     size = shard.stat().st_size
     index_bytes = 16 * heads + _CHECKSUM_BYTES

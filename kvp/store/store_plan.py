@@ -11,7 +11,7 @@ from kvp.store.importance_grid import MAXIMUM_POINTS
 from kvp.store.schema import (
     DTYPES,
     GRIDS,
-    LABELS,
+    STORED_LABELS,
     TENSORS,
     SequenceRecord,
     is_label,
@@ -42,12 +42,12 @@ class StorePlan:
     grid_dtype: GridDtype = "float16"
     """What an importance grid is stored in."""
     labels: tuple[str, ...] = ()
-    """Labels kept for every sequence, some of `LABELS`."""
+    """Labels kept for every sequence, some of `STORED_LABELS`."""
 
     def __post_init__(self) -> None:
         """Raise ValueError on an unknown dtype, store or label, or an empty store."""
-        if unknown := [name for name in self.labels if name not in LABELS]:
-            raise ValueError(f"label {unknown[0]!r} is none of {', '.join(LABELS)}")
+        if unknown := [name for name in self.labels if name not in STORED_LABELS]:
+            raise ValueError(f"label {unknown[0]!r} is none of {', '.join(STORED_LABELS)}")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
         if min(self.max_tokens, self.sequences) < 1:
@@ -130,4 +130,4 @@ def planned_bytes(
     per_head = geometry.head_dim * vectors * DTYPES[dtype][0].itemsize + 4 * labels
     if store == "importance":
         per_head += (grid + MAXIMUM_POINTS) * DTYPES[grid_dtype][0].itemsize
-    return tokens * geometry.agents * per_head
+    return tokens * geometry.total_kv_heads * per_head

@@ -20,7 +20,7 @@ from prompts import ruler
 from tokenizers import Tokenizer
 from torch.utils.data import Dataset
 
-from kvp.data.ruler import TASKS
+from kvp.data.ruler import RULER_TASKS
 from kvp.data.synthetic.prose import prose
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -79,7 +79,7 @@ class Curriculum(Dataset[Batch]):
             "prose": self._prose,
             "chat": lambda rng, n: self._window(rng, n, self.chat),
         }
-        for task in TASKS:
+        for task in RULER_TASKS:
             self._makers[task] = partial(self._ruler, task)
         self._ready = True
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,19 +22,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from kvp.data.ruler import TASKS, generate
+from eval.stats import wilson
+from kvp.data.ruler import RULER_TASKS, generate
 from kvp.data.sample import Sample
 from kvp.data.string_match import string_match_all
 from kvp.errors import UsageError
-
-
-def wilson(successes: float, count: int) -> tuple[float, float]:
-    """95 % Wilson interval of a share; fractional successes are allowed."""
-    z = 1.959963984540054
-    share = successes / count
-    middle = share + z * z / (2 * count)
-    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return (middle - half) / (1 + z * z / count), (middle + half) / (1 + z * z / count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +102,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", default=list(RULER_TASKS))
     parser.add_argument("--lengths", nargs="+", type=int, default=[512, 1024])
     parser.add_argument("--count", type=int, default=100, help="prompts per task and length")
     parser.add_argument("--batch", type=int, default=20)

@@ -219,18 +219,18 @@ def judged(folder: Path, traces: Path, settings: Settings) -> dict[str, Any]:
 def trained_parameters(rankers: HeadRankers, settings: Settings) -> int:
     """Weights that training had: of all heads' networks, or of the one that they share."""
     shared = settings.get("sharing") == "model"
-    network = (SharedRankers if shared else HeadRankers)(rankers.spec, rankers.agents)
+    network = (SharedRankers if shared else HeadRankers)(rankers.spec, rankers.total_kv_heads)
     return network.parameter_count
 
 
 @functools.cache
 def test_contexts(traces: Path) -> list[Context]:
-    """Boundary cuts of the test sequences, at most 96, as the default preset cuts them."""
+    """At most 96 contexts of test sequences, at the points where the default preset validates."""
     reader = TraceReader(traces)
     recipe = PRESETS["fourier"]
     source = ContextSource(reader, memory_bytes=int(2e9))
-    cuts = held_out_points(usable(reader, "test", recipe), recipe, limit=96)
-    return [source.context(cut) for cut in cuts]
+    points = held_out_points(usable(reader, "test", recipe), recipe, limit=96)
+    return [source.context(point) for point in points]
 
 
 def rank_correlation(scores: Tensor, importance: Tensor) -> Tensor:

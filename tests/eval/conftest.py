@@ -83,7 +83,7 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     geometry = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        rankers = HeadRankers(RankerSpec(head_dim=8, hidden=8), agents=geometry.agents)
+        rankers = HeadRankers(RankerSpec(head_dim=8, hidden=8), heads=geometry.total_kv_heads)
     meta = PolicyMeta(
         geometry=geometry, model={"id": "tiny", "revision": None}, training={"seed": 5}
     )

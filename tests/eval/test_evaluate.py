@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
 from eval.evaluate import Bench, evaluate, hindsight, run_prefix
 from eval.methods import build_methods
 from eval.settings import Setting
-from eval.tasks import Prompt, load_all, task_names
+from eval.tasks import Prompt, load_all, prompt_request, task_names
 from kvp.budgets import parse_budget
 from kvp.config_groups import split_list
 from kvp.errors import UsageError
@@ -29,6 +30,13 @@ def _config(folder: Path, **fields: object) -> EvalConfig:
     return EvalConfig(out="unused", model=str(folder), **{**settings, **fields})  # type: ignore[arg-type]
 
 
+def _load(
+    config: EvalConfig, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
+) -> tuple[list[Prompt], list[str]]:
+    request = prompt_request(config, count=config.prompts, seed=config.seed)
+    return load_all(request, tokenizer, positions)
+
+
 @pytest.fixture(scope="module")
 def bench(tiny_folder: Path) -> Bench:
     model, tokenizer = load_model(str(tiny_folder))
@@ -40,7 +48,7 @@ def bench(tiny_folder: Path) -> Bench:
 
 @pytest.fixture(scope="module")
 def prompts(bench: Bench, tiny_folder: Path) -> dict[str, Prompt]:
-    return {p.task: p for p in load_all(_config(tiny_folder), bench.tokenizer)[0]}
+    return {p.task: p for p in _load(_config(tiny_folder), bench.tokenizer)[0]}
 
 
 def _settings(methods: str, budget: str | None) -> list[Setting]:
@@ -196,8 +204,8 @@ def test_task_names_expand_and_unknown_ones_are_refused() -> None:
 
 
 def test_a_longer_run_begins_with_the_same_prompts(bench: Bench, tiny_folder: Path) -> None:
-    longer = load_all(_config(tiny_folder, prompts=3), bench.tokenizer)[0]
-    shorter = load_all(_config(tiny_folder, prompts=2), bench.tokenizer)[0]
+    longer = _load(_config(tiny_folder, prompts=3), bench.tokenizer)[0]
+    shorter = _load(_config(tiny_folder, prompts=2), bench.tokenizer)[0]
     by_id = {prompt.sample.id: prompt for prompt in longer}
     assert len(by_id) == 6
     for prompt in shorter:
@@ -207,11 +215,11 @@ def test_a_longer_run_begins_with_the_same_prompts(bench: Bench, tiny_folder: Pa
 def test_ruler_leaves_out_what_does_not_fit_but_named_tasks_are_refused(
     bench: Bench, tiny_folder: Path
 ) -> None:
-    prompts, notes = load_all(_config(tiny_folder, tasks="ruler", length=200), bench.tokenizer)
+    prompts, notes = _load(_config(tiny_folder, tasks="ruler", length=200), bench.tokenizer)
     left_out = {note.split(": ")[-1].removesuffix(" is left out") for note in notes}
     assert left_out
     assert left_out.isdisjoint(prompt.task for prompt in prompts)
     assert "niah_single_1" in {prompt.task for prompt in prompts}
     named = next(iter(sorted(left_out)))
     with pytest.raises(UsageError, match=rf"--length 200: the smallest {named}"):
-        load_all(_config(tiny_folder, tasks=named), bench.tokenizer)
+        _load(_config(tiny_folder, tasks=named), bench.tokenizer)

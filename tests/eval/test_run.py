@@ -266,7 +266,7 @@ def test_policies_of_another_geometry_and_truncated_ones_are_refused(
 ) -> None:
     other = tmp_path / "other"
     geometry = Geometry(layers=3, query_heads=4, kv_heads=2, head_dim=8)
-    rankers = HeadRankers(RankerSpec(head_dim=8, hidden=8), geometry.agents)
+    rankers = HeadRankers(RankerSpec(head_dim=8, hidden=8), geometry.total_kv_heads)
     save_policy(other, rankers, PolicyMeta(geometry=geometry, model={"id": "x", "revision": None}))
     out = tmp_path / "results"
     assert "was trained for 3 layers" in _refusal(capsys, _arguments(tiny_folder, other, out))

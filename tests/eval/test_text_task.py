@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eval.cli import main
 from eval.config import EvalConfig
-from eval.tasks import load_all, protocols_of
+from eval.tasks import Prompt, load_all, prompt_request, protocols_of
 from kvp.data.synthetic.needles import split_of
 from kvp.data.tasks.text import stretches
 from kvp.errors import UsageError
@@ -54,6 +54,13 @@ def _config(text: Path | None, **fields: object) -> EvalConfig:
     return EvalConfig(text=text and str(text), **{**settings, **fields})  # type: ignore[arg-type]
 
 
+def _load(
+    config: EvalConfig, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
+) -> tuple[list[Prompt], list[str]]:
+    request = prompt_request(config, count=config.prompts, seed=config.seed)
+    return load_all(request, tokenizer, positions)
+
+
 def test_stretches_are_disjoint_and_of_one_length(tokenizer: PreTrainedTokenizerBase) -> None:
     texts = [_text(1, 60), _text(2, 20)]
     whole = [tokenizer.encode(text) for text in texts]
@@ -70,7 +77,7 @@ def test_stretches_are_disjoint_and_of_one_length(tokenizer: PreTrainedTokenizer
 def test_context_and_continuation_are_one_stretch(
     tokenizer: PreTrainedTokenizerBase, jsonl: Path
 ) -> None:
-    prompts, notes = load_all(_config(jsonl), tokenizer)
+    prompts, notes = _load(_config(jsonl), tokenizer)
     owned = [text for text in _documents(40) if split_of(text) == "test"]
     starts = {tuple(tokenizer.encode(text)[:64]) for text in owned}
     assert len(prompts) == 3
@@ -80,7 +87,7 @@ def test_context_and_continuation_are_one_stretch(
         assert (*prompt.ids.tolist(), *prompt.reply.tolist()) in starts
         assert prompt.boundary("query_aware") == prompt.boundary("query_agnostic") == 47
     assert "both protocols are the same" in notes[0]
-    assert protocols_of(_config(jsonl), "text") == ("query_agnostic",)
+    assert protocols_of(_config(jsonl).protocol_list, "text") == ("query_agnostic",)
 
 
 def test_a_plain_text_is_shared_out_by_position(
@@ -91,7 +98,7 @@ def test_a_plain_text_is_shared_out_by_position(
     path.write_text(whole)
     parts = {}
     for split in ("train", "validation", "test"):
-        prompts, _ = load_all(_config(path, split=split, prompts=1000), tokenizer)
+        prompts, _ = _load(_config(path, split=split, prompts=1000), tokenizer)
         parts[split] = [
             tokenizer.decode([*prompt.ids.tolist(), *prompt.reply.tolist()]) for prompt in prompts
         ]
@@ -117,7 +124,7 @@ def test_texts_that_do_not_fit_are_refused(
     text = None if "text" in fields else jsonl
     changes = {name: value for name, value in fields.items() if name != "text"}
     with pytest.raises(UsageError, match=said):
-        load_all(_config(text, **changes), tokenizer, positions=1024)
+        _load(_config(text, **changes), tokenizer, positions=1024)
 
 
 def test_a_model_without_chat_template_is_measured_on_text(
@@ -137,7 +144,7 @@ def test_a_model_without_chat_template_is_measured_on_text(
     assert {row["protocol"] for row in rows} == {"query_agnostic"}
     assert len(rows) == 2 * 2
     model, tokenizer = load_model(str(folder))
-    prompts, _ = load_all(_config(jsonl, prompts=2), tokenizer)
+    prompts, _ = _load(_config(jsonl, prompts=2), tokenizer)
     for row, prompt in zip([row for row in rows if row["method"] == "full"], prompts, strict=True):
         tokens = torch.cat([prompt.ids, prompt.reply])[None]
         log_probs = model(input_ids=tokens).logits[0].double().log_softmax(-1)[47:-1]

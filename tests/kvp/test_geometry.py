@@ -9,7 +9,7 @@ QWEN = Geometry(layers=28, query_heads=28, kv_heads=4, head_dim=128)
 
 def test_derived_sizes_and_round_trip() -> None:
     assert QWEN.group == 7
-    assert QWEN.agents == 112
+    assert QWEN.total_kv_heads == 112
     assert Geometry.from_dict(QWEN.to_dict()) == QWEN
     assert str(QWEN) == "28 layers x 4 KV heads (28 query heads, head_dim 128)"
 

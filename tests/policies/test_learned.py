@@ -23,21 +23,21 @@ GEOMETRY = Geometry(layers=3, query_heads=4, kv_heads=2, head_dim=8)
 @pytest.fixture(params=["fourier", "paper"])
 def policy(request: pytest.FixtureRequest) -> LearnedScorer:
     spec = RankerSpec(head_dim=8, hidden=12, max_positions=64, architecture=request.param)
-    rankers = HeadRankers(spec, GEOMETRY.agents, torch.Generator().manual_seed(0))
+    rankers = HeadRankers(spec, GEOMETRY.total_kv_heads, torch.Generator().manual_seed(0))
     return LearnedScorer(rankers=rankers, geometry=GEOMETRY)
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
-def test_agents_are_layer_major(policy: LearnedScorer, make_view: MakeView, layer: int) -> None:
+def test_heads_are_layer_major(policy: LearnedScorer, make_view: MakeView, layer: int) -> None:
     view = make_view(tokens=20, layer=layer, batch=3)
     scores = policy.score(view)
     assert not scores.requires_grad
     for row in range(3):
         for head in range(2):
-            agent = layer * 2 + head
+            index = layer * 2 + head
             expected = policy.rankers(
                 view.keys[row, head][None], view.values[row, head][None], torch.arange(20), 20,
-                heads=slice(agent, agent + 1),
+                heads=slice(index, index + 1),
             )  # fmt: skip
             torch.testing.assert_close(scores[row, head], expected[0], rtol=1e-5, atol=1e-5)
 
@@ -90,5 +90,5 @@ def test_calibrated_scores_are_the_maps_of_the_heads(
     view = make_view(tokens=20, layer=2)
     raw, scores = policy.score(view), calibrated.score(view)
     for head in range(2):
-        slope = 5.0 + head  # agents 4 and 5
+        slope = 5.0 + head  # heads 4 and 5
         torch.testing.assert_close(scores[:, head], slope * raw[:, head] - slope)

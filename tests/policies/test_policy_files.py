@@ -25,7 +25,6 @@ from policies.policy_files import (
     PolicyMeta,
     check_geometry,
     head_file,
-    head_files,
     recalibrate,
     save_policy,
 )
@@ -37,14 +36,14 @@ META = PolicyMeta(
     geometry=GEOMETRY,
     model={"id": "nano", "revision": None},
     training={"seed": 3, "steps": 10},
-    held_out=[{"skill": 0.5 + agent / 10} for agent in range(4)],
+    held_out=[{"skill": 0.5 + head / 10} for head in range(4)],
 )
 HEAD = "layer_01_head_00.safetensors"
 
 
-def _rankers(architecture: str = "fourier", agents: int = 4, seed: int = 0) -> HeadRankers:
+def _rankers(architecture: str = "fourier", heads: int = 4, seed: int = 0) -> HeadRankers:
     spec = RankerSpec(head_dim=8, hidden=12, max_positions=64, architecture=architecture)
-    return HeadRankers(spec, agents, torch.Generator().manual_seed(seed))
+    return HeadRankers(spec, heads, torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture
@@ -78,8 +77,9 @@ def test_round_trip_is_bit_exact(tmp_path: Path, make_view: MakeView, architectu
 
 def test_directory_holds_one_file_per_head_and_the_index(policy_dir: Path) -> None:
     names = {path.name for path in policy_dir.iterdir()}
-    assert names == {"policy.json", *head_files(GEOMETRY)}
-    assert head_files(GEOMETRY)[2] == head_file(1, 0) == HEAD
+    heads = {head_file(layer, head) for layer in range(2) for head in range(2)}
+    assert names == {"policy.json", *heads}
+    assert head_file(1, 0) == HEAD
     index = json.loads((policy_dir / "policy.json").read_text())
     assert set(index) == {
         "format", "format_version", "architecture", "hyperparameters", "geometry", "model", "rope",
@@ -94,9 +94,14 @@ def test_equal_policies_are_equal_files(policy_dir: Path, tmp_path: Path) -> Non
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
 
 
-def test_an_existing_policy_is_replaced_even_by_a_smaller_one(policy_dir: Path) -> None:
+def test_an_existing_policy_is_replaced_on_request_only_even_by_a_smaller_one(
+    policy_dir: Path,
+) -> None:
     small = replace(META, geometry=replace(GEOMETRY, layers=1), held_out=[])
-    save_policy(policy_dir, _rankers(agents=2, seed=5), small)
+    with pytest.raises(PolicyError, match="holds a policy: name another directory"):
+        save_policy(policy_dir, _rankers(heads=2, seed=5), small)
+    assert load_policy(policy_dir).geometry.layers == 2
+    save_policy(policy_dir, _rankers(heads=2, seed=5), small, replace=True)
     assert {path.name for path in policy_dir.iterdir()} == {
         "policy.json", "layer_00_head_00.safetensors", "layer_00_head_01.safetensors",
     }  # fmt: skip
@@ -120,7 +125,7 @@ def test_a_folder_that_holds_no_policy_is_not_claimed_for_one(tmp_path: Path) ->
 
 def test_rankers_of_another_geometry_are_not_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 rankers of head_dim 8 for 2 layers x 2 KV heads"):
-        save_policy(tmp_path / "policy", _rankers(agents=2), META)
+        save_policy(tmp_path / "policy", _rankers(heads=2), META)
     assert not (tmp_path / "policy").exists()
 
 
@@ -139,7 +144,7 @@ def test_an_export_that_stopped_half_way_is_not_a_policy(
 
     monkeypatch.setattr("policies.policy_files.write_safetensors", full_disk)
     with pytest.raises(OSError, match="no space left"):
-        save_policy(policy_dir, _rankers(seed=1), META)
+        save_policy(policy_dir, _rankers(seed=1), META, replace=True)
     with pytest.raises(PolicyError, match=r"has no policy.json: .* its export did not finish"):
         load_policy(policy_dir)
     monkeypatch.undo()

@@ -22,8 +22,8 @@ SUBSETS = [subset for size in (1, 2, 3, 4) for subset in combinations(INPUTS, si
 subsets = pytest.mark.parametrize("inputs", SUBSETS, ids="-".join)
 
 
-def _rankers(spec: RankerSpec, agents: int = 4, seed: int = 0) -> HeadRankers:
-    rankers = HeadRankers(spec, agents, torch.Generator().manual_seed(seed))
+def _rankers(spec: RankerSpec, heads: int = 4, seed: int = 0) -> HeadRankers:
+    rankers = HeadRankers(spec, heads, torch.Generator().manual_seed(seed))
     with torch.no_grad():  # so that LayerNorm's scale and shift are not 1 and 0
         for name, parameter in rankers.named_parameters():
             if "norm" in name:
@@ -31,10 +31,10 @@ def _rankers(spec: RankerSpec, agents: int = 4, seed: int = 0) -> HeadRankers:
     return rankers
 
 
-def _tokens(agents: int = 4, tokens: int = 50, width: int = 8) -> tuple[Tensor, Tensor, Tensor]:
+def _tokens(heads: int = 4, tokens: int = 50, width: int = 8) -> tuple[Tensor, Tensor, Tensor]:
     return (
-        torch.randn(agents, tokens, width),
-        torch.randn(agents, tokens, width),
+        torch.randn(heads, tokens, width),
+        torch.randn(heads, tokens, width),
         torch.arange(tokens),
     )
 
@@ -89,9 +89,9 @@ def test_scores_match_numpy(spec: RankerSpec, stacked: bool) -> None:
             value_mean=torch.randn(4, 8), value_std=torch.rand(4, 8) + 0.5,
         )  # fmt: skip
     scores = rankers(keys, values, positions, 50, stacked=stacked)
-    for agent, tensors in enumerate(rankers.head_states()):
+    for head, tensors in enumerate(rankers.head_states()):
         state = {name: tensor.double().numpy() for name, tensor in tensors.items()}
-        k, v = keys[agent].double().numpy(), values[agent].double().numpy()
+        k, v = keys[head].double().numpy(), values[head].double().numpy()
         if spec is FOURIER:
             k = (k - state["key_mean"]) / state["key_std"]
             v = (v - state["value_mean"]) / state["value_std"]
@@ -104,7 +104,7 @@ def test_scores_match_numpy(spec: RankerSpec, stacked: bool) -> None:
             place = state["position_table"][np.minimum(np.arange(50), 39)]
         parts = {"key": _linear(k, state, "key"), "value": _linear(v, state, "value")}
         expected = _reference(state, {**parts, "position": place})
-        found = scores[agent].detach().numpy()
+        found = scores[head].detach().numpy()
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
@@ -114,8 +114,8 @@ def test_scores_match_numpy(spec: RankerSpec, stacked: bool) -> None:
 def test_scores_of_every_subset_match_numpy(
     inputs: tuple[str, ...], blocks: int, stacked: bool
 ) -> None:
-    rankers = _rankers(replace(FOURIER, inputs=inputs, blocks=blocks), agents=2)
-    keys, values, positions = _tokens(agents=2)
+    rankers = _rankers(replace(FOURIER, inputs=inputs, blocks=blocks), heads=2)
+    keys, values, positions = _tokens(heads=2)
     scores = rankers(keys, values, positions, 50, stacked=stacked)
     p, wavelengths = np.arange(50.0), 4 * 16 ** (np.arange(5) / 4)
     angles = 2 * np.pi * p[:, None] / wavelengths
@@ -126,14 +126,14 @@ def test_scores_of_every_subset_match_numpy(
     }
     told = {*inputs, "waves"} if "position" in inputs else set(inputs)
     features = [column for name in columns if name in told for column in columns[name]]
-    for agent, tensors in enumerate(rankers.head_states()):
+    for head, tensors in enumerate(rankers.head_states()):
         state = {name: tensor.double().numpy() for name, tensor in tensors.items()}
-        tokens = {"key": keys[agent], "value": values[agent]}
+        tokens = {"key": keys[head], "value": values[head]}
         parts = {n: _linear(tokens[n].double().numpy(), state, n) for n in tokens if n in inputs}
         if features:
             parts["position"] = _linear(np.column_stack(features), state, "position")
         expected = _reference(state, parts, blocks)
-        found = scores[agent].detach().numpy()
+        found = scores[head].detach().numpy()
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
@@ -206,7 +206,7 @@ def test_permuting_tokens_permutes_scores(spec: RankerSpec) -> None:
 
 
 @both
-def test_heads_select_agents(spec: RankerSpec) -> None:
+def test_heads_selects_some(spec: RankerSpec) -> None:
     rankers = _rankers(spec)
     keys, values, positions = _tokens()
     scores = rankers(keys, values, positions, 50)
@@ -216,7 +216,7 @@ def test_heads_select_agents(spec: RankerSpec) -> None:
 
 @both
 @pytest.mark.parametrize("stacked", [False, True])
-def test_contexts_may_be_concatenated_or_differ_between_agents(
+def test_contexts_may_be_concatenated_or_differ_between_heads(
     spec: RankerSpec, stacked: bool
 ) -> None:
     rankers = _rankers(spec)
@@ -228,9 +228,9 @@ def test_contexts_may_be_concatenated_or_differ_between_agents(
     second = rankers(keys[:, 10:], values[:, 10:], positions[10:], 20, stacked=stacked)
     torch.testing.assert_close(joined, torch.cat([first, second], -1), rtol=1e-5, atol=1e-5)
     shifted = torch.stack([positions, positions + 3, positions, positions])
-    per_agent = rankers(keys, values, shifted, length + 3, stacked=stacked)
+    per_head = rankers(keys, values, shifted, length + 3, stacked=stacked)
     alone = rankers(keys, values, positions + 3, length + 3, stacked=stacked)
-    torch.testing.assert_close(per_agent[1], alone[1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(per_head[1], alone[1], rtol=1e-5, atol=1e-5)
 
 
 @both
@@ -289,8 +289,8 @@ def test_weights_are_drawn_in_the_order_that_seeds_of_earlier_policies_mean(
 
 @pytest.mark.parametrize("hidden", [16, 512])
 def test_widths_from_16_to_512(hidden: int) -> None:
-    rankers = _rankers(replace(FOURIER, hidden=hidden, position_width=32), agents=2)
-    keys, values, positions = _tokens(agents=2)
+    rankers = _rankers(replace(FOURIER, hidden=hidden, position_width=32), heads=2)
+    keys, values, positions = _tokens(heads=2)
     loop, batched = (rankers(keys, values, positions, 50, stacked=s) for s in (False, True))
     torch.testing.assert_close(loop, batched, rtol=1e-4, atol=1e-5)
     assert head_shapes(rankers.spec)["first_weight"] == (2 * hidden + 32, hidden)
@@ -307,7 +307,7 @@ def test_head_states_round_trip_bit_exactly(spec: RankerSpec) -> None:
         assert torch.equal(tensor, again.state_dict()[name])
     assert all(parameter.requires_grad for parameter in again.parameters())
     del states[2]["key_bias"]
-    with pytest.raises(ValueError, match="the tensors of agent 2 do not fit"):
+    with pytest.raises(ValueError, match="the tensors of head 2 do not fit"):
         HeadRankers.from_head_states(spec, states)
 
 

@@ -94,7 +94,7 @@ def test_learning_rate_by_hand(recipe: Recipe) -> None:
 def test_shipped_phases_are_read_and_name_known_sequences(recipe: Recipe) -> None:
     phases = recipe["phases"].read_phases(RECIPE / "phases.toml")
     assert [phase.name for phase in phases][:2] == ["A", "B"]
-    known = {"loop", "recall", "values", "text", "chat", "prose", *recipe["data"].TASKS}
+    known = {"loop", "recall", "values", "text", "chat", "prose", *recipe["data"].RULER_TASKS}
     assert {name for phase in phases for b in phase.buckets for name in b.mix} <= known
 
 

@@ -7,14 +7,14 @@ import pytest
 
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from trace_collect.estimate import Estimate, check_disk, duration
+from trace_collect.estimate import StoreEstimate, check_disk, duration
 
 
 def test_bytes_of_the_papers_model() -> None:
     # 28 layers x 4 KV heads x 128 channels x 2 bytes = 28672 bytes per token for keys alone;
     # values as many, queries 7 times as many.
     geometry = Geometry(layers=28, query_heads=28, kv_heads=4, head_dim=128)
-    estimate = Estimate(geometry=geometry, dtype="bfloat16", sequences=10, tokens=1000)
+    estimate = StoreEstimate(geometry=geometry, dtype="bfloat16", sequences=10, tokens=1000)
     assert estimate.key_bytes == 28_672_000
     assert estimate.query_bytes == 7 * 28_672_000
     assert estimate.raw_bytes == 9 * 28_672_000
@@ -28,7 +28,7 @@ def test_bytes_of_the_papers_model() -> None:
 
 def test_a_store_without_queries() -> None:
     geometry = Geometry(layers=1, query_heads=2, kv_heads=1, head_dim=4)
-    estimate = Estimate(geometry=geometry, dtype="float32", sequences=1, tokens=10, store="kv")
+    estimate = StoreEstimate(geometry=geometry, dtype="float32", sequences=1, tokens=10, store="kv")
     assert (estimate.raw_bytes, estimate.grid_bytes) == (2 * 10 * 4 * 4, 0)
     assert "queries" not in estimate.lines(None)[1]
 
@@ -37,7 +37,7 @@ def test_an_importance_grid_in_place_of_queries() -> None:
     # per token and head 2 x 128 numbers of keys and values and 48 + 4 of the grid, all 2 bytes,
     # instead of 9 x 128
     geometry = Geometry(layers=28, query_heads=28, kv_heads=4, head_dim=128)
-    estimate = Estimate(
+    estimate = StoreEstimate(
         geometry=geometry, dtype="bfloat16", sequences=1, tokens=4500, store="importance", grid=48
     )
     assert estimate.grid_bytes == 4500 * 28 * 4 * 52 * 2
@@ -50,7 +50,7 @@ def test_an_importance_grid_in_place_of_queries() -> None:
 
 def test_a_grid_larger_than_the_queries_is_said() -> None:
     geometry = Geometry(layers=5, query_heads=8, kv_heads=4, head_dim=8)
-    plain = Estimate(geometry=geometry, dtype="float32", sequences=1, tokens=9)
+    plain = StoreEstimate(geometry=geometry, dtype="float32", sequences=1, tokens=9)
     assert not any("warning" in line for line in plain.lines(None))
     large = replace(plain, store="importance", grid=48)
     assert large.share > 1

@@ -22,9 +22,9 @@ from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.hf.trace import collect
 from kvp.ops.future_attention import reference
 from kvp.scoring import Reconstruction
-from kvp.store import LABELS, TraceReader
+from kvp.store import STORED_LABELS, TraceReader
 from trace_collect.cli import main
-from trace_collect.config import LABELS as CONFIG_LABELS
+from trace_collect.config import STORED_LABELS as CONFIG_LABELS
 from trace_collect.config import CollectConfig
 from trace_collect.jobs import request_of
 
@@ -234,6 +234,17 @@ def test_a_split_without_documents_is_named(
     assert re.search(r"nothing in it belongs to the (train|validation) split", refused(capsys))
 
 
+def test_a_skipped_row_is_told_once_when_a_split_is_empty(
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "rows.csv"
+    data.write_text("context,question,answer\nIt is 4.,What is it?,4\n,,\n")
+    assert run("--data", str(data), "--train=1", "--validation=1", "--test=1") == 2
+    message = refused(capsys)
+    assert message.count("skipped 1 of 2 rows") == 1
+    assert "give it more rows" in message
+
+
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the test where weights are loaded."""
@@ -419,4 +430,4 @@ def test_a_lost_label_shard_is_named(
 def test_unknown_labels_are_refused(run: Collect, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--labels=kvzip,snap") == 2
     assert "--labels: no label 'snap'; use kvzip, kvzip_plus" in refused(capsys)
-    assert CONFIG_LABELS == LABELS
+    assert CONFIG_LABELS == STORED_LABELS

@@ -35,23 +35,23 @@ def _one_thread() -> Iterator[None]:
 def synthetic_trace(
     index: int, split: str, *, geometry: Geometry = GEOMETRY, tokens: int = TOKENS, noise: int = 0
 ) -> Trace:
-    """A trace whose queries all look for the channel (agent mod D) of their head's keys.
+    """A trace whose queries all look for one channel (of head a: a mod D) of their keys.
 
-    `noise` changes the random numbers of every agent but the first.
+    `noise` changes the random numbers of every head but the first.
     """
     shape = (geometry.layers, geometry.kv_heads, tokens, geometry.head_dim)
     keys, values = torch.empty(shape), torch.empty(shape)
-    for agent in range(geometry.agents):
-        layer, head = divmod(agent, geometry.kv_heads)
+    for number in range(geometry.total_kv_heads):
+        layer, head = divmod(number, geometry.kv_heads)
         random = torch.Generator().manual_seed(
-            1000 * index + agent + (10**6 * noise if agent else 0)
+            1000 * index + number + (10**6 * noise if number else 0)
         )
         keys[layer, head] = torch.randn(shape[2:], generator=random)
         values[layer, head] = torch.randn(shape[2:], generator=random)
     queries = torch.zeros(*shape[:2], geometry.group, *shape[2:])
-    for agent in range(geometry.agents):
-        layer, head = divmod(agent, geometry.kv_heads)
-        queries[layer, head, ..., agent % geometry.head_dim] = 6.0
+    for number in range(geometry.total_kv_heads):
+        layer, head = divmod(number, geometry.kv_heads)
+        queries[layer, head, ..., number % geometry.head_dim] = 6.0
     record = SequenceRecord(
         index=index,
         id=f"{split}-{index}",
@@ -76,11 +76,11 @@ def synthetic_label(trace: Trace) -> torch.Tensor:
     return torch.stack([torch.stack(row) for row in rows]).exp()
 
 
-def with_grid(trace: Trace, cuts: int) -> Trace:
+def with_grid(trace: Trace, points: int) -> Trace:
     """The same trace as `kvp-collect --store importance` keeps it."""
     record = trace.record
     boundaries = (record.prompt_length - 1, record.context_length)
-    edges = grid_edges(record.length, boundaries, cuts)
+    edges = grid_edges(record.length, boundaries, points)
     peaks = maximum_edges(edges, boundaries)
     assert trace.queries is not None
     return replace(

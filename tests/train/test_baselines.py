@@ -86,9 +86,9 @@ def test_numbers_are_those_of_one_budget_after_the_other(protection: Protection)
     baselines = judged([one], protection=protection)
     place = baselines.names.index("lagkv")
     scorer = METHODS["lagkv"].builder()
-    for agent in (0, 6):
-        layer, head = divmod(agent, 4)
-        weights = one.importance[agent].double().numpy()
+    for index in (0, 6):
+        layer, head = divmod(index, 4)
+        weights = one.importance[index].double().numpy()
         asked = {}
         for point in grid_budgets(TOKENS):
             view = View(
@@ -105,17 +105,17 @@ def test_numbers_are_those_of_one_budget_after_the_other(protection: Protection)
         ideal = (np.arange(len(own)) * np.sort(own)[::-1]).sum()
         budgets = range(aside + 1, TOKENS)
         cost = sum(lost(budget, protection, asked, weights) for budget in budgets)
-        assert baselines.skill[place, agent].item() == pytest.approx(
+        assert baselines.skill[place, index].item() == pytest.approx(
             (chance - cost) / (chance - ideal), abs=1e-4
         )
         # Above the protected tokens the area's curve is the protected one, too.
         rankings = [(torch.from_numpy(scores)[None], point) for point, scores in asked.items()]
-        curve = lost_importance(one.importance[agent : agent + 1], rankings, Protection())[0]
+        curve = lost_importance(one.importance[index : index + 1], rankings, Protection())[0]
         for budget in (25, 40, 63):
             expected = lost(budget, Protection(), asked, weights)
             assert curve[budget].item() == pytest.approx(expected, rel=1e-4)
         area = (curve / curve[0]).mean().item()
-        assert baselines.area[place, agent].item() == pytest.approx(area, rel=1e-4)
+        assert baselines.area[place, index].item() == pytest.approx(area, rel=1e-4)
 
 
 def test_some_heads_are_judged_as_they_would_be_among_all() -> None:

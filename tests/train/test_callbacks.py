@@ -37,7 +37,7 @@ def rankers(store: Path, recipe: Recipe, seed: int) -> HeadRankers:
         inputs=recipe.input_list,
         blocks=recipe.blocks,
     )
-    return HeadRankers(spec, reader.geometry.agents, torch.Generator().manual_seed(seed))
+    return HeadRankers(spec, reader.geometry.total_kv_heads, torch.Generator().manual_seed(seed))
 
 
 def test_the_exported_file_holds_every_head_s_best_average(

@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kvp.artifacts.claim import OutputFolder
 from kvp.errors import PolicyError
-from policies.policy_files import load_policy, load_shard
+from policies.policy_files import POLICY, load_policy, load_shard
 from train.cli import main as train
 from train.merge.cli import main as merge
 from train.merge.run import spans
@@ -71,10 +72,23 @@ def test_merged_shards_are_the_policy_of_one_run(
     assert merge(["--shards", str(merged), "--out", str(tmp_path / "again")]) == 2
     assert f"--shards {merged} is a whole policy already" in capsys.readouterr().err
     assert not (tmp_path / "again").exists()
-    assert load_policy(merged).rankers.agents == 4
+    assert load_policy(merged).rankers.total_kv_heads == 4
     training = index(merged)["training"]
     assert [shard["heads"] for shard in training["shards"]] == [[0, 1], [1, 4]]
     assert training["config"]["heads"] is None
+
+
+def test_one_merge_writes_a_folder(
+    shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    merged = tmp_path / "merged"
+    arguments = ["--shards", f"{shards[0]},{shards[1]}", "--out", str(merged)]
+    with OutputFolder.claim(merged, POLICY, {}):
+        assert merge(arguments) == 2
+    assert f"{merged} is being written by process" in capsys.readouterr().err
+    assert not merged.exists()
+    assert merge([*arguments[:3], str(shards[0])]) == 2
+    assert f"--out {shards[0]} already holds a policy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("objective", ["rloo", "rloo_batch", "exact", "soft_sort"])
@@ -93,8 +107,8 @@ def test_a_shard_is_no_policy(shards: list[Path]) -> None:
     with pytest.raises(PolicyError, match=r"is a shard, KV heads 1:4 of 4: .* kvp-merge"):
         load_policy(shards[1])
     shard = load_shard(shards[1])
-    assert shard.meta.agents == range(1, 4)
-    assert shard.rankers.agents == 3
+    assert shard.meta.head_range == range(1, 4)
+    assert shard.rankers.total_kv_heads == 3
 
 
 @pytest.mark.parametrize(

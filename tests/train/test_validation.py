@@ -77,13 +77,6 @@ def test_contexts_in_which_a_head_is_flat_do_not_count(rankers: HeadRankers) -> 
     assert both.contexts == 2
 
 
-def test_area_ratio_sums_over_heads(rankers: HeadRankers) -> None:
-    result = evaluate(rankers, [context(1), context(2)], reward_protection=Protection())
-    expected = result.area.sum().item() / result.oracle_area.sum().item()
-    assert result.area_ratio == pytest.approx(expected)
-    assert result.area_ratio > 1
-
-
 def test_no_contexts_is_a_bug_of_the_caller(rankers: HeadRankers) -> None:
     with pytest.raises(ValueError, match="no held-out contexts"):
         evaluate(rankers, [], reward_protection=Protection())

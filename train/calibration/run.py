@@ -10,7 +10,7 @@ from typing import Any
 from kvp.store import TraceReader
 from policies.policy_files import check_geometry, load_policy, recalibrate
 from train.calibration.config import CalibrateConfig
-from train.calibration.fit import TARGETS, calibrate
+from train.calibration.fit import TARGET_IMPORTANCE, calibrate
 from train.data.compression_points import held_out_points
 from train.data.contexts import ContextSource
 from train.data.store_checks import check_store, device_of, protection_of, usable
@@ -39,7 +39,7 @@ def run(config: CalibrateConfig) -> None:
     points = held_out_points(
         usable(reader, "validation", recipe), recipe, limit=config.calibration_contexts
     )
-    label, _ = TARGETS[config.calibration]
+    label, _ = TARGET_IMPORTANCE[config.calibration]
     memory = int(config.memory_gb * 1e9)
     source = ContextSource(reader, memory_bytes=memory, device=device, label=label)
     calibration = calibrate(
@@ -50,7 +50,7 @@ def run(config: CalibrateConfig) -> None:
         protection=protection_of(recipe),
     )
     before = recalibrate(config.policy, calibration)
-    heads = policy.geometry.agents
+    heads = policy.geometry.total_kv_heads
     replaced = "" if before is None else f", in place of the calibration to {before}"
     print(
         f"{config.policy}: {heads} heads calibrated to {config.calibration} on {len(points)} points"

@@ -27,7 +27,7 @@ from train.merge.config import MergeConfig
 from train.recipe import current_names
 
 _ONE_RUN = ("validate_every", "validation_contexts", "calibration", "calibration_contexts")
-"""Settings beside the recipe that decide what a shard holds."""
+"""Settings next to those of the recipe that decide what a shard holds."""
 
 
 def run(config: MergeConfig) -> None:
@@ -40,7 +40,7 @@ def run(config: MergeConfig) -> None:
     for folder, shard in named.items():
         if shard.meta.heads is None:
             raise PolicyError(f"--shards {folder} is a whole policy already, not a shard of one")
-    check_alike(named)
+    check_same_run(named)
     shards = in_order(list(named.values()))
     with OutputFolder.claim(Path(config.out), POLICY, {}) as target:
         if target.found is not None:
@@ -51,14 +51,16 @@ def run(config: MergeConfig) -> None:
             joined_meta(shards),
             calibration=joined_calibration(shards),
         )
-    print(f"{config.out}: {shards[0].meta.geometry.agents} KV heads from {len(shards)} shards")
+    print(
+        f"{config.out}: {shards[0].meta.geometry.total_kv_heads} KV heads from {len(shards)} shards"
+    )
 
 
-def check_alike(named: dict[str, Shard]) -> None:
-    """Raise PolicyError, naming two shards and what differs, unless all were made alike."""
+def check_same_run(named: dict[str, Shard]) -> None:
+    """Raise PolicyError, naming two shards and what differs, unless all are of one run."""
     (first, reference), *others = [(name, made_by(shard)) for name, shard in named.items()]
-    for name, found in others:
-        if different := differences(reference, found):
+    for name, settings in others:
+        if different := differences(reference, settings):
             raise PolicyError(
                 f"{name} is no shard of the policy that {first} is one of "
                 f"({'; '.join(different[:3])})"
@@ -82,15 +84,15 @@ def made_by(shard: Shard) -> dict[str, Any]:
 
 def in_order(shards: Sequence[Shard]) -> list[Shard]:
     """Shards by their first head; PolicyError unless they hold every head exactly once."""
-    held = Counter(agent for shard in shards for agent in shard.meta.agents)
-    agents = shards[0].meta.geometry.agents
+    shards_with = Counter(head for shard in shards for head in shard.meta.head_range)
+    total = shards[0].meta.geometry.total_kv_heads
     wrong = {
-        "no shard has heads": [agent for agent in range(agents) if not held[agent]],
-        "more than one has heads": [agent for agent in range(agents) if held[agent] > 1],
+        "no shard has heads": [head for head in range(total) if not shards_with[head]],
+        "more than one has heads": [head for head in range(total) if shards_with[head] > 1],
     }
-    if found := [f"{what} {spans(heads)}" for what, heads in wrong.items() if heads]:
-        raise PolicyError(f"--shards make no policy of {agents} heads: {'; '.join(found)}")
-    return sorted(shards, key=lambda shard: shard.meta.agents.start)
+    if problems := [f"{what} {spans(heads)}" for what, heads in wrong.items() if heads]:
+        raise PolicyError(f"--shards make no policy of {total} heads: {'; '.join(problems)}")
+    return sorted(shards, key=lambda shard: shard.meta.head_range.start)
 
 
 def spans(numbers: Sequence[int]) -> str:
@@ -111,12 +113,12 @@ def joined_calibration(shards: Sequence[Shard]) -> Calibration | None:
     maps = [shard.calibration for shard in shards if shard.calibration is not None]
     if len(maps) < len(shards):
         return None
-    most = max(one.scores.shape[1] for one in maps)
+    knots_per_head = max(one.scores.shape[1] for one in maps)
     knots = np.array(
         [
-            lengthened(places, values, knots=most)
+            lengthened(knot_scores, values, knots=knots_per_head)
             for one in maps
-            for places, values in zip(
+            for knot_scores, values in zip(
                 one.scores.double().numpy(), one.values.double().numpy(), strict=True
             )
         ]
@@ -133,7 +135,7 @@ def joined_meta(shards: Sequence[Shard]) -> PolicyMeta:
     training["best_step"] = [step for one in shards for step in one.meta.training["best_step"]]
     training["shards"] = [
         {
-            "heads": [one.meta.agents.start, one.meta.agents.stop],
+            "heads": [one.meta.head_range.start, one.meta.head_range.stop],
             **{name: one.meta.training.get(name) for name in ("command", "created")},
         }
         for one in shards

@@ -1,7 +1,7 @@
 """One network for all heads: what a head learns then helps every other head.
 
-The heads share all weights; what is a head's own is an embedding, learned with them, and the
-statistics its keys and values are standardised with. The embedding e enters the first block as if
+The heads share all weights; each has an embedding, learned with them, and the statistics its keys
+and values are standardised with. The embedding e enters the first block as if
 it were one more input: it adds e W to that block's bias. A trained head is therefore an ordinary
 ranker whose first bias is b + e W, and exported policies need to know nothing of sharing. What is
 left out: one process trains the whole network, since every head's gradient reaches all of it.
@@ -21,7 +21,7 @@ EMBEDDING_WIDTH = 32
 
 
 class SharedRankers(HeadRankers):
-    """Rankers of A agents from one network: its parameters are [1, ...], embeddings [A, E]."""
+    """Rankers of A heads from one network: its parameters are [1, ...], embeddings [A, E]."""
 
     embedding: Tensor
     """[A, E] float32, trained: what tells the heads apart."""
@@ -31,12 +31,12 @@ class SharedRankers(HeadRankers):
     def __init__(
         self,
         spec: RankerSpec,
-        agents: int,
+        heads: int,
         generator: torch.Generator | None = None,
         *,
         embedding_width: int = EMBEDDING_WIDTH,
     ) -> None:
-        """Initialise the network as one agent of `HeadRankers`, embeddings as `nn.Embedding`.
+        """Initialise the network as one head of `HeadRankers`, embeddings as `nn.Embedding`.
 
         W is scaled by the fan-in of the first block with the embedding among its inputs. The same
         generator state gives the same weights; ValueError where `embedding_width` is not positive.
@@ -44,19 +44,19 @@ class SharedRankers(HeadRankers):
         if embedding_width < 1:
             raise ValueError(f"embedding_width must be at least 1, got {embedding_width}")
         super().__init__(spec, 1, generator)
-        self.agents = agents
+        self.total_kv_heads = heads
         self._add_statistics()
         bound = 1 / math.sqrt(sum(map(spec.width_of, spec.projected)) + embedding_width)
         weight = torch.empty(1, embedding_width, spec.hidden)
         self.embedding_weight = nn.Parameter(weight.uniform_(-bound, bound, generator=generator))
-        embedding = torch.empty(agents, embedding_width).normal_(generator=generator)
+        embedding = torch.empty(heads, embedding_width).normal_(generator=generator)
         self.embedding = nn.Parameter(embedding)
 
     def weights(self, heads: slice) -> dict[str, Tensor]:
         """As `HeadRankers.weights`; only the first bias and the statistics differ between heads."""
         weights: dict[str, Tensor] = dict(self.named_parameters())
-        own = weights.pop("embedding")[heads] @ weights.pop("embedding_weight")[0]
-        weights["first_bias"] = weights["first_bias"] + own
+        shift = weights.pop("embedding")[heads] @ weights.pop("embedding_weight")[0]  # [a, hidden]
+        weights["first_bias"] = weights["first_bias"] + shift
         return weights | {name: buffer[heads] for name, buffer in self.named_buffers()}
 
 
@@ -69,6 +69,6 @@ def clip_gradients(rankers: HeadRankers, max_norm: float) -> Tensor:
     """
     if not isinstance(rankers, SharedRankers):
         return clip_per_head(rankers.parameters(), max_norm)
-    most = max_norm * rankers.agents
-    norm = torch.nn.utils.clip_grad_norm_(rankers.parameters(), most)
-    return norm[None] / rankers.agents
+    limit = max_norm * rankers.total_kv_heads
+    norm = torch.nn.utils.clip_grad_norm_(rankers.parameters(), limit)
+    return norm[None] / rankers.total_kv_heads

@@ -1,10 +1,10 @@
-"""What rankers learn: one file per family, all objectives of the type `objective_batch.Objective`.
+"""Objectives of rankers, one file per family; all are of the type `objective_batch.Objective`.
 
-Every head is an agent of its own: nothing mixes heads, and losses are summed over heads, so that
-what "gradient norm 5" means does not depend on how many heads train together. A new objective is
-one file, one line in `OBJECTIVES` and one row in docs/method.md; those of other packages come in by
-an entry point of the group `kvp.objectives` or as `package.module:function`. No torch here: command
-lines read the names.
+Every KV head is an agent with a policy of its own (the paper's view): nothing mixes heads, and
+losses are summed over heads, so that what "gradient norm 5" means does not depend on how many heads
+train together. A new objective is one file, one line in `OBJECTIVES` and one row in docs/method.md;
+those of other packages come in by an entry point of the group `kvp.objectives` or as
+`package.module:function`. No torch here: command lines read the names.
 """
 
 from kvp.plugins import Registry

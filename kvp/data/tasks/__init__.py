@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kvp.data.ruler import OWN_TASKS
-from kvp.data.ruler import TASKS as RULER_TASKS
+from kvp.data.ruler import OWN_TASKS, RULER_TASKS
 from kvp.data.task import REPLY_TOKENS, Task, TaskSettings, blank_sample
 from kvp.data.tasks.dialogue import CHAT, DialogueTask
 from kvp.data.tasks.rows import DATA, RowsTask

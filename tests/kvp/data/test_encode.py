@@ -5,7 +5,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from kvp import nano
 from kvp.data.encode import encode
-from kvp.data.ruler import TASKS, generate
+from kvp.data.ruler import RULER_TASKS, generate
 from kvp.data.sample import Sample
 from kvp.data.synthetic.dialogues import dialogue
 from kvp.errors import ModelError
@@ -123,7 +123,7 @@ def nano_tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(nano.path())
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", RULER_TASKS)
 def test_pieces_give_the_tokens_of_the_whole(
     task: str, nano_tokenizer: PreTrainedTokenizerBase
 ) -> None:

@@ -3,7 +3,7 @@ from collections import Counter
 
 import pytest
 
-from kvp.data.ruler import TASKS, generate
+from kvp.data.ruler import RULER_TASKS, generate
 from kvp.data.sample import Sample
 from kvp.data.string_match import postprocess, string_match_all, string_match_part
 from kvp.data.synthetic.needles import SPLITS, draw_key, draw_number, split_of, word_pool, words
@@ -156,14 +156,14 @@ def test_coded_words_thin_out_by_rank() -> None:
     assert sample.max_new_tokens == 50
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", RULER_TASKS)
 def test_is_a_function_of_task_split_seed_and_index(task: str) -> None:
     assert make(task) == make(task)
     others = [make(task, index=1), make(task, seed=4), make(task, split="train")]
     assert len({prompt(sample) for sample in [make(task), *others]}) == 4
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", RULER_TASKS)
 @pytest.mark.parametrize("length", [900, 1237])
 def test_fills_the_length_without_passing_it(task: str, length: int) -> None:
     used = count(prompt(make(task, length=length)))
@@ -171,7 +171,7 @@ def test_fills_the_length_without_passing_it(task: str, length: int) -> None:
     assert used > length - 60
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", RULER_TASKS)
 def test_says_so_when_the_smallest_prompt_is_too_long(task: str) -> None:
     with pytest.raises(UsageError, match=rf"--length 20: the smallest {task} prompt .* \d+ tokens"):
         make(task, length=20)
@@ -184,7 +184,7 @@ def test_unknown_names_are_one_line() -> None:
         make("vt", split="dev")
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", RULER_TASKS)
 def test_every_key_and_value_belongs_to_the_split(task: str) -> None:
     for split in SPLITS:
         for index in range(3):

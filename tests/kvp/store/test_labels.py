@@ -12,20 +12,22 @@ import torch
 import zarr
 
 from kvp.errors import StoreError
-from kvp.store import LABELS, StorePlan, Trace, TraceReader, TraceWriter, planned_bytes
+from kvp.store import STORED_LABELS, StorePlan, Trace, TraceReader, TraceWriter, planned_bytes
 
 MakeTrace = Callable[..., Trace]
 
 
 @pytest.fixture(scope="module")
 def labelled(plan: StorePlan) -> StorePlan:
-    return replace(plan, labels=LABELS)
+    return replace(plan, labels=STORED_LABELS)
 
 
 def with_labels(trace: Trace) -> Trace:
     generator = torch.Generator().manual_seed(100 + trace.record.index)
     shape = (2, 2, trace.record.prompt_length)
-    return replace(trace, labels={name: torch.rand(shape, generator=generator) for name in LABELS})
+    return replace(
+        trace, labels={name: torch.rand(shape, generator=generator) for name in STORED_LABELS}
+    )
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def test_labels_come_back_bit_for_bit_for_the_prompt_only(
     reader.verify()
     for index in (0, 2):
         written = with_labels(make_trace(labelled, index))
-        for name in LABELS:
+        for name in STORED_LABELS:
             assert torch.equal(reader.label(name, index), written.labels[name])
             assert torch.equal(reader.trace(index).labels[name], written.labels[name])
     array = zarr.open_array(label_store / "label_kvzip", mode="r")

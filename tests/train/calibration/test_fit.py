@@ -12,7 +12,7 @@ from train.calibration.fit import (
     FLOOR,
     GROWTH,
     SMALLEST_BIN,
-    TARGETS,
+    TARGET_IMPORTANCE,
     bin_starts,
     fit_calibration,
     fit_head,
@@ -100,7 +100,7 @@ def test_targets_by_hand() -> None:
         future=4,
     )
     gram = torch.tensor([[[4.0, 0.0], [0.0, 1.0]]])  # norms sqrt(36 + 16) and 1
-    worth = {name: worth_of for name, (_, worth_of) in TARGETS.items()}
+    worth = {name: target_values for name, (_, target_values) in TARGET_IMPORTANCE.items()}
     assert worth["share"](sample, gram).tolist() == [[0.75, 0.25]]
     assert worth["future_attention"](sample, gram).tolist() == [[1.5, 0.5]]
     assert worth["max_future_attention"](sample, gram).tolist() == [[6.0, 2.0]]
@@ -110,7 +110,7 @@ def test_targets_by_hand() -> None:
     assert worth["contribution"](sample, None).tolist() == [[30.0, 2.0]]
 
 
-@pytest.mark.parametrize("target", sorted(TARGETS))
+@pytest.mark.parametrize("target", sorted(TARGET_IMPORTANCE))
 def test_heads_are_calibrated_on_their_own_and_without_protected_tokens(target: str) -> None:
     rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2, torch.Generator().manual_seed(0))
     protection = Protection(sinks=4, recents=16)

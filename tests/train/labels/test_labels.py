@@ -12,7 +12,7 @@ import torch
 from kvp.errors import UsageError
 from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.store import TraceReader
-from policies.calibration import TARGETS
+from policies.calibration import CALIBRATION_TARGETS
 from train.calibration.run import recipe_of
 from train.data.compression_points import CompressionPoint
 from train.data.contexts import ContextSource
@@ -33,7 +33,10 @@ OWN = Label(from_queries=last_query)
 
 def test_every_label_of_the_registry_is_one() -> None:
     assert all(isinstance(label_of(name), Label) for name in LABELS.builtin)
-    assert set(TARGETS) & set(LABELS.builtin) == {"future_attention", "max_future_attention"}
+    assert set(CALIBRATION_TARGETS) & set(LABELS.builtin) == {
+        "future_attention",
+        "max_future_attention",
+    }
 
 
 @pytest.mark.parametrize(
@@ -52,7 +55,7 @@ def test_contexts_carry_the_importance_of_their_label(
     monkeypatch.setitem(sys.modules, "my_labels", package)
     reader = TraceReader(store)
     source = ContextSource(reader, memory_bytes=10**7, label=label)
-    context = source.context(CompressionPoint(sequence=1, tokens=60, stop=90))
+    context = source.context(CompressionPoint(sequence=1, prefix_length=60, stop=90))
     trace = reader.trace(1)
     assert callable(expected)
     wanted = expected(trace.queries, trace.keys, 60, 90).flatten(0, 1)

@@ -55,7 +55,7 @@ def training(store: Path, recipe: Recipe) -> GivenGradients:
         inputs=recipe.input_list,
         blocks=recipe.blocks,
     )
-    rankers = HeadRankers(spec, reader.geometry.agents, torch.Generator().manual_seed(3))
+    rankers = HeadRankers(spec, reader.geometry.total_kv_heads, torch.Generator().manual_seed(3))
     source = ContextSource(reader, memory_bytes=10**7)
     return GivenGradients(rankers, recipe, source, reader.records("train"), seed=0)
 
@@ -115,7 +115,7 @@ def test_a_huge_gradient_counts_as_the_clipped_one(store: Path, optimizer: str) 
         part[1:] *= 1e6
         part[0] *= 1e-3  # this head's stays as it is
     one.gradients = [huge, small]
-    other.gradients = [clipped(huge, one.rankers.agents), small]
+    other.gradients = [clipped(huge, one.rankers.total_kv_heads), small]
     fit(one, 2)
     fit(other, 2)
     for ours, theirs in zip(weights(one), weights(other), strict=True):

@@ -16,7 +16,7 @@ from policies.ranker import HeadRankers, RankerSpec, parameters_per_head
 from train.model.shared import SharedRankers, clip_gradients
 from train.optim.schedule import clip_per_head, update_average
 
-AGENTS = 4
+HEADS = 4
 SPEC = RankerSpec(head_dim=8, hidden=12, position_width=6, frequencies=5, reference_length=64)
 SPECS = {
     "default": SPEC,
@@ -27,22 +27,22 @@ every = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 
 
 def _shared(spec: RankerSpec = SPEC, seed: int = 0) -> SharedRankers:
-    rankers = SharedRankers(spec, AGENTS, torch.Generator().manual_seed(seed), embedding_width=5)
+    rankers = SharedRankers(spec, HEADS, torch.Generator().manual_seed(seed), embedding_width=5)
     with torch.no_grad():  # so that LayerNorm's scale and shift are not 1 and 0
         for name, parameter in rankers.named_parameters():
             if "norm" in name:
                 parameter += 0.3 * torch.randn(parameter.shape)
     if spec.architecture == "fourier":
-        spread = torch.rand(AGENTS, 8) + 0.5
+        spread = torch.rand(HEADS, 8) + 0.5
         rankers.standardise(
-            key_mean=torch.randn(AGENTS, 8), key_std=spread,
-            value_mean=torch.randn(AGENTS, 8), value_std=spread + 1,
+            key_mean=torch.randn(HEADS, 8), key_std=spread,
+            value_mean=torch.randn(HEADS, 8), value_std=spread + 1,
         )  # fmt: skip
     return rankers
 
 
 def _tokens(tokens: int = 50) -> tuple[Tensor, Tensor, Tensor, int]:
-    keys, values = torch.randn(2, AGENTS, tokens, 8)
+    keys, values = torch.randn(2, HEADS, tokens, 8)
     return keys, values, torch.arange(tokens), tokens
 
 
@@ -52,7 +52,7 @@ def test_scores_are_those_of_the_exported_rankers(spec: RankerSpec, stacked: boo
     shared = _shared(spec)
     rankers = shared.materialise()
     assert type(rankers) is HeadRankers
-    assert rankers.agents == AGENTS
+    assert rankers.total_kv_heads == HEADS
     tokens = _tokens()
     scores = shared(*tokens, stacked=stacked)
     torch.testing.assert_close(scores, rankers(*tokens, stacked=stacked), rtol=1e-5, atol=1e-5)
@@ -66,23 +66,23 @@ def test_a_head_is_the_shared_network_with_its_own_first_bias() -> None:
     shared = _shared()
     own = dict(shared.named_parameters())
     states = shared.head_states()
-    for agent, state in enumerate(states):
+    for head, state in enumerate(states):
         for name, tensor in state.items():
             if name == "first_bias":
                 expected = own["first_bias"][0].double()
                 for channel in range(5):
-                    step = own["embedding"][agent, channel] * own["embedding_weight"][0, channel]
+                    step = own["embedding"][head, channel] * own["embedding_weight"][0, channel]
                     expected = expected + step.double()
                 torch.testing.assert_close(tensor.double(), expected, rtol=1e-5, atol=1e-6)
             elif name in own:
                 assert torch.equal(tensor, own[name][0])
             else:
-                assert torch.equal(tensor, shared.state_dict()[name][agent])
+                assert torch.equal(tensor, shared.state_dict()[name][head])
 
 
 @every
 def test_loop_and_stacked_give_the_same_gradients_to_every_parameter(spec: RankerSpec) -> None:
-    shared, tokens, weights = _shared(spec), _tokens(), torch.randn(AGENTS, 50)
+    shared, tokens, weights = _shared(spec), _tokens(), torch.randn(HEADS, 50)
     results = []
     for stacked in (False, True):
         shared.zero_grad()
@@ -94,7 +94,7 @@ def test_loop_and_stacked_give_the_same_gradients_to_every_parameter(spec: Ranke
 
 
 def test_shared_gradients_are_sums_over_the_heads_own() -> None:
-    shared, tokens, weights = _shared(), _tokens(), torch.randn(AGENTS, 50)
+    shared, tokens, weights = _shared(), _tokens(), torch.randn(HEADS, 50)
     rankers = shared.materialise()
     for module in (shared, rankers):
         (module(*tokens) * weights).sum().backward()
@@ -138,7 +138,7 @@ def test_averages_and_checkpoints_work_as_for_any_module() -> None:
 def test_equal_seeds_give_equal_weights_and_leave_global_randomness_alone() -> None:
     state = torch.get_rng_state()
     first, second, third = (
-        SharedRankers(SPEC, AGENTS, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+        SharedRankers(SPEC, HEADS, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
     )
     assert torch.equal(state, torch.get_rng_state())
     for name, tensor in first.state_dict().items():
@@ -155,9 +155,9 @@ def test_equal_seeds_give_equal_weights_and_leave_global_randomness_alone() -> N
 @every
 def test_parameters_are_one_network_and_the_embeddings(spec: RankerSpec) -> None:
     shared = _shared(spec)
-    expected = parameters_per_head(spec) + AGENTS * 5 + 5 * spec.hidden
+    expected = parameters_per_head(spec) + HEADS * 5 + 5 * spec.hidden
     assert shared.parameter_count == expected
-    assert shared.materialise().parameter_count == AGENTS * parameters_per_head(spec)
+    assert shared.materialise().parameter_count == HEADS * parameters_per_head(spec)
 
 
 def test_exported_policies_are_ordinary(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_clipping_takes_the_shared_norm_per_head() -> None:
     shared = _shared()
     for parameter in shared.parameters():
         parameter.grad = torch.ones_like(parameter)
-    norm = shared.parameter_count**0.5 / AGENTS
+    norm = shared.parameter_count**0.5 / HEADS
     torch.testing.assert_close(clip_gradients(shared, 2 * norm), torch.tensor([norm]))
     assert all(torch.equal(p.grad, torch.ones_like(p)) for p in shared.parameters())
     clip_gradients(shared, norm / 2)
@@ -194,11 +194,11 @@ def test_independent_heads_are_clipped_one_by_one() -> None:
         (rankers(*tokens) * weights).sum().backward()
     norms = clip_gradients(first, 5.0)
     assert torch.equal(norms, clip_per_head(second.parameters(), 5.0))
-    assert norms.shape == (AGENTS,)
+    assert norms.shape == (HEADS,)
     for left, right in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(left.grad, right.grad)
 
 
 def test_an_embedding_needs_a_width() -> None:
     with pytest.raises(ValueError, match="embedding_width must be at least 1, got 0"):
-        SharedRankers(SPEC, AGENTS, embedding_width=0)
+        SharedRankers(SPEC, HEADS, embedding_width=0)

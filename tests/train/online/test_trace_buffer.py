@@ -8,7 +8,7 @@ import torch
 from kvp.geometry import Geometry
 from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.store import SequenceRecord, StorePlan, Trace
-from train.online.trace_buffer import Attention, ModelTraces, Tracing, Window
+from train.online.trace_buffer import Attention, ModelTraces, RecordWindow, Tracing
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 ASKED: list[Attention] = [
@@ -41,7 +41,7 @@ def trace_of(number: int) -> Trace:
     )
 
 
-def traces(store: str = "importance", agents: slice | None = None) -> ModelTraces:
+def traces(store: str = "importance", heads: slice | None = None) -> ModelTraces:
     plan = StorePlan(
         geometry=GEOMETRY,
         dtype="float32",
@@ -54,7 +54,7 @@ def traces(store: str = "importance", agents: slice | None = None) -> ModelTrace
     tracing = Tracing(
         trace=trace_of, attention=lambda record: ASKED, manifest={"model": {}}, output_gram=GRAM
     )
-    return ModelTraces(tracing, plan, capacity=3, pinned=range(100, 102), agents=agents)
+    return ModelTraces(tracing, plan, capacity=3, pinned=range(100, 102), heads=heads)
 
 
 def test_the_oldest_leave_and_come_back_the_same() -> None:
@@ -63,11 +63,11 @@ def test_the_oldest_leave_and_come_back_the_same() -> None:
         keys, values = buffer.kv(number)
         assert torch.equal(keys, trace_of(number).keys)
         assert torch.equal(values, trace_of(number).values)
-        assert len(buffer.held) <= 3 + 2
-    assert buffer.held == [2, 3, 4, 100, 101]
+        assert len(buffer.sequences) <= 3 + 2
+    assert buffer.sequences == [2, 3, 4, 100, 101]
     assert (buffer.traced, buffer.tokens) == (7, 7 * 48)
     assert torch.equal(buffer.kv(0)[0], trace_of(0).keys)
-    assert buffer.held == [2, 3, 4, 100, 101], "what is older than the buffer does not stay"
+    assert buffer.sequences == [2, 3, 4, 100, 101], "what is older than the buffer does not stay"
 
 
 @pytest.mark.parametrize("store", ["importance", "qkv"])
@@ -87,15 +87,15 @@ def test_attention_is_that_of_the_queries(store: str) -> None:
 
 
 def test_bytes_are_those_of_all_tensors() -> None:
-    # 4 heads x (keys and values of 48 x 8, cuts of 20 and 30 tokens, a label of 40), float32
+    # 4 heads x (keys and values of 48 x 8, points of 20 and 30 tokens, a label of 40), float32
     buffer = traces()
     buffer.kv(0)
     buffer.kv(1)
-    assert buffer.held_bytes == 2 * 4 * 4 * (2 * 48 * 8 + 20 + 30 + 40)
+    assert buffer.used_bytes == 2 * 4 * 4 * (2 * 48 * 8 + 20 + 30 + 40)
 
 
 def test_some_heads_only() -> None:
-    buffer, whole = traces(agents=slice(1, 3)), traces()
+    buffer, whole = traces(heads=slice(1, 3)), traces()
     for part, full in zip(buffer.kv(5), whole.kv(5), strict=True):
         assert torch.equal(part, full.flatten(0, 1)[1:3][None])
     for asked in (20, 33):
@@ -110,7 +110,7 @@ def test_some_heads_only() -> None:
 
 def test_a_window_traces_what_is_looked_at() -> None:
     buffer = traces()
-    window = Window(buffer, range(4, 7))
+    window = RecordWindow(buffer, range(4, 7))
     assert (len(window), buffer.traced) == (3, 0)
     assert window[1].index == 5
     assert buffer.traced == 1

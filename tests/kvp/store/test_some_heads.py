@@ -30,22 +30,22 @@ def grids(
     return tmp_path / "grids"
 
 
-@pytest.mark.parametrize("agents", [slice(0, 1), slice(1, 3), slice(2, 4), slice(0, 4)])
-def test_tensors_are_those_of_the_heads(agents: slice, store: Path) -> None:
-    whole, part = TraceReader(store), TraceReader(store, agents=agents)
+@pytest.mark.parametrize("heads", [slice(0, 1), slice(1, 3), slice(2, 4), slice(0, 4)])
+def test_tensors_are_those_of_the_heads(heads: slice, store: Path) -> None:
+    whole, part = TraceReader(store), TraceReader(store, heads=heads)
     part = pickle.loads(pickle.dumps(part))
     assert part.geometry == whole.geometry
     for ours, theirs in zip(part.kv(2), whole.kv(2), strict=True):
-        assert torch.equal(ours, theirs.flatten(0, 1)[agents][None])
+        assert torch.equal(ours, theirs.flatten(0, 1)[heads][None])
     queries, everything = part.trace(0).queries, whole.trace(0).queries
     assert queries is not None
     assert everything is not None
-    assert torch.equal(queries, everything.flatten(0, 1)[agents][None])
+    assert torch.equal(queries, everything.flatten(0, 1)[heads][None])
     assert torch.equal(part.head(0, 1, 1)[1], whole.head(0, 1, 1)[1])
 
 
 def test_labels_and_grids_are_those_of_the_heads(grids: Path) -> None:
-    whole, part = TraceReader(grids), TraceReader(grids, agents=slice(1, 3))
+    whole, part = TraceReader(grids), TraceReader(grids, heads=slice(1, 3))
     cut = whole.record(0).maximum_edges[0]
     for ours, theirs in (
         (part.label("kvzip", 0), whole.label("kvzip", 0)),
