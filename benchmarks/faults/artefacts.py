@@ -53,6 +53,12 @@ def program_of(name: str, argv: list[str]) -> Callable[[], int]:
     return call
 
 
+def import_programs() -> None:
+    """Import what the programs need, once for all children."""
+    for cli in PROGRAMS.values():
+        import_module(cli.replace(".cli", ".run"))
+
+
 @dataclass(frozen=True)
 class Artefacts:
     """Folders below one base."""
@@ -97,8 +103,7 @@ class Artefacts:
 
 def make(base: Path) -> Artefacts:
     """Make all of them, each in a child; RuntimeError with the program's words if one fails."""
-    for cli in PROGRAMS.values():  # once for all children
-        import_module(cli.replace(".cli", ".run"))
+    import_programs()
     made = Artefacts(base)
     _run("kvp-collect", f"{COLLECT} --labels kvzip --out {made.traces}")
     _run("kvp-collect", f"{COLLECT} --store importance --grid 6 --out {made.importance}")
