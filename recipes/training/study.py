@@ -247,8 +247,12 @@ def _arm(work: tuple[Study, Arm]) -> None:
 
 
 def run_all(study: Study, chosen: Iterable[Arm], workers: int) -> None:
-    """Run arms, `workers` at a time."""
+    """Run arms, `workers` at a time; a single worker is this process."""
     jobs = [(study, arm) for arm in chosen]
+    if workers == 1:
+        for job in jobs:
+            _arm(job)
+        return
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         for _ in pool.imap_unordered(_arm, jobs):
             pass
