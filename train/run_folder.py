@@ -1,4 +1,4 @@
-"""The output folder of a run: whose it is, whether it can be continued, whether it is finished.
+"""The output folder of a run: its owner, whether it can be continued, whether it is finished.
 
 `run.json` is written first and says what is being trained; one checkpoint replaces the other as a
 whole, its name carrying the identity of the run and the checksum of its content; `policy.json`
@@ -65,8 +65,8 @@ class RunFolder:
 
     def finished(self) -> bool:
         """Whether the folder holds the finished policy of exactly this run."""
-        found = RUN.found(self.folder) if (self.folder / INDEX).exists() else None
-        return found is not None and not RUN.differences(found, self._identity)
+        previous = RUN.found(self.folder) if (self.folder / INDEX).exists() else None
+        return previous is not None and not RUN.differences(previous, self._identity)
 
     def check_calibration(self, target: str, contexts: int) -> None:
         """UsageError unless the finished run was calibrated like this: weights do not tell."""
@@ -88,14 +88,14 @@ class RunFolder:
         run of this identity or one that has saved nothing, when `resume` is false and it is not
         empty, or when its checkpoint is damaged or of another run.
         """
-        found = RUN.found(self.folder)
-        if found is not None and (self.folder / INDEX).exists():
+        previous = RUN.found(self.folder)
+        if previous is not None and (self.folder / INDEX).exists():
             raise UsageError(
                 f"--out {self.folder} holds a finished policy of other settings "
-                f"({'; '.join(RUN.differences(found, self._identity)[:3])}); to go on from it, "
+                f"({'; '.join(RUN.differences(previous, self._identity)[:3])}); to go on from it, "
                 f"train into a new folder with --init_from {self.folder}"
             )
-        if not resume and found is not None:
+        if not resume and previous is not None:
             raise UsageError(
                 f"--out {self.folder} holds a run and --resume is false; name a new folder"
             )
@@ -118,7 +118,7 @@ class RunFolder:
         return max(_checkpoints(self.folder), key=_step, default=None)
 
     def keep(self, step: int) -> None:
-        """Make what was written to `aside` the checkpoint of a step, in place of earlier ones."""
+        """Turn the file `aside` into the checkpoint of a step; earlier ones are deleted."""
         sync_path(self.aside)
         name = f"step-{step:08d}-{self._digest}-{sha256_file(self.aside)}.ckpt"
         kept = self.aside.replace(self.aside.with_name(name))
@@ -138,7 +138,7 @@ class RunFolder:
 
     @property
     def _digest(self) -> str:
-        """What the names of this run's checkpoints carry."""
+        """Digest of the run in the names of its checkpoints."""
         return digest_json(self._identity)[:12]
 
     def _check_checkpoints(self) -> None:

@@ -1,4 +1,4 @@
-"""What training asks of traces, wherever they come from: a store or a model that runs meanwhile."""
+"""Interface of traces for training; they come from a store or from a model that runs meanwhile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Traces(Protocol):
 
     @property
     def plan(self) -> StorePlan:
-        """What is kept of a sequence: queries, or attention in their place."""
+        """Tensors kept per sequence: queries, or attention in their place."""
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -35,12 +35,12 @@ class Traces(Protocol):
         """All of one sequence, with queries where the plan keeps them."""
 
     def label(self, name: str, index: int) -> Tensor:
-        """A label of the prompt that was made beside the trace."""
+        """A label of the prompt that was stored with the trace."""
 
     def importance(
         self, label: str, index: int, prefix_length: int, stop: int | None = None
     ) -> Tensor:
-        """What the plan keeps in place of queries: a label at a compression point, [L, H, N]."""
+        """Importance kept in place of queries: a label at a compression point, [L, H, N]."""
 
     def output_gram(self) -> Tensor | None:
         """Gram matrices of the model's output projection."""

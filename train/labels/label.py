@@ -1,4 +1,4 @@
-"""What a label says of itself: where its numbers come from and which stores have them."""
+"""The type of a label: how it is computed, and which stores hold it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Label:
     """
 
     from_queries: FromQueries | None = None
-    """Computes the label where queries are known."""
+    """Computes the label from the queries of a trace."""
     stored: str | None = None
     """Name under which `kvp-collect --labels` stores it."""
     in_grid: bool = False
@@ -40,7 +40,7 @@ class Label:
             raise ValueError("a label is either computed from queries or stored")
 
     def missing(self, plan: StorePlan) -> str | None:
-        """What a store of this plan lacks for training on the label, and the remedy; else None."""
+        """Message: what a store of this plan lacks for the label, and the remedy; else None."""
         if self.stored is not None:
             if self.stored in plan.labels:
                 return None
