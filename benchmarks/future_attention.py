@@ -3,10 +3,10 @@
     python benchmarks/future_attention.py --out benchmarks/results/future_attention.json
 
 One KV head of Qwen2.5-7B (G = 7 query heads, D = 128), two workloads: `cut`, the label of a cache
-cut in mid sequence, and `grid`, all queries summed in 48 intervals. Forms take turns, so that what
-else the machine does slows all of them alike. `seconds` is the median over rounds of the medians
-of their repeats, `fastest` the least of all repeats: what the machine can do when it is left alone;
-`processor_seconds` (of all threads) are what to compare where other programs run beside.
+compressed in mid sequence, and `grid`, all queries summed in 48 intervals. Forms take turns, so
+that other load on the machine slows all of them equally. `seconds` is the median over rounds of the
+medians of their repeats, `fastest` the minimum of all repeats: the speed of an idle machine;
+`processor_seconds` (of all threads) are comparable where other programs run.
 """
 
 from __future__ import annotations

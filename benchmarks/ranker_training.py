@@ -219,7 +219,7 @@ def _training(objective: Any, network: str, args: argparse.Namespace) -> RankerT
 
 
 class _RandomContexts:
-    """Stands in for a source of contexts: the same one for every cut, made once."""
+    """Replaces a source of contexts: one context, made once, for every compression point."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         import torch
@@ -238,7 +238,7 @@ class _RandomContexts:
             future=1,
         )
 
-    def context(self, cut: object) -> Context:
+    def context(self, point: object) -> Context:
         return self._context
 
 

@@ -1,4 +1,4 @@
-"""One prompt under one protocol: one prefill, the tokens of every setting, one batched run."""
+"""Evaluate a prompt under one protocol: prefill once, select tokens per setting, decode batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvp.selection import Selection
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What every prompt of a run shares."""
+    """Model and settings that all prompts of a run share."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -36,9 +36,9 @@ class Bench:
     length: int
     seed: int
     decode_batch: int
-    """At most so many compressed caches are decoded as one batch."""
+    """Maximum number of compressed caches decoded as one batch."""
     max_new_tokens: int | None = None
-    """At most so many generated tokens, instead of each task's own number."""
+    """Maximum number of generated tokens; None for the number of each task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +51,14 @@ class Prefilled:
     """[F] int64, prompt tokens after the boundary."""
 
     def views_at(self, needs: Needs, future: list[Tensor] | None) -> ViewsAt:
-        """Views of all layers for a budget to come, with what a method needs."""
+        """Views of all layers, with the inputs a method needs, as a function of the budget."""
         return lambda budget: self.prefill.views(needs, budget, future=future)
 
 
 def run_prefix(
     bench: Bench, prompt: Prompt, protocol: str, methods: Iterable[Method] = ()
 ) -> Prefilled:
-    """Run the prefix of a prompt once and record every query and what the methods need of it."""
+    """Prefill the prefix of a prompt; record all queries and the inputs that the methods need."""
     ids = prompt.ids.to(bench.model.device)
     boundary = prompt.boundary(protocol)
     needs = [Needs(queries=ALL_QUERIES)]
@@ -72,7 +72,7 @@ def run_prefix(
 def evaluate(
     bench: Bench, prompt: Prompt, protocol: str, settings: Sequence[Setting]
 ) -> list[Record]:
-    """Records of one prompt, one per setting."""
+    """Evaluate every setting on one prompt; one record per setting."""
     start = run_prefix(bench, prompt, protocol, [setting.method for setting in settings])
     future = None
     if any(each.method.scorer and each.method.scorer.needs.future for each in settings):
@@ -104,7 +104,7 @@ def evaluate(
 def answers(
     bench: Bench, prompt: Prompt, start: Prefilled, caches: Sequence[Kept]
 ) -> list[Outcome[list[int]]]:
-    """Greedy answers of every compressed cache, as token ids."""
+    """Greedy answers from every compressed cache, as token ids."""
     return greedy(
         bench.model, start.prefix, caches, start.feed,
         max_new_tokens=bench.max_new_tokens or prompt.sample.max_new_tokens,
@@ -115,10 +115,11 @@ def answers(
 
 @torch.inference_mode()
 def hindsight(bench: Bench, prompt: Prompt, start: Prefilled) -> list[Tensor]:
-    """Attention that everything after the boundary pays: per layer [1, H, N] float32.
+    """Attention from all tokens after the boundary to the cached ones: per layer [1, H, N] float32.
 
-    The future is the rest of the prompt and the full cache's own greedy answer (for a forced reply,
-    that reply). Changes the cache of the observation, which nothing else reads.
+    The future is the rest of the prompt and the greedy answer with the full cache (or the reference
+    reply, where the task scores one). Extends the cache of the observation, which is not used
+    afterwards.
     """
     if prompt.forced:
         reply = prompt.reply
@@ -131,9 +132,9 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefilled) -> list[Tensor]:
     after = observe(bench.model, fed[None], cache=seen.cache, last_logits=True)
     result = []
     for keys, before, later in zip(after.keys, seen.queries, after.queries, strict=True):
-        queries = torch.cat([before, later], dim=2)
+        queries = torch.cat([before, later], dim=2)  # [1, Q, N + F, D]
         heads = keys.shape[1]
-        grouped = queries.view(1, heads, -1, *queries.shape[2:])
+        grouped = queries.view(1, heads, -1, *queries.shape[2:])  # [1, H, G, N + F, D]
         result.append(future_attention(grouped, keys, prefix_length=start.prefix.tokens))
     return result
 
@@ -141,7 +142,7 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefilled) -> list[Tensor]:
 def keep(
     start: Prefilled, settings: Sequence[Setting], future: list[Tensor] | None
 ) -> Iterator[tuple[Setting, Kept]]:
-    """The tokens that every setting keeps, scorer by scorer."""
+    """Select the tokens of every setting; settings with the same scorer share its scores."""
     tokens = start.prefix.tokens
     everything = all_kept(start.prefix)
     by_ranking: dict[tuple[str, str, str | None], list[Setting]] = {}
@@ -168,7 +169,7 @@ def keep(
 
 
 def identify(bench: Bench, prompt: Prompt, protocol: str, setting: Setting) -> Record:
-    """The fields of a record that are known before any work, its key among them."""
+    """Fields of a record that identify it, known before the prompt runs."""
     return {
         "model": bench.name,
         **method_fields(setting.method),
@@ -186,7 +187,7 @@ def identify(bench: Bench, prompt: Prompt, protocol: str, setting: Setting) -> R
 def _record(
     bench: Bench, prompt: Prompt, protocol: str, setting: Setting, kept: Kept, tokens: int
 ) -> Record:
-    """A record with everything but its outcome."""
+    """A record without its outcome."""
     return {
         **identify(bench, prompt, protocol, setting),
         "budget": _budget(setting, tokens),
@@ -204,7 +205,7 @@ def _record(
 
 
 def _budget(setting: Setting, cached: int) -> int | None:
-    """Tokens per KV head of the budget, also where that is more than is cached."""
+    """Budget in tokens per KV head; may exceed the cached tokens."""
     if setting.budget is None:
         return None
     return max(setting.budget.tokens(cached), setting.tokens(cached))

@@ -51,12 +51,12 @@ def wilson(successes: float, trials: int) -> tuple[float, float]:
     return max(0.0, float((centre - spread) / scale)), min(1.0, float((centre + spread) / scale))
 
 
-def per_prompt(rows: Iterable[Mapping[str, Any]], field: str = "score") -> dict[Unit, float]:
-    """Mean of a field per prompt, over policy seeds; rows without the field are left out."""
+def per_prompt(records: Iterable[Mapping[str, Any]], field: str = "score") -> dict[Unit, float]:
+    """Mean of a field per prompt, over policy seeds; records without the field are left out."""
     values: dict[Unit, list[float]] = defaultdict(list)
-    for row in rows:
-        if row[field] is not None:
-            values[row["task"], row["example"]].append(float(row[field]))
+    for record in records:
+        if record[field] is not None:
+            values[record["task"], record["example"]].append(float(record[field]))
     return {unit: float(np.mean(list_)) for unit, list_ in values.items()}
 
 
@@ -94,18 +94,18 @@ def paired_difference(
 
 
 def perplexity(
-    rows: Iterable[Mapping[str, Any]], *, resamples: int = 2000, seed: int = 0
+    records: Iterable[Mapping[str, Any]], *, resamples: int = 2000, seed: int = 0
 ) -> Interval:
     """exp(sum of nll / sum of reply tokens) with its interval over prompts (KVP, section 4.2).
 
-    Policy seeds of one prompt are pooled. Raises ValueError without rows that carry an nll.
+    Policy seeds of one prompt are pooled. Raises ValueError without records that carry an nll.
     """
     nll: dict[Hashable, float] = defaultdict(float)
     tokens: dict[Hashable, float] = defaultdict(float)
-    for row in rows:
-        if row["nll"] is not None:
-            nll[row["task"], row["example"]] += row["nll"]
-            tokens[row["task"], row["example"]] += row["reply_tokens"]
+    for record in records:
+        if record["nll"] is not None:
+            nll[record["task"], record["example"]] += record["nll"]
+            tokens[record["task"], record["example"]] += record["reply_tokens"]
     if not nll:
         raise ValueError("no replies to average")
     pairs = np.array([[nll[unit], tokens[unit]] for unit in nll])

@@ -32,7 +32,7 @@ class Prompt:
     """One sample, encoded."""
 
     task: str
-    """Name in the rows."""
+    """Name in the records."""
     asked: str
     """The task as `--tasks` names it."""
     sample: Sample

@@ -112,7 +112,7 @@ def parse(
     try:
         namespace = parser.parse_args(list(arguments.spelled))
     except (argparse.ArgumentError, argparse.ArgumentTypeError) as error:
-        raise UsageError(_plain(str(error))) from None
+        raise UsageError(_plain(str(error), positional=positional)) from None
     namespace.pop("config", None)
     try:
         return config_class(**namespace.as_dict())
@@ -143,11 +143,12 @@ def _add(section: Section, flag: Flag, *, positional: bool) -> None:
         section.add_argument(f"--{flag.name}", default=flag.default, **settings)
 
 
-def _plain(message: str) -> str:
+def _plain(message: str, *, positional: bool) -> str:
     """One line out of a message of the parser, which puts its own words before ours."""
     if "arguments are required: " in message:
         missing = message.partition("arguments are required: ")[2].split(", ")
-        return ", ".join(f"--{name.strip('-')}" for name in missing) + " is missing"
+        names = [name.upper() if positional else f"--{name.strip('-')}" for name in missing]
+        return ", ".join(names) + " is missing"
     opening, separator, rest = message.partition(": ")
     if separator and rest.startswith("--") and opening.startswith(("argument ", "Parser key ")):
         return rest

@@ -123,7 +123,7 @@ class Arguments:
             name, equals, value = argument[2:].partition("=")
             name = name.replace("-", "_")
             if name not in (*known, *_PARSER_FLAGS):
-                hint = suggestion(name, known, renamed, "--")
+                hint = suggestion(name, [*known, *_PARSER_FLAGS], renamed, "--")
                 raise UsageError(f"unknown flag --{name}{hint} (--help lists all)")
             given = value if equals else following
             if name == "config":

@@ -126,7 +126,8 @@ class _Lines:
         print(text, file=self._stream, flush=True)
 
     def stop(self) -> None:
-        self._print(self._clock())
+        if (self._completed, self._note) != self._shown:
+            self._print(self._clock())
 
     def _print(self, now: float) -> None:
         elapsed = now - self._started
@@ -140,7 +141,7 @@ class _Lines:
         if self._note:
             parts.append(self._note)
         self.line(", ".join(parts))
-        self._printed = now
+        self._printed, self._shown = now, (self._completed, self._note)
 
 
 class _Bar:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kvp.artifacts.claim import FolderKind, OutputFolder
+from kvp.artifacts.files import PARTIAL
 from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
@@ -29,14 +30,16 @@ from policies.ranker import HeadRankers, RankerSpec, head_shapes
 FORMAT = "kvp-policy"
 FORMAT_VERSION = 1
 INDEX = "policy.json"
-_HEAD_FILES = r"layer_\d+_head_\d+\.safetensors(\.partial)?"
+HEAD_FILES = r"layer_\d+_head_\d+\.safetensors"
+"""Regular expression of the files of a policy but its index."""
 
 POLICY = FolderKind(
     noun="policy",
     marker=INDEX,
     error=PolicyError,
     format=FORMAT,
-    begun=_HEAD_FILES,
+    begun=HEAD_FILES,
+    files=HEAD_FILES,
     read=lambda _: {"identity": {}},  # a policy is replaced, never continued
 )
 
@@ -84,14 +87,16 @@ def save_policy(
     meta: PolicyMeta,
     *,
     calibration: Calibration | None = None,
+    replace: bool = False,
 ) -> None:
-    """Write a policy, replacing one that is already there; files that are not a policy's stay.
+    """Write a policy; files that are not a policy's stay.
 
-    With `meta.heads` the directory is a shard. Programs claim the directory first (`POLICY`).
+    With `meta.heads` the directory is a shard. With `replace` a policy that is there is replaced.
+    Programs claim the directory first (`POLICY`).
 
     Raises:
         ValueError: `rankers` are not one ranker per head of `meta`.
-        PolicyError: the directory is a file.
+        PolicyError: the directory is a file, or holds a policy and `replace` is false.
     """
     geometry, spec, heads = meta.geometry, rankers.spec, meta.head_range
     if (rankers.total_kv_heads, spec.head_dim) != (len(heads), geometry.head_dim):
@@ -102,10 +107,12 @@ def save_policy(
     target = Path(directory)
     if target.exists() and not target.is_dir():
         raise PolicyError(f"{target} is a file: name a directory for the policy")
+    if (target / INDEX).exists() and not replace:
+        raise PolicyError(f"{target} holds a policy: name another directory or pass replace=True")
     target.mkdir(parents=True, exist_ok=True)
     (target / INDEX).unlink(missing_ok=True)
     for path in target.iterdir():
-        if re.fullmatch(_HEAD_FILES, path.name):
+        if re.fullmatch(HEAD_FILES, path.name.removesuffix(PARTIAL)):
             path.unlink()
     files = {}
     names = [head_file(*divmod(head, geometry.kv_heads)) for head in heads]

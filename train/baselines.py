@@ -1,6 +1,6 @@
 """Evaluate attention-free heuristics on the contexts a policy is evaluated on.
 
-A policy that sees keys, values and positions only is worth training where it ranks better than the
+A policy that sees keys, values and positions only is useful where it ranks better than the
 methods that see no more and need no training: the attention-free ones of the registry, with their
 default options. Numbers are those of `kvp.metrics`, as in kvp-eval.
 """
@@ -70,8 +70,8 @@ class BaselineEvaluator:
     def result(self) -> Baselines:
         """Means over what has passed by; NaN before the first context."""
         if not self._skills:
-            unknown = torch.full((len(self._scorers), len(self._heads)), torch.nan)
-            self._skills, self._areas = [unknown], [unknown]
+            no_signal = torch.full((len(self._scorers), len(self._heads)), torch.nan)
+            self._skills, self._areas = [no_signal], [no_signal]
         return Baselines(
             names=tuple(scorer.name for scorer in self._scorers),
             skill=torch.stack(self._skills).nanmean(0),

@@ -1,4 +1,4 @@
-"""What happens beside the optimiser: validation, checkpoints, TensorBoard, the progress bar.
+"""Callbacks of a training: validation, checkpoints, TensorBoard, the progress bar.
 
 Order matters: validation changes what a checkpoint must contain, so checkpoints come last.
 """
@@ -42,7 +42,7 @@ class Validation(Callback):
         every_steps: int,
         reward_protection: Protection,
         budgets: str = "all",
-        ranks: Workers = ALONE,
+        workers: Workers = ALONE,
     ) -> None:
         """Evaluate at the fixed `points` of `source`; of several processes, the first one does.
 
@@ -53,7 +53,7 @@ class Validation(Callback):
         self._every = every_steps
         self._protection = reward_protection
         self._budgets = budgets
-        self._ranks = ranks
+        self._workers = workers
         self.latest_skill: torch.Tensor | None = None
         """[A] skill at the latest validation of this process."""
 
@@ -66,7 +66,7 @@ class Validation(Callback):
             return
         assert isinstance(module, RankerTraining)
         skill = torch.empty_like(module.best_skill)
-        if self._ranks.first:
+        if self._workers.first:
             contexts = (self._source.context(point) for point in self._points)
             result = evaluate(
                 module.average,
@@ -75,7 +75,7 @@ class Validation(Callback):
                 budgets=self._budgets,
             )
             skill = result.skill
-        self.latest_skill = self._ranks.from_first(skill)
+        self.latest_skill = self._workers.from_first(skill)
         module.keep_best(self.latest_skill)
 
 
@@ -127,7 +127,7 @@ class Log(Callback):
             self._write_skill(skill.cpu(), step)
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Write settings with what they reached, and close."""
+        """Write settings with the skill they reached, and close."""
         assert self._writer is not None
         assert isinstance(module, RankerTraining)
         reached = {"hparam/skill": float(module.best_skill.nan_to_num(0.0).mean())}
@@ -137,14 +137,14 @@ class Log(Callback):
     def _write_skill(self, skill: Tensor, step: int) -> None:
         """Skill [A] of a validation; heads without signal (NaN) count as 0."""
         assert self._writer is not None
-        known = skill.nan_to_num(0.0)
-        self._writer.add_scalar("held_out/skill", known.mean(), step)
-        self._writer.add_scalar("held_out/worst_head", known.min(), step)
+        by_head = skill.nan_to_num(0.0)
+        self._writer.add_scalar("held_out/skill", by_head.mean(), step)
+        self._writer.add_scalar("held_out/worst_head", by_head.min(), step)
         names = head_names(self._geometry, self._heads)
-        for name, value in zip(names, known.tolist(), strict=True):
+        for name, value in zip(names, by_head.tolist(), strict=True):
             self._writer.add_scalar(f"skill_by_head/{name}", value, step)
         image = torch.full((self._geometry.total_kv_heads,), torch.nan)
-        image[self._heads.start : self._heads.stop] = known
+        image[self._heads.start : self._heads.stop] = by_head
         image = image.view(self._geometry.layers, self._geometry.kv_heads)
         self._writer.add_figure("held_out/skill_by_head", _skill_figure(image, step), step)
 

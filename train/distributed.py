@@ -56,7 +56,7 @@ class Workers:
         return self.index == 0
 
     def share(self, items: Iterable[ItemT]) -> Iterator[ItemT]:
-        """Every `count`-th of the items, from the own index on; they may be made as they come."""
+        """Every `count`-th of the items, from index `index` on; they may be made as they come."""
         return islice(items, self.index, None, self.count)
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -100,41 +100,41 @@ def this_worker(devices: int) -> Workers:
     return Workers(index=int(os.environ["RANK"]), count=devices)
 
 
-def device_of_worker(device: torch.device, ranks: Workers) -> torch.device:
+def device_of_worker(device: torch.device, workers: Workers) -> torch.device:
     """The device of one process; UsageError where there are too few, or one was named."""
-    if ranks.count == 1 or device.type == "cpu":
+    if workers.count == 1 or device.type == "cpu":
         return device
     if device.index is not None:
-        raise UsageError(f"--device {device} names one device, --devices asks for {ranks.count}")
-    if torch.cuda.device_count() < ranks.count:
-        found = torch.cuda.device_count()
-        raise UsageError(f"--devices {ranks.count}: there are {found} CUDA devices here")
-    return torch.device("cuda", ranks.index)
+        raise UsageError(f"--device {device} names one device, --devices asks for {workers.count}")
+    if torch.cuda.device_count() < workers.count:
+        available = torch.cuda.device_count()
+        raise UsageError(f"--devices {workers.count}: there are {available} CUDA devices here")
+    return torch.device("cuda", workers.index)
 
 
 @contextmanager
 def together(
-    ranks: Workers, device: torch.device, follow: Callable[[Workers], None]
+    workers: Workers, device: torch.device, follow: Callable[[Workers], None]
 ) -> Iterator[None]:
     """Let the processes talk to each other; the first starts those that torchrun has not.
 
     Args:
-        ranks: which process this is.
+        workers: which process this is.
         device: what it computes on.
         follow: what every other process does, the block of this `with` included; picklable.
 
     Raises:
         KvpError: another process failed with one, or ended before it could take part.
     """
-    if ranks.count == 1:
+    if workers.count == 1:
         yield
         return
     store = None
     if "TORCHELASTIC_RUN_ID" not in os.environ:
-        store = TCPStore("127.0.0.1", ranks.port or 0, None, ranks.first, PATIENCE)
-    with _others(ranks, store, follow), _surroundings(ranks):
+        store = TCPStore("127.0.0.1", workers.port or 0, None, workers.first, PATIENCE)
+    with _others(workers, store, follow), _surroundings(workers):
         try:
-            _connect(ranks, device, store)
+            _connect(workers, device, store)
             yield
             dist.barrier()
         finally:
@@ -142,43 +142,43 @@ def together(
                 dist.destroy_process_group()
 
 
-def _connect(ranks: Workers, device: torch.device, store: TCPStore | None) -> None:
+def _connect(workers: Workers, device: torch.device, store: TCPStore | None) -> None:
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         store=store,
-        rank=ranks.index,
-        world_size=ranks.count,
+        rank=workers.index,
+        world_size=workers.count,
         timeout=PATIENCE,
         device_id=device if on_gpu else None,
     )
 
 
 @contextmanager
-def _surroundings(ranks: Workers) -> Iterator[None]:
+def _surroundings(workers: Workers) -> Iterator[None]:
     """A fair share of the cores, and Lightning told that it need not start processes."""
-    threads, place = torch.get_num_threads(), os.environ.get("LOCAL_RANK")
-    os.environ["LOCAL_RANK"] = str(ranks.index)
-    torch.set_num_threads(max(threads // ranks.count, 1))
+    threads, local_rank = torch.get_num_threads(), os.environ.get("LOCAL_RANK")
+    os.environ["LOCAL_RANK"] = str(workers.index)
+    torch.set_num_threads(max(threads // workers.count, 1))
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-        if place is None:
+        if local_rank is None:
             del os.environ["LOCAL_RANK"]
 
 
 @contextmanager
 def _others(
-    ranks: Workers, store: TCPStore | None, follow: Callable[[Workers], None]
+    workers: Workers, store: TCPStore | None, follow: Callable[[Workers], None]
 ) -> Iterator[None]:
     """All processes but the first, ready to connect, alive no longer than the block.
 
     Only the first one has others, and only where there is a `store`, which all meet at.
     """
-    if store is None or not ranks.first:
+    if store is None or not workers.first:
         if store is not None:
-            store.set(_ready(ranks.index), "")
+            store.set(_ready(workers.index), "")
         yield
         return
     context = multiprocessing.get_context("spawn")
@@ -186,10 +186,10 @@ def _others(
     others = [
         context.Process(
             target=_other,
-            args=(Workers(index=index, count=ranks.count, port=store.port), follow, messages),
+            args=(Workers(index=index, count=workers.count, port=store.port), follow, messages),
             daemon=True,
         )
-        for index in range(1, ranks.count)
+        for index in range(1, workers.count)
     ]
     for other in others:
         other.start()
@@ -240,9 +240,9 @@ def _wait(others: Sequence[SpawnProcess]) -> None:
         other.join(_PATIENCE_SECONDS)
 
 
-def _other(ranks: Workers, follow: Callable[[Workers], None], messages: SimpleQueue[str]) -> None:
+def _other(workers: Workers, follow: Callable[[Workers], None], messages: SimpleQueue[str]) -> None:
     """Life of a process that the first one started; it ends with it, however that ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first one's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the first one
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -252,7 +252,7 @@ def _other(ranks: Workers, follow: Callable[[Workers], None], messages: SimpleQu
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
-        follow(ranks)
+        follow(workers)
     except KvpError as error:
         messages.put(str(error))
         sys.exit(2)

@@ -35,7 +35,7 @@ def new_training(job: Job, rankers: HeadRankers) -> RankerTraining:
         stacked=config.stacked,
         heads=job.heads,
         model_heads=job.traces.geometry.total_kv_heads,
-        ranks=job.ranks,
+        workers=job.workers,
     )
 
 
@@ -45,7 +45,7 @@ def fit(
     *,
     device: torch.device,
     steps: int,
-    ranks: Workers = ALONE,
+    workers: Workers = ALONE,
     checkpoint: Path | None = None,
 ) -> None:
     """Train `module` in place up to step `steps`, from a checkpoint if there is one.
@@ -54,12 +54,12 @@ def fit(
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     on_gpu = device.type == "cuda"
-    devices = [device.index or 0] if ranks.count == 1 else list(range(ranks.count))
+    devices = [device.index or 0] if workers.count == 1 else list(range(workers.count))
     trainer = pl.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
-        devices=devices if on_gpu else ranks.count,
-        strategy="auto" if ranks.count == 1 else DDPStrategy(),
-        plugins=None if ranks.count == 1 else [LightningEnvironment()],
+        devices=devices if on_gpu else workers.count,
+        strategy="auto" if workers.count == 1 else DDPStrategy(),
+        plugins=None if workers.count == 1 else [LightningEnvironment()],
         max_steps=steps,
         callbacks=list(callbacks),
         logger=False,

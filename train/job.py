@@ -1,4 +1,4 @@
-"""What a run has checked before it trains, and the rankers that it starts from."""
+"""Preparation of a run: checks before training, and the initial rankers."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Sources = dict[str, ContextSource]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a run has checked before it trains."""
+    """Everything a run needs, checked before training."""
 
     config: TrainConfig
     recipe: Recipe
-    ranks: Workers
+    workers: Workers
     device: torch.device
     training_data: TrainingData
     """Traces of the heads that are trained, and of no others."""
@@ -86,12 +86,12 @@ class Job:
         return held_out_points(self.training_data.validation, self.recipe, limit=limit)
 
 
-def prepare(config: TrainConfig, ranks: Workers, sources: Sources | None) -> Job:
+def prepare(config: TrainConfig, workers: Workers, sources: Sources | None) -> Job:
     """Check everything that can be checked before anything is written."""
     recipe = config.recipe()
-    device = device_of_worker(device_of(config.device), ranks)
+    device = device_of_worker(device_of(config.device), workers)
     training_data = open_training_data(config, recipe, device)
-    key_frequencies(training_data.traces, recipe)  # what is missing is said before any writing
+    key_frequencies(training_data.traces, recipe)  # raises before anything is written
     heads = range(training_data.traces.geometry.total_kv_heads)
     if config.heads is not None:
         heads = parse_heads(config.heads)
@@ -104,7 +104,7 @@ def prepare(config: TrainConfig, ranks: Workers, sources: Sources | None) -> Job
     return Job(
         config=config,
         recipe=recipe,
-        ranks=ranks,
+        workers=workers,
         device=device,
         training_data=training_data,
         heads=heads,
@@ -179,7 +179,7 @@ def _different(policy: Mapping[str, Any], run: Mapping[str, Any]) -> str:
 
 
 def _digest(rankers: HeadRankers) -> str:
-    """SHA-256 of all weights, which tells one start from another."""
+    """SHA-256 of all weights, part of the identity of a run."""
     digest = hashlib.sha256()
     for tensor in rankers.state_dict().values():
         digest.update(tensor.cpu().contiguous().numpy().tobytes())

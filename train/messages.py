@@ -1,4 +1,4 @@
-"""What a training says at its start, at its end and instead of it (`--dry_run`)."""
+"""Messages of a training: at its start, at its end and instead of it (`--dry_run`)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _MEASURED_CONTEXTS = 4
 
 
 def print_start(job: Job, rankers: HeadRankers) -> None:
-    """Say what is trained on what, and where there is less data than the flags ask for."""
+    """Print the scope of the run, and where there is less data than the flags ask for."""
     for line in (_scope(job, rankers), *_shortages(job)):
         print(line, flush=True)
 
 
 def print_end(job: Job) -> None:
-    """Say what was written and which command comes next."""
+    """Print the written folder and the next command."""
     folder = shlex.quote(str(job.target.folder))
     print(f"policy: {folder}")
     if not job.whole:
@@ -43,7 +43,7 @@ def print_end(job: Job) -> None:
 
 
 def print_dry_run(job: Job) -> None:
-    """Say what a training would take; a few steps are measured, nothing is written."""
+    """Print the cost of a training; a few steps are measured, nothing is written."""
     rankers = initial_rankers(job)
     print_start(job, rankers)
     size = 4 * sum(weight.numel() for weight in rankers.materialise().parameters())
@@ -80,12 +80,12 @@ def _shortages(job: Job) -> list[str]:
     flags = {"validation_contexts": job.config.validation_contexts}
     if job.config.calibration != "none":
         flags["calibration_contexts"] = job.config.calibration_contexts
-    found = len(job.held_out(max(flags.values())))
-    short = [f"--{name} {count}" for name, count in flags.items() if count > found]
+    available = len(job.held_out(max(flags.values())))
+    short = [f"--{name} {count}" for name, count in flags.items() if count > available]
     if not short:
         return []
     return [
-        f"note: {len(job.training_data.validation)} validation sequences give {found} held-out "
+        f"note: {len(job.training_data.validation)} validation sequences give {available} held-out "
         f"contexts, fewer than {' and '.join(short)}"
     ]
 

@@ -1,4 +1,4 @@
-"""The order of a training run: check everything, train, evaluate the best weights, export them."""
+"""Run a training: check everything, train, evaluate the best weights, export them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from train.validation import HeldOut, evaluate_with_baselines
 
 
 def run(config: TrainConfig, sources: Sources | None = None) -> None:
-    """Train on what `config.source` gives and write the policy directory `config.out`.
+    """Train from the source `config.source` and write the policy directory `config.out`.
 
     Runs of one process, over one store, the same heads and on one device, may share `sources`:
     the first fills it with contexts by label, which the others then need not read again; each
@@ -39,16 +39,16 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
     _run(config, this_worker(config.devices), sources)
 
 
-def _run(config: TrainConfig, ranks: Workers, sources: Sources | None) -> None:
+def _run(config: TrainConfig, workers: Workers, sources: Sources | None) -> None:
     """Train as one of the processes that train together; the first one writes."""
-    job = prepare(config, ranks, sources)
+    job = prepare(config, workers, sources)
     if config.dry_run:
-        if ranks.first:
+        if workers.first:
             print_dry_run(job)
         return
     if job.target.finished():
         job.target.check_calibration(config.calibration, config.calibration_contexts)
-        if ranks.first:
+        if workers.first:
             job.target.finish()
             print(f"{config.out} already holds the finished policy of exactly these settings.")
         return
@@ -58,14 +58,14 @@ def _run(config: TrainConfig, ranks: Workers, sources: Sources | None) -> None:
         recipe=job.recipe.to_dict(),
         traces=job.training_data.identity,
     )
-    if ranks.first:
+    if workers.first:
         if unread := config.unread():
             print(f"note: --objective {job.recipe.objective} does not use --{', --'.join(unread)}")
         job.target.prepare(manifest, resume=config.resume)
     try:
-        with together(ranks, job.device, partial(_run, config, sources=None)):
+        with together(workers, job.device, partial(_run, config, sources=None)):
             module = _train(job)
-        if ranks.first:
+        if workers.first:
             _export(job, module, manifest)
             job.target.finish()
             print_end(job)
@@ -76,10 +76,10 @@ def _run(config: TrainConfig, ranks: Workers, sources: Sources | None) -> None:
 def _train(job: Job) -> RankerTraining:
     """The module after the last step."""
     config, source = job.config, job.source(job.recipe.label)
-    if job.ranks.first:
+    if job.workers.first:
         phase("reading the first training sequences")
     rankers = initial_rankers(job)
-    if job.ranks.first:
+    if job.workers.first:
         print_start(job, rankers)
     module = new_training(job, rankers)
     validation = Validation(
@@ -88,7 +88,7 @@ def _train(job: Job) -> RankerTraining:
         every_steps=config.validate_every,
         reward_protection=job.protection,
         budgets=job.recipe.budget_weights,
-        ranks=job.ranks,
+        workers=job.workers,
     )
     shown = [
         Log(
@@ -104,10 +104,10 @@ def _train(job: Job) -> RankerTraining:
     saved = Checkpoints(job.target, every_steps=config.checkpoint_every)
     fit(
         module,
-        [validation, *(shown if job.ranks.first else []), saved],
+        [validation, *(shown if job.workers.first else []), saved],
         device=job.device,
         steps=job.recipe.steps,
-        ranks=job.ranks,
+        workers=job.workers,
         checkpoint=job.target.start,
     )
     return module
@@ -121,7 +121,7 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
             f"training diverged: weights are not finite after {job.recipe.steps} steps; lower "
             f"--lr (now {job.recipe.lr:g}), in a new --out"
         )
-    # Another label forgets what training has read (`Job.source`): the trained one comes first.
+    # Reading another label drops the contexts of training (`Job.source`): the trained one first.
     if job.recipe.label == EVALUATED:
         result, calibration = _evaluated(job, best), _calibration(job, best)
     else:
@@ -139,7 +139,7 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
 
 def _evaluated(job: Job, best: HeadRankers) -> HeldOut:
     phase("evaluating the policy and the attention-free heuristics")
-    source = job.source(EVALUATED)  # selected by its own label, evaluated as every policy is
+    source = job.source(EVALUATED)  # every policy is evaluated on the same label
     return evaluate_with_baselines(
         best,
         map(source.context, job.held_out(job.config.validation_contexts)),

@@ -20,7 +20,7 @@ from kvp.artifacts.files import PARTIAL, sync_path
 from kvp.artifacts.locks import LOCK
 from kvp.errors import UsageError
 from kvp.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
-from policies.policy_files import INDEX
+from policies.policy_files import HEAD_FILES, INDEX
 from train.recipe import current_names
 
 RUN_FILE = "run.json"
@@ -42,7 +42,13 @@ def _read_run(path: Path) -> Mapping[str, Any]:
     return {**content, "identity": current_names(content["identity"])}
 
 
-RUN = FolderKind(noun="training run", marker=RUN_FILE, error=UsageError, read=_read_run)
+RUN = FolderKind(
+    noun="training run",
+    marker=RUN_FILE,
+    error=UsageError,
+    files=rf"{HEAD_FILES}|{INDEX}|{CHECKPOINTS}/last(\.ckpt)?",
+    read=_read_run,
+)
 
 
 class RunFolder:
@@ -59,8 +65,8 @@ class RunFolder:
 
     def finished(self) -> bool:
         """Whether the folder holds the finished policy of exactly this run."""
-        found = RUN.found(self.folder) if (self.folder / INDEX).exists() else None
-        return found is not None and not RUN.differences(found, self._identity)
+        previous = RUN.found(self.folder) if (self.folder / INDEX).exists() else None
+        return previous is not None and not RUN.differences(previous, self._identity)
 
     def check_calibration(self, target: str, contexts: int) -> None:
         """UsageError unless the finished run was calibrated like this: weights do not tell."""
@@ -82,14 +88,14 @@ class RunFolder:
         run of this identity or one that has saved nothing, when `resume` is false and it is not
         empty, or when its checkpoint is damaged or of another run.
         """
-        found = RUN.found(self.folder)
-        if found is not None and (self.folder / INDEX).exists():
+        previous = RUN.found(self.folder)
+        if previous is not None and (self.folder / INDEX).exists():
             raise UsageError(
                 f"--out {self.folder} holds a finished policy of other settings "
-                f"({'; '.join(RUN.differences(found, self._identity)[:3])}); to go on from it, "
+                f"({'; '.join(RUN.differences(previous, self._identity)[:3])}); to go on from it, "
                 f"train into a new folder with --init_from {self.folder}"
             )
-        if not resume and found is not None:
+        if not resume and previous is not None:
             raise UsageError(
                 f"--out {self.folder} holds a run and --resume is false; name a new folder"
             )

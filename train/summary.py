@@ -11,7 +11,7 @@ from kvp.geometry import Geometry
 from train.validation import HeldOut
 
 SHOWN_BUDGETS = ("12.5%", "25%", "50%")
-"""Budgets that fit beside the rest into 80 columns; the policy's file has all of them."""
+"""Budgets that fit into 80 columns; the policy's file has all of them."""
 
 
 def print_summary(
@@ -46,9 +46,9 @@ def print_summary(
     for index, name in enumerate(names):
         numbers = [f"{float(column[index]):.3f}" for column in columns]
         baseline = best[index]
-        cell = "" if baseline is None else f"{baseline[0]} {baseline[1]:.3f}"
+        heuristic = "" if baseline is None else f"{baseline[0]} {baseline[1]:.3f}"
         step = str(int(best_step[index]))
-        table.add_row(name, *numbers, cell, f"{result.parameters:,}", step)
+        table.add_row(name, *numbers, heuristic, f"{result.parameters:,}", step)
     table.add_section()
     means = [f"{float(column.nanmean()):.3f}" for column in columns]
     baselines = [baseline[1] for baseline in best if baseline is not None]

@@ -19,6 +19,7 @@ from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.jsonl import JsonLines, Record
 from kvp.errors import ResultsError
 from kvp.manifest import read_sealed_json, write_sealed_json
+from policies.budget_files import BUDGET_FILE
 
 FORMAT = "kvp-search"
 FORMAT_VERSION = 1
@@ -41,6 +42,7 @@ SEARCH = FolderKind(
     marker=MANIFEST,
     error=ResultsError,
     format=FORMAT,
+    files=f"{JOURNAL}|{BUDGET_FILE}",
     read=_read_manifest,
     optional=("input_files", "model_digest"),
 )

@@ -62,6 +62,7 @@ RESULTS = FolderKind(
     marker=MANIFEST,
     error=ResultsError,
     format=FORMAT,
+    files="|".join((ROWS, TIMING, CURVES, KEPT, TOKENS)),
     read=_read_manifest,
     optional=("input_files", "model_digest"),
 )

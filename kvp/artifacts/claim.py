@@ -3,7 +3,8 @@
 The same four rules hold for every program that writes a folder. It must be new, empty, or of the
 same kind and identity (all that decides its content); whatever else lies in it is not touched, and
 the folder refused. It must not lie inside another artefact. One process writes it at a time. What
-an interrupted writer left half-written (`*.partial`) is deleted by the next one.
+an interrupted writer left half-written (`*.partial` of the files a folder of the kind holds) is
+deleted by the next one.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from kvp.artifacts.locks import LOCK, FolderLock
 from kvp.errors import KvpError
 from kvp.manifest import differences, read_json, read_sealed_json
 
-_LEFTOVER = re.compile(rf"(.*/)?([^/]*{re.escape(PARTIAL)}|\.tmp[A-Za-z0-9]{{6}}|{LOCK})")
-"""What an interrupted writer may leave anywhere; `.tmpXXXXXX` is safetensors', of kvp 0.1.0."""
+_TEMPORARY = re.compile(r"\.tmp[A-Za-z0-9]{6}")
+"""What an interrupted kvp 0.1.0 may leave: it let safetensors write the file."""
 _MARKERS = ("manifest.json", "policy.json", "run.json")
 """Files that make a folder an artefact."""
 
@@ -41,11 +42,21 @@ class FolderKind:
     begun: str = r"(?!)"
     """Regular expression of the files, as POSIX paths inside the folder, that an interrupted
     creation may leave without a marker."""
+    files: str = r"(?!)"
+    """Regular expression of the files, as POSIX paths inside the folder, that its writers write
+    aside as `*.partial`; the marker always is."""
     read: Callable[[Path], Mapping[str, Any]] | None = None
     """Reads the content of a marker, its entry "identity" among it; sealed JSON as a rule."""
     optional: tuple[str, ...] = ()
     """Entries of the identity that are compared only where both sides have them: folders of
     earlier versions lack them, and programs know them only when the model is loaded."""
+
+    def left_over(self, name: str) -> bool:
+        """Whether an interrupted writer leaves a file of this name, a POSIX path in the folder."""
+        whole = name.removesuffix(PARTIAL)
+        if whole == name:
+            return name == LOCK or _TEMPORARY.fullmatch(name) is not None
+        return whole == self.marker or re.fullmatch(self.files, whole) is not None
 
     def found(self, folder: Path) -> dict[str, Any] | None:
         """Content of the marker, None where there is none; raises `error` where it is damaged."""
@@ -121,7 +132,7 @@ class OutputFolder:
         found = kind.found(path)
         if found is None or not kind.differences(found, identity):
             folder.found = found
-        _sweep(path)
+        _sweep(path, kind)
         return folder
 
     def require(self, identity: Mapping[str, Any]) -> None:
@@ -196,7 +207,7 @@ def _foreign(path: Path, kind: FolderKind) -> str | None:
         if entry.is_dir() and not entry.is_symlink():
             if re.fullmatch(kind.begun, f"{name}/") or any(entry.iterdir()):
                 continue
-        elif re.fullmatch(kind.begun, name) or _LEFTOVER.fullmatch(name):
+        elif re.fullmatch(kind.begun, name) or kind.left_over(name):
             continue
         return name
     return None
@@ -218,10 +229,11 @@ def _is_artefact(folder: Path) -> bool:
     return False
 
 
-def _sweep(folder: Path) -> None:
-    """Delete half-written files. Only for the holder of the lock."""
+def _sweep(folder: Path, kind: FolderKind) -> None:
+    """Delete half-written files of the kind, and no other. Only for the holder of the lock."""
     for path in folder.rglob("*"):
-        if _LEFTOVER.fullmatch(path.name) and path.name != LOCK:
+        name = path.relative_to(folder).as_posix()
+        if name != LOCK and kind.left_over(name) and not path.is_dir():
             path.unlink()
 
 

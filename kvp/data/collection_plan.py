@@ -116,10 +116,11 @@ def plan_collection(
 
 def _nothing(request: DataRequest, split: str, count: int, notes: Sequence[str]) -> str:
     said = (
-        f"--data {request.data}: nothing in it belongs to the {split} split, of which "
-        f"{count} samples are asked for (--{split})"
+        f"--data {request.data}: nothing in it belongs to the {split} split, of which {count} "
+        "sequences are asked for: give it more rows (about 8 of 10 are train), or ask for none"
     )
-    return "; ".join([said, *(note.removeprefix(f"--data {request.data}: ") for note in notes)])
+    skipped = (note.removeprefix(f"--data {request.data}: ") for note in notes)
+    return "; ".join(dict.fromkeys([said, *skipped]))
 
 
 def fitting_tasks(request: DataRequest, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:

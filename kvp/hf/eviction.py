@@ -1,9 +1,9 @@
-"""Shrink a model's cache once, after prefill: the way every method here is meant to be applied.
+"""Compress the KV cache of a model once, after prefill; every method is applied this way.
 
-`evicting` wraps an unmodified `model.generate`; the cache shrinks right after the prefill, so that
+`evicting` wraps an unmodified `model.generate`; the cache is compressed right after the prefill, so
 the first new token still comes from full attention (as in the KVP paper). `prefill_and_evict`
-returns the shrunk cache instead: whatever is fed next already feels the eviction. New tokens are
-appended and never evicted. Left out: eviction during decoding.
+returns the compressed cache: the tokens that are fed next attend to the kept tokens only. New
+tokens are appended and never evicted. Left out: eviction during decoding.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def prefill_and_evict(
 ) -> EvictingCache:
     """Prefill `input_ids` [B, N] int64 (no padding) and keep `budget` tokens per KV head.
 
-    Pass everything but the tokens to be fed afterwards: `input_ids[:, :-1]` of a prompt. A budget
-    of N or more keeps the cache as it is; without an allocator, nothing is scored then. A
+    Leave out the tokens that you feed afterwards: pass `input_ids[:, :-1]` of a prompt. A budget
+    of N or more keeps the whole cache; without an allocator nothing is scored then. A
     percentage keeps at least the protected tokens. `protection` defaults to the first 4 and the
     last 16 tokens. An `allocator` splits the budget over layers and KV heads instead of giving each
     head the same; `tokenizer` is for methods that repeat or read the prompt.
@@ -74,14 +74,14 @@ def evicting(
     allocator: Allocator | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> AbstractContextManager[None]:
-    """Make `model.generate` shrink its cache to `budget` tokens per KV head after every prefill.
+    """Make `model.generate` compress its cache to `budget` tokens per KV head after every prefill.
 
     Use as `with evicting(...):`, once. Inside, `generate` may be called several times, with
-    left-padded batches, sampling or beams; each prompt of a batch keeps its own tokens, a
-    percentage such as `"12.5%"` is taken of its own length and keeps at least the protected tokens.
-    A call that continues a shrunk cache (`past_key_values=`) appends to it and evicts nothing more;
-    an empty `DynamicCache` that is passed becomes the `EvictingCache` itself. On exit the model is
-    as before.
+    left-padded batches, sampling or beams. Tokens are selected separately for each prompt of a
+    batch; a percentage such as `"12.5%"` is of that prompt's length and keeps at least the
+    protected tokens. A call that continues a compressed cache (`past_key_values=`) appends to it
+    and evicts nothing more; an empty `DynamicCache` that is passed becomes the `EvictingCache`
+    itself. On exit the model is as before.
 
     `model` may be wrapped by torch.compile or PEFT: the model inside is the one that is changed.
     The block holds for that model in every thread; each `generate` call has its own state. Wait for

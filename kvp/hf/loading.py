@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from pickle import UnpicklingError
 from textwrap import shorten
 from typing import Any, TypeVar
 
@@ -34,6 +35,11 @@ NANO = "nano"
 """Name of the bundled model."""
 
 _Loaded = TypeVar("_Loaded")
+
+_LOADING_ERRORS = (
+    OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, UnpicklingError,
+)  # fmt: skip
+"""What transformers raises on files that are missing, damaged or hostile."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -160,7 +166,7 @@ def _load(
 ) -> _Loaded:
     try:
         return loader(source, trust_remote_code=False, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except _LOADING_ERRORS as error:
         raise ModelError(f"--model {name}: no {what} ({_first_line(error)})") from error
 
 

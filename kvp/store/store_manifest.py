@@ -31,6 +31,7 @@ STORE = FolderKind(
     error=StoreError,
     format=FORMAT,
     begun=rf"(({'|'.join(ARRAYS)})/)?zarr\.json|({'|'.join((*ARRAYS, SEQUENCES))})/|{OUTPUT}",
+    files=rf"(({'|'.join(ARRAYS)})/)?(zarr|c)[.\w]*|{SEQUENCES}/\d+\.json|{OUTPUT}",
 )
 RESERVED = ("format", "format_version", "plan", "rope", "files")
 """Manifest entries the store writes itself."""

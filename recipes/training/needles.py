@@ -32,34 +32,34 @@ KEPT = ("digits", f"{BEFORE} before", "last eighth")
 MANY = ("multikey", "multivalue", "multiquery")
 
 
-def asked(traces: Path) -> Iterator[tuple[str, Context, list[slice]]]:
-    """Task, cache at the end of the context, and places of the values that are asked for."""
+def contexts_with_values(traces: Path) -> Iterator[tuple[str, Context, list[slice]]]:
+    """Task, cache at the end of the context, and the tokens of the requested values."""
     tokenizer = AutoTokenizer.from_pretrained(kvp.nano.path())
     reader = TraceReader(traces)
     source = ContextSource(reader, memory_bytes=int(1e9))
     for record in reader.records("test"):
         if not any(name in record.task for name in MANY):
             continue
-        cut = CompressionPoint(
-            sequence=record.index, tokens=record.context_length, stop=record.length
+        point = CompressionPoint(
+            sequence=record.index, prefix_length=record.context_length, stop=record.length
         )
         ids = list(record.token_ids[: record.context_length])
-        places = []
+        values = []
         for value in record.references:
             digits = tokenizer.encode(value, add_special_tokens=False)
             starts = range(len(ids) - len(digits) + 1)
-            places += [
+            values += [
                 slice(i, i + len(digits)) for i in starts if ids[i : i + len(digits)] == digits
             ]
-        yield record.task, source.context(cut), places
+        yield record.task, source.context(point), values
 
 
-def kept_shares(scores: Tensor, budget: int, places: list[slice]) -> Tensor:
+def kept_shares(scores: Tensor, budget: int, values: list[slice]) -> Tensor:
     """Shares of digits, tokens before them and last tokens that are kept: [A, N] -> [3, A]."""
     kept = torch.zeros_like(scores).scatter_(1, keep_tokens(scores, budget, Protection()), 1)
-    digits = torch.cat([kept[:, place] for place in places], dim=1)
+    digits = torch.cat([kept[:, value] for value in values], dim=1)
     before = torch.cat(
-        [kept[:, max(place.start - BEFORE, 0) : place.start] for place in places], dim=1
+        [kept[:, max(value.start - BEFORE, 0) : value.start] for value in values], dim=1
     )
     late = kept[:, -(kept.shape[1] // 8) :]
     return 100 * torch.stack([part.mean(1) for part in (digits, before, late)])
@@ -77,8 +77,8 @@ def main() -> None:
         ]
         for arm in arms
     }
-    found: dict[tuple[str, str, str], list[Tensor]] = defaultdict(list)
-    for task, context, places in asked(Path(traces)):
+    shares: dict[tuple[str, str, str], list[Tensor]] = defaultdict(list)
+    for task, context, values in contexts_with_values(Path(traces)):
         for arm, seeds in policies.items():
             for rankers in seeds:
                 with torch.no_grad():
@@ -86,17 +86,17 @@ def main() -> None:
                         context.keys, context.values, context.positions, context.length
                     )
                 for budget in BUDGETS:
-                    shares = kept_shares(scores, budget.tokens(context.length), places)
-                    found[task, str(budget), arm].append(shares)
-    if not found:
+                    tokens = budget.tokens(context.length)
+                    shares[task, str(budget), arm].append(kept_shares(scores, tokens, values))
+    if not shares:
         sys.exit(f"{traces}: no test sequences of {', '.join(MANY)}")
-    heads = len(next(iter(found.values()))[0][0])
+    heads = len(next(iter(shares.values()))[0][0])
     print("| task | budget | policies | kept |", " | ".join(f"head {h}" for h in range(heads)), "|")
     print("|---|--:|---|---|" + "--:|" * heads)
-    for (task, budget, arm), runs in sorted(found.items()):
-        for name, row in zip(KEPT, torch.stack(runs).mean(0), strict=True):
-            cells = " | ".join(f"{share:.0f}" for share in row)
-            print(f"| {task} | {budget} | {arm} | {name} | {cells} |")
+    for (task, budget, arm), runs in sorted(shares.items()):
+        for name, by_head in zip(KEPT, torch.stack(runs).mean(0), strict=True):
+            columns = " | ".join(f"{share:.0f}" for share in by_head)
+            print(f"| {task} | {budget} | {arm} | {name} | {columns} |")
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def gradient(
         scores=scores,
         importances=importances,
         counted=torch.stack([learnable(importance) for importance in importances]),
-        seeds=[noise_seed(1, step, slot) for slot in range(len(contexts))],
+        seeds=[noise_seed(1, step, index) for index in range(len(contexts))],
     )
     losses, _ = objective_of(recipe.objective)(batch, recipe)
     parts = torch.autograd.grad(losses.sum(), list(rankers.parameters()))
@@ -70,8 +70,8 @@ def main() -> None:
     records = usable(reader, "train", BASE)
 
     def contexts(recipe: Recipe, step: int) -> list[Context]:
-        cuts = step_points(records, recipe, seed=1, step=step)
-        return [source.context(cut).without(Protection()) for cut in cuts]
+        points = step_points(records, recipe, seed=1, step=step)
+        return [source.context(point).without(Protection()) for point in points]
 
     print("| policy | estimator | cosine to the same contexts' expectation | to 64 contexts' |")
     print("|---|---|--:|--:|")

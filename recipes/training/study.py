@@ -225,12 +225,12 @@ def trained_parameters(rankers: HeadRankers, settings: Settings) -> int:
 
 @functools.cache
 def test_contexts(traces: Path) -> list[Context]:
-    """Boundary cuts of the test sequences, at most 96, as the default preset cuts them."""
+    """At most 96 contexts of test sequences, at the points where the default preset validates."""
     reader = TraceReader(traces)
     recipe = PRESETS["fourier"]
     source = ContextSource(reader, memory_bytes=int(2e9))
-    cuts = held_out_points(usable(reader, "test", recipe), recipe, limit=96)
-    return [source.context(cut) for cut in cuts]
+    points = held_out_points(usable(reader, "test", recipe), recipe, limit=96)
+    return [source.context(point) for point in points]
 
 
 def rank_correlation(scores: Tensor, importance: Tensor) -> Tensor:

@@ -141,3 +141,17 @@ def test_lists_split_outside_parentheses_only() -> None:
 
 def test_lists_keep_commas_inside_parentheses() -> None:
     assert split_list(" a, b(x=1,y=2),,a ") == ("a", "b(x=1,y=2)")
+
+
+@dataclass(frozen=True)
+class _Positional:
+    """Report."""
+
+    results: str
+    """Folder of results."""
+
+
+def test_a_missing_argument_is_not_called_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(_Positional, print, prog="prog", description="", argv=[], positional=True)
+    assert code == 2
+    assert capsys.readouterr().err == "prog: error: RESULTS is missing\n"

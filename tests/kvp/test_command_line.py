@@ -128,6 +128,7 @@ def test_flags_go_before_yaml_before_the_preset(tmp_path: Path) -> None:
     [
         (["--stpes", "3"], "unknown flag --stpes; did you mean --steps? (--help lists all)"),
         (["--visits", "3"], "unknown flag --visits; did you mean --steps? (--help lists all)"),
+        (["--versoin"], "unknown flag --versoin; did you mean --version? (--help lists all)"),
         (["--qqq"], "unknown flag --qqq (--help lists all)"),
         (["--ste", "3"], "unknown flag --ste; did you mean --steps? (--help lists all)"),
         ([], "--out is missing"),

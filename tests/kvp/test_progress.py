@@ -38,6 +38,20 @@ def test_without_a_terminal_lines_come_at_the_start_every_thirty_seconds_and_at_
     ]
 
 
+def test_the_last_line_is_printed_once() -> None:
+    clock, stream = Clock(), io.StringIO()
+    with Progress("prompts", 1, stream=stream, clock=clock) as progress:
+        clock.now += 30
+        progress.advance()
+    with Progress("nothing left", 2, completed=2, stream=stream, clock=clock):
+        pass
+    assert stream.getvalue().splitlines() == [
+        "prompts: 0/1",
+        "prompts: 1/1, 0:00:30 so far",
+        "nothing left: 2/2",
+    ]
+
+
 def test_a_resumed_run_counts_its_own_rate() -> None:
     clock, stream = Clock(), io.StringIO()
     with Progress("steps", 100, completed=80, stream=stream, clock=clock) as progress:
@@ -57,8 +71,8 @@ def test_lines_are_flushed() -> None:
     stream = Stream()
     phase("loading the model", stream)
     assert stream.getvalue() == "loading the model ...\n"
-    with Progress("prompts", 1, stream=stream, clock=Clock()):
-        pass
+    with Progress("prompts", 1, stream=stream, clock=Clock()) as progress:
+        progress.advance()
     assert stream.flushes >= 3
 
 

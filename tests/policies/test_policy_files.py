@@ -94,9 +94,14 @@ def test_equal_policies_are_equal_files(policy_dir: Path, tmp_path: Path) -> Non
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
 
 
-def test_an_existing_policy_is_replaced_even_by_a_smaller_one(policy_dir: Path) -> None:
+def test_an_existing_policy_is_replaced_on_request_only_even_by_a_smaller_one(
+    policy_dir: Path,
+) -> None:
     small = replace(META, geometry=replace(GEOMETRY, layers=1), held_out=[])
-    save_policy(policy_dir, _rankers(heads=2, seed=5), small)
+    with pytest.raises(PolicyError, match="holds a policy: name another directory"):
+        save_policy(policy_dir, _rankers(heads=2, seed=5), small)
+    assert load_policy(policy_dir).geometry.layers == 2
+    save_policy(policy_dir, _rankers(heads=2, seed=5), small, replace=True)
     assert {path.name for path in policy_dir.iterdir()} == {
         "policy.json", "layer_00_head_00.safetensors", "layer_00_head_01.safetensors",
     }  # fmt: skip
@@ -139,7 +144,7 @@ def test_an_export_that_stopped_half_way_is_not_a_policy(
 
     monkeypatch.setattr("policies.policy_files.write_safetensors", full_disk)
     with pytest.raises(OSError, match="no space left"):
-        save_policy(policy_dir, _rankers(seed=1), META)
+        save_policy(policy_dir, _rankers(seed=1), META, replace=True)
     with pytest.raises(PolicyError, match=r"has no policy.json: .* its export did not finish"):
         load_policy(policy_dir)
     monkeypatch.undo()

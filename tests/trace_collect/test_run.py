@@ -234,6 +234,17 @@ def test_a_split_without_documents_is_named(
     assert re.search(r"nothing in it belongs to the (train|validation) split", refused(capsys))
 
 
+def test_a_skipped_row_is_told_once_when_a_split_is_empty(
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "rows.csv"
+    data.write_text("context,question,answer\nIt is 4.,What is it?,4\n,,\n")
+    assert run("--data", str(data), "--train=1", "--validation=1", "--test=1") == 2
+    message = refused(capsys)
+    assert message.count("skipped 1 of 2 rows") == 1
+    assert "give it more rows" in message
+
+
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the test where weights are loaded."""

@@ -76,11 +76,11 @@ def synthetic_label(trace: Trace) -> torch.Tensor:
     return torch.stack([torch.stack(row) for row in rows]).exp()
 
 
-def with_grid(trace: Trace, cuts: int) -> Trace:
+def with_grid(trace: Trace, points: int) -> Trace:
     """The same trace as `kvp-collect --store importance` keeps it."""
     record = trace.record
     boundaries = (record.prompt_length - 1, record.context_length)
-    edges = grid_edges(record.length, boundaries, cuts)
+    edges = grid_edges(record.length, boundaries, points)
     peaks = maximum_edges(edges, boundaries)
     assert trace.queries is not None
     return replace(

@@ -88,7 +88,7 @@ def test_one_ranking_has_no_baseline(capsys: pytest.CaptureFixture[str]) -> None
     assert "--contexts" in capsys.readouterr().err
 
 
-def test_some_cut_must_be_possible(capsys: pytest.CaptureFixture[str]) -> None:
+def test_some_compression_point_must_be_possible(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--compress_prompt", "0", "--compress_context", "0", "--compress_uniform", "0"]
     assert main(["--traces", "t", "--out", "o", *flags]) == 2
     assert "--compress_uniform" in capsys.readouterr().err

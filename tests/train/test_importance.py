@@ -63,15 +63,16 @@ def test_labels_equal_those_of_the_queries(
         reader = TraceReader(path)
         source = ContextSource(reader, memory_bytes=10**8, label=label)
         for record in reader.records():
-            cuts = record.edges[:-1] if label == "future_attention" else record.maximum_edges
-            for cut in (
-                CompressionPoint(sequence=record.index, tokens=n, stop=record.length) for n in cuts
+            points = record.edges[:-1] if label == "future_attention" else record.maximum_edges
+            for point in (
+                CompressionPoint(sequence=record.index, prefix_length=n, stop=record.length)
+                for n in points
             ):
-                one, other = source.context(cut), truth.context(cut)
+                one, other = source.context(point), truth.context(point)
                 torch.testing.assert_close(one.importance, other.importance, rtol=allowed, atol=0)
                 assert torch.equal(one.keys, other.keys)
                 assert one.future == other.future
-        off = CompressionPoint(sequence=0, tokens=45, stop=96)
+        off = CompressionPoint(sequence=0, prefix_length=45, stop=96)
         with pytest.raises(StoreError, match="at 45 tokens, only at"):
             source.context(off)
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kvp.artifacts.claim import OutputFolder
 from kvp.errors import PolicyError
-from policies.policy_files import load_policy, load_shard
+from policies.policy_files import POLICY, load_policy, load_shard
 from train.cli import main as train
 from train.merge.cli import main as merge
 from train.merge.run import spans
@@ -75,6 +76,19 @@ def test_merged_shards_are_the_policy_of_one_run(
     training = index(merged)["training"]
     assert [shard["heads"] for shard in training["shards"]] == [[0, 1], [1, 4]]
     assert training["config"]["heads"] is None
+
+
+def test_one_merge_writes_a_folder(
+    shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    merged = tmp_path / "merged"
+    arguments = ["--shards", f"{shards[0]},{shards[1]}", "--out", str(merged)]
+    with OutputFolder.claim(merged, POLICY, {}):
+        assert merge(arguments) == 2
+    assert f"{merged} is being written by process" in capsys.readouterr().err
+    assert not merged.exists()
+    assert merge([*arguments[:3], str(shards[0])]) == 2
+    assert f"--out {shards[0]} already holds a policy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("objective", ["rloo", "rloo_batch", "exact", "soft_sort"])

@@ -286,9 +286,9 @@ def test_only_sources_that_runs_share_remember_side_by_side(
             super().__init__(reader, label=label, **settings)
             sources[label] = self
 
-        def context(self, cut: CompressionPoint) -> Context:
-            found = super().context(cut)
-            held.append([label for label, source in sources.items() if source.held_bytes])
+        def context(self, point: CompressionPoint) -> Context:
+            found = super().context(point)
+            held.append([label for label, source in sources.items() if source.used_bytes])
             return found
 
     monkeypatch.setattr("train.job.ContextSource", Watched)

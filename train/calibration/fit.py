@@ -1,4 +1,4 @@
-"""Fitting the calibration of a policy: what tokens of a given score turn out to be worth.
+"""Fit the calibration of a policy: the expected importance of a token with a given score.
 
 For every head, the unprotected tokens of held-out contexts are sorted by score and put into bins
 that grow from the top downwards: eviction is decided among the best tokens, and they are few.
@@ -24,9 +24,9 @@ from train.data.contexts import Context, ContextSource
 
 Array = NDArray[np.float64]
 
-Worth = Callable[[Context, Tensor | None], Tensor]
+TargetValues = Callable[[Context, Tensor | None], Tensor]
 
-TARGET_IMPORTANCE: dict[str, tuple[str, Worth]] = {
+TARGET_IMPORTANCE: dict[str, tuple[str, TargetValues]] = {
     "contribution": ("max_future_attention", lambda c, gram: c.importance * output_norms(c, gram)),
     "max_future_attention": ("max_future_attention", lambda c, gram: c.importance),
     "future_attention": ("future_attention", lambda c, gram: c.importance / c.future),
@@ -35,10 +35,10 @@ TARGET_IMPORTANCE: dict[str, tuple[str, Worth]] = {
         lambda c, gram: c.importance / c.importance.sum(-1, keepdim=True),
     ),
 }
-"""What a token is worth, [A, N], and the label of the contexts that tell:
-contribution: largest attention of any future query times the norm of the token's value behind the
-output projection, that is, how far at most it moves the residual stream; max_future_attention: the
-same without the norm; future_attention: attention per future query; share: share of all that the
+"""Calibration target -> label of the contexts, and the values [A, N] that scores are fitted to:
+contribution: largest attention of any future query times the norm of the token's value after the
+output projection, a bound of how far it moves the residual stream; max_future_attention: the same
+without the norm; future_attention: attention per future query; share: share of all that the
 head's cached tokens receive."""
 
 SMALLEST_BIN = 16
@@ -47,8 +47,8 @@ GROWTH = 1.15
 """Size of each bin over that of the bin above it."""
 FLOOR = 1e-9
 """Smallest expectation whose logarithm is taken."""
-LEAST_SLOPE = 1e-3
-"""Smallest slope of the map; keeps the order of a head's tokens where they turn out equal."""
+MINIMUM_SLOPE = 1e-3
+"""Smallest slope of the map; keeps the order of a head's tokens where their targets are equal."""
 
 
 def calibrate(
@@ -85,44 +85,44 @@ def fit_calibration(
     """Calibrate `rankers` on whole contexts that carry the target's label.
 
     Tokens that `protection` keeps take no part. `output_gram` is [A, D, D] (`TraceReader`), None
-    where it is unknown: then values count with their own norm. Raises ValueError when there are no
-    contexts.
+    where it is unknown: then the norm is that of the value itself. Raises ValueError when there are
+    no contexts.
     """
-    _, worth_of = TARGET_IMPORTANCE[target]
-    scores, worths = [], []
+    _, target_values = TARGET_IMPORTANCE[target]
+    scores, targets = [], []
     for context in contexts:
         free = protection.competing(context.length)
         if free.start >= free.stop:
             continue
-        score = rankers(context.keys, context.values, context.positions, context.length)
-        scores.append(score[:, free].cpu())
-        worths.append(worth_of(context, output_gram)[:, free].cpu())
+        score = rankers(context.keys, context.values, context.positions, context.length)  # [A, N]
+        scores.append(score[:, free].cpu())  # [A, unprotected]
+        targets.append(target_values(context, output_gram)[:, free].cpu())
     if not scores:
         raise ValueError("no contexts to calibrate on: none is longer than the protected tokens")
-    heads = zip(torch.cat(scores, dim=1), torch.cat(worths, dim=1), strict=True)
-    knots = [fit_head(score.double().numpy(), worth.double().numpy()) for score, worth in heads]
-    most = max(len(places) for places, _ in knots)
-    padded = np.array([lengthened(*pair, knots=most) for pair in knots])
-    places, values = torch.from_numpy(padded).float().unbind(1)
-    return Calibration(target=target, scores=places, values=values)
+    heads = zip(torch.cat(scores, dim=1), torch.cat(targets, dim=1), strict=True)
+    knots = [fit_head(score.double().numpy(), value.double().numpy()) for score, value in heads]
+    knots_per_head = max(len(scores) for scores, _ in knots)
+    padded = np.array([lengthened(*pair, knots=knots_per_head) for pair in knots])  # [A, 2, P]
+    knot_scores, values = torch.from_numpy(padded).float().unbind(1)  # [A, P] each
+    return Calibration(target=target, scores=knot_scores, values=values)
 
 
-def fit_head(scores: Array, worth: Array) -> tuple[Array, Array]:
-    """Knots of one head from its tokens: [M] scores and [M] worth -> two increasing arrays.
+def fit_head(scores: Array, targets: Array) -> tuple[Array, Array]:
+    """Knots of one head from its tokens: [M] scores and [M] targets -> two increasing arrays [P].
 
-    Values are natural logarithms of the expected worth.
+    Values are natural logarithms of the expected target.
     """
     order = np.argsort(scores, kind="stable")
-    starts = bin_starts(len(order))
+    starts = bin_starts(len(order))  # [bins]
     sizes = np.diff([*starts, len(order)])
-    places = np.add.reduceat(scores[order], starts) / sizes
-    means = np.add.reduceat(worth[order], starts) / sizes
-    fit = isotonic_regression(means, weights=sizes)
-    steps = fit.blocks[:-1]
-    block = np.add.reduceat(sizes, steps)
-    knots = np.add.reduceat(places * sizes, steps) / block
-    values = np.log(np.maximum(fit.x[steps], FLOOR))
-    return _rising(knots, values)
+    bin_scores = np.add.reduceat(scores[order], starts) / sizes  # [bins]
+    bin_targets = np.add.reduceat(targets[order], starts) / sizes
+    fit = isotonic_regression(bin_targets, weights=sizes)
+    steps = fit.blocks[:-1]  # [P] first bin of every step
+    tokens = np.add.reduceat(sizes, steps)  # [P] tokens of every step
+    knot_scores = np.add.reduceat(bin_scores * sizes, steps) / tokens  # [P]
+    values = np.log(np.maximum(fit.x[steps], FLOOR))  # [P]
+    return _rising(knot_scores, values)
 
 
 def bin_starts(tokens: int) -> NDArray[np.int64]:
@@ -135,37 +135,37 @@ def bin_starts(tokens: int) -> NDArray[np.int64]:
     return np.array(starts[::-1])
 
 
-def lengthened(places: Array, values: Array, *, knots: int) -> tuple[Array, Array]:
+def lengthened(knot_scores: Array, values: Array, *, knots: int) -> tuple[Array, Array]:
     """The same function with `knots` knots: those added lie on its upper end line."""
-    slope = (values[-1] - values[-2]) / (places[-1] - places[-2])
-    steps = np.arange(1, knots - len(places) + 1)
+    slope = (values[-1] - values[-2]) / (knot_scores[-1] - knot_scores[-2])
+    steps = np.arange(1, knots - len(knot_scores) + 1)
     return (
-        np.concatenate([places, places[-1] + steps]),
+        np.concatenate([knot_scores, knot_scores[-1] + steps]),
         np.concatenate([values, values[-1] + steps * slope]),
     )
 
 
 def output_norms(context: Context, output_gram: Tensor | None) -> Tensor:
-    """Norms of the values behind the output projection, [A, N]; their own where it is unknown."""
-    values = context.values
+    """Norms of the values after the output projection, [A, N]; before it where it is unknown."""
+    values = context.values  # [A, N, D]
     if output_gram is None:
-        own: Tensor = values.norm(dim=-1)
-        return own
-    squares = torch.einsum("and,ade,ane->an", values, output_gram, values)
+        unprojected: Tensor = values.norm(dim=-1)  # [A, N]
+        return unprojected
+    squares = torch.einsum("and,ade,ane->an", values, output_gram, values)  # [A, N]
     norms: Tensor = squares.clamp_min(0).sqrt()
     return norms
 
 
-def _rising(places: Array, values: Array) -> tuple[Array, Array]:
-    """Two knots or more, distinct in float32, with at least `LEAST_SLOPE` between them."""
-    nearest = max(1e-4 * (places[-1] - places[0]), 1e-6 * np.abs(places).max())
-    kept = [(places[0], values[0])]
-    for place, value in zip(places[1:], values[1:], strict=True):
-        gap = place - kept[-1][0]
+def _rising(knot_scores: Array, values: Array) -> tuple[Array, Array]:
+    """Two knots or more, distinct in float32, with at least `MINIMUM_SLOPE` between them."""
+    nearest = max(1e-4 * (knot_scores[-1] - knot_scores[0]), 1e-6 * np.abs(knot_scores).max())
+    kept = [(knot_scores[0], values[0])]
+    for score, value in zip(knot_scores[1:], values[1:], strict=True):
+        gap = score - kept[-1][0]
         if gap > nearest:
-            rise = max(LEAST_SLOPE * gap, 1e-5)
-            kept.append((place, max(value, kept[-1][1] + rise)))
+            rise = max(MINIMUM_SLOPE * gap, 1e-5)
+            kept.append((score, max(value, kept[-1][1] + rise)))
     if len(kept) == 1:
-        kept.append((kept[0][0] + 1.0, kept[0][1] + LEAST_SLOPE))
+        kept.append((kept[0][0] + 1.0, kept[0][1] + MINIMUM_SLOPE))
     first, second = np.array(kept, dtype=np.float64).T
     return first, second

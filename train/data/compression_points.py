@@ -1,7 +1,7 @@
 """The compression points trained and validated on: pure functions of seed and step.
 
 At a compression point N the first N tokens of a sequence are in the cache, the rest is the future.
-Nothing here has state, so a resumed run draws exactly what an undisturbed one would have drawn.
+Nothing here has state, so a resumed run draws exactly what an uninterrupted one would have drawn.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from kvp.store import SequenceRecord
 from train.labels.label import label_of
 from train.recipe import Recipe
 
-_SEQUENCES, _CUTS, _NOISE = range(3)
+_SEQUENCES, _POINTS, _NOISE = range(3)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompressionPoint:
-    """One context: a prefix of one stored sequence and the future that judges its tokens."""
+    """One context: a prefix of a stored sequence, and the future that its tokens matter for."""
 
     sequence: int
     """Index of the sequence in its store."""
-    tokens: int
+    prefix_length: int
     """N, tokens in the cache, at least 1."""
     stop: int
-    """End of the future window; queries at tokens <= j < stop count."""
+    """End of the future window; queries at prefix_length <= j < stop count."""
 
 
 class Rolling(Protocol):
-    """Sequences to train on of which each pass visits others (`train.online`)."""
+    """Sequences to train on of which each pass has others (`train.online`)."""
 
     def __len__(self) -> int:
-        """Sequences that a pass visits."""
+        """Sequences of a pass."""
 
     def during(self, passes: int) -> Sequence[SequenceRecord]:
         """The sequences of a pass, counted from 0."""
 
 
 def points_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int]]:
-    """Possible compression points (tokens before them) of a sequence by kind, if there are any.
+    """Possible compression points (as prefix lengths) of a sequence by kind.
 
-    Kinds are `prompt`, `context` and `uniform`. A point is possible when it leaves at least
-    `least_tokens` before it and one after it, and a budget that counts evicts some of them. Where
-    the store keeps an importance grid, uniform points are points of the grid.
+    Kinds are `prompt`, `context` and `uniform`. A point is possible when at least
+    `shortest_prefix` tokens come before it and one after it, and a budget that counts evicts some
+    of them. Where the store keeps an importance grid, uniform points are points of the grid.
     """
-    first, last = least_tokens(recipe), record.length - 1
+    first, last = shortest_prefix(recipe), record.length - 1
     if label_of(recipe.label).stored is not None:  # stored labels end with the prompt
         last = min(last, record.prompt_length)
     exact = [edge for edge in record.edges if first <= edge <= last]
@@ -77,14 +77,14 @@ def points_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int
     return {kind: points for kind, points in possible.items() if points}
 
 
-def least_tokens(recipe: Recipe) -> int:
-    """Fewest tokens of a prefix: `min_prefix`, and two that compete beside the protected ones."""
+def shortest_prefix(recipe: Recipe) -> int:
+    """Minimum length of a prefix: `min_prefix`, at least the protected tokens and two others."""
     return max(recipe.min_prefix, _protected(recipe) + 2)
 
 
 def limits(recipe: Recipe) -> str:
     """The flags that a sequence must be longer than, for messages."""
-    shortest = f"--min_prefix {least_tokens(recipe)}"
+    shortest = f"--min_prefix {shortest_prefix(recipe)}"
     return (
         shortest
         if recipe.budget_weights == "all"
@@ -119,37 +119,37 @@ def step_points(
 def drawn_points(
     records: Sequence[SequenceRecord] | Rolling, recipe: Recipe, *, seed: int, step: int
 ) -> Iterator[CompressionPoint]:
-    """As `step_points`, one after the other: a sequence is looked at when its turn comes."""
+    """Yield the points of `step_points`; a sequence is read when its turn comes."""
     for draw in range(step * recipe.contexts, (step + 1) * recipe.contexts):
-        passes, place = divmod(draw // recipe.points_per_sequence, len(records))
-        visited = records if isinstance(records, Sequence) else records.during(passes)
-        order = visit_order(len(records), seed=seed, passes=passes)
-        yield draw_point(visited[int(order[place])], recipe, seed=seed, draw=draw)
+        passes, index = divmod(draw // recipe.points_per_sequence, len(records))
+        candidates = records if isinstance(records, Sequence) else records.during(passes)
+        order = sequence_order(len(records), seed=seed, passes=passes)
+        yield draw_point(candidates[int(order[index])], recipe, seed=seed, draw=draw)
 
 
-def visit_order(sequences: int, *, seed: int, passes: int) -> NDArray[np.int64]:
-    """The order in which a pass visits its sequences, a permutation."""
+def sequence_order(sequences: int, *, seed: int, passes: int) -> NDArray[np.int64]:
+    """The order in which a pass takes its sequences, a permutation."""
     return _generator(seed, _SEQUENCES, passes).permutation(sequences)
 
 
 def draw_point(record: SequenceRecord, recipe: Recipe, *, seed: int, draw: int) -> CompressionPoint:
     """The point of a sequence that serves a draw; draws are counted from the first step on."""
-    random = _generator(seed, _CUTS, draw)
+    random = _generator(seed, _POINTS, draw)
     kinds = points_by_kind(record, recipe)
     weights = np.array([_weights(recipe)[kind] for kind in kinds])
     kind = list(kinds)[int(random.choice(len(kinds), p=weights / weights.sum()))]
     return _point(record, kinds[kind][int(random.integers(len(kinds[kind])))], recipe)
 
 
-def noise_seed(seed: int, step: int, slot: int) -> int:
+def noise_seed(seed: int, step: int, index: int) -> int:
     """Seed of the Gumbel noise of one context of one step."""
-    return int(_generator(seed, _NOISE, step, slot).integers(2**63 - 1))
+    return int(_generator(seed, _NOISE, step, index).integers(2**63 - 1))
 
 
 def held_out_points(
     records: Sequence[SequenceRecord], recipe: Recipe, *, limit: int
 ) -> list[CompressionPoint]:
-    """At most `limit` fixed points for validation, one sequence after the other.
+    """Choose at most `limit` fixed points for validation.
 
     Boundary points where the recipe trains on them, else the middle of the uniform ones, of an
     importance grid the middle one that calibration can use. The second point of a sequence is used
@@ -164,16 +164,16 @@ def held_out_points(
         fixed = list(dict.fromkeys(fixed)) or [_middle(record, recipe)]
         turn = turns[record.task] % len(fixed)
         turns[record.task] += 1
-        for place, tokens in enumerate(fixed[turn:] + fixed[:turn]):
-            rounds[place].append(_point(record, tokens, recipe))
+        for index, prefix_length in enumerate(fixed[turn:] + fixed[:turn]):
+            rounds[index].append(_point(record, prefix_length, recipe))
     return (rounds[0] + rounds[1])[:limit]
 
 
-def _point(record: SequenceRecord, tokens: int, recipe: Recipe) -> CompressionPoint:
-    stop = min(tokens + (recipe.future_max or record.length), record.length)
-    if record.edges:  # a grid knows the future up to its edges only
+def _point(record: SequenceRecord, prefix_length: int, recipe: Recipe) -> CompressionPoint:
+    stop = min(prefix_length + (recipe.future_max or record.length), record.length)
+    if record.edges:  # a grid holds the future up to its edges only
         stop = min(edge for edge in record.edges if edge >= stop)
-    return CompressionPoint(sequence=record.index, tokens=tokens, stop=stop)
+    return CompressionPoint(sequence=record.index, prefix_length=prefix_length, stop=stop)
 
 
 def _weights(recipe: Recipe) -> dict[str, float]:
@@ -202,8 +202,8 @@ def _middle(record: SequenceRecord, recipe: Recipe) -> int:
     if not record.maximum_edges:
         return middle
     possible = points_by_kind(record, replace(recipe, uniform_points=0))["uniform"]
-    known = [point for point in record.maximum_edges if possible[0] <= point <= possible[-1]]
-    return min(known, key=lambda point: abs(point - middle), default=middle)
+    with_maximum = [point for point in record.maximum_edges if possible[0] <= point <= possible[-1]]
+    return min(with_maximum, key=lambda point: abs(point - middle), default=middle)
 
 
 def _generator(*key: int) -> np.random.Generator:

@@ -1,10 +1,10 @@
-"""Contexts a ranker learns from, read from a trace store and remembered within a bound of RAM.
+"""Contexts a ranker learns from, read from a trace store and cached within a bound of RAM.
 
 A context is a sequence at a compression point: keys and values of the cached tokens of every head,
 and their importance (`train.labels`), computed from the stored queries, read from the importance
 grid that a store keeps in their place, or stored as it is. Labels depend on sequence and point
-only, so they are remembered while they fit; what was forgotten is read and computed again, with the
-same result. Traces stay in their stored dtype and become float32 when a context is made.
+only, so they are cached while they fit and recomputed afterwards, with the same result. Traces stay
+in their stored dtype and become float32 when a context is made.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Context:
     length: int
     """Tokens in the cache; more than N where protected tokens were left out."""
     importance: Tensor
-    """[A, N] float32 label: what the tokens are worth, future attention unless told otherwise."""
+    """[A, N] float32 importance of the tokens, by the label of the source."""
     future: int
     """Future tokens whose attention `importance` sums; 1 for labels that are no sums."""
 
@@ -61,7 +61,7 @@ class Context:
 
 
 class ContextSource:
-    """Contexts of one store, by compression point; threads may share it and take turns."""
+    """Contexts of one store, by compression point; safe to share between threads."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class ContextSource:
         """Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels.
 
         Queries, which new labels alone need, get what keys and values leave over. Queries and keys
-        of one sequence come on top, so that all points of a visit read it once. Traces that lie in
-        RAM anyway are not remembered again.
+        of one sequence come on top, so that all points of a sequence read it once. Traces that lie
+        in RAM anyway are not cached again.
         """
         traces_bytes = 0 if reader.in_memory else memory_bytes * 3 // 4
         queries_bytes = max(traces_bytes - _kv_bytes(reader.plan), 0)
@@ -98,22 +98,22 @@ class ContextSource:
             importance = self._importance(point)
             keys, values = self._keys_and_values(point.sequence)
         return Context(
-            keys=self._tokens(keys, point.tokens),
-            values=self._tokens(values, point.tokens),
-            positions=torch.arange(point.tokens, device=self.device),
-            length=point.tokens,
+            keys=self._tokens(keys, point.prefix_length),
+            values=self._tokens(values, point.prefix_length),
+            positions=torch.arange(point.prefix_length, device=self.device),
+            length=point.prefix_length,
             importance=importance.to(self.device),
-            future=point.stop - point.tokens if self._label.summed else 1,
+            future=point.stop - point.prefix_length if self._label.summed else 1,
         )
 
     @property
-    def held_bytes(self) -> int:
+    def used_bytes(self) -> int:
         """Bytes of the traces and labels that are remembered."""
         with self._turn:
             return self._kv_memory.used + self._query_memory.used + self._label_memory.used
 
     def forget(self) -> None:
-        """Remember nothing; what is asked for later is read and computed again."""
+        """Empty the memory; later contexts are read and computed again."""
         with self._turn:
             self._kv_memory.clear()
             self._query_memory.clear()
@@ -124,49 +124,51 @@ class ContextSource:
         return tensor[..., :tokens, :].flatten(0, 1).to(self.device).float()
 
     def _keys_and_values(self, sequence: int) -> tuple[Tensor, Tensor]:
-        known = self._kv_memory.get(sequence)
-        if known is None:
-            known = self.traces.kv(sequence)
-            _check_finite(sequence, *known)
-            self._kv_memory.put(sequence, known)
-        return known
+        cached = self._kv_memory.get(sequence)
+        if cached is None:
+            cached = self.traces.kv(sequence)
+            _check_finite(sequence, *cached)
+            self._kv_memory.put(sequence, cached)
+        return cached
 
     def _queries_and_keys(self, sequence: int) -> tuple[Tensor, Tensor]:
-        """On the device; those of the latest sequence stay for the other points of a visit."""
+        """On the device; those of the latest sequence stay for the other points of its turn."""
         if self._latest is None or self._latest[0] != sequence:
             self._latest = None  # before the next one is read
-            known = self._query_memory.get(sequence)
-            if known is None:
+            cached = self._query_memory.get(sequence)
+            if cached is None:
                 trace = self.traces.trace(sequence)
                 assert trace.queries is not None, "checked before training"
                 _check_finite(sequence, trace.keys, trace.values)
-                known, keys = (trace.queries,), trace.keys
-                self._query_memory.put(sequence, known)
+                cached, keys = (trace.queries,), trace.keys
+                self._query_memory.put(sequence, cached)
                 self._kv_memory.put(sequence, (trace.keys, trace.values))
             else:
                 keys, _ = self._keys_and_values(sequence)
-            self._latest = sequence, (known[0].to(self.device), keys.to(self.device))
+            self._latest = sequence, (cached[0].to(self.device), keys.to(self.device))
         return self._latest[1]
 
     def _importance(self, point: CompressionPoint) -> Tensor:
         """[A, N] float32 label of a point."""
-        known = self._label_memory.get(point)
-        if known is None:
-            known = (self._label_of(point).flatten(0, 1),)
-            _check_finite(point.sequence, *known)
-            self._label_memory.put(point, known)
-        return known[0]
+        cached = self._label_memory.get(point)
+        if cached is None:
+            cached = (self._label_of(point).flatten(0, 1),)
+            _check_finite(point.sequence, *cached)
+            self._label_memory.put(point, cached)
+        return cached[0]
 
     def _label_of(self, point: CompressionPoint) -> Tensor:
         """[L, H, N] float32 on the CPU, read or computed."""
         traces, label = self.traces, self._label
         if label.from_queries is None:
             assert label.stored is not None, "a label is computed or stored"
-            return traces.label(label.stored, point.sequence)[..., : point.tokens]
+            return traces.label(label.stored, point.sequence)[..., : point.prefix_length]
         if not traces.plan.store_queries:
-            return traces.importance(self._label_name, point.sequence, point.tokens, point.stop)
+            return traces.importance(
+                self._label_name, point.sequence, point.prefix_length, point.stop
+            )
         queries, keys = self._queries_and_keys(point.sequence)
-        return label.from_queries(queries, keys, point.tokens, point.stop).cpu()
+        return label.from_queries(queries, keys, point.prefix_length, point.stop).cpu()
 
 
 class _Memory(Generic[KeyT, ItemT]):
@@ -207,7 +209,7 @@ def _check_finite(sequence: int, *tensors: Tensor) -> None:
 
 
 def _kv_bytes(plan: StorePlan) -> int:
-    """Most bytes that keys and values of a whole store take."""
+    """Maximum bytes that keys and values of a whole store take."""
     tokens = plan.sequences * plan.max_tokens
     return planned_bytes(plan.geometry, dtype=plan.dtype, tokens=tokens, store="kv")
 

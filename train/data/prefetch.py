@@ -1,6 +1,6 @@
 """The contexts of training steps, the next step's made while the current one computes.
 
-Reading a sequence, decompressing it and computing its labels happen in a thread of their own, one
+Reading a sequence, decompressing it and computing its labels happen in a separate thread, one
 step ahead, so that the ranker waits for them only where they take longer than a step. Contexts are
 a function of the step, so this changes when they are made and nothing else; it costs the memory of
 one more step's contexts. What is left out: several readers, and steps further ahead.
@@ -39,7 +39,7 @@ class StepContexts:
         self._next: tuple[int, Future[list[Context]]] | None = None
 
     def contexts(self, step: int) -> list[Context]:
-        """Contexts of a step, in the order of its points; steps may be asked for in any order.
+        """Contexts of a step, in the order of its points; steps may come in any order.
 
         Raises what `source` raises, StoreError for a damaged sequence, in the step that needs it.
         """
@@ -62,5 +62,5 @@ class StepContexts:
     def _made(self, step: int) -> list[Context]:
         device = self._source.device
         on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-        with on_device:  # the current device is each thread's own
+        with on_device:  # the current device is set per thread
             return [self._source.context(point) for point in self._points(step)]

@@ -1,4 +1,4 @@
-"""What training and calibration ask of a trace store and of a device, before any work."""
+"""Checks of a trace store and of a device before training and calibration."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) 
 def usable(reader: TraceReader, split: str, recipe: Recipe) -> list[SequenceRecord]:
     """Records of a split that are long enough to compress; StoreError if there are none."""
     records = reader.records(split)
-    found = [record for record in records if points_by_kind(record, recipe)]
-    if not found:
+    long_enough = [record for record in records if points_by_kind(record, recipe)]
+    if not long_enough:
         reason = f"none of its {len(records)} sequences is longer than {limits(recipe)}"
         raise StoreError(
             f"--traces {reader.path} has no {split} sequences long enough to compress: "
             + (reason if records else f"collect some with the split {split}")
         )
-    return found
+    return long_enough
 
 
 def protection_of(recipe: Recipe) -> Protection:

@@ -1,4 +1,4 @@
-"""What training asks of traces, wherever they come from: a store or a model that runs meanwhile."""
+"""Interface of traces for training; they come from a store or from a model that runs meanwhile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Traces(Protocol):
         """All of one sequence, with queries where the plan keeps them."""
 
     def label(self, name: str, index: int) -> Tensor:
-        """A label of the prompt that was made beside the trace."""
+        """A label of the prompt that was stored with the trace."""
 
     def importance(
         self, label: str, index: int, prefix_length: int, stop: int | None = None

@@ -1,4 +1,4 @@
-"""What a run trains on, from a store or from a running model: traces, and which of them when."""
+"""Training data of a run, from a store or from a running model: traces and their order."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ class TrainingData(Protocol):
 
     @property
     def first(self) -> Sequence[SequenceRecord]:
-        """Sequences that tell what training tokens are like: the training ones, as a rule."""
+        """Sequences that feature statistics are taken from: the training ones, as a rule."""
 
     @property
     def validation(self) -> Sequence[SequenceRecord]:
-        """Sequences to judge on."""
+        """Sequences to validate on."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells this material from another, wherever it comes from; JSON."""
+        """Identity of the training data, independent of where it is stored; JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreTrainingData:
-    """What a trace store gives."""
+    """Training data from a trace store."""
 
     traces: TraceReader
     training: list[SequenceRecord]
@@ -59,7 +59,7 @@ class StoreTrainingData:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells one store from another, wherever it lies."""
+        """Identity of the store and of the sequences used, independent of its path."""
         reader, records = self.traces, (*self.training, *self.validation)
         return {
             "geometry": reader.geometry.to_dict(),

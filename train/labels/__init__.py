@@ -1,4 +1,4 @@
-"""What importance means: one file per label.
+"""Definitions of importance: one file per label.
 
 A label gives every cached token its importance, the number that rankers learn to order tokens by.
 A new one is a file that makes a `Label` and a line in `LABELS`; labels of other packages come in by

@@ -1,4 +1,4 @@
-"""What a label says of itself: where its numbers come from and which stores have them."""
+"""The type of a label: how it is computed, and which stores hold it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Label:
     """
 
     from_queries: FromQueries | None = None
-    """Computes the label where queries are known."""
+    """Computes the label from the queries of a trace."""
     stored: str | None = None
     """Name under which `kvp-collect --labels` stores it."""
     in_grid: bool = False

@@ -27,7 +27,7 @@ from train.merge.config import MergeConfig
 from train.recipe import current_names
 
 _ONE_RUN = ("validate_every", "validation_contexts", "calibration", "calibration_contexts")
-"""Settings beside the recipe that decide what a shard holds."""
+"""Settings next to those of the recipe that decide what a shard holds."""
 
 
 def run(config: MergeConfig) -> None:
@@ -40,7 +40,7 @@ def run(config: MergeConfig) -> None:
     for folder, shard in named.items():
         if shard.meta.heads is None:
             raise PolicyError(f"--shards {folder} is a whole policy already, not a shard of one")
-    check_alike(named)
+    check_same_run(named)
     shards = in_order(list(named.values()))
     with OutputFolder.claim(Path(config.out), POLICY, {}) as target:
         if target.found is not None:
@@ -56,11 +56,11 @@ def run(config: MergeConfig) -> None:
     )
 
 
-def check_alike(named: dict[str, Shard]) -> None:
-    """Raise PolicyError, naming two shards and what differs, unless all were made alike."""
+def check_same_run(named: dict[str, Shard]) -> None:
+    """Raise PolicyError, naming two shards and what differs, unless all are of one run."""
     (first, reference), *others = [(name, made_by(shard)) for name, shard in named.items()]
-    for name, found in others:
-        if different := differences(reference, found):
+    for name, settings in others:
+        if different := differences(reference, settings):
             raise PolicyError(
                 f"{name} is no shard of the policy that {first} is one of "
                 f"({'; '.join(different[:3])})"
@@ -113,12 +113,12 @@ def joined_calibration(shards: Sequence[Shard]) -> Calibration | None:
     maps = [shard.calibration for shard in shards if shard.calibration is not None]
     if len(maps) < len(shards):
         return None
-    most = max(one.scores.shape[1] for one in maps)
+    knots_per_head = max(one.scores.shape[1] for one in maps)
     knots = np.array(
         [
-            lengthened(places, values, knots=most)
+            lengthened(knot_scores, values, knots=knots_per_head)
             for one in maps
-            for places, values in zip(
+            for knot_scores, values in zip(
                 one.scores.double().numpy(), one.values.double().numpy(), strict=True
             )
         ]

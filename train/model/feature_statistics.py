@@ -1,4 +1,4 @@
-"""What `fourier` rankers turn keys with and standardise keys and values with."""
+"""Rotary frequencies and feature statistics of `fourier` rankers, taken from training traces."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def feature_statistics(
     tokens = 0
     sums: list[Tensor] = []
     for record in spread:
-        keys, values = (part.flatten(0, 1) for part in reader.kv(record.index))
+        keys, values = (part.flatten(0, 1) for part in reader.kv(record.index))  # [A, T, D]
         if spec.key_frequencies:
             keys = keys_seen_from_the_end(spec, keys, record.length)
         parts = [part.double() for part in (keys, values)]
-        moments = torch.stack([*(p.sum(1) for p in parts), *(p.square().sum(1) for p in parts)])
-        sums.append(moments)
+        moments = [*(p.sum(1) for p in parts), *(p.square().sum(1) for p in parts)]
+        sums.append(torch.stack(moments))  # [4, A, D]
         tokens += record.length
     key, value, key_square, value_square = (torch.stack(sums).sum(0) / tokens).unbind(0)
     return {
@@ -53,10 +53,10 @@ def key_frequencies(traces: Traces, recipe: Recipe) -> tuple[float, ...]:
     """
     if recipe.key_frame == "stored" or "key" not in recipe.input_list:
         return ()
-    known = traces.manifest.get("rope_frequencies")
-    if known is None:
+    frequencies = traces.manifest.get("rope_frequencies")
+    if frequencies is None:
         raise StoreError(
             "--key_frame end: the traces do not hold the frequencies of a rotary embedding; "
             "collect them again, or use --key_frame stored (all that a model without one can use)"
         )
-    return tuple(known)
+    return tuple(frequencies)

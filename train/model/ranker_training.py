@@ -1,4 +1,4 @@
-"""The LightningModule: one step is score, judge, learn; everything else is a pure function.
+"""The LightningModule: one step scores contexts, computes the loss and updates the weights.
 
 What a step does depends on the seed, the step and the weights only
 (`train.data.compression_points`), never on a generator's state, so a run continued from a
@@ -61,14 +61,14 @@ class RankerTraining(pl.LightningModule):
         stacked: bool | None = None,
         heads: range | None = None,
         model_heads: int | None = None,
-        ranks: Workers = ALONE,
+        workers: Workers = ALONE,
     ) -> None:
         """Train `rankers` on contexts of `records`, drawn from `source`.
 
         Where the activations of all heads need more than `activation_bytes`, they are computed
         again in the backward pass, in groups of heads; `stacked` as for `HeadRankers.forward`.
         `rankers` and `source` are those of the `heads` of a model that has `model_heads`, None for
-        all; `ranks` share a step's contexts.
+        all; `workers` share a step's contexts.
         """
         super().__init__()
         self.rankers = rankers
@@ -82,7 +82,7 @@ class RankerTraining(pl.LightningModule):
         self._objective = objective_of(recipe.objective)
         self._contexts = StepContexts(
             source,
-            lambda step: ranks.share(drawn_points(records, recipe, seed=seed, step=step)),
+            lambda step: workers.share(drawn_points(records, recipe, seed=seed, step=step)),
             steps=recipe.steps,
         )
         self._seed = seed
@@ -90,7 +90,7 @@ class RankerTraining(pl.LightningModule):
         self._stacked = stacked
         self._heads = slice(None) if heads is None else slice(heads.start, heads.stop)
         self._model_heads = model_heads
-        self._ranks = ranks
+        self._workers = workers
         self._protection = Protection() if recipe.exclude_protected else UNPROTECTED
 
     def train_dataloader(self) -> Iterator[int]:
@@ -100,33 +100,35 @@ class RankerTraining(pl.LightningModule):
     def training_step(self, step: int, batch_idx: int) -> dict[str, Any]:
         """Score the contexts of a step and return what the recipe's objective makes of them.
 
-        Beside `loss` the result holds `metrics`, name -> float, for the log. Where processes share
+        Next to `loss` the result holds `metrics`, name -> float, for the log. Where processes share
         the step, metrics are means over them by their numbers of contexts, and `loss` is this
         process's share times their number, because DDP takes the mean of the gradients.
         """
-        recipe, ranks = self._recipe, self._ranks
+        recipe, workers = self._recipe, self._workers
         contexts = [context.without(self._protection) for context in self._contexts.contexts(step)]
-        scores = self._scores(contexts)
-        counted = torch.stack([learnable(context.importance) for context in contexts])
-        seeds = [noise_seed(self._seed, step, slot) for slot in ranks.share(range(recipe.contexts))]
-        losses, own = self._objective(self._batch(contexts, scores, counted, seeds), recipe)
+        scores = self._scores(contexts)  # C times [A, N]
+        counted = torch.stack([learnable(context.importance) for context in contexts])  # [C, A]
+        seeds = [
+            noise_seed(self._seed, step, index) for index in workers.share(range(recipe.contexts))
+        ]
+        losses, logged = self._objective(self._batch(contexts, scores, counted, seeds), recipe)
         if len(losses) > len(counted[0]):
-            losses = losses[self._heads]
-        entropy = torch.stack([top_entropy(score.detach()) for score in scores])
+            losses = losses[self._heads]  # [A], without the padding
+        entropy = torch.stack([top_entropy(score.detach()) for score in scores])  # [C, A]
         share = len(contexts) / recipe.contexts
         metrics = {
             "train/loss": float(losses.detach().mean()) / share,
             "train/entropy": float(mean_of_counted(entropy, counted)),
             "train/flat_share": float(1 - counted.float().mean()),
-            **own,
+            **logged,
         }
-        metrics = ranks.weighted_sum(metrics, share)
+        metrics = workers.weighted_sum(metrics, share)
         if not math.isfinite(metrics["train/loss"]):
             raise UsageError(
                 f"training diverged: the loss of step {step + 1} is {metrics['train/loss']}; lower "
                 f"--lr (now {recipe.lr:g}), in a new --out"
             )
-        return {"loss": losses.sum() * ranks.count, "metrics": metrics}
+        return {"loss": losses.sum() * workers.count, "metrics": metrics}
 
     def _batch(
         self,
@@ -135,10 +137,10 @@ class RankerTraining(pl.LightningModule):
         counted: Tensor,
         seeds: Sequence[int],
     ) -> Batch:
-        """What the objective is given.
+        """Batch for the objective.
 
-        Some heads of a model lie among the others' places on a CPU: its vector instructions round
-        the last numbers of a tensor otherwise than the rest, so a loss is the same to the last bit
+        On a CPU, a part of a model's heads is padded to all of them: vector instructions round the
+        last numbers of a tensor differently from the rest, so a loss is the same to the last bit
         only in a tensor of the same shape.
         """
         importances = [context.importance for context in contexts]
@@ -146,10 +148,10 @@ class RankerTraining(pl.LightningModule):
         count = self.rankers.total_kv_heads
         if counted.device.type == "cpu" and count < (model_heads or count):
             assert model_heads is not None
-            place = (0, 0, heads.start, model_heads - heads.stop)
-            scores = [nn.functional.pad(score, place) for score in scores]
-            importances = [nn.functional.pad(label, place, value=1.0) for label in importances]
-            counted = nn.functional.pad(counted, place[2:])
+            padding = (0, 0, heads.start, model_heads - heads.stop)
+            scores = [nn.functional.pad(score, padding) for score in scores]
+            importances = [nn.functional.pad(label, padding, value=1.0) for label in importances]
+            counted = nn.functional.pad(counted, padding[2:])
             heads = slice(None)
         return Batch(
             scores=scores,
@@ -159,7 +161,7 @@ class RankerTraining(pl.LightningModule):
             protected=[context.length - context.keys.shape[1] for context in contexts],
             heads=heads,
             model_heads=model_heads,
-            across=self._ranks.sum,
+            across=self._workers.sum,
         )
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
@@ -187,7 +189,7 @@ class RankerTraining(pl.LightningModule):
         }
 
     def configure_gradient_clipping(self, *args: object, **kwargs: object) -> None:
-        """Clip every network's gradient on its own (Lightning's own clipping stays unset)."""
+        """Clip the gradient of every network separately (Lightning's own clipping stays unset)."""
         self.gradient_norms = clip_gradients(self.rankers, self._recipe.gradient_clip)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
@@ -200,10 +202,10 @@ class RankerTraining(pl.LightningModule):
     def keep_best(self, skill: Tensor) -> None:
         """Remember the averaged weights of heads whose held-out skill [A] is their best so far.
 
-        A head that is flat in every held-out context (NaN) keeps its latest weights.
+        A head without signal in every held-out context (NaN) keeps its latest weights.
         """
-        better = ~(skill <= self.best_skill)
-        averages = self.average.materialise().parameters()
+        better = ~(skill <= self.best_skill)  # [A] bool
+        averages = self.average.materialise().parameters()  # [A, ...] each
         for best, average in zip(self.best.parameters(), averages, strict=True):
             best[better] = average[better]
         self.best_skill[better] = skill[better]
@@ -213,10 +215,10 @@ class RankerTraining(pl.LightningModule):
         """Scores [A, N] of every context, from one pass over their concatenation."""
         tokens = [context.keys.shape[1] for context in contexts]
         lengths = torch.tensor([context.length for context in contexts], device=self.device)
-        keys = torch.cat([context.keys for context in contexts], dim=1)
-        values = torch.cat([context.values for context in contexts], dim=1)
-        positions = torch.cat([context.positions for context in contexts])
-        length = lengths.repeat_interleave(torch.tensor(tokens, device=self.device))
+        keys = torch.cat([context.keys for context in contexts], dim=1)  # [A, sum of N, D]
+        values = torch.cat([context.values for context in contexts], dim=1)  # [A, sum of N, D]
+        positions = torch.cat([context.positions for context in contexts])  # [sum of N]
+        length = lengths.repeat_interleave(torch.tensor(tokens, device=self.device))  # [sum of N]
         count = self.rankers.total_kv_heads
         size = int(self._activation_bytes // (sum(tokens) * bytes_per_token(self.rankers.spec)))
         if size >= count:
@@ -224,7 +226,7 @@ class RankerTraining(pl.LightningModule):
         else:
             groups = [slice(i, i + max(size, 1)) for i in range(0, count, max(size, 1))]
             parts = [self._recomputed(h, keys[h], values[h], positions, length) for h in groups]
-            scores = torch.cat(parts)
+            scores = torch.cat(parts)  # [A, sum of N]
         return list(torch.split(scores, tokens, dim=1))
 
     def _recomputed(self, heads: slice, *inputs: Tensor) -> Tensor:

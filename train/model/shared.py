@@ -1,7 +1,7 @@
 """One network for all heads: what a head learns then helps every other head.
 
-The heads share all weights; what is a head's own is an embedding, learned with them, and the
-statistics its keys and values are standardised with. The embedding e enters the first block as if
+The heads share all weights; each has an embedding, learned with them, and the statistics its keys
+and values are standardised with. The embedding e enters the first block as if
 it were one more input: it adds e W to that block's bias. A trained head is therefore an ordinary
 ranker whose first bias is b + e W, and exported policies need to know nothing of sharing. What is
 left out: one process trains the whole network, since every head's gradient reaches all of it.
@@ -55,8 +55,8 @@ class SharedRankers(HeadRankers):
     def weights(self, heads: slice) -> dict[str, Tensor]:
         """As `HeadRankers.weights`; only the first bias and the statistics differ between heads."""
         weights: dict[str, Tensor] = dict(self.named_parameters())
-        own = weights.pop("embedding")[heads] @ weights.pop("embedding_weight")[0]
-        weights["first_bias"] = weights["first_bias"] + own
+        shift = weights.pop("embedding")[heads] @ weights.pop("embedding_weight")[0]  # [a, hidden]
+        weights["first_bias"] = weights["first_bias"] + shift
         return weights | {name: buffer[heads] for name, buffer in self.named_buffers()}
 
 
@@ -69,6 +69,6 @@ def clip_gradients(rankers: HeadRankers, max_norm: float) -> Tensor:
     """
     if not isinstance(rankers, SharedRankers):
         return clip_per_head(rankers.parameters(), max_norm)
-    most = max_norm * rankers.total_kv_heads
-    norm = torch.nn.utils.clip_grad_norm_(rankers.parameters(), most)
+    limit = max_norm * rankers.total_kv_heads
+    norm = torch.nn.utils.clip_grad_norm_(rankers.parameters(), limit)
     return norm[None] / rankers.total_kv_heads

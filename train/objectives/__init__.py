@@ -1,4 +1,4 @@
-"""What rankers learn: one file per family, all objectives of the type `objective_batch.Objective`.
+"""Objectives of rankers, one file per family; all are of the type `objective_batch.Objective`.
 
 Every KV head is an agent with a policy of its own (the paper's view): nothing mixes heads, and
 losses are summed over heads, so that what "gradient norm 5" means does not depend on how many heads

@@ -1,4 +1,4 @@
-"""The expected reward in closed form: what RLOO estimates, without sampled rankings.
+"""The expected reward in closed form, which RLOO estimates from sampled rankings.
 
 Under Plackett-Luce the mean all-budgets cost is sum_i w_i sum_{j != i} sigmoid(s_j - s_i)
 (`kvp.expected_cost`); the loss is minus the reward of that mean cost. It is a pairwise logistic
@@ -31,12 +31,12 @@ def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
     for scores, importance, seed in zip(batch.scores, batch.importances, batch.seeds, strict=True):
         if recipe.pairs:
             noise = torch.Generator(scores.device).manual_seed(seed)
-            cost = sampled_expected_cost(importance, scores, recipe.pairs, noise)
+            cost = sampled_expected_cost(importance, scores, recipe.pairs, noise)  # [A]
         else:
             heads = batch.model_heads or len(scores)  # a shard adds up as the whole model would
             block = max(_TILE // (heads * scores.shape[-1]), 16)
-            cost = expected_cost(importance, scores, block)
+            cost = expected_cost(importance, scores, block)  # [A]
         rewards.append(_REWARDS[recipe.reward](importance, cost))
-    reward = torch.stack(rewards)
+    reward = torch.stack(rewards)  # [C, A]
     metrics = {"train/reward": float(mean_of_counted(reward.detach(), batch.counted))}
     return -batch.mean(reward), metrics

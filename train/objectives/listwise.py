@@ -3,7 +3,7 @@
     loss = - sum_i (w_i / W) log softmax(s)_i,    W = sum_i w_i
 
 Minimal where softmax(s) is the share, so its scores are log shares up to a constant per context. It
-needs no sampled rankings, and orders tokens as the all-budgets cost asks (descending w).
+needs no sampled rankings, and has its minimum at the order of the all-budgets cost (descending w).
 """
 
 from __future__ import annotations
@@ -23,5 +23,6 @@ def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
 
 def cross_entropy(scores: Tensor, importance: Tensor) -> Tensor:
     """- sum_i (w_i / W) log softmax(s)_i in nats: two [..., N] of one dtype -> [...]; 0 if W is."""
-    share = importance / importance.sum(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
+    total = importance.sum(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)  # [..., 1]
+    share = importance / total  # [..., N]
     return -(share * scores.log_softmax(-1)).sum(-1)

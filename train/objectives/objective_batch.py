@@ -1,4 +1,4 @@
-"""What every objective is given: the scored contexts of one optimiser step."""
+"""Input of every objective: the scored contexts of one optimiser step."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Batch:
     scores: Sequence[Tensor]
     """Per context [A, N] floating point, differentiable."""
     importances: Sequence[Tensor]
-    """Per context [A, N], >= 0: what the tokens are worth (`Recipe.label`)."""
+    """Per context [A, N], >= 0, importance of the tokens (`Recipe.label`)."""
     counted: Tensor
     """[C, A] bool, heads that learn from a context."""
     seeds: Sequence[int]
     """Per context, the seed of its noise."""
     protected: Sequence[int] = ()
-    """Per context, tokens of the cache beside these N, which come first; none where empty."""
+    """Per context, protected tokens, which are not among the N; none where empty."""
     heads: slice = field(default_factory=lambda: slice(None))
     """Which heads of the model the A are."""
     model_heads: int | None = None
@@ -44,7 +44,7 @@ class Batch:
 
         This process's share of it where processes share the contexts: shares add up to the mean.
         """
-        total = self.across(self.counted.sum(0))
+        total = self.across(self.counted.sum(0))  # [A] contexts that count
         return values.where(self.counted, 0.0).sum(0) / total.clamp_min(1)
 
     def coefficients(self, recipe: Recipe, context: int) -> Tensor | None:
@@ -81,6 +81,6 @@ def mean_of_counted(values: Tensor, counted: Tensor) -> Tensor:
 
 def top_entropy(scores: Tensor) -> Tensor:
     """Entropy of the first pick over that of a uniform pick: [A, N] -> [A], in [0, 1]."""
-    log_share = scores.log_softmax(-1)
-    entropy = -(log_share.exp() * log_share).sum(-1)
+    log_share = scores.log_softmax(-1)  # [A, N]
+    entropy = -(log_share.exp() * log_share).sum(-1)  # [A], nats
     return entropy / torch.tensor(float(scores.shape[-1])).log()

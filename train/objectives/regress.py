@@ -1,4 +1,4 @@
-"""Squared error of the logarithm of what each token is worth: the control without a ranking.
+"""Squared error of the logarithm of importance: the control without a ranking.
 
     loss = mean_i (s_i - log(w_i + 1e-6))^2
 

@@ -11,7 +11,8 @@ all scores shift, and become the hard ranks where their strength goes to 0.
 - `soft_sort`: Prillo and Eisenschlos 2020 (arXiv 2006.16038).
 - `neural_sort`: Grover et al. 2019 (arXiv 1903.08850).
 
-The last two give a row-stochastic matrix [..., N, N], row r = who is at rank r + 1: O(N^2) memory.
+The last two give a row-stochastic matrix [..., N, N], row r for the token at rank r + 1, in O(N^2)
+memory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def soft_rank(scores: Tensor, strength: float) -> Tensor:
     """Ranks as the point of the permutahedron of (N, ..., 1) that is nearest to -scores / strength.
 
     O(N log N) per context by isotonic regression (scipy, on the CPU). The gradient is that of the
-    projection: inside a block of pooled tokens every token moves the others' ranks alike, and where
+    projection: inside a block of pooled tokens every token moves the others' ranks equally; where
     nothing is pooled the ranks are hard and the gradient is 0.
 
     Returns [..., N] ranks between 1 and N, in the dtype of the scores; their sum is N (N + 1) / 2.
@@ -42,7 +43,7 @@ def soft_sort(scores: Tensor, temperature: float) -> Tensor:
 
     Row r is softmax_i(-|s_(r) - s_i| / temperature), s_(r) the r-th largest score.
     """
-    ordered = scores.sort(dim=-1, descending=True).values
+    ordered = scores.sort(dim=-1, descending=True).values  # [..., N]
     return (-(ordered[..., :, None] - scores[..., None, :]).abs() / temperature).softmax(-1)
 
 
@@ -52,25 +53,25 @@ def neural_sort(scores: Tensor, temperature: float) -> Tensor:
     Row r (from 1) is softmax_i(((N + 1 - 2 r) s_i - sum_j |s_i - s_j|) / temperature).
     """
     tokens = scores.shape[-1]
-    spread = (scores[..., :, None] - scores[..., None, :]).abs().sum(-1)
-    place = torch.arange(1, tokens + 1, dtype=scores.dtype, device=scores.device)
-    weights = (tokens + 1 - 2 * place)[:, None] * scores[..., None, :]
+    spread = (scores[..., :, None] - scores[..., None, :]).abs().sum(-1)  # [..., N]
+    rank = torch.arange(1, tokens + 1, dtype=scores.dtype, device=scores.device)
+    weights = (tokens + 1 - 2 * rank)[:, None] * scores[..., None, :]  # [..., N, N]
     return ((weights - spread[..., None, :]) / temperature).softmax(-1)
 
 
 def ranks_of(permutation: Tensor) -> Tensor:
     """Mean rank of every token under a softened permutation matrix: [..., N, N] -> [..., N]."""
     tokens = permutation.shape[-1]
-    places = torch.arange(1, tokens + 1, dtype=permutation.dtype, device=permutation.device)
-    return mean_at_rank(permutation, places)
+    ranks = torch.arange(1, tokens + 1, dtype=permutation.dtype, device=permutation.device)  # [N]
+    return mean_at_rank(permutation, ranks)
 
 
 def mean_at_rank(permutation: Tensor, values: Tensor) -> Tensor:
-    """Mean of what ranks are worth, [N], for every token: [..., N, N] -> [..., N].
+    """Mean of values of ranks, [N], for every token: [..., N, N] -> [..., N].
 
     A token's column is normalised first: rows sum to 1, columns only in the hard limit.
     """
-    mass = permutation.sum(-2).clamp_min(torch.finfo(permutation.dtype).tiny)
+    mass = permutation.sum(-2).clamp_min(torch.finfo(permutation.dtype).tiny)  # [..., N]
     return (values[:, None] * permutation).sum(-2) / mass
 
 
@@ -82,9 +83,9 @@ class _Projection(torch.autograd.Function):
         ordered, order = z.sort(dim=-1, descending=True, stable=True)
         tokens = z.shape[-1]
         corners = torch.arange(tokens, 0, -1, dtype=z.dtype, device=z.device)
-        rows = (ordered - corners).reshape(-1, tokens).double().cpu().numpy()
-        fits = [isotonic_regression(row, increasing=False) for row in rows]
-        pooled = torch.from_numpy(np.stack([fit.x for fit in fits])).to(z).view_as(z)
+        contexts = (ordered - corners).reshape(-1, tokens).double().cpu().numpy()  # [contexts, N]
+        fits = [isotonic_regression(one, increasing=False) for one in contexts]
+        pooled = torch.from_numpy(np.stack([fit.x for fit in fits])).to(z).view_as(z)  # [..., N]
         sizes = np.concatenate([np.diff(fit.blocks) for fit in fits])
         blocks = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)).to(z.device)
         ctx.save_for_backward(order, blocks, torch.from_numpy(sizes).to(z))
@@ -94,7 +95,7 @@ class _Projection(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> Tensor:  # noqa: ANN401
         order, blocks, sizes = ctx.saved_tensors
-        ordered = upstream.gather(-1, order)
-        sums = torch.zeros_like(sizes).index_add(0, blocks, ordered.flatten())
-        own = ordered - (sums / sizes)[blocks].view_as(ordered)
-        return torch.zeros_like(upstream).scatter(-1, order, own)
+        ordered = upstream.gather(-1, order)  # [..., N]
+        sums = torch.zeros_like(sizes).index_add(0, blocks, ordered.flatten())  # [blocks]
+        centred = ordered - (sums / sizes)[blocks].view_as(ordered)  # [..., N], mean 0 per block
+        return torch.zeros_like(upstream).scatter(-1, order, centred)

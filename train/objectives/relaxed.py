@@ -1,10 +1,10 @@
 """Differentiable sorting: the control the KVP paper trains (its appendix), and a fairer variant.
 
-Scores are standardised per context, so that a strength means the same for every head. What the
-softened ranks (`train.objectives.relaxations`) are judged by, `--sort_loss`:
+Scores are standardised per context, so that a temperature means the same for every head. The loss
+of the softened ranks (`train.objectives.relaxations`), `--sort_loss`:
 
 - `ranks`: mean squared error against the true ranks, over N^2 (the paper's ablation). All ranks
-  count alike, though nearly all tokens get no attention and their order means nothing.
+  count equally, though nearly all tokens get no attention and their order means nothing.
 - `cost`: the softened version of the cost that RLOO minimises, normalised to `skill`.
 """
 
@@ -22,7 +22,7 @@ from train.objectives.objective_batch import Batch, Objective
 from train.objectives.relaxations import mean_at_rank, neural_sort, ranks_of, soft_rank, soft_sort
 from train.recipe import Recipe
 
-MOST_TOKENS = 1024
+MAXIMUM_TOKENS = 1024
 """Tokens a permutation matrix is made of; longer contexts are thinned at random."""
 
 Matrix = Callable[[Tensor, float], Tensor]
@@ -32,7 +32,7 @@ def soft_rank_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str,
     """Loss of projected ranks, [A] (`train.objectives.objective_batch`)."""
     losses = []
     for scores, importance in zip(batch.scores, batch.importances, strict=True):
-        ranks = soft_rank(standardised(scores), recipe.temperature)
+        ranks = soft_rank(standardised(scores), recipe.temperature)  # [A, N]
         if recipe.sort_loss == "ranks":
             losses.append(rank_error(ranks, importance))
         else:
@@ -53,7 +53,7 @@ def matrix_objective(permutation: Matrix) -> Objective:
                 scores, importance = scores[:, kept], importance[:, kept]
                 if coefficients is not None:
                     coefficients = coefficients[evenly(len(coefficients), len(kept))]
-            matrix = permutation(standardised(scores), recipe.temperature)
+            matrix = permutation(standardised(scores), recipe.temperature)  # [A, N, N]
             if recipe.sort_loss == "ranks":
                 losses.append(rank_error(ranks_of(matrix), importance))
             else:
@@ -69,13 +69,13 @@ neural_sort_objective = matrix_objective(neural_sort)
 
 def standardised(scores: Tensor) -> Tensor:
     """Scores of a context with mean 0 and standard deviation 1: [..., N] -> [..., N]."""
-    centred = scores - scores.mean(-1, keepdim=True)
+    centred = scores - scores.mean(-1, keepdim=True)  # [..., N]
     return centred / centred.square().mean(-1, keepdim=True).clamp_min(1e-12).sqrt()
 
 
 def rank_error(ranks: Tensor, importance: Tensor) -> Tensor:
     """Mean squared error of ranks [..., N] against those of the importance, over N^2: [...]."""
-    true = rank_tokens(importance).argsort(-1) + 1
+    true = rank_tokens(importance).argsort(-1) + 1  # [..., N]
     return ((ranks - true) / ranks.shape[-1]).square().mean(-1)
 
 
@@ -88,7 +88,7 @@ def soft_skill(matrix: Tensor, importance: Tensor, coefficients: Tensor | None) 
     """
     if coefficients is None:
         coefficients = rank_coefficients(BudgetWeights(), importance.shape[-1]).to(importance)
-    cost = (importance * mean_at_rank(matrix, coefficients)).sum(-1)
+    cost = (importance * mean_at_rank(matrix, coefficients)).sum(-1)  # [...]
     return skill_of_cost(importance, cost, coefficients)
 
 
@@ -98,8 +98,8 @@ def evenly(ranks: int, count: int) -> Tensor:
 
 
 def thinned(tokens: int, seed: int) -> Tensor | None:
-    """Ascending indices of `MOST_TOKENS` random tokens, None where there are no more than that."""
-    if tokens <= MOST_TOKENS:
+    """Ascending indices of `MAXIMUM_TOKENS` random tokens, None where there are no more."""
+    if tokens <= MAXIMUM_TOKENS:
         return None
     random = torch.Generator().manual_seed(seed)
-    return torch.randperm(tokens, generator=random)[:MOST_TOKENS].sort().values
+    return torch.randperm(tokens, generator=random)[:MAXIMUM_TOKENS].sort().values

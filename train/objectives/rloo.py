@@ -1,6 +1,6 @@
 """RLOO: rankings sampled by Gumbel sort, their rewards, REINFORCE (KVP paper, section 3.2, eq. 6).
 
-Two estimators of one gradient, which differ in whose mean reward a ranking is compared with:
+Two estimators of one gradient, which differ in their baseline, the mean reward of other rankings:
 `objective` takes the other rankings of the same context (the paper's Algorithm 1),
 `batch_objective` all other rankings of the step, whatever their context (the text under equation 6,
 and the released code with one ranking of each of many contexts).
@@ -47,7 +47,7 @@ def _objective(batch: Batch, recipe: Recipe, baseline: Baseline) -> tuple[Tensor
             )
         ]
     )
-    advantage = normalised(baseline(rewards, batch), batch, recipe.advantage_clip)
+    advantage = normalised(baseline(rewards, batch), batch, recipe.advantage_clip)  # [C, K, A]
     metrics = {
         "train/reward": float(mean_of_counted(rewards.mean(1), batch.counted)),
         "train/floor_share": floor_share(recipe.reward, rewards, batch.counted),
@@ -56,8 +56,8 @@ def _objective(batch: Batch, recipe: Recipe, baseline: Baseline) -> tuple[Tensor
 
 
 def sampled(batch: Batch, context: int, permutations: int) -> Tensor:
-    """K rankings of one context from its own noise: [K, A, N] int64."""
-    scores = batch.scores[context].detach()
+    """Draw K rankings of one context from its seed: [K, A, N] int64."""
+    scores = batch.scores[context].detach()  # [A, N]
     noise = torch.Generator(scores.device).manual_seed(batch.seeds[context])
     return gumbel_sort(scores, permutations, noise, shard=batch.heads, of=batch.model_heads)
 
@@ -75,10 +75,10 @@ def within_context(rewards: Tensor, batch: Batch) -> Tensor:
 
 
 def within_step(rewards: Tensor, batch: Batch) -> Tensor:
-    """Reward minus the mean of all other rankings of the step that count; 0 for a lone one."""
-    counted = batch.counted[:, None]
-    episodes = batch.across(batch.counted.sum(0)) * rewards.shape[1]
-    mean = batch.across((rewards * counted).sum((0, 1))) / episodes.clamp_min(1)
+    """Reward minus the mean of all other rankings of the step that count; 0 for a single one."""
+    counted = batch.counted[:, None]  # [C, 1, A]
+    episodes = batch.across(batch.counted.sum(0)) * rewards.shape[1]  # [A]
+    mean = batch.across((rewards * counted).sum((0, 1))) / episodes.clamp_min(1)  # [A]
     return (rewards - mean) * counted * (episodes / (episodes - 1).clamp_min(1))
 
 
@@ -91,7 +91,7 @@ def normalised(raw: Tensor, batch: Batch, clip: float) -> Tensor:
         clip: bound in standard deviations.
     """
     episodes = batch.across(batch.counted.sum(0)).clamp_min(1) * raw.shape[1]
-    deviation = (batch.across(raw.square().sum((0, 1))) / episodes).sqrt()
+    deviation = (batch.across(raw.square().sum((0, 1))) / episodes).sqrt()  # [A]
     return (raw / deviation.clamp_min(1e-8)).clamp(-clip, clip)
 
 

@@ -1,4 +1,4 @@
-"""The prompts of a stream, and the model that runs over them."""
+"""The prompts of online collection, and the model that runs over them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ HELD_OUT_ATTENTION = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Prompts by number: those of the training stream, then those of validation."""
+    """Prompts by number: those of training, then those of validation."""
 
     train: Source
     validation: Source
     schedule: Schedule
     needed: int
-    """Numbers of the training stream that a training visits."""
+    """Training prompts that the run needs."""
     identity: dict[str, Any]
     notes: tuple[str, ...]
-    """What the user must know about the data, one line each."""
+    """Notes on the data for the user, one line each."""
 
     @classmethod
     def open(
@@ -50,10 +50,12 @@ class Samples:
     ) -> Samples:
         """Plan the prompts of a training; UsageError for data that cannot work."""
         schedule = Schedule(
-            buffer=settings.buffer, visits=settings.epochs_per_sequence, sequences=recipe.sequences
+            buffer=settings.buffer,
+            epochs_per_sequence=settings.epochs_per_sequence,
+            sequences=recipe.sequences,
         )
         needed = schedule.needed(recipe)
-        asked = min(needed, recipe.sequences or needed)
+        requested = min(needed, recipe.sequences or needed)
         request = DataRequest(
             data=settings.data,
             tasks=settings.task_list,
@@ -63,10 +65,10 @@ class Samples:
             needs_reply=settings.answers == "reference",
         )
         jobs = plan_collection(
-            request, {"train": asked, "validation": settings.validation_sequences}, tokenizer
+            request, {"train": requested, "validation": settings.validation_sequences}, tokenizer
         )
         train, validation = jobs.sources
-        if len(train) < asked:
+        if len(train) < requested:
             if recipe.sequences:
                 raise UsageError(
                     f"--sequences {recipe.sequences}: --data {settings.data} has only "
@@ -83,7 +85,7 @@ class Samples:
         )
 
     def sample(self, number: int, step: int = 0) -> Sample:
-        """The prompt of a sequence, or the one `step` prompts further in the stream."""
+        """The prompt of a sequence, or the one `step` prompts later."""
         if number >= self.needed:
             return self.validation[number - self.needed]
         return self.train[(number + step) % len(self.train)]
@@ -113,20 +115,20 @@ class Runner:
         )
 
     def attention(self, record: SequenceRecord) -> list[Attention]:
-        """What training, validation or calibration will ask about a sequence."""
+        """Importance of a sequence that training, validation or calibration will need."""
         recipe, seed = self.recipe, self.config.seed
         if record.index < self.samples.needed:
             draws = self.samples.schedule.draws(record.index, recipe, seed=seed)
             points = [draw_point(record, recipe, seed=seed, draw=draw) for draw in draws]
             labels = [recipe.label]
         else:
-            cuttable = bool(points_by_kind(record, recipe))
-            points = held_out_points([record], recipe, limit=2) if cuttable else []
+            long_enough = bool(points_by_kind(record, recipe))
+            points = held_out_points([record], recipe, limit=2) if long_enough else []
             calibration = self.config.calibration
             labels = [recipe.label, EVALUATED]
             labels += [] if calibration == "none" else [TARGET_IMPORTANCE[calibration][0]]
         computed = [label for label in labels if label_of(label).from_queries is not None]
-        return [(label, point.tokens, point.stop) for point in points for label in computed]
+        return [(label, point.prefix_length, point.stop) for point in points for label in computed]
 
     def _sample(self, number: int) -> Sample:
         """The prompt of a sequence; in training the next one replaces one that is too short."""
@@ -163,6 +165,6 @@ def too_short(recipe: Recipe, length: int) -> str:
 
 
 def stored_labels(recipe: Recipe) -> tuple[str, ...]:
-    """Labels that are made beside a trace, for training to read."""
+    """Labels that are computed with a trace and stored with it."""
     stored = label_of(recipe.label).stored
     return () if stored is None else (stored,)

@@ -1,10 +1,10 @@
-"""Traces of a model that runs meanwhile, in a buffer of bounded size.
+"""Traces of a model that runs during training, in a buffer of bounded size.
 
-A sequence is traced when it is first asked for and forgotten when `capacity` newer ones have come;
-one that was forgotten is traced again, with the same result, so that what training reads is a
-function of the sequence's number alone. Of its queries the buffer keeps what training will ask:
-either the queries themselves, or the importance at the points that are known ahead, as the plan
-says. What is left out: which sequences to ask for (`train.online.schedule`).
+A sequence is traced when it is first read and dropped when `capacity` newer ones have come; a
+dropped one is traced again, with the same result, so that what training reads is a function of the
+sequence's number alone. The buffer keeps, as the plan says, either a sequence's queries or the
+importance at the points that training will draw. What is left out: which sequences are read when
+(`train.online.schedule`).
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Attention = tuple[str, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Tracing:
-    """How sequences come into being."""
+    """How sequences are traced."""
 
     trace: Callable[[int], Trace]
     """From a number to the sequence with its queries; a pure function."""
     attention: Callable[[SequenceRecord], Iterable[Attention]]
-    """What training will ask about a sequence, as far as it is known ahead."""
+    """Importance of a sequence that training will need, as far as it can be computed ahead."""
     manifest: dict[str, Any]
-    """Says what model it is, as a trace store's does."""
+    """Names the model, as a trace store's does."""
     output_gram: Tensor | None
     """[L, H, D, D] float32 (`kvp.hf.output_projection`); None where unknown."""
 
 
 class ModelTraces:
-    """Traces by number, as `train.data.traces.Traces`; threads may share them and take turns."""
+    """Traces by number, as `train.data.traces.Traces`; safe to share between threads."""
 
     in_memory = True
 
@@ -54,7 +54,7 @@ class ModelTraces:
         device: torch.device | None = None,
         heads: slice | None = None,
     ) -> None:
-        """Hold at most `capacity` sequences beside the `pinned` ones, which never leave.
+        """Hold at most `capacity` sequences next to the `pinned` ones, which never leave.
 
         Attention is computed on `device`. With `heads`, consecutive KV heads counted layer by
         layer, only theirs is kept, as a trace store's reader does.
@@ -65,7 +65,7 @@ class ModelTraces:
         self._pinned = pinned
         self._device = device or torch.device("cpu")
         self._heads = heads
-        self._held: dict[int, tuple[Trace, dict[Attention, Tensor]]] = {}
+        self._entries: dict[int, tuple[Trace, dict[Attention, Tensor]]] = {}
         self._turn = threading.RLock()
         self.traced = 0
         """Sequences traced so far."""
@@ -84,20 +84,20 @@ class ModelTraces:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """Says what model it is."""
+        """Names the model."""
         return self._tracing.manifest
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of all tensors that are held."""
+    def used_bytes(self) -> int:
+        """Bytes of all tensors in the buffer."""
         with self._turn:
-            return sum(_bytes(trace, attention) for trace, attention in self._held.values())
+            return sum(_bytes(trace, attention) for trace, attention in self._entries.values())
 
     @property
-    def held(self) -> list[int]:
-        """Numbers of the sequences that are held, ascending."""
+    def sequences(self) -> list[int]:
+        """Numbers of the sequences in the buffer, ascending."""
         with self._turn:
-            return sorted(self._held)
+            return sorted(self._entries)
 
     def record(self, index: int) -> SequenceRecord:
         """Record of one sequence."""
@@ -119,14 +119,14 @@ class ModelTraces:
     def output_gram(self) -> Tensor | None:
         """Gram matrices of the model's output projection, [L, H, D, D] float32; None if unknown."""
         gram = self._tracing.output_gram
-        return gram if gram is None or self._heads is None else self._own(gram)
+        return gram if gram is None or self._heads is None else self._trained_heads(gram)
 
     def importance(
         self, label: str, index: int, prefix_length: int, stop: int | None = None
     ) -> Tensor:
         """A label of the first N = `prefix_length` tokens, of the queries before `stop` (all).
 
-        [L, H, N] float32. What was not known ahead takes another run of the model.
+        [L, H, N] float32. What was not computed ahead takes another run of the model.
         """
         trace, computed = self._sequence(index)
         point = (label, prefix_length, trace.record.length if stop is None else stop)
@@ -137,16 +137,16 @@ class ModelTraces:
 
     def _sequence(self, number: int) -> tuple[Trace, dict[Attention, Tensor]]:
         with self._turn:
-            found = self._held.get(number)
-            if found is None:
-                found = self._held[number] = self._kept(self._traced(number))
-                passing = [n for n in self._held if n not in self._pinned]
+            entry = self._entries.get(number)
+            if entry is None:
+                entry = self._entries[number] = self._kept(self._traced(number))
+                passing = [n for n in self._entries if n not in self._pinned]
                 if len(passing) > self._capacity:
-                    del self._held[min(passing)]
-            return found
+                    del self._entries[min(passing)]
+            return entry
 
     def _traced(self, number: int) -> Trace:
-        """A sequence fresh from the model, of the own heads."""
+        """Trace one sequence and keep the heads that are trained."""
         trace = self._tracing.trace(number)
         self.traced += 1
         self.tokens += trace.record.length
@@ -155,39 +155,39 @@ class ModelTraces:
         assert trace.queries is not None
         return replace(
             trace,
-            queries=self._own(trace.queries),
-            keys=self._own(trace.keys),
-            values=self._own(trace.values),
-            labels={name: self._own(label) for name, label in trace.labels.items()},
+            queries=self._trained_heads(trace.queries),
+            keys=self._trained_heads(trace.keys),
+            values=self._trained_heads(trace.values),
+            labels={name: self._trained_heads(label) for name, label in trace.labels.items()},
         )
 
-    def _own(self, tensor: Tensor) -> Tensor:
-        """[L, H, ...] -> [1, own heads, ...], a copy."""
+    def _trained_heads(self, tensor: Tensor) -> Tensor:
+        """[L, H, ...] -> [1, trained heads, ...], a copy."""
         return tensor.flatten(0, 1)[self._heads][None].clone()
 
     def _kept(self, trace: Trace) -> tuple[Trace, dict[Attention, Tensor]]:
         """What the plan keeps of a sequence."""
         if self._plan.store_queries:
             return trace, {}
-        asked = tuple(dict.fromkeys(self._tracing.attention(trace.record)))
-        return replace(trace, queries=None), self._computed(trace, asked)
+        needed = tuple(dict.fromkeys(self._tracing.attention(trace.record)))
+        return replace(trace, queries=None), self._computed(trace, needed)
 
-    def _computed(self, trace: Trace, asked: Sequence[Attention]) -> dict[Attention, Tensor]:
+    def _computed(self, trace: Trace, needed: Sequence[Attention]) -> dict[Attention, Tensor]:
         assert trace.queries is not None
         queries, keys = trace.queries.to(self._device), trace.keys.to(self._device)
-        found: dict[Attention, Tensor] = {}
-        for name, prefix_length, stop in asked:
+        computed: dict[Attention, Tensor] = {}
+        for name, prefix_length, stop in needed:
             from_queries = label_of(name).from_queries
             assert from_queries is not None, "stored labels come with the trace"
-            found[name, prefix_length, stop] = from_queries(
+            computed[name, prefix_length, stop] = from_queries(
                 queries, keys, prefix_length, stop
             ).cpu()
-        return found
+        return computed
 
 
 @dataclass(frozen=True)
 class RecordWindow(Sequence[SequenceRecord]):
-    """Records of consecutive sequences, each looked up when it is asked for."""
+    """Records of consecutive sequences, each looked up when it is read."""
 
     traces: ModelTraces
     numbers: range
@@ -196,14 +196,14 @@ class RecordWindow(Sequence[SequenceRecord]):
         return len(self.numbers)
 
     @overload
-    def __getitem__(self, place: int) -> SequenceRecord: ...
+    def __getitem__(self, index: int) -> SequenceRecord: ...
     @overload
-    def __getitem__(self, place: slice) -> RecordWindow: ...
-    def __getitem__(self, place: int | slice) -> SequenceRecord | RecordWindow:
-        """The record at a place, or the window of a slice."""
-        if isinstance(place, slice):
-            return RecordWindow(self.traces, self.numbers[place])
-        return self.traces.record(self.numbers[place])
+    def __getitem__(self, index: slice) -> RecordWindow: ...
+    def __getitem__(self, index: int | slice) -> SequenceRecord | RecordWindow:
+        """The record at an index, or the window of a slice."""
+        if isinstance(index, slice):
+            return RecordWindow(self.traces, self.numbers[index])
+        return self.traces.record(self.numbers[index])
 
 
 def _bytes(trace: Trace, attention: dict[Attention, Tensor]) -> int:

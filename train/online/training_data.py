@@ -1,4 +1,4 @@
-"""Everything a run trains on when it comes from a running model (`train.data.training_data`)."""
+"""Training data from a model that runs during training (`train.data.training_data`)."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class RollingRecords:
     schedule: Schedule
 
     def __len__(self) -> int:
-        """Sequences that a pass visits."""
+        """Sequences of a pass."""
         return self.schedule.size
 
     def during(self, passes: int) -> RecordWindow:
-        """The sequences of a pass, counted from 0; each is traced when it is looked at."""
+        """The sequences of a pass, counted from 0; each is traced when it is read."""
         start = self.schedule.start(passes)
         return RecordWindow(self.traces, range(start, start + len(self)))
 
@@ -59,7 +59,7 @@ class OnlineTrainingData:
     """Numbers of the validation sequences."""
     recipe: Recipe
     length: int
-    """Most tokens of a prompt."""
+    """Maximum tokens of a prompt."""
 
     @cached_property
     def first(self) -> list[SequenceRecord]:
@@ -80,19 +80,17 @@ class OnlineTrainingData:
     def validation(self) -> list[SequenceRecord]:
         """Validation sequences that are long enough; UsageError where none is."""
         records = list(RecordWindow(self.traces, self.held_out))
-        found = [record for record in records if points_by_kind(record, self.recipe)]
-        if not found:
+        long_enough = [record for record in records if points_by_kind(record, self.recipe)]
+        if not long_enough:
             rule = too_short(self.recipe, self.length)
             raise UsageError(f"--validation_sequences {len(records)}: none of them {rule}")
-        return found
+        return long_enough
 
 
 def open_online_training_data(
     config: TrainConfig, recipe: Recipe, device: torch.device
 ) -> OnlineTrainingData:
-    """Load the model and plan what will run through it; nothing runs yet.
-
-    Says how much RAM will be taken.
+    """Load the model and plan the collection; nothing runs yet. Prints the RAM it will take.
 
     Raises:
         ModelError: the model or its tokenizer cannot be used.
@@ -152,7 +150,7 @@ def _identity(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, Any]:
-    """What decides the traces and their order, under the names that runs have always recorded."""
+    """Identity of the traces and their order, under the names that runs have always recorded."""
     return {
         "model": model_identity(settings.model, settings.revision, model, tokenizer),
         "data": samples.identity,
@@ -160,7 +158,7 @@ def _identity(
         "max_new_tokens": settings.max_new_tokens,
         "dtype": settings.dtype,
         "buffer": samples.schedule.buffer,
-        "visits": samples.schedule.visits,
+        "visits": samples.schedule.epochs_per_sequence,
         "validation": len(samples.validation),
     }
 
@@ -168,25 +166,25 @@ def _identity(
 def _plan(
     geometry: Geometry, settings: OnlineSettings, samples: Samples, recipe: Recipe
 ) -> StorePlan:
-    """What is held: attention at the points known ahead, or queries where that is less."""
+    """Plan of the buffer: importance at the points drawn ahead, or queries if they are smaller."""
     schedule = samples.schedule
-    visits = schedule.visits if schedule.rolls else schedule.passes(recipe)
+    epochs = schedule.epochs_per_sequence if schedule.rolls else schedule.passes(recipe)
     plan = StorePlan(
         geometry=geometry,
         dtype=settings.dtype,
         max_tokens=settings.max_tokens,
         sequences=schedule.size + len(samples.validation),
         store="importance",
-        grid=visits * recipe.points_per_sequence,
+        grid=epochs * recipe.points_per_sequence,
         grid_dtype="float32",
         labels=stored_labels(recipe),
     )
     with_queries = replace(plan, store="qkv", grid=0)
-    return min(plan, with_queries, key=lambda held: _bytes_per_sequence(held, held.grid))
+    return min(plan, with_queries, key=lambda one: _bytes_per_sequence(one, one.grid))
 
 
 def _bytes_per_sequence(plan: StorePlan, points: int) -> int:
-    """Most bytes of a sequence whose attention is kept at `points` compression points."""
+    """Maximum bytes of a sequence whose attention is kept at `points` compression points."""
     bare = planned_bytes(
         plan.geometry,
         dtype=plan.dtype,
@@ -198,26 +196,31 @@ def _bytes_per_sequence(plan: StorePlan, points: int) -> int:
 
 
 def _announce(config: TrainConfig, plan: StorePlan, samples: Samples, heads: int) -> None:
-    """Say what will be held and what will run; UsageError where it does not fit."""
+    """Print the size of the buffer and what will run; UsageError where it does not fit."""
     size, held_out = samples.schedule.size, len(samples.validation)
-    judged = 0 if plan.store_queries else HELD_OUT_ATTENTION
+    validation_points = 0 if plan.store_queries else HELD_OUT_ATTENTION
     each = _bytes_per_sequence(plan, plan.grid) * heads // plan.geometry.total_kv_heads
-    fixed = held_out * _bytes_per_sequence(plan, judged) * heads // plan.geometry.total_kv_heads
-    most, bound = size * each + fixed, int(config.memory_gb * 1e9) * 3 // 4
-    if most > bound:
-        room = (bound - fixed) // each
-        smaller = f"use --buffer {room} or " if room > 0 else "use "
+    fixed = (
+        held_out
+        * _bytes_per_sequence(plan, validation_points)
+        * heads
+        // plan.geometry.total_kv_heads
+    )
+    maximum, bound = size * each + fixed, int(config.memory_gb * 1e9) * 3 // 4
+    if maximum > bound:
+        capacity = (bound - fixed) // each
+        smaller = f"use --buffer {capacity} or " if capacity > 0 else "use "
         raise UsageError(
-            f"--buffer {size} and --validation_sequences {held_out} may take {decimal(most)}, "
+            f"--buffer {size} and --validation_sequences {held_out} may take {decimal(maximum)}, "
             f"three quarters of --memory_gb {config.memory_gb:g} are {decimal(bound)}; {smaller}"
-            f"--memory_gb {math.ceil(most / 0.75e8) / 10:g}"
+            f"--memory_gb {math.ceil(maximum / 0.75e8) / 10:g}"
         )
     kept = "queries" if plan.store_queries else "their attention"
     for note in samples.notes:
         print(f"note: {note}")
     print(
-        f"buffer: {size} sequences and {held_out} for validation, at most {decimal(most)} of RAM "
-        f"(keys, values and {kept}, {plan.dtype}); {samples.needed + held_out} sequences of at "
+        f"buffer: {size} sequences and {held_out} for validation, at most {decimal(maximum)} of "
+        f"RAM (keys, values and {kept}, {plan.dtype}); {samples.needed + held_out} sequences of at "
         f"most {plan.max_tokens} tokens will run through {config.online().model}, the first {size} "
-        "before the first step, to tell the rankers what tokens are like"
+        "before the first step, for the statistics that features are standardised with"
     )

@@ -118,12 +118,12 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     as good for training as exactly 1. A matrix of zeros stays one.
     """
     wide = matrices.shape[1] <= matrices.shape[2]
-    found = matrices if wide else matrices.transpose(1, 2)
-    norms = found.flatten(1).norm(dim=1).clamp_min(torch.finfo(found.dtype).tiny)
-    found = found / norms[:, None, None]
+    result = matrices if wide else matrices.transpose(1, 2)
+    norms = result.flatten(1).norm(dim=1).clamp_min(torch.finfo(result.dtype).tiny)
+    result = result / norms[:, None, None]
     first, third, fifth = _QUINTIC
     for _ in range(_ITERATIONS):
-        gram = found @ found.transpose(1, 2)
+        gram = result @ result.transpose(1, 2)
         factor = torch.baddbmm(gram, gram, gram, beta=third, alpha=fifth)
-        found = torch.baddbmm(found, factor, found, beta=first)
-    return found if wide else found.transpose(1, 2)
+        result = torch.baddbmm(result, factor, result, beta=first)
+    return result if wide else result.transpose(1, 2)

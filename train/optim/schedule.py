@@ -36,7 +36,7 @@ def clip_per_head(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor
     `torch.nn.utils.clip_grad_norm_` on every head's own parameters.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    # One row per head: sums down a column would round by the number of heads beside it.
+    # One row per head: sums down a column would round by the number of other heads.
     norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients], dim=1)
     norms = norms.square().sum(1).sqrt()
     scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)

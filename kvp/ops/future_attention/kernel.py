@@ -1,6 +1,6 @@
 """Future attention as two Triton kernels: the form for CUDA devices.
 
-The first pass finds the softmax statistics of every query row, the second gives each program a
+The first pass finds the softmax statistics of every query, the second gives each program a
 block of keys and one interval of queries, recomputes the probabilities and sums them, so no two
 programs write the same number and nothing is added atomically. Logits and sums are float32
 whatever the inputs are; neither pass visits a tile that causality hides. Imported only where
@@ -45,11 +45,11 @@ def interval_attention(
     group, length, width = queries.shape[-3:]
     flat_queries = queries.reshape(-1, group, length, width).contiguous()
     flat_keys = keys.reshape(-1, length, width).contiguous()
-    heads, intervals, rows = len(flat_keys), len(edges) - 1, edges[-1] - edges[0]
+    heads, intervals, count = len(flat_keys), len(edges) - 1, edges[-1] - edges[0]
     result = keys.new_zeros(heads, intervals, tokens, dtype=torch.float32)
-    if not heads or not rows or not tokens:
+    if not heads or not count or not tokens:
         return result.reshape(*keys.shape[:-2], intervals, tokens)
-    largest = keys.new_empty(heads, group, rows, dtype=torch.float32)
+    largest = keys.new_empty(heads, group, count, dtype=torch.float32)
     log_sum = torch.empty_like(largest)
     # Softmax to the base 2: the factor that makes it one to the base e goes into the scale.
     scale = width**-0.5 * LOG2_E
@@ -62,8 +62,8 @@ def interval_attention(
         "num_stages": 2,
     }
     with torch.cuda.device(keys.get_device()):  # Triton launches on the current device
-        _row_statistics[(triton.cdiv(rows, block), heads * group)](
-            flat_queries, flat_keys, largest, log_sum, scale, length, edges[0], rows, **sizes
+        _query_statistics[(triton.cdiv(count, block), heads * group)](
+            flat_queries, flat_keys, largest, log_sum, scale, length, edges[0], count, **sizes
         )
         _interval_sums[(triton.cdiv(tokens, block), intervals, heads)](
             flat_queries,
@@ -75,7 +75,7 @@ def interval_attention(
             scale,
             length,
             edges[0],
-            rows,
+            count,
             tokens,
             is_sum=reduction == "sum",
             **sizes,
@@ -84,7 +84,7 @@ def interval_attention(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _row_statistics(
+def _query_statistics(
     queries: tl.tensor,
     keys: tl.tensor,
     largest: tl.tensor,
@@ -92,22 +92,22 @@ def _row_statistics(
     scale: tl.tensor,
     length: tl.tensor,
     start: tl.tensor,
-    rows: tl.tensor,
+    count: tl.tensor,
     group: tl.constexpr,
     width: tl.constexpr,
     padded_width: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    # One program: the rows first..first+block-1 of one query head. Writes the largest logit m and
-    # log2 of the sum of 2^(logit - m), both [heads, group, rows].
+    # One program: positions first..first+block-1 of one query head. Writes the largest logit m and
+    # log2 of the sum of 2^(logit - m), both [heads, group, queries].
     query_head = tl.program_id(1).to(tl.int64)
     first = start + tl.program_id(0) * block
-    stop = start + rows
-    row = first + tl.arange(0, block)
+    stop = start + count
+    position = first + tl.arange(0, block)
     column = tl.arange(0, padded_width)
     query = tl.load(
-        queries + query_head * length * width + row[:, None] * width + column[None, :],
-        mask=(row < stop)[:, None] & (column < width)[None, :],
+        queries + query_head * length * width + position[:, None] * width + column[None, :],
+        mask=(position < stop)[:, None] & (column < width)[None, :],
         other=0.0,
     )
     own_keys = keys + query_head // group * length * width
@@ -121,14 +121,14 @@ def _row_statistics(
             other=0.0,
         )
         logits = tl.dot(query, key, input_precision="ieee") * scale
-        # Rows after the last query stay causal too, so that no row is empty.
-        logits = tl.where(token[None, :] <= row[:, None], logits, -float("inf"))
+        # Positions after the last query stay causal too, so that none is empty.
+        logits = tl.where(token[None, :] <= position[:, None], logits, -float("inf"))
         new_top = tl.maximum(top, tl.max(logits, 1))
         total = total * tl.exp2(top - new_top) + tl.sum(tl.exp2(logits - new_top[:, None]), 1)
         top = new_top
-    place = query_head * rows + row - start
-    tl.store(largest + place, top, mask=row < stop)
-    tl.store(log_sum + place, tl.log2(total), mask=row < stop)
+    offset = query_head * count + position - start
+    tl.store(largest + offset, top, mask=position < stop)
+    tl.store(log_sum + offset, tl.log2(total), mask=position < stop)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -142,7 +142,7 @@ def _interval_sums(
     scale: tl.tensor,
     length: tl.tensor,
     start: tl.tensor,
-    rows: tl.tensor,
+    count: tl.tensor,
     tokens: tl.tensor,
     group: tl.constexpr,
     width: tl.constexpr,
@@ -165,23 +165,23 @@ def _interval_sums(
     paid = tl.zeros([block], tl.float32)
     # Queries before the first of these keys see none of them.
     for first in range(tl.maximum(tl.load(edges + interval), key_start), stop, block):
-        row = first + tl.arange(0, block)
-        inside = row < stop
+        position = first + tl.arange(0, block)
+        inside = position < stop
         best = tl.full([block, block], -float("inf"), tl.float32)
         for member in range(group):
             query_head = head * group + member
             query = tl.load(
-                queries + query_head * length * width + row[:, None] * width + column[None, :],
+                queries + query_head * length * width + position[:, None] * width + column[None, :],
                 mask=inside[:, None] & (column < width)[None, :],
                 other=0.0,
             )
-            place = query_head * rows + row - start
-            top = tl.load(largest + place, mask=inside, other=0.0)
-            total = tl.load(log_sum + place, mask=inside, other=0.0)
+            offset = query_head * count + position - start
+            top = tl.load(largest + offset, mask=inside, other=0.0)
+            total = tl.load(log_sum + offset, mask=inside, other=0.0)
             logits = tl.dot(query, key, input_precision="ieee") * scale
             # Subtracted one after the other: the first difference is exact where it matters.
             best = tl.maximum(best, logits - top[:, None] - total[:, None])
-        seen = inside[:, None] & (token[None, :] <= row[:, None])
+        seen = inside[:, None] & (token[None, :] <= position[:, None])
         attention = tl.where(seen, tl.exp2(best), 0.0)
         if is_sum:
             paid += tl.sum(attention, 0)

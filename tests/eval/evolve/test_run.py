@@ -14,8 +14,14 @@ import eval.evolve.run
 from eval.evolve.candidates import Target
 from eval.evolve.cli import main
 from eval.evolve.config import EvolveConfig
+<<<<<<< HEAD
 from eval.evolve.search_folder import Generation, Journal
+=======
+from eval.evolve.journal import Generation, Journal
+from eval.evolve.search_folder import SEARCH
+>>>>>>> main
 from kvp.allocation import Request
+from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.jsonl import JsonLines
 from kvp.budgets import parse_budget
 from kvp.cli import build_parser
@@ -177,6 +183,16 @@ def test_a_folder_with_something_else_is_refused(
     (tmp_path / "notes.txt").write_text("mine")
     assert main(_arguments(tiny_folder, tmp_path)) == 2
     assert "is not empty" in capsys.readouterr().err
+
+
+def test_one_search_writes_a_folder(
+    tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "search"
+    with OutputFolder.claim(out, SEARCH, {}):
+        assert main(_arguments(tiny_folder, out)) == 2
+        assert f"{out} is being written by process" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_percentages_follow_each_prompt() -> None:

@@ -20,6 +20,7 @@ KIND = FolderKind(
     error=ResultsError,
     format="kvp-trial",
     begun=r"data/|data/part-\d+",
+    files=r"data/part-\d+|zarr\.\w+",
     optional=("digest",),
 )
 IDENTITY: dict[str, Any] = {"seed": 0, "data": {"length": 16}}
@@ -97,7 +98,14 @@ def test_what_is_not_kvps_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "left",
-    ["manifest.json.partial", "zarr.1a2b.partial", "data/part-3", ".tmpAb12Cd", "writer.lock"],
+    [
+        "manifest.json.partial",
+        "zarr.1a2b.partial",
+        "data/part-3",
+        "data/part-3.partial",
+        ".tmpAb12Cd",
+        "writer.lock",
+    ],
 )
 def test_what_an_interrupted_writer_left_is_no_reason_to_refuse(tmp_path: Path, left: str) -> None:
     path = tmp_path / "t"
@@ -107,6 +115,26 @@ def test_what_an_interrupted_writer_left_is_no_reason_to_refuse(tmp_path: Path, 
     assert not list(path.rglob("*.partial"))
     assert not (path / ".tmpAb12Cd").exists()
     assert not (path / LOCK).exists()
+
+
+def test_half_written_files_of_others_stay(tmp_path: Path) -> None:
+    """A download of a browser, a folder, and a file that lies where this kind writes none."""
+    path = tmp_path / "t"
+    _begin(path)
+    (path / "data").mkdir()
+    (path / "part-3.partial").mkdir()
+    mine = [path / name for name in ("film.partial", "data/notes.partial", "data/.tmpAb12Cd")]
+    for file in mine:
+        file.touch()
+    OutputFolder.claim(path, KIND, IDENTITY).release()
+    assert all(file.exists() for file in mine)
+    assert "(film.partial)" in _refused_as_foreign(tmp_path / "new")
+
+
+def _refused_as_foreign(path: Path) -> str:
+    path.mkdir()
+    (path / "film.partial").touch()
+    return _refused(path)
 
 
 def _hold(path: Path, ready: Connection) -> None:

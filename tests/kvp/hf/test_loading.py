@@ -202,3 +202,10 @@ def test_errors_say_what_kind_they_are(folder: Path) -> None:
         load_model(str(folder), dtype="int8")
     with pytest.raises(ModelError):
         load_model("./nowhere")
+
+
+def test_weights_that_are_a_pickle_of_something_else_are_one_line(folder: Path) -> None:
+    """Not opened by transformers: a pickle may hold any code."""
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    assert f"--model {folder}: no model weights (" in refusal(str(folder))

@@ -146,7 +146,7 @@ pointers = dict.fromkeys(("largest", "log_sum", "result"), "*fp32")
 pointers |= {"queries": "*bf16", "keys": "*bf16", "edges": "*i32", "scale": "fp32"}
 constants = {"group": 7, "width": 128, "padded_width": 128, "block": 64}
 for function, capability, more in (
-    (kernel._row_statistics, 80, {}),
+    (kernel._query_statistics, 80, {}),
     (kernel._interval_sums, 80, {"is_sum": True}),
     (kernel._interval_sums, 90, {"is_sum": False}),
 ):

@@ -100,7 +100,7 @@ def test_targets_by_hand() -> None:
         future=4,
     )
     gram = torch.tensor([[[4.0, 0.0], [0.0, 1.0]]])  # norms sqrt(36 + 16) and 1
-    worth = {name: worth_of for name, (_, worth_of) in TARGET_IMPORTANCE.items()}
+    worth = {name: target_values for name, (_, target_values) in TARGET_IMPORTANCE.items()}
     assert worth["share"](sample, gram).tolist() == [[0.75, 0.25]]
     assert worth["future_attention"](sample, gram).tolist() == [[1.5, 0.5]]
     assert worth["max_future_attention"](sample, gram).tolist() == [[6.0, 2.0]]

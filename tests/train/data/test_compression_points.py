@@ -80,21 +80,23 @@ def test_draws_depend_on_seed_and_step_alone() -> None:
     again = [step_points(records, RECIPE, seed=3, step=step) for step in (3, 2, 1, 0)][::-1]
     assert first == again
     assert first != [step_points(records, RECIPE, seed=4, step=step) for step in range(4)]
-    assert len({noise_seed(3, step, slot) for step in range(9) for slot in range(9)}) == 81
+    assert len({noise_seed(3, step, index) for step in range(9) for index in range(9)}) == 81
 
 
 def test_every_pass_uses_every_sequence_once() -> None:
     records = [record(index) for index in range(6)]
     recipe = replace(RECIPE, contexts=4)
     drawn = [
-        cut.sequence for step in range(9) for cut in step_points(records, recipe, seed=0, step=step)
+        point.sequence
+        for step in range(9)
+        for point in step_points(records, recipe, seed=0, step=step)
     ]
     assert [sorted(drawn[start : start + 6]) for start in range(0, 36, 6)] == [list(range(6))] * 6
 
 
 def test_shares_of_kinds_follow_their_weights() -> None:
     recipe = replace(RECIPE, contexts=2_000, uniform_points=7)
-    tokens = [cut.tokens for cut in step_points([record()], recipe, seed=0, step=0)]
+    tokens = [point.prefix_length for point in step_points([record()], recipe, seed=0, step=0)]
     assert tokens.count(499) / 2_000 == pytest.approx(0.4, abs=0.04)
     assert tokens.count(400) / 2_000 == pytest.approx(0.4, abs=0.04)
 
@@ -102,30 +104,33 @@ def test_shares_of_kinds_follow_their_weights() -> None:
 def test_the_future_is_capped() -> None:
     recipe = replace(RECIPE, contexts=40, future_max=30)
     assert all(
-        cut.stop == min(cut.tokens + 30, 600)
-        for cut in step_points([record()], recipe, seed=0, step=0)
+        point.stop == min(point.prefix_length + 30, 600)
+        for point in step_points([record()], recipe, seed=0, step=0)
     )
     whole = replace(recipe, future_max=0)
-    assert {cut.stop for cut in step_points([record()], whole, seed=0, step=0)} == {600}
+    assert {point.stop for point in step_points([record()], whole, seed=0, step=0)} == {600}
 
 
 def test_validation_sees_every_sequence_before_second_cuts() -> None:
     records = [record(index) for index in (7, 9)]
-    cuts = held_out_points(records, RECIPE, limit=3)
-    assert cuts == [
-        CompressionPoint(sequence=7, tokens=499, stop=600),
-        CompressionPoint(sequence=9, tokens=400, stop=600),
-        CompressionPoint(sequence=7, tokens=400, stop=600),
+    points = held_out_points(records, RECIPE, limit=3)
+    assert points == [
+        CompressionPoint(sequence=7, prefix_length=499, stop=600),
+        CompressionPoint(sequence=9, prefix_length=400, stop=600),
+        CompressionPoint(sequence=7, prefix_length=400, stop=600),
     ]
     uniform = replace(RECIPE, compress_prompt=0, compress_context=0, uniform_points=3)
-    assert [cut.tokens for cut in held_out_points(records, uniform, limit=9)] == [332, 332]
+    assert [point.prefix_length for point in held_out_points(records, uniform, limit=9)] == [
+        332,
+        332,
+    ]
 
 
 def test_few_validation_cuts_show_both_boundaries_of_every_task() -> None:
     tasks = ["a", "b"] * 4
     records = [replace(record(index), task=task) for index, task in enumerate(tasks)]
-    cuts = held_out_points(records, RECIPE, limit=8)
-    shown = [(tasks[cut.sequence], cut.tokens) for cut in cuts]
+    points = held_out_points(records, RECIPE, limit=8)
+    shown = [(tasks[point.sequence], point.prefix_length) for point in points]
     assert Counter(shown) == {(task, tokens): 2 for task in "ab" for tokens in (400, 499)}
     twice = held_out_points(records, RECIPE, limit=99)
     assert len(set(twice)) == 16
@@ -140,7 +145,9 @@ def test_cuts_of_an_importance_grid_are_its_edges() -> None:
         edges[1:-1]
     )
     windows = replace(RECIPE, future_max=120, contexts=40, compress_context=0, compress_prompt=0)
-    stops = {cut.tokens: cut.stop for cut in step_points([gridded], windows, seed=0, step=0)}
+    stops = {
+        point.prefix_length: point.stop for point in step_points([gridded], windows, seed=0, step=0)
+    }
     # 100 + 120 lies before the edge at 250, 400 + 120 before the one at 550
     assert (stops[100], stops[200], stops[400], stops[499]) == (250, 350, 550, 600)
     assert (
@@ -153,8 +160,8 @@ def test_validation_of_a_grid_uses_cuts_that_calibration_can() -> None:
     edges = (50, 100, 150, 200, 250, 300, 350, 400, 499, 550, 600)
     gridded = replace(record(), edges=edges, maximum_edges=(300, 400, 499, 550))
     uniform = replace(RECIPE, compress_prompt=0, compress_context=0)
-    assert [cut.tokens for cut in held_out_points([gridded], uniform, limit=9)] == [300]
+    assert [point.prefix_length for point in held_out_points([gridded], uniform, limit=9)] == [300]
     one = replace(uniform, uniform_points=1)  # the edge at 50, of which no peak is known
-    assert [cut.tokens for cut in held_out_points([gridded], one, limit=9)] == [300]
+    assert [point.prefix_length for point in held_out_points([gridded], one, limit=9)] == [300]
     late = replace(uniform, min_prefix=510)
-    assert [cut.tokens for cut in held_out_points([gridded], late, limit=9)] == [550]
+    assert [point.prefix_length for point in held_out_points([gridded], late, limit=9)] == [550]

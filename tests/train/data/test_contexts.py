@@ -14,12 +14,12 @@ from train.data.compression_points import CompressionPoint
 from train.data.contexts import ContextSource
 from train.model.feature_statistics import feature_statistics
 
-CUT = CompressionPoint(sequence=1, tokens=40, stop=90)
+POINT = CompressionPoint(sequence=1, prefix_length=40, stop=90)
 
 
 def test_a_context_is_the_stored_prefix_with_its_future_attention(store: Path) -> None:
     reader = TraceReader(store)
-    context = ContextSource(reader, memory_bytes=10**8).context(CUT)
+    context = ContextSource(reader, memory_bytes=10**8).context(POINT)
     keys, values = reader.kv(1)
     assert torch.equal(context.keys, keys.flatten(0, 1)[:, :40])
     assert torch.equal(context.values, values.flatten(0, 1)[:, :40])
@@ -36,7 +36,7 @@ def test_a_context_is_the_stored_prefix_with_its_future_attention(store: Path) -
 
 
 def test_protected_tokens_can_be_left_out(store: Path) -> None:
-    context = ContextSource(TraceReader(store), memory_bytes=10**8).context(CUT)
+    context = ContextSource(TraceReader(store), memory_bytes=10**8).context(POINT)
     rest = context.without(Protection(sinks=4, recents=16))
     assert rest.positions.tolist() == list(range(4, 24))
     assert rest.length == 40
@@ -49,10 +49,12 @@ def test_protected_tokens_can_be_left_out(store: Path) -> None:
 def test_what_is_forgotten_comes_back_the_same(store: Path, memory_bytes: int) -> None:
     reader = TraceReader(store)
     source = ContextSource(reader, memory_bytes=memory_bytes)
-    cuts = [CompressionPoint(sequence=i % 6, tokens=30 + i % 4, stop=96) for i in range(24)]
-    for cut in cuts:
-        fresh = ContextSource(reader, memory_bytes=10**8).context(cut)
-        context = source.context(cut)
+    points = [
+        CompressionPoint(sequence=i % 6, prefix_length=30 + i % 4, stop=96) for i in range(24)
+    ]
+    for point in points:
+        fresh = ContextSource(reader, memory_bytes=10**8).context(point)
+        context = source.context(point)
         assert torch.equal(context.keys, fresh.keys)
         assert torch.equal(context.importance, fresh.importance)
 
@@ -68,7 +70,7 @@ def test_a_damaged_sequence_is_an_error_that_names_the_file(
     shard = next(path.glob("k/c.1.*"))
     shard.write_bytes(shard.read_bytes()[:-100])
     with pytest.raises(StoreError, match=shard.name):
-        ContextSource(reader, memory_bytes=10**8).context(CUT)
+        ContextSource(reader, memory_bytes=10**8).context(POINT)
 
 
 @pytest.mark.parametrize("memory_bytes", [1, 10**8])
@@ -81,9 +83,13 @@ def test_cuts_of_one_visit_read_their_sequence_once(
     source = ContextSource(reader, memory_bytes=memory_bytes)
     for sequence in (1, 4, 1):
         for tokens in (30, 40, 50):
-            context = source.context(CompressionPoint(sequence=sequence, tokens=tokens, stop=90))
+            context = source.context(
+                CompressionPoint(sequence=sequence, prefix_length=tokens, stop=90)
+            )
             fresh = ContextSource(TraceReader(store), memory_bytes=10**8)
-            again = fresh.context(CompressionPoint(sequence=sequence, tokens=tokens, stop=90))
+            again = fresh.context(
+                CompressionPoint(sequence=sequence, prefix_length=tokens, stop=90)
+            )
             assert torch.equal(context.importance, again.importance)
             assert torch.equal(context.keys, again.keys)
     assert read == ([1, 4, 1] if memory_bytes == 1 else [1, 4])
@@ -99,14 +105,18 @@ def test_queries_stay_where_everything_fits(
     source = ContextSource(reader, memory_bytes=memory_bytes)
     for tokens in (30, 40, 50):
         for sequence in (1, 4):
-            context = source.context(CompressionPoint(sequence=sequence, tokens=tokens, stop=90))
+            context = source.context(
+                CompressionPoint(sequence=sequence, prefix_length=tokens, stop=90)
+            )
             fresh = ContextSource(TraceReader(store), memory_bytes=10**8)
-            again = fresh.context(CompressionPoint(sequence=sequence, tokens=tokens, stop=90))
+            again = fresh.context(
+                CompressionPoint(sequence=sequence, prefix_length=tokens, stop=90)
+            )
             assert torch.equal(context.importance, again.importance)
     assert len(read) == reads
-    assert source.held_bytes <= memory_bytes
+    assert source.used_bytes <= memory_bytes
     source.forget()
-    assert not source.held_bytes
+    assert not source.used_bytes
 
 
 def test_feature_statistics_are_those_of_the_training_tokens(store: Path) -> None:

@@ -17,23 +17,24 @@ from train.data.prefetch import StepContexts
 STEPS = 8
 
 
-def cuts_of(step: int) -> list[CompressionPoint]:
+def points_of(step: int) -> list[CompressionPoint]:
     """Two contexts per step; every third sequence comes again."""
     return [
-        CompressionPoint(sequence=(2 * step + i) % 6, tokens=40 + step, stop=90) for i in range(2)
+        CompressionPoint(sequence=(2 * step + i) % 6, prefix_length=40 + step, stop=90)
+        for i in range(2)
     ]
 
 
 class Recorded(ContextSource):
-    """A source that notes which thread asked for which cut."""
+    """A source that notes which thread asked for which point."""
 
     def __init__(self, reader: TraceReader, **options: int) -> None:
         super().__init__(reader, memory_bytes=options.get("memory_bytes", 10**8))
         self.asked: list[tuple[CompressionPoint, int]] = []
 
-    def context(self, cut: CompressionPoint) -> Context:
-        self.asked.append((cut, threading.get_ident()))
-        return super().context(cut)
+    def context(self, point: CompressionPoint) -> Context:
+        self.asked.append((point, threading.get_ident()))
+        return super().context(point)
 
 
 def equal(some: list[Context], others: list[Context]) -> bool:
@@ -53,20 +54,22 @@ def test_contexts_are_the_same_as_without_reading_ahead(
     store: Path, memory_bytes: int, first: int
 ) -> None:
     source = ContextSource(TraceReader(store), memory_bytes=memory_bytes)
-    ahead = StepContexts(source, cuts_of, steps=STEPS)
+    ahead = StepContexts(source, points_of, steps=STEPS)
     for step in range(first, STEPS):
         fresh = ContextSource(TraceReader(store), memory_bytes=10**8)
-        assert equal(ahead.contexts(step), [fresh.context(cut) for cut in cuts_of(step)])
+        assert equal(ahead.contexts(step), [fresh.context(point) for point in points_of(step)])
 
 
 def test_one_step_is_made_ahead_in_another_thread_and_none_after_the_last(store: Path) -> None:
     source = Recorded(TraceReader(store))
-    ahead = StepContexts(source, cuts_of, steps=3)
+    ahead = StepContexts(source, points_of, steps=3)
     ahead.contexts(0)
     ahead.contexts(1)
     ahead.contexts(2)
     here = threading.get_ident()
-    assert [cut for cut, _ in source.asked] == [cut for step in range(3) for cut in cuts_of(step)]
+    assert [point for point, _ in source.asked] == [
+        point for step in range(3) for point in points_of(step)
+    ]
     assert [thread == here for _, thread in source.asked] == [True] * 2 + [False] * 4
     readers = [thread for thread in threading.enumerate() if thread.name.startswith("contexts")]
     for thread in readers:
@@ -76,9 +79,9 @@ def test_one_step_is_made_ahead_in_another_thread_and_none_after_the_last(store:
 
 def test_steps_may_be_asked_for_in_any_order(store: Path) -> None:
     source = ContextSource(TraceReader(store), memory_bytes=10**8)
-    ahead = StepContexts(source, cuts_of, steps=STEPS)
+    ahead = StepContexts(source, points_of, steps=STEPS)
     for step in (4, 4, 0, 7, 1, 2):
-        assert equal(ahead.contexts(step), [source.context(cut) for cut in cuts_of(step)])
+        assert equal(ahead.contexts(step), [source.context(point) for point in points_of(step)])
 
 
 def test_a_damaged_sequence_is_an_error_of_the_step_that_needs_it(
@@ -91,7 +94,7 @@ def test_a_damaged_sequence_is_an_error_of_the_step_that_needs_it(
     damaged[len(damaged) // 3] ^= 1
     shard.write_bytes(damaged)
     source = ContextSource(reader, memory_bytes=10**8)
-    ahead = StepContexts(source, cuts_of, steps=STEPS)
+    ahead = StepContexts(source, points_of, steps=STEPS)
     ahead.contexts(0)
     with pytest.raises(StoreError, match=shard.name):
         ahead.contexts(1)
@@ -99,9 +102,13 @@ def test_a_damaged_sequence_is_an_error_of_the_step_that_needs_it(
 
 def test_validation_may_read_the_source_while_a_step_is_made(store: Path) -> None:
     source = ContextSource(TraceReader(store), memory_bytes=1)
-    ahead = StepContexts(source, cuts_of, steps=STEPS)
-    held_out = [CompressionPoint(sequence=6 + i % 2, tokens=50 + i, stop=90) for i in range(8)]
-    expected = [ContextSource(TraceReader(store), memory_bytes=1).context(cut) for cut in held_out]
+    ahead = StepContexts(source, points_of, steps=STEPS)
+    held_out = [
+        CompressionPoint(sequence=6 + i % 2, prefix_length=50 + i, stop=90) for i in range(8)
+    ]
+    expected = [
+        ContextSource(TraceReader(store), memory_bytes=1).context(point) for point in held_out
+    ]
     for step in range(STEPS):
         ahead.contexts(step)
-        assert equal([source.context(cut) for cut in held_out], expected)
+        assert equal([source.context(point) for point in held_out], expected)

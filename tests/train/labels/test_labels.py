@@ -55,7 +55,7 @@ def test_contexts_carry_the_importance_of_their_label(
     monkeypatch.setitem(sys.modules, "my_labels", package)
     reader = TraceReader(store)
     source = ContextSource(reader, memory_bytes=10**7, label=label)
-    context = source.context(CompressionPoint(sequence=1, tokens=60, stop=90))
+    context = source.context(CompressionPoint(sequence=1, prefix_length=60, stop=90))
     trace = reader.trace(1)
     assert callable(expected)
     wanted = expected(trace.queries, trace.keys, 60, 90).flatten(0, 1)

@@ -13,7 +13,7 @@ from kvp.budgets import parse_budget_weights
 from kvp.ranking import rank_tokens
 from kvp.reward import rank_coefficients, skill_reward
 from train.objectives.objective_batch import Batch, objective_of
-from train.objectives.relaxed import MOST_TOKENS, evenly, rank_error, standardised, thinned
+from train.objectives.relaxed import MAXIMUM_TOKENS, evenly, rank_error, standardised, thinned
 from train.recipe import PRESETS
 
 SORTS = ("soft_rank", "soft_sort", "neural_sort")
@@ -123,15 +123,15 @@ def test_equal_scores_have_finite_gradients(name: str) -> None:
 
 
 def test_long_contexts_are_thinned() -> None:
-    assert thinned(MOST_TOKENS, 3) is None
+    assert thinned(MAXIMUM_TOKENS, 3) is None
     kept = thinned(3_000, 3)
     assert kept is not None
-    assert len(kept) == MOST_TOKENS
+    assert len(kept) == MAXIMUM_TOKENS
     assert (kept.diff() > 0).all()
     assert torch.equal(kept, thinned(3_000, 3))
     assert not torch.equal(kept, thinned(3_000, 4))
     assert evenly(10, 4).tolist() == [0, 3, 6, 9]
-    spread = evenly(32_768, MOST_TOKENS)
+    spread = evenly(32_768, MAXIMUM_TOKENS)
     assert (spread[0], spread[-1]) == (0, 32_767)
     assert set(spread.diff().tolist()) == {32, 33}
 
@@ -148,7 +148,7 @@ def test_thinned_losses_are_those_of_the_kept_tokens(name: str, budgets: str) ->
     spread = None
     if budgets != "all":  # of the whole context's coefficients, at ranks spread over all of it
         coefficients = rank_coefficients(parse_budget_weights(budgets), 1_500)
-        spread = coefficients[torch.linspace(0, 1_499, MOST_TOKENS).round().long()]
+        spread = coefficients[torch.linspace(0, 1_499, MAXIMUM_TOKENS).round().long()]
     expected = -skill_reward(importance[:, kept], ranking, spread)
     torch.testing.assert_close(loss, expected)
     (gradient,) = torch.autograd.grad(loss.sum(), scores)

@@ -93,8 +93,8 @@ class Watch:
 
         def watched(traces: ModelTraces, index: int) -> tuple[torch.Tensor, torch.Tensor]:
             found = held(traces, index)
-            self.most_bytes = max(self.most_bytes, traces.held_bytes)
-            self.most_held = max(self.most_held, len(traces.held))
+            self.most_bytes = max(self.most_bytes, traces.used_bytes)
+            self.most_held = max(self.most_held, len(traces.sequences))
             return found
 
         monkeypatch.setattr("train.online.model_runner.collect", counted)
@@ -111,17 +111,17 @@ def test_a_policy_without_a_store(
 ) -> None:
     out = tmp_path / "policy"
     assert main(flags(out=out, **STREAM, **TRAIN, **base)) == 0
-    # 36 visits are 9 passes of 4; each but the first brings 2 new sequences; 2 for validation
+    # 36 draws are 9 passes of 4; each but the first brings 2 new sequences; 2 for validation
     needed = 4 + 8 * 2
     assert sorted(watch.numbers) == list(range(needed + 2)), "each once"
     assert watch.most_held == 4 + 2
     told = capsys.readouterr().out
-    # 118 tokens of 4 heads, each: keys and values of 8 channels, attention at 2 cuts or 6
+    # 118 tokens of 4 heads, each: keys and values of 8 channels, attention at 2 points or 6
     most = 118 * 4 * (4 * (2 * 8 + 2) + 2 * (2 * 8 + 6)) * 4
     assert watch.most_bytes <= most
     assert f"at most {decimal(most)} of RAM (keys, values and their attention" in told
     assert f"{needed + 2} sequences of at most 118 tokens" in told
-    assert ", the first 4 before the first step, to tell the rankers" in told
+    assert ", the first 4 before the first step, for the statistics" in told
     assert "tokens/s; the 16 that follow" in told
     assert load_policy(out).rankers.total_kv_heads == 4
     content = json.loads((out / "policy.json").read_text())
@@ -169,7 +169,7 @@ def test_a_buffer_that_holds_all_is_a_store(
 def test_attention_kept_and_queries_kept_give_the_same(
     base: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Sixteen channels of queries are as much as sixteen cuts: more cuts, and queries stay."""
+    """Sixteen channels of queries are as much as sixteen points: more points, and queries stay."""
     few = {**TRAIN, "steps": 4}
     many = {**few, "contexts": 24, "points_per_sequence": 8}
     for recipe, kept in ((few, "their attention"), (many, "queries")):
@@ -195,7 +195,7 @@ def test_some_heads(base: dict[str, Any], tmp_path: Path) -> None:
             torch.testing.assert_close(tensor, whole[name][key], rtol=1e-4, atol=1e-5)
 
 
-def test_prompts_too_short_to_cut_make_room_for_the_next(
+def test_prompts_too_short_to_compress_are_skipped(
     model_folder: Path,
     texts: Path,
     tmp_path: Path,

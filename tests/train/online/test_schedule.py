@@ -8,41 +8,41 @@ from itertools import pairwise
 
 import pytest
 
-from train.data.compression_points import visit_order
+from train.data.compression_points import sequence_order
 from train.online.schedule import Schedule
 from train.recipe import PRESETS
 
 
-@pytest.mark.parametrize(("buffer", "visits"), [(4, 2), (6, 4), (5, 3), (3, 7), (4, 1), (1, 3)])
+@pytest.mark.parametrize(("buffer", "epochs"), [(4, 2), (6, 4), (5, 3), (3, 7), (4, 1), (1, 3)])
 def test_every_sequence_is_visited_so_many_times_and_never_comes_back(
-    buffer: int, visits: int
+    buffer: int, epochs: int
 ) -> None:
-    schedule = Schedule(buffer=buffer, visits=visits)
+    schedule = Schedule(buffer=buffer, epochs_per_sequence=epochs)
     passes = 40
     windows = [range(schedule.start(p), schedule.start(p) + schedule.size) for p in range(passes)]
     seen = Counter(number for window in windows for number in window)
     settled = range(buffer, windows[-1].start)  # neither in the first buffer nor in the last
     assert settled
-    assert {seen[number] for number in settled} == {visits}
+    assert {seen[number] for number in settled} == {epochs}
     assert all(one.start <= following.start for one, following in pairwise(windows))
-    assert all(seen[number] <= visits for number in range(buffer))
+    assert all(seen[number] <= epochs for number in range(buffer))
 
 
 @pytest.mark.parametrize(
-    ("buffer", "visits", "sequences"), [(4, 2, 0), (5, 3, 0), (3, 5, 0), (6, 2, 5), (4, 2, 9)]
+    ("buffer", "epochs", "sequences"), [(4, 2, 0), (5, 3, 0), (3, 5, 0), (6, 2, 5), (4, 2, 9)]
 )
 @pytest.mark.parametrize("points_per_sequence", [1, 3])
-def test_draws_are_known_ahead(
-    buffer: int, visits: int, sequences: int, points_per_sequence: int
+def test_draws_are_computed_ahead(
+    buffer: int, epochs: int, sequences: int, points_per_sequence: int
 ) -> None:
-    schedule = Schedule(buffer=buffer, visits=visits, sequences=sequences)
+    schedule = Schedule(buffer=buffer, epochs_per_sequence=epochs, sequences=sequences)
     recipe = replace(
         PRESETS["fourier"], steps=13, contexts=4, points_per_sequence=points_per_sequence
     )
     expected: dict[int, list[int]] = {}
     for draw in range(13 * 4):
         passes, place = divmod(draw // points_per_sequence, schedule.size)
-        order = visit_order(schedule.size, seed=3, passes=passes)
+        order = sequence_order(schedule.size, seed=3, passes=passes)
         expected.setdefault(schedule.start(passes) + int(order[place]), []).append(draw)
     needed = schedule.needed(recipe)
     assert max(expected) < needed
@@ -51,6 +51,6 @@ def test_draws_are_known_ahead(
 
 
 def test_a_stream_that_fits_never_rolls() -> None:
-    schedule = Schedule(buffer=8, visits=2, sequences=5)
+    schedule = Schedule(buffer=8, epochs_per_sequence=2, sequences=5)
     assert (schedule.size, schedule.start(100), schedule.rolls) == (5, 0, False)
     assert schedule.needed(PRESETS["fourier"]) == 5

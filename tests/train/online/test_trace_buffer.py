@@ -63,11 +63,11 @@ def test_the_oldest_leave_and_come_back_the_same() -> None:
         keys, values = buffer.kv(number)
         assert torch.equal(keys, trace_of(number).keys)
         assert torch.equal(values, trace_of(number).values)
-        assert len(buffer.held) <= 3 + 2
-    assert buffer.held == [2, 3, 4, 100, 101]
+        assert len(buffer.sequences) <= 3 + 2
+    assert buffer.sequences == [2, 3, 4, 100, 101]
     assert (buffer.traced, buffer.tokens) == (7, 7 * 48)
     assert torch.equal(buffer.kv(0)[0], trace_of(0).keys)
-    assert buffer.held == [2, 3, 4, 100, 101], "what is older than the buffer does not stay"
+    assert buffer.sequences == [2, 3, 4, 100, 101], "what is older than the buffer does not stay"
 
 
 @pytest.mark.parametrize("store", ["importance", "qkv"])
@@ -87,11 +87,11 @@ def test_attention_is_that_of_the_queries(store: str) -> None:
 
 
 def test_bytes_are_those_of_all_tensors() -> None:
-    # 4 heads x (keys and values of 48 x 8, cuts of 20 and 30 tokens, a label of 40), float32
+    # 4 heads x (keys and values of 48 x 8, points of 20 and 30 tokens, a label of 40), float32
     buffer = traces()
     buffer.kv(0)
     buffer.kv(1)
-    assert buffer.held_bytes == 2 * 4 * 4 * (2 * 48 * 8 + 20 + 30 + 40)
+    assert buffer.used_bytes == 2 * 4 * 4 * (2 * 48 * 8 + 20 + 30 + 40)
 
 
 def test_some_heads_only() -> None:
