@@ -60,6 +60,8 @@ def test_records_are_those_committed(store: Path, plan: StorePlan, make_trace: M
     assert reader.geometry == plan.geometry
     assert reader.plan == plan
     assert reader.manifest["note"] == "test"
+    assert repr(reader) == f"TraceReader({str(store)!r}: 3 of 3 sequences, {plan.geometry})"
+    assert "token_ids" not in repr(reader.record(0)), "hundreds of numbers"
 
 
 def test_a_reader_pickles(store: Path) -> None:
