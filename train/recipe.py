@@ -83,10 +83,16 @@ _NONNEGATIVE = (
     "compress_context",
     "compress_uniform",
 )
-_MAXIMUM_HIDDEN = 65_536
-"""Far wider than any ranker is: weights would not fit into memory."""
-_MAXIMUM_LR = 1e3
-"""Far beyond any rate that learns; larger ones overflow float32."""
+_MAXIMA = {
+    "hidden": 65_536,
+    "max_positions": 16_777_216,
+    "steps": 10_000_000,
+    "contexts": 65_536,
+    "points_per_sequence": 65_536,
+    "permutations": 65_536,
+    "lr": 1e3,
+}
+"""Far beyond any run: larger values would end in memory or in time, or overflow float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,8 +216,8 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
         for name in _NONNEGATIVE:
             _require(getattr(self, name) >= 0, name, "cannot be negative", self)
         _require(self.blocks in (1, 2), "blocks", "must be 1 or 2", self)
-        _require(self.hidden <= _MAXIMUM_HIDDEN, "hidden", f"exceeds {_MAXIMUM_HIDDEN}", self)
-        _require(self.lr <= _MAXIMUM_LR, "lr", f"exceeds {_MAXIMUM_LR:g}", self)
+        for name, maximum in _MAXIMA.items():
+            _require(getattr(self, name) <= maximum, name, f"must be at most {maximum:,.0f}", self)
         _require(0 <= self.ema < 1, "ema", "must lie in [0, 1)", self)
         _require(self.final_lr <= self.lr, "final_lr", "cannot exceed lr", self)
         self._check_permutations()
