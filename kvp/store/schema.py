@@ -41,7 +41,7 @@ DTYPES: dict[str, tuple[torch.dtype, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceRecord:
-    """Everything a store keeps about one sequence beside its tensors.
+    """Everything a store keeps about one sequence next to its tensors.
 
     0 < context_length <= prompt_length <= length; tokens are those the model was fed, with chat
     template.
