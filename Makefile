@@ -7,7 +7,10 @@ BIN := $(VENV)/bin
 # Tests run in one process per core, at most 8, each on one thread.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); \
 	echo $$((n < 8 ? n : 8)))
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+# Bytecode is kept (some machines turn that off): each program that a test starts would compile
+# the packages again. A worker that is done takes over tests of another one.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 # What `make test-fast` leaves out: whole programs that run to the end, are killed or use processes.
 SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py \
 	tests/trace_collect/test_kill.py tests/trace_collect/test_run.py tests/train/test_distributed.py \

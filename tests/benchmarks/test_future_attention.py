@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "future_attention.py"
-
-
-def _run(*flags: str) -> subprocess.CompletedProcess[str]:
-    call = [sys.executable, str(SCRIPT), *flags]
-    return subprocess.run(call, capture_output=True, text=True, check=False)
+import torch
 
 
-def test_forms_agree_and_what_does_not_fit_is_said(tmp_path: Path) -> None:
-    quick = ["--workloads", "grid", "--forms", "naive,blocked", "--rounds", "1", "--seconds", "0"]
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_forms_agree_and_what_does_not_fit_is_said(
+    run_benchmark: Callable[..., None], tmp_path: Path
+) -> None:
     out = tmp_path / "found.json"
+    quick = ["--workloads", "grid", "--forms", "naive,blocked", "--rounds", "1", "--seconds", "0"]
     # 3 matrices of 7 x 100 x 100 numbers are 0.0008 GiB, of 200 x 200 four times as much.
-    made = _run(*quick, "--lengths", "100,200", "--naive-gib", "0.002", "--out", str(out))
-    assert made.returncode == 0, made.stderr
+    limits = ["--lengths", "100,200", "--naive-gib", "0.002", "--out", str(out)]
+    run_benchmark("future_attention", *quick, *limits)
     report = json.loads(out.read_text())
     assert report["machine"]["torch"]
     naive, blocked, skipped, last = report["results"]
@@ -34,8 +36,14 @@ def test_forms_agree_and_what_does_not_fit_is_said(tmp_path: Path) -> None:
     assert last["length"] == 200
 
 
-def test_forms_without_their_device_are_refused(tmp_path: Path) -> None:
-    made = _run("--forms", "triton", "--out", str(tmp_path / "found.json"))
-    assert made.returncode == 2
-    assert "--device cuda" in made.stderr
-    assert _run("--forms", "slow", "--out", str(tmp_path / "found.json")).returncode == 2
+@pytest.mark.parametrize(("form", "message"), [("triton", "--device cuda"), ("slow", "no slow")])
+def test_forms_that_cannot_run_are_refused(
+    form: str,
+    message: str,
+    run_benchmark: Callable[..., None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run_benchmark("future_attention", "--forms", form, "--out", str(tmp_path / "found.json"))
+    assert message in capsys.readouterr().err

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -15,18 +14,19 @@ from policies import make_allocator, make_method, split_method
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def test_help_answers_within_a_second_of_processor_time() -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    out = subprocess.run(
-        [sys.executable, "-m", "eval.cli", "--help"], check=True, capture_output=True, text=True
+def test_help_imports_no_heavy_library() -> None:
+    code = (
+        "import sys; from eval.cli import main\n"
+        "try: main(['--help'])\n"
+        "finally: print({'torch', 'transformers', 'scipy'} & set(sys.modules))"
     )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert out.stdout.endswith("set()\n")
     for flag in ("--budgets", "--protocols", "--traces", "Tokens kept per KV head"):
         assert flag in out.stdout
 
 
-def test_list_prints_the_roster_without_other_flags(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_prints_the_registry_without_other_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
     out = capsys.readouterr().out
     assert "oracle" in out

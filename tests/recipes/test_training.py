@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from eval.config import EvalConfig
 from kvp.cli import build_parser
@@ -17,6 +19,7 @@ from train.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "training"
+Run = Callable[..., str]
 CONFIGS = ROOT / "configs" / "training"
 
 
@@ -40,17 +43,25 @@ def test_the_script_parses() -> None:
     subprocess.run(["bash", "-n", str(RECIPE / "run.sh")], check=True)
 
 
-def run(script: str, *arguments: str | Path) -> str:
-    """Standard output of a script of the recipe."""
-    done = subprocess.run(
-        [sys.executable, str(RECIPE / script), *map(str, arguments)],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Standard output of a script of the recipe, which runs in this process."""
+    monkeypatch.syspath_prepend(str(RECIPE))
+
+    def call(script: str, *arguments: str | Path) -> str:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+        runpy.run_path(str(RECIPE / script), run_name="__main__")
+        return capsys.readouterr().out
+
+    threads = torch.get_num_threads()
+    yield call
+    torch.set_num_threads(threads)
+    for name in ("arms", "results"):
+        sys.modules.pop(name, None)
 
 
-def test_a_small_study_from_traces_to_figures(tmp_path: Path) -> None:
+def test_a_small_study_from_traces_to_figures(tmp_path: Path, run: Run) -> None:
     nano = tmp_path / "nano"
     flags = (
         "--tasks niah_single_1 --length 128 --max_new_tokens 8 --train 6 --validation 2 --test 2"

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ import torch
 
 from kvp.store import TraceReader
 
-KILLS = 10
+KILLS = 6
 
 # Imports once, then forks a collector per line of input (its command line) and reports its end.
 PROGRAM = textwrap.dedent(
@@ -41,12 +41,19 @@ PROGRAM = textwrap.dedent(
 )
 
 
-@contextmanager
-def _programs(model: Path, errors: Path) -> Iterator[subprocess.Popen[str]]:
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the collectors of this file write to standard error."""
+    return tmp_path_factory.mktemp("server") / "errors"
+
+
+@pytest.fixture(scope="module")
+def server(model_folder: Path, errors: Path) -> Iterator[subprocess.Popen[str]]:
+    """One process that forks every collector of this file."""
     with (
         errors.open("w") as stream,
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(model)],
+            [sys.executable, "-c", PROGRAM, str(model_folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stream,
@@ -78,30 +85,29 @@ def _await_files(store: Path, known: set[Path], wanted: int, child: int) -> None
 
 @pytest.mark.parametrize("kind", ["qkv", "importance"])
 def test_killed_and_repeated_equals_undisturbed(
-    model_folder: Path, tmp_path: Path, kind: str
+    model_folder: Path, server: subprocess.Popen[str], errors: Path, tmp_path: Path, kind: str
 ) -> None:
-    flags = f"--model {model_folder} --length 300 --train 16 --validation 2 --max-new-tokens 2"
+    flags = f"--model {model_folder} --length 300 --train 10 --validation 2 --max-new-tokens 2"
     flags += f" --tasks niah_single_1 --store {kind} --out "
     store, draw = tmp_path / "killed", random.Random(1)
     ends, committed = [], [0]
-    with _programs(model_folder, tmp_path / "errors") as server:
-        _start(server, f"{flags}{tmp_path / 'whole'}")
-        assert _end(server) == 0, (tmp_path / "errors").read_text()
-        for attempt in range(KILLS):
-            known = set(store.rglob("*"))
-            child = _start(server, f"{flags}{store}")  # the first kills hit the store's creation
-            _await_files(store, known, draw.randint(1, 3 if attempt < 3 else 9), child)
-            time.sleep(draw.uniform(0, 0.01))
-            with suppress(ProcessLookupError):  # on a busy machine it may have come to its end
-                os.kill(child, signal.SIGKILL)
-            ends.append(_end(server))
-            committed.append(len(list(store.glob("sequences/*.json"))))
-        _start(server, f"{flags}{store}")
-        assert _end(server) == 0
+    _start(server, f"{flags}{tmp_path / 'whole'}")
+    assert _end(server) == 0, errors.read_text()
+    for attempt in range(KILLS):
+        known = set(store.rglob("*"))
+        child = _start(server, f"{flags}{store}")  # the first kills hit the store's creation
+        _await_files(store, known, draw.randint(1, 3 if attempt < 2 else 9), child)
+        time.sleep(draw.uniform(0, 0.01))
+        with suppress(ProcessLookupError):  # on a busy machine it may have come to its end
+            os.kill(child, signal.SIGKILL)
+        ends.append(_end(server))
+        committed.append(len(list(store.glob("sequences/*.json"))))
+    _start(server, f"{flags}{store}")
+    assert _end(server) == 0
     assert set(ends) <= {signal.SIGKILL, 0}
-    assert ends.count(signal.SIGKILL) > KILLS // 2
+    assert signal.SIGKILL in ends
     assert committed == sorted(committed)
-    assert len(set(committed)) > 3, "the kills were not spread over the run"
+    assert any(0 < count < 12 for count in committed), "no kill fell between two sequences"
 
     whole, killed = TraceReader(tmp_path / "whole"), TraceReader(store)
     assert killed.complete
