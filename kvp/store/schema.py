@@ -61,7 +61,7 @@ class SequenceRecord:
     """Tokens up to the end of the context: the query_agnostic boundary."""
     prompt_length: int
     """Tokens up to the end of the prompt, answer prefix included."""
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = field(repr=False)
     """T token ids."""
     reply_spans: tuple[tuple[int, int], ...] = ()
     """[start, stop) token ranges written by the assistant."""
