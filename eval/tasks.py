@@ -22,7 +22,7 @@ class PromptRequest:
     """Prompts of a program: which tasks, and what each of them is given."""
 
     tasks: tuple[str, ...]
-    """Tasks as `--tasks` names them; `ruler` stands for several."""
+    """Tasks as `--tasks` names them; `ruler` means several."""
     settings: TaskSettings
     """The split, the seed, the length, the files, and how many prompts of each task."""
 

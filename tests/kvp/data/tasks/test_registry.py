@@ -92,14 +92,14 @@ def test_every_built_in_task_keeps_the_contract() -> None:
     assert {"niah_single_1", "vt_0shot", "chat", "text", "data"} <= set(TASKS)
 
 
-def test_ruler_stands_for_rulers_own_tasks() -> None:
+def test_ruler_means_all_ruler_tasks() -> None:
     names = expand_tasks(["ruler", "vt", "chat"])
     assert len(names) == 11 + 1
     assert "vt_0shot" not in names
     assert names[-1] == "chat"
 
 
-def test_a_task_by_its_place(module: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_task_by_its_module(module: str, tokenizer: PreTrainedTokenizerBase) -> None:
     name = f"{module}:Reversed"
     assert expand_tasks([name]) == (name,)
     source = open_source(
