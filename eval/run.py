@@ -23,7 +23,16 @@ from eval.cost_curves import CURVE_KEY, KEPT_KEY, measure_traces, usable_records
 from eval.evaluate import Bench, evaluate, identify
 from eval.methods import Method, file_digests, spec_of
 from eval.prepare import Prepared, cache_bytes, methods_of, prepare, trace_settings
-from eval.results.folder import CURVES, KEPT, ROWS, TIMING, TOKENS, open_folder, write_manifest
+from eval.results.folder import (
+    CURVES,
+    KEPT,
+    ROWS,
+    TIMING,
+    TOKENS,
+    open_folder,
+    write_counts,
+    write_manifest,
+)
 from eval.results.records import Row as Record
 from eval.results.records import RowFile, key_of, merge_rows, read_rows
 from eval.settings import Setting
@@ -34,7 +43,7 @@ from eval.token_ranks import token_ranks
 from kvp.artifacts.claim import OutputFolder
 from kvp.hf import load_model
 from kvp.hf.identity import model_identity
-from kvp.manifest import atomic_write_json
+from kvp.manifest import write_sealed_json
 from kvp.progress import Progress, phase
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -76,6 +85,7 @@ def _run(
     folder = output.path
     evaluate_all(bench, prepared, RowFile(folder / ROWS))
     measure_all(bench, config, prepared, folder)
+    write_counts(folder)
     records = list(read_rows(folder / ROWS))
     print_headline(Console(markup=False), records, resamples=config.bootstrap, seed=config.seed)
     print(conclusion(records, seed=config.seed))
@@ -189,7 +199,7 @@ def measure_all(bench: Bench, config: EvalConfig, prepared: Prepared, folder: Pa
     if config.tokens:
         phase("ranking the tokens of one prompt")
         content = token_ranks(bench, prompt, protocol, prepared.methods, config.budget_list)
-        atomic_write_json(folder / TOKENS, content)
+        write_sealed_json(folder / TOKENS, content)
 
 
 def _timed(settings: Sequence[Setting]) -> list[Setting]:

@@ -13,7 +13,7 @@ from eval.config import PromptConfig
 from kvp.data.encode import Encoded, encode
 from kvp.data.sample import Sample
 from kvp.data.task import TaskSettings
-from kvp.data.tasks import TEXT, expand_tasks, find_task
+from kvp.data.tasks import TEXT, build_samples, expand_tasks, find_task
 from kvp.errors import UsageError
 
 
@@ -22,7 +22,7 @@ class PromptRequest:
     """Prompts of a program: which tasks, and what each of them is given."""
 
     tasks: tuple[str, ...]
-    """Tasks as `--tasks` names them; `ruler` stands for several."""
+    """Tasks as `--tasks` names them; `ruler` means several."""
     settings: TaskSettings
     """The split, the seed, the length, the files, and how many prompts of each task."""
 
@@ -146,8 +146,8 @@ def load_prompts(
     A longer run begins with the same prompts. Raises UsageError where a task has none, or a sample
     that is measured by its reply has no reply.
     """
+    samples = build_samples(name, settings, tokenizer)
     task = find_task(name)
-    samples = task.build(settings, tokenizer)
     prompts = []
     for sample in samples:
         encoded = encode(sample, tokenizer)

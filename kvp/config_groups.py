@@ -87,7 +87,7 @@ class TaskConfig(Group):
     """Prompts."""
 
     tasks: str = "ruler"
-    """Tasks, comma separated; `ruler` stands for all RULER tasks that fit into `length`. kvp-eval
+    """Tasks, comma separated; `ruler` means all RULER tasks that fit into `length`. kvp-eval
     and kvp-evolve also know `chat` (perplexity of dialogues), `text` (of running text) and `data`
     (answers to rows of your own)."""
     length: int = 512

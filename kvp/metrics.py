@@ -34,7 +34,7 @@ of all tokens, and its area left out the budgets 0 and N."""
 
 NO_SIGNAL = 1e-3
 """A head has no signal where the ideal ranking costs less than this share below a random one: all
-tokens are worth the same, and every ranking is as good as any other."""
+tokens are equally important, and every ranking is as good as any other."""
 
 _GRID = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Budgets of `grid_budgets` in 64ths of the cache; each at most 1.5 times the one before."""
@@ -135,6 +135,6 @@ def skill(
 
 
 def has_signal(importance: Tensor) -> Tensor:
-    """Heads whose tokens are not all worth the same: [..., N] of competing tokens -> [...] bool."""
+    """Heads whose competing tokens differ in importance: [..., N] -> [...] bool."""
     chance = random_cost(importance)
     return chance - ideal_cost(importance) > NO_SIGNAL * chance

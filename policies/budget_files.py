@@ -64,7 +64,7 @@ class BudgetFile:
     made_by: Mapping[str, Any] = field(default_factory=dict)
     """How the counts were chosen: `kind` search or curves, and its summary."""
     held_out: Mapping[str, Any] | None = None
-    """The counts beside uniform ones on other prompts, None where nothing was run."""
+    """The counts compared with uniform ones on other prompts, None where nothing was run."""
     data: Mapping[str, Any] = field(default_factory=dict)
     """Which prompts or curves the counts were chosen on."""
 

@@ -1,7 +1,7 @@
 """The arithmetic of the rankers: tokens and weights in, scores out.
 
 Pure functions over a mapping of weights. Every weight has the head as its first axis, of size a for
-weights of each head or 1 for weights that all heads share; nothing here knows who owns them.
+weights of each head or 1 for weights that all heads share; the caller owns them.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ def score_tokens(
     product per layer of the network for all heads, else a loop over heads.
     """
     count = keys.shape[0]
-    if spec.key_frequencies:
+    if spec.key_frequencies:  # [a, N, D] either way
         keys = keys_seen_from_the_end(spec, keys, length)
     inputs = {"key": keys, "value": values}
     if spec.architecture == "paper":
-        rows = positions.clamp(0, spec.max_positions - 1)
-        inputs["position"] = rows.expand(count, keys.shape[1])
+        indices = positions.clamp(0, spec.max_positions - 1)  # [N] or [a, N]
+        inputs["position"] = indices.expand(count, keys.shape[1])  # [a, N]
     elif "position" in spec.projected:
-        features = position_features(spec, positions, length)
-        inputs["position"] = features.expand(count, *features.shape[-2:])
+        features = position_features(spec, positions, length)  # [..., N, features]
+        inputs["position"] = features.expand(count, *features.shape[-2:])  # [a, N, features]
     inputs = {name: inputs[name] for name in spec.projected}
     if stacked:
         return _network(spec, weights, inputs)
     parts = {name: torch.split(tensor, 1) for name, tensor in weights.items()}
-    rows_of = {name: torch.split(tensor, 1) for name, tensor in inputs.items()}
+    by_head = {name: torch.split(tensor, 1) for name, tensor in inputs.items()}  # [1, N, ...]
     scores = [
         _network(
             spec,
             {name: part[head if len(part) > 1 else 0] for name, part in parts.items()},
-            {name: row[head] for name, row in rows_of.items()},
+            {name: heads[head] for name, heads in by_head.items()},
         )
         for head in range(count)
     ]
-    return torch.cat(scores)
+    return torch.cat(scores)  # [a, N]
 
 
 def _network(
@@ -61,9 +61,9 @@ def _network(
 ) -> Tensor:
     """The network: `inputs` name -> [a, N, channels], for a table int64 [a, N] -> [a, N] scores."""
     parts = [_norm(weights, name, _projected(weights, name, inputs[name])) for name in inputs]
-    hidden = torch.cat(parts, dim=-1)
+    hidden = torch.cat(parts, dim=-1)  # [a, N, sum of input widths]
     for block in spec.block_names:
-        hidden = F.silu(_norm(weights, block, _linear(weights, block, hidden)))
+        hidden = F.silu(_norm(weights, block, _linear(weights, block, hidden)))  # [a, N, hidden]
     return _linear(weights, "score", hidden).squeeze(-1)
 
 

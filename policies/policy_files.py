@@ -46,7 +46,7 @@ POLICY = FolderKind(
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyMeta:
-    """What a policy directory records beside the weights."""
+    """What a policy directory records next to the weights."""
 
     geometry: Geometry
     """The model the rankers were trained for."""

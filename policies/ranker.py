@@ -121,7 +121,7 @@ class HeadRankers(nn.Module):
     def weights(self, heads: slice) -> dict[str, Tensor]:
         """Parameters and statistics of the a heads in `heads`, name -> [a, ...].
 
-        They carry gradients. A first axis of 1 stands for a tensor that all heads share.
+        They carry gradients. A first axis of size 1 is a tensor shared by all heads.
         """
         tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         return {name: tensor[heads] for name, tensor in tensors.items()}

@@ -51,9 +51,9 @@ def all_tables(results: Results, validation: Results | None) -> Iterator[str]:
             if comparison is not None:
                 yield markdown(tables.headline(comparison, ATTENTION_FREE, resamples=RESAMPLES))
                 yield markdown(tables.every_setting(comparison))
-                held = tables.cache_bytes(comparison)
-                if held is not None:
-                    yield markdown(held)
+                memory = tables.cache_bytes(comparison)
+                if memory is not None:
+                    yield markdown(memory)
         curves = [row for row in results.curves if row["protocol"] == protocol]
         if curves:
             version = curves[0].get("metrics_version", 1)

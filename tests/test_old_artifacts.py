@@ -11,8 +11,7 @@ import torch
 
 from eval.cli import main as evaluate
 from eval.evolve.cli import main as evolve
-from eval.evolve.journal import Journal
-from eval.evolve.search_folder import JOURNAL, SEARCH
+from eval.evolve.search_folder import JOURNAL, SEARCH, Journal
 from eval.report.cli import main as report
 from eval.results.folder import RESULTS
 from eval.results.records import KEY_FIELDS, read_rows

@@ -28,6 +28,7 @@ CONFIGS: list[type[Group]] = [
 ]  # fmt: skip
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"kvp", "trace_collect", "train", "policies", "eval"}
+DOCS = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "log.md")
 TOP_LEVEL = PACKAGES | {
     "pyproject.toml", "configs", "tests", "README.md", "docs", "recipes", "Makefile",
     "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", ".ci", ".gitignore", "benchmarks",
@@ -129,3 +130,42 @@ def test_every_earlier_flag_has_a_new_name() -> None:
         names = {flag.name for flag in flags_of(config)}
         assert set(config.RENAMED.values()) <= names
         assert not set(config.RENAMED) & names
+
+
+ENTRY_POINTS = {
+    "kvp.tasks", "kvp.sources", "kvp.scorers", "kvp.allocators", "kvp.labels", "kvp.objectives",
+}  # fmt: skip
+
+
+def _missing(name: str) -> bool:
+    """Whether a path of the repository, or a dotted name of its packages, does not exist."""
+    if "/" in name:
+        known = name.split("/")[0] in TOP_LEVEL - {".ci", ".gitignore"} and "<" not in name
+        return known and not any(ROOT.glob(name.rstrip("/")))
+    parts = name.split(".")
+    folder = ROOT
+    while parts and (folder / parts[0]).is_dir():
+        folder /= parts.pop(0)
+    module = folder / f"{parts[0]}.py" if parts else folder
+    if parts and module.is_file():
+        parts.pop(0)
+    else:
+        module = folder / "__init__.py"
+    text = module.read_text(encoding="utf-8") if module.is_file() else ""
+    return not all(re.search(rf"\b{part}\b", text) for part in parts)
+
+
+@pytest.mark.parametrize(
+    "page", ["CONTRIBUTING.md", "README.md", *(f"docs/{path.name}" for path in DOCS)]
+)
+def test_a_page_names_files_and_modules_that_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = {match.split("(")[0] for match in re.findall(r"`([^`\n ]+)`", text)}
+    files = {name for name in named if re.fullmatch(r"[\w.*-]+(/[\w.*<>-]*)+", name)}
+    files -= {"kvp/LABEL", "kvp/seed0"}  # methods in results
+    dotted = {
+        name
+        for name in named - ENTRY_POINTS
+        if re.fullmatch(rf"({'|'.join(PACKAGES)})(\.\w+)+", name)
+    }
+    assert not sorted(filter(_missing, files | dotted))

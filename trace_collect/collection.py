@@ -47,6 +47,6 @@ class Collection:
             continuation=self.config.answers,
             max_new_tokens=self.config.max_new_tokens,
             queries=self.config.store == "qkv",
-            grid=self.config.cuts,
+            grid=self.config.grid_points,
             labels=self.config.label_list,
         )

@@ -73,7 +73,7 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, DryRunConf
         return (*known, *(label for label in named if label not in STORED_LABELS))
 
     @property
-    def cuts(self) -> int:
+    def grid_points(self) -> int:
         """Points of the importance grid, 0 where none is stored."""
         return self.grid if self.store == "importance" else 0
 

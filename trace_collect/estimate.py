@@ -29,7 +29,7 @@ class StoreEstimate:
     tokens: int
     """Tokens of all sequences."""
     store: StoreKind = "qkv"
-    """What is kept beside keys and values."""
+    """What is kept next to keys and values."""
     grid: int = 0
     """Compression points of an importance grid, 0 in a store without."""
     grid_dtype: GridDtype = "float16"
@@ -120,7 +120,7 @@ def estimate(config: CollectConfig, model: PreTrainedConfig, sequences: int) -> 
         sequences=sequences,
         tokens=sequences * config.max_tokens,
         store=config.store,
-        grid=config.cuts,
+        grid=config.grid_points,
         grid_dtype=config.grid_dtype,
         labels=len(config.label_list),
     )

@@ -74,7 +74,7 @@ def _collect(parts: Collection, model_config: PreTrainedConfig, console: Console
         max_tokens=config.max_tokens,
         sequences=len(jobs),
         store=config.store,
-        grid=config.cuts,
+        grid=config.grid_points,
         grid_dtype=config.grid_dtype,
         labels=config.label_list,
     )

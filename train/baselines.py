@@ -44,7 +44,7 @@ class Baselines:
 
 
 class BaselineEvaluator:
-    """Evaluate every attention-free heuristic on contexts as they pass by."""
+    """Evaluate every attention-free heuristic on contexts, one after the other."""
 
     def __init__(
         self, geometry: Geometry, *, reward_protection: Protection, heads: range | None = None
@@ -68,7 +68,7 @@ class BaselineEvaluator:
             yield context
 
     def result(self) -> Baselines:
-        """Means over what has passed by; NaN before the first context."""
+        """Means over the contexts so far; NaN before the first context."""
         if not self._skills:
             no_signal = torch.full((len(self._scorers), len(self._heads)), torch.nan)
             self._skills, self._areas = [no_signal], [no_signal]

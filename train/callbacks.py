@@ -111,7 +111,7 @@ class Log(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: STEP_OUTPUT, *args: object
     ) -> None:
-        """Write what is due."""
+        """Write scalars and figures when due."""
         assert self._writer is not None
         assert isinstance(outputs, Mapping)
         step = trainer.global_step

@@ -132,7 +132,7 @@ class TrainConfig(
         }
         for name, recipe in PRESETS.items()
     }
-    """What each preset gives, for the command line."""
+    """Settings of each preset, for the command line."""
     RENAMED: ClassVar[Mapping[str, str]] = {
         "continuation": "answers",
         "validation": "validation_sequences",
@@ -148,7 +148,7 @@ class TrainConfig(
     }
 
     def __post_init__(self) -> None:
-        """Take from the preset what was not given; raise ValueError naming what cannot work."""
+        """Fill settings from the preset; raise ValueError naming a flag that cannot work."""
         for name, value in self.PRESETS[self.preset].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)

@@ -156,7 +156,7 @@ def _connect(workers: Workers, device: torch.device, store: TCPStore | None) -> 
 
 @contextmanager
 def _surroundings(workers: Workers) -> Iterator[None]:
-    """A fair share of the cores, and Lightning told that it need not start processes."""
+    """A fair share of the cores, and the variable that keeps Lightning from starting processes."""
     threads, local_rank = torch.get_num_threads(), os.environ.get("LOCAL_RANK")
     os.environ["LOCAL_RANK"] = str(workers.index)
     torch.set_num_threads(max(threads // workers.count, 1))

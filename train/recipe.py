@@ -5,7 +5,7 @@ largest future attention (docs/decisions/0075), which needs no rankings (its `pe
 `reward` and `advantage_clip` are for `--objective rloo`).
 
 `paper` follows the KVP paper (section 3, Algorithm 1, appendix A.2) and, where the paper is silent,
-the facts known about its released code. What it cannot or does not reproduce:
+the facts known about its released code. Differences that remain:
 
 - RLOO baselines are taken within one context (Algorithm 1). The released code draws one permutation
   of each of 128 sequences and takes the mean over sequences; 16 contexts x 8 permutations keep its
@@ -49,7 +49,7 @@ CalibrationName = Literal[
 ]
 
 INPUTS = ("key", "value", "position", "distance")
-"""What a ranker may see of a token; distance is that to the end of the cache."""
+"""Possible inputs of a ranker; distance is that to the end of the cache."""
 
 RENAMED = {
     "budgets": "budget_weights",
@@ -83,10 +83,16 @@ _NONNEGATIVE = (
     "compress_context",
     "compress_uniform",
 )
-_MAXIMUM_HIDDEN = 65_536
-"""Far wider than any ranker is: weights would not fit into memory."""
-_MAXIMUM_LR = 1e3
-"""Far beyond any rate that learns; larger ones overflow float32."""
+_MAXIMA = {
+    "hidden": 65_536,
+    "max_positions": 16_777_216,
+    "steps": 10_000_000,
+    "contexts": 65_536,
+    "points_per_sequence": 65_536,
+    "permutations": 65_536,
+    "lr": 1e3,
+}
+"""Far beyond any run: larger values would end in memory or in time, or overflow float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +104,7 @@ class RankerSettings:
     blocks: int = 2
     """Hidden layers of the ranker, 1 or 2."""
     inputs: str = "key,value,position,distance"
-    """What the ranker sees of a token, comma separated, some of these; paper has no distance."""
+    """Inputs of the ranker per token, comma separated, some of these; paper has no distance."""
     key_frame: KeyFrame = "stored"
     """stored (keys as the model rotated them) or end (rotated on, so that the end of the cache is
     position 0, as the queries that follow see them)."""
@@ -113,7 +119,7 @@ class ObjectiveSettings:
     """Objective."""
 
     objective: str = "listwise"
-    """What is minimised: listwise (cross-entropy on shares), rloo (sampled rankings, baselines
+    """Loss: listwise (cross-entropy on shares), rloo (sampled rankings, baselines
     within a context), rloo_batch (baselines over the step), exact (the expected reward in closed
     form), regress (squared error of the log label), a differentiable sort (soft_rank, soft_sort,
     neural_sort), or package.module:function."""
@@ -190,7 +196,7 @@ class ContextSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettings):
-    """Everything that decides what is learned from given training data and seed."""
+    """All settings that decide the weights, given training data and seed."""
 
     architecture: Architecture = "fourier"
     """Ranker architecture (`policies.ranker`): fourier (positions as features) or paper (a table
@@ -210,8 +216,8 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
         for name in _NONNEGATIVE:
             _require(getattr(self, name) >= 0, name, "cannot be negative", self)
         _require(self.blocks in (1, 2), "blocks", "must be 1 or 2", self)
-        _require(self.hidden <= _MAXIMUM_HIDDEN, "hidden", f"exceeds {_MAXIMUM_HIDDEN}", self)
-        _require(self.lr <= _MAXIMUM_LR, "lr", f"exceeds {_MAXIMUM_LR:g}", self)
+        for name, maximum in _MAXIMA.items():
+            _require(getattr(self, name) <= maximum, name, f"must be at most {maximum:,.0f}", self)
         _require(0 <= self.ema < 1, "ema", "must lie in [0, 1)", self)
         _require(self.final_lr <= self.lr, "final_lr", "cannot exceed lr", self)
         self._check_permutations()
@@ -312,6 +318,6 @@ PAPER = replace(
     uniform_points=0,
     future_max=0,
 )
-"""The recipe of the KVP paper, as what differs from the default."""
+"""The recipe of the KVP paper, as differences from the default."""
 
 PRESETS: dict[PresetName, Recipe] = {"fourier": FOURIER, "paper": PAPER}

@@ -1,4 +1,4 @@
-"""The output folder of a run: whose it is, whether it can be continued, whether it is finished.
+"""The output folder of a run: its owner, whether it can be continued, whether it is finished.
 
 `run.json` is written first and says what is being trained; one checkpoint replaces the other as a
 whole, its name carrying the identity of the run and the checksum of its content; `policy.json`
@@ -118,7 +118,7 @@ class RunFolder:
         return max(_checkpoints(self.folder), key=_step, default=None)
 
     def keep(self, step: int) -> None:
-        """Make what was written to `aside` the checkpoint of a step, in place of earlier ones."""
+        """Turn the file `aside` into the checkpoint of a step; earlier ones are deleted."""
         sync_path(self.aside)
         name = f"step-{step:08d}-{self._digest}-{sha256_file(self.aside)}.ckpt"
         kept = self.aside.replace(self.aside.with_name(name))
@@ -138,7 +138,7 @@ class RunFolder:
 
     @property
     def _digest(self) -> str:
-        """What the names of this run's checkpoints carry."""
+        """Digest of the run in the names of its checkpoints."""
         return digest_json(self._identity)[:12]
 
     def _check_checkpoints(self) -> None:

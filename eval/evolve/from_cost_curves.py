@@ -110,7 +110,7 @@ def _refuse_another(out: Path, budgets: BudgetFile) -> None:
 def choose(
     curves: Curves, config: EvolveConfig
 ) -> tuple[tuple[BudgetPoint, ...], list[dict[str, float]]]:
-    """A point per mean budget, and what each is expected to lose beside uniform counts.
+    """A point per mean budget, and what each is expected to lose, compared with uniform counts.
 
     Raises UsageError on a budget below the protected tokens.
     """

@@ -18,10 +18,9 @@ from transformers import PreTrainedTokenizerBase
 
 from eval.evolve.candidates import PromptSet, Target, target_of
 from eval.evolve.config import EvolveConfig
-from eval.evolve.journal import Generation, Journal
 from eval.evolve.print_budgets import print_budgets
 from eval.evolve.search import Elite, SearchPlan, layer_groups, search
-from eval.evolve.search_folder import JOURNAL, SEARCH, begin_search
+from eval.evolve.search_folder import JOURNAL, SEARCH, Generation, Journal, begin_search
 from eval.results.folder import input_digests
 from eval.results.records import LEARNED
 from eval.stats import paired_difference

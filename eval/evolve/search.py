@@ -19,7 +19,7 @@ from cmaes import CMA
 from numpy.typing import NDArray
 
 from eval.evolve.fitness import fitness
-from eval.evolve.journal import Generation, Journal
+from eval.evolve.search_folder import Generation, Journal
 from kvp.allocation import apportion
 
 Floats = NDArray[np.float64]

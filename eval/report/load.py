@@ -20,10 +20,21 @@ from eval.report.schema import (
     manifest_fault,
     tokens_are_sound,
 )
-from eval.results.folder import CURVES, FORMAT, FORMAT_VERSION, KEPT, MANIFEST, ROWS, TIMING, TOKENS
+from eval.results.folder import (
+    CURVES,
+    FORMAT,
+    FORMAT_VERSION,
+    KEPT,
+    MANIFEST,
+    ROWS,
+    TIMING,
+    TOKENS,
+    lost_records,
+    read_manifest,
+)
 from eval.results.records import UNIFORM, Row, read_rows
 from kvp.errors import ResultsError
-from kvp.manifest import digest_json, read_json
+from kvp.manifest import SEAL, digest_json, read_json, read_sealed_json
 from kvp.metrics import METRICS_VERSION
 
 OLD_FIELDS: Mapping[str, Any] = {"allocator": UNIFORM}
@@ -73,7 +84,7 @@ def load_results(folder: Path) -> Results:
         raise ResultsError(f"{folder} is not a folder; give the results folder of kvp-eval")
     if not (folder / MANIFEST).exists():
         raise ResultsError(f"{folder} holds no {MANIFEST}; is this a results folder of kvp-eval?")
-    manifest = read_json(folder / MANIFEST, ResultsError)
+    manifest = read_manifest(folder / MANIFEST)
     if manifest.get("format") != FORMAT:
         raise ResultsError(f"{folder / MANIFEST} describes no results of kvp-eval")
     version = manifest.get("format_version")
@@ -86,6 +97,8 @@ def load_results(folder: Path) -> Results:
         raise ResultsError(f"{folder / MANIFEST} is damaged: its identity has another digest")
     if (name := manifest_fault(manifest)) is not None:
         raise ResultsError(f"{folder / MANIFEST} is damaged: {name!r} has no valid value")
+    if (lost := lost_records(folder, manifest)) is not None:
+        raise ResultsError(f"{lost}; run the same kvp-eval command again")
     notes: list[str] = list(manifest.get("notes", []))
     rows = _read_records(folder / ROWS, ROW_SCHEMA, notes)
     if not rows:
@@ -103,7 +116,7 @@ def load_results(folder: Path) -> Results:
         timing=optional[TIMING],
         curves=_of_one_definition(optional[CURVES], notes),
         kept=optional[KEPT],
-        tokens=_read_tokens(tokens) if tokens.exists() else None,
+        tokens=_read_tokens(tokens, manifest) if tokens.exists() else None,
         notes=tuple(notes),
     )
 
@@ -152,8 +165,9 @@ def _of_one_definition(curves: tuple[Row, ...], notes: list[str]) -> tuple[Row, 
     return today or curves
 
 
-def _read_tokens(path: Path) -> Mapping[str, Any]:
-    content = read_json(path, ResultsError)
+def _read_tokens(path: Path, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    sealed = "records" in manifest or SEAL in read_json(path, ResultsError)  # not at 2ef2cb0
+    content = (read_sealed_json if sealed else read_json)(path, ResultsError)
     if not tokens_are_sound(content):
         raise ResultsError(f"{path} is damaged; delete it and run kvp-eval again")
     return content

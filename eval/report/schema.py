@@ -256,6 +256,9 @@ def manifest_fault(manifest: Mapping[str, Any]) -> str | None:
         return "notes"
     if not (isinstance(runs, list) and all(isinstance(run, dict) for run in runs)):
         return "earlier_runs"
+    counts = manifest.get("records", {})
+    if not (isinstance(counts, dict) and all(isinstance(count, int) for count in counts.values())):
+        return "records"
     commands = [run["command"] for run in (*runs, manifest) if "command" in run]
     return None if all(isinstance(command, str | list) for command in commands) else "command"
 

@@ -8,6 +8,7 @@ extends it (more prompts, tasks, methods, budgets, protocols, policies); any oth
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -41,19 +42,60 @@ INPUT_FLAGS = ("essays", "chat", "text", "data")
 """Settings that name files or folders which prompts come from."""
 
 
+RECORD_FILES = (ROWS, TIMING, CURVES, KEPT)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A manifest as it was written, its seal checked; those of 2ef2cb0 have none.
+
+    Raises ResultsError where it is damaged.
+    """
+    manifest = read_json(path, ResultsError)
+    if SEAL in manifest:
+        return read_sealed_json(path, ResultsError)
+    if "records" in manifest or "model_digest" in str(manifest.get("identity")):
+        raise ResultsError(f"{path} is damaged: no checksum in it")
+    return manifest
+
+
+def count_records(folder: Path) -> dict[str, int]:
+    """Lines of each file of records that is there."""
+    files = [folder / name for name in RECORD_FILES if (folder / name).exists()]
+    return {file.name: file.read_bytes().count(b"\n") for file in files}
+
+
+def write_counts(folder: Path) -> None:
+    """Seal a finished run: how many records each file holds stands in the manifest from now on.
+
+    Files only grow by whole lines, so that one cut at a line's end looks sound; the counts tell.
+    The next run removes them before it adds records.
+    """
+    manifest = read_manifest(folder / MANIFEST)
+    write_sealed_json(folder / MANIFEST, {**manifest, "records": count_records(folder)})
+
+
+def lost_records(folder: Path, manifest: Mapping[str, Any]) -> str | None:
+    """Say which file holds fewer records than its finished run wrote, None if none does."""
+    there = count_records(folder)
+    for name, count in manifest.get("records", {}).items():
+        if there.get(name, 0) < count:
+            return (
+                f"{folder / name} holds {there.get(name, 0)} of the {count} records written to it"
+            )
+    return None
+
+
 def _read_manifest(path: Path) -> dict[str, Any]:
     """A manifest of results that this version can extend."""
-    manifest = read_json(path, ResultsError)
+    manifest = read_manifest(path)
     if manifest.get("format_version") != FORMAT_VERSION:
         raise ResultsError(
             f"{path} has format_version {manifest.get('format_version')!r}, this kvp-eval writes "
             f"{FORMAT_VERSION}; choose another --out"
         )
     identity = manifest.get("identity")
-    sealed = SEAL not in manifest or read_sealed_json(path, ResultsError)  # earlier ones are not
-    if digest_json(identity) != manifest.get("identity_digest") or not sealed or not identity:
+    if digest_json(identity) != manifest.get("identity_digest") or not identity:
         raise ResultsError(f"{path} is damaged; choose another --out")
-    manifest.pop(SEAL, None)
     return manifest
 
 
@@ -112,6 +154,9 @@ def write_manifest(
     digest = {} if model_digest is None else {"model_digest": dict(model_digest)}
     folder.require(digest)
     earlier = folder.found or {}
+    if (lost := lost_records(folder.path, earlier)) is not None:
+        notes = [*notes, f"{lost}; this run evaluates what it asks for again"]
+        print(f"note: {notes[-1]}", file=sys.stderr, flush=True)
     settings = asdict(config)
     runs = list(earlier.get("earlier_runs", []))
     if earlier and earlier["config"] != settings:

@@ -32,7 +32,7 @@ class DataRequest:
     data: str
     """`ruler`, `chat`, a file, a folder, a hub data set or `package.module:Name`."""
     tasks: tuple[str, ...]
-    """Tasks in order, for `ruler`; among them `ruler` stands for RULER's own that fit."""
+    """Tasks in order, for `ruler`; among them `ruler` means all RULER tasks that fit."""
     length: int
     """Maximum of prompt tokens, chat template included."""
     seed: int

@@ -38,7 +38,7 @@ MAKERS: Mapping[str, Callable[[SampleInputs, CountTokens], PromptMaker]] = {
 RULER_TASKS = tuple(MAKERS)
 """All tasks: those of RULER, and `vt_0shot`."""
 OWN_TASKS = tuple(name for name in RULER_TASKS if name != "vt_0shot")
-"""RULER's own tasks, what `ruler` stands for: all but its qa_1 and qa_2, which need documents."""
+"""RULER's own tasks, the meaning of `ruler`: all but its qa_1 and qa_2, which need documents."""
 
 
 def generate(

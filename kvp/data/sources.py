@@ -15,7 +15,7 @@ from kvp.data.rows.samples import row_samples
 from kvp.data.sample import Sample, Source
 from kvp.data.synthetic.needles import SPLITS
 from kvp.data.task import ALL, TaskSettings
-from kvp.data.tasks import CHAT, RULER, TASKS, find_task
+from kvp.data.tasks import CHAT, RULER, TASKS, build_samples
 from kvp.errors import UsageError
 from kvp.plugins import find_plugin, is_object_name, load_object, load_plugin, module_exists
 
@@ -35,7 +35,7 @@ def tasks_in_turn(
     notes: list[str] = []
     for turn, name in enumerate(tasks):
         count = len(range(turn, settings.count, len(tasks)))
-        samples = find_task(name).build(replace(settings, count=count), tokenizer)
+        samples = build_samples(name, replace(settings, count=count), tokenizer)
         notes += getattr(samples, "notes", ())
         built.append(samples)
     # A task with fewer samples ends the row where its turn would come.

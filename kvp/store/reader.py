@@ -45,6 +45,11 @@ class TraceReader:
         self._checked: set[Path] = set()
         """Shards whose chunks have the size of the plan."""
 
+    def __repr__(self) -> str:
+        """Where it is, of what, and how much is there."""
+        count = f"{len(committed(self.path))} of {self._plan.sequences} sequences"
+        return f"TraceReader({str(self.path)!r}: {count}, {self.geometry})"
+
     @property
     def manifest(self) -> dict[str, Any]:
         """Everything in manifest.json."""

@@ -41,7 +41,7 @@ DTYPES: dict[str, tuple[torch.dtype, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceRecord:
-    """Everything a store keeps about one sequence beside its tensors.
+    """Everything a store keeps about one sequence next to its tensors.
 
     0 < context_length <= prompt_length <= length; tokens are those the model was fed, with chat
     template.
@@ -61,7 +61,7 @@ class SequenceRecord:
     """Tokens up to the end of the context: the query_agnostic boundary."""
     prompt_length: int
     """Tokens up to the end of the prompt, answer prefix included."""
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = field(repr=False)
     """T token ids."""
     reply_spans: tuple[tuple[int, int], ...] = ()
     """[start, stop) token ranges written by the assistant."""

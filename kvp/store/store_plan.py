@@ -19,7 +19,7 @@ from kvp.store.schema import (
 )
 
 StoreKind = Literal["qkv", "kv", "importance"]
-"""What is kept beside keys and values: queries, nothing, or an importance grid."""
+"""What is kept next to keys and values: queries, nothing, or an importance grid."""
 GridDtype = Literal["float16", "float32"]
 
 
@@ -35,7 +35,7 @@ class StorePlan:
     sequences: int
     """Planned sequences."""
     store: StoreKind = "qkv"
-    """What is kept beside keys and values; training needs queries, which are most of the bytes, or
+    """What is kept next to keys and values; training needs queries, which are most of the bytes, or
     an importance grid."""
     grid: int = 0
     """Cuts of an importance grid; 0 in other stores."""

@@ -26,7 +26,7 @@ Scores = Mapping[tuple[str, bool], Mapping[str, Mapping[Unit, float]]]
 def scores_of(rows: Sequence[Row], *, forced: bool) -> Scores:
     """Scores in % of generated tasks, or minus nats per token of forced ones."""
     groups = policy_groups(rows)
-    cells: dict[tuple[str, bool], dict[str, list[Row]]] = {}
+    settings: dict[tuple[str, bool], dict[str, list[Row]]] = {}
     for row in rows:
         if row["budget_spec"] is None or (row["nll"] is None) is forced:
             continue
@@ -35,11 +35,11 @@ def scores_of(rows: Sequence[Row], *, forced: bool) -> Scores:
         name = f"{row['method']}/{group}" if group else row["method"]
         label = method_label(name, row["variant"], row["allocator"])
         label = label.split("+evolved")[0] + "+evolved" if "+evolved" in label else label
-        found = cells.setdefault((label, row["protected"]), {})
-        found.setdefault(row["budget_spec"], []).append({**row, "value": value})
+        budgets = settings.setdefault((label, row["protected"]), {})
+        budgets.setdefault(row["budget_spec"], []).append({**row, "value": value})
     return {
         key: {budget: per_prompt(found, "value") for budget, found in budgets.items()}
-        for key, budgets in cells.items()
+        for key, budgets in settings.items()
     }
 
 

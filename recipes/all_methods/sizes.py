@@ -32,8 +32,8 @@ def main() -> None:
     for (label, protocol, task), rows in sorted(found.items()):
         shares = np.array([100 * row["kept_tokens"] / row["cached_tokens"] for row in rows])
         low, high = np.quantile(shares, [0.05, 0.95])
-        held = np.mean([row["cache_bytes"] for row in rows])
-        numbers = f"{shares.mean():.1f} ({low:.1f} to {high:.1f}) | {held:,.0f}"
+        cache_bytes = np.mean([row["cache_bytes"] for row in rows])
+        numbers = f"{shares.mean():.1f} ({low:.1f} to {high:.1f}) | {cache_bytes:,.0f}"
         print(f"| {label} | {protocol} | {task} | {numbers} |")
 
 

@@ -22,19 +22,21 @@ def main() -> None:
     for row in rows:
         if row["budget_spec"] is not None:
             name = tuple(str(row.get(key)) for key in ("method", "variant", "allocator", "policy"))
-            place = (*name, "yes" if row["protected"] else "no")
-            scores[place][row["budget_spec"]].append(row["score"])
-    budgets = list(dict.fromkeys(budget for found in scores.values() for budget in found))
+            setting = (*name, "yes" if row["protected"] else "no")
+            scores[setting][row["budget_spec"]].append(row["score"])
+    budgets = list(dict.fromkeys(budget for by_budget in scores.values() for budget in by_budget))
     print(f"\n| mean | {' | '.join(budgets)} | method | variant | allocator | policy | protected |")
     print("|--:" * (1 + len(budgets)) + "|---" * 5 + "|")
     table = []
-    for place, found in scores.items():
-        cells = [100 * mean(found[budget]) if budget in found else None for budget in budgets]
-        known = [cell for cell in cells if cell is not None]
-        table.append((mean(known), cells, place))
-    for average, cells, place in sorted(table, key=lambda line: -line[0]):
-        numbers = " | ".join("" if cell is None else f"{cell:.1f}" for cell in cells)
-        print(f"| {average:.1f} | {numbers} | {' | '.join(place)} |")
+    for setting, by_budget in scores.items():
+        percents = [
+            100 * mean(by_budget[budget]) if budget in by_budget else None for budget in budgets
+        ]
+        answered = [percent for percent in percents if percent is not None]
+        table.append((mean(answered), percents, setting))
+    for average, percents, setting in sorted(table, key=lambda line: -line[0]):
+        numbers = " | ".join("" if percent is None else f"{percent:.1f}" for percent in percents)
+        print(f"| {average:.1f} | {numbers} | {' | '.join(setting)} |")
 
 
 if __name__ == "__main__":

@@ -108,8 +108,8 @@ def recall(
     kind = "uuids" if rng.random() < uuids else "numbers"
     draw = draw_uuid if kind == "uuids" else draw_number
     per_needle = (70 if kind == "uuids" else 40) if listed else (100 if kind == "uuids" else 60)
-    most = max(1, (length - 30) // per_needle)
-    total = rng.randint(max(1, most // 2), most)
+    maximum = max(1, (length - 30) // per_needle)
+    total = rng.randint(max(1, maximum // 2), maximum)
     keys = related_keys(rng, total)
     if rng.random() < shared:
         keys = keys[: max(1, total // rng.randint(2, 4))]

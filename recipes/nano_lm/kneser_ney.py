@@ -89,5 +89,5 @@ def _order(grams: Codes, counts: NDArray[np.int64]) -> Order:
 
 
 def _look_up(keys: Codes, values: NDArray[np.int64], wanted: Codes) -> NDArray[np.int64]:
-    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[place] == wanted, values[place], 0)
+    index = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[index] == wanted, values[index], 0)

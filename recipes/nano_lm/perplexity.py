@@ -24,21 +24,21 @@ ORDER = 5
 
 
 def held_out(
-    path: Path, tokenizer: PreTrainedTokenizerFast, most: int
+    path: Path, tokenizer: PreTrainedTokenizerFast, maximum: int
 ) -> dict[str, NDArray[np.uint16]]:
-    """Token ids of the held-out documents by source, at most `most` each."""
+    """Token ids of the held-out documents by source, at most `maximum` each."""
     found: dict[str, list[int]] = defaultdict(list)
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             row = json.loads(line)
-            if len(found[row["source"]]) > most:
+            if len(found[row["source"]]) > maximum:
                 continue
             text = row["text"]
             if row["messages"]:
                 text = chat_text(row["messages"])
-            text = f"{text[: 8 * most]}<|endoftext|>"
+            text = f"{text[: 8 * maximum]}<|endoftext|>"
             found[row["source"]] += tokenizer(text, add_special_tokens=False)["input_ids"]
-    return {source: np.array(ids[:most], np.uint16) for source, ids in found.items()}
+    return {source: np.array(ids[:maximum], np.uint16) for source, ids in found.items()}
 
 
 @torch.inference_mode()

@@ -34,16 +34,18 @@ def ruler(
     Half the prompts use the whole length, the others a random part of it. Essays start at a random
     one of `words`, the training text; `None` for generated prose.
     """
-    most = length - CHAT_TOKENS - REPLY_TOKENS.get(task, 26)
+    maximum = length - CHAT_TOKENS - REPLY_TOKENS.get(task, 26)
     shorter = task.startswith("niah") and task != "niah_multikey_3" and rng.random() < 0.5
     essays = None
     if words is not None:
-        start = rng.randrange(len(words) - 2 * most)
-        essays = " ".join(words[start : start + 2 * most])
+        start = rng.randrange(len(words) - 2 * maximum)
+        essays = " ".join(words[start : start + 2 * maximum])
     sample = generate(
         task,
         count_tokens=lambda text: len(encoder.ids(text)),
-        length=rng.randint(min(most, max(most // 2, SMALLEST)), most) if shorter else most,
+        length=rng.randint(min(maximum, max(maximum // 2, SMALLEST)), maximum)
+        if shorter
+        else maximum,
         seed=rng.getrandbits(48),
         index=0,
         split="train",

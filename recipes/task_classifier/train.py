@@ -121,17 +121,17 @@ def train(model: PreTrainedModel, examples: Sequence[Example], settings: Setting
 def measure(model: PreTrainedModel, examples: Sequence[Example], batch: int) -> dict[str, float]:
     """Accuracy, and recall and F1 of label 1, `aggregation`."""
     model.eval()
-    said: list[int] = []
+    predicted: list[int] = []
     for ids, mask, _ in batches(examples, batch):
         logits = class_logits(model, ids.to(model.device), mask.to(model.device))
-        said += logits.argmax(dim=-1).tolist()
+        predicted += logits.argmax(dim=-1).tolist()
     meant = [label for _, label in examples]
-    hits = sum(a == b == 1 for a, b in zip(said, meant, strict=True))
-    right = sum(a == b for a, b in zip(said, meant, strict=True))
+    hits = sum(a == b == 1 for a, b in zip(predicted, meant, strict=True))
+    right = sum(a == b for a, b in zip(predicted, meant, strict=True))
     return {
         "accuracy": right / max(1, len(meant)),
         "recall": hits / max(1, sum(meant)),
-        "f1": 2 * hits / max(1, sum(meant) + sum(said)),
+        "f1": 2 * hits / max(1, sum(meant) + sum(predicted)),
     }
 
 

@@ -88,13 +88,13 @@ REWARDS = [
     Arm("listwise_peak", {"label": "max_future_attention"}),
     Arm("listwise_visits", {"points_per_sequence": "4"}),
 ]
-"""What is rewarded, and in `listwise_visits` how: all contexts of a step cut from one sequence."""
+"""Rewards; in `listwise_visits` all contexts of a step come from one sequence."""
 
 LABELS = [
     Arm("attention", _BETTER["muon"], like="listwise_muon"),
     Arm("peak", {**_BETTER["muon"], "label": "max_future_attention"}, like="listwise_peak_muon"),
 ]
-"""What a token is worth: the sum or the largest of the future attention."""
+"""Importance of a token: the sum or the largest of the future attention."""
 
 INPUTS = [
     Arm(name, {"inputs": inputs})
@@ -164,6 +164,6 @@ LENGTHS = [
 ]
 """Ways to tell a ranker where a token is, for lengths beyond the trained one; `table` is the
 paper's learned position table in the paper's network, on raw keys and values; `uniform_cuts` trains
-on caches of all sizes up to its own length."""
+on caches of all sizes up to its length."""
 
 LONGER = [arm for arm in LENGTHS if arm.name in ("features", "uniform_cuts")]

@@ -106,7 +106,7 @@ def sizes(axes: Axes, found: Mapping[str, list[Result]]) -> None:
         arms = [arm.name for arm in SIZES if arm.settings["blocks"] == str(blocks)]
         line = [(found[arm][0]["parameters"], skill(found[arm])) for arm in arms if arm in found]
         axes.errorbar(
-            [place for place, _ in line],
+            [x for x, _ in line],
             [value.mean for _, value in line],
             yerr=[value.half for _, value in line],
             capsize=3,
@@ -141,15 +141,15 @@ def transfer(axes: Axes, study: Path) -> None:
     for number, (kind, results) in enumerate(found.items()):
         values = [over_seeds(results, lambda r, n=name: r["elsewhere"][n]) for name in names]
         axes.bar(
-            [place + number * width for place in range(len(names))],
+            [index + number * width for index in range(len(names))],
             [value.mean for value in values],
             yerr=[value.half for value in values],
             width=width,
             capsize=3,
             label=f"trained on {kind}",
         )
-    places = [place + 0.4 - width / 2 for place in range(len(names))]
-    axes.set_xticks(places, [f"test of {name}" for name in names])
+    indices = [index + 0.4 - width / 2 for index in range(len(names))]
+    axes.set_xticks(indices, [f"test of {name}" for name in names])
     axes.set(ylabel="skill on test sequences", ylim=(0, 1))
     axes.legend()
 
@@ -172,21 +172,21 @@ def lengths(axes: Axes, found: Mapping[str, list[Result]]) -> None:
             continue
         there = results[0]["elsewhere"]
         values = {
-            int(place.split("_")[0]): over_seeds(results, lambda r, n=place: r["elsewhere"][n])
-            for place in there
+            int(store.split("_")[0]): over_seeds(results, lambda r, n=store: r["elsewhere"][n])
+            for store in there
         }
         values.setdefault(512, skill(results))
-        places = sorted(values)
+        prompt_lengths = sorted(values)
         axes.errorbar(
-            places,
-            [values[p].mean for p in places],
-            yerr=[values[p].half for p in places],
+            prompt_lengths,
+            [values[p].mean for p in prompt_lengths],
+            yerr=[values[p].half for p in prompt_lengths],
             capsize=3,
             marker="o",
             label=name,
         )
     axes.set(xscale="log", xlabel="prompt tokens", ylabel="skill on test sequences")
-    axes.set_xticks(places, [f"{place:,}" for place in places])
+    axes.set_xticks(prompt_lengths, [f"{length:,}" for length in prompt_lengths])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
 

@@ -49,7 +49,7 @@ def results_of(study: Path) -> dict[str, list[Result]]:
 
 
 def transfers(study: Path) -> tuple[dict[str, list[Result]], list[str]]:
-    """Kind of trace -> results of the policies trained on it, and the stores all are judged on."""
+    """Kind of trace -> results of the policies trained on it, and the test stores of all."""
     found = {folder.name: results_of(folder).get("all", []) for folder in sorted(study.iterdir())}
     found = {kind: results for kind, results in found.items() if results}
     return found, sorted({name for rs in found.values() for name in rs[0]["elsewhere"]})

@@ -73,7 +73,7 @@ class Study:
     temperatures: Path | None
     """Folder of an `objectives` study whose strengths of softening are used, untuned."""
     elsewhere: tuple[Path, ...]
-    """Other stores whose test sequences the policies are judged on."""
+    """Other stores whose test sequences the policies are evaluated on."""
 
     def run(self, arm: Arm) -> None:
         """Tune an arm, or look up what was chosen for its objective; train its seeds."""
@@ -115,9 +115,9 @@ class Study:
         tuning = {**settings, "seed": "100", "calibration": "none"}
         return float(self._result(f"tune/{arm.name}/{name}", arm, tuning)["validation_skill"])
 
-    def _result(self, place: str, arm: Arm, settings: Settings) -> dict[str, Any]:
+    def _result(self, name: str, arm: Arm, settings: Settings) -> dict[str, Any]:
         """Result of one run, trained unless it is there; ValueError if that had other settings."""
-        folder = self.out / place
+        folder = self.out / name
         settings = {**self._settings(arm), **settings}
         if not (folder / RESULT).exists():
             began, processor = time.monotonic(), time.process_time()
@@ -129,15 +129,15 @@ class Study:
                 "processor_seconds": time.process_time() - processor,
                 **own_skill(folder),
             }
-            if place.startswith("final"):
-                result |= judged(folder, self.traces, settings)
+            if name.startswith("final"):
+                result |= tested(folder, self.traces, settings)
                 result["elsewhere"] = {
-                    path.name: judged(folder, path, settings)["skill"] for path in self.elsewhere
+                    path.name: tested(folder, path, settings)["skill"] for path in self.elsewhere
                 }
             partial = folder / f"{RESULT}.partial"
             partial.write_text(json.dumps(result))
             partial.rename(folder / RESULT)
-            print(f"{place} {result['validation_skill']:.4f}", flush=True)
+            print(f"{name} {result['validation_skill']:.4f}", flush=True)
         found: dict[str, Any] = json.loads((folder / RESULT).read_text())
         if found["settings"] != settings:
             raise ValueError(f"{folder} was trained with other settings: remove it, or use --out")
@@ -152,15 +152,15 @@ def chosen_in(study: Path, arm: str) -> Settings:
     return settings
 
 
-def climb(grid: tuple[str, ...], start: str, worth: Callable[[str], float]) -> str:
+def climb(grid: tuple[str, ...], start: str, evaluate: Callable[[str], float]) -> str:
     """The best value of a grid that both its neighbours (where it has any) are worse than."""
-    best, known = grid.index(start), {}
+    best, scores = grid.index(start), {}
     while True:
         near = [i for i in (best - 1, best, best + 1) if 0 <= i < len(grid)]
-        for place in near:
-            if place not in known:
-                known[place] = worth(grid[place])
-        if (top := max(near, key=lambda i: known[i])) == best:
+        for index in near:
+            if index not in scores:
+                scores[index] = evaluate(grid[index])
+        if (top := max(near, key=lambda i: scores[i])) == best:
             return grid[best]
         best = top
 
@@ -188,7 +188,7 @@ def own_skill(folder: Path) -> dict[str, float]:
     return {"validation_skill": sum(skills) / len(skills)}
 
 
-def judged(folder: Path, traces: Path, settings: Settings) -> dict[str, Any]:
+def tested(folder: Path, traces: Path, settings: Settings) -> dict[str, Any]:
     """Metrics of a policy on the store's test sequences.
 
     Protected tokens take no part, for every arm, whatever it was trained on.

@@ -26,7 +26,7 @@ def test_help_imports_no_heavy_library() -> None:
         assert flag in out.stdout
 
 
-def test_list_prints_the_roster_without_other_flags(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_prints_the_registry_without_other_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
     out = capsys.readouterr().out
     assert "oracle" in out

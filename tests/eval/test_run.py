@@ -169,12 +169,16 @@ def _refusal(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
         ({"model": "./nowhere"}, "--model ./nowhere: no such folder"),
         ({"budgets": "8", "protection": "on"}, "below the 20 protected tokens"),
         ({"traces": "./no_traces"}, "no_traces"),
+        ({"essays": "./no_essays"}, "--essays ./no_essays"),
+        ({"tasks": "chat", "chat": "./no_chat"}, "--chat ./no_chat"),
+        ({"methods": f"a:{' ' * 20_000}("}, "is not of the form name, name:preset"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_mistakes_are_one_line_before_the_weights_are_loaded(
     changes: dict[str, object], words: str, capsys: pytest.CaptureFixture[str],
-    tmp_path: Path, tiny_folder: Path, tiny_policy: Path,
+    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    monkeypatch.delattr("eval.run.load_model")
     out = tmp_path / "results"
     assert words in _refusal(capsys, _arguments(tiny_folder, tiny_policy, out, **changes))
     assert not out.exists()

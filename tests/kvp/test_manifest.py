@@ -30,7 +30,7 @@ def _outcome(path: Path) -> tuple[dict[str, Any] | None, str]:
         return None, str(error)
 
 
-def test_round_trip_leaves_nothing_beside(tmp_path: Path) -> None:
+def test_round_trip_leaves_no_other_files(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     atomic_write_json(path, {"old": 1})
     atomic_write_json(path, CONTENT)

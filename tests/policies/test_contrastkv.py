@@ -163,7 +163,7 @@ def test_short_prompts_skip_the_quantiles(make: Callable[..., View]) -> None:
         assert torch.equal(scores, KVzip().score(view)) == same
 
 
-def test_a_flat_noise_signal_adds_nothing(make: Callable[..., View]) -> None:
+def test_a_constant_noise_signal_adds_nothing(make: Callable[..., View]) -> None:
     view = make(50)
     flat = replace(view, noise=torch.full_like(view.keys[..., 0], 0.02))
     assert torch.equal(

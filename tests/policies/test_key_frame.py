@@ -26,7 +26,7 @@ def rotated(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shift", [1, 17, 100_000])
-def test_scores_do_not_depend_on_where_the_text_stands(shift: int) -> None:
+def test_scores_do_not_depend_on_the_position_of_the_text(shift: int) -> None:
     generator = torch.Generator().manual_seed(0)
     keys, values = (torch.randn(HEADS, TOKENS, WIDTH, generator=generator) for _ in range(2))
     rankers = HeadRankers(spec_of(), HEADS, generator)

@@ -48,7 +48,7 @@ def test_auto_lag_follows_the_budget(make_view: MakeView, budget: int, lag: int)
     assert torch.equal(LagKV().score(view), LagKV(lag=lag).score(view))
 
 
-def test_auto_lag_leaves_room_beside_sinks_and_tail() -> None:
+def test_auto_lag_leaves_tokens_between_sinks_and_tail() -> None:
     """From a budget of 32 on, sinks and tail never fill the budget."""
     for budget in range(32, 2000):
         assert 4 + 2 * LagKV().lag_for(budget) - 1 < budget

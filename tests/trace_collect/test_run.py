@@ -52,7 +52,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
-def test_a_store_holds_exactly_what_was_asked_for(
+def test_a_store_holds_exactly_the_requested_samples(
     run: Collect, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run() == 0
@@ -234,7 +234,7 @@ def test_a_split_without_documents_is_named(
     assert re.search(r"nothing in it belongs to the (train|validation) split", refused(capsys))
 
 
-def test_a_skipped_row_is_told_once_when_a_split_is_empty(
+def test_a_skipped_row_is_reported_once_when_a_split_is_empty(
     run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "rows.csv"
@@ -296,7 +296,7 @@ def test_a_full_disk_is_refused_before_the_weights_are_loaded(
 
 
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])
-def test_fewer_sequences_than_asked_for_and_skipped_rows_are_said(
+def test_fewer_sequences_than_requested_and_skipped_rows_are_reported(
     run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
 ) -> None:
     data = tmp_path / "texts.jsonl"
@@ -336,7 +336,7 @@ def test_answers_of_the_data_leave_out_rows_without_one(
     assert re.search(r"left out \d+ rows: line \d+ has no answer to measure", told)
 
 
-def test_labels_are_those_of_a_supply_over_the_prompt(
+def test_labels_are_the_scorer_inputs_of_the_prompt(
     run: Collect, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--train=2", "--validation=0", "--labels=kvzip_plus,kvzip")
@@ -359,7 +359,7 @@ def test_labels_are_those_of_a_supply_over_the_prompt(
 
 
 @pytest.mark.parametrize(("grid_dtype", "allowed"), [("float32", 1e-5), ("float16", 1e-3)])
-def test_importance_is_that_of_the_queries_at_every_cut(
+def test_importance_is_that_of_the_queries_at_every_point(
     run: Collect, tmp_path: Path, grid_dtype: str, allowed: float
 ) -> None:
     flags = ("--train=2", "--validation=0")

@@ -46,7 +46,7 @@ def judged(
     return evaluate_with_baselines.result()
 
 
-def test_the_roster_decides_which_methods_are_rivals() -> None:
+def test_the_registry_decides_which_methods_are_baselines() -> None:
     names = judged([context(torch.rand(12, TOKENS))]).names
     assert set(names) == {"random", "streaming_llm", "knorm", "keydiff", "lagkv"}
 
@@ -118,7 +118,7 @@ def test_numbers_are_those_of_one_budget_after_the_other(protection: Protection)
         assert baselines.area[place, index].item() == pytest.approx(area, rel=1e-4)
 
 
-def test_some_heads_are_judged_as_they_would_be_among_all() -> None:
+def test_some_heads_are_evaluated_as_among_all() -> None:
     """Slices may begin and end within a layer; `random` draws by layer and head."""
     random = torch.Generator().manual_seed(5)
     whole = context(torch.rand(12, TOKENS, generator=random))

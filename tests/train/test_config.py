@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import yaml
 from kvp.cli import parse
 from train.cli import main
 from train.config import TrainConfig
-from train.recipe import PRESETS, Recipe
+from train.recipe import FOURIER, PRESETS, Recipe
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("train_*.yaml"))
 
@@ -120,3 +120,11 @@ def test_help_answers_at_once() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert "--permutations" in done.stdout
     assert done.stdout.endswith("set()\n")  # what takes seconds to import is not there
+
+
+@pytest.mark.parametrize(
+    "name", ["steps", "contexts", "permutations", "points_per_sequence", "max_positions"]
+)
+def test_numbers_that_no_machine_could_serve_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"--{name} must be at most"):
+        replace(FOURIER, **{name: 99_999_999_999})

@@ -91,7 +91,7 @@ def test_an_exact_grid_trains_the_same_policy(store: Path, exact: Path, tmp_path
             torch.testing.assert_close(ours[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-def test_half_precision_and_cuts_of_the_grid_are_as_good(
+def test_half_precision_and_points_of_the_grid_are_as_good(
     store: Path, half: Path, tmp_path: Path
 ) -> None:
     better = {"contexts": 8, "hidden": 32, "permutations": 8, "steps": 60}
@@ -102,7 +102,7 @@ def test_half_precision_and_cuts_of_the_grid_are_as_good(
 
 
 @pytest.mark.parametrize("preset", ["fourier", "paper"])
-def test_default_calibration_finds_its_peaks(
+def test_default_calibration_reads_the_maximum_of_the_grid(
     half: Path, tmp_path: Path, preset: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy = train(half, tmp_path / "p", preset=preset, reward="skill", max_positions=128)
@@ -119,7 +119,7 @@ def test_default_calibration_finds_its_peaks(
     assert "calibrated to max_future_attention" in capsys.readouterr().out
 
 
-def test_peaks_are_no_training_label_and_bare_stores_are_refused(
+def test_maxima_of_a_grid_are_no_training_label_and_bare_stores_are_refused(
     half: Path, make_store: MakeStore
 ) -> None:
     recipe = PRESETS["fourier"]

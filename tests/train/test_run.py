@@ -200,9 +200,7 @@ def test_a_label_the_store_does_not_hold_is_one_line(
     assert not (tmp_path / "policy").exists()
 
 
-def test_policies_are_calibrated_unless_told_otherwise(
-    trained: Path, store: Path, tmp_path: Path
-) -> None:
+def test_policies_are_calibrated_by_default(trained: Path, store: Path, tmp_path: Path) -> None:
     content = json.loads((trained / "policy.json").read_text())
     assert content["calibration"]["target"] == "contribution"
     assert len(content["calibration"]["scores"]) == 4

@@ -45,7 +45,7 @@ def test_lost_heads_are_named_with_both_skills() -> None:
     )
 
 
-def test_a_policy_without_losses_is_said_to_win_on_the_heads_that_can_be_judged() -> None:
+def test_a_policy_without_losses_is_said_to_win_on_the_heads_that_have_signal() -> None:
     said = verdict(result([0.95, 0.85, torch.nan], SOME), ["1.2", "1.3", "2.0"])
     assert said == "The policy beats the best attention-free heuristic on all 2 heads."
     flat = verdict(result([torch.nan], SOME[:, 2:]), ["1.2"])
@@ -68,7 +68,9 @@ def test_the_table_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> No
     assert " ".join(lines).count("The policy loses") == 1
 
 
-def test_without_rivals_the_table_compares_with_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_baselines_the_table_compares_with_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     print_summary(result([0.5] * 112, None), torch.zeros(112, dtype=torch.int64), GEOMETRY)
     printed = capsys.readouterr().out
     assert "27.3" in printed

@@ -63,7 +63,7 @@ def test_areas_and_budgets_follow_the_protected_ranking(rankers: HeadRankers) ->
         assert result.skill[head].item() == pytest.approx(skill, rel=1e-5)
 
 
-def test_contexts_in_which_a_head_is_flat_do_not_count(rankers: HeadRankers) -> None:
+def test_contexts_in_which_a_head_has_no_signal_do_not_count(rankers: HeadRankers) -> None:
     flat = torch.ones(HEADS, TOKENS)
     flat[0] = context(1).importance[0]
     mixed = context(1, flat)
@@ -118,7 +118,7 @@ def test_skill_follows_the_budgets_that_count(rankers: HeadRankers, budgets: str
     assert not torch.equal(result.skill, plain.skill)
 
 
-def test_judging_names_the_head_that_recency_ranks_better(rankers: HeadRankers) -> None:
+def test_evaluation_names_the_head_that_recency_ranks_better(rankers: HeadRankers) -> None:
     importance = context(1).importance.clone()
     importance[1] = torch.arange(TOKENS) ** 2.0
     one = context(1, importance)

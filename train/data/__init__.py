@@ -1,1 +1,1 @@
-"""What rankers are trained on: traces, compression points, contexts."""
+"""Training data: traces, compression points, contexts."""

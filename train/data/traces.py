@@ -22,7 +22,7 @@ class Traces(Protocol):
 
     @property
     def plan(self) -> StorePlan:
-        """What is kept of a sequence: queries, or attention in their place."""
+        """Tensors kept per sequence: queries, or attention in their place."""
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class Traces(Protocol):
     def importance(
         self, label: str, index: int, prefix_length: int, stop: int | None = None
     ) -> Tensor:
-        """What the plan keeps in place of queries: a label at a compression point, [L, H, N]."""
+        """Importance kept in place of queries: a label at a compression point, [L, H, N]."""
 
     def output_gram(self) -> Tensor | None:
         """Gram matrices of the model's output projection."""

@@ -1,4 +1,4 @@
-"""Future attention: the sum of what all future queries pay to a token (KVP paper, section 3.1.1).
+"""Future attention: attention to a token, summed over future queries (KVP paper, section 3.1.1).
 
 Of the query heads that share a KV head the largest counts.
 """

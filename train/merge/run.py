@@ -27,7 +27,7 @@ from train.merge.config import MergeConfig
 from train.recipe import current_names
 
 _ONE_RUN = ("validate_every", "validation_contexts", "calibration", "calibration_contexts")
-"""Settings next to those of the recipe that decide what a shard holds."""
+"""Settings next to those of the recipe that decide the content of a shard."""
 
 
 def run(config: MergeConfig) -> None:
@@ -68,7 +68,7 @@ def check_same_run(named: dict[str, Shard]) -> None:
 
 
 def made_by(shard: Shard) -> dict[str, Any]:
-    """What the shards of one policy agree on; JSON."""
+    """Settings that all shards of a policy must share; JSON."""
     training = shard.meta.training
     return {
         "geometry": shard.meta.geometry.to_dict(),
@@ -128,7 +128,7 @@ def joined_calibration(shards: Sequence[Shard]) -> Calibration | None:
 
 
 def joined_meta(shards: Sequence[Shard]) -> PolicyMeta:
-    """What one run would have recorded; `shards` says how the parts were made."""
+    """Metadata as of a single run; `shards` records how the parts were made."""
     first = shards[0].meta
     training = dict(first.training)
     training["config"] = {**training.get("config", {}), "heads": None}

@@ -1,1 +1,1 @@
-"""The Lightning module that trains all rankers, and what it is built of."""
+"""The Lightning module that trains all rankers, and its parts."""

@@ -98,7 +98,7 @@ class RankerTraining(pl.LightningModule):
         return itertools.count(self.global_step)
 
     def training_step(self, step: int, batch_idx: int) -> dict[str, Any]:
-        """Score the contexts of a step and return what the recipe's objective makes of them.
+        """Score the contexts of a step and return the loss of the recipe's objective.
 
         Next to `loss` the result holds `metrics`, name -> float, for the log. Where processes share
         the step, metrics are means over them by their numbers of contexts, and `loss` is this

@@ -1,4 +1,4 @@
-"""One network for all heads: what a head learns then helps every other head.
+"""One network for all heads: heads learn from each other.
 
 The heads share all weights; each has an embedding, learned with them, and the statistics its keys
 and values are standardised with. The embedding e enters the first block as if
@@ -24,9 +24,9 @@ class SharedRankers(HeadRankers):
     """Rankers of A heads from one network: its parameters are [1, ...], embeddings [A, E]."""
 
     embedding: Tensor
-    """[A, E] float32, trained: what tells the heads apart."""
+    """[A, E] float32, trained, one embedding per head."""
     embedding_weight: Tensor
-    """[1, E, hidden] float32, trained: W, what an embedding adds to the first block's bias."""
+    """[1, E, hidden] float32, trained: W: e W is added to the first block's bias."""
 
     def __init__(
         self,

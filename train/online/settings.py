@@ -14,9 +14,9 @@ class BufferConfig(Group):
     """Online collection."""
 
     validation_sequences: int = 40
-    """Sequences of the validation split, held all the time."""
+    """Sequences of the validation split, kept for the whole run."""
     buffer: int = 64
-    """Training sequences held in RAM at a time."""
+    """Training sequences in RAM at a time."""
     epochs_per_sequence: int = 8
     """Epochs that a training sequence takes part in until a new one replaces it."""
 
@@ -29,7 +29,7 @@ class BufferConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineSettings(ModelConfig, DataConfig, AnswerConfig, BufferConfig):
-    """What runs through the model, and how much of it is held."""
+    """Prompts, model and buffer of online collection."""
 
     @property
     def max_tokens(self) -> int:

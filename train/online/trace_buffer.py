@@ -79,7 +79,7 @@ class ModelTraces:
 
     @property
     def plan(self) -> StorePlan:
-        """What is kept of a sequence: queries, or attention in their place."""
+        """Tensors kept per sequence: queries, or attention in their place."""
         return self._plan
 
     @property
@@ -166,7 +166,7 @@ class ModelTraces:
         return tensor.flatten(0, 1)[self._heads][None].clone()
 
     def _kept(self, trace: Trace) -> tuple[Trace, dict[Attention, Tensor]]:
-        """What the plan keeps of a sequence."""
+        """The tensors of a sequence that the plan keeps."""
         if self._plan.store_queries:
             return trace, {}
         needed = tuple(dict.fromkeys(self._tracing.attention(trace.record)))

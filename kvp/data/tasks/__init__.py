@@ -10,14 +10,18 @@ A user's own task is an object with `build` and `score` (`kvp.data.task.Task`), 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from transformers import PreTrainedTokenizerBase
 
 from kvp.data.ruler import OWN_TASKS, RULER_TASKS
+from kvp.data.sample import Sample, Source
 from kvp.data.task import REPLY_TOKENS, Task, TaskSettings, blank_sample
 from kvp.data.tasks.dialogue import CHAT, DialogueTask
 from kvp.data.tasks.rows import DATA, RowsTask
 from kvp.data.tasks.ruler import RulerTask
 from kvp.data.tasks.text import TEXT, TextTask
-from kvp.errors import UsageError
+from kvp.errors import KvpError, UsageError
 from kvp.plugins import (
     find_plugin,
     is_object_name,
@@ -37,6 +41,7 @@ __all__ = [
     "Task",
     "TaskSettings",
     "blank_sample",
+    "build_samples",
     "expand_tasks",
     "find_task",
     "is_ruler",
@@ -90,6 +95,30 @@ def find_task(name: str) -> Task:
         return _checked(load_plugin(point), f"--tasks {name}")
     known = ", ".join((RULER, *TASKS, *plugin_names(GROUP)))
     raise UsageError(f"--tasks: unknown task {name!r}; known are {known}, or package.module:Name")
+
+
+def build_samples(
+    name: str, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase
+) -> Sequence[Sample]:
+    """The first `settings.count` samples of a task, whose own `build` may also be a generator.
+
+    Raises UsageError for an unknown task, and for one of the user's whose code fails or that makes
+    anything but samples.
+    """
+    task = find_task(name)
+    if task.name in _BUILT_IN:
+        return task.build(settings, tokenizer)
+    try:
+        built = task.build(settings, tokenizer)
+        samples = list(islice(iter(built), settings.count))
+    except (KeyboardInterrupt, KvpError):
+        raise
+    except BaseException as error:  # foreign code: SystemExit and all
+        raise UsageError(f"--tasks {name}: its build failed ({reason_of(error)})") from error
+    for sample in samples:
+        if not isinstance(sample, Sample):
+            raise UsageError(f"--tasks {name}: build made {sample!r:.60}, not a kvp.data Sample")
+    return Source(size=len(samples), make=samples.__getitem__, notes=getattr(built, "notes", ()))
 
 
 def expand_tasks(names: Sequence[str]) -> tuple[str, ...]:

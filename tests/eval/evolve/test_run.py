@@ -14,8 +14,7 @@ import eval.evolve.run
 from eval.evolve.candidates import Target
 from eval.evolve.cli import main
 from eval.evolve.config import EvolveConfig
-from eval.evolve.journal import Generation, Journal
-from eval.evolve.search_folder import SEARCH
+from eval.evolve.search_folder import SEARCH, Generation, Journal
 from kvp.allocation import Request
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.jsonl import JsonLines

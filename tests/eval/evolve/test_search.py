@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.evolve.journal import Journal
 from eval.evolve.search import Scheme, SearchPlan, group_optimiser, layer_groups, search
+from eval.evolve.search_folder import Journal
 from kvp.artifacts.jsonl import JsonLines
 from kvp.errors import ResultsError
 

@@ -28,7 +28,7 @@ def test_policies_of_one_group_are_averaged(timing: list[Row]) -> None:
     assert found.bytes_to_full is None
 
 
-def test_the_middle_budget_stands_for_all(timing: list[Row]) -> None:
+def test_the_middle_budget_is_timed_for_all(timing: list[Row]) -> None:
     others = [{**timing[1], "budget": budget, "budget_spec": str(budget)} for budget in (2, 4, 12)]
     found = timings([*timing, *others], {None: ""})
     assert [part.budget for part in found] == [None, 2, 4, 8, 12]

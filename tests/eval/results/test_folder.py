@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from eval.config import EvalConfig
-from eval.results.folder import open_folder, write_manifest
+from eval.results.folder import (
+    lost_records,
+    open_folder,
+    read_manifest,
+    write_counts,
+    write_manifest,
+)
 from kvp.errors import ResultsError
 
 
@@ -121,3 +127,35 @@ def test_folders_that_hold_no_results_are_left_alone(tmp_path: Path) -> None:
         open_folder(config, {})
     with pytest.raises(ResultsError, match="is a file"):
         open_folder(replace(config, out=str(results / "letter.txt")), {})
+
+
+def test_records_lost_after_a_run_are_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = _config(tmp_path)
+    _write(config)
+    folder = tmp_path / "results"
+    (folder / "rows.jsonl").write_text("{}\n{}\n")
+    assert lost_records(folder, read_manifest(folder / "manifest.json")) is None  # unfinished
+    write_counts(folder)
+    assert lost_records(folder, read_manifest(folder / "manifest.json")) is None
+    (folder / "rows.jsonl").write_text("{}\n")  # cut at the end of a line
+    lost = lost_records(folder, read_manifest(folder / "manifest.json"))
+    assert lost is not None
+    assert "rows.jsonl holds 1 of the 2 records" in lost
+    _write(config)  # the next run says so, and counts again when it ends
+    assert "holds 1 of the 2 records" in capsys.readouterr().err
+    assert "records" not in read_manifest(folder / "manifest.json")
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_a_flipped_bit_of_the_manifest_is_refused(tmp_path: Path, bit: int) -> None:
+    _write(_config(tmp_path), model={"weights": "aa"})
+    path = tmp_path / "results" / "manifest.json"
+    sound, content = path.read_bytes(), read_manifest(path)
+    for index in range(bit, len(sound), 8):
+        path.write_bytes(sound[:index] + bytes([sound[index] ^ 1 << bit]) + sound[index + 1 :])
+        try:
+            assert read_manifest(path) == content, index
+        except ResultsError:
+            continue

@@ -166,7 +166,7 @@ def test_threads_keep_their_calls_apart(qwen: PreTrainedModel, prompt: Prompt) -
         assert torch.equal(results[index].sequences, alone.sequences)
 
 
-def test_leaving_during_a_prefill_of_another_thread_is_told(
+def test_leaving_during_a_prefill_of_another_thread_is_an_error(
     qwen: PreTrainedModel, prompt: Prompt, fixed: Any
 ) -> None:
     inside, left = threading.Event(), threading.Event()

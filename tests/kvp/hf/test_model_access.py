@@ -118,7 +118,7 @@ def test_every_kind_of_frequencies(kind: str, tokens: int, prompt: Prompt) -> No
     assert (rope.scaling == 1) == (kind not in ("yarn", "longrope"))
 
 
-def test_longrope_is_read_at_the_length_asked_for() -> None:
+def test_longrope_is_read_at_the_requested_length() -> None:
     model = _model("longrope")
     short, long = rope_of(model, 48), rope_of(model, 49)
     torch.testing.assert_close(short.frequencies, 3 * long.frequencies)

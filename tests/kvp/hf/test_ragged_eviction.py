@@ -240,9 +240,7 @@ def test_heads_of_one_token_and_layers_of_one_length(
     assert answer == masked_greedy(qwen, ids, 29, kept_by(scorer, counts, UNPROTECTED), 8)
 
 
-def test_an_allocator_is_asked_at_any_budget(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any
-) -> None:
+def test_an_allocator_runs_at_any_budget(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
     """One that sizes the cache itself may keep less; one that keeps all changes nothing."""
     ids = prompt(30)
     cache = prefill_and_evict(
@@ -319,7 +317,7 @@ class Everything:
 
 
 @pytest.mark.parametrize("text", [0, 5])
-def test_views_carry_what_a_supply_gives(
+def test_views_carry_the_scorer_inputs(
     model: PreTrainedModel, prompt: Prompt, letters: Any, text: int
 ) -> None:
     """Inside `evicting`, with a padded batch, as from a prefill of each prompt alone."""
@@ -358,7 +356,7 @@ def test_views_carry_what_a_supply_gives(
             assert kept == positions(own)
 
 
-def test_a_missing_tokenizer_is_told(qwen: PreTrainedModel, prompt: Prompt) -> None:
+def test_a_missing_tokenizer_is_an_error(qwen: PreTrainedModel, prompt: Prompt) -> None:
     with pytest.raises(UsageError, match="needs the tokenizer") as caught:
         prefill_and_evict(qwen, prompt(30), Everything(), 22)
     assert "\n" not in str(caught.value)

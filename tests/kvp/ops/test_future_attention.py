@@ -32,7 +32,7 @@ def _single(array: np.ndarray) -> Tensor:
 @pytest.mark.parametrize("group", [1, 2, 7])
 @pytest.mark.parametrize(("cut", "stop"), [(20, 37), (1, 37), (36, 37), (20, 31), (0, 5)])
 @pytest.mark.parametrize("block", [1, 3, 256])
-def test_one_cut(
+def test_one_compression_point(
     full_attention: FullAttention, group: int, cut: int, stop: int, block: int
 ) -> None:
     queries, keys = _case(group, 37)
@@ -83,7 +83,7 @@ def test_grid(
     group=st.integers(1, 3),
     data=st.data(),
 )
-def test_sums_of_a_grid_are_the_labels_of_its_cuts(
+def test_sums_of_a_grid_are_the_labels_of_its_points(
     edges: Sequence[int], group: int, data: st.DataObject
 ) -> None:
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))

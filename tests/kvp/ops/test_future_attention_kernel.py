@@ -78,7 +78,7 @@ def test_the_kernel_is_no_worse_than_the_full_matrix_in_the_same_precision(
 
 @pytest.mark.parametrize("reduction", ["sum", "max"])
 @pytest.mark.parametrize(("cut", "stop"), [(20, 37), (1, 37), (36, 37), (20, 31), (0, 5), (9, 9)])
-def test_one_cut(reduction: Literal["sum", "max"], cut: int, stop: int) -> None:
+def test_one_compression_point(reduction: Literal["sum", "max"], cut: int, stop: int) -> None:
     queries, keys = (x.to(DEVICE) for x in _case(3, 37, 8, scale=3.0))
     found = interval_attention(queries, keys, (cut, stop), cut, reduction, block=16)
     form = definition.future_attention if reduction == "sum" else definition.max_future_attention

@@ -80,7 +80,7 @@ def attention(trace: Trace, queries: torch.Tensor, head: int) -> NDArray[np.floa
 
 
 @pytest.mark.parametrize("grid_dtype", ["float32", "float16"])
-def test_labels_are_those_of_the_queries_at_every_cut(
+def test_labels_are_those_of_the_queries_at_every_point(
     tmp_path: Path, grid_dtype: Literal["float32", "float16"]
 ) -> None:
     plan, trace, queries = peaked(grid_dtype)

@@ -60,6 +60,8 @@ def test_records_are_those_committed(store: Path, plan: StorePlan, make_trace: M
     assert reader.geometry == plan.geometry
     assert reader.plan == plan
     assert reader.manifest["note"] == "test"
+    assert repr(reader) == f"TraceReader({str(store)!r}: 3 of 3 sequences, {plan.geometry})"
+    assert "token_ids" not in repr(reader.record(0)), "hundreds of numbers"
 
 
 def test_a_reader_pickles(store: Path) -> None:
@@ -79,12 +81,8 @@ def test_a_reader_pickles(store: Path) -> None:
             "float32",
             np.concatenate(
                 [
-                    np.random.default_rng(0).integers(0, 2**32, 2**16 - 6, dtype=np.uint32),
-                    np.array(
-                        # NaNs with payload (quiet, signalling, negative), -0.0, -inf, subnormal
-                        [0x7FC00123, 0x7F800001, 0xFFC0BEEF, 0x80000000, 0xFF800000, 1],
-                        dtype=np.uint32,
-                    ),
+                    np.random.default_rng(0).integers(0, 2**32, 2**16 - 2, dtype=np.uint32),
+                    np.array([0x80000000, 1], dtype=np.uint32),  # -0.0, the smallest subnormal
                 ]
             ),
         ),
@@ -97,6 +95,7 @@ def test_bits_survive(
     plan = StorePlan(geometry=geometry, dtype=dtype, max_tokens=1030, sequences=2)
     template = make_trace(replace(plan, max_tokens=1025), 0)
     keys = torch.from_numpy(bits).view(getattr(torch, dtype)).reshape(2, 2, 1024, 16)
+    keys = keys.where(keys.isfinite(), -1.0)  # others are refused (test_hostile.py)
     zeros = torch.zeros_like(keys)
     trace = replace(template, keys=keys, values=-zeros, queries=zeros.unsqueeze(2))
     with TraceWriter.create_or_resume(tmp_path / "s", plan, {"identity": {}}) as writer:

@@ -86,7 +86,7 @@ def test_the_protected_tokens_of_high_layers_are_paid_for_by_the_others(
     assert counts == [67, 52, 38, 23, 20]
 
 
-def test_more_than_the_prompt_is_never_asked_for(layers_of: LayersOf) -> None:
+def test_never_more_than_the_prompt_is_allocated(layers_of: LayersOf) -> None:
     # B = 52, high = 101.4 but at most 60 - 8 = 52: nothing is left of the pyramid.
     assert per_layer("pyramid", layers_of(4, 60, 60)) == [60] * 4
     # B = 42: high 52, low 32, and 8 for each.

@@ -33,7 +33,7 @@ def record(
     )
 
 
-def test_kinds_of_cuts() -> None:
+def test_kinds_of_compression_points() -> None:
     kinds = points_by_kind(record(), replace(RECIPE, uniform_points=3))
     assert kinds == {"prompt": [499], "context": [400], "uniform": [64, 332, 599]}
 
@@ -45,18 +45,18 @@ def test_every_position_without_a_grid() -> None:
     assert kinds == {"uniform": [64, 65, 66, 67, 68, 69]}
 
 
-def test_short_sequences_have_no_cut() -> None:
+def test_short_sequences_have_no_compression_point() -> None:
     assert points_by_kind(record(length=64, context=30, prompt=60), RECIPE) == {}
     assert "uniform" in points_by_kind(record(length=65, context=30, prompt=60), RECIPE)
 
 
-def test_a_context_without_a_future_is_no_cut() -> None:
+def test_a_context_without_a_future_is_no_compression_point() -> None:
     kinds = points_by_kind(record(length=100, context=100, prompt=100), RECIPE)
     assert kinds["prompt"] == [99]
     assert "context" not in kinds
 
 
-def test_cuts_that_no_budget_of_the_reward_reaches_are_left_out() -> None:
+def test_points_that_no_budget_of_the_reward_reaches_are_left_out() -> None:
     recipe = replace(RECIPE, objective="rloo", compress_uniform=0)
     assert points_by_kind(record(), replace(recipe, budget_weights="450:800")) == {"prompt": [499]}
     assert points_by_kind(record(), replace(recipe, budget_weights="6%:50%")) == points_by_kind(
@@ -65,7 +65,7 @@ def test_cuts_that_no_budget_of_the_reward_reaches_are_left_out() -> None:
     assert points_by_kind(record(), replace(recipe, budget_weights="499:800")) == {}
 
 
-def test_cuts_leave_two_tokens_beside_the_protected_ones() -> None:
+def test_points_leave_two_tokens_besides_the_protected_ones() -> None:
     recipe = replace(RECIPE, min_prefix=1, uniform_points=0)
     short = record(length=40, context=20, prompt=24)
     assert points_by_kind(short, recipe) == {"prompt": [23], "uniform": list(range(22, 40))}
@@ -111,7 +111,7 @@ def test_the_future_is_capped() -> None:
     assert {point.stop for point in step_points([record()], whole, seed=0, step=0)} == {600}
 
 
-def test_validation_sees_every_sequence_before_second_cuts() -> None:
+def test_validation_sees_every_sequence_before_second_points() -> None:
     records = [record(index) for index in (7, 9)]
     points = held_out_points(records, RECIPE, limit=3)
     assert points == [
@@ -126,7 +126,7 @@ def test_validation_sees_every_sequence_before_second_cuts() -> None:
     ]
 
 
-def test_few_validation_cuts_show_both_boundaries_of_every_task() -> None:
+def test_few_validation_points_show_both_boundaries_of_every_task() -> None:
     tasks = ["a", "b"] * 4
     records = [replace(record(index), task=task) for index, task in enumerate(tasks)]
     points = held_out_points(records, RECIPE, limit=8)
@@ -136,7 +136,7 @@ def test_few_validation_cuts_show_both_boundaries_of_every_task() -> None:
     assert len(set(twice)) == 16
 
 
-def test_cuts_of_an_importance_grid_are_its_edges() -> None:
+def test_points_of_an_importance_grid_are_its_edges() -> None:
     edges = (50, 100, 150, 200, 250, 300, 350, 400, 499, 550, 600)
     gridded = replace(record(), edges=edges, maximum_edges=(300, 400, 499, 550))
     kinds = points_by_kind(gridded, replace(RECIPE, uniform_points=3))
@@ -156,7 +156,7 @@ def test_cuts_of_an_importance_grid_are_its_edges() -> None:
     )
 
 
-def test_validation_of_a_grid_uses_cuts_that_calibration_can() -> None:
+def test_validation_of_a_grid_uses_points_that_calibration_can() -> None:
     edges = (50, 100, 150, 200, 250, 300, 350, 400, 499, 550, 600)
     gridded = replace(record(), edges=edges, maximum_edges=(300, 400, 499, 550))
     uniform = replace(RECIPE, compress_prompt=0, compress_context=0)

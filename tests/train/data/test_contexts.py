@@ -74,7 +74,7 @@ def test_a_damaged_sequence_is_an_error_that_names_the_file(
 
 
 @pytest.mark.parametrize("memory_bytes", [1, 10**8])
-def test_cuts_of_one_visit_read_their_sequence_once(
+def test_points_of_one_turn_read_their_sequence_once(
     store: Path, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = TraceReader(store)

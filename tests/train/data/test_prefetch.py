@@ -77,7 +77,7 @@ def test_one_step_is_made_ahead_in_another_thread_and_none_after_the_last(store:
     assert not any(thread.is_alive() for thread in readers)
 
 
-def test_steps_may_be_asked_for_in_any_order(store: Path) -> None:
+def test_steps_may_come_in_any_order(store: Path) -> None:
     source = ContextSource(TraceReader(store), memory_bytes=10**8)
     ahead = StepContexts(source, points_of, steps=STEPS)
     for step in (4, 4, 0, 7, 1, 2):

@@ -14,9 +14,7 @@ from train.recipe import PRESETS
 
 
 @pytest.mark.parametrize(("buffer", "epochs"), [(4, 2), (6, 4), (5, 3), (3, 7), (4, 1), (1, 3)])
-def test_every_sequence_is_visited_so_many_times_and_never_comes_back(
-    buffer: int, epochs: int
-) -> None:
+def test_every_sequence_has_its_epochs_and_never_comes_back(buffer: int, epochs: int) -> None:
     schedule = Schedule(buffer=buffer, epochs_per_sequence=epochs)
     passes = 40
     windows = [range(schedule.start(p), schedule.start(p) + schedule.size) for p in range(passes)]
@@ -50,7 +48,7 @@ def test_draws_are_computed_ahead(
         assert schedule.draws(number, recipe, seed=3) == expected.get(number, [])
 
 
-def test_a_stream_that_fits_never_rolls() -> None:
+def test_data_that_fits_is_never_replaced() -> None:
     schedule = Schedule(buffer=8, epochs_per_sequence=2, sequences=5)
     assert (schedule.size, schedule.start(100), schedule.rolls) == (5, 0, False)
     assert schedule.needed(PRESETS["fourier"]) == 5

@@ -60,7 +60,7 @@ def test_vocabulary_is_wide(texts: dict[str, str]) -> None:
     assert len(set(re.findall(r"[a-z]+", texts["test"].lower()))) > 700
 
 
-def test_every_step_can_be_told_in_every_split() -> None:
+def test_every_step_can_be_written_in_every_split() -> None:
     """A step ends its search for a sentence of its split through a template with a name."""
     named = re.compile(r"\{(hero|pal|town|town2)\}")
     for step in (OPENINGS, ASIDES, *(step for plot in PLOTS for step in plot)):

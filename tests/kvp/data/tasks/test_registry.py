@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, EntryPoints
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,15 @@ import kvp.data.tasks as registry
 from kvp.data.sample import Sample
 from kvp.data.sources import open_source
 from kvp.data.task import TaskSettings, blank_sample
-from kvp.data.tasks import TASKS, Task, expand_tasks, find_task, named_tasks, register
+from kvp.data.tasks import (
+    TASKS,
+    Task,
+    build_samples,
+    expand_tasks,
+    find_task,
+    named_tasks,
+    register,
+)
 from kvp.errors import UsageError
 
 MODULE = """
@@ -55,6 +64,22 @@ class Mine:
         return 1.0
 
 
+@dataclass(frozen=True)
+class Generated(Mine):
+    name: str = "generated"
+    made: object = None
+
+    def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Sequence[Sample]:
+        return self._build(settings)  # type: ignore[return-value]
+
+    def _build(self, settings: TaskSettings) -> Iterator[object]:
+        for number in count():  # of its own accord it never ends
+            sample = blank_sample(settings, self.name, str(number))
+            yield self.made or replace(sample, context="c", question="q")
+            if self.made == "exit":
+                raise SystemExit(0)
+
+
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "kvp_test_tasks.py").write_text(MODULE)
@@ -67,14 +92,14 @@ def test_every_built_in_task_keeps_the_contract() -> None:
     assert {"niah_single_1", "vt_0shot", "chat", "text", "data"} <= set(TASKS)
 
 
-def test_ruler_stands_for_rulers_own_tasks() -> None:
+def test_ruler_means_all_ruler_tasks() -> None:
     names = expand_tasks(["ruler", "vt", "chat"])
     assert len(names) == 11 + 1
     assert "vt_0shot" not in names
     assert names[-1] == "chat"
 
 
-def test_a_task_by_its_place(module: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_task_by_its_module(module: str, tokenizer: PreTrainedTokenizerBase) -> None:
     name = f"{module}:Reversed"
     assert expand_tasks([name]) == (name,)
     source = open_source(
@@ -115,3 +140,31 @@ def test_tasks_of_different_sizes_take_turns_until_one_ends(
         tokenizer=tokenizer,
     )  # fmt: skip
     assert [sample.task for sample in source] == ["niah_single_1", "mine", "niah_single_1"]
+
+
+def _settings(number: int) -> TaskSettings:
+    return TaskSettings(split="test", count=number, seed=0, length=100)
+
+
+def test_a_task_may_be_a_generator_and_gives_as_many_samples_as_requested(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TASKS, "generated", Generated())
+    names = [sample.id for sample in build_samples("generated", _settings(3), tokenizer)]
+    assert names == [f"generated/test/0/{number}" for number in range(3)]
+    source = open_source(
+        "ruler", tasks=["generated", "chat"], split="test", count=5, seed=0, length=400,
+        tokenizer=tokenizer,
+    )  # fmt: skip
+    assert [sample.task for sample in source] == ["generated", "chat"] * 2 + ["generated"]
+
+
+@pytest.mark.parametrize(
+    ("made", "message"), [("text", "build made 'text', not"), ("exit", "its build failed")]
+)
+def test_a_task_that_fails_is_named(
+    made: str, message: str, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TASKS, "generated", Generated(made=made))
+    with pytest.raises(UsageError, match=f"--tasks generated: {message}"):
+        build_samples("generated", _settings(2), tokenizer)
