@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvp.ranking import rank_tokens
 from kvp.scoring import View
@@ -221,7 +222,13 @@ def test_the_policy_records_what_made_it(trained: Path, store: Path) -> None:
 
 
 def test_logs_stay_next_to_the_policy_and_checkpoints_go(trained: Path) -> None:
-    assert list((trained / "logs" / "policy").glob("events.*"))  # TensorBoard's name of the run
+    logs = trained / "logs" / "policy"  # TensorBoard's name of the run
+    assert list(logs.glob("events.*"))
+    events = EventAccumulator(str(logs))
+    events.Reload()
+    names = events.Tags()["scalars"]
+    assert {"train/lr", "held_out/skill"} <= set(names)
+    assert any(name.startswith("skill_by_head/") for name in names)
     assert not (trained / "checkpoints").exists()
     assert not list(trained.rglob("*.partial"))
 
