@@ -82,7 +82,7 @@ def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
 def test_programs_from_python_take_the_flags_as_keywords(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--length must be at least 1"):
         kvp.collect(out=str(tmp_path / "traces"), length=0)
-    with pytest.raises(TypeError, match="lenght"):
+    with pytest.raises(UsageError, match="unknown setting 'lenght'; did you mean length"):
         kvp.train(out="o", traces="t", lenght=3)
     with pytest.raises(ValueError, match="no protocol 'b'"):
         kvp.evaluate(out="o", protocols=["query_aware", "b"])  # a list stands for commas

@@ -108,7 +108,7 @@ def test_damage_that_any_process_meets_is_one_line(store: Path, tmp_path: Path) 
     [
         ({"devices": 4}, "--devices must lie in 1..3, the --contexts that they share, got 4"),
         ({"devices": 0}, "--devices must lie in 1..3"),
-        ({"devices": 2, "device": "banana"}, "--device banana is not a device"),
+        ({"devices": 2, "device": "banana"}, "--device must be cpu, cuda or cuda:INDEX"),
     ],
 )
 def test_numbers_of_devices_that_cannot_work(
