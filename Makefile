@@ -11,14 +11,18 @@ WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); \
 # the packages again. A worker that is done takes over tests of another one.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
-QUICK_HF := tests/kvp/hf/test_block.py tests/kvp/hf/test_attention.py
+QUICK_HF := tests/kvp/hf/test_attention.py
 # What `make test-fast` leaves out: whole programs that run to the end, are killed or use processes.
 SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py \
 	tests/trace_collect/test_kill.py tests/trace_collect/test_run.py tests/train/test_distributed.py \
 	tests/train/test_resume.py tests/train/test_run.py tests/train/online/test_run.py \
 	tests/train/test_merge.py tests/train/calibration tests/eval/test_run.py \
 	tests/eval/evolve/test_run.py tests/eval/report \
-	tests/kvp/store/test_kill.py tests/kvp/store/test_damage.py \
+	tests/kvp/store/test_kill.py tests/kvp/store/test_damage.py tests/test_old_artifacts.py \
+	tests/kvp/test_import_names.py tests/kvp/test_exit_codes.py tests/kvp/data/test_sources.py \
+	tests/kvp/ops/test_future_attention_kernel.py tests/policies/test_plugins.py \
+	tests/policies/test_named_objects.py tests/policies/test_import.py tests/test_project.py \
+	tests/eval/evolve/test_from_cost_curves.py tests/eval/test_evaluate.py tests/kvp/hf/cache \
 	$(filter-out $(QUICK_HF),$(wildcard tests/kvp/hf/test_*.py))
 INSTALLED := $(VENV)/.installed
 
