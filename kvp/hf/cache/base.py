@@ -28,6 +28,9 @@ class StoredLayer(DynamicLayer, ABC):
 
     keys: Tensor
     values: Tensor
+    _key_storage: Tensor
+    _value_storage: Tensor
+    _position_storage: Tensor
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -61,6 +64,25 @@ class StoredLayer(DynamicLayer, ABC):
     @abstractmethod
     def _append(self, keys: Tensor, values: Tensor) -> None:
         """Store [B, H, T, D] keys and values; `_attend` brings their positions."""
+
+    def _write(self, stored: int, keys: Tensor, values: Tensor, *, growth: int) -> None:
+        """Write [B, H, T, D] keys and values after the first `stored` slots of the storage.
+
+        Storage without capacity for them grows by `growth` slots, or by T if that is more.
+        """
+        tokens = keys.shape[2]
+        if stored + tokens > self._key_storage.shape[2]:
+            capacity = stored + max(tokens, growth)
+            self._key_storage = grown(self._key_storage, stored, capacity)
+            self._value_storage = grown(self._value_storage, stored, capacity)
+            self._position_storage = grown(self._position_storage, stored, capacity)
+        self._key_storage = writable(self._key_storage)
+        self._value_storage = writable(self._value_storage)
+        self._position_storage = writable(self._position_storage)
+        new = slice(stored, stored + tokens)
+        self._key_storage[:, :, new] = keys
+        self._value_storage[:, :, new] = values
+        self._position_storage[:, :, new] = EMPTY
 
     @abstractmethod
     def _attend(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kvp.hf.attention import grouped_attention
-from kvp.hf.cache.base import EMPTY, StoredLayer, grown, source_entries, writable
+from kvp.hf.cache.base import EMPTY, StoredLayer, source_entries
 from kvp.hf.cache.ragged import RaggedLayer, ragged_layer
 
 GROWTH = 8
@@ -61,24 +61,9 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
                 (batch, 1, tokens), EMPTY, dtype=torch.int64, device=keys.device
             )
         else:
-            self._make_capacity(tokens)
-            self._key_storage = writable(self._key_storage)
-            self._value_storage = writable(self._value_storage)
-            self._position_storage = writable(self._position_storage)
-            new = slice(self._stored, self._stored + tokens)
-            self._key_storage[:, :, new] = keys
-            self._value_storage[:, :, new] = values
-            self._position_storage[:, :, new] = EMPTY
+            self._write(self._stored, keys, values, growth=self._stored // GROWTH)
         self._stored += tokens
         self._show()
-
-    def _make_capacity(self, tokens: int) -> None:
-        if self._stored + tokens <= self._key_storage.shape[2]:
-            return
-        capacity = self._stored + max(tokens, self._stored // GROWTH)
-        self._key_storage = grown(self._key_storage, self._stored, capacity)
-        self._value_storage = grown(self._value_storage, self._stored, capacity)
-        self._position_storage = grown(self._position_storage, self._stored, capacity)
 
     def _show(self) -> None:
         self.keys = self._key_storage[:, :, : self._stored]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from kvp.errors import UsageError
-from kvp.hf.cache.base import EMPTY, StoredLayer, grown, writable
+from kvp.hf.cache.base import EMPTY, StoredLayer
 from kvp.ops.ragged_attention import ragged_attention
 
 TAIL_GROWTH = 32
@@ -91,18 +91,7 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
             empty = torch.empty(batch, heads, 0, dtype=torch.int64, device=keys.device)
             none = keys.new_empty(0, keys.shape[3]), values.new_empty(0, values.shape[3])
             self._fill(*none, empty)
-        if self._tail + tokens > self._key_storage.shape[2]:
-            capacity = self._tail + max(tokens, TAIL_GROWTH)
-            self._key_storage = grown(self._key_storage, self._tail, capacity)
-            self._value_storage = grown(self._value_storage, self._tail, capacity)
-            self._position_storage = grown(self._position_storage, self._tail, capacity)
-        self._key_storage = writable(self._key_storage)
-        self._value_storage = writable(self._value_storage)
-        self._position_storage = writable(self._position_storage)
-        new = slice(self._tail, self._tail + tokens)
-        self._key_storage[:, :, new] = keys
-        self._value_storage[:, :, new] = values
-        self._position_storage[:, :, new] = EMPTY
+        self._write(self._tail, keys, values, growth=TAIL_GROWTH)
         self._tail += tokens
 
     def _attend(
