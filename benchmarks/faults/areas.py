@@ -61,17 +61,15 @@ def damage_resume(
             ended = in_child(program(command[0], f"{command[1]} --out {copy}"), seconds=120)
             judged = judge_program(f"{file} {kind} {trial}", ended)
             if judged.outcome == "done":
-                same = judge_reader(
-                    judged.name, in_child(lambda copy=copy: _read(read, copy)), truth
-                )
-                judged = same
+                ended = in_child(lambda copy=copy: _read(read, copy))
+                judged = judge_reader(judged.name, ended, truth)
             area.trials.append(judged)
         shutil.rmtree(copy)
     return area
 
 
-def interruptions(made: Artefacts, count: int, scratch: Path) -> Iterator[Area]:
-    """Kill -9 at random moments, repeated: the folder ends as that of an undisturbed run."""
+def _undisturbed(made: Artefacts) -> Iterator[tuple[str, str, Reader, object]]:
+    """Program, flags, reader, and what it reads of a run that nothing disturbed."""
     commands: dict[str, tuple[str, Reader, Path]] = {
         "kvp-collect": (f"{COLLECT} --labels kvzip", artefacts.read_traces, made.traces),
         "kvp-train": (f"{TRAIN} --traces {made.traces}", artefacts.read_policy, made.policy),
@@ -79,10 +77,15 @@ def interruptions(made: Artefacts, count: int, scratch: Path) -> Iterator[Area]:
         "kvp-eval": (EVAL, _answers, made.base / "answers"),
     }
     for name, (flags, read, whole) in commands.items():
-        area, draw = Area(f"kill -9, {name}"), random.Random(name)
         if not whole.exists():
             in_child(program(name, f"{flags} --out {whole}"), seconds=300)
-        truth = read(whole)
+        yield name, flags, read, read(whole)
+
+
+def interruptions(made: Artefacts, count: int, scratch: Path) -> Iterator[Area]:
+    """Kill -9 at random moments, repeated: the folder ends as that of an undisturbed run."""
+    for name, flags, read, truth in _undisturbed(made):
+        area, draw = Area(f"kill -9, {name}"), random.Random(name)
         for trial in range(count):
             out = scratch / f"{name}-{trial}"
             for _ in range(4):
@@ -96,15 +99,8 @@ def interruptions(made: Artefacts, count: int, scratch: Path) -> Iterator[Area]:
 
 def full_disks(made: Artefacts, count: int, scratch: Path) -> Iterator[Area]:
     """No file can grow beyond a few bytes: one line; the repeated command ends as usual."""
-    commands: dict[str, tuple[str, Reader, Path]] = {
-        "kvp-collect": (f"{COLLECT} --labels kvzip", artefacts.read_traces, made.traces),
-        "kvp-train": (f"{TRAIN} --traces {made.traces}", artefacts.read_policy, made.policy),
-        "kvp-evolve": (EVOLVE, artefacts.read_budgets, made.budgets),
-        "kvp-eval": (EVAL, _answers, made.base / "answers"),
-    }
-    for name, (flags, read, whole) in commands.items():
+    for name, flags, read, truth in _undisturbed(made):
         area, draw = Area(f"full disk, {name}"), random.Random(name)
-        truth = read(whole)
         for trial in range(count):
             out, limit = scratch / f"{name}-full-{trial}", int(10 ** draw.uniform(1, 5.5))
             command = program(name, f"{flags} --out {out}")
