@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from eval.results.records import FULL, LEARNED, ORACLE, OWN
 from eval.results.records import Row as Record
 from eval.summary_table import FULL_COLUMN, Line, budget_order, headline, perplexity_headline
-from policies.registry import METHODS
+from policies.registry import METHODS, NULLS
 
 USUAL_BUDGET = "12.5%"
 """The budget the sentence is about where it was run; else the middle one of the run."""
-NOT_COMPARED = (FULL, ORACLE, "random")
+NOT_COMPARED = (FULL, ORACLE, *NULLS)
 
 
 def conclusion(records: Iterable[Record], *, resamples: int = 200, seed: int = 0) -> str:
@@ -56,6 +56,9 @@ def _sentence(lines: Sequence[Line], *, losses: bool) -> str:
         parts.append((f"the best attention-free method without training, {free.label},", free))
     if other:
         parts.append((f"the best method without training, {other.label},", other))
+    null = best([line for line in lines if line.method in NULLS and budget in line.cells])
+    if null:
+        parts.append((f"the best null, {null.label},", null))
     verb, unit = _words(full, losses=losses)
     numbers = [_number(line.cells[budget].mean, full, losses=losses) for _, line in parts]
     text = f"{parts[0][0]} {verb} {numbers[0]}{unit}"

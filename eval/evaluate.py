@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -64,6 +64,7 @@ def run_prefix(
     needs = [Needs(queries=ALL_QUERIES)]
     needs += [method.scorer.needs for method in methods if method.scorer]
     seen = prefill(bench.model, ids[None, :boundary], needs, tokenizer=bench.tokenizer)
+    seen = replace(seen, question=prompt.question_tokens(protocol))
     return Prefilled(
         prefill=seen, prefix=Prefix(keys=seen.keys, values=seen.values), feed=ids[boundary:]
     )

@@ -54,6 +54,10 @@ class Prompt:
             return self.encoded.prompt_length - 1
         return self.encoded.context_length
 
+    def question_tokens(self, protocol: str) -> int:
+        """Cached tokens after the context when it is compressed: 0 if query_agnostic."""
+        return max(0, self.boundary(protocol) - self.encoded.context_length)
+
     @property
     def ids(self) -> Tensor:
         """[prompt tokens] int64."""
