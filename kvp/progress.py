@@ -1,8 +1,8 @@
-"""What a program is doing, on standard error: a bar on a terminal, plain lines everywhere else.
+"""Progress of a program, on standard error: a bar on a terminal, plain lines everywhere else.
 
-`phase` announces a step that takes a while. `Progress` counts: on a terminal it is a bar, in a log
-file or a pipe a line at the start, every 30 seconds and at the end, each flushed. Text is printed
-as it is: square brackets of paths and names are never read as markup.
+`say` prints a line; `phase` announces a step that takes a while. `Progress` counts: on a terminal
+it is a bar, in a log file or a pipe a line at the start, every 30 seconds and at the end, each
+flushed. Text is printed as it is: square brackets of paths and names are never read as markup.
 """
 
 from __future__ import annotations
@@ -27,13 +27,18 @@ from rich.progress import Progress as RichProgress
 SECONDS_BETWEEN_LINES = 30.0
 
 
+def say(text: str) -> None:
+    """Print a line on standard error at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def phase(text: str, stream: TextIO | None = None) -> None:
     """Print one line that says what begins, such as "loading the model", and flush."""
     print(f"{text} ...", file=stream or sys.stderr, flush=True)
 
 
 class Progress:
-    """Count of what is done, out of `total`; use as a context manager.
+    """Count of finished items, out of `total`; use as a context manager.
 
         with Progress("collecting", len(missing)) as progress:
             for index in missing:
@@ -76,16 +81,16 @@ class Progress:
         self._display.stop()
 
     def advance(self, count: int = 1, *, note: str | None = None) -> None:
-        """Add `count` to what is done; `note` is shown behind the count until the next one."""
+        """Add `count` finished items; `note` is shown behind the count until the next one."""
         self.update(self.completed + count, note=note)
 
     def update(self, completed: int, *, note: str | None = None) -> None:
-        """Set what is done; without a `note` the last one stays."""
+        """Set the number of finished items; without a `note` the last one stays."""
         self.completed = completed
         self._display.update(completed, note)
 
     def line(self, text: str) -> None:
-        """Print a line of its own without tearing the bar."""
+        """Print a line without tearing the bar."""
         self._display.line(text)
 
 

@@ -85,6 +85,8 @@ class Comparison:
     """Setting shown for each method, by family, in the order to show them."""
     conditions: str
     """n, split, seeds, protection and protocol, for captions."""
+    resamples: int
+    """Resamples behind each interval."""
 
     @property
     def higher_is_better(self) -> bool:
@@ -135,6 +137,7 @@ def compare(
         tasks=tasks,
         choices={family: choices[family] for family in in_order(list(choices))},
         conditions=_conditions(results, kind, rows, grid, choices, protocol) + _left_out(partial),
+        resamples=resamples,
     )
 
 

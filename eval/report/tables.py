@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from eval.report.against_nulls import null_words, with_null
 from eval.report.aggregates import Budgets, Estimate, Grid, ReportedMethod
 from eval.report.best_settings import (
     BaselineDifference,
@@ -79,7 +80,7 @@ def headline(comparison: Comparison, attention_free: Collection[str], *, resampl
         rows += _difference_rows(comparison, attention_free, resamples=resamples)
     return Table(
         caption=f"{_title(comparison)} (95 % bootstrap interval over prompts); "
-        f"{BEST}; {comparison.conditions}.",
+        f"{BEST}{null_words(comparison)}; {comparison.conditions}.",
         header=_header(comparison),
         rows=rows,
     )
@@ -100,7 +101,8 @@ def every_setting(comparison: Comparison) -> Table:
         ),
     )
     return Table(
-        caption=f"{_title(comparison)}, every setting of every method; {comparison.conditions}.",
+        caption=f"{_title(comparison)}, every setting of every method{null_words(comparison)}; "
+        f"{comparison.conditions}.",
         header=_header(comparison),
         rows=_grid_rows(comparison, comparison.grid, [_named(setting) for setting in settings]),
     )
@@ -110,8 +112,8 @@ def one_task(comparison: Comparison, task: str) -> Table:
     """The headline's methods on one task."""
     lines = [(choice.name, "", choice.setting) for choice in comparison.choices.values()]
     return Table(
-        caption=f"{task}: accuracy, % (95 % bootstrap interval over prompts); {BEST}; "
-        f"{PROTOCOL_NAMES[comparison.protocol]}.",
+        caption=f"{task}: accuracy, % (95 % bootstrap interval over prompts); {BEST}"
+        f"{null_words(comparison)}; {PROTOCOL_NAMES[comparison.protocol]}.",
         header=_header(comparison),
         rows=_grid_rows(comparison, comparison.tasks[task], lines, highlight=True),
     )
@@ -261,9 +263,8 @@ def _grid_rows(
         row: list[Field | str] = [Field(text=name, small=note, mark=mark)]
         for spec in comparison.budgets.specs:
             found = estimates.get(None if setting.method == FULL else spec)
-            row.append(
-                _number(comparison, found, "best" if (setting.family, spec) in best else mark)
-            )
+            number = _number(comparison, found, "best" if (setting.family, spec) in best else mark)
+            row.append(with_null(number, comparison, grid, setting, spec))
         if _has_self_sized(comparison):
             row.append(_number(comparison, estimates.get(OWN), mark, with_size=True))
         rows.append(row)

@@ -8,7 +8,6 @@ extends it (more prompts, tasks, methods, budgets, protocols, policies); any oth
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +25,7 @@ from kvp.manifest import (
     sha256_input,
     write_sealed_json,
 )
+from kvp.progress import say
 
 FORMAT = "kvp-results"
 FORMAT_VERSION = 2
@@ -118,7 +118,7 @@ def open_folder(config: EvalConfig, policies: Mapping[str, str]) -> OutputFolder
     """
     identity = {**config.identity(), "input_files": input_digests(config)}
     folder = OutputFolder.claim(Path(config.out), RESULTS, identity)
-    known = (folder.found or {}).get("policies", {})
+    known = (folder.existing_marker or {}).get("policies", {})
     for label, digest in policies.items():
         if known.get(label, digest) != digest:
             folder.release()
@@ -153,10 +153,10 @@ def write_manifest(
     """
     digest = {} if model_digest is None else {"model_digest": dict(model_digest)}
     folder.require(digest)
-    earlier = folder.found or {}
+    earlier = folder.existing_marker or {}
     if (lost := lost_records(folder.path, earlier)) is not None:
         notes = [*notes, f"{lost}; this run evaluates what it asks for again"]
-        print(f"note: {notes[-1]}", file=sys.stderr, flush=True)
+        say(f"note: {notes[-1]}")
     settings = asdict(config)
     runs = list(earlier.get("earlier_runs", []))
     if earlier and earlier["config"] != settings:
