@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.decode import Kept, Outcome, Prefix, all_kept, forced, greedy
+from eval.evidence import evidence_fields
 from eval.methods import Method, method_fields
 from eval.results.records import Row as Record
 from eval.settings import Setting
@@ -195,6 +196,7 @@ def _record(
         "prompt_tokens": prompt.encoded.prompt_length,
         "cached_tokens": tokens,
         "kept_tokens": int(kept.tokens) if kept.tokens.is_integer() else kept.tokens,
+        **evidence_fields(prompt.evidence, kept, tokens),
         "cache_bytes": None,
         "prediction": None,
         "references": list(prompt.sample.references),

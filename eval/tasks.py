@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eval.config import PromptConfig
 from kvp.data.encode import Encoded, encode
+from kvp.data.evidence import evidence_tokens
 from kvp.data.sample import Sample
 from kvp.data.task import TaskSettings
 from kvp.data.tasks import TEXT, build_samples, expand_tasks, find_task
@@ -39,6 +40,8 @@ class Prompt:
     encoded: Encoded
     scored_by: Callable[[Sample, str], float]
     """The task's score of an answer."""
+    evidence: tuple[int, ...] = ()
+    """Tokens of the prompt that spell its answers (`kvp.data.evidence`)."""
 
     @property
     def forced(self) -> bool:
@@ -164,6 +167,7 @@ def load_prompts(
                 sample=sample,
                 encoded=encoded,
                 scored_by=task.score,
+                evidence=evidence_tokens(sample, encoded, tokenizer),
             )
         )
     notes = list(getattr(samples, "notes", ()))

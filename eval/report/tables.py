@@ -70,12 +70,7 @@ def _in_words(comparison: Comparison, family: str, spec: str | None) -> str:
 
 def headline(comparison: Comparison, attention_free: Collection[str], *, resamples: int) -> Table:
     """One line per method, and each learned policy minus the best attention-free baseline."""
-    rows = _grid_rows(
-        comparison,
-        comparison.grid,
-        [(choice.name, choice.note, choice.setting) for choice in comparison.choices.values()],
-        highlight=True,
-    )
+    rows = _grid_rows(comparison, comparison.grid, lines_shown(comparison), highlight=True)
     if comparison.kind == "accuracy":
         rows += _difference_rows(comparison, attention_free, resamples=resamples)
     return Table(
@@ -86,8 +81,13 @@ def headline(comparison: Comparison, attention_free: Collection[str], *, resampl
     )
 
 
-def every_setting(comparison: Comparison) -> Table:
-    """All presets and allocators, with and without protection."""
+def lines_shown(comparison: Comparison) -> list[tuple[str, str, ReportedMethod]]:
+    """Name, note and setting of each method, in the setting that was chosen for it."""
+    return [(choice.name, choice.note, choice.setting) for choice in comparison.choices.values()]
+
+
+def lines_of_all(comparison: Comparison) -> list[tuple[str, str, ReportedMethod]]:
+    """Name, details and setting: all presets and allocators, with and without protection."""
     ordered = in_order(list(dict.fromkeys(setting.family for setting in comparison.grid)))
     settings = sorted(
         comparison.grid,
@@ -100,11 +100,16 @@ def every_setting(comparison: Comparison) -> Table:
             not item.protected,
         ),
     )
+    return [_named(setting) for setting in settings]
+
+
+def every_setting(comparison: Comparison) -> Table:
+    """All presets and allocators, with and without protection."""
     return Table(
         caption=f"{_title(comparison)}, every setting of every method{null_words(comparison)}; "
         f"{comparison.conditions}.",
         header=_header(comparison),
-        rows=_grid_rows(comparison, comparison.grid, [_named(setting) for setting in settings]),
+        rows=_grid_rows(comparison, comparison.grid, lines_of_all(comparison)),
     )
 
 
