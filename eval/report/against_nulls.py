@@ -51,7 +51,7 @@ def with_null(
     null, over = found
     scale, digits = (100, 1) if comparison.kind == "accuracy" else (1, 2)
     mean, low, high = (f"{scale * value:+.{digits}f}" for value in (over.mean, over.low, over.high))
-    return replace(number, small=f"{number.small}\n{mean} over {null}\n({low} to {high})")
+    return replace(number, small=f"{number.small}\n{mean} over {null}\n{low} to {high}")
 
 
 def null_words(comparison: Comparison) -> str:

@@ -16,7 +16,7 @@ from eval.report.best_settings import Comparison, select
 from eval.report.load import Results
 from eval.report.page import Field, Table
 from eval.report.schema import PROTOCOL_NAMES
-from eval.report.tables import budget_names
+from eval.report.tables import Line, budget_names
 from eval.results.records import FULL, Row, policy_groups
 from eval.stats import Interval, Unit, bootstrap_mean, per_prompt
 
@@ -81,7 +81,7 @@ def right_with_full(cells: Cells) -> dict[Unit, bool]:
 def failure_table(
     cells: Cells,
     comparison: Comparison,
-    lines: Sequence[tuple[str, str, ReportedMethod]],
+    lines: Sequence[Line],
 ) -> Table | None:
     """Answers lost per method and budget; None where the full cache was not run."""
     full = right_with_full(cells)
@@ -111,7 +111,7 @@ def evidence_table(
     cells: Cells,
     comparison: Comparison,
     spec: str,
-    lines: Sequence[tuple[str, str, ReportedMethod]],
+    lines: Sequence[Line],
 ) -> Table | None:
     """Evidence kept in each head at one budget; None without evidence."""
     shares = {

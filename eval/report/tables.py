@@ -20,6 +20,8 @@ from eval.results.records import FULL, LEARNED, ORACLE, OWN, UNIFORM
 
 BEST = "highlighted: the best mean of the column, full cache and oracle apart"
 """What the mark of `best` means, for captions."""
+Line = tuple[str, str, ReportedMethod]
+"""A line of a table: name, note and setting."""
 
 
 def summary(comparison: Comparison, attention_free: Collection[str]) -> str | None:
@@ -81,12 +83,12 @@ def headline(comparison: Comparison, attention_free: Collection[str], *, resampl
     )
 
 
-def lines_shown(comparison: Comparison) -> list[tuple[str, str, ReportedMethod]]:
+def lines_shown(comparison: Comparison) -> list[Line]:
     """Name, note and setting of each method, in the setting that was chosen for it."""
     return [(choice.name, choice.note, choice.setting) for choice in comparison.choices.values()]
 
 
-def lines_of_all(comparison: Comparison) -> list[tuple[str, str, ReportedMethod]]:
+def lines_of_all(comparison: Comparison) -> list[Line]:
     """Name, details and setting: all presets and allocators, with and without protection."""
     ordered = in_order(list(dict.fromkeys(setting.family for setting in comparison.grid)))
     settings = sorted(
@@ -105,11 +107,15 @@ def lines_of_all(comparison: Comparison) -> list[tuple[str, str, ReportedMethod]
 
 def every_setting(comparison: Comparison) -> Table:
     """All presets and allocators, with and without protection."""
+    return some_settings(comparison, lines_of_all(comparison), ", every setting of every method")
+
+
+def some_settings(comparison: Comparison, lines: Sequence[Line], which: str = "") -> Table:
+    """The numbers of some settings; `which` are they, for the caption."""
     return Table(
-        caption=f"{_title(comparison)}, every setting of every method{null_words(comparison)}; "
-        f"{comparison.conditions}.",
+        caption=f"{_title(comparison)}{which}{null_words(comparison)}; {comparison.conditions}.",
         header=_header(comparison),
-        rows=_grid_rows(comparison, comparison.grid, lines_of_all(comparison)),
+        rows=_grid_rows(comparison, comparison.grid, lines),
     )
 
 
@@ -248,7 +254,7 @@ def _has_self_sized(comparison: Comparison) -> bool:
 def _grid_rows(
     comparison: Comparison,
     grid: Grid,
-    lines: Sequence[tuple[str, str, ReportedMethod]],
+    lines: Sequence[Line],
     *,
     highlight: bool = False,
 ) -> list[Sequence[Field | str]]:
