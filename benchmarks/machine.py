@@ -1,4 +1,4 @@
-"""What the numbers of a benchmark were measured on; beside every result."""
+"""The machine that a benchmark ran on, recorded with every result."""
 
 from __future__ import annotations
 

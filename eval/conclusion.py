@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from eval.results.records import FULL, LEARNED, ORACLE, OWN
-from eval.results.records import Row as Record
+from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED, Record
 from eval.summary_table import FULL_COLUMN, Line, budget_order, headline, perplexity_headline
 from policies.registry import METHODS
 
@@ -32,7 +31,7 @@ def _sentence(lines: Sequence[Line], *, losses: bool) -> str:
     lines = [line for line in lines if line.protocol == protocol]
     full = next((line.cells[FULL_COLUMN].mean for line in lines if FULL_COLUMN in line.cells), None)
     compared = [line for line in lines if line.method not in NOT_COMPARED]
-    budgets = {name for line in compared for name in line.cells} - {FULL_COLUMN, OWN}
+    budgets = {name for line in compared for name in line.cells} - {FULL_COLUMN, SELF_SIZED}
     if not budgets:
         return ""
     ordered = sorted(budgets, key=budget_order)
@@ -72,7 +71,7 @@ def _attention_free(method: str) -> bool:
 
 
 def _words(full: float | None, *, losses: bool) -> tuple[str, str]:
-    """What stands before and after the first number."""
+    """Text before and after the first number."""
     if losses:
         relative = " times the perplexity of the full cache" if full else " as its perplexity"
         return "has", relative

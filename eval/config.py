@@ -41,7 +41,7 @@ IDENTITY_FIELDS = (
     "recents",
     "max_new_tokens",
 )
-"""Settings that decide what a row means: a results folder keeps them for life. All others may
+"""Settings that decide what a record means: a results folder keeps them for life. All others may
 change between runs that extend one folder (`docs/formats.md`, Results folder)."""
 
 
@@ -77,7 +77,7 @@ class MeasureConfig(Group):
     """Always keep the protected tokens (on), or not (off); kvp-eval also runs methods both ways."""
     policies: str = ""
     """Policy directories for the method `kvp`: `DIR` or `label=DIR`, comma separated. A folder that
-    holds policy directories stands for all of them; kvp-evolve takes one directory."""
+    holds policy directories means all of them; kvp-evolve takes one directory."""
     decode_batch: int = 256
     """Maximum sequences in the cache that are decoded as one batch."""
     bootstrap: int = 2000

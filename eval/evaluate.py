@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.decode import Kept, Outcome, Prefix, all_kept, forced, greedy
 from eval.methods import Method, method_fields
-from eval.results.records import Row as Record
+from eval.results.records import Record
 from eval.settings import Setting
 from eval.tasks import Prompt
 from kvp.budget_scores import ViewsAt, score_budgets

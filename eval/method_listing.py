@@ -9,7 +9,7 @@ from policies.registry import every_allocator, every_method
 
 HEAD = """\
 A method is SCORER or SCORER+ALLOCATOR, such as snapkv, snapkv:kvpress+ada, kvp+global.
-Options stand in parentheses after name or preset: snapkv(window=16)+ada(safeguard=0.3).
+Options follow in parentheses after name or preset: snapkv(window=16)+ada(safeguard=0.3).
 """
 
 

@@ -40,7 +40,7 @@ class Prepared:
     """Every prompt under every protocol of its task."""
     traces: TraceReader | None
     notes: tuple[str, ...]
-    """What is left out or differs from what was asked for."""
+    """Settings that are left out or changed, one sentence each."""
 
     @property
     def answered(self) -> Prompt:

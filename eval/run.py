@@ -33,12 +33,11 @@ from eval.results.folder import (
     write_counts,
     write_manifest,
 )
-from eval.results.records import Row as Record
-from eval.results.records import RowFile, key_of, merge_rows, read_rows
+from eval.results.records import Record, RecordFile, key_of, merge_records, read_records
 from eval.settings import Setting
 from eval.summary_table import print_headline
 from eval.tasks import Prompt
-from eval.timing import TIMING_KEY, timing_rows
+from eval.timing import TIMING_KEY, timing_records
 from eval.token_ranks import token_ranks
 from kvp.artifacts.claim import OutputFolder
 from kvp.hf import load_model
@@ -66,7 +65,7 @@ def run(config: EvalConfig) -> list[Record]:
 
 
 def _prepare(config: EvalConfig, methods: Sequence[Method]) -> Prepared:
-    """Check everything that needs no weights, and say how much is to be done."""
+    """Check everything that needs no weights, and print how much work there is."""
     phase("preparing prompts")
     prepared = prepare(config, methods)
     for note in prepared.notes:
@@ -83,10 +82,10 @@ def _run(
     digest = model_identity(config.model, config.revision, bench.model, bench.tokenizer)
     write_manifest(output, config, digests, prepared.notes, digest)
     folder = output.path
-    evaluate_all(bench, prepared, RowFile(folder / ROWS))
+    evaluate_all(bench, prepared, RecordFile(folder / ROWS))
     measure_all(bench, config, prepared, folder)
     write_counts(folder)
-    records = list(read_rows(folder / ROWS))
+    records = list(read_records(folder / ROWS))
     print_headline(Console(markup=False), records, resamples=config.bootstrap, seed=config.seed)
     print(conclusion(records, seed=config.seed))
     say(f"results are in {folder}; to look at them: kvp-report {folder}")
@@ -118,7 +117,7 @@ def say(text: str) -> None:
 
 
 def announce(config: EvalConfig, prepared: Prepared) -> None:
-    """Say how much is to be done."""
+    """Print how much work there is."""
     sizes = {len(settings) for settings in prepared.planned.values()}
     settings = f"{min(sizes)} to {max(sizes)}" if len(sizes) > 1 else f"{max(sizes)}"
     memory = cache_bytes(
@@ -137,7 +136,7 @@ def announce(config: EvalConfig, prepared: Prepared) -> None:
 
 
 def estimate(config: EvalConfig, prepared: Prepared) -> list[Record]:
-    """Measure one prompt and say how long the rest would take; returns its records."""
+    """Measure one prompt and estimate the time of the others; returns its records."""
     bench = load_bench(config)
     prompt, protocol = prepared.work[0]
     phase(f"measuring one prompt of {prompt.task}")
@@ -159,7 +158,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def evaluate_all(bench: Bench, prepared: Prepared, file: RowFile) -> None:
+def evaluate_all(bench: Bench, prepared: Prepared, file: RecordFile) -> None:
     """Append the records that are not there yet, prompt by prompt."""
     missing: list[tuple[Prompt, str, list[Setting]]] = []
     for prompt, protocol in prepared.work:
@@ -177,25 +176,25 @@ def evaluate_all(bench: Bench, prepared: Prepared, file: RowFile) -> None:
 
 
 def measure_all(bench: Bench, config: EvalConfig, prepared: Prepared, folder: Path) -> None:
-    """Timing, cost curves and token ranks, as far as they are asked for."""
+    """Timing, cost curves and token ranks, where the settings request them."""
     prompt = prepared.answered
     protocol = next(name for other, name in prepared.work if other is prompt)
     if config.timing_prompts:
         timed = [p for p in prepared.prompts if p.forced == prompt.forced][: config.timing_prompts]
         settings = _timed(prepared.settings(prompt, protocol))
         with Progress("timing", len(timed)) as progress:
-            rows = timing_rows(bench, timed, protocol, settings, advance=progress.advance)
-        merge_rows(folder / TIMING, rows, TIMING_KEY)
+            timings = timing_records(bench, timed, protocol, settings, advance=progress.advance)
+        merge_records(folder / TIMING, timings, TIMING_KEY)
     if prepared.traces:
         measured_on = trace_settings(config)
-        records = usable_records(prepared.traces, measured_on)
-        with Progress("cost curves", sum(map(len, records.values()))) as progress:
+        usable = usable_records(prepared.traces, measured_on)
+        with Progress("cost curves", sum(map(len, usable.values()))) as progress:
             measured = measure_traces(
                 measured_on, prepared.methods, prepared.traces, bench.model, bench.tokenizer,
                 advance=progress.advance,
             )  # fmt: skip
-        merge_rows(folder / CURVES, measured.curves, CURVE_KEY)
-        merge_rows(folder / KEPT, measured.kept, KEPT_KEY)
+        merge_records(folder / CURVES, measured.curves, CURVE_KEY)
+        merge_records(folder / KEPT, measured.kept, KEPT_KEY)
     if config.tokens:
         phase("ranking the tokens of one prompt")
         content = token_ranks(bench, prompt, protocol, prepared.methods, config.budget_list)
@@ -203,7 +202,7 @@ def measure_all(bench: Bench, config: EvalConfig, prepared: Prepared, folder: Pa
 
 
 def _timed(settings: Sequence[Setting]) -> list[Setting]:
-    """Settings worth timing: protection costs nothing, so each method and budget is timed once."""
+    """Settings to time: protection costs nothing, so each method and budget is timed once."""
     protected: set[tuple[Method, object]] = {
         (setting.method, setting.budget) for setting in settings if setting.protected
     }

@@ -166,7 +166,7 @@ def keys_seen_from_the_end(spec: RankerSpec, keys: Tensor, length: int | Tensor)
 
 
 def position_features(spec: RankerSpec, positions: Tensor, length: int | Tensor) -> Tensor:
-    """Place of tokens for `fourier`: positions [..., N] -> float32 [..., N, position_features].
+    """Features of `fourier` for positions [..., N]: float32 [..., N, position_features].
 
     `length` is the number of tokens seen when the cache is compressed (last position + 1), as one
     number or one per token; distance to the end is legal information at eviction time.

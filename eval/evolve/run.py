@@ -66,25 +66,25 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     phase("preparing prompts")
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    chosen, held_out = load_prompts(config, tokenizer, positions)
-    target, reference = target_of(config, chosen)
-    plan = _plan(config, geometry, target, reference, [*chosen, *held_out])
+    searched, held_out = load_prompts(config, tokenizer, positions)
+    target, reference = target_of(config, searched)
+    plan = _plan(config, geometry, target, reference, [*searched, *held_out])
     phase("loading the model")
     model, tokenizer = load_model(
         config.model, device=config.device, dtype=config.dtype, revision=config.revision
     )
-    phase(f"searching on {len(chosen)} prompts, {len(held_out)} held out")
+    phase(f"searching on {len(searched)} prompts, {len(held_out)} held out")
     identity["model_digest"] = model_identity(config.model, config.revision, model, tokenizer)
     manifest = run_manifest(identity, seed=config.seed)
     begin_search(output, identity, manifest)
 
-    def said(entry: Generation) -> None:
+    def print_generation(entry: Generation) -> None:
         print(_line(config, geometry, entry), file=sys.stderr, flush=True)
 
-    journal = Journal(folder / JOURNAL, said=said)
+    journal = Journal(folder / JOURNAL, on_append=print_generation)
     keep_bytes = int(config.memory_gb * 1e9)
-    own = PromptSet(config, model, tokenizer, scorer, target, chosen, keep_bytes=keep_bytes)
-    elite = search(plan, own.scores, journal)
+    prompts = PromptSet(config, model, tokenizer, scorer, target, searched, keep_bytes=keep_bytes)
+    elite = search(plan, prompts.scores, journal)
     budgets = BudgetFile(
         model={"id": config.model, "revision": config.revision},
         layers=geometry.layers,
@@ -96,8 +96,8 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         points=(BudgetPoint(budget=target.tokens, cached_tokens=reference, counts=elite.scheme),),
         seed=config.seed,
         made_by=_summary(config, journal, elite),
-        held_out=_held_out(config, own.of(held_out), plan, elite) if held_out else None,
-        data=_identity_of(config, chosen),
+        held_out=_held_out(config, prompts.of(held_out), plan, elite) if held_out else None,
+        data=_identity_of(config, searched),
     )
     save_budgets(folder / BUDGET_FILE, budgets, manifest)
 
@@ -105,31 +105,31 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
 def load_prompts(
     config: EvolveConfig, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts of the search, and those held out: the ones that follow in each task.
+    """Prompts of the search, and the held-out ones, which follow them in each task.
 
     `positions` is how many tokens the model can hold. Raises UsageError where a task does not fit,
     or too few prompts are there.
     """
     request = prompt_request(config, count=1, seed=config.seed)
     first, _ = load_all(request, tokenizer, positions)
-    tasks = tuple(dict.fromkeys(prompt.asked for prompt in first))
-    searched = _shares(config.search_prompts, len(tasks))
-    compared = _shares(config.holdout, len(tasks))
-    maximum = max(a + b for a, b in zip(searched, compared, strict=True))
+    tasks = tuple(dict.fromkeys(prompt.requested_as for prompt in first))
+    search_counts = _shares(config.search_prompts, len(tasks))
+    held_out_counts = _shares(config.holdout, len(tasks))
+    maximum = max(a + b for a, b in zip(search_counts, held_out_counts, strict=True))
     settings = replace(request.settings, count=maximum)
     prompts, _ = load_all(PromptRequest(tasks=tasks, settings=settings), tokenizer, positions)
-    chosen: list[Prompt] = []
+    searched: list[Prompt] = []
     held_out: list[Prompt] = []
-    for task, count, others in zip(tasks, searched, compared, strict=True):
-        of_task = [prompt for prompt in prompts if prompt.asked == task]
-        chosen += of_task[:count]
+    for task, count, others in zip(tasks, search_counts, held_out_counts, strict=True):
+        of_task = [prompt for prompt in prompts if prompt.requested_as == task]
+        searched += of_task[:count]
         held_out += of_task[count : count + others]
-    if (len(chosen), len(held_out)) != (config.search_prompts, config.holdout):
+    if (len(searched), len(held_out)) != (config.search_prompts, config.holdout):
         raise UsageError(
             f"--search_prompts {config.search_prompts} --holdout {config.holdout}: the tasks only "
-            f"have {len(chosen)} and {len(held_out)} in the {config.split} split; ask for fewer"
+            f"have {len(searched)} and {len(held_out)} in the {config.split} split; ask for fewer"
         )
-    return chosen, held_out
+    return searched, held_out
 
 
 def _shares(count: int, tasks: int) -> list[int]:
@@ -179,7 +179,7 @@ def _plan(
         )
     longest = max(prompt.boundary(config.protocol) for prompt in prompts)
     return SearchPlan(
-        layers=geometry.layers, budget=target.tokens, least=target.floor, most=longest,
+        layers=geometry.layers, budget=target.tokens, minimum=target.floor, maximum=longest,
         group=config.group, generations=config.generations, sigma=config.sigma,
         reach=config.reach, constraint=config.constraint, lambda_=config.lambda_,
         gamma=config.gamma, seed=config.seed,
@@ -187,7 +187,7 @@ def _plan(
 
 
 def _line(config: EvolveConfig, geometry: Geometry, entry: Generation) -> str:
-    """What is said when a generation ends."""
+    """One line of progress, printed when a generation ends."""
     if entry.group < 0:
         return f"uniform: score {entry.scores[0]:.4f}, {entry.seconds:.0f} s"
     groups = len(layer_groups(geometry.layers, config.group))

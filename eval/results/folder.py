@@ -1,8 +1,8 @@
 """A results folder: what belongs in it, and whether a run may go on in it.
 
-A folder has an identity: the settings that decide what a row means, and the digests of the model,
-of every policy and of every file that prompts come from. A run of the same identity resumes or
-extends it (more prompts, tasks, methods, budgets, protocols, policies); any other is refused.
+A folder has an identity: the settings that decide what a record means, and the digests of the
+model, of every policy and of every file that prompts come from. A run of the same identity resumes
+or extends it (more prompts, tasks, methods, budgets, protocols, policies); any other is refused.
 `docs/formats.md` describes the files.
 """
 
@@ -29,7 +29,7 @@ from kvp.manifest import (
 
 FORMAT = "kvp-results"
 FORMAT_VERSION = 2
-"""2 added `allocator` (1 knew `uniform` alone), `cache_bytes` in rows, kept.jsonl."""
+"""2 added `allocator` (1 knew `uniform` alone), `cache_bytes` in records, kept.jsonl."""
 
 MANIFEST = "manifest.json"
 ROWS = "rows.jsonl"
@@ -65,7 +65,7 @@ def count_records(folder: Path) -> dict[str, int]:
 
 
 def write_counts(folder: Path) -> None:
-    """Seal a finished run: how many records each file holds stands in the manifest from now on.
+    """Seal a finished run: from now on its manifest holds the number of records of each file.
 
     Files only grow by whole lines, so that one cut at a line's end looks sound; the counts tell.
     The next run removes them before it adds records.
@@ -75,7 +75,7 @@ def write_counts(folder: Path) -> None:
 
 
 def lost_records(folder: Path, manifest: Mapping[str, Any]) -> str | None:
-    """Say which file holds fewer records than its finished run wrote, None if none does."""
+    """Name the file that holds fewer records than its finished run wrote; None if none does."""
     there = count_records(folder)
     for name, count in manifest.get("records", {}).items():
         if there.get(name, 0) < count:
@@ -146,16 +146,16 @@ def write_manifest(
     notes: Sequence[str],
     model_digest: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the manifest of a claimed folder before any row of this run.
+    """Write the manifest of a claimed folder before any record of this run.
 
     `model_digest` tells the model from another of the same name (`kvp.hf.identity`). Raises
-    ResultsError where the rows that are there are of another one.
+    ResultsError where the records that are there are of another one.
     """
     digest = {} if model_digest is None else {"model_digest": dict(model_digest)}
     folder.require(digest)
     earlier = folder.found or {}
     if (lost := lost_records(folder.path, earlier)) is not None:
-        notes = [*notes, f"{lost}; this run evaluates what it asks for again"]
+        notes = [*notes, f"{lost}; this run evaluates its settings again"]
         print(f"note: {notes[-1]}", file=sys.stderr, flush=True)
     settings = asdict(config)
     runs = list(earlier.get("earlier_runs", []))

@@ -24,7 +24,7 @@ from kvp.data.ruler import RULER_TASKS
 from kvp.data.synthetic.prose import prose
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-"""Token ids [rows, length] int64 and loss weights [rows, length] float32."""
+"""Token ids [sequences, length] int64 and loss weights [sequences, length] float32."""
 LM_WEIGHT = 0.3
 
 

@@ -68,7 +68,7 @@ class Run:
         os.replace(aside, path)
 
     def update(self, ids: Tensor, weights: Tensor, rate: float) -> dict[str, float]:
-        """One optimiser step on `ids` [rows, length] with loss weights of the same shape.
+        """One optimiser step on `ids` [sequences, length] with loss weights of the same shape.
 
         Logits are computed only where something is predicted. Returns the loss in nats and the
         share of right first digits (weight above 1) and of right other answer tokens (weight 1).

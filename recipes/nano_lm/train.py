@@ -60,8 +60,8 @@ def main() -> None:
                 smooth[name] = SMOOTHING * smooth.get(name, value) + (1 - SMOOTHING) * value
             now = time.monotonic()
             if step % LOG_EVERY == 0:
-                row = {"step": step, "phase": phase.name, "lr": rate, "seconds": now - began}
-                log.write(json.dumps(row | {"shape": list(ids.shape)} | smooth) + "\n")
+                record = {"step": step, "phase": phase.name, "lr": rate, "seconds": now - began}
+                log.write(json.dumps(record | {"shape": list(ids.shape)} | smooth) + "\n")
                 log.flush()
             if within + 1 == phase.steps:
                 run.save(args.out / f"phase-{phase.name}.pt")

@@ -59,7 +59,7 @@ def test_rows_of_ones_own_are_scored(
     data.write_text("context,question,answer,task,max_new_tokens\n" + "\n".join([*lines, ",q,e,,"]))
     assert _run(tiny_folder, tmp_path / "out", tasks="data", data=data, split="all") == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "data: only 2 of the 9 prompts asked for" in said
+    assert "data: only 2 of the 9 requested prompts" in said
     assert "skipped 1 of 3 rows: line 4 has no text in context" in said
     found = _rows(tmp_path / "out")
     assert len(found) == 2 * 2 * 2  # prompts, protocols, methods

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eval.cli import main
 from eval.config import EvalConfig
-from eval.results.records import read_rows
+from eval.results.records import read_records
 from eval.run import run
 from kvp.data.string_match import string_match_all
 from kvp.geometry import Geometry
@@ -240,7 +240,7 @@ def test_from_python_scorer_objects_run_and_records_come_back(
     )  # fmt: skip
     records = run(config)
     assert [record["method"] for record in records] == ["full", "newest"]
-    assert records == list(read_rows(tmp_path / "results" / "rows.jsonl"))
+    assert records == list(read_records(tmp_path / "results" / "rows.jsonl"))
     manifest = json.loads((tmp_path / "results" / "manifest.json").read_text())
     assert manifest["config"]["methods"] == "full,newest"
 

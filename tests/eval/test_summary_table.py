@@ -45,7 +45,7 @@ def test_allocators_have_their_lines_and_own_sizes_their_column() -> None:
     ]
     lines = {line.label: line for line in headline(rows, resamples=10)}
     assert list(lines) == ["snapkv", "snapkv+ada(safeguard=0.5)", "gvote+own", "full"]
-    assert lines["gvote+own"].own_share == 0.184
+    assert lines["gvote+own"].self_sized_share == 0.184
     stream = io.StringIO()
     print_headline(Console(file=stream, width=100), rows, resamples=10, seed=0)
     header = next(line for line in stream.getvalue().splitlines() if line.startswith("method"))

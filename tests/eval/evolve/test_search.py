@@ -17,7 +17,7 @@ from kvp.artifacts.jsonl import JsonLines
 from kvp.errors import ResultsError
 
 PLAN = SearchPlan(
-    layers=6, budget=100, least=4, most=500, group=3, generations=12, sigma=0.3, reach=16.0,
+    layers=6, budget=100, minimum=4, maximum=500, group=3, generations=12, sigma=0.3, reach=16.0,
     constraint="project", lambda_=0.3, gamma=0.2, seed=3,
 )  # fmt: skip
 BEST = np.array([200, 50, 25, 150, 100, 75])
@@ -74,7 +74,7 @@ def test_projected_candidates_have_the_exact_total(x: list[float]) -> None:
     weights = PLAN.budget * PLAN.reach ** (np.array(x) - 0.5)
     scheme = PLAN.scheme(weights)
     assert sum(scheme) == 600
-    assert PLAN.least <= min(scheme) <= max(scheme) <= PLAN.most
+    assert PLAN.minimum <= min(scheme) <= max(scheme) <= PLAN.maximum
     soft = replace(PLAN, constraint="soft").scheme(weights)
     assert max(abs(count - weight) for count, weight in zip(soft, weights, strict=True)) <= 0.5
 
@@ -137,7 +137,7 @@ def test_the_journal_of_another_search_is_refused(tmp_path: Path) -> None:
 
 
 def test_equal_schemes_are_evaluated_once(tmp_path: Path) -> None:
-    plan = replace(PLAN, layers=2, budget=3, least=2, most=4, group=2)  # three schemes exist
+    plan = replace(PLAN, layers=2, budget=3, minimum=2, maximum=4, group=2)  # three schemes exist
     seen: list[Scheme] = []
 
     def flat(schemes: Sequence[Scheme]) -> list[float]:

@@ -14,7 +14,7 @@ from eval.report.cli import main
 from eval.report.load import load_results
 from kvp.manifest import digest_json
 
-Row = dict[str, Any]
+Record = dict[str, Any]
 PROTOCOLS = ("query_aware", "query_agnostic")
 TASKS = {"one": ("e1", "e2"), "two": ("e3", "e4")}
 
@@ -48,7 +48,7 @@ def result_row(
     budget_spec: str | None = "25%",
     protocol: str = "query_aware",
     **changes: Any,
-) -> Row:
+) -> Record:
     share = None if budget_spec is None else float(budget_spec.rstrip("%")) / 100
     return {
         "model": "toy", "method": method, "variant": "auto", "allocator": "uniform",
@@ -62,7 +62,7 @@ def result_row(
     }  # fmt: skip
 
 
-def answer_rows() -> list[Row]:
+def answer_rows() -> list[Record]:
     """Generated answers of both protocols; everything scores zero in query_agnostic but full."""
     rows = []
     for protocol in PROTOCOLS:
@@ -80,7 +80,7 @@ def answer_rows() -> list[Row]:
     return rows
 
 
-def reply_rows() -> list[Row]:
+def reply_rows() -> list[Record]:
     """Given replies: two dialogues of 10 and 30 tokens."""
     rows = []
     for method, budget, nll in (
@@ -98,7 +98,7 @@ def reply_rows() -> list[Row]:
     return rows
 
 
-def curve_rows() -> list[Row]:
+def curve_rows() -> list[Record]:
     """Two heads; areas 0.1 + 0.3 of the oracle, 0.2 + 0.3 and 0.3 + 0.4 of the policies."""
     cells = (
         ("oracle", None, None, (0.1, 0.3)), ("kvp", "seed0", 0, (0.2, 0.3)),
@@ -117,7 +117,7 @@ def curve_rows() -> list[Row]:
     ]  # fmt: skip
 
 
-def timing_rows() -> list[Row]:
+def timing_records() -> list[Record]:
     """The full cache, and one method at half of it."""
     return [
         {
@@ -170,9 +170,9 @@ def write_results() -> Write:
     def write(
         folder: Path,
         *,
-        rows: list[Row] | None = None,
-        timing: list[Row] | None = None,
-        curves: list[Row] | None = None,
+        rows: list[Record] | None = None,
+        timing: list[Record] | None = None,
+        curves: list[Record] | None = None,
         tokens: dict[str, Any] | None = None,
         **identity: Any,
     ) -> Path:
@@ -193,13 +193,13 @@ def write_results() -> Write:
 
 
 @pytest.fixture
-def make_row() -> Callable[..., Row]:
+def make_row() -> Callable[..., Record]:
     """One row of rows.jsonl with given fields."""
     return result_row
 
 
 @pytest.fixture
-def answers() -> list[Row]:
+def answers() -> list[Record]:
     """Rows with scores."""
     return answer_rows()
 
@@ -219,21 +219,21 @@ def make_comparison(tmp_path: Path, write_results: Write) -> Callable[..., Compa
 
 
 @pytest.fixture
-def replies() -> list[Row]:
+def replies() -> list[Record]:
     """Rows with likelihoods."""
     return reply_rows()
 
 
 @pytest.fixture
-def curves() -> list[Row]:
+def curves() -> list[Record]:
     """Rows of curves.jsonl."""
     return curve_rows()
 
 
 @pytest.fixture
-def timing() -> list[Row]:
+def timing() -> list[Record]:
     """Rows of timing.jsonl."""
-    return timing_rows()
+    return timing_records()
 
 
 @pytest.fixture
@@ -248,7 +248,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory, write_results: Write) -> 
     folder = write_results(
         tmp_path_factory.mktemp("reported") / "results",
         rows=[*answer_rows(), *reply_rows()],
-        timing=timing_rows(),
+        timing=timing_records(),
         curves=curve_rows(),
         tokens=token_ranks(),
     )

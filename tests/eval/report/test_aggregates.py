@@ -16,15 +16,15 @@ from eval.report.aggregates import (
 )
 from eval.results.records import policy_groups
 
-Row = dict[str, Any]
-MakeRow = Callable[..., Row]
+Record = dict[str, Any]
+MakeRow = Callable[..., Record]
 
 
 def _setting(method: str, *, protected: bool = True) -> ReportedMethod:
     return ReportedMethod(method=method, group="", variant="auto", protected=protected)
 
 
-def test_tasks_weigh_the_same_and_seeds_are_averaged_per_prompt(answers: list[Row]) -> None:
+def test_tasks_weigh_the_same_and_seeds_are_averaged_per_prompt(answers: list[Record]) -> None:
     rows = [row for row in answers if row["protocol"] == "query_aware"]
     grid = score_grid(rows, policy_groups(rows), resamples=10)
     kvp = grid[_setting("kvp")]["25%"]
@@ -45,14 +45,14 @@ def test_an_uneven_number_of_prompts_does_not_change_a_tasks_weight(make_row: Ma
     assert grid[_setting("knorm")]["25%"].interval.mean == 0.5
 
 
-def test_perplexity_weighs_tokens(replies: list[Row]) -> None:
+def test_perplexity_weighs_tokens(replies: list[Record]) -> None:
     grid = perplexity_grid(replies, {None: ""}, resamples=10)
     cells = grid[_setting("knorm")]
     assert cells["25%"].interval.mean == pytest.approx(np.exp((20 + 60) / (10 + 30)))
     assert cells["50%"].interval.mean == pytest.approx(np.exp((10 + 50) / (10 + 30)))
 
 
-def test_two_protocols_are_never_one_grid(answers: list[Row]) -> None:
+def test_two_protocols_are_never_one_grid(answers: list[Record]) -> None:
     with pytest.raises(ValueError, match="2 protocols"):
         score_grid(answers, policy_groups(answers), resamples=10)
 

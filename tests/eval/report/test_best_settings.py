@@ -18,25 +18,25 @@ from eval.report.best_settings import (
 from eval.report.tables import summary
 from eval.results.records import policy_groups
 
-Row = dict[str, Any]
+Record = dict[str, Any]
 FREE = {"random", "knorm"}
 
 
-def _grid(answers: list[Row]) -> Any:
+def _grid(answers: list[Record]) -> Any:
     rows = [row for row in answers if row["protocol"] == "query_aware"]
     return score_grid(rows, policy_groups(rows), resamples=50)
 
 
-def test_one_setting_serves_the_whole_curve(answers: list[Row]) -> None:
+def test_one_setting_serves_the_whole_curve(answers: list[Record]) -> None:
     grid = _grid(answers)
     choice = choose(grid, higher_is_better=True)["knorm"]
     # protected: 25 % and 100 %; unprotected: 37.5 % and 50 %
     assert choice.setting.protected
-    assert (choice.settings, choice.note) == (2, "protected, best of 2")
+    assert (choice.candidates, choice.note) == (2, "protected, best of 2")
     assert not choose(grid, higher_is_better=False)["knorm"].setting.protected
 
 
-def test_allocators_are_settings_and_own_sizes_are_methods_apart(answers: list[Row]) -> None:
+def test_allocators_are_settings_and_own_sizes_are_methods_apart(answers: list[Record]) -> None:
     knorm = [row for row in answers if row["method"] == "knorm" and row["protected"]]
     ada = [{**row, "allocator": "ada", "score": 1.0} for row in knorm]
     own = [
@@ -58,7 +58,7 @@ def test_allocators_are_settings_and_own_sizes_are_methods_apart(answers: list[R
     assert set(shown_first(grid, choices, 99, higher_is_better=True)) == set(choices)
 
 
-def test_only_shared_budgets_decide(answers: list[Row]) -> None:
+def test_only_shared_budgets_decide(answers: list[Record]) -> None:
     kept = [
         row for row in answers
         if not (row["method"] == "knorm" and row["protected"] and row["budget_spec"] == "50%")
@@ -66,7 +66,7 @@ def test_only_shared_budgets_decide(answers: list[Row]) -> None:
     assert not choose(_grid(kept), higher_is_better=True)["knorm"].setting.protected
 
 
-def test_validation_decides_where_it_is_given(answers: list[Row]) -> None:
+def test_validation_decides_where_it_is_given(answers: list[Record]) -> None:
     grid = _grid(answers)
     swapped = [
         {**row, "protected": not row["protected"]} if row["method"] == "knorm" else row
@@ -77,7 +77,7 @@ def test_validation_decides_where_it_is_given(answers: list[Row]) -> None:
     assert choice.note == "unprotected, chosen on validation"
 
 
-def test_the_best_method_may_read_attention_and_references_never_win(answers: list[Row]) -> None:
+def test_the_best_method_may_read_attention_and_references_never_win(answers: list[Record]) -> None:
     grid = _grid(answers)
     choices = choose(grid, higher_is_better=True)
     # snapkv 100, oracle 75, kvp 75, knorm 25
@@ -86,7 +86,7 @@ def test_the_best_method_may_read_attention_and_references_never_win(answers: li
     assert best_methods(grid, choices, "25%", higher_is_better=False) == ["random"]
 
 
-def test_best_baseline_reads_no_attention_and_is_not_learned(answers: list[Row]) -> None:
+def test_best_baseline_reads_no_attention_and_is_not_learned(answers: list[Record]) -> None:
     grid = _grid(answers)
     choices = choose(grid, higher_is_better=True)
     for spec in ("25%", "50%"):
@@ -107,13 +107,13 @@ def test_differences_are_paired(make_comparison: Callable[..., Comparison]) -> N
 
 
 def test_methods_without_answers_to_a_task_are_compared_on_the_others_only(
-    answers: list[Row], make_comparison: Callable[..., Comparison]
+    answers: list[Record], make_comparison: Callable[..., Comparison]
 ) -> None:
     fewer = [row for row in answers if not (row["method"] == "knorm" and row["task"] == "two")]
     comparison = make_comparison(rows=fewer)
     assert "knorm" not in {setting.family for setting in comparison.grid}
     assert comparison.estimate("knorm", "25%") is None
-    assert "without knorm, which have answers to some of the tasks only" in comparison.conditions
+    assert "without knorm, which answered only some of the tasks" in comparison.conditions
     knorm = comparison.choices["knorm"].setting
     assert comparison.tasks["one"][knorm]["25%"].interval.mean == 0.5
     assert knorm not in comparison.tasks["two"]

@@ -11,12 +11,12 @@ import pytest
 from eval.report.load import load_results
 from eval.report.run import _report, build
 
-Row = dict[str, Any]
+Record = dict[str, Any]
 Write = Callable[..., Path]
 Run = Mapping[str, Sequence[Any]]
 
 
-def _rows(make_row: Callable[..., Row], run: Run) -> list[Row]:
+def _rows(make_row: Callable[..., Record], run: Run) -> list[Record]:
     """Rows of one run: every method on every task, example, budget and protocol."""
     return [
         make_row(
@@ -52,7 +52,7 @@ FIRST = {"methods": ("full", "knorm", "keydiff"), "tasks": ("A",)}
     ],
 )
 def test_extended_folders_have_a_report(
-    tmp_path: Path, write_results: Write, make_row: Callable[..., Row], second: Run
+    tmp_path: Path, write_results: Write, make_row: Callable[..., Record], second: Run
 ) -> None:
     rows = [*_rows(make_row, FIRST), *_rows(make_row, second)]
     page = build(_report(load_results(write_results(tmp_path / "r", rows=rows)), None, 3))
@@ -61,7 +61,7 @@ def test_extended_folders_have_a_report(
 
 
 def test_means_over_different_tasks_are_never_compared(
-    tmp_path: Path, write_results: Write, make_row: Callable[..., Row]
+    tmp_path: Path, write_results: Write, make_row: Callable[..., Record]
 ) -> None:
     rows = [
         *_rows(make_row, FIRST),
@@ -71,11 +71,11 @@ def test_means_over_different_tasks_are_never_compared(
     headline = page[page.index('id="accuracy-query_aware"') :].partition("</table>")[0]
     assert "<span>knorm</span>" in headline
     assert "<span>keydiff</span>" not in headline
-    assert "without keydiff, which have answers to some of the tasks only" in headline
+    assert "without keydiff, which answered only some of the tasks" in headline
 
 
 def test_curves_without_the_oracle_of_their_heads_have_no_ratio(
-    tmp_path: Path, write_results: Write, curves: list[Row]
+    tmp_path: Path, write_results: Write, curves: list[Record]
 ) -> None:
     fewer = [row for row in curves if not (row["method"] == "oracle" and row["head"] == 1)]
     page = build(_report(load_results(write_results(tmp_path / "r", curves=fewer)), None, 3))
@@ -83,7 +83,7 @@ def test_curves_without_the_oracle_of_their_heads_have_no_ratio(
 
 
 def test_the_caption_defines_the_skill_that_was_measured(
-    tmp_path: Path, write_results: Write, curves: list[Row]
+    tmp_path: Path, write_results: Write, curves: list[Record]
 ) -> None:
     new = [{**row, "method": "tova", "metrics_version": 2, "skill": None} for row in curves[-2:]]
     for name, records, words in (

@@ -92,7 +92,7 @@ def _broken_tokens(folder: Path) -> None:
         (_change_manifest(format_version=3), "has format_version 3"),
         (_change_manifest(format="kvp-traces"), "describes no results"),
         (_change_manifest(identity={"model": "other"}), "its identity has another digest"),
-        (_no_rows, "holds no rows yet"),
+        (_no_rows, "holds no records yet"),
         (_no_manifest, "holds no manifest.json"),
         (_broken_tokens, "tokens.json is damaged"),
     ],

@@ -8,17 +8,17 @@ import pytest
 
 from eval.report.costs import middle_budget, timings
 
-Row = dict[str, Any]
+Record = dict[str, Any]
 
 
-def test_ratios_are_to_the_full_cache(timing: list[Row]) -> None:
+def test_ratios_are_to_the_full_cache(timing: list[Record]) -> None:
     full, half = timings(timing[::-1], {None: ""})
     assert (full.budget, full.bytes_to_full, full.decode_to_full) == (None, 1.0, 1.0)
     assert (half.budget, half.bytes_to_full) == (8.0, 0.5)
     assert half.decode_to_full == pytest.approx(0.75)
 
 
-def test_policies_of_one_group_are_averaged(timing: list[Row]) -> None:
+def test_policies_of_one_group_are_averaged(timing: list[Record]) -> None:
     kvp = [
         {**timing[1], "method": "kvp", "policy": f"seed{n}", "evict_seconds": seconds}
         for n, seconds in enumerate((0.002, 0.004))
@@ -28,7 +28,7 @@ def test_policies_of_one_group_are_averaged(timing: list[Row]) -> None:
     assert found.bytes_to_full is None
 
 
-def test_the_middle_budget_is_timed_for_all(timing: list[Row]) -> None:
+def test_the_middle_budget_is_timed_for_all(timing: list[Record]) -> None:
     others = [{**timing[1], "budget": budget, "budget_spec": str(budget)} for budget in (2, 4, 12)]
     found = timings([*timing, *others], {None: ""})
     assert [part.budget for part in found] == [None, 2, 4, 8, 12]

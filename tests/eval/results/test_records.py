@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from eval.results.records import KEY_FIELDS, RowFile, key_of, merge_rows, method_label, read_rows
+from eval.results.records import (
+    KEY_FIELDS,
+    RecordFile,
+    key_of,
+    merge_records,
+    method_label,
+    read_records,
+)
 from kvp.errors import ResultsError
 
 
@@ -18,23 +25,23 @@ def _row(example: str, **fields: Any) -> dict[str, Any]:
 
 def test_rows_come_back_in_order_and_their_keys_are_known(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    file = RowFile(path)
+    file = RecordFile(path)
     file.append([_row("a"), _row("b", prediction="é\n")])
     file.append([_row("c")])
-    assert [row["example"] for row in read_rows(path)] == ["a", "b", "c"]
-    assert next(row for row in read_rows(path) if row["example"] == "b")["prediction"] == "é\n"
-    assert RowFile(path).keys == file.keys == {key_of(_row(name)) for name in "abc"}
+    assert [row["example"] for row in read_records(path)] == ["a", "b", "c"]
+    assert next(row for row in read_records(path) if row["example"] == "b")["prediction"] == "é\n"
+    assert RecordFile(path).keys == file.keys == {key_of(_row(name)) for name in "abc"}
 
 
 @pytest.mark.parametrize("cut", [1, 7, 30])
 def test_a_torn_last_line_is_dropped_and_written_again(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "rows.jsonl"
-    RowFile(path).append([_row("a"), _row("b")])
+    RecordFile(path).append([_row("a"), _row("b")])
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
-    assert [row["example"] for row in read_rows(path)] == ["a"]  # a reader leaves the file alone
+    assert [row["example"] for row in read_records(path)] == ["a"]  # a reader leaves the file alone
     assert path.read_bytes() == whole[:-cut]
-    file = RowFile(path)
+    file = RecordFile(path)
     assert file.keys == {key_of(_row("a"))}
     file.append([_row("b")])
     assert path.read_bytes() == whole
@@ -44,31 +51,31 @@ def test_damage_before_the_last_line_names_file_and_line(tmp_path: Path) -> None
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n{"a": \n{"a": 3}\n')
     with pytest.raises(ResultsError, match=r"rows\.jsonl line 2 is damaged"):
-        list(read_rows(path))
+        list(read_records(path))
     path.write_text("[1]\n")
     with pytest.raises(ResultsError, match="line 1 is no record"):
-        list(read_rows(path))
+        list(read_records(path))
     path.write_text('{"a": 1}\n')
     with pytest.raises(ResultsError, match="line 1 lacks 'model'"):
-        RowFile(path)
+        RecordFile(path)
     with pytest.raises(ResultsError, match="does not exist"):
-        list(read_rows(tmp_path / "none.jsonl"))
+        list(read_records(tmp_path / "none.jsonl"))
 
 
 def test_two_rows_of_one_key_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    rows = RowFile(path)
+    rows = RecordFile(path)
     rows.append([_row("a"), _row("b")])
     rows.append([_row("a", score=0.5)])
     with pytest.raises(ResultsError, match=r"rows\.jsonl line 3 repeats line 1"):
-        RowFile(path)
+        RecordFile(path)
 
 
 def test_merging_replaces_rows_of_the_same_key_only(tmp_path: Path) -> None:
     path = tmp_path / "timing.jsonl"
-    merge_rows(path, [{"m": "a", "s": 1}, {"m": "b", "s": 2}], ["m"])
-    merge_rows(path, [{"m": "b", "s": 3}, {"m": "c", "s": 4}], ["m"])
-    assert list(read_rows(path)) == [
+    merge_records(path, [{"m": "a", "s": 1}, {"m": "b", "s": 2}], ["m"])
+    merge_records(path, [{"m": "b", "s": 3}, {"m": "c", "s": 4}], ["m"])
+    assert list(read_records(path)) == [
         {"m": "a", "s": 1}, {"m": "b", "s": 3}, {"m": "c", "s": 4},
     ]  # fmt: skip
     assert [entry.name for entry in tmp_path.iterdir()] == ["timing.jsonl"]
@@ -84,7 +91,7 @@ def test_former_names_of_allocators_are_read_as_the_present_ones(tmp_path: Path)
     path = tmp_path / "rows.jsonl"
     rows = [_row("a", allocator="own", budget_spec="own"), _row("b", allocator="ada")]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert [row["allocator"] for row in read_rows(path)] == ["self_sized", "ada"]
+    assert [row["allocator"] for row in read_records(path)] == ["self_sized", "ada"]
 
 
 def test_groups_of_long_labels_are_found_in_linear_time() -> None:
