@@ -29,24 +29,21 @@ def test_records_come_back_without_their_checksums(lines: JsonLines) -> None:
 
 def test_no_flipped_bit_is_read_as_other_data(lines: JsonLines) -> None:
     whole = lines.path.read_bytes()
-    silent, messages = 0, set[str]()
+    messages = set[str]()
     for position in range(len(whole)):
         for bit in range(8):
             flipped = bytearray(whole)
             flipped[position] ^= 1 << bit
             lines.path.write_bytes(bytes(flipped))
             try:
-                found = list(lines)
+                records = list(lines)
             except ResultsError as error:
                 messages.add(str(error))
             else:
-                named = [{key: record.get(key) for key in RECORDS[0]} for record in found]
-                wanted = [{key: record.get(key) for key in RECORDS[0]} for record in RECORDS]
-                assert named in (wanted, wanted[:1])  # the second: a last line that is torn
-                silent += 1
+                assert records == RECORDS[:1]  # the last line lost its end: torn
+                assert position == len(whole) - 1
     assert messages
     assert all(f"{lines.path} line " in message for message in messages)
-    assert silent <= 8 * len(CHECKSUM) * 2 + 8
 
 
 def test_a_repeated_line_is_named(lines: JsonLines) -> None:
@@ -82,6 +79,7 @@ def test_a_torn_last_line_is_left_out_and_cut_off_by_the_writer(lines: JsonLines
         ("[1]", "line 3 is no record"),
         ('{"a": 1, "checksum": "00"}', "line 3 is damaged: its checksum differs"),
         ('{"a": 1, "checksum": 7}', "line 3 is damaged: its checksum differs"),
+        ('{"a": 1}', "line 3 has no checksum, though lines before it have one"),
         ("[" * 100_000, "line 3 is damaged"),
     ],
 )

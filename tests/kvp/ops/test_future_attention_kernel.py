@@ -37,7 +37,7 @@ def _case(
 
 
 def _attention(queries: Tensor, keys: Tensor) -> Tensor:
-    """[H, T, T] maximum over the group, in the precision of the inputs: no step is done in more."""
+    """[H, T, T] maximum over the group, in the precision of the inputs."""
     tokens, width = keys.shape[-2:]
     logits = queries @ keys[:, None].transpose(-1, -2) * width**-0.5
     hidden = torch.ones(tokens, tokens, dtype=torch.bool, device=keys.device).triu(1)
@@ -46,7 +46,7 @@ def _attention(queries: Tensor, keys: Tensor) -> Tensor:
 
 def _reduced(attention: Tensor, edges: tuple[int, ...], tokens: int) -> Tensor:
     parts = [attention[:, low:high, :tokens].sum(dim=1) for low, high in pairwise(edges)]
-    return torch.stack(parts, dim=1).double()
+    return torch.stack(parts, dim=1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -60,7 +60,7 @@ def _reduced(attention: Tensor, edges: tuple[int, ...], tokens: int) -> Tensor:
         (3, 50, 64, (1, 50)),
     ],
 )
-def test_the_kernel_is_no_worse_than_the_full_matrix_in_the_same_precision(
+def test_the_error_is_that_of_float32_logits(
     dtype: torch.dtype,
     scale: float,
     group: int,
@@ -68,12 +68,19 @@ def test_the_kernel_is_no_worse_than_the_full_matrix_in_the_same_precision(
     width: int,
     edges: tuple[int, ...],
 ) -> None:
+    """Every column, relative to its own value.
+
+    An error of a logit is a relative error of its probability. A float32 logit is a rounded sum of
+    products, so its error is a few unit roundoffs of the sum of their magnitudes; 1.5 of them were
+    measured on CPUs with and without AVX. Logits of float16 are off by more than 900.
+    """
     queries, keys = (x.to(DEVICE, dtype) for x in _case(group, tokens, width, scale))
     exact = _reduced(_attention(queries.double(), keys.double()), edges, edges[-1])
-    allowed = (_reduced(_attention(queries, keys), edges, edges[-1]) - exact).abs().max().item()
+    magnitudes = queries.double().abs() @ keys.double().abs()[:, None].mT * width**-0.5
     found = interval_attention(queries, keys, edges, edges[-1], block=16)
     assert found.dtype == torch.float32
-    assert (found - exact).abs().max().item() <= allowed + 2e-6 * exact.max().item()
+    bound = 8 * 2**-24 * magnitudes.max().item()
+    torch.testing.assert_close(found.double(), exact, rtol=bound, atol=1e-37)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "max"])
