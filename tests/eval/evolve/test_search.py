@@ -29,7 +29,7 @@ def _score(scheme: Scheme) -> float:
 
 
 class Evaluator:
-    """Counts what it is asked for; may be told to fail, as a killed run does."""
+    """Counts evaluated schemes; can fail at one of them, as a killed run does."""
 
     def __init__(self, fail_after: int = 10**9) -> None:
         self.seen: list[Scheme] = []
@@ -44,12 +44,12 @@ class Evaluator:
 
 
 def _content(path: Path) -> list[dict[str, object]]:
-    rows = list(JsonLines(path))
-    return [{**row, "seconds": 0} for row in rows]
+    records = list(JsonLines(path))
+    return [{**record, "seconds": 0} for record in records]
 
 
 def test_groups_go_bottom_up_and_the_last_may_be_smaller() -> None:
-    assert [range(32)[own] for own in layer_groups(10, 4)] == [
+    assert [range(32)[group] for group in layer_groups(10, 4)] == [
         range(4), range(4, 8), range(8, 10),
     ]  # fmt: skip
     assert len(layer_groups(32, 8)) == 4

@@ -17,7 +17,7 @@ from eval.report.aggregates import (
 from eval.results.records import policy_groups
 
 Record = dict[str, Any]
-MakeRow = Callable[..., Record]
+MakeRecord = Callable[..., Record]
 
 
 def _setting(method: str, *, protected: bool = True) -> ReportedMethod:
@@ -25,8 +25,8 @@ def _setting(method: str, *, protected: bool = True) -> ReportedMethod:
 
 
 def test_tasks_weigh_the_same_and_seeds_are_averaged_per_prompt(answers: list[Record]) -> None:
-    rows = [row for row in answers if row["protocol"] == "query_aware"]
-    grid = score_grid(rows, policy_groups(rows), resamples=10)
+    records = [record for record in answers if record["protocol"] == "query_aware"]
+    grid = score_grid(records, policy_groups(records), resamples=10)
     kvp = grid[_setting("kvp")]["25%"]
     # per prompt (1 + 1) / 2, (0 + 1) / 2, (1 + 0) / 2, (1 + 1) / 2; per task 0.75 and 0.75
     assert kvp.interval.mean == 0.75
@@ -36,12 +36,14 @@ def test_tasks_weigh_the_same_and_seeds_are_averaged_per_prompt(answers: list[Re
     assert grid[_setting("full", protected=False)][None].interval.mean == 1.0
 
 
-def test_an_uneven_number_of_prompts_does_not_change_a_tasks_weight(make_row: MakeRow) -> None:
-    rows = [
-        make_row(task="one", example="e1", score=1.0),
-        *(make_row(task="two", example=f"e{n}", score=0.0) for n in (2, 3, 4)),
+def test_an_uneven_number_of_prompts_does_not_change_a_tasks_weight(
+    make_record: MakeRecord,
+) -> None:
+    records = [
+        make_record(task="one", example="e1", score=1.0),
+        *(make_record(task="two", example=f"e{n}", score=0.0) for n in (2, 3, 4)),
     ]
-    grid = score_grid(rows, {None: ""}, resamples=10)
+    grid = score_grid(records, {None: ""}, resamples=10)
     assert grid[_setting("knorm")]["25%"].interval.mean == 0.5
 
 
@@ -71,20 +73,21 @@ def test_two_protocols_are_never_one_grid(answers: list[Record]) -> None:
     ],
 )
 def test_policies_that_differ_only_in_seed_are_one_group(
-    make_row: MakeRow, labels: dict[str, int | None], groups: dict[str, str]
+    make_record: MakeRecord, labels: dict[str, int | None], groups: dict[str, str]
 ) -> None:
-    rows = [
-        make_row("kvp", policy=label, policy_seed=seed, score=0.0) for label, seed in labels.items()
+    records = [
+        make_record("kvp", policy=label, policy_seed=seed, score=0.0)
+        for label, seed in labels.items()
     ]
-    assert policy_groups(rows) == {None: "", **groups}
+    assert policy_groups(records) == {None: "", **groups}
 
 
-def test_budgets_are_percent_where_all_are(make_row: MakeRow) -> None:
-    rows = [make_row(budget_spec=spec) for spec in ("50%", "12.5%", "25%")]
-    budgets = budget_axis([*rows, make_row("full", budget_spec=None)])
+def test_budgets_are_percent_where_all_are(make_record: MakeRecord) -> None:
+    records = [make_record(budget_spec=spec) for spec in ("50%", "12.5%", "25%")]
+    budgets = budget_axis([*records, make_record("full", budget_spec=None)])
     assert budgets.specs == ("12.5%", "25%", "50%")
     assert budgets.positions == (12.5, 25.0, 50.0)
-    mixed = budget_axis([*rows, make_row(budget_spec="64", budget=64)])
+    mixed = budget_axis([*records, make_record(budget_spec="64", budget=64)])
     assert mixed.specs == ("12.5%", "25%", "50%", "64")
     assert mixed.positions == (2.0, 4.0, 8.0, 64.0)
     assert "tokens per KV head" in mixed.label

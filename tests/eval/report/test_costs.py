@@ -26,24 +26,26 @@ def test_curves_are_averaged_over_policies_then_heads(curves: list[Record]) -> N
 
 
 def test_areas_are_sums_over_heads_against_the_oracle(curves: list[Record]) -> None:
-    found = areas(curves, GROUPS)
-    assert found[_setting("kvp")].ratios == pytest.approx((0.5 / 0.4, 0.7 / 0.4))
-    assert found[_setting("knorm")].ratios == pytest.approx((1.0 / 0.4,))
-    assert found[_setting("knorm")].skill == pytest.approx((0.4 + 0.6) / 2)
+    measured = areas(curves, GROUPS)
+    assert measured[_setting("kvp")].ratios == pytest.approx((0.5 / 0.4, 0.7 / 0.4))
+    assert measured[_setting("knorm")].ratios == pytest.approx((1.0 / 0.4,))
+    assert measured[_setting("knorm")].skill == pytest.approx((0.4 + 0.6) / 2)
 
 
 def test_without_an_oracle_of_the_same_protection_there_is_no_ratio(curves: list[Record]) -> None:
-    unprotected = [{**row, "protected": False} for row in curves if row["method"] == "knorm"]
-    found = areas([*curves, *unprotected], GROUPS)
-    (setting,) = (setting for setting in found if not setting.protected)
-    assert found[setting].ratios == ()
+    unprotected = [
+        {**record, "protected": False} for record in curves if record["method"] == "knorm"
+    ]
+    measured = areas([*curves, *unprotected], GROUPS)
+    (setting,) = (setting for setting in measured if not setting.protected)
+    assert measured[setting].ratios == ()
 
 
 def test_figures_show_protected_curves_and_the_best_preset(curves: list[Record]) -> None:
-    knorm = [row for row in curves if row["method"] == "knorm"]
-    better = [{**row, "variant": "preset", "area": 0.2} for row in knorm]
-    unprotected = [{**row, "protected": False, "area": 0.0} for row in knorm]
-    rows = [*curves, *better, *unprotected]
-    shown = shown_curves(head_curves(rows, GROUPS), areas(rows, GROUPS))
+    knorm = [record for record in curves if record["method"] == "knorm"]
+    better = [{**record, "variant": "preset", "area": 0.2} for record in knorm]
+    unprotected = [{**record, "protected": False, "area": 0.0} for record in knorm]
+    records = [*curves, *better, *unprotected]
+    shown = shown_curves(head_curves(records, GROUPS), areas(records, GROUPS))
     assert shown["knorm"].protected
     assert shown["knorm"].variant == "preset"

@@ -40,7 +40,7 @@ def folder(
 ) -> Path:
     """A folder with every file that kvp-eval writes."""
     folder = write_results(
-        tmp_path / "r", rows=[*answers, *replies], timing=timing, curves=curves, tokens=tokens
+        tmp_path / "r", records=[*answers, *replies], timing=timing, curves=curves, tokens=tokens
     )
     kept = {
         **{name: curves[-1][name] for name in ("model", "method", "variant", "allocator", "policy",
