@@ -52,7 +52,7 @@ def test_odd_flags_end_well_or_in_one_line(tmp_path: Path) -> None:
     _clean(flags(Artefacts(FIXTURES), 6, tmp_path), 6)
 
 
-def test_faults_are_told_from_good_ends() -> None:
+def test_faults_and_good_ends_are_distinguished() -> None:
     traceback = "Traceback (most recent call last)\nValueError: x"
     ends = {
         "traceback": Ended(code=1, value=None, error=traceback),

@@ -17,7 +17,7 @@ def _threads_as_before() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_forms_agree_and_what_does_not_fit_is_said(
+def test_forms_agree_and_skipped_ones_are_named(
     run_benchmark: Callable[..., None], tmp_path: Path
 ) -> None:
     out = tmp_path / "found.json"

@@ -44,7 +44,7 @@ def run(model_folder: Path, tmp_path: Path) -> Collect:
 
 
 def refused(capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line an error is told in."""
+    """The one line of an error."""
     lines = [
         line for line in capsys.readouterr().err.splitlines() if line.startswith("kvp-collect:")
     ]
@@ -56,10 +56,10 @@ def test_a_store_holds_exactly_the_requested_samples(
     run: Collect, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run() == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     # 2 layers x 2 KV heads x 8 channels x 4 bytes x (queries 2 + keys 1 + values 1) per token
-    assert f"{5 * 304} tokens" in told
-    assert f"at most {5 * 304 * 512 / 1000:.1f} kB" in told
+    assert f"{5 * 304} tokens" in output
+    assert f"at most {5 * 304 * 512 / 1000:.1f} kB" in output
     reader = TraceReader(tmp_path / "out")
     assert reader.complete
     records = reader.records()
@@ -76,13 +76,13 @@ def test_a_store_holds_exactly_the_requested_samples(
         expected = collect(
             model, tokenizer, jobs[index], index=index, continuation="model", max_new_tokens=4
         )
-        found = reader.trace(index)
-        assert found.record == expected.record
-        assert found.queries is not None
+        result = reader.trace(index)
+        assert result.record == expected.record
+        assert result.queries is not None
         assert expected.queries is not None
-        assert torch.equal(found.queries, expected.queries)
-        assert torch.equal(found.keys, expected.keys)
-        assert torch.equal(found.values, expected.values)
+        assert torch.equal(result.queries, expected.queries)
+        assert torch.equal(result.keys, expected.keys)
+        assert torch.equal(result.values, expected.values)
     gram = reader.output_gram()
     assert gram is not None
     torch.testing.assert_close(gram, output_gram(model))
@@ -162,9 +162,9 @@ def test_a_dry_run_needs_only_a_configuration(
     (tmp_path / "bare").mkdir()
     shutil.copy(model_folder / "config.json", tmp_path / "bare")
     assert run("--dry-run", "--model", str(tmp_path / "bare"), "--rate=152") == 0
-    told = capsys.readouterr().out
-    assert f"at most {5 * 304 * 512 / 1000:.1f} kB" in told
-    assert "about 10 s at 152 tokens/s" in told
+    output = capsys.readouterr().out
+    assert f"at most {5 * 304 * 512 / 1000:.1f} kB" in output
+    assert "about 10 s at 152 tokens/s" in output
     assert run("--dry_run", "true", "--model", str(tmp_path / "bare")) == 0
     assert "give --rate" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
@@ -179,7 +179,7 @@ def test_a_dry_run_measures_local_weights(
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--model=/no/such/folder"], "--model /no/such/folder: no such folder"),
         (["--model=no-such-org/no-such-model"], "--model no-such-org/no-such-model: no model"),
@@ -199,10 +199,10 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     flags: list[str],
-    said: str,
+    message: str,
 ) -> None:
     assert run(*flags) == 2
-    assert said in refused(capsys)
+    assert message in refused(capsys)
     assert not (tmp_path / "out").exists()
 
 
@@ -255,8 +255,8 @@ def test_short_chats_say_which_length_keeps_them(
             file.write(json.dumps(pair) + "\n")
     counts = ("--train=1", "--validation=1", "--test=1")
     assert run("--data", str(data), *counts, "--length=900") == 2
-    said = r"left out 1 chat shorter than half of --length 900 \(\d+ tokens\): a smaller one"
-    assert re.search(said, refused(capsys))
+    message = r"left out 1 chat shorter than half of --length 900 \(\d+ tokens\): a smaller one"
+    assert re.search(message, refused(capsys))
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--tasks=niah_single_9"], "unknown task 'niah_single_9'"),
         (["--data=none.jsonl"], "cannot be read"),
@@ -282,10 +282,10 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_can_be_refused_is_refused_before_the_weights_are_loaded(
-    run: Collect, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+    run: Collect, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     assert run(*flags) == 2
-    assert said in refused(capsys)
+    assert message in refused(capsys)
 
 
 def test_another_collection_is_refused_before_the_weights_are_loaded(
@@ -317,12 +317,12 @@ def test_fewer_sequences_than_requested_and_skipped_rows_are_reported(
     lines = [json.dumps({"text": f"Text {n} is short."}) for n in range(12)]
     data.write_text("\n".join([*lines, '{"text": null}', "{", '{"text": ""}', "[]"]) + "\n")
     assert run("--data", str(data), "--train=50", "--validation=0", *flags) == 0
-    told = capsys.readouterr().out
-    count = int(re.search(r"only (\d+) of the 50 train sequences asked for", told)[1])  # type: ignore[index]
-    assert f"{count} sequences, " in told
+    output = capsys.readouterr().out
+    count = int(re.search(r"only (\d+) of the 50 train sequences asked for", output)[1])  # type: ignore[index]
+    assert f"{count} sequences, " in output
     assert 5 < count <= 12
-    assert "skipped 4 of 16 rows: line 13 has no text, line 14 is not JSON" in told
-    assert "and 1 more" in told
+    assert "skipped 4 of 16 rows: line 13 has no text, line 14 is not JSON" in output
+    assert "and 1 more" in output
 
 
 def test_a_dry_run_without_a_tokenizer_counts_rows(
@@ -346,8 +346,8 @@ def test_answers_of_the_data_leave_out_rows_without_one(
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ("--data", str(data), "--train=20", "--validation=0", "--answers=reference")
     assert run(*flags) == 0
-    told = capsys.readouterr().out
-    assert re.search(r"left out \d+ rows: line \d+ has no answer to measure", told)
+    output = capsys.readouterr().out
+    assert re.search(r"left out \d+ rows: line \d+ has no answer to measure", output)
 
 
 def test_labels_are_the_scorer_inputs_of_the_prompt(
@@ -390,17 +390,17 @@ def test_importance_is_that_of_the_queries_at_every_point(
         assert {record.prompt_length - 1, record.context_length} <= set(record.maximum_edges)
         assert torch.equal(short.kv(record.index)[0], trace.keys)
         assert torch.equal(short.kv(record.index)[1], trace.values)
-        for cut in record.edges[:-1]:
+        for prefix in record.edges[:-1]:
             torch.testing.assert_close(
-                short.future_attention(record.index, cut),
-                reference.future_attention(trace.queries, trace.keys, cut),
+                short.future_attention(record.index, prefix),
+                reference.future_attention(trace.queries, trace.keys, prefix),
                 rtol=allowed,
                 atol=0,
             )
-        for cut in record.maximum_edges:
+        for prefix in record.maximum_edges:
             torch.testing.assert_close(
-                short.max_future_attention(record.index, cut),
-                reference.max_future_attention(trace.queries, trace.keys, cut),
+                short.max_future_attention(record.index, prefix),
+                reference.max_future_attention(trace.queries, trace.keys, prefix),
                 rtol=allowed,
                 atol=0,
             )
@@ -426,8 +426,8 @@ def test_a_dry_run_says_what_a_grid_saves(
     config.save_pretrained(tmp_path / "qwen")
     flags = ("--length=4372", "--max_new_tokens=128", "--dtype=bfloat16", "--train=6000")
     assert run("--dry-run", "--model", str(tmp_path / "qwen"), *flags, "--store=importance") == 0
-    told = capsys.readouterr().out
-    assert "0.267 of the bytes with queries (keys and values alone: 0.222)" in told
+    output = capsys.readouterr().out
+    assert "0.267 of the bytes with queries (keys and values alone: 0.222)" in output
 
 
 def test_a_lost_label_shard_is_named(
