@@ -14,8 +14,9 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
 QUICK_HF := tests/kvp/hf/test_attention.py
 # What `make test-fast` leaves out: whole programs that run to the end, are killed or use processes.
 SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py \
-	tests/trace_collect/test_kill.py tests/trace_collect/test_run.py tests/train/test_distributed.py \
-	tests/train/test_resume.py tests/train/test_run.py tests/train/online/test_run.py \
+	tests/trace_collect/test_kill.py tests/trace_collect/test_run.py \
+	tests/trace_collect/test_dry_run.py tests/trace_collect/test_refused.py \
+	tests/train/test_distributed.py tests/train/test_resume.py tests/train/test_run.py tests/train/online/test_run.py \
 	tests/train/test_merge.py tests/train/calibration tests/eval/test_run.py \
 	tests/eval/evolve/test_run.py tests/eval/report \
 	tests/kvp/store/test_kill.py tests/kvp/store/test_damage.py tests/test_old_artifacts.py \

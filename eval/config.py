@@ -6,7 +6,7 @@ method, budget) is decided where it is used; this module imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
@@ -95,7 +95,9 @@ class EvalConfig(
     out: str
     """What is written. A results folder: new, empty, or one of the same configuration to resume or
     extend."""
-    methods: str = "full,kvp,random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,oracle"
+    methods: str | Sequence[object] = (
+        "full,kvp,random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,oracle"
+    )
     """Methods, comma separated, each SCORER or SCORER+ALLOCATOR, both as `name`, `name:preset` or
     `name(option=value)`, or one of your own as `package.module:Class`; `kvp-eval --list` prints
     them. From Python also a list that may hold scorer objects."""

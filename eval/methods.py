@@ -8,7 +8,6 @@ heads.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from kvp.allocation import Allocator
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry
 from kvp.manifest import sha256_file
+from kvp.progress import say
 from kvp.scoring import Scorer, SelfSizing
 from policies import load_policy, make_allocator, make_scorer, sizes_itself, split_method
 from policies.allocators.evolved import Evolved
@@ -126,7 +126,7 @@ def allocated(method: Method, spec: str) -> Method:
     except UsageError as error:
         raise UsageError(f"--methods, --allocators: {error}") from None
     if (former := parse(spec, "allocator").name) in RENAMED_ALLOCATORS:
-        print(f"note: allocator {former} is called {rule.name} now", file=sys.stderr)
+        say(f"note: allocator {former} is called {rule.name} now")
     self_sized = sizes_itself(rule)
     if self_sized and not isinstance(method.scorer, SelfSizing):
         raise UsageError(

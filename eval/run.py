@@ -7,7 +7,6 @@ timing pass, the cost curves and the token ranks; then the closing table.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -43,7 +42,7 @@ from kvp.artifacts.claim import OutputFolder
 from kvp.hf import load_model
 from kvp.hf.identity import model_identity
 from kvp.manifest import write_sealed_json
-from kvp.progress import Progress, phase
+from kvp.progress import Progress, phase, say
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -109,11 +108,6 @@ def load_bench(config: EvalConfig) -> Bench:
         decode_batch=config.decode_batch,
         max_new_tokens=config.max_new_tokens,
     )
-
-
-def say(text: str) -> None:
-    """Print a line on standard error at once."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def announce(config: EvalConfig, prepared: Prepared) -> None:

@@ -210,9 +210,11 @@ def _documentation(owner: type) -> dict[str, str]:
 def _kind_of(hint: object) -> tuple[type, tuple[str, ...], bool]:
     """Scalar type, choices and whether None is allowed."""
     if get_origin(hint) in (Union, UnionType):
-        (inner,) = [part for part in get_args(hint) if part is not NoneType]
+        parts = get_args(hint)
+        # A sequence is what a Python caller may give in place of text.
+        (inner,) = [p for p in parts if p is not NoneType and get_origin(p) is not Sequence]
         kind, choices, _ = _kind_of(inner)
-        return kind, choices, True
+        return kind, choices, NoneType in parts
     if get_origin(hint) is Literal:
         return str, get_args(hint), False
     assert isinstance(hint, type)

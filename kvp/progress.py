@@ -1,8 +1,8 @@
 """What a program is doing, on standard error: a bar on a terminal, plain lines everywhere else.
 
-`phase` announces a step that takes a while. `Progress` counts: on a terminal it is a bar, in a log
-file or a pipe a line at the start, every 30 seconds and at the end, each flushed. Text is printed
-as it is: square brackets of paths and names are never read as markup.
+`say` prints a line; `phase` announces a step that takes a while. `Progress` counts: on a terminal
+it is a bar, in a log file or a pipe a line at the start, every 30 seconds and at the end, each
+flushed. Text is printed as it is: square brackets of paths and names are never read as markup.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 
 SECONDS_BETWEEN_LINES = 30.0
+
+
+def say(text: str) -> None:
+    """Print a line on standard error at once."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def phase(text: str, stream: TextIO | None = None) -> None:

@@ -7,7 +7,6 @@ prints its table.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.identity import model_identity
 from kvp.hf.loading import torch_device
 from kvp.manifest import digest_json, run_manifest, sha256_file
-from kvp.progress import phase
+from kvp.progress import phase, say
 from kvp.scoring import Scorer
 from policies import load_policy, make_scorer
 from policies.budget_files import BUDGET_FILE, BudgetFile, BudgetPoint, load_budgets, save_budgets
@@ -46,14 +45,12 @@ def run_search(config: EvolveConfig) -> None:
         identity["policy"] = _policy_digest(config)
     with OutputFolder.claim(Path(config.out), SEARCH, identity) as folder:
         if (folder.path / BUDGET_FILE).exists():
-            print(f"{folder.path} is finished; nothing to do", file=sys.stderr)
+            say(f"{folder.path} is finished; nothing to do")
         else:
             _search(config, folder, identity)
         print_budgets(load_budgets(folder.path))
         name = folder.path / BUDGET_FILE
-        print(
-            f"budgets are in {name}; to use them: --methods SCORER+evolved:{name}", file=sys.stderr
-        )
+        say(f"budgets are in {name}; to use them: --methods SCORER+evolved:{name}")
 
 
 def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]) -> None:
@@ -79,7 +76,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     begin_search(output, identity, manifest)
 
     def print_generation(entry: Generation) -> None:
-        print(_line(config, geometry, entry), file=sys.stderr, flush=True)
+        say(_line(config, geometry, entry))
 
     journal = Journal(folder / JOURNAL, on_append=print_generation)
     keep_bytes = int(config.memory_gb * 1e9)

@@ -8,7 +8,6 @@ or extends it (more prompts, tasks, methods, budgets, protocols, policies); any 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +25,7 @@ from kvp.manifest import (
     sha256_input,
     write_sealed_json,
 )
+from kvp.progress import say
 
 FORMAT = "kvp-results"
 FORMAT_VERSION = 2
@@ -156,7 +156,7 @@ def write_manifest(
     earlier = folder.found or {}
     if (lost := lost_records(folder.path, earlier)) is not None:
         notes = [*notes, f"{lost}; this run evaluates its settings again"]
-        print(f"note: {notes[-1]}", file=sys.stderr, flush=True)
+        say(f"note: {notes[-1]}")
     settings = asdict(config)
     runs = list(earlier.get("earlier_runs", []))
     if earlier and earlier["config"] != settings:

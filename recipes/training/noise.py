@@ -22,7 +22,7 @@ from kvp.ranking import Protection
 from kvp.store import TraceReader
 from policies import load_policy
 from policies.ranker import HeadRankers
-from train.data.compression_points import noise_seed, step_points
+from train.data.compression_points import drawn_points, noise_seed
 from train.data.contexts import Context, ContextSource
 from train.data.store_checks import usable
 from train.objectives.objective_batch import Batch, learnable, objective_of
@@ -70,7 +70,7 @@ def main() -> None:
     records = usable(reader, "train", BASE)
 
     def contexts(recipe: Recipe, step: int) -> list[Context]:
-        points = step_points(records, recipe, seed=1, step=step)
+        points = drawn_points(records, recipe, seed=1, step=step)
         return [source.context(point).without(Protection()) for point in points]
 
     print("| policy | estimator | cosine to the same contexts' expectation | to 64 contexts' |")

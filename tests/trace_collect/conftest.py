@@ -1,11 +1,14 @@
-"""One thread for every collection."""
+"""Small collections, each with one thread."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+from trace_collect.cli import main
 
 
 @pytest.fixture(autouse=True)
@@ -15,3 +18,27 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def run(model_folder: Path, tmp_path: Path) -> Callable[..., int]:
+    """Run the program into `tmp_path / "out"` with a small default job; later flags win."""
+
+    def call(*flags: str) -> int:
+        small = ["--length=300", "--train=3", "--validation=2", "--max-new-tokens=4"]
+        base = ["--model", str(model_folder), "--out", str(tmp_path / "out"), *small]
+        return main([*base, "--tasks=niah_single_1,niah_single_2", *flags])
+
+    return call
+
+
+@pytest.fixture
+def refused() -> Callable[[pytest.CaptureFixture[str]], str]:
+    """Read the one line in which the program said why it ended."""
+
+    def line(capsys: pytest.CaptureFixture[str]) -> str:
+        errors = capsys.readouterr().err.splitlines()
+        (message,) = [text for text in errors if text.startswith("kvp-collect:")]
+        return message
+
+    return line

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen2Config
 
 from kvp.data.collection_plan import plan_collection
 from kvp.hf import load_model, observe
@@ -23,33 +20,11 @@ from kvp.hf.trace import collect
 from kvp.ops.future_attention import reference
 from kvp.scoring import Reconstruction
 from kvp.store import STORED_LABELS, TraceReader
-from trace_collect.cli import main
 from trace_collect.config import STORED_LABELS as CONFIG_LABELS
 from trace_collect.config import CollectConfig
 from trace_collect.jobs import request_of
 
 Collect = Callable[..., int]
-
-
-@pytest.fixture
-def run(model_folder: Path, tmp_path: Path) -> Collect:
-    """Run the program into `tmp_path / "out"` with a small default job; later flags win."""
-
-    def call(*flags: str) -> int:
-        small = ["--length=300", "--train=3", "--validation=2", "--max-new-tokens=4"]
-        base = ["--model", str(model_folder), "--out", str(tmp_path / "out"), *small]
-        return main([*base, "--tasks=niah_single_1,niah_single_2", *flags])
-
-    return call
-
-
-def refused(capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line of an error."""
-    lines = [
-        line for line in capsys.readouterr().err.splitlines() if line.startswith("kvp-collect:")
-    ]
-    assert len(lines) == 1
-    return lines[0]
 
 
 def test_a_store_holds_exactly_the_requested_samples(
@@ -94,7 +69,7 @@ def test_a_store_holds_exactly_the_requested_samples(
 
 
 def test_repeating_the_command_changes_nothing_and_other_settings_are_refused(
-    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Any
 ) -> None:
     assert run("--train=1", "--validation=0") == 0
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("[0-9qkv]*/*")}
@@ -121,7 +96,7 @@ def test_a_lost_sequence_is_collected_again(run: Collect, tmp_path: Path) -> Non
 
 
 def test_a_folder_with_something_else_is_left_alone(
-    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Any
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("years of work")
@@ -156,159 +131,6 @@ def test_ruler_means_every_task_that_fits(
     assert f"tasks: {', '.join(tasks)}" in capsys.readouterr().out
 
 
-def test_a_dry_run_needs_only_a_configuration(
-    run: Collect, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "bare").mkdir()
-    shutil.copy(model_folder / "config.json", tmp_path / "bare")
-    assert run("--dry-run", "--model", str(tmp_path / "bare"), "--rate=152") == 0
-    output = capsys.readouterr().out
-    assert f"at most {5 * 304 * 512 / 1000:.1f} kB" in output
-    assert "about 10 s at 152 tokens/s" in output
-    assert run("--dry_run", "true", "--model", str(tmp_path / "bare")) == 0
-    assert "give --rate" in capsys.readouterr().out
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_dry_run_measures_local_weights(
-    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("--dry-run") == 0
-    assert re.search(r"about \d+ \w+ at \d+ tokens/s", capsys.readouterr().out)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--model=/no/such/folder"], "--model /no/such/folder: no such folder"),
-        (["--model=no-such-org/no-such-model"], "--model no-such-org/no-such-model: no model"),
-        (["--tasks=niah_single_9"], "--tasks: unknown task 'niah_single_9'"),
-        (["--data=none.jsonl"], "--data none.jsonl: cannot be read"),
-        (["--length=1021"], "--max_new_tokens 4 exceeds the context"),
-        (["--length=60"], "--length 60: the smallest niah_single_1 prompt"),
-        (["--tasks=ruler", "--length=20"], "no RULER task fits"),
-        (["--essays=/no/such/file"], "--essays /no/such/file: cannot be read"),
-        (["--train=0", "--validation=0"], "nothing to collect"),
-        (["--device=cuda:99"], "--device cuda:99"),
-        (["--store=importance", "--grid=1"], "--grid must be at least 2, got 1"),
-    ],
-)
-def test_what_cannot_work_is_one_line_and_exit_code_2(
-    run: Collect,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    flags: list[str],
-    message: str,
-) -> None:
-    assert run(*flags) == 2
-    assert message in refused(capsys)
-    assert not (tmp_path / "out").exists()
-
-
-def test_models_that_cannot_be_collected_from(
-    run: Collect, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mute = tmp_path / "mute"
-    shutil.copytree(model_folder, mute)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        (mute / name).unlink()
-    assert run("--model", str(mute)) == 2
-    assert "no tokenizer" in refused(capsys)
-    windowed = tmp_path / "windowed"
-    shutil.copytree(model_folder, windowed)
-    config = json.loads((windowed / "config.json").read_text())
-    layers = ["full_attention", "sliding_attention"]
-    config.update(use_sliding_window=True, sliding_window=64, layer_types=layers)
-    (windowed / "config.json").write_text(json.dumps(config))
-    assert run("--model", str(windowed)) == 2
-    assert "sliding window" in refused(capsys)
-
-
-def test_a_split_without_documents_is_named(
-    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = tmp_path / "one.jsonl"
-    data.write_text('{"text": "A lonely text that belongs to one split."}\n')
-    assert run("--data", str(data), "--train=1", "--validation=1", "--test=1") == 2
-    assert re.search(r"nothing in it belongs to the (train|validation) split", refused(capsys))
-
-
-def test_a_skipped_row_is_reported_once_when_a_split_is_empty(
-    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = tmp_path / "rows.csv"
-    data.write_text("context,question,answer\nIt is 4.,What is it?,4\n,,\n")
-    assert run("--data", str(data), "--train=1", "--validation=1", "--test=1") == 2
-    message = refused(capsys)
-    assert message.count("skipped 1 of 2 rows") == 1
-    assert "give it more rows" in message
-
-
-def test_short_chats_say_which_length_keeps_them(
-    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = tmp_path / "chats.jsonl"
-    with data.open("w") as file:
-        for number in range(8):
-            pair = {"prompt": f"Hello {number}.", "completion": "Hi."}
-            file.write(json.dumps(pair) + "\n")
-    counts = ("--train=1", "--validation=1", "--test=1")
-    assert run("--data", str(data), *counts, "--length=900") == 2
-    message = r"left out 1 chat shorter than half of --length 900 \(\d+ tokens\): a smaller one"
-    assert re.search(message, refused(capsys))
-
-
-@pytest.fixture
-def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail the test where weights are loaded."""
-
-    def load(*_: object, **__: object) -> None:
-        raise AssertionError("the weights are loaded")
-
-    monkeypatch.setattr("trace_collect.run.load_model", load)
-
-
-@pytest.mark.usefixtures("no_weights")
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--tasks=niah_single_9"], "unknown task 'niah_single_9'"),
-        (["--data=none.jsonl"], "cannot be read"),
-        (["--length=60"], "the smallest niah_single_1 prompt"),
-        (["--essays=/no/such/file"], "--essays"),
-        (["--device=cuda:99"], "--device cuda:99"),
-        (["--out=README.md"], "is a file"),
-    ],
-)
-def test_what_can_be_refused_is_refused_before_the_weights_are_loaded(
-    run: Collect, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
-) -> None:
-    assert run(*flags) == 2
-    assert message in refused(capsys)
-
-
-def test_another_collection_is_refused_before_the_weights_are_loaded(
-    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: Any
-) -> None:
-    assert run("--train=1", "--validation=0") == 0
-    assert "next: kvp-train --traces" in capsys.readouterr().out
-    request.getfixturevalue("no_weights")
-    assert run("--train=2", "--validation=0") == 2
-    assert "train: 1 there, 2 here" in refused(capsys)
-
-
-def test_a_full_disk_is_refused_before_the_weights_are_loaded(
-    run: Collect,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    no_weights: None,
-) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
-    assert run() == 2
-    assert "1.0 kB free on that disk" in refused(capsys)
-
-
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])
 def test_fewer_sequences_than_requested_and_skipped_rows_are_reported(
     run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
@@ -325,18 +147,6 @@ def test_fewer_sequences_than_requested_and_skipped_rows_are_reported(
     assert "and 1 more" in output
 
 
-def test_a_dry_run_without_a_tokenizer_counts_rows(
-    run: Collect, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "bare").mkdir()
-    shutil.copy(model_folder / "config.json", tmp_path / "bare")
-    data = tmp_path / "texts.jsonl"
-    data.write_text("".join(json.dumps({"text": f"Text {n}."}) + "\n" for n in range(12)))
-    flags = ("--model", str(tmp_path / "bare"), "--data", str(data), "--train=50", "--rate=9")
-    assert run("--dry-run", *flags) == 0
-    assert re.search(r"at most \d+ of the 52 sequences asked for", capsys.readouterr().out)
-
-
 def test_answers_of_the_data_leave_out_rows_without_one(
     run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -351,7 +161,11 @@ def test_answers_of_the_data_leave_out_rows_without_one(
 
 
 def test_labels_are_the_scorer_inputs_of_the_prompt(
-    run: Collect, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Collect,
+    model_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    refused: Any,
 ) -> None:
     flags = ("--train=2", "--validation=0", "--labels=kvzip_plus,kvzip")
     assert run(*flags) == 0
@@ -407,7 +221,7 @@ def test_importance_is_that_of_the_queries_at_every_point(
 
 
 def test_another_store_does_not_continue_this_one(
-    run: Collect, capsys: pytest.CaptureFixture[str]
+    run: Collect, capsys: pytest.CaptureFixture[str], refused: Any
 ) -> None:
     flags = ("--train=1", "--validation=0", "--store=importance")
     assert run(*flags, "--grid=5") == 0
@@ -417,21 +231,8 @@ def test_another_store_does_not_continue_this_one(
     assert "store: importance there, qkv here" in refused(capsys)
 
 
-def test_a_dry_run_says_what_a_grid_saves(
-    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = Qwen2Config(
-        num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4, hidden_size=3584
-    )
-    config.save_pretrained(tmp_path / "qwen")
-    flags = ("--length=4372", "--max_new_tokens=128", "--dtype=bfloat16", "--train=6000")
-    assert run("--dry-run", "--model", str(tmp_path / "qwen"), *flags, "--store=importance") == 0
-    output = capsys.readouterr().out
-    assert "0.267 of the bytes with queries (keys and values alone: 0.222)" in output
-
-
 def test_a_lost_label_shard_is_named(
-    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Any
 ) -> None:
     flags = ("--train=2", "--validation=0", "--labels=kvzip")
     assert run(*flags) == 0
@@ -441,7 +242,9 @@ def test_a_lost_label_shard_is_named(
     assert "label_kvzip/c.1.0.0.0 is missing" in refused(capsys)
 
 
-def test_unknown_labels_are_refused(run: Collect, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_labels_are_refused(
+    run: Collect, capsys: pytest.CaptureFixture[str], refused: Any
+) -> None:
     assert run("--labels=kvzip,snap") == 2
     assert "--labels: no label 'snap'; use kvzip, kvzip_plus" in refused(capsys)
     assert CONFIG_LABELS == STORED_LABELS

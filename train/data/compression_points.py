@@ -105,21 +105,14 @@ def _rewarded(point: int, protected: int, weights: BudgetWeights) -> bool:
     return max(low, protected + 1) <= min(high, point - 1)
 
 
-def step_points(
+def drawn_points(
     records: Sequence[SequenceRecord] | Rolling, recipe: Recipe, *, seed: int, step: int
-) -> list[CompressionPoint]:
-    """Draw the `recipe.contexts` points of one step.
+) -> Iterator[CompressionPoint]:
+    """Draw the `recipe.contexts` points of one step; a sequence is read when its turn comes.
 
     Sequences come from one shuffle per pass over `records` and serve `recipe.points_per_sequence`
     points when their turn comes; every record must have a possible point.
     """
-    return list(drawn_points(records, recipe, seed=seed, step=step))
-
-
-def drawn_points(
-    records: Sequence[SequenceRecord] | Rolling, recipe: Recipe, *, seed: int, step: int
-) -> Iterator[CompressionPoint]:
-    """Yield the points of `step_points`; a sequence is read when its turn comes."""
     for draw in range(step * recipe.contexts, (step + 1) * recipe.contexts):
         passes, index = divmod(draw // recipe.points_per_sequence, len(records))
         candidates = records if isinstance(records, Sequence) else records.during(passes)

@@ -50,7 +50,7 @@ class Schedule:
     def draws(self, number: int, recipe: Recipe, *, seed: int) -> list[int]:
         """Draws (contexts counted from the first step on) that sequence `number` serves, ascending.
 
-        What `train.data.compression_points.step_points` draws from the buffer, computed ahead.
+        What `train.data.compression_points.drawn_points` draws from the buffer, computed ahead.
         """
         draws: list[int] = []
         for passes in self._passes_with(number, self.passes(recipe)):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -93,6 +94,42 @@ def prompt() -> Callable[..., Tensor]:
         return torch.randint(1, 64, (batch, tokens), generator=generator)
 
     return draw
+
+
+@pytest.fixture
+def generate() -> Callable[..., Any]:
+    """Greedy `model.generate`, for which options may be given, with everything it returns."""
+
+    def run(model: PreTrainedModel, ids: Tensor, tokens: int, **options: Any) -> Any:
+        settings = {
+            "attention_mask": torch.ones_like(ids),
+            "do_sample": False,
+            "return_dict_in_generate": True,
+            **options,
+        }
+        return model.generate(input_ids=ids, max_new_tokens=tokens, **settings)
+
+    return run
+
+
+@pytest.fixture
+def watched() -> Callable[..., Any]:
+    """A context that lists, of every forward pass in it, tokens fed per row and their positions."""
+
+    @contextmanager
+    def watching(model: PreTrainedModel) -> Iterator[list[tuple[int, list[list[int]]]]]:
+        calls: list[tuple[int, list[list[int]]]] = []
+
+        def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+            calls.append((kwargs["input_ids"].shape[1], kwargs["position_ids"].tolist()))
+
+        handle = model.register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            yield calls
+        finally:
+            handle.remove()
+
+    return watching
 
 
 @pytest.fixture

@@ -22,17 +22,6 @@ from kvp.scoring import Needs
 Prompt = Callable[..., Tensor]
 
 
-def generate(model: Any, ids: Tensor, tokens: int, **options: Any) -> Any:
-    return model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=tokens,
-        do_sample=False,
-        return_dict_in_generate=True,
-        **options,
-    )
-
-
 def stored(output: Any) -> int:
     return int(output.past_key_values.layers[0].keys.shape[2])
 
@@ -86,7 +75,7 @@ WRAPPERS: dict[str, Callable[[PreTrainedModel], Any]] = {
 
 @pytest.mark.parametrize("kind", sorted(WRAPPERS))
 def test_wrapped_models_are_evicted_from(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, kind: str
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, kind: str, generate: Any
 ) -> None:
     """The answer of the wrapper is that of the model inside a block of its own."""
     ids, wrapper = prompt(40), WRAPPERS[kind](qwen)
@@ -110,7 +99,7 @@ def test_a_wrapper_that_hides_its_model_is_refused(qwen: PreTrainedModel, fixed:
 
 
 def test_a_compiled_forward_gives_the_same_tokens(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
 ) -> None:
     ids = prompt(40)
     with evicting(qwen, fixed(40), 22):
@@ -133,7 +122,9 @@ class ByHidden:
         return attention.sum(dim=-1) * view.hidden.mean.sum(dim=-1)[:, None, None]
 
 
-def test_threads_keep_their_calls_apart(qwen: PreTrainedModel, prompt: Prompt) -> None:
+def test_threads_keep_their_calls_apart(
+    qwen: PreTrainedModel, prompt: Prompt, generate: Any
+) -> None:
     """Four calls that prefill at the same time answer as each does alone."""
     prompts = [prompt(30 + 5 * index, seed=index) for index in range(4)]
     expected = []
@@ -167,7 +158,7 @@ def test_threads_keep_their_calls_apart(qwen: PreTrainedModel, prompt: Prompt) -
 
 
 def test_leaving_during_a_prefill_of_another_thread_is_an_error(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
 ) -> None:
     inside, left = threading.Event(), threading.Event()
     errors: list[BaseException] = []
@@ -222,7 +213,7 @@ def test_an_observation_in_another_thread_gives_no_attention_back_too_early(
 
 
 def test_the_callers_own_empty_cache_is_filled(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
 ) -> None:
     """A chat that keeps one cache object feeds only its new tokens."""
     cache: Any = DynamicCache()
@@ -246,13 +237,15 @@ def test_the_callers_own_empty_cache_is_filled(
     ],
 )
 def test_other_caches_are_refused(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, options: dict[str, Any]
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, options: dict[str, Any], generate: Any
 ) -> None:
     with evicting(qwen, fixed(40), 22), pytest.raises(UsageError, match="cannot shrink a"):
         generate(qwen, prompt(40), 3, **options)
 
 
-def test_attention_weights_are_refused(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
+def test_attention_weights_are_refused(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
+) -> None:
     qwen.set_attn_implementation("eager")
     with evicting(qwen, fixed(40), 22), pytest.raises(UsageError, match="output_attentions=False"):
         generate(qwen, prompt(40), 3, output_attentions=True)
@@ -282,7 +275,7 @@ def test_kvp_inside_a_block_is_refused(qwen: PreTrainedModel, prompt: Prompt, fi
             attempt()
 
 
-def test_a_scorer_may_run_the_model(qwen: PreTrainedModel, prompt: Prompt) -> None:
+def test_a_scorer_may_run_the_model(qwen: PreTrainedModel, prompt: Prompt, generate: Any) -> None:
     ids = prompt(40)
 
     class SecondLook:
@@ -297,7 +290,7 @@ def test_a_scorer_may_run_the_model(qwen: PreTrainedModel, prompt: Prompt) -> No
 
 
 def test_the_length_of_another_prompt_says_nothing(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any
+    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
 ) -> None:
     """Conversation A has seen 42 tokens; B's prompt is 42 long; A goes on."""
     with evicting(qwen, by_content(), 22):
@@ -309,7 +302,7 @@ def test_the_length_of_another_prompt_says_nothing(
 
 @pytest.mark.parametrize("ragged", [False, True])
 def test_a_turn_in_inference_mode_goes_on_outside(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, ragged: bool
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, ragged: bool, generate: Any
 ) -> None:
     class Uneven:
         name = "uneven"

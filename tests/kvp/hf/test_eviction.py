@@ -1,47 +1,27 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, Phi3Config, Phi3ForCausalLM, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
-from kvp.errors import KvpError, ModelError, UsageError
 from kvp.hf import EvictingCache, evicting, prefill_and_evict
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import Needs
 
 Prompt = Callable[..., Tensor]
-GREEDY: dict[str, Any] = {"do_sample": False, "return_dict_in_generate": True}
-
-
-@contextmanager
-def watched(model: PreTrainedModel) -> Iterator[list[tuple[int, list[list[int]]]]]:
-    """For every forward pass inside: tokens fed per row, and their positions."""
-    calls: list[tuple[int, list[list[int]]]] = []
-
-    def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        calls.append((kwargs["input_ids"].shape[1], kwargs["position_ids"].tolist()))
-
-    handle = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        yield calls
-    finally:
-        handle.remove()
-
-
-def generate(model: PreTrainedModel, ids: Tensor, tokens: int, **options: Any) -> Any:
-    mask = options.pop("attention_mask", torch.ones_like(ids))
-    return model.generate(
-        input_ids=ids, attention_mask=mask, max_new_tokens=tokens, **{**GREEDY, **options}
-    )
 
 
 def test_prefill_and_evict_then_generate(
-    model: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any
+    model: PreTrainedModel,
+    prompt: Prompt,
+    fixed: Any,
+    masked_greedy: Any,
+    generate: Any,
+    watched: Any,
 ) -> None:
     """Boundary before the last prompt token: the first answer token already feels the eviction."""
     ids = prompt(40)
@@ -58,7 +38,12 @@ def test_prefill_and_evict_then_generate(
 
 
 def test_several_tokens_after_the_boundary(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any
+    qwen: PreTrainedModel,
+    prompt: Prompt,
+    fixed: Any,
+    masked_greedy: Any,
+    generate: Any,
+    watched: Any,
 ) -> None:
     ids = prompt(40)
     scorer = fixed(30)
@@ -70,7 +55,12 @@ def test_several_tokens_after_the_boundary(
 
 
 def test_evicting_around_generate(
-    model: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any
+    model: PreTrainedModel,
+    prompt: Prompt,
+    fixed: Any,
+    masked_greedy: Any,
+    generate: Any,
+    watched: Any,
 ) -> None:
     """Boundary after the prompt: the first answer token still comes from full attention."""
     ids = prompt(40)
@@ -90,7 +80,7 @@ def test_evicting_around_generate(
 
 @pytest.mark.parametrize("budget", [40, 64, "100%"])
 def test_a_budget_of_the_whole_prompt_changes_nothing(
-    model: PreTrainedModel, prompt: Prompt, fixed: Any, budget: int | str
+    model: PreTrainedModel, prompt: Prompt, fixed: Any, budget: int | str, generate: Any
 ) -> None:
     ids = prompt(40)
     plain = generate(model, ids, 8, output_logits=True)
@@ -108,7 +98,7 @@ def test_a_budget_of_the_whole_prompt_changes_nothing(
 
 @pytest.mark.parametrize("budget", [24, "60%", 30])
 def test_a_padded_batch_equals_each_prompt_alone(
-    model: PreTrainedModel, prompt: Prompt, by_content: Any, budget: int | str
+    model: PreTrainedModel, prompt: Prompt, by_content: Any, budget: int | str, generate: Any
 ) -> None:
     """Lengths 40, 26 and 9: with a budget of 24 or 30 some prompts keep everything."""
     lengths = (40, 26, 9)
@@ -140,7 +130,7 @@ def test_a_padded_batch_equals_each_prompt_alone(
 
 
 def test_views_inside_a_padded_batch_hold_no_padding(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any
+    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
 ) -> None:
     ids = prompt(30, batch=2)
     mask = torch.ones_like(ids)
@@ -158,7 +148,9 @@ def test_views_inside_a_padded_batch_hold_no_padding(
         assert view.budget == 8
 
 
-def test_sampling_and_beams(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
+def test_sampling_and_beams(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
+) -> None:
     ids = prompt(30)
     beams = {"num_beams": 3, "num_return_sequences": 2}
     plain = generate(qwen, ids, 6, **beams).sequences
@@ -177,7 +169,13 @@ def test_sampling_and_beams(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_second_turn_continues_the_shrunk_cache(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any, inside: bool
+    qwen: PreTrainedModel,
+    prompt: Prompt,
+    fixed: Any,
+    masked_greedy: Any,
+    inside: bool,
+    generate: Any,
+    watched: Any,
 ) -> None:
     ids = prompt(40)
     scorer = fixed(40)
@@ -203,7 +201,7 @@ def test_a_second_turn_continues_the_shrunk_cache(
 
 
 def test_an_empty_evicting_cache_is_filled(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
 ) -> None:
     cache = EvictingCache()
     with evicting(qwen, fixed(40), 22):
@@ -212,17 +210,9 @@ def test_an_empty_evicting_cache_is_filled(
     assert cache.evicted
 
 
-def test_a_prompt_that_is_wholly_cached_is_refused(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any
+def test_everything_is_given_back(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
 ) -> None:
-    ids = prompt(30)
-    for budget in (22, 30):
-        cache = prefill_and_evict(qwen, ids, fixed(30), budget)
-        with pytest.raises(UsageError, match="at least one prompt token"):
-            generate(qwen, ids, 4, past_key_values=cache)
-
-
-def test_everything_is_given_back(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
     qwen.set_attn_implementation("sdpa")
     plain = generate(qwen, prompt(30), 4).sequences
     before = dict(vars(qwen.config))
@@ -250,87 +240,8 @@ def test_everything_is_given_back(qwen: PreTrainedModel, prompt: Prompt, fixed: 
     assert type(output.past_key_values) is DynamicCache
 
 
-def test_names_in_place_of_methods_are_refused(qwen: PreTrainedModel, fixed: Any) -> None:
-    with pytest.raises(UsageError, match="make_scorer"):
-        evicting(qwen, "snapkv", 22)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="make_allocator"):
-        evicting(qwen, fixed(30), 22, allocator="global")  # type: ignore[arg-type]
-
-
-def test_nesting_and_reuse_are_refused(qwen: PreTrainedModel, fixed: Any) -> None:
-    block = evicting(qwen, fixed(30), 22)
-    with block, pytest.raises(UsageError, match="already inside"):
-        evicting(qwen, fixed(30), 24).__enter__()
-    assert not qwen._forward_pre_hooks
-    with pytest.raises(UsageError, match="entered twice"):
-        block.__enter__()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"use_cache": False}, "use_cache=True"),
-        ({"cache_implementation": "static"}, "StaticCache"),
-        ({"prefill_chunk_size": 8}, "prefill_chunk_size=None"),
-        ({"prompt_lookup_num_tokens": 2}, "assistant|rolled back"),
-        ({"attention_mask": torch.tensor([[1] * 29 + [0]])}, "padding_side"),
-        ({"attention_mask": torch.tensor([[1] * 9 + [0] + [1] * 20])}, "padding_side"),
-    ],
-)
-def test_ways_of_generating_that_cannot_work(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, options: dict[str, Any], message: str
-) -> None:
-    with evicting(qwen, fixed(30), 22), pytest.raises(UsageError, match=message) as caught:
-        generate(qwen, prompt(30), 4, **options)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_foreign_cache_is_refused(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
-    ids = prompt(30)
-    cache = DynamicCache(config=qwen.config)
-    qwen(ids[:, :20], past_key_values=cache)
-    with (
-        evicting(qwen, fixed(30), 22),
-        pytest.raises(UsageError, match="filled outside"),
-    ):
-        generate(qwen, ids, 4, past_key_values=cache)
-
-
-def test_budgets_and_scorers_that_cannot_work(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any
-) -> None:
-    class Oracle:
-        name, needs = "oracle", Needs(future=True)
-
-        def score(self, view: Any) -> Tensor:
-            raise NotImplementedError
-
-    class Broken:
-        name, needs = "broken", Needs()
-
-        def score(self, view: Any) -> Tensor:
-            return torch.full(view.keys.shape[:3], torch.nan)
-
-    ids = prompt(30)
-    for attempt, message in (
-        (lambda: evicting(qwen, fixed(30), 19), "budget 19 keeps 19 tokens, fewer than the 20"),
-        (
-            lambda: prefill_and_evict(qwen, ids, fixed(30), 15),
-            "budget 15 keeps 15 tokens, fewer than the 20",
-        ),
-        (lambda: prefill_and_evict(qwen, ids, fixed(30), "many"), "many"),
-        (lambda: evicting(qwen, Oracle(), 22), "oracle"),
-        (lambda: prefill_and_evict(qwen, ids, Oracle(), 22), "oracle"),
-        (lambda: prefill_and_evict(qwen, ids, Broken(), 22), "without NaN"),
-    ):
-        with pytest.raises(UsageError, match=message) as caught:
-            attempt()
-        assert "\n" not in str(caught.value)
-    assert prefill_and_evict(qwen, ids, fixed(30), 1, UNPROTECTED).layers[0].keys.shape[2] == 1
-
-
 def test_a_percentage_never_keeps_fewer_than_the_protected_tokens(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any
+    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
 ) -> None:
     """Prompts of 160, 40 and 10 tokens at 25 %: 40, 20 (protected) and 10 (all) tokens stay."""
     lengths, widest = (160, 40, 10), 160
@@ -344,88 +255,3 @@ def test_a_percentage_never_keeps_fewer_than_the_protected_tokens(
     assert (
         prefill_and_evict(qwen, ids[:1, :80], by_content(), "12.5%").layers[0].keys.shape[2] == 20
     )
-
-
-@pytest.fixture
-def longrope() -> PreTrainedModel:
-    """Phi-3 with other RoPE frequencies past 48 tokens."""
-    torch.manual_seed(7)
-    config = Phi3Config(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
-        original_max_position_embeddings=48, initializer_range=0.3, pad_token_id=0,
-        bos_token_id=None, eos_token_id=None,
-        rope_parameters={
-            "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4,
-            "long_factor": [3.0] * 4, "original_max_position_embeddings": 48, "factor": 4.0,
-        },
-    )  # fmt: skip
-    model = Phi3ForCausalLM(config).train(False).requires_grad_(False)
-    model.set_attn_implementation("kvp")
-    return model
-
-
-def test_longrope_on_one_side_of_its_switch(
-    longrope: PreTrainedModel, prompt: Prompt, fixed: Any
-) -> None:
-    """A shrunk cache must not make generate start over: only new tokens are fed."""
-    for tokens in (40, 60):
-        ids = prompt(tokens)
-        cache = prefill_and_evict(longrope, ids[:, :-1], fixed(tokens - 1), 22)
-        with watched(longrope) as calls:
-            generate(longrope, ids, 6, past_key_values=cache)
-        assert calls == [(1, [[index]]) for index in range(tokens - 1, tokens + 5)]
-
-
-def test_longrope_prompts_beyond_the_switch(
-    longrope: PreTrainedModel, prompt: Prompt, fixed: Any
-) -> None:
-    """generate drops its empty cache there; the answer must come from a shrunk one all the same."""
-    ids = prompt(60)
-    with evicting(longrope, fixed(60), 22):
-        output = generate(longrope, ids, 6)
-    assert output.past_key_values.layers[0].keys.shape[2] == 22 + 5
-    cache = prefill_and_evict(longrope, ids, fixed(60), 22)
-    expected = [int(generate(longrope, ids, 1).sequences[0, -1])]
-    with torch.no_grad():
-        for _ in range(5):
-            logits = longrope(torch.tensor([expected[-1:]]), past_key_values=cache).logits
-            expected.append(int(logits[0, -1].argmax()))
-    assert output.sequences[0, 60:].tolist() == expected
-
-
-def test_longrope_across_its_switch_is_refused(
-    longrope: PreTrainedModel, prompt: Prompt, fixed: Any
-) -> None:
-    ids = prompt(44)
-    with evicting(longrope, fixed(44), 22), pytest.raises(UsageError, match="RoPE"):
-        generate(longrope, ids, 10)
-    cache = prefill_and_evict(longrope, ids, fixed(44), 22)
-    with pytest.raises(UsageError, match="changes its RoPE after 48 tokens"):
-        longrope(prompt(6), past_key_values=cache)
-
-
-def test_tokens_beyond_a_window_as_long_as_the_model_are_refused(
-    build: Any, prompt: Prompt, fixed: Any
-) -> None:
-    model = build("mistral")
-    model.config.sliding_window = model.config.max_position_embeddings = 48
-    with evicting(model, fixed(40), 22):
-        generate(model, prompt(40), 9)
-        with pytest.raises(UsageError, match="sliding window of 48 tokens, and the prompt"):
-            generate(model, prompt(40), 10)
-    with pytest.raises(UsageError, match="sliding window of 48 tokens, and the prompt"):
-        prefill_and_evict(model, prompt(60), fixed(60), 22)
-
-
-def test_sliding_windows_are_refused(build: Any, prompt: Prompt, fixed: Any) -> None:
-    model = build("mistral")
-    model.config.sliding_window = 32
-    for attempt in (
-        lambda: evicting(model, fixed(30), 22),
-        lambda: prefill_and_evict(model, prompt(30), fixed(30), 22),
-    ):
-        with pytest.raises(ModelError, match="sliding window of 32") as caught:
-            attempt()
-        assert isinstance(caught.value, KvpError)
-        assert "\n" not in str(caught.value)

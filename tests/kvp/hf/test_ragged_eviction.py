@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from kvp.scoring import Needs, Noise, Reconstruction, View
 
 Prompt = Callable[..., Tensor]
 PROTECTION = Protection(sinks=2, recents=3)
-GREEDY: dict[str, Any] = {"do_sample": False, "return_dict_in_generate": True}
 
 
 class Drawn:
@@ -72,28 +70,6 @@ class Given:
         return torch.as_tensor(self.counts)
 
 
-@contextmanager
-def watched(model: PreTrainedModel) -> Iterator[list[tuple[int, list[list[int]]]]]:
-    """For every forward pass inside: tokens fed per row, and their positions."""
-    calls: list[tuple[int, list[list[int]]]] = []
-
-    def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        calls.append((kwargs["input_ids"].shape[1], kwargs["position_ids"].tolist()))
-
-    handle = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        yield calls
-    finally:
-        handle.remove()
-
-
-def generate(model: PreTrainedModel, ids: Tensor, tokens: int, **options: Any) -> Any:
-    mask = options.pop("attention_mask", torch.ones_like(ids))
-    return model.generate(
-        input_ids=ids, attention_mask=mask, max_new_tokens=tokens, **{**GREEDY, **options}
-    )
-
-
 def kept_by(scorer: Any, counts: Tensor, protection: Protection = PROTECTION) -> list[Any]:
     """[layer][head] tokens, by sorting in plain Python."""
     return [
@@ -110,7 +86,12 @@ def positions(layer: Any, entry: int = 0) -> list[list[int]]:
 
 
 def test_prefill_and_evict_with_an_allocator(
-    model: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any
+    model: PreTrainedModel,
+    prompt: Prompt,
+    fixed: Any,
+    masked_greedy: Any,
+    generate: Any,
+    watched: Any,
 ) -> None:
     ids = prompt(40)
     scorer, allocator = fixed(39), Drawn()
@@ -131,7 +112,12 @@ def test_prefill_and_evict_with_an_allocator(
 
 
 def test_evicting_with_an_allocator(
-    model: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any
+    model: PreTrainedModel,
+    prompt: Prompt,
+    fixed: Any,
+    masked_greedy: Any,
+    generate: Any,
+    watched: Any,
 ) -> None:
     ids = prompt(40)
     scorer, allocator = fixed(40), Drawn()
@@ -152,7 +138,12 @@ def test_evicting_with_an_allocator(
 
 
 def test_sampling_feels_exactly_the_kept_tokens(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, masked_logits: Any
+    qwen: PreTrainedModel,
+    prompt: Prompt,
+    fixed: Any,
+    masked_logits: Any,
+    generate: Any,
+    watched: Any,
 ) -> None:
     ids = prompt(30)
     scorer, allocator = fixed(30), Drawn()
@@ -172,7 +163,7 @@ def test_sampling_feels_exactly_the_kept_tokens(
 
 
 def test_beams_are_scored_as_under_a_mask(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, masked_logits: Any
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, masked_logits: Any, generate: Any
 ) -> None:
     """Beams are reordered at every token; each beam's score is that of its own tokens."""
     ids = prompt(30)
@@ -191,7 +182,12 @@ def test_beams_are_scored_as_under_a_mask(
 @pytest.mark.parametrize("allocator", [Drawn(), Best()])
 @pytest.mark.parametrize("budget", [8, "60%", 30])
 def test_a_padded_batch_equals_each_prompt_alone(
-    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, budget: int | str, allocator: Any
+    qwen: PreTrainedModel,
+    prompt: Prompt,
+    by_content: Any,
+    budget: int | str,
+    allocator: Any,
+    generate: Any,
 ) -> None:
     """Lengths 40, 26 and 9, each prompt's budget split by itself."""
     lengths = (40, 26, 9)
@@ -231,7 +227,7 @@ def test_equal_counts_are_what_no_allocator_keeps(
 
 
 def test_heads_of_one_token_and_layers_of_one_length(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, masked_greedy: Any, generate: Any
 ) -> None:
     """Layer 0 keeps all, layer 1 one token per head, layer 2 one head of each."""
     ids, counts = prompt(30), torch.tensor([[29, 29], [1, 1], [29, 1]])
@@ -322,7 +318,7 @@ class Everything:
 
 @pytest.mark.parametrize("text", [0, 5])
 def test_views_carry_the_scorer_inputs(
-    model: PreTrainedModel, prompt: Prompt, letters: Any, text: int
+    model: PreTrainedModel, prompt: Prompt, letters: Any, text: int, generate: Any
 ) -> None:
     """Inside `evicting`, with a padded batch, as from a prefill of each prompt alone."""
     tokenizer = letters()
@@ -362,7 +358,9 @@ def test_views_carry_the_scorer_inputs(
             assert kept == positions(single)
 
 
-def test_a_missing_tokenizer_is_an_error(qwen: PreTrainedModel, prompt: Prompt) -> None:
+def test_a_missing_tokenizer_is_an_error(
+    qwen: PreTrainedModel, prompt: Prompt, generate: Any
+) -> None:
     with pytest.raises(UsageError, match="needs the tokenizer") as caught:
         prefill_and_evict(qwen, prompt(30), Everything(), 22)
     assert "\n" not in str(caught.value)

@@ -179,7 +179,7 @@ def test_model_and_cache_stay_as_they_were(
     assert torch.equal(late[0], _inputs(model, ids, tokenizer).reconstruction(Reconstruction())[0])
 
 
-def test_rows_of_a_batch_are_each_alone(
+def test_sequences_of_a_batch_are_each_alone(
     qwen: PreTrainedModel, prompt: Prompt, tokenizer: Tokenizer
 ) -> None:
     ids = prompt(31, batch=3)

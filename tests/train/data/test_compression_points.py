@@ -8,10 +8,10 @@ import pytest
 from kvp.store import SequenceRecord
 from train.data.compression_points import (
     CompressionPoint,
+    drawn_points,
     held_out_points,
     noise_seed,
     points_by_kind,
-    step_points,
 )
 from train.recipe import PRESETS
 
@@ -76,10 +76,10 @@ def test_points_leave_two_tokens_besides_the_protected_ones() -> None:
 
 def test_draws_depend_on_seed_and_step_alone() -> None:
     records = [record(index) for index in range(5)]
-    first = [step_points(records, RECIPE, seed=3, step=step) for step in range(4)]
-    again = [step_points(records, RECIPE, seed=3, step=step) for step in (3, 2, 1, 0)][::-1]
+    first = [list(drawn_points(records, RECIPE, seed=3, step=step)) for step in range(4)]
+    again = [list(drawn_points(records, RECIPE, seed=3, step=step)) for step in (3, 2, 1, 0)][::-1]
     assert first == again
-    assert first != [step_points(records, RECIPE, seed=4, step=step) for step in range(4)]
+    assert first != [list(drawn_points(records, RECIPE, seed=4, step=step)) for step in range(4)]
     assert len({noise_seed(3, step, index) for step in range(9) for index in range(9)}) == 81
 
 
@@ -89,14 +89,14 @@ def test_every_pass_uses_every_sequence_once() -> None:
     drawn = [
         point.sequence
         for step in range(9)
-        for point in step_points(records, recipe, seed=0, step=step)
+        for point in drawn_points(records, recipe, seed=0, step=step)
     ]
     assert [sorted(drawn[start : start + 6]) for start in range(0, 36, 6)] == [list(range(6))] * 6
 
 
 def test_shares_of_kinds_follow_their_weights() -> None:
     recipe = replace(RECIPE, contexts=2_000, uniform_points=7)
-    tokens = [point.prefix_length for point in step_points([record()], recipe, seed=0, step=0)]
+    tokens = [point.prefix_length for point in drawn_points([record()], recipe, seed=0, step=0)]
     assert tokens.count(499) / 2_000 == pytest.approx(0.4, abs=0.04)
     assert tokens.count(400) / 2_000 == pytest.approx(0.4, abs=0.04)
 
@@ -105,10 +105,10 @@ def test_the_future_is_capped() -> None:
     recipe = replace(RECIPE, contexts=40, future_max=30)
     assert all(
         point.stop == min(point.prefix_length + 30, 600)
-        for point in step_points([record()], recipe, seed=0, step=0)
+        for point in drawn_points([record()], recipe, seed=0, step=0)
     )
     whole = replace(recipe, future_max=0)
-    assert {point.stop for point in step_points([record()], whole, seed=0, step=0)} == {600}
+    assert {point.stop for point in drawn_points([record()], whole, seed=0, step=0)} == {600}
 
 
 def test_validation_sees_every_sequence_before_second_points() -> None:
@@ -146,7 +146,8 @@ def test_points_of_an_importance_grid_are_its_edges() -> None:
     )
     windows = replace(RECIPE, future_max=120, contexts=40, compress_context=0, compress_prompt=0)
     stops = {
-        point.prefix_length: point.stop for point in step_points([gridded], windows, seed=0, step=0)
+        point.prefix_length: point.stop
+        for point in drawn_points([gridded], windows, seed=0, step=0)
     }
     # 100 + 120 lies before the edge at 250, 400 + 120 before the one at 550
     assert (stops[100], stops[200], stops[400], stops[499]) == (250, 350, 550, 600)

@@ -1,0 +1,152 @@
+"""What kvp-collect refuses: one line, exit code 2, and before the weights are loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+Collect = Callable[..., int]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model=/no/such/folder"], "--model /no/such/folder: no such folder"),
+        (["--model=no-such-org/no-such-model"], "--model no-such-org/no-such-model: no model"),
+        (["--tasks=niah_single_9"], "--tasks: unknown task 'niah_single_9'"),
+        (["--data=none.jsonl"], "--data none.jsonl: cannot be read"),
+        (["--length=1021"], "--max_new_tokens 4 exceeds the context"),
+        (["--length=60"], "--length 60: the smallest niah_single_1 prompt"),
+        (["--tasks=ruler", "--length=20"], "no RULER task fits"),
+        (["--essays=/no/such/file"], "--essays /no/such/file: cannot be read"),
+        (["--train=0", "--validation=0"], "nothing to collect"),
+        (["--device=cuda:99"], "--device cuda:99"),
+        (["--store=importance", "--grid=1"], "--grid must be at least 2, got 1"),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_exit_code_2(
+    run: Collect,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    message: str,
+    refused: Any,
+) -> None:
+    assert run(*flags) == 2
+    assert message in refused(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_models_that_cannot_be_collected_from(
+    run: Collect,
+    model_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    refused: Any,
+) -> None:
+    mute = tmp_path / "mute"
+    shutil.copytree(model_folder, mute)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (mute / name).unlink()
+    assert run("--model", str(mute)) == 2
+    assert "no tokenizer" in refused(capsys)
+    windowed = tmp_path / "windowed"
+    shutil.copytree(model_folder, windowed)
+    config = json.loads((windowed / "config.json").read_text())
+    layers = ["full_attention", "sliding_attention"]
+    config.update(use_sliding_window=True, sliding_window=64, layer_types=layers)
+    (windowed / "config.json").write_text(json.dumps(config))
+    assert run("--model", str(windowed)) == 2
+    assert "sliding window" in refused(capsys)
+
+
+def test_a_split_without_documents_is_named(
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Any
+) -> None:
+    data = tmp_path / "one.jsonl"
+    data.write_text('{"text": "A lonely text that belongs to one split."}\n')
+    assert run("--data", str(data), "--train=1", "--validation=1", "--test=1") == 2
+    assert re.search(r"nothing in it belongs to the (train|validation) split", refused(capsys))
+
+
+def test_a_skipped_row_is_reported_once_when_a_split_is_empty(
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Any
+) -> None:
+    data = tmp_path / "rows.csv"
+    data.write_text("context,question,answer\nIt is 4.,What is it?,4\n,,\n")
+    assert run("--data", str(data), "--train=1", "--validation=1", "--test=1") == 2
+    message = refused(capsys)
+    assert message.count("skipped 1 of 2 rows") == 1
+    assert "give it more rows" in message
+
+
+def test_short_chats_say_which_length_keeps_them(
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Any
+) -> None:
+    data = tmp_path / "chats.jsonl"
+    with data.open("w") as file:
+        for number in range(8):
+            pair = {"prompt": f"Hello {number}.", "completion": "Hi."}
+            file.write(json.dumps(pair) + "\n")
+    counts = ("--train=1", "--validation=1", "--test=1")
+    assert run("--data", str(data), *counts, "--length=900") == 2
+    message = r"left out 1 chat shorter than half of --length 900 \(\d+ tokens\): a smaller one"
+    assert re.search(message, refused(capsys))
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail the test where weights are loaded."""
+
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("the weights are loaded")
+
+    monkeypatch.setattr("trace_collect.run.load_model", load)
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tasks=niah_single_9"], "unknown task 'niah_single_9'"),
+        (["--data=none.jsonl"], "cannot be read"),
+        (["--length=60"], "the smallest niah_single_1 prompt"),
+        (["--essays=/no/such/file"], "--essays"),
+        (["--device=cuda:99"], "--device cuda:99"),
+        (["--out=README.md"], "is a file"),
+    ],
+)
+def test_what_can_be_refused_is_refused_before_the_weights_are_loaded(
+    run: Collect, capsys: pytest.CaptureFixture[str], flags: list[str], message: str, refused: Any
+) -> None:
+    assert run(*flags) == 2
+    assert message in refused(capsys)
+
+
+def test_another_collection_is_refused_before_the_weights_are_loaded(
+    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: Any, refused: Any
+) -> None:
+    assert run("--train=1", "--validation=0") == 0
+    assert "next: kvp-train --traces" in capsys.readouterr().out
+    request.getfixturevalue("no_weights")
+    assert run("--train=2", "--validation=0") == 2
+    assert "train: 1 there, 2 here" in refused(capsys)
+
+
+def test_a_full_disk_is_refused_before_the_weights_are_loaded(
+    run: Collect,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    no_weights: None,
+    refused: Any,
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    assert run() == 2
+    assert "1.0 kB free on that disk" in refused(capsys)
