@@ -14,7 +14,7 @@ NOT_COMPARED = (FULL, ORACLE, "random")
 
 
 def conclusion(records: Iterable[Record], *, resamples: int = 200, seed: int = 0) -> str:
-    """What the records say about the first protocol with generated answers, in one sentence.
+    """One sentence on the results of the first protocol with generated answers.
 
     Where nothing was generated it is about perplexity; without methods to compare it is empty.
     "Best" is by the mean over the prompts of this very run.

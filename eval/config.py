@@ -64,7 +64,7 @@ class PromptConfig(DataConfig):
     continuation_tokens: int = 128
     """Tokens of running text whose likelihood the task `text` measures."""
     max_new_tokens: int | None = None
-    """Maximum tokens of an answer. Without it, each task's own number."""
+    """Maximum tokens of an answer. Without it, the number that each task sets."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {"continuation_tokens": 1, "max_new_tokens": 1}
 
@@ -90,7 +90,7 @@ class MeasureConfig(Group):
 class EvalConfig(
     PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, RunConfig, DryRunConfig
 ):
-    """What is evaluated, and how."""
+    """Settings of kvp-eval."""
 
     out: str
     """What is written. A results folder: new, empty, or one of the same configuration to resume or

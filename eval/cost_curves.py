@@ -73,7 +73,7 @@ class _Sums:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSettings:
-    """What is measured on every sequence."""
+    """Settings of the measurement, the same for every sequence."""
 
     model: str
     """Name of the model in every record."""

@@ -130,8 +130,8 @@ def forced(
         fed = tokens.expand(len(batch), -1)
         logits = generation.next_logits(model, fed, cache, prefix.tokens, keep=len(reply))
         log_probs = logits.float().log_softmax(-1)
-        chosen = log_probs.gather(-1, target.expand(len(batch), -1)[..., None])[..., 0]
-        totals: list[float] = (-chosen.double().sum(-1)).tolist()
+        of_targets = log_probs.gather(-1, target.expand(len(batch), -1)[..., None])[..., 0]
+        totals: list[float] = (-of_targets.double().sum(-1)).tolist()
         return totals
 
     return _in_batches(prefix, compressed, run, limit)

@@ -1,4 +1,4 @@
-"""What `kvp-eval --list` prints: every scorer and allocator with what it reads and costs."""
+"""`kvp-eval --list`: every scorer and allocator with its inputs and its cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which records a run is made of: methods with and without protection, at every budget.
+"""Settings of a run: methods with and without protection, at every budget.
 
 A `Setting` gives one record per prompt and protocol.
 """
@@ -29,7 +29,7 @@ class Setting:
     protected: bool = False
     """Whether first and last tokens are always kept."""
     protection: Protection = UNPROTECTED
-    """Which tokens those are."""
+    """The tokens that are always kept."""
 
     @property
     def spec(self) -> str | None:

@@ -119,7 +119,7 @@ def _evict(
     kept = all_kept(prefix)
     if scorer is not None and (setting.method.self_sized or budget < prefix.tokens):
         assert seen.observation is not None, "the prompt was just run"
-        # Anew for every setting, so that each pays for its own extra passes.
+        # Anew for every setting, so that its time includes the extra passes that it needs.
         fresh = Prefill.of(seen.observation, bench.model, ids, bench.tokenizer)
         at = partial(fresh.views, scorer.needs, future=future)
         (scored,) = score_budgets(scorer, at, [budget])

@@ -51,7 +51,7 @@ class BudgetFile:
     layers: int
     kv_heads: int
     scorer: str
-    """What ranked the tokens: a method specification, or `kvp/LABEL`; a record."""
+    """Scorer that ranked the tokens: a method specification, or `kvp/LABEL`; a record."""
     protocol: str
     """`query_aware` or `query_agnostic`; a record."""
     protection: Protection

@@ -46,7 +46,7 @@ POLICY = FolderKind(
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyMeta:
-    """What a policy directory records next to the weights."""
+    """Metadata of a policy directory."""
 
     geometry: Geometry
     """The model the rankers were trained for."""

@@ -56,7 +56,7 @@ class Area:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """What a child process left."""
+    """Result of a child process."""
 
     code: int | None
     """Exit code, negative for a signal, None if it had to be stopped."""

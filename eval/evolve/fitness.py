@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-LEAST_SCORE = 1e-6
+MIN_SCORE = 1e-6
 """A task score of 0 counts as this, so that the cache score still orders useless candidates."""
 
 
@@ -20,7 +20,7 @@ def cache_score(mean: float, target: float, gamma: float) -> float:
 
 def fitness(score: float, mean: float, target: float, *, lambda_: float, gamma: float) -> float:
     """Fitness r = f (1 + lambda cache_score): f is the mean task score, 0 to 1."""
-    return max(score, LEAST_SCORE) * (1.0 + lambda_ * cache_score(mean, target, gamma))
+    return max(score, MIN_SCORE) * (1.0 + lambda_ * cache_score(mean, target, gamma))
 
 
 def reply_score(nll: float, tokens: int) -> float:

@@ -197,7 +197,7 @@ def read_curves(folder: Path, config: EvolveConfig) -> Curves:
 
 
 def _label(record: Mapping[str, Any]) -> str:
-    """How kvp-eval calls the method of a record: `snapkv:kvpress`, `kvp/seed0`."""
+    """The method of a record as kvp-eval names it: `snapkv:kvpress`, `kvp/seed0`."""
     policy = "" if record["policy"] is None else f"/{record['policy']}"
     return method_label(record["method"], record["variant"]) + policy
 

@@ -234,7 +234,7 @@ def _held_out(
 
 
 def _identity_of(config: EvolveConfig, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Which prompts the search saw."""
+    """Tasks, split, length and digest of the prompts of the search."""
     return {
         "tasks": list(dict.fromkeys(prompt.task for prompt in prompts)),
         "split": config.split,

@@ -5,7 +5,7 @@ layer starts at the mean budget c. Groups follow each other from the first layer
 group of n layers CMA-ES samples x in [0, 1]^n, which gives k = c reach^(x - 1/2) tokens; the other
 layers stay at the best weights so far. With `project` the whole scheme is rescaled to the exact
 total (largest remainders) before it is evaluated, so that budget also moves between groups; with
-`soft` k itself is evaluated, and only the fitness rewards small sizes. Equal schemes are evaluated
+`soft` k itself is evaluated, and only the fitness limits the size. Equal schemes are evaluated
 once. Differences to the paper: projection by default, and ceil(L / n) groups as in its algorithm
 (its text says floor).
 """

@@ -122,7 +122,7 @@ def shown_curves(costs: Costs, by_area: Mapping[ReportedMethod, Area]) -> dict[s
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What one request costs with one setting at one budget."""
+    """Bytes and seconds of one request with one setting at one budget."""
 
     setting: ReportedMethod
     protocol: str | None

@@ -255,7 +255,7 @@ def cost_figures(
 
 
 def _cost_conditions(results: Results, shown: Mapping[str, ReportedMethod], protocol: str) -> str:
-    """What the curves were measured on, for captions."""
+    """Data, seed and protection of the curves, for captions."""
     sequences = {record["sequences"] for record in results.curves if record["protocol"] == protocol}
     protected = any(setting.protected for setting in shown.values())
     kept = "first and last tokens kept by all" if protected else "no tokens protected"

@@ -1,4 +1,4 @@
-"""What every record of a results folder must look like before the report computes with it.
+"""Checks of the records of a results folder, before the report computes with them.
 
 Whoever wrote the files, a report draws only records that pass: protocols come from a closed set
 (they name files and elements of the page), numbers are finite and in range, lists have the length
@@ -110,7 +110,7 @@ class RecordSchema:
     optional: Mapping[str, Check] = field(default_factory=dict)
     """Fields that old files lack."""
     rules: Mapping[str, Callable[[Record], bool]] = field(default_factory=dict)
-    """What fields must be together: the field to name, and whether a record is sound."""
+    """Checks of several fields: the field to name in the message, and whether a record is sound."""
     key: tuple[str, ...]
     """Fields that make a record one of a kind."""
 

@@ -18,7 +18,7 @@ from eval.report.schema import PROTOCOL_NAMES
 from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED, UNIFORM
 
 BEST = "highlighted: the best mean of the column, full cache and oracle apart"
-"""What the mark of `best` means, for captions."""
+"""Meaning of the mark `best`, for captions."""
 
 
 def summary(comparison: Comparison, attention_free: Collection[str]) -> str | None:

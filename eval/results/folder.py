@@ -67,8 +67,8 @@ def count_records(folder: Path) -> dict[str, int]:
 def write_counts(folder: Path) -> None:
     """Seal a finished run: from now on its manifest holds the number of records of each file.
 
-    Files only grow by whole lines, so that one cut at a line's end looks sound; the counts tell.
-    The next run removes them before it adds records.
+    Files only grow by whole lines, so a file truncated at a line's end looks sound; the counts show
+    it. The next run removes them before it adds records.
     """
     manifest = read_manifest(folder / MANIFEST)
     write_sealed_json(folder / MANIFEST, {**manifest, "records": count_records(folder)})
@@ -118,9 +118,9 @@ def open_folder(config: EvalConfig, policies: Mapping[str, str]) -> OutputFolder
     """
     identity = {**config.identity(), "input_files": input_digests(config)}
     folder = OutputFolder.claim(Path(config.out), RESULTS, identity)
-    known = (folder.found or {}).get("policies", {})
+    recorded = (folder.found or {}).get("policies", {})
     for label, digest in policies.items():
-        if known.get(label, digest) != digest:
+        if recorded.get(label, digest) != digest:
             folder.release()
             raise ResultsError(
                 f"--out {config.out} holds results of another policy or budget file called "

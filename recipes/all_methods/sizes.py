@@ -1,4 +1,4 @@
-"""What methods that size the cache themselves really keep, task by task, as Markdown.
+"""Tokens that self-sized methods keep, task by task, as Markdown.
 
 sizes.py RESULTS
 """

@@ -98,7 +98,7 @@ def recall(
     shared: float = 0.35,
     uuids: float = 0.0,
 ) -> Sequence_:
-    """Needles (some keys with several values), then everything asked, up to `length` tokens.
+    """Needles (some keys with several values), then questions for them, up to `length` tokens.
 
     A share `brief` of the sequences asks nothing and lists every key in shuffled order; the others
     ask as RULER does, for one key or several, in as many turns as fit. In a share `shared` there
@@ -135,7 +135,7 @@ def recall(
                 parts.append(encoder.given(f" {key}"))
                 parts.append(encoder.answer(f" is: {value}"))
                 parts.append(encoder.given(","))
-        return _cut(join(parts), length)
+        return _truncated(join(parts), length)
     first = True
     while queue:
         several = rng.random() < 0.5
@@ -146,8 +146,8 @@ def recall(
         parts.append(encoder.given(f"<|im_end|>\n<|im_start|>assistant\n{prefix}"))
         parts.append(encoder.answer(reply(answers) + "<|im_end|>"))
         first = False
-    return _cut(join(parts), length)
+    return _truncated(join(parts), length)
 
 
-def _cut(sequence: Sequence_, length: int) -> Sequence_:
+def _truncated(sequence: Sequence_, length: int) -> Sequence_:
     return sequence[0][:length], sequence[1][:length]

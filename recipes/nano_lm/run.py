@@ -78,9 +78,9 @@ class Run:
         with torch.autocast("cpu", torch.bfloat16):
             read = self.body(input_ids=ids, use_cache=False)  # type: ignore[no-untyped-call]
             hidden = read.last_hidden_state
-            chosen = weights[:, 1:] > 0
-            logits = self.model.lm_head(hidden[:, :-1][chosen])
-        targets, weight = ids[:, 1:][chosen], weights[:, 1:][chosen]
+            trained = weights[:, 1:] > 0
+            logits = self.model.lm_head(hidden[:, :-1][trained])
+        targets, weight = ids[:, 1:][trained], weights[:, 1:][trained]
         losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
         loss = (losses * weight).sum() / weight.sum()
         loss.backward()  # type: ignore[no-untyped-call]

@@ -3,7 +3,7 @@
     python recipes/nano_lm/train.py --text FOLDER --out DIR
 
 Builds the tokenizer and the token files from the text, runs the phases of `phases.toml` in order,
-writes a checkpoint every few minutes and when it is asked to end (SIGTERM), and resumes from the
+writes a checkpoint every few minutes and at SIGTERM, and resumes from the
 last one when started again with the same `--out`. `export.py` turns a checkpoint into a model
 folder, `evaluate.py` and `perplexity.py` measure one.
 """

@@ -86,12 +86,12 @@ def bars(axes: Axes, arms: Sequence[Arm], results: Mapping[str, list[Result]]) -
 
 
 def rewards(axes: Axes, results: Mapping[str, list[Result]]) -> None:
-    """What is rewarded."""
+    """Every kind of reward."""
     bars(axes, REWARDS, results)
 
 
 def inputs(axes: Axes, results: Mapping[str, list[Result]]) -> None:
-    """What the ranker sees."""
+    """Every set of inputs of the ranker."""
     bars(axes, INPUTS, results)
 
 

@@ -1,4 +1,4 @@
-"""How noisy the gradient estimators are: agreement of one step's gradient with the expectation.
+"""Noise of the gradient estimators: agreement of one step's gradient with the expectation.
 
     python recipes/training/noise.py SEQUENCES POLICY [POLICY ...]
 

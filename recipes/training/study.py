@@ -166,7 +166,7 @@ def climb(grid: tuple[str, ...], start: str, evaluate: Callable[[str], float]) -
 
 
 def train(traces: Path, folder: Path, settings: Settings) -> None:
-    """What kvp-train does with these flags; runs of one process read a store once."""
+    """Run kvp-train with these flags; runs of one process read a store once."""
     flags = [part for key, value in settings.items() for part in (f"--{key}", value)]
     config = parse(
         TrainConfig, ["--traces", str(traces), "--out", str(folder), *flags], prog="kvp-train"

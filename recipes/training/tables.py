@@ -235,7 +235,7 @@ def lost_at(budget: str) -> Callable[[Result], float]:
 
 
 def shares(study: Path) -> str:
-    """What share of a ten times longer run's skill the shipped short run has, head by head."""
+    """Skill of the shipped short run as a share of a ten times longer run's, head by head."""
     by_arm = results_of(study)
     heads = range(len(by_arm["quick"][0]["skill_by_head"]))
     picks = {f"head {h}": lambda result, h=h: result["skill_by_head"][h] for h in heads}
