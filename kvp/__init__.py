@@ -94,8 +94,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
     from kvp.own_packages import import_own
 
     module = _MODULES[name]
-    own = module.startswith("kvp.")
-    value = getattr(importlib.import_module(module) if own else import_own(module), name)
+    inside = module.startswith("kvp.")
+    value = getattr(importlib.import_module(module) if inside else import_own(module), name)
     globals()[name] = value
     return value
 

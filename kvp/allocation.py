@@ -16,7 +16,7 @@ from kvp.errors import UsageError
 from kvp.ranking import Protection, rank_tokens
 
 EMPTY_SLOT = -1
-"""Index that stands for no token where heads keep different numbers."""
+"""Index that means no token where heads keep different numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)

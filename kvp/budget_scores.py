@@ -2,7 +2,7 @@
 
 Most methods rank tokens without looking at the budget; those are scored once per prompt. Whether a
 method looks is observed, not declared: the view it gets remembers whether its budget was read.
-What is kept by the scores is `kvp.selection`; what they cost, `kvp.metrics`.
+Which tokens the scores keep is `kvp.selection`; the cost of a ranking, `kvp.metrics`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a config says about its command line: flags, their help and types, and corrections of typos.
+"""The command line of a config: flags, their help and types, and corrections of typos.
 
 Knows dataclasses and YAML, no parser.
 """
@@ -46,7 +46,7 @@ class Flag:
 
     @property
     def metavar(self) -> str:
-        """What stands for the value in --help."""
+        """Placeholder of the value in --help."""
         if self.choices:
             return "{" + ",".join(self.choices) + "}"
         return {bool: "true|false", int: "N", float: "X"}.get(self.kind, "TEXT")
@@ -77,7 +77,7 @@ def flags_of(config_class: type[Any], preset: str | None = None) -> list[Flag]:
 def parse_value(flag: Flag, value: object) -> object:
     """Value of a flag from text of the command line or a scalar of YAML.
 
-    Raises UsageError in one line that says what the flag takes.
+    Raises UsageError in one line that names the values the flag takes.
     """
     if value is None or (flag.optional and value in ("null", "none", "None")):
         if flag.optional:

@@ -176,7 +176,7 @@ def split_list(text: str) -> tuple[str, ...]:
 
 
 def optional(group: type[GroupT]) -> type[GroupT]:
-    """Return `group` with every default None, which stands for "as the preset says"."""
+    """Return `group` with every default None, which means "as in the preset"."""
     hints = get_type_hints(group)
     changed = [(one.name, hints[one.name] | None, field(default=None)) for one in fields(group)]  # type: ignore[arg-type]
     return make_dataclass(

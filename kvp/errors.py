@@ -18,7 +18,7 @@ class ModelError(KvpError):
 
 
 class StoreError(KvpError):
-    """A trace store that is damaged, incomplete or does not match what is asked of it."""
+    """A trace store that is damaged, incomplete or does not match the request."""
 
 
 class PolicyError(KvpError):

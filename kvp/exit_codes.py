@@ -1,4 +1,4 @@
-"""How a program ends: what the user can mend is one line and exit code 2, bugs keep a traceback.
+"""How a program ends: a user's error is one line and exit code 2, bugs keep a traceback.
 
 Messages are printed as they are; nothing in a path or a name is read as markup.
 """
@@ -70,7 +70,7 @@ def _sigterm_raises() -> Iterator[None]:
 
 
 def _of_system(error: OSError) -> str:
-    """The file and what the system said about it."""
+    """The file and the system's error message."""
     files = [str(name) for name in (error.filename, error.filename2) if name is not None]
     return ": ".join([*(" -> ".join(files),) * bool(files), error.strerror or str(error)])
 

@@ -73,19 +73,19 @@ class _ExpectedCost(torch.autograd.Function):
         cost = -0.5 * importance.sum(-1)  # the diagonal tiles below count j = i, with sigmoid(0)
         gradient = torch.zeros_like(scores)
         for start in range(0, scores.shape[-1], block):
-            rows, rest = slice(start, start + block), slice(start + block, None)
-            score, weight = scores[..., rows], importance[..., rows]
+            tile, rest = slice(start, start + block), slice(start + block, None)
+            score, weight = scores[..., tile], importance[..., tile]
             inside = (score[..., None, :] - score[..., :, None]).sigmoid_()
             cost = cost + (weight * inside.sum(-1)).sum(-1)
             slope = inside.mul_(1 - inside)
-            gradient[..., rows] += _times(weight, slope) - weight * slope.sum(-2)
+            gradient[..., tile] += _times(weight, slope) - weight * slope.sum(-2)
             later, later_weight = scores[..., rest], importance[..., rest]
             before = (later[..., None, :] - score[..., :, None]).sigmoid_()
             cost = cost + (weight * before.sum(-1)).sum(-1)
             cost = cost + (later_weight * (score.shape[-1] - before.sum(-2))).sum(-1)
             slope = before.mul_(1 - before)
             gradient[..., rest] += _times(weight, slope) - later_weight * slope.sum(-2)
-            gradient[..., rows] += _times(later_weight, slope.mT) - weight * slope.sum(-1)
+            gradient[..., tile] += _times(later_weight, slope.mT) - weight * slope.sum(-1)
         ctx.save_for_backward(gradient)
         return cost
 

@@ -1,4 +1,4 @@
-"""JSON files that cannot be half-written or silently altered, and what a run records about itself.
+"""JSON files that cannot be half-written or silently altered, and the facts that a run records.
 
 Every artefact of kvp (trace store, policy directory, results folder) is described by such files. A
 *sealed* file carries the SHA-256 of its own content, so a damaged one is an error that names it.
@@ -91,11 +91,11 @@ def digest_json(content: object) -> str:
 def differences(theirs: object, ours: object, name: str = "") -> list[str]:
     """Name every entry in which two JSON values differ: ["data.length: 512 there, 1024 here"]."""
     if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
-        found = []
+        entries = []
         for key in sorted({*theirs, *ours}):
             inner = f"{name}.{key}" if name else str(key)
-            found += differences(theirs.get(key), ours.get(key), inner)
-        return found
+            entries += differences(theirs.get(key), ours.get(key), inner)
+        return entries
     return [] if theirs == ours else [f"{name}: {theirs} there, {ours} here"]
 
 
@@ -133,7 +133,7 @@ def run_manifest(config: Mapping[str, Any], *, seed: int, **facts: object) -> di
         **facts,
         "kvp": kvp.__version__,
         "python": platform.python_version(),
-        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -1,8 +1,8 @@
 """Other people's code by name: an entry point's, or `package.module:Name` on a command line.
 
-Nothing is imported before its name is asked for. Whatever goes wrong inside foreign code, an exit
+Nothing is imported before its name is used. Whatever goes wrong inside foreign code, an exit
 included, becomes one line that names it. A `Registry` is for components whose built-in ones are
-modules that are imported only when their name is asked for.
+modules that are imported only when their name is used.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def load_object(name: str, flag: str) -> Any:  # noqa: ANN401
 def import_object(name: str, what: str) -> Any:  # noqa: ANN401
     """The object `package.module:Name`; the working folder is searched after installed packages.
 
-    Raises UsageError where it cannot be had; `what` stands before its name.
+    Raises UsageError, which begins with `what` and the name, where it cannot be imported.
     """
     try:
         with _working_folder():
@@ -104,17 +104,17 @@ def plugin_names(group: str) -> list[str]:
 
 def find_plugin(group: str, name: str) -> EntryPoint | None:
     """The entry point of that name, None without one; UsageError where two packages offer it."""
-    found = {
+    offers = {
         (package_of(point), point.value): point for point in entry_points(group=group, name=name)
     }
-    if len(found) > 1:
-        packages = " and ".join(sorted(package for package, _ in found))
+    if len(offers) > 1:
+        packages = " and ".join(sorted(package for package, _ in offers))
         raise UsageError(f"{group} {name!r} is offered by {packages}: uninstall one")
-    return next(iter(found.values()), None)
+    return next(iter(offers.values()), None)
 
 
 def load_plugin(point: EntryPoint) -> Any:  # noqa: ANN401
-    """What an entry point names; UsageError names its package where it cannot be loaded."""
+    """The object that an entry point names; UsageError with its package if it cannot be loaded."""
     try:
         return point.load()
     except KeyboardInterrupt:
@@ -143,10 +143,10 @@ def reason_of(error: BaseException) -> str:
 
 def _attribute(name: str) -> Any:  # noqa: ANN401
     module, _, path = name.partition(":")
-    found: Any = importlib.import_module(module)
+    attribute: Any = importlib.import_module(module)
     for part in path.split("."):
-        found = getattr(found, part)
-    return found
+        attribute = getattr(attribute, part)
+    return attribute
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a program is doing, on standard error: a bar on a terminal, plain lines everywhere else.
+"""Progress of a program, on standard error: a bar on a terminal, plain lines everywhere else.
 
 `say` prints a line; `phase` announces a step that takes a while. `Progress` counts: on a terminal
 it is a bar, in a log file or a pipe a line at the start, every 30 seconds and at the end, each
@@ -38,7 +38,7 @@ def phase(text: str, stream: TextIO | None = None) -> None:
 
 
 class Progress:
-    """Count of what is done, out of `total`; use as a context manager.
+    """Count of finished items, out of `total`; use as a context manager.
 
         with Progress("collecting", len(missing)) as progress:
             for index in missing:
@@ -81,16 +81,16 @@ class Progress:
         self._display.stop()
 
     def advance(self, count: int = 1, *, note: str | None = None) -> None:
-        """Add `count` to what is done; `note` is shown behind the count until the next one."""
+        """Add `count` finished items; `note` is shown behind the count until the next one."""
         self.update(self.completed + count, note=note)
 
     def update(self, completed: int, *, note: str | None = None) -> None:
-        """Set what is done; without a `note` the last one stays."""
+        """Set the number of finished items; without a `note` the last one stays."""
         self.completed = completed
         self._display.update(completed, note)
 
     def line(self, text: str) -> None:
-        """Print a line of its own without tearing the bar."""
+        """Print a line without tearing the bar."""
         self._display.line(text)
 
 

@@ -27,7 +27,7 @@ RATIO_FLOOR = -200.0
 
 
 def rank_coefficients(weights: BudgetWeights, tokens: int, *, protected: int = 0) -> Tensor:
-    """What a token costs at every rank: sum of β(b) over the budgets that evict it, [N] float64.
+    """Cost of a token at every rank: sum of β(b) over the budgets that evict it, [N] float64.
 
     The N = `tokens` ranked ones share the cache with `protected` others, which come first and count
     inside every budget: rank r is evicted by the budgets below r + protected. Those up to

@@ -1,4 +1,4 @@
-"""The contract between methods and models: what a scorer sees, declares and returns.
+"""The contract between methods and models: inputs, declared needs and output of a scorer.
 
 A scorer ranks the tokens of one layer's cache; `kvp.hf` (or a trace) supplies the view. Selection,
 protection and budgets are `kvp.ranking`; which methods exist is `policies.registry`.
@@ -48,7 +48,7 @@ class Noise:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a scorer reads besides keys, values and positions; the caller provides exactly that."""
+    """Inputs of a scorer besides keys, values and positions; the caller provides exactly those."""
 
     queries: int = 0
     """Number of most recent queries (tokens) to record, or `ALL_QUERIES`."""
@@ -123,12 +123,12 @@ class Scorer(Protocol):
 
     @property
     def name(self) -> str:
-        """Roster name with its options, e.g. `snapkv:kvpress`."""
+        """Registry name with its options, e.g. `snapkv:kvpress`."""
         ...
 
     @property
     def needs(self) -> Needs:
-        """What the view must carry."""
+        """Inputs that the view must have."""
         ...
 
     def score(self, view: View) -> Tensor:

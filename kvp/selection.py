@@ -52,7 +52,7 @@ class Selection:
         self._scores, self._protection, self._sizes = scores, protection, sizes
 
     @cached_property
-    def _raised(self) -> Tensor:
+    def _protected_scores(self) -> Tensor:
         """[L, H, N] float32 scores, protected tokens at +inf."""
         return protected_scores(self._scores, self._protection)
 
@@ -67,10 +67,10 @@ class Selection:
                 self.ranking.shape[:-1], min(budget, tokens), device=self.ranking.device
             )
         request = Request(
-            scores=self._raised,
+            scores=self._protected_scores,
             budget=min(budget, tokens),
             floor=max(1, min(self._protection.tokens, tokens)),
-            sizes=None if self._sizes is None else self._sizes(self._raised),
+            sizes=None if self._sizes is None else self._sizes(self._protected_scores),
         )
         return allocated_counts(allocator, request)
 

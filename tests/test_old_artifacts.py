@@ -125,7 +125,7 @@ def test_results_are_reported_and_can_be_extended(
     assert len(extended) == len(records) + 4  # one method, two prompts, protected or not
     identity = json.loads((made / "results" / "manifest.json").read_text())["identity"]
     assert set(identity["model_digest"]) >= {"weights", "tokenizer"}
-    assert RESULTS.found(made / "results") is not None
+    assert RESULTS.read_marker(made / "results") is not None
 
 
 def test_budget_files_are_applied() -> None:
@@ -136,7 +136,7 @@ def test_budget_files_are_applied() -> None:
 
 
 def test_a_search_is_read_and_recognised(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert SEARCH.found(made / "search") is not None
+    assert SEARCH.read_marker(made / "search") is not None
     assert len(Journal(made / "search" / JOURNAL).generations) == 2
     given = [
         "--scorer", "knorm", "--tasks", "niah_single_1", "--length", "192", "--search_prompts", "2",

@@ -18,7 +18,7 @@ from trace_collect.jobs import request_of
 def planned(
     config: CollectConfig, tokenizer: PreTrainedTokenizerBase, console: Console
 ) -> CollectionPlan:
-    """The prompts, with what the user must know about them printed."""
+    """The prompts; their warnings are printed."""
     phase("making the prompts")
     jobs = plan_collection(request_of(config), config.counts, tokenizer)
     if jobs.tasks:

@@ -22,7 +22,7 @@ STORED_LABELS = ("kvzip", "kvzip_plus")
 
 @dataclass(frozen=True, kw_only=True)
 class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, DryRunConfig):
-    """What is collected, and what of it is stored."""
+    """Which samples are collected, and which tensors are stored."""
 
     out: str
     """What is written. A trace store: new, empty, or an interrupted one of the same settings, which
@@ -41,7 +41,7 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, DryRunConf
     grid: int = 48
     """Points of the importance grid of each sequence, both compression boundaries among them."""
     grid_dtype: Literal["float16", "float32"] = "float16"
-    """What the grid is stored in; float16 keeps it to 1e-3 of each value."""
+    """Dtype of the grid; float16 keeps it to 1e-3 of each value."""
     labels: str = ""
     """What else to store for every prompt token, for `kvp-train --label`, comma separated: kvzip,
     kvzip_plus (each an extra pass over the prompt)."""

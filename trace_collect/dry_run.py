@@ -27,7 +27,7 @@ _LARGE = 100 * 10**9
 def dry_run(config: CollectConfig, model: PreTrainedConfig, console: Console) -> None:
     """Print the estimate; raises as the collection itself would where it can be known."""
     jobs = _jobs(config, console)
-    sequences = len(jobs) if jobs is not None else _rows_at_most(config, console)
+    sequences = len(jobs) if jobs is not None else _max_sequences(config, console)
     rate = config.rate
     if rate is None and jobs is not None and _has_local_weights(config.model):
         rate = _measured_rate(config, jobs)
@@ -56,22 +56,23 @@ def _jobs(config: CollectConfig, console: Console) -> CollectionPlan | None:
     return jobs
 
 
-def _rows_at_most(config: CollectConfig, console: Console) -> int:
-    """Sequences without a tokenizer: those asked for, or as many as there are rows."""
+def _max_sequences(config: CollectConfig, console: Console) -> int:
+    """Sequences without a tokenizer: the configured number, or that of the rows if smaller."""
     if not is_rows(config.data):
         return config.sequences
     documents = read_documents(config.data)
-    rows = Counter(document.split for document in documents.usable)
+    rows_by_split = Counter(document.split for document in documents.usable)
     files = any(document.long for document in documents.usable)
     if (note := documents.note()) is not None:
         console.print(f"note: --data {config.data}: {note}")
     count = sum(
-        asked if files else min(asked, rows[split]) for split, asked in config.counts.items()
+        count if files else min(count, rows_by_split[split])
+        for split, count in config.counts.items()
     )
     if count < config.sequences:
         console.print(
             f"note: --data {config.data}: at most {count} of the {config.sequences} sequences "
-            "asked for (counted without a tokenizer)"
+            "requested (counted without a tokenizer)"
         )
     return count
 

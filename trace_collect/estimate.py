@@ -1,4 +1,4 @@
-"""Bytes and hours before any work: what a store will hold, and whether the disk has room for it."""
+"""Bytes and hours of a store before any work, and whether the disk has space for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StoreEstimate:
     tokens: int
     """Tokens of all sequences."""
     store: StoreKind = "qkv"
-    """What is kept next to keys and values."""
+    """Tensors kept next to keys and values."""
     grid: int = 0
     """Compression points of an importance grid, 0 in a store without."""
     grid_dtype: GridDtype = "float16"

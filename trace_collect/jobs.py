@@ -1,4 +1,4 @@
-"""What is collected, the identity of a store, and whether `--out` can take it."""
+"""The samples to collect, the identity of a store, and whether `--out` can take it."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def check_out(
     Needs no weights: whether they are the same is checked when they are loaded.
     """
     out = Path(config.out)
-    found = STORE.found(out) if out.is_dir() else None
-    model = found["identity"].get("model") if found else None
+    marker = STORE.read_marker(out) if out.is_dir() else None
+    model = marker["identity"].get("model") if marker else None
     weights = model.get("weights") if isinstance(model, dict) else None
     refusal = check_folder(out, STORE, identity(config, jobs, tokenizer, weights))
     if refusal:
         raise StoreError(refusal)
-    return len(committed(out)) if found else 0
+    return len(committed(out)) if marker else 0

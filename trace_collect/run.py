@@ -32,7 +32,7 @@ from trace_collect.jobs import check_out, identity
 
 
 def run(config: CollectConfig) -> None:
-    """Collect a trace store, or with `dry_run` say what it would be.
+    """Collect a trace store, or with `dry_run` print its size and stop.
 
     Raises:
         ModelError: the model or its tokenizer cannot be used.

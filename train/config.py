@@ -103,7 +103,7 @@ class TrainConfig(
     AnswerConfig,
     BufferConfig,
 ):
-    """What is trained on, and what is written.
+    """Inputs and outputs of a training.
 
     Train one ranker per KV head, from a trace store or a model, and write a policy directory.
     """

@@ -120,7 +120,7 @@ def together(
 
     Args:
         workers: which process this is.
-        device: what it computes on.
+        device: device it computes on.
         follow: what every other process does, the block of this `with` included; picklable.
 
     Raises:

@@ -65,7 +65,7 @@ class RunFolder:
 
     def finished(self) -> bool:
         """Whether the folder holds the finished policy of exactly this run."""
-        previous = RUN.found(self.folder) if (self.folder / INDEX).exists() else None
+        previous = RUN.read_marker(self.folder) if (self.folder / INDEX).exists() else None
         return previous is not None and not RUN.differences(previous, self._identity)
 
     def check_calibration(self, target: str, contexts: int) -> None:
@@ -88,7 +88,7 @@ class RunFolder:
         run of this identity or one that has saved nothing, when `resume` is false and it is not
         empty, or when its checkpoint is damaged or of another run.
         """
-        previous = RUN.found(self.folder)
+        previous = RUN.read_marker(self.folder)
         if previous is not None and (self.folder / INDEX).exists():
             raise UsageError(
                 f"--out {self.folder} holds a finished policy of other settings "
@@ -103,7 +103,7 @@ class RunFolder:
             self.folder, RUN, self._identity, replaceable=_has_saved_nothing
         )
         try:
-            if self._claim.found is None:
+            if self._claim.existing_marker is None:
                 shutil.rmtree(self.logs, ignore_errors=True)  # of the run that was there
                 content = {"identity": self._identity, "manifest": dict(manifest)}
                 write_sealed_json(self.folder / RUN_FILE, content)

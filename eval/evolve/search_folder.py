@@ -51,7 +51,7 @@ SEARCH = FolderKind(
 def begin_search(folder: OutputFolder, identity: Mapping[str, Any], run: Mapping[str, Any]) -> None:
     """Write the manifest of a claimed folder, unless it is there; else compare the identity."""
     folder.require(identity)
-    if folder.found is None:
+    if folder.existing_marker is None:
         content = {"format": FORMAT, "format_version": FORMAT_VERSION, "identity": dict(identity)}
         write_sealed_json(folder.path / MANIFEST, {**content, "run": dict(run)})
 

@@ -118,7 +118,7 @@ def open_folder(config: EvalConfig, policies: Mapping[str, str]) -> OutputFolder
     """
     identity = {**config.identity(), "input_files": input_digests(config)}
     folder = OutputFolder.claim(Path(config.out), RESULTS, identity)
-    recorded = (folder.found or {}).get("policies", {})
+    recorded = (folder.existing_marker or {}).get("policies", {})
     for label, digest in policies.items():
         if recorded.get(label, digest) != digest:
             folder.release()
@@ -153,7 +153,7 @@ def write_manifest(
     """
     digest = {} if model_digest is None else {"model_digest": dict(model_digest)}
     folder.require(digest)
-    earlier = folder.found or {}
+    earlier = folder.existing_marker or {}
     if (lost := lost_records(folder.path, earlier)) is not None:
         notes = [*notes, f"{lost}; this run evaluates its settings again"]
         say(f"note: {notes[-1]}")

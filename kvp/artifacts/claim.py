@@ -22,7 +22,7 @@ from kvp.errors import KvpError
 from kvp.manifest import differences, read_json, read_sealed_json
 
 _TEMPORARY = re.compile(r"\.tmp[A-Za-z0-9]{6}")
-"""What an interrupted kvp 0.1.0 may leave: it let safetensors write the file."""
+"""Names of files that an interrupted kvp 0.1.0 may leave: it let safetensors write them."""
 _MARKERS = ("manifest.json", "policy.json", "run.json")
 """Files that make a folder an artefact."""
 
@@ -32,13 +32,13 @@ class FolderKind:
     """One kind of output folder."""
 
     noun: str
-    """What a folder of this kind is called: "trace store"."""
+    """Name of this kind in messages: "trace store"."""
     marker: str
     """File that makes a folder one of this kind and holds its identity; written first."""
     error: type[KvpError]
     """Raised when a folder is refused."""
     format: str | None = None
-    """What the marker says under "format"; None where it says nothing."""
+    """Value of the marker's entry "format"; None where it has none."""
     begun: str = r"(?!)"
     """Regular expression of the files, as POSIX paths inside the folder, that an interrupted
     creation may leave without a marker."""
@@ -58,7 +58,7 @@ class FolderKind:
             return name == LOCK or _TEMPORARY.fullmatch(name) is not None
         return whole == self.marker or re.fullmatch(self.files, whole) is not None
 
-    def found(self, folder: Path) -> dict[str, Any] | None:
+    def read_marker(self, folder: Path) -> dict[str, Any] | None:
         """Content of the marker, None where there is none; raises `error` where it is damaged."""
         path = folder / self.marker
         if not path.exists():
@@ -67,9 +67,9 @@ class FolderKind:
             raise self.error(f"{path} does not belong to a {self.noun}; name a new folder")
         return dict(self.read(path) if self.read else read_sealed_json(path, self.error))
 
-    def differences(self, found: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
-        """Entries in which a folder differs from an identity, each with both values."""
-        theirs, ours = dict(found["identity"]), dict(identity)
+    def differences(self, marker: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
+        """Entries in which a folder with this marker differs from an identity, with both values."""
+        theirs, ours = dict(marker["identity"]), dict(identity)
         for name in self.optional:
             if name not in theirs or name not in ours:
                 theirs.pop(name, None)
@@ -85,8 +85,8 @@ class OutputFolder:
     ) -> None:
         """Made by `claim`; `made` are the folders that it had to make, innermost first."""
         self.path = path
-        self.found: dict[str, Any] | None = None
-        """What the marker said when the folder was claimed; None for a new folder."""
+        self.existing_marker: dict[str, Any] | None = None
+        """Content of the marker when the folder was claimed; None for a new folder."""
         self._kind = kind
         self._lock = lock
         self._made = made
@@ -104,9 +104,9 @@ class OutputFolder:
 
         Args:
             path: the folder.
-            kind: what it shall be.
+            kind: kind of folder that it becomes.
             identity: JSON values; `optional` ones may be left to `require`.
-            replaceable: whether a folder of another identity holds nothing worth keeping; it then
+            replaceable: whether a folder of another identity holds nothing to keep; it then
                 counts as new.
 
         Raises:
@@ -129,9 +129,9 @@ class OutputFolder:
         if refusal := check_folder(path, kind, identity, replaceable=replaceable):
             folder.release()
             raise kind.error(refusal)
-        found = kind.found(path)
-        if found is None or not kind.differences(found, identity):
-            folder.found = found
+        marker = kind.read_marker(path)
+        if marker is None or not kind.differences(marker, identity):
+            folder.existing_marker = marker
         _sweep(path, kind)
         return folder
 
@@ -140,10 +140,10 @@ class OutputFolder:
 
         Raises the kind's error where one differs.
         """
-        if self.found is None:
+        if self.existing_marker is None:
             return
-        whole = {**self.found["identity"], **identity}
-        if different := self._kind.differences(self.found, whole):
+        whole = {**self.existing_marker["identity"], **identity}
+        if different := self._kind.differences(self.existing_marker, whole):
             raise self._kind.error(_others(self.path, different))
 
     def release(self) -> None:
@@ -183,12 +183,12 @@ def check_folder(
     for parent in path.absolute().parents:
         if _is_artefact(parent):
             return f"--out {path} lies inside {parent}, which kvp wrote; name a folder elsewhere"
-    found = kind.found(path)
-    if found is None:
+    marker = kind.read_marker(path)
+    if marker is None:
         if (foreign := _foreign(path, kind)) is None:
             return None
         return f"--out {path} is not empty and not a {kind.noun} ({foreign}); name another"
-    if (different := kind.differences(found, identity)) and not replaceable(path):
+    if (different := kind.differences(marker, identity)) and not replaceable(path):
         return _others(path, different)
     return None
 

@@ -1,4 +1,4 @@
-"""Which samples a program runs over: those of every split in one numbered row, and their identity.
+"""Which samples a program runs over: those of all splits, numbered through, and their identity.
 
 Collection and training from a running model share it, so that the same words mean the same prompts.
 """
@@ -61,8 +61,8 @@ class CollectionPlan(Sequence[Sample]):
     tasks: tuple[str, ...]
     """Tasks taken in turn; empty for other data."""
     notes: tuple[str, ...] = ()
-    """What the user must know before anything long runs, one line each: fewer samples than asked
-    for, rows that were skipped."""
+    """Warnings to print before anything long runs, one line each: fewer samples than requested,
+    rows that were skipped."""
 
     def __len__(self) -> int:
         return sum(map(len, self.sources))
@@ -79,7 +79,7 @@ class CollectionPlan(Sequence[Sample]):
 def plan_collection(
     request: DataRequest, counts: Mapping[str, int], tokenizer: PreTrainedTokenizerBase
 ) -> CollectionPlan:
-    """Samples of the splits in `counts` (split -> samples, 0 = none), made when they are asked for.
+    """Samples of the splits in `counts` (split -> samples, 0 = none), made when they are indexed.
 
     Raises UsageError for data that does not exist, has nothing for a split or does not fit.
     """
@@ -105,7 +105,7 @@ def plan_collection(
         if not source:
             raise UsageError(_nothing(request, split, count, notes))
         if len(source) < count:
-            fewer.append(f"{len(source)} of the {count} {split} sequences asked for")
+            fewer.append(f"{len(source)} of the {count} {split} sequences requested")
         for index in range(min(len(source), len(tasks) or 1)):
             source[index]  # a length too small for a task shows now, not in the middle
         sources.append(source)
@@ -115,16 +115,16 @@ def plan_collection(
 
 
 def _nothing(request: DataRequest, split: str, count: int, notes: Sequence[str]) -> str:
-    said = (
+    refusal = (
         f"--data {request.data}: nothing in it belongs to the {split} split, of which {count} "
-        "sequences are asked for: give it more rows (about 8 of 10 are train), or ask for none"
+        "sequences are requested: give it more rows (about 8 of 10 are train), or request none"
     )
     skipped = (note.removeprefix(f"--data {request.data}: ") for note in notes)
-    return "; ".join(dict.fromkeys([said, *skipped]))
+    return "; ".join(dict.fromkeys([refusal, *skipped]))
 
 
 def fitting_tasks(request: DataRequest, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """The tasks asked for: those named, and for `ruler` all of RULER's own that fit.
+    """The requested tasks: those named, and for `ruler` all of RULER's own that fit.
 
     Raises UsageError for an unknown task, or where none fits.
     """

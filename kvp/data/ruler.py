@@ -33,7 +33,7 @@ MAKERS: Mapping[str, Callable[[SampleInputs, CountTokens], PromptMaker]] = {
     "cwe": lambda inputs, _: common_words(inputs),
     "fwe": lambda inputs, _: frequent_words(inputs),
 }
-"""What makes the prompts of each task."""
+"""The function that makes the prompts of each task."""
 
 RULER_TASKS = tuple(MAKERS)
 """All tasks: those of RULER, and `vt_0shot`."""

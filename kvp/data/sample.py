@@ -42,7 +42,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Sequence[Sample]):
-    """Samples of one split, made when they are asked for.
+    """Samples of one split, made when they are indexed.
 
     Sample `i` does not depend on how many there are, so that a run can continue anywhere and a
     longer run begins with the shorter one's samples.
@@ -53,7 +53,7 @@ class Source(Sequence[Sample]):
     make: Callable[[int], Sample]
     """From an index to the sample; a pure function."""
     notes: tuple[str, ...] = ()
-    """What a user must know about the data, one line each: rows that were skipped, and why."""
+    """Warnings about the data, one line each: rows that were skipped, and why."""
 
     def __len__(self) -> int:
         return self.size

@@ -22,7 +22,7 @@ from kvp.plugins import find_plugin, is_object_name, load_object, load_plugin, m
 GROUP = "kvp.sources"
 """Entry point group of data sources."""
 SourceMaker = Callable[[Sequence[str], TaskSettings, PreTrainedTokenizerBase], Sequence[Sample]]
-"""From the task names asked for, the settings and a tokenizer to samples."""
+"""From task names, settings and a tokenizer to samples."""
 
 
 def tasks_in_turn(
@@ -38,7 +38,7 @@ def tasks_in_turn(
         samples = build_samples(name, replace(settings, count=count), tokenizer)
         notes += getattr(samples, "notes", ())
         built.append(samples)
-    # A task with fewer samples ends the row where its turn would come.
+    # A task with fewer samples ends the sequence where its turn would come.
     size = min(
         settings.count,
         *(turn + len(tasks) * len(samples) for turn, samples in enumerate(built)),
@@ -120,14 +120,14 @@ def open_source(
 
 
 def _maker(data: str) -> SourceMaker | None:
-    """What makes the samples of `data`, None for rows."""
+    """The callable that makes the samples of `data`, None for rows."""
     if data in SOURCES:
         return SOURCES[data]
-    found: object = None
+    maker: object = None
     if is_object_name(data) and module_exists(data):
-        found = load_object(data, "data")
+        maker = load_object(data, "data")
     elif (point := find_plugin(GROUP, data)) is not None:
-        found = load_plugin(point)
-    if found is not None and not callable(found):
+        maker = load_plugin(point)
+    if maker is not None and not callable(maker):
         raise UsageError(f"--data {data}: a source is called with (tasks, settings, tokenizer)")
-    return found
+    return maker

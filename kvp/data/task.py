@@ -1,4 +1,4 @@
-"""What a task is: prompts of one kind, and the score of an answer to one of them."""
+"""The contract of a task: prompts of one kind, and the score of an answer to one of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALL = "all"
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """What the user says about the prompts; a task uses the part it needs."""
+    """The user's settings of prompts; a task uses those it needs."""
 
     split: str
     """`train`, `validation` or `test`: which keys, values, texts and rows may occur; `all` rows of

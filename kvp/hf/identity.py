@@ -49,7 +49,7 @@ def warn_of_another_model(model: PreTrainedModel, scorer: Scorer) -> None:
     """Warn, naming both, when a learned policy was trained on another model than `model`.
 
     Another is one whose name and whose weights both differ from those in the policy's metadata: a
-    copy under another path, or the same model in another dtype, is not. Nothing is said where the
+    copy under another path, or the same model in another dtype, is not. There is no error where the
     policy records no weights, or where the model's are offloaded.
     """
     metadata = getattr(scorer, "metadata", None)

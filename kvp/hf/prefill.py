@@ -20,7 +20,7 @@ from kvp.scoring import ALL_QUERIES, Needs, View
 
 @dataclass(frozen=True, kw_only=True)
 class Prefill:
-    """Keys, values and queries of prompts of one length, and what else scorers may need of them."""
+    """Keys, values and queries of prompts of one length, and further inputs of scorers."""
 
     keys: Sequence[Tensor]
     """Per layer [B, H, N, D], after RoPE."""
@@ -29,7 +29,7 @@ class Prefill:
     queries: Sequence[Tensor] = ()
     """Per layer [B, Q, W, D], after RoPE, of the last W tokens; empty when none were recorded."""
     inputs: ScorerInputs | None = None
-    """What goes beyond keys, values and queries; None where no scorer reads it."""
+    """Inputs beyond keys, values and queries; None where no scorer reads them."""
     observation: Observation | None = None
     """The forward pass this comes from, with logits and cache; None for stored tensors."""
 
@@ -112,13 +112,13 @@ def prefill(
     `needs` are those of one scorer, or of all scorers that will read the result. Raises as
     `observe`, and ModelError for a model whose hidden states cannot be recorded.
     """
-    every = (needs,) if isinstance(needs, Needs) else tuple(needs)
+    all_needs = (needs,) if isinstance(needs, Needs) else tuple(needs)
     observation = observe(
         model,
         input_ids,
-        queries=recorded_queries(every),
+        queries=recorded_queries(all_needs),
         last_logits=True,
-        hidden_after=recorded_hidden(every),
+        hidden_after=recorded_hidden(all_needs),
     )
     return Prefill.of(observation, model, input_ids, tokenizer)
 
@@ -131,7 +131,7 @@ def recorded_queries(needs: Iterable[Needs]) -> int:
 
 def recorded_hidden(needs: Iterable[Needs]) -> tuple[int, ...]:
     """The numbers of first tokens to leave out of hidden states, one record each."""
-    return tuple(sorted({n.hidden_after for n in needs if n.hidden_after is not None}))
+    return tuple(sorted({need.hidden_after for need in needs if need.hidden_after is not None}))
 
 
 def unpadded(

@@ -59,7 +59,7 @@ def collect(
     `grid` compression points is computed where the model is (`kvp.store.importance_grid`); `labels`
     are names of `LABEL_PASSES`.
 
-    Raises UsageError when the reference is asked for and the sample has none.
+    Raises UsageError when the reference is requested and the sample has none.
     """
     encoded = encode(sample, tokenizer)
     limit = min(max_new_tokens, sample.max_new_tokens)
@@ -117,7 +117,7 @@ def greedy(
 ) -> tuple[int, ...]:
     """The model's greedy continuation, without the end token.
 
-    Penalties that the model's own generation configuration asks for are off: evaluation compares
+    Penalties that the model's generation configuration sets are off: evaluation compares
     plain arg-max answers, and traces should show the same ones.
     """
     ends = end_tokens(model, tokenizer)

@@ -1,10 +1,10 @@
 """The importance grid: how much attention every token receives, interval by interval of queries.
 
 A store without queries keeps it instead. Attention from the queries between two neighbouring edges
-is a sum of its own (`kvp.ops.future_attention.grid_attention`), so the future attention at
-an edge is the sum of the rows from there on: nothing is subtracted, and no small number drowns in a
-large one (docs/decisions/0014). The largest attention, which calibration needs, is kept for a few
-compression points only.
+is a separate sum (`kvp.ops.future_attention.grid_attention`), so the future attention at
+an edge is the sum of the intervals from there on: nothing is subtracted, and no small number
+drowns in a large one (docs/decisions/0014). The largest attention, which calibration needs, is kept
+for a few compression points only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch import Tensor
 from kvp.ops.future_attention import max_future_attention
 
 MAXIMUM_POINTS = 4
-"""Cuts whose largest attention is kept: both boundaries, the one nearest to the middle, the last.
+"""Compression points whose largest attention is kept: both boundaries, the one nearest
+to the middle, the last.
 
 So wherever a sequence can be compressed, a calibration has a compression point."""
 

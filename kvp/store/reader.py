@@ -76,8 +76,8 @@ class TraceReader:
         Raises:
             StoreError: a record or the size of a shard is wrong; the message names the file.
         """
-        found = [self.record(index) for index in committed(self.path)]
-        return tuple(record for record in found if split in (None, record.split))
+        records = [self.record(index) for index in committed(self.path)]
+        return tuple(record for record in records if split in (None, record.split))
 
     def record(self, index: int) -> SequenceRecord:
         """Record of one committed sequence, checked on first use; raises StoreError."""
@@ -113,8 +113,8 @@ class TraceReader:
         Raises StoreError as `head`, or when the store does not hold that label.
         """
         if name not in self._plan.labels:
-            held = ", ".join(self._plan.labels) or "no labels"
-            raise StoreError(f"{self.path} holds no label {name!r} (it holds {held})")
+            stored = ", ".join(self._plan.labels) or "no labels"
+            raise StoreError(f"{self.path} holds no label {name!r} (it holds {stored})")
         return self._read(label_array(name), index)
 
     def future_attention(self, index: int, prefix_length: int, stop: int | None = None) -> Tensor:
@@ -189,11 +189,11 @@ class TraceReader:
         try:
             intervals = intervals_between(edges, point, record.length if stop is None else stop)
         except ValueError:
-            held = ", ".join(map(str, edges[:-1]))
+            points = ", ".join(map(str, edges[:-1]))
             meaning = "future_attention" if array == "importance" else "max_future_attention"
             raise StoreError(
                 f"{self.path} holds no {meaning} of sequence {index} at {point} tokens, only at "
-                f"{held}; collect with --store qkv to compress anywhere"
+                f"{points}; collect with --store qkv to compress anywhere"
             ) from None
         return self._read(array, index, intervals=intervals, tokens=point)
 

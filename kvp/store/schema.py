@@ -1,4 +1,4 @@
-"""What a trace store holds of each sequence: a record and tensors.
+"""Schema of a trace store: a record and tensors per sequence.
 
 Left out: the plan of all (`plan`), files and codecs (`layout`), moving bytes (`writer`, `reader`).
 """

@@ -1,4 +1,4 @@
-"""The manifest of a trace store: what it is, what made it, and digests of its zarr metadata.
+"""The manifest of a trace store: format, plan, the run that made it, digests of its zarr metadata.
 
 Nothing in a store decides how it is read: what arrays look like follows from the plan, and metadata
 that say anything else are refused (a foreign codec could run code or expand without bound).
@@ -55,14 +55,14 @@ def create_metadata(
     for name in files:  # zarr's local store never flushes
         sync_path(store / name)
         sync_path((store / name).parent)
-    own = {
+    written = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "plan": plan.to_dict(),
         "rope": "post",
         "files": {name: sha256_file(store / name) for name in files},
     }
-    write_sealed_json(store / MANIFEST, {**own, **manifest})
+    write_sealed_json(store / MANIFEST, {**written, **manifest})
 
 
 def load_metadata(store: Path) -> tuple[dict[str, Any], StorePlan]:
@@ -103,10 +103,10 @@ def load_metadata(store: Path) -> tuple[dict[str, Any], StorePlan]:
 def _check_array(path: Path, plan: StorePlan, array: str) -> None:
     """Raise StoreError unless an array is encoded as the plan says."""
     try:
-        found = ArrayV3Metadata.from_dict(read_json(path)).to_dict()
+        metadata = ArrayV3Metadata.from_dict(read_json(path)).to_dict()
     except Exception as problem:  # zarr raises many kinds for foreign metadata
         raise StoreError(f"{path} is not what kvp writes: {problem}") from None
-    if different := differences(_plain(found), _plain(_metadata(plan, array))):
+    if different := differences(_plain(metadata), _plain(_metadata(plan, array))):
         raise StoreError(f"{path} is not what its plan says ({different[0]})")
 
 

@@ -1,4 +1,4 @@
-"""What is fixed when a trace store is created: arrays, their shapes, dtypes and bytes."""
+"""Plan of a trace store, fixed when it is created: arrays, their shapes, dtypes and bytes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kvp.store.schema import (
 )
 
 StoreKind = Literal["qkv", "kv", "importance"]
-"""What is kept next to keys and values: queries, nothing, or an importance grid."""
+"""Tensors kept next to keys and values: queries, nothing, or an importance grid."""
 GridDtype = Literal["float16", "float32"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StorePlan:
-    """What is fixed when a store is created."""
+    """Properties of a store that are fixed when it is created."""
 
     geometry: Geometry
     dtype: str
@@ -35,12 +35,12 @@ class StorePlan:
     sequences: int
     """Planned sequences."""
     store: StoreKind = "qkv"
-    """What is kept next to keys and values; training needs queries, which are most of the bytes, or
+    """Tensors kept next to keys and values; training needs queries, which are most of the bytes, or
     an importance grid."""
     grid: int = 0
-    """Cuts of an importance grid; 0 in other stores."""
+    """Compression points of an importance grid; 0 in other stores."""
     grid_dtype: GridDtype = "float16"
-    """What an importance grid is stored in."""
+    """Dtype of an importance grid."""
     labels: tuple[str, ...] = ()
     """Labels kept for every sequence, some of `STORED_LABELS`."""
 
@@ -72,7 +72,7 @@ class StorePlan:
     def shape(self, array: str, record: SequenceRecord | None = None) -> tuple[int, ...]:
         """One sequence of an array, as long as a record says or padded.
 
-        [L, H, Tmax, D], q [L, H, G, Tmax, D], labels [L, H, Tmax], grids [L, H, rows, Tmax].
+        [L, H, Tmax, D], q [L, H, G, Tmax, D], labels [L, H, Tmax], grids [L, H, intervals, Tmax].
         """
         size = self.geometry
         heads = (size.layers, size.kv_heads)

@@ -68,7 +68,7 @@ class TraceWriter:
         _check_manifest(manifest)
         _check_gram(output_gram, plan.geometry)
         folder = OutputFolder.claim(Path(path), STORE, _identity(manifest))
-        if folder.found is not None:
+        if folder.existing_marker is not None:
             folder.release()
             raise StoreError(f"{path} already holds a trace store; resume it or choose another")
         return cls._begun(folder, plan, manifest, output_gram)
@@ -102,7 +102,7 @@ class TraceWriter:
         _check_manifest(manifest)
         _check_gram(output_gram, plan.geometry)
         folder = OutputFolder.claim(Path(path), STORE, _identity(manifest))
-        if folder.found is None:
+        if folder.existing_marker is None:
             return cls._begun(folder, plan, manifest, output_gram)
         writer = cls._resumed(folder)
         if different := differences(writer.plan.to_dict(), plan.to_dict()):

@@ -45,7 +45,7 @@ def test_a_dry_run_without_a_tokenizer_counts_rows(
     data.write_text("".join(json.dumps({"text": f"Text {n}."}) + "\n" for n in range(12)))
     flags = ("--model", str(tmp_path / "bare"), "--data", str(data), "--train=50", "--rate=9")
     assert run("--dry-run", *flags) == 0
-    assert re.search(r"at most \d+ of the 52 sequences asked for", capsys.readouterr().out)
+    assert re.search(r"at most \d+ of the 52 sequences requested", capsys.readouterr().out)
 
 
 def test_a_dry_run_says_what_a_grid_saves(

@@ -40,7 +40,7 @@ class Label:
             raise ValueError("a label is either computed from queries or stored")
 
     def missing(self, plan: StorePlan) -> str | None:
-        """Message: what a store of this plan lacks for the label, and the remedy; else None."""
+        """Error message if a store of this plan lacks the label, with the remedy; else None."""
         if self.stored is not None:
             if self.stored in plan.labels:
                 return None

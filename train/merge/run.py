@@ -43,7 +43,7 @@ def run(config: MergeConfig) -> None:
     check_same_run(named)
     shards = in_order(list(named.values()))
     with OutputFolder.claim(Path(config.out), POLICY, {}) as target:
-        if target.found is not None:
+        if target.existing_marker is not None:
             raise PolicyError(f"--out {config.out} already holds a policy; name a new folder")
         save_policy(
             config.out,

@@ -50,7 +50,7 @@ class Documents:
 
 
 def listed(skipped: Sequence[Skipped]) -> str:
-    """The first few places with their reasons, and how many more there are."""
+    """The first few locations with their reasons, and how many more there are."""
     named = ", ".join(_plain(f"{location} {reason}") for location, reason in skipped[:_MAX_NAMED])
     more = len(skipped) - _MAX_NAMED
     return f"{named} and {more} more" if more > 0 else named

@@ -1,4 +1,4 @@
-"""What a row means: its columns decide whether it is a dialogue, a question or running text.
+"""Forms of a row: its columns decide whether it is a dialogue, a question or running text.
 
 A row of no known form, or without its text, raises RowError; the caller skips and counts it.
 """
@@ -42,7 +42,7 @@ class Document:
     text: str = ""
     """Running text; empty in the other forms."""
     long: bool = False
-    """Running text of a whole file, which gives as many prompts as it has room for."""
+    """Running text of a whole file, which gives as many prompts as fit into it."""
     turns: tuple[Turn, ...] = ()
     """A dialogue: user and assistant in turn, the assistant last."""
     alone: bool = False

@@ -130,18 +130,18 @@ class _Maker:
             yield replace(self._blank(), messages=turns)
 
     def _question(self, document: Document) -> Sample:
-        row = document.question
-        assert row is not None
+        question = document.question
+        assert question is not None
         return replace(
             self._blank(),
-            task=row.task or self.name,
-            context=row.context,
-            question=row.question,
-            answer_prefix=row.answer_prefix,
-            references=row.answers,
-            max_new_tokens=row.max_new_tokens or REPLY_TOKENS,
-            metric=row.metric,
-            reply=" " + ", ".join(row.answers) if row.answers else "",
+            task=question.task or self.name,
+            context=question.context,
+            question=question.question,
+            answer_prefix=question.answer_prefix,
+            references=question.answers,
+            max_new_tokens=question.max_new_tokens or REPLY_TOKENS,
+            metric=question.metric,
+            reply=" " + ", ".join(question.answers) if question.answers else "",
         )
 
     def _usable(self, sample: Sample, document: Document) -> bool:

@@ -79,8 +79,10 @@ def dialogue(*, seed: int, split: str, turns: int) -> list[Turn]:
         if len(talk.facts) > 2 and talk.rng.random() < 0.35:
             talk.rng.choice((_recall, _recall, _change))(talk)
         else:
-            room = 2 * (turns - 1) - len(talk.turns)
-            topic = next(one for one in topics if room > 2 or one not in (_journey, _table))
+            messages_left = 2 * (turns - 1) - len(talk.turns)
+            topic = next(
+                one for one in topics if messages_left > 2 or one not in (_journey, _table)
+            )
             topics.remove(topic)
             topics.append(topic)
             topic(talk)
@@ -109,9 +111,9 @@ def _tell_and_ask(talk: _Talk) -> None:
     """A whole dialogue in one exchange."""
     name, place, time, code = talk.name(), talk.town(), talk.time(), talk.number(5)
     facts = {"my guest": name, "the town": place, "the time": time, "the code": code}
-    asked = talk.rng.choice(sorted(facts))
-    told = f"{name} arrives in {place} at {time} and needs the code {code}."
-    talk.say(f"Please remember: {told} What is {asked}?", f"{_yours(asked)} is {facts[asked]}.")
+    fact = talk.rng.choice(sorted(facts))
+    message = f"{name} arrives in {place} at {time} and needs the code {code}."
+    talk.say(f"Please remember: {message} What is {fact}?", f"{_yours(fact)} is {facts[fact]}.")
 
 
 def _journey(talk: _Talk) -> None:
@@ -233,15 +235,15 @@ def _mood(talk: _Talk) -> None:
 
 
 def _recall(talk: _Talk) -> None:
-    asked = talk.rng.choice(list(talk.facts))
+    fact = talk.rng.choice(list(talk.facts))
     talk.say(
         talk.one_of(
-            f"What was {asked}?",
-            f"Could you repeat {asked}?",
-            f"I forgot {asked}. What was it?",
-            f"Remind me of {asked}, please.",
+            f"What was {fact}?",
+            f"Could you repeat {fact}?",
+            f"I forgot {fact}. What was it?",
+            f"Remind me of {fact}, please.",
         ),
-        f"{_yours(asked)} is {talk.facts[asked]}.",
+        f"{_yours(fact)} is {talk.facts[fact]}.",
     )
 
 
@@ -259,8 +261,8 @@ def _change(talk: _Talk) -> None:
 
 def _yours(what: str) -> str:
     """The fact as the assistant begins a sentence with it."""
-    said = what.replace("my ", "your ")
-    return said[0].upper() + said[1:]
+    fact = what.replace("my ", "your ")
+    return fact[0].upper() + fact[1:]
 
 
 def _listed(items: list[str]) -> str:

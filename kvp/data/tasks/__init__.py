@@ -136,17 +136,17 @@ def is_ruler(name: str) -> bool:
     return isinstance(TASKS.get(name), RulerTask)
 
 
-def _checked(found: object, where: str) -> Task:
+def _checked(candidate: object, where: str) -> Task:
     """A task, made from its class if need be."""
-    if isinstance(found, type):
+    if isinstance(candidate, type):
         try:
-            found = found()
+            candidate = candidate()
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # foreign code: SystemExit and all
             raise UsageError(
                 f"{where}: cannot be made without arguments ({reason_of(error)})"
             ) from error
-    if not isinstance(found, Task):
+    if not isinstance(candidate, Task):
         raise UsageError(f"{where}: a task has a name, build(settings, tokenizer) and score")
-    return found
+    return candidate

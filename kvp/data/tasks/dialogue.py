@@ -21,7 +21,7 @@ CHAT = "chat"
 
 @dataclass(frozen=True)
 class DialogueTask:
-    """Dialogues of `--chat`, packed into chats of the length asked for, or generated ones."""
+    """Dialogues of `--chat`, packed into chats of the requested length, or generated ones."""
 
     name: str = CHAT
 

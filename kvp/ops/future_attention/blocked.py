@@ -33,7 +33,7 @@ def interval_attention(
     reduction: Literal["sum", "max"] = "sum",
     block: int = 64,
 ) -> Tensor:
-    """What the queries of each interval [edges[e], edges[e+1]) pay to the first tokens.
+    """Attention paid by the queries of each interval [edges[e], edges[e+1]) to the first tokens.
 
     Args:
         queries: [..., G, T, D] float after RoPE. Only queries edges[0]..edges[-1]-1 are read.

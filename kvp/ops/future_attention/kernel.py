@@ -3,7 +3,7 @@
 The first pass finds the softmax statistics of every query, the second gives each program a
 block of keys and one interval of queries, recomputes the probabilities and sums them, so no two
 programs write the same number and nothing is added atomically. Logits and sums are float32
-whatever the inputs are; neither pass visits a tile that causality hides. Imported only where
+whatever the inputs are; neither pass computes a tile that causality hides. Imported only where
 triton is: it is the optional extra `gpu`.
 """
 
@@ -110,13 +110,13 @@ def _query_statistics(
         mask=(position < stop)[:, None] & (column < width)[None, :],
         other=0.0,
     )
-    own_keys = keys + query_head // group * length * width
+    head_keys = keys + query_head // group * length * width
     top = tl.full([block], -float("inf"), tl.float32)
     total = tl.zeros([block], tl.float32)
     for key_start in range(0, tl.minimum(first + block, stop), block):
         token = key_start + tl.arange(0, block)
         key = tl.load(
-            own_keys + token[None, :] * width + column[:, None],
+            head_keys + token[None, :] * width + column[:, None],
             mask=(token < stop)[None, :] & (column < width)[:, None],
             other=0.0,
         )
@@ -187,5 +187,5 @@ def _interval_sums(
             paid += tl.sum(attention, 0)
         else:
             paid = tl.maximum(paid, tl.max(attention, 0))
-    place_of_result = result + (head * tl.num_programs(1) + interval) * tokens + token
-    tl.store(place_of_result, paid, mask=token < tokens)
+    result_offset = result + (head * tl.num_programs(1) + interval) * tokens + token
+    tl.store(result_offset, paid, mask=token < tokens)

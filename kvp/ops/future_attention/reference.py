@@ -61,7 +61,8 @@ def max_future_attention(
 
 @torch.no_grad()
 def grid_attention(queries: Tensor, keys: Tensor, edges: Sequence[int], block: int = 256) -> Tensor:
-    """What the queries of each interval pay: sum over j in [edges[g], edges[g+1]) of max softmax_i.
+    """Attention paid by the queries of each interval: the sum over j in
+    [edges[g], edges[g+1]) of max softmax_i.
 
     Importance is a sum over queries, so one pass over a grid of edges holds the labels of all its
     compression points: `future_attention` of prefix_length = edges[a] and stop = edges[b] is

@@ -20,10 +20,10 @@ def ragged_attention_reference(
 ) -> Tensor:
     """Attention of new tokens over what each KV head stores: [B, H * G, T, D] -> the same shape.
 
-    A head stores two parts. The flat part holds the tokens it kept, a number of its own, and every
-    query sees all of them. The tail holds the tokens fed since, the same number for all heads.
-    Softmax and sums are in float32 for half-precision tensors. A query that sees no token gets
-    zeros.
+    A head stores two parts. The flat part holds the tokens it kept, as many as each head kept, and
+    every query sees all of them. The tail holds the tokens fed since, the same number for all
+    heads. Softmax and sums are in float32 for half-precision tensors. A query that sees no token
+    gets zeros.
 
     Args:
         query: [B, H * G, T, D] float after RoPE; query heads of one KV head are neighbours.

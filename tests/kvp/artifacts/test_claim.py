@@ -28,7 +28,7 @@ IDENTITY: dict[str, Any] = {"seed": 0, "data": {"length": 16}}
 
 def _begin(path: Path, identity: dict[str, Any] = IDENTITY) -> None:
     with OutputFolder.claim(path, KIND, identity) as folder:
-        assert folder.found is None
+        assert folder.existing_marker is None
         write_sealed_json(path / KIND.marker, {"format": "kvp-trial", "identity": identity})
 
 
@@ -47,8 +47,8 @@ def test_a_new_folder_is_made_and_locked_and_the_next_claim_continues(tmp_path: 
         write_sealed_json(path / KIND.marker, {"format": "kvp-trial", "identity": IDENTITY})
     assert [entry.name for entry in path.iterdir()] == ["manifest.json"]
     with OutputFolder.claim(path, KIND, IDENTITY) as folder:
-        assert folder.found is not None
-        assert folder.found["identity"] == IDENTITY
+        assert folder.existing_marker is not None
+        assert folder.existing_marker["identity"] == IDENTITY
 
 
 def test_a_folder_made_for_nothing_goes_again(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     assert check_folder(tmp_path / "t", KIND, other) is not None
     assert check_folder(tmp_path / "t", KIND, IDENTITY) is None
     folder = OutputFolder.claim(tmp_path / "t", KIND, other, replaceable=lambda _: True)
-    assert folder.found is None
+    assert folder.existing_marker is None
     folder.release()
 
 
