@@ -129,8 +129,8 @@ def test_what_cannot_work_is_refused_with_exit_code_2(
 ) -> None:
     results = write_results(tmp_path / "r")
     longer = write_results(tmp_path / "longer", length=40)
-    places = {"results": results, "missing": tmp_path / "no", "longer": longer}
-    assert main([argument.format(**places) for argument in arguments]) == 2
+    paths = {"results": results, "missing": tmp_path / "no", "longer": longer}
+    assert main([argument.format(**paths) for argument in arguments]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert error.startswith("kvp-report: error: ")

@@ -6,7 +6,7 @@ import numpy as np
 
 Array = np.ndarray
 FORCED = 1e6
-"""True scores from here on stand for tokens a method keeps whatever the numbers say."""
+"""Scores from here on mark tokens that a method always keeps."""
 
 
 def significant(scores: Array, digits: int = 12) -> Array:

@@ -47,7 +47,7 @@ def peaked(grid_dtype: Literal["float32", "float16"]) -> tuple[StorePlan, Trace,
     )  # fmt: skip
     random = torch.Generator().manual_seed(5)
     queries = 3 * torch.randn(1, 2, 2, TOKENS, 8, generator=random)
-    queries[..., 0] += 12  # some tokens are worth little to all of them
+    queries[..., 0] += 12  # some tokens have little importance for all of them
     keys, values = torch.randn(2, 1, 2, TOKENS, 8, generator=random)
     boundaries = (CONTEXT, PROMPT - 1)
     edges = grid_edges(TOKENS, boundaries, plan.grid)

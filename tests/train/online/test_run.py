@@ -190,7 +190,7 @@ def test_some_heads(base: dict[str, Any], tmp_path: Path) -> None:
     part, whole = weights(tmp_path / "part"), weights(tmp_path / "whole")
     assert len(part) == 2
     for name, state in part.items():
-        del state["score_bias"]  # shifts all scores alike, so its gradient is rounding alone
+        del state["score_bias"]  # shifts all scores equally, so its gradient is rounding alone
         for key, tensor in state.items():
             torch.testing.assert_close(tensor, whole[name][key], rtol=1e-4, atol=1e-5)
 
