@@ -161,8 +161,8 @@ for function, capability, more in (
 ):
     names, values = function.arg_names, constants | more
     types = {n: "constexpr" if n in values else pointers.get(n, "i32") for n in names}
-    by_place = {(names.index(n),): v for n, v in values.items()}
-    source = ASTSource(function, types, constexprs=by_place)
+    by_index = {(names.index(n),): v for n, v in values.items()}
+    source = ASTSource(function, types, constexprs=by_index)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
     assert made.asm["cubin"]
     assert made.metadata.shared <= 64 * 1024, made.metadata.shared
