@@ -85,7 +85,7 @@ class TraceSettings:
     protected: Protection
     """Tokens that protection keeps."""
     sequences: int
-    """At most so many held-out sequences."""
+    """Maximum number of held-out sequences."""
     bootstrap: int
     """Resamples behind each interval."""
     seed: int

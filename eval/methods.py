@@ -44,7 +44,7 @@ class Method:
     policy: str | None = None
     """Label of the policy directory of `kvp`."""
     policy_seed: int | None = None
-    """Training seed of the policy, where its manifest tells."""
+    """Training seed of the policy, where its manifest records it."""
     scorer: Scorer | None = field(default=None, compare=False)
     """The scorer that ranks the tokens; None for the full cache."""
     rule: Allocator | None = field(default=None, compare=False)
