@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from kvp.budgets import Budget, parse_budgets
 from kvp.config_groups import (
+    MAX_BOOTSTRAP,
     DataConfig,
     DryRunConfig,
     Group,
@@ -84,6 +85,7 @@ class MeasureConfig(Group):
     """Resamples behind each interval."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {"decode_batch": 1, "bootstrap": 1}
+    MAXIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": MAX_BOOTSTRAP}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +132,7 @@ class EvalConfig(
         "timing_prompts": 0,
         "curve_sequences": 1,
     }
+    MAXIMUMS: ClassVar[Mapping[str, float]] = {"prompts": 1_000_000}
 
     def __post_init__(self) -> None:
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""

@@ -14,8 +14,9 @@ from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from eval.tasks import Prompt
 from kvp.allocation import EMPTY_SLOT
 from kvp.hf import EvictingCache, generation
 
@@ -72,6 +73,42 @@ class Outcome(Generic[ResultT]):
     result: ResultT
     nbytes: int
     """Bytes of its keys and values right after the eviction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """A model, and how it answers prompts from compressed caches."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    decode_batch: int
+    """Maximum number of compressed caches decoded as one batch."""
+    max_new_tokens: int | None = None
+    """Maximum number of generated tokens; None for the number of each task."""
+
+    def answers(
+        self, prompt: Prompt, prefix: Prefix, compressed: Sequence[Kept]
+    ) -> list[Outcome[list[int]]]:
+        """Greedy answer from every cache, as token ids."""
+        return greedy(
+            self.model, prefix, compressed, prompt.ids[prefix.tokens :],
+            max_new_tokens=self.max_new_tokens or prompt.sample.max_new_tokens,
+            ends=generation.end_tokens(self.model, self.tokenizer),
+            decode_batch=self.decode_batch,
+        )  # fmt: skip
+
+    def losses(
+        self, prompt: Prompt, prefix: Prefix, compressed: Sequence[Kept]
+    ) -> list[Outcome[float]]:
+        """Negative log-likelihood of the prompt's reply from every cache, summed, in nats."""
+        return forced(
+            self.model, prefix, compressed, prompt.ids[prefix.tokens :], prompt.reply,
+            decode_batch=self.decode_batch,
+        )  # fmt: skip
+
+    def text(self, ids: list[int]) -> str:
+        """The text of an answer."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def all_kept(prefix: Prefix) -> Kept:

@@ -19,6 +19,8 @@ AnswersName = Literal["model", "reference"]
 GroupT = TypeVar("GroupT")
 _DEVICE = re.compile(r"(cpu|mps|(cuda|xpu)(:\d+)?)")
 _MAX_SEED = 2**63 - 1
+MAX_BOOTSTRAP = 100_000
+"""Largest number of resamples behind an interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,8 @@ class Group:
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {}
     """Smallest value of a setting; None passes."""
+    MAXIMUMS: ClassVar[Mapping[str, float]] = {}
+    """Largest value of a setting, where more would only run out of memory or never end."""
     RENAMED: ClassVar[Mapping[str, str]] = {}
     """Earlier name of a flag -> its name; the command line suggests it."""
 
@@ -38,6 +42,9 @@ class Group:
                 if value is not None and not value >= minimum:
                     flag = name.strip("_")
                     raise ValueError(f"--{flag} must be at least {minimum:g}, got {value}")
+            for name, maximum in vars(owner).get("MAXIMUMS", {}).items():
+                if (value := getattr(self, name)) > maximum:
+                    raise ValueError(f"--{name} must be at most {maximum:,.0f}, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)

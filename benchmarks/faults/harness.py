@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -78,22 +79,34 @@ def in_child(
     bytes of any file it writes, as a full disk would; 6 GiB bound its address space growth.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        errors, value = Path(scratch, "stderr"), Path(scratch, "value")
+        value = Path(scratch, "value")
+        reading, writing = os.pipe()  # no file: a full disk would cut messages off
         child = os.fork()
         if not child:
-            _work(work, errors, value, largest_file)
+            os.close(reading)
+            _work(work, writing, value, largest_file)
+        os.close(writing)
+        errors: list[bytes] = []
+        reader = threading.Thread(target=_drain, args=(reading, errors), daemon=True)
+        reader.start()
         code = _wait(child, kill_after if kill_after is not None else seconds)
-        text = errors.read_text(errors="replace") if errors.exists() else ""
+        reader.join(timeout=1)  # a process that the child started may hold the pipe open
+        text = b"".join(errors).decode(errors="replace")
         content = json.loads(value.read_text()) if value.exists() else None
     return Ended(code=code, value=content, error=text)
 
 
-def _work(work: Callable[[], object], errors: Path, value: Path, largest_file: int | None) -> None:
+def _drain(reading: int, chunks: list[bytes]) -> None:
+    with open(reading, "rb", buffering=0) as stream:
+        while chunk := stream.read(65536):
+            chunks.append(chunk)
+
+
+def _work(work: Callable[[], object], errors: int, value: Path, largest_file: int | None) -> None:
     code = 70
     try:
-        handle = os.open(errors, os.O_WRONLY | os.O_CREAT, 0o600)
         quiet = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(handle, 2)
+        os.dup2(errors, 2)
         os.dup2(quiet, 1)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -86,6 +86,7 @@ class EvolveConfig(
         "lambda_": 0,
         "gamma": 0,
     }
+    MAXIMUMS: ClassVar[Mapping[str, float]] = {"search_prompts": 1_000_000, "holdout": 1_000_000}
 
     def __post_init__(self) -> None:
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""

@@ -68,8 +68,13 @@ def run_curves(config: EvolveConfig) -> None:
         raise UsageError(f"--out {out} is not empty: it holds a search; name a new folder")
     if refusal := check_folder(out, CHOICE, {}):
         raise UsageError(refusal)
-    curves = read_curves(Path(config.cost_curves), config)
-    points, expected = choose(curves, config)
+    curves = read_curves(
+        Path(config.cost_curves),
+        config.scorer,
+        protected=config.protection == "on",
+        protocol=config.protocol,
+    )
+    points, expected = choose(curves, config.level, config.budgets)
     layers, heads, _ = curves.cost.shape
     settings = {
         RECORDED_AS.get(name, name): getattr(config, name)
@@ -108,21 +113,21 @@ def _refuse_another(out: Path, budgets: BudgetFile) -> None:
 
 
 def choose(
-    curves: Curves, config: EvolveConfig
+    curves: Curves, level: str, budgets: str
 ) -> tuple[tuple[BudgetPoint, ...], list[dict[str, float]]]:
     """A point per mean budget, and what each is expected to lose, compared with uniform counts.
 
     Raises UsageError on a budget below the protected tokens.
     """
     tokens, floor = curves.cached_tokens, max(curves.protection.tokens, 1)
-    costs = curves.units(config.level)
+    costs = curves.units(level)
     units = len(costs)
     order = greedy_order(hull_costs(curves.fractions, costs, tokens, floor))
     points: dict[int, BudgetPoint] = {}
     expected: dict[int, dict[str, float]] = {}
-    for budget in parse_budgets(config.budgets):
+    for budget in parse_budgets(budgets):
         budget_tokens = min(budget.tokens(tokens), tokens)
-        if budget_tokens < floor and config.budgets == EvolveConfig.budgets:
+        if budget_tokens < floor and budgets == EvolveConfig.budgets:
             continue  # a default budget, not one that was given
         if budget_tokens < floor:
             raise UsageError(
@@ -138,7 +143,7 @@ def choose(
             "chosen": _loss(curves.fractions, costs, counts / tokens),
         }
     if not points:
-        raise UsageError(f"--budgets: none of {config.budgets} holds the {floor} protected tokens")
+        raise UsageError(f"--budgets: none of {budgets} holds the {floor} protected tokens")
     ascending = sorted(points)
     return tuple(points[key] for key in ascending), [expected[key] for key in ascending]
 
@@ -151,8 +156,8 @@ def _loss(fractions: Floats, costs: Floats, shares: Floats) -> float:
     return float(np.mean(lost))
 
 
-def read_curves(folder: Path, config: EvolveConfig) -> Curves:
-    """Curves of `--scorer` in a results folder; ResultsError or UsageError where there are none."""
+def read_curves(folder: Path, scorer: str, *, protected: bool, protocol: str) -> Curves:
+    """Curves of a scorer in a results folder; ResultsError or UsageError where there are none."""
     manifest = read_json(folder / MANIFEST, ResultsError)
     path = folder / CURVES
     if not path.exists():
@@ -164,20 +169,19 @@ def read_curves(folder: Path, config: EvolveConfig) -> Curves:
             record for record in read_records(path) if record.get("allocator") in UNIFORM_ALLOCATORS
         ]
         labels = list(dict.fromkeys(_label(record) for record in records))
-        if config.scorer not in labels:
+        if scorer not in labels:
             raise UsageError(
-                f"--scorer {config.scorer}: {path} has no such curves; it has {', '.join(labels)}"
+                f"--scorer {scorer}: {path} has no such curves; it has {', '.join(labels)}"
             )
-        protected = config.protection == "on"
         of_scorer = [
             record for record in records
-            if _label(record) == config.scorer
-            and (record["protected"], record["protocol"]) == (protected, config.protocol)
+            if _label(record) == scorer
+            and (record["protected"], record["protocol"]) == (protected, protocol)
         ]  # fmt: skip
         if not of_scorer:
             raise UsageError(
-                f"--protection {config.protection}, --protocol {config.protocol}: {path} has no "
-                f"such curves of {config.scorer}"
+                f"--protection {'on' if protected else 'off'}, --protocol {protocol}: {path} has "
+                f"no such curves of {scorer}"
             )
         identity = manifest["identity"]
         protection = UNPROTECTED
@@ -189,7 +193,7 @@ def read_curves(folder: Path, config: EvolveConfig) -> Curves:
             model=identity["model"],
             revision=identity["revision"],
             protection=protection,
-            cached_tokens=_reference(folder, config.protocol, identity["length"]),
+            cached_tokens=_reference(folder, protocol, identity["length"]),
             sequences=of_scorer[0]["sequences"],
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from kvp.config_groups import Group
+from kvp.config_groups import MAX_BOOTSTRAP, Group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,3 +27,4 @@ class ReportConfig(Group):
 
     RENAMED: ClassVar[Mapping[str, str]] = {"validation": "validation_results"}
     MINIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": 1}
+    MAXIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": MAX_BOOTSTRAP}

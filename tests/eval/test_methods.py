@@ -31,6 +31,8 @@ def _config(**fields: object) -> EvalConfig:
     [
         ({"protocols": "query_awre"}, "--protocols: no protocol 'query_awre'"),
         ({"prompts": 0}, "--prompts must be at least 1"),
+        ({"prompts": 10**11}, "--prompts must be at most 1,000,000"),
+        ({"bootstrap": 10**11}, "--bootstrap must be at most 100,000"),
         ({"recents": -1}, "--recents must be at least 0"),
         ({"methods": " , "}, "--methods is empty"),
         ({"max_new_tokens": 0}, "--max_new_tokens must be at least 1"),

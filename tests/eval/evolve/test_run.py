@@ -15,6 +15,7 @@ from eval.evolve.candidates import Target
 from eval.evolve.cli import main
 from eval.evolve.config import EvolveConfig
 from eval.evolve.search_folder import SEARCH, Generation, Journal
+from eval.tasks import prompt_request
 from kvp.allocation import Request
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.jsonl import JsonLines
@@ -201,10 +202,10 @@ def test_percentages_follow_each_prompt() -> None:
 
 def test_held_out_prompts_are_others(tiny_folder: Path) -> None:
     _, tokenizer = load_model(str(tiny_folder))
-    config = EvolveConfig(
-        out="unused", tasks="niah_single_1,niah_single_2", search_prompts=3, holdout=5, length=260
+    config = EvolveConfig(out="unused", tasks="niah_single_1,niah_single_2", length=260)
+    searched, held_out = eval.evolve.run.load_prompts(
+        prompt_request(config, count=1, seed=config.seed), tokenizer, searched=3, compared=5
     )
-    searched, held_out = eval.evolve.run.load_prompts(config, tokenizer)
     tasks = [prompt.task for prompt in searched]
     assert tasks == ["niah_single_1"] * 2 + ["niah_single_2"]
     ids = [tuple(prompt.ids.tolist()) for prompt in (*searched, *held_out)]

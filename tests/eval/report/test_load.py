@@ -116,6 +116,7 @@ def test_damage_is_one_line_that_names_the_file(
         (["{results}", "--out", "{results}"], "--out"),
         (["{results}", "--png", "{results}/rows.jsonl"], "--png"),
         (["{results}", "--bootstrap", "0"], "--bootstrap must be at least 1"),
+        (["{results}", "--bootstrap", "99999999999"], "--bootstrap must be at most 100,000"),
         (["{results}", "--validation_results", "{results}"], "the same split"),
         (["{results}", "--validation_results", "{longer}"], "has --length 40"),
     ],
