@@ -149,7 +149,7 @@ def load_prompts(
     if (len(search_prompts), len(held_out)) != (searched, compared):
         raise UsageError(
             f"--search_prompts {searched} --holdout {compared}: the tasks only have "
-            f"{len(search_prompts)} and {len(held_out)} in the {settings.split} split; request fewer"
+            f"{len(search_prompts)} and {len(held_out)} in the {settings.split} split; lower them"
         )
     return search_prompts, held_out
 
