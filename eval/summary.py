@@ -20,8 +20,8 @@ from eval.results.records import (
     FULL,
     LEARNED,
     ORACLE,
-    OWN,
-    Row,
+    SELF_SIZED,
+    Record,
     method_label,
     policy_groups,
 )
@@ -50,19 +50,19 @@ class Line:
     label: str
     """Method, preset, allocator, and `+p` where first and last tokens are always kept."""
     cells: Mapping[str, Interval]
-    """By budget spec; `full` for the full cache, `own` for a size of the method's own."""
+    """By budget spec; `full` for the full cache, `own` where the method sizes the cache."""
     compared: bool = False
     """Whether a null of the same protection was run."""
     no_better: frozenset[str] = frozenset()
     """Budgets at which it is not above the best null (`eval.nulls`)."""
-    own_share: float | None = None
+    self_sized_share: float | None = None
     """Share of the cache it keeps where it sizes the cache itself, mean over records."""
 
 
-def headline(records: Iterable[Row], *, resamples: int = 2000, seed: int = 0) -> list[Line]:
+def headline(records: Iterable[Record], *, resamples: int = 2000, seed: int = 0) -> list[Line]:
     """Mean string-match score over all generated tasks; policy seeds are averaged per prompt."""
 
-    def score(group: list[Row]) -> Interval:
+    def score(group: list[Record]) -> Interval:
         return bootstrap_mean(per_prompt(group), resamples=resamples, seed=seed)
 
     above = partial(beats, resamples=resamples, seed=seed)
@@ -70,18 +70,20 @@ def headline(records: Iterable[Row], *, resamples: int = 2000, seed: int = 0) ->
 
 
 def perplexity_headline(
-    records: Iterable[Row], *, resamples: int = 2000, seed: int = 0
+    records: Iterable[Record], *, resamples: int = 2000, seed: int = 0
 ) -> list[Line]:
     """Perplexity of the given replies over all dialogue tasks."""
 
-    def score(group: list[Row]) -> Interval:
+    def score(group: list[Record]) -> Interval:
         return perplexity(group, resamples=resamples, seed=seed)
 
     above = partial(beats, resamples=resamples, seed=seed)
     return _lines((record for record in records if record["nll"] is not None), score, above)
 
 
-def print_headline(console: Console, records: Iterable[Row], *, resamples: int, seed: int) -> None:
+def print_headline(
+    console: Console, records: Iterable[Record], *, resamples: int, seed: int
+) -> None:
     """Print what was measured, at most 100 columns wide."""
     records = list(records)
     scores = headline(records, resamples=resamples, seed=seed)
@@ -91,13 +93,13 @@ def print_headline(console: Console, records: Iterable[Row], *, resamples: int, 
 
 
 def _lines(
-    records: Iterable[Row],
-    score: Callable[[list[Row]], Interval],
+    records: Iterable[Record],
+    score: Callable[[list[Record]], Interval],
     above: Callable[[Values, Values], bool],
 ) -> list[Line]:
     records = list(records)
     policies = policy_groups(records)
-    groups: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    groups: dict[tuple[str, str], dict[str, list[Record]]] = {}
     for record in records:
         cells = groups.setdefault((record["protocol"], _label(record, policies)), {})
         cells.setdefault(record["budget_spec"] or FULL_COLUMN, []).append(record)
@@ -127,15 +129,15 @@ def _lines(
                     budget for budget, values in compared.items()
                     if not above(values, best[*place, budget])
                 ),
-                own_share=_share(groups[key].get(OWN, [])),
+                self_sized_share=_share(groups[key].get(SELF_SIZED, [])),
             )
         )  # fmt: skip
     return lines
 
 
-def _best_nulls(records: Iterable[Row]) -> dict[tuple[str, bool, str], Values]:
+def _best_nulls(records: Iterable[Record]) -> dict[tuple[str, bool, str], Values]:
     """Values of the best null by protocol, protection and budget."""
-    nulls: dict[tuple[str, bool, str], dict[str, list[Row]]] = {}
+    nulls: dict[tuple[str, bool, str], dict[str, list[Record]]] = {}
     for record in records:
         if record["method"] in NULLS:
             key = record["protocol"], record["protected"], record["budget_spec"]
@@ -145,7 +147,7 @@ def _best_nulls(records: Iterable[Row]) -> dict[tuple[str, bool, str], Values]:
     return {key: values for key, values in found.items() if values is not None}
 
 
-def _label(record: Row, policies: Mapping[str | None, str]) -> str:
+def _label(record: Record, policies: Mapping[str | None, str]) -> str:
     """Name of a record's method, seeds of one policy together."""
     group = policies[record["policy"]]
     name = f"{record['method']}/{group}" if group else record["method"]
@@ -153,7 +155,7 @@ def _label(record: Row, policies: Mapping[str | None, str]) -> str:
     return f"{label}{PROTECTED if record['protected'] else ''}"
 
 
-def _share(records: list[Row]) -> float | None:
+def _share(records: list[Record]) -> float | None:
     if not records:
         return None
     shares: list[float] = [record["kept_tokens"] / record["cached_tokens"] for record in records]
@@ -180,8 +182,8 @@ def _print(console: Console, lines: list[Line], what: str, scale: int) -> None:
             f"{NO_BETTER}: no better than the best null ({', '.join(names)}) with the same "
             "protection, by the 95 % interval of the paired difference"
         )
-    if any(line.own_share is not None for line in lines):
-        console.print("own @: the method's own size, as a share of the cache")
+    if any(line.self_sized_share is not None for line in lines):
+        console.print("own @: the size that the method chose, as a share of the cache")
 
 
 def _width(console: Console, table: Table) -> int:
@@ -200,8 +202,8 @@ def _table(lines: list[Line], columns: list[str], scale: int, *, spread: bool) -
 
 
 def budget_order(column: str) -> tuple[bool, bool, Decimal]:
-    """Order of columns: shares, then token counts, each ascending; own sizes and full last."""
-    if column in (OWN, FULL_COLUMN):
+    """Order of columns: shares, then token counts, each ascending; self-sized and full last."""
+    if column in (SELF_SIZED, FULL_COLUMN):
         return True, True, Decimal(column == FULL_COLUMN)
     budget = parse_budget(column)
     return False, budget.percent is None, budget.percent or Decimal(budget.count or 0)
@@ -213,14 +215,18 @@ def _cell(line: Line, column: str, scale: int, *, spread: bool) -> str:
         return ""
     half = (value.high - value.low) / 2 * scale
     digits = 0 if scale == 100 else 2
-    size = f" @{line.own_share:.0%}" if column == OWN and line.own_share is not None else ""
+    size = (
+        f" @{line.self_sized_share:.0%}"
+        if column == SELF_SIZED and line.self_sized_share is not None
+        else ""
+    )
     around = f" ±{half:.{digits}f}" if spread else ""
     mark = NO_BETTER if column in line.no_better else ""
     return f"{value.mean * scale:.{digits}f}{around}{mark}{size}"
 
 
-def conclusion(records: Iterable[Row], *, resamples: int = 200, seed: int = 0) -> str:
-    """What the records say about the first protocol with generated answers, in one sentence.
+def conclusion(records: Iterable[Record], *, resamples: int = 200, seed: int = 0) -> str:
+    """One sentence on the results of the first protocol with generated answers.
 
     Where nothing was generated it is about perplexity; without methods to compare it is empty.
     "Best" is by the mean over the prompts of this very run.
@@ -237,7 +243,7 @@ def _sentence(lines: Sequence[Line], *, losses: bool) -> str:
     lines = [line for line in lines if line.protocol == protocol]
     full = next((line.cells[FULL_COLUMN].mean for line in lines if FULL_COLUMN in line.cells), None)
     compared = [line for line in lines if line.method not in NOT_COMPARED]
-    budgets = {name for line in compared for name in line.cells} - {FULL_COLUMN, OWN}
+    budgets = {name for line in compared for name in line.cells} - {FULL_COLUMN, SELF_SIZED}
     if not budgets:
         return ""
     ordered = sorted(budgets, key=budget_order)
@@ -280,7 +286,7 @@ def _attention_free(method: str) -> bool:
 
 
 def _words(full: float | None, *, losses: bool) -> tuple[str, str]:
-    """What stands before and after the first number."""
+    """Text before and after the first number."""
     if losses:
         relative = " times the perplexity of the full cache" if full else " as its perplexity"
         return "has", relative

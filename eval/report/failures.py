@@ -17,10 +17,10 @@ from eval.report.load import Results
 from eval.report.page import Field, Table
 from eval.report.schema import PROTOCOL_NAMES
 from eval.report.tables import Line, budget_names
-from eval.results.records import FULL, Row, policy_groups
+from eval.results.records import FULL, Record, policy_groups
 from eval.stats import Interval, Unit, bootstrap_mean, per_prompt
 
-Cells = Mapping[ReportedMethod, Mapping[str | None, Sequence[Row]]]
+Cells = Mapping[ReportedMethod, Mapping[str | None, Sequence[Record]]]
 """Records by method and budget spec."""
 
 
@@ -40,42 +40,50 @@ class Failures:
     """Failed ones of which some evidence token was kept by no head; None without evidence."""
 
 
-def failures(rows: Sequence[Row], full: Mapping[Unit, bool], *, resamples: int) -> Failures | None:
+def failures(
+    records: Sequence[Record], full: Mapping[Unit, bool], *, resamples: int
+) -> Failures | None:
     """Compare answers with the full cache's; None where it has no right one among their prompts."""
-    known = [row for row in rows if (row["task"], row["example"]) in full]
-    had = [row for row in known if full[row["task"], row["example"]]]
+    known = [record for record in records if (record["task"], record["example"]) in full]
+    had = [record for record in known if full[record["task"], record["example"]]]
     if not had:
         return None
-    marked = [{**row, "lost": float(not _right(row))} for row in had]
-    failed = [row for row in had if not _right(row)]
-    lost_evidence = [row["evidence_lost"] for row in failed if _evidence(row)]
+    marked = [{**record, "lost": float(not _right(record))} for record in had]
+    failed = [record for record in had if not _right(record)]
+    lost_evidence = [record["evidence_lost"] for record in failed if _evidence(record)]
     return Failures(
         lost=bootstrap_mean(per_prompt(marked, "lost"), resamples=resamples),
         answers=len(had),
         failed=len(failed),
-        gained=sum(_right(row) for row in known) - (len(had) - len(failed)),
+        gained=sum(map(_right, known)) - (len(had) - len(failed)),
         gone=sum(count > 0 for count in lost_evidence) if any(map(_evidence, had)) else None,
     )
 
 
-def evidence_by_head(rows: Sequence[Row]) -> list[list[float]]:
+def evidence_by_head(records: Sequence[Record]) -> list[list[float]]:
     """Mean share of the evidence kept, layer by layer and head by head; empty without evidence."""
     shares = [
-        np.array(row["evidence_kept"]) / row["evidence_tokens"] for row in filter(_evidence, rows)
+        np.array(record["evidence_kept"]) / record["evidence_tokens"]
+        for record in filter(_evidence, records)
     ]
     return np.mean(shares, axis=0).tolist() if shares else []
 
 
 def cells_of(results: Results, protocol: str) -> Cells:
     """Generated answers of a protocol by method and budget."""
-    groups = policy_groups([*results.rows, *results.kept])
+    groups = policy_groups([*results.records, *results.kept])
     return by_method(select(results, "accuracy", protocol), groups)
 
 
 def right_with_full(cells: Cells) -> dict[Unit, bool]:
     """Whether the full cache answers a prompt right; empty where it was not run."""
-    rows = [row for method, specs in cells.items() if method.method == FULL for row in specs[None]]
-    return {(row["task"], row["example"]): _right(row) for row in rows}
+    records = [
+        record
+        for method, budgets in cells.items()
+        if method.method == FULL
+        for record in budgets[None]
+    ]
+    return {(record["task"], record["example"]): _right(record) for record in records}
 
 
 def failure_table(
@@ -158,9 +166,9 @@ def _failure_field(found: Failures | None) -> Field:
     return Field(text=f"{100 * lost.mean:.1f}", small="\n".join(lines))
 
 
-def _right(row: Row) -> bool:
-    return bool(row["score"] >= 1)
+def _right(record: Record) -> bool:
+    return bool(record["score"] >= 1)
 
 
-def _evidence(row: Row) -> bool:
-    return row.get("evidence_tokens") is not None
+def _evidence(record: Record) -> bool:
+    return record.get("evidence_tokens") is not None

@@ -20,7 +20,7 @@ from eval.report.load import Results, load_results
 from eval.report.markdown import markdown
 from eval.report.page import Field, Table, commands
 from eval.report.schema import PROTOCOL_NAMES
-from eval.results.records import FULL, Row
+from eval.results.records import FULL, Record
 from eval.stats import paired_difference, per_prompt
 
 RESAMPLES = 2000
@@ -85,20 +85,20 @@ def backends(
     )
 
 
-def _changed(before: Sequence[Row], after: Sequence[Row]) -> Field:
-    said = {_answer(row): row["prediction"] for row in before}
-    both = [row for row in after if _answer(row) in said]
+def _changed(before: Sequence[Record], after: Sequence[Record]) -> Field:
+    said = {_answer(record): record["prediction"] for record in before}
+    both = [record for record in after if _answer(record) in said]
     if not both:
         return Field(text="–")
     found = paired_difference(per_prompt(after), per_prompt(before), resamples=RESAMPLES)
-    changed = sum(said[_answer(row)] != row["prediction"] for row in both)
+    changed = sum(said[_answer(record)] != record["prediction"] for record in both)
     low, high = 100 * found.low, 100 * found.high
     small = f"{low:+.1f} to {high:+.1f}\n{changed} of {len(both)} answers"
     return Field(text=f"{100 * found.mean:+.1f}", small=small)
 
 
-def _answer(row: Row) -> tuple[str, str, str | None]:
-    return row["task"], row["example"], row["policy"]
+def _answer(record: Record) -> tuple[str, str, str | None]:
+    return record["task"], record["example"], record["policy"]
 
 
 def _backend(results: Results) -> str:

@@ -14,55 +14,57 @@ from eval.report.load import load_results
 from eval.report.tables import lines_shown
 from kvp.errors import ResultsError
 
-Row = dict[str, Any]
+Record = dict[str, Any]
 FULL = {("one", "e1"): True, ("one", "e2"): True, ("two", "e3"): False}
 
 
-def _evidence(tokens: int, kept: list[list[int]], lost: int) -> Row:
+def _evidence(tokens: int, kept: list[list[int]], lost: int) -> Record:
     return {"evidence_tokens": tokens, "evidence_kept": kept, "evidence_lost": lost}
 
 
 @pytest.fixture
-def rows(make_row: Callable[..., Row]) -> list[Row]:
+def records(make_record: Callable[..., Record]) -> list[Record]:
     return [
-        make_row(example="e1", score=1.0, **_evidence(4, [[4, 0], [2, 2]], 0)),
-        make_row(example="e2", score=0.5, **_evidence(2, [[0, 0], [1, 0]], 1)),
-        make_row(task="two", example="e3", score=1.0),
-        make_row(task="two", example="e4", score=0.0),  # the full cache was not run on it
+        make_record(example="e1", score=1.0, **_evidence(4, [[4, 0], [2, 2]], 0)),
+        make_record(example="e2", score=0.5, **_evidence(2, [[0, 0], [1, 0]], 1)),
+        make_record(task="two", example="e3", score=1.0),
+        make_record(task="two", example="e4", score=0.0),  # the full cache was not run on it
     ]
 
 
-def test_lost_and_gained_answers_are_counted(rows: list[Row]) -> None:
-    found = failures(rows, FULL, resamples=50)
+def test_lost_and_gained_answers_are_counted(records: list[Record]) -> None:
+    found = failures(records, FULL, resamples=50)
     assert found is not None
     assert (found.answers, found.failed, found.gained, found.gone) == (2, 1, 1, 1)
     assert (found.lost.mean, found.lost.prompts) == (0.5, 2)
 
 
-def test_without_right_answers_or_evidence_there_is_less_to_say(rows: list[Row]) -> None:
-    assert failures(rows, dict.fromkeys(FULL, False), resamples=50) is None
-    assert failures(rows, {}, resamples=50) is None
-    bare = [{**row, **_evidence(1, [], 0), "evidence_tokens": None} for row in rows]
+def test_without_right_answers_or_evidence_there_is_less_to_say(records: list[Record]) -> None:
+    assert failures(records, dict.fromkeys(FULL, False), resamples=50) is None
+    assert failures(records, {}, resamples=50) is None
+    bare = [{**row, **_evidence(1, [], 0), "evidence_tokens": None} for row in records]
     found = failures(bare, FULL, resamples=50)
     assert found is not None
     assert found.gone is None
     assert evidence_by_head(bare) == []
 
 
-def test_shares_of_the_evidence_are_averaged_head_by_head(rows: list[Row]) -> None:
-    assert evidence_by_head(rows) == [[0.5, 0.0], [0.5, 0.25]]
+def test_shares_of_the_evidence_are_averaged_head_by_head(records: list[Record]) -> None:
+    assert evidence_by_head(records) == [[0.5, 0.0], [0.5, 0.25]]
 
 
 def test_tables_name_counts_and_heads(
-    rows: list[Row], make_row: Callable[..., Row], make_comparison: Callable[..., Comparison]
+    records: list[Record],
+    make_record: Callable[..., Record],
+    make_comparison: Callable[..., Comparison],
 ) -> None:
     full = [
-        make_row("full", protected=False, budget_spec=None, task=task, example=example,
+        make_record("full", protected=False, budget_spec=None, task=task, example=example,
                  score=float(right), **_evidence(2, [[2, 2], [2, 2]], 0))
         for (task, example), right in FULL.items()
     ]  # fmt: skip
-    everything = [*full, *rows[:3]]
-    comparison = make_comparison(rows=everything)
+    everything = [*full, *records[:3]]
+    comparison = make_comparison(records=everything)
     cells = by_method(everything, {None: ""})
     lost = failure_table(cells, comparison, lines_shown(comparison))
     assert lost is not None
@@ -75,8 +77,8 @@ def test_tables_name_counts_and_heads(
     ((_, mean, *layers),) = kept.rows
     assert mean == "31"
     assert [(layer.text, layer.small) for layer in layers] == [("25", "50 0"), ("38", "50 25")]
-    alone = make_comparison(rows=rows[:3])
-    assert failure_table(by_method(rows[:3], {None: ""}), alone, lines_shown(alone)) is None
+    alone = make_comparison(records=records[:3])
+    assert failure_table(by_method(records[:3], {None: ""}), alone, lines_shown(alone)) is None
 
 
 @pytest.mark.parametrize(
@@ -92,17 +94,17 @@ def test_tables_name_counts_and_heads(
     ],
 )
 def test_damaged_evidence_is_refused(
-    tmp_path: Any, write_results: Any, rows: list[Row], damage: Row
+    tmp_path: Any, write_results: Any, records: list[Record], damage: Record
 ) -> None:
-    folder = write_results(tmp_path / "r", rows=[{**rows[0], **damage}])
+    folder = write_results(tmp_path / "r", records=[{**records[0], **damage}])
     with pytest.raises(ResultsError, match=r"rows\.jsonl line 1 is damaged: 'evidence_"):
         load_results(folder)
 
 
 def test_evidence_of_models_of_other_shape_is_refused(
-    tmp_path: Any, write_results: Any, rows: list[Row]
+    tmp_path: Any, write_results: Any, records: list[Record]
 ) -> None:
-    other = {**rows[1], "evidence_kept": [[0, 0]]}
-    folder = write_results(tmp_path / "r", rows=[rows[0], other])
+    other = {**records[1], "evidence_kept": [[0, 0]]}
+    folder = write_results(tmp_path / "r", records=[records[0], other])
     with pytest.raises(ResultsError, match="different numbers of heads"):
         load_results(folder)
