@@ -43,6 +43,11 @@ def test_impossible_settings_name_their_flag(fields: dict[str, object], message:
         _config(**fields)
 
 
+def test_attention_is_part_of_a_folder_unless_it_is_the_default() -> None:
+    assert "attention" not in _config().identity()
+    assert _config(attention="eager").identity()["attention"] == "eager"
+
+
 def test_methods_carry_preset_and_options_as_variant() -> None:
     config = _config(
         methods="full,snapkv,snapkv:kvpress,snapkv(window=9),random,snapkv(kernel=5)", seed=3
