@@ -18,8 +18,8 @@ from eval.results.records import (
     FULL,
     LEARNED,
     ORACLE,
-    OWN,
-    Row,
+    SELF_SIZED,
+    Record,
     method_label,
     policy_groups,
 )
@@ -46,32 +46,34 @@ class Line:
     label: str
     """Method, preset, allocator, and `+p` where first and last tokens are always kept."""
     cells: Mapping[str, Interval]
-    """By budget spec; `full` for the full cache, `own` for a size of the method's own."""
-    own_share: float | None = None
+    """By budget spec; `full` for the full cache, `own` where the method sizes the cache."""
+    self_sized_share: float | None = None
     """Share of the cache it keeps where it sizes the cache itself, mean over records."""
 
 
-def headline(records: Iterable[Row], *, resamples: int = 2000, seed: int = 0) -> list[Line]:
+def headline(records: Iterable[Record], *, resamples: int = 2000, seed: int = 0) -> list[Line]:
     """Mean string-match score over all generated tasks; policy seeds are averaged per prompt."""
 
-    def score(group: list[Row]) -> Interval:
+    def score(group: list[Record]) -> Interval:
         return bootstrap_mean(per_prompt(group), resamples=resamples, seed=seed)
 
     return _lines((record for record in records if record["score"] is not None), score)
 
 
 def perplexity_headline(
-    records: Iterable[Row], *, resamples: int = 2000, seed: int = 0
+    records: Iterable[Record], *, resamples: int = 2000, seed: int = 0
 ) -> list[Line]:
     """Perplexity of the given replies over all dialogue tasks."""
 
-    def score(group: list[Row]) -> Interval:
+    def score(group: list[Record]) -> Interval:
         return perplexity(group, resamples=resamples, seed=seed)
 
     return _lines((record for record in records if record["nll"] is not None), score)
 
 
-def print_headline(console: Console, records: Iterable[Row], *, resamples: int, seed: int) -> None:
+def print_headline(
+    console: Console, records: Iterable[Record], *, resamples: int, seed: int
+) -> None:
     """Print what was measured, at most 100 columns wide."""
     records = list(records)
     scores = headline(records, resamples=resamples, seed=seed)
@@ -80,10 +82,10 @@ def print_headline(console: Console, records: Iterable[Row], *, resamples: int, 
     _print(console, losses, "perplexity of the given text", 1)
 
 
-def _lines(records: Iterable[Row], score: Callable[[list[Row]], Interval]) -> list[Line]:
+def _lines(records: Iterable[Record], score: Callable[[list[Record]], Interval]) -> list[Line]:
     records = list(records)
     policies = policy_groups(records)
-    groups: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    groups: dict[tuple[str, str], dict[str, list[Record]]] = {}
     for record in records:
         cells = groups.setdefault((record["protocol"], _label(record, policies)), {})
         cells.setdefault(record["budget_spec"] or FULL_COLUMN, []).append(record)
@@ -98,13 +100,13 @@ def _lines(records: Iterable[Row], score: Callable[[list[Row]], Interval]) -> li
             method=next(iter(groups[key].values()))[0]["method"],
             label=key[1],
             cells={budget: score(group) for budget, group in groups[key].items()},
-            own_share=_share(groups[key].get(OWN, [])),
+            self_sized_share=_share(groups[key].get(SELF_SIZED, [])),
         )
         for key in sorted(groups, key=order)
     ]
 
 
-def _label(record: Row, policies: Mapping[str | None, str]) -> str:
+def _label(record: Record, policies: Mapping[str | None, str]) -> str:
     """Name of a record's method, seeds of one policy together."""
     group = policies[record["policy"]]
     name = f"{record['method']}/{group}" if group else record["method"]
@@ -112,7 +114,7 @@ def _label(record: Row, policies: Mapping[str | None, str]) -> str:
     return f"{label}{PROTECTED if record['protected'] else ''}"
 
 
-def _share(records: list[Row]) -> float | None:
+def _share(records: list[Record]) -> float | None:
     if not records:
         return None
     shares: list[float] = [record["kept_tokens"] / record["cached_tokens"] for record in records]
@@ -133,8 +135,8 @@ def _print(console: Console, lines: list[Line], what: str, scale: int) -> None:
         console.print(table, width=max(console.width, _width(console, table)), crop=False)
     if lines:
         console.print("+p: first and last tokens are always kept")
-    if any(line.own_share is not None for line in lines):
-        console.print("own @: the method's own size, as a share of the cache")
+    if any(line.self_sized_share is not None for line in lines):
+        console.print("own @: the size that the method chose, as a share of the cache")
 
 
 def _width(console: Console, table: Table) -> int:
@@ -153,8 +155,8 @@ def _table(lines: list[Line], columns: list[str], scale: int, *, spread: bool) -
 
 
 def budget_order(column: str) -> tuple[bool, bool, Decimal]:
-    """Order of columns: shares, then token counts, each ascending; own sizes and full last."""
-    if column in (OWN, FULL_COLUMN):
+    """Order of columns: shares, then token counts, each ascending; self-sized and full last."""
+    if column in (SELF_SIZED, FULL_COLUMN):
         return True, True, Decimal(column == FULL_COLUMN)
     budget = parse_budget(column)
     return False, budget.percent is None, budget.percent or Decimal(budget.count or 0)
@@ -166,13 +168,17 @@ def _cell(line: Line, column: str, scale: int, *, spread: bool) -> str:
         return ""
     half = (value.high - value.low) / 2 * scale
     digits = 0 if scale == 100 else 2
-    size = f" @{line.own_share:.0%}" if column == OWN and line.own_share is not None else ""
+    size = (
+        f" @{line.self_sized_share:.0%}"
+        if column == SELF_SIZED and line.self_sized_share is not None
+        else ""
+    )
     around = f" ±{half:.{digits}f}" if spread else ""
     return f"{value.mean * scale:.{digits}f}{around}{size}"
 
 
-def conclusion(records: Iterable[Row], *, resamples: int = 200, seed: int = 0) -> str:
-    """What the records say about the first protocol with generated answers, in one sentence.
+def conclusion(records: Iterable[Record], *, resamples: int = 200, seed: int = 0) -> str:
+    """One sentence on the results of the first protocol with generated answers.
 
     Where nothing was generated it is about perplexity; without methods to compare it is empty.
     "Best" is by the mean over the prompts of this very run.
@@ -189,7 +195,7 @@ def _sentence(lines: Sequence[Line], *, losses: bool) -> str:
     lines = [line for line in lines if line.protocol == protocol]
     full = next((line.cells[FULL_COLUMN].mean for line in lines if FULL_COLUMN in line.cells), None)
     compared = [line for line in lines if line.method not in NOT_COMPARED]
-    budgets = {name for line in compared for name in line.cells} - {FULL_COLUMN, OWN}
+    budgets = {name for line in compared for name in line.cells} - {FULL_COLUMN, SELF_SIZED}
     if not budgets:
         return ""
     ordered = sorted(budgets, key=budget_order)
@@ -229,7 +235,7 @@ def _attention_free(method: str) -> bool:
 
 
 def _words(full: float | None, *, losses: bool) -> tuple[str, str]:
-    """What stands before and after the first number."""
+    """Text before and after the first number."""
     if losses:
         relative = " times the perplexity of the full cache" if full else " as its perplexity"
         return "has", relative
