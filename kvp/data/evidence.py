@@ -24,7 +24,7 @@ def evidence_tokens(
     which characters a token stands for.
     """
     words = "|".join(re.escape(answer.strip()) for answer in sample.references if answer.strip())
-    if not words or not sample.context or not tokenizer.is_fast:
+    if not words or not sample.context or not getattr(tokenizer, "is_fast", False):
         return ()
     spans = [
         found.span() for found in re.finditer(rf"(?i)(?<!\w)(?:{words})(?!\w)", sample.context)
