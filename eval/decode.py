@@ -1,9 +1,9 @@
 """Many compressed caches of one prompt, run as one batch: greedy answers and given replies.
 
-Each cache is the same prompt with other tokens evicted, in each head its own number of them;
-`EvictingCache.select` gathers them from one prefill. Caches leave the batch when their answer ends,
-and equal ones run once. Greedy decoding only (`kvp.hf.generation`); one by one the tokens are those
-of `model.generate(do_sample=False)` on the same cache.
+Each cache holds the same prompt with other tokens evicted; its heads may keep different numbers of
+them. `EvictingCache.select` gathers all from one prefill. Caches leave the batch when their answer
+ends, and equal ones run once. Greedy decoding only (`kvp.hf.generation`); one by one the tokens are
+those of `model.generate(do_sample=False)` on the same cache.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from eval.tasks import Prompt
 from kvp.allocation import EMPTY_SLOT
 from kvp.hf import EvictingCache, generation
 
@@ -74,6 +75,42 @@ class Outcome(Generic[ResultT]):
     """Bytes of its keys and values right after the eviction."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """A model, and how it answers prompts from compressed caches."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    decode_batch: int
+    """Maximum number of compressed caches decoded as one batch."""
+    max_new_tokens: int | None = None
+    """Maximum number of generated tokens; None for the number of each task."""
+
+    def answers(
+        self, prompt: Prompt, prefix: Prefix, compressed: Sequence[Kept]
+    ) -> list[Outcome[list[int]]]:
+        """Greedy answer from every cache, as token ids."""
+        return greedy(
+            self.model, prefix, compressed, prompt.ids[prefix.tokens :],
+            max_new_tokens=self.max_new_tokens or prompt.sample.max_new_tokens,
+            ends=generation.end_tokens(self.model, self.tokenizer),
+            decode_batch=self.decode_batch,
+        )  # fmt: skip
+
+    def losses(
+        self, prompt: Prompt, prefix: Prefix, compressed: Sequence[Kept]
+    ) -> list[Outcome[float]]:
+        """Negative log-likelihood of the prompt's reply from every cache, summed, in nats."""
+        return forced(
+            self.model, prefix, compressed, prompt.ids[prefix.tokens :], prompt.reply,
+            decode_batch=self.decode_batch,
+        )  # fmt: skip
+
+    def text(self, ids: list[int]) -> str:
+        """The text of an answer."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
 def all_kept(prefix: Prefix) -> Kept:
     """The cache that keeps everything."""
     heads = prefix.keys[0].shape[1]
@@ -130,8 +167,8 @@ def forced(
         fed = tokens.expand(len(batch), -1)
         logits = generation.next_logits(model, fed, cache, prefix.tokens, keep=len(reply))
         log_probs = logits.float().log_softmax(-1)
-        chosen = log_probs.gather(-1, target.expand(len(batch), -1)[..., None])[..., 0]
-        totals: list[float] = (-chosen.double().sum(-1)).tolist()
+        of_targets = log_probs.gather(-1, target.expand(len(batch), -1)[..., None])[..., 0]
+        totals: list[float] = (-of_targets.double().sum(-1)).tolist()
         return totals
 
     return _in_batches(prefix, compressed, run, limit)

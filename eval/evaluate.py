@@ -8,16 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.decode import Kept, Outcome, Prefix, all_kept, forced, greedy
+from eval.decode import Decoder, Kept, Prefix, all_kept
 from eval.methods import Method, method_fields
-from eval.results.records import Row as Record
+from eval.results.records import Record
 from eval.settings import Setting
 from eval.tasks import Prompt
 from kvp.budget_scores import ViewsAt, score_budgets
 from kvp.hf import Prefill, observe, prefill
-from kvp.hf.generation import end_tokens
 from kvp.ops.future_attention import future_attention
 from kvp.ranking import Protection
 from kvp.scoring import ALL_QUERIES, Needs
@@ -25,20 +23,14 @@ from kvp.selection import Selection
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class Bench(Decoder):
     """Model and settings that all prompts of a run share."""
 
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
     name: str
     """Name of the model in every record."""
     split: str
     length: int
     seed: int
-    decode_batch: int
-    """Maximum number of compressed caches decoded as one batch."""
-    max_new_tokens: int | None = None
-    """Maximum number of generated tokens; None for the number of each task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +39,6 @@ class Prefilled:
 
     prefill: Prefill
     prefix: Prefix
-    feed: Tensor
-    """[F] int64, prompt tokens after the boundary."""
 
     def views_at(self, needs: Needs, future: list[Tensor] | None) -> ViewsAt:
         """Views of all layers, with the inputs a method needs, as a function of the budget."""
@@ -64,9 +54,7 @@ def run_prefix(
     needs = [Needs(queries=ALL_QUERIES)]
     needs += [method.scorer.needs for method in methods if method.scorer]
     seen = prefill(bench.model, ids[None, :boundary], needs, tokenizer=bench.tokenizer)
-    return Prefilled(
-        prefill=seen, prefix=Prefix(keys=seen.keys, values=seen.values), feed=ids[boundary:]
-    )
+    return Prefilled(prefill=seen, prefix=Prefix(keys=seen.keys, values=seen.values))
 
 
 def evaluate(
@@ -81,15 +69,11 @@ def evaluate(
     caches = [kept for _, kept in compressed]
     outcomes: list[tuple[int, dict[str, Any]]] = []
     if prompt.forced:
-        losses = forced(
-            bench.model, start.prefix, caches, start.feed, prompt.reply,
-            decode_batch=bench.decode_batch,
-        )  # fmt: skip
-        for loss in losses:
+        for loss in bench.losses(prompt, start.prefix, caches):
             outcomes.append((loss.nbytes, {"nll": loss.result, "reply_tokens": len(prompt.reply)}))
     else:
-        for answer in answers(bench, prompt, start, caches):
-            text = str(bench.tokenizer.decode(answer.result, skip_special_tokens=True))
+        for answer in bench.answers(prompt, start.prefix, caches):
+            text = bench.text(answer.result)
             outcomes.append((answer.nbytes, {"prediction": text, "score": prompt.score(text)}))
     return [
         {
@@ -99,18 +83,6 @@ def evaluate(
         }
         for (setting, kept), (nbytes, fields) in zip(compressed, outcomes, strict=True)
     ]
-
-
-def answers(
-    bench: Bench, prompt: Prompt, start: Prefilled, caches: Sequence[Kept]
-) -> list[Outcome[list[int]]]:
-    """Greedy answers from every compressed cache, as token ids."""
-    return greedy(
-        bench.model, start.prefix, caches, start.feed,
-        max_new_tokens=bench.max_new_tokens or prompt.sample.max_new_tokens,
-        ends=end_tokens(bench.model, bench.tokenizer),
-        decode_batch=bench.decode_batch,
-    )  # fmt: skip
 
 
 @torch.inference_mode()
@@ -124,9 +96,9 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefilled) -> list[Tensor]:
     if prompt.forced:
         reply = prompt.reply
     else:
-        (answer,) = answers(bench, prompt, start, [all_kept(start.prefix)])
+        (answer,) = bench.answers(prompt, start.prefix, [all_kept(start.prefix)])
         reply = torch.tensor(answer.result)
-    fed = torch.cat([start.feed, reply.to(start.feed.device)])
+    fed = torch.cat([prompt.ids[start.prefix.tokens :], reply]).to(bench.model.device)
     seen = start.prefill.observation
     assert seen is not None, "a prompt that was just run has an observation"
     after = observe(bench.model, fed[None], cache=seen.cache, last_logits=True)

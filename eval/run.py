@@ -16,9 +16,14 @@ import torch
 from rich.console import Console
 from rich.filesize import decimal
 
-from eval.conclusion import conclusion
 from eval.config import EvalConfig
-from eval.cost_curves import CURVE_KEY, KEPT_KEY, measure_traces, usable_records
+from eval.cost_curves import (
+    CURVE_KEY,
+    KEPT_KEY,
+    TraceSettings,
+    measure_traces,
+    usable_records,
+)
 from eval.evaluate import Bench, evaluate, identify
 from eval.methods import Method, file_digests, spec_of
 from eval.prepare import Prepared, cache_bytes, methods_of, prepare, trace_settings
@@ -32,18 +37,18 @@ from eval.results.folder import (
     write_counts,
     write_manifest,
 )
-from eval.results.records import Row as Record
-from eval.results.records import RowFile, key_of, merge_rows, read_rows
+from eval.results.records import Record, RecordFile, key_of, merge_records, read_records
 from eval.settings import Setting
-from eval.summary_table import print_headline
+from eval.summary import conclusion, print_headline
 from eval.tasks import Prompt
-from eval.timing import TIMING_KEY, timing_rows
+from eval.timing import TIMING_KEY, timing_records
 from eval.token_ranks import token_ranks
 from kvp.artifacts.claim import OutputFolder
 from kvp.hf import load_model
 from kvp.hf.identity import model_identity
 from kvp.manifest import write_sealed_json
 from kvp.progress import Progress, phase, say
+from kvp.store import TraceReader
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -58,19 +63,26 @@ def run(config: EvalConfig) -> list[Record]:
     methods = methods_of(config)
     config = replace(config, methods=",".join(map(spec_of, config.method_list)))
     if config.dry_run:
-        return estimate(config, _prepare(config, methods))
+        prepared = _prepare(config, methods)
+        return estimate(load_bench(config), prepared)
     digests = file_digests(config.policy_list, methods)
     with open_folder(config, digests) as output:
         return _run(config, _prepare(config, methods), output, digests)
 
 
 def _prepare(config: EvalConfig, methods: Sequence[Method]) -> Prepared:
-    """Check everything that needs no weights, and say how much is to be done."""
+    """Check everything that needs no weights, and print how much work there is."""
     phase("preparing prompts")
     prepared = prepare(config, methods)
     for note in prepared.notes:
         say(f"note: {note}")
-    announce(config, prepared)
+    memory = cache_bytes(
+        prepared,
+        bytes_per_number=BYTES[config.dtype],
+        decode_batch=config.decode_batch,
+        new_tokens=config.max_new_tokens,
+    )
+    announce(prepared, memory)
     return prepared
 
 
@@ -82,10 +94,18 @@ def _run(
     digest = model_identity(config.model, config.revision, bench.model, bench.tokenizer)
     write_manifest(output, config, digests, prepared.notes, digest)
     folder = output.path
-    evaluate_all(bench, prepared, RowFile(folder / ROWS))
-    measure_all(bench, config, prepared, folder)
+    evaluate_all(bench, prepared, RecordFile(folder / ROWS))
+    if config.timing_prompts:
+        measure_times(bench, prepared, config.timing_prompts, folder / TIMING)
+    if prepared.traces:
+        measure_curves(bench, prepared.methods, prepared.traces, trace_settings(config), folder)
+    if config.tokens:
+        phase("ranking the tokens of one prompt")
+        prompt, protocol = prepared.first_answered
+        content = token_ranks(bench, prompt, protocol, prepared.methods, config.budget_list)
+        write_sealed_json(folder / TOKENS, content)
     write_counts(folder)
-    records = list(read_rows(folder / ROWS))
+    records = list(read_records(folder / ROWS))
     print_headline(Console(markup=False), records, resamples=config.bootstrap, seed=config.seed)
     print(conclusion(records, seed=config.seed))
     say(f"results are in {folder}; to look at them: kvp-report {folder}")
@@ -111,16 +131,10 @@ def load_bench(config: EvalConfig) -> Bench:
     )
 
 
-def announce(config: EvalConfig, prepared: Prepared) -> None:
-    """Say how much is to be done."""
+def announce(prepared: Prepared, memory: int) -> None:
+    """Print how much work there is, with `memory` bytes of caches."""
     sizes = {len(settings) for settings in prepared.planned.values()}
     settings = f"{min(sizes)} to {max(sizes)}" if len(sizes) > 1 else f"{max(sizes)}"
-    memory = cache_bytes(
-        prepared,
-        bytes_per_number=BYTES[config.dtype],
-        decode_batch=config.decode_batch,
-        new_tokens=config.max_new_tokens,
-    )
     tasks = len({prompt.task for prompt in prepared.prompts})
     say(
         f"{len(prepared.prompts)} prompts of {tasks} tasks, {len(prepared.work)} evaluations of "
@@ -130,9 +144,8 @@ def announce(config: EvalConfig, prepared: Prepared) -> None:
     )
 
 
-def estimate(config: EvalConfig, prepared: Prepared) -> list[Record]:
-    """Measure one prompt and say how long the rest would take; returns its records."""
-    bench = load_bench(config)
+def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
+    """Measure one prompt and estimate the time of the others; returns its records."""
     prompt, protocol = prepared.work[0]
     phase(f"measuring one prompt of {prompt.task}")
     started = time.perf_counter()
@@ -153,7 +166,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def evaluate_all(bench: Bench, prepared: Prepared, file: RowFile) -> None:
+def evaluate_all(bench: Bench, prepared: Prepared, file: RecordFile) -> None:
     """Append the records that are not there yet, prompt by prompt."""
     missing: list[tuple[Prompt, str, list[Setting]]] = []
     for prompt, protocol in prepared.work:
@@ -170,34 +183,35 @@ def evaluate_all(bench: Bench, prepared: Prepared, file: RowFile) -> None:
             progress.advance(note=f"{prompt.task} {protocol}")
 
 
-def measure_all(bench: Bench, config: EvalConfig, prepared: Prepared, folder: Path) -> None:
-    """Timing, cost curves and token ranks, as far as they are asked for."""
-    prompt = prepared.answered
-    protocol = next(name for other, name in prepared.work if other is prompt)
-    if config.timing_prompts:
-        timed = [p for p in prepared.prompts if p.forced == prompt.forced][: config.timing_prompts]
-        settings = _timed(prepared.settings(prompt, protocol))
-        with Progress("timing", len(timed)) as progress:
-            rows = timing_rows(bench, timed, protocol, settings, advance=progress.advance)
-        merge_rows(folder / TIMING, rows, TIMING_KEY)
-    if prepared.traces:
-        measured_on = trace_settings(config)
-        records = usable_records(prepared.traces, measured_on)
-        with Progress("cost curves", sum(map(len, records.values()))) as progress:
-            measured = measure_traces(
-                measured_on, prepared.methods, prepared.traces, bench.model, bench.tokenizer,
-                advance=progress.advance,
-            )  # fmt: skip
-        merge_rows(folder / CURVES, measured.curves, CURVE_KEY)
-        merge_rows(folder / KEPT, measured.kept, KEPT_KEY)
-    if config.tokens:
-        phase("ranking the tokens of one prompt")
-        content = token_ranks(bench, prompt, protocol, prepared.methods, config.budget_list)
-        write_sealed_json(folder / TOKENS, content)
+def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) -> None:
+    """The timing pass, on the first `prompts` prompts of one kind."""
+    prompt, protocol = prepared.first_answered
+    timed = [other for other in prepared.prompts if other.forced == prompt.forced][:prompts]
+    settings = _timed(prepared.settings(prompt, protocol))
+    with Progress("timing", len(timed)) as progress:
+        records = timing_records(bench, timed, protocol, settings, advance=progress.advance)
+    merge_records(file, records, TIMING_KEY)
+
+
+def measure_curves(
+    bench: Bench,
+    methods: Sequence[Method],
+    traces: TraceReader,
+    settings: TraceSettings,
+    folder: Path,
+) -> None:
+    """Cost curves and attention recall on held-out traces."""
+    usable = usable_records(traces, settings)
+    with Progress("cost curves", sum(map(len, usable.values()))) as progress:
+        measured = measure_traces(
+            settings, methods, traces, bench.model, bench.tokenizer, advance=progress.advance
+        )
+    merge_records(folder / CURVES, measured.curves, CURVE_KEY)
+    merge_records(folder / KEPT, measured.kept, KEPT_KEY)
 
 
 def _timed(settings: Sequence[Setting]) -> list[Setting]:
-    """Settings worth timing: protection costs nothing, so each method and budget is timed once."""
+    """Settings to time: protection costs nothing, so each method and budget is timed once."""
     protected: set[tuple[Method, object]] = {
         (setting.method, setting.budget) for setting in settings if setting.protected
     }

@@ -110,8 +110,8 @@ def perplexity(
         raise ValueError("no replies to average")
     pairs = np.array([[nll[unit], tokens[unit]] for unit in nll])
     generator = np.random.default_rng(seed)
-    chosen = generator.integers(len(pairs), size=(resamples, len(pairs)))
-    sums = pairs[chosen].sum(1)
+    samples = generator.integers(len(pairs), size=(resamples, len(pairs)))
+    sums = pairs[samples].sum(1)
     total = pairs.sum(0)
     return _interval(float(np.exp(total[0] / total[1])), np.exp(sums[:, 0] / sums[:, 1]), len(nll))
 
@@ -124,8 +124,8 @@ def _by_task(values: Mapping[Unit, float]) -> list[Floats]:
 
 
 def _resampled(values: Floats, resamples: int, generator: np.random.Generator) -> Floats:
-    chosen: Floats = values[generator.integers(len(values), size=(resamples, len(values)))]
-    return chosen
+    samples: Floats = values[generator.integers(len(values), size=(resamples, len(values)))]
+    return samples
 
 
 def _interval(mean: float, draws: Floats, prompts: int) -> Interval:

@@ -1,4 +1,4 @@
-"""Prompts of the tasks asked for (`kvp.data.tasks`), encoded once and checked before any work."""
+"""Prompts of the requested tasks (`kvp.data.tasks`), encoded once and checked before any work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Prompt:
 
     task: str
     """Name in the records."""
-    asked: str
+    requested_as: str
     """The task as `--tasks` names it."""
     sample: Sample
     encoded: Encoded
@@ -87,7 +87,7 @@ def protocols_of(protocols: Sequence[str], task: str) -> tuple[str, ...]:
 
 
 def prompt_request(config: PromptConfig, *, count: int, seed: int) -> PromptRequest:
-    """The prompts that a program's settings ask for: `count` of each task."""
+    """The prompts that a program's settings request: `count` of each task."""
     settings = TaskSettings(
         split=config.split,
         count=count,
@@ -134,7 +134,7 @@ def load_all(
         notes += task_notes
     if TEXT in names:
         notes.append(
-            "text: nothing is asked, so both protocols are the same; run as query_agnostic"
+            "text: there is no question, so both protocols are the same; run as query_agnostic"
         )
     if not prompts:
         raise UsageError("; ".join(notes))
@@ -163,7 +163,7 @@ def load_prompts(
         prompts.append(
             Prompt(
                 task=sample.task,
-                asked=name,
+                requested_as=name,
                 sample=sample,
                 encoded=encoded,
                 scored_by=task.score,
@@ -175,5 +175,5 @@ def load_prompts(
             "; ".join([f"--tasks {name}: it has nothing for the {settings.split} split", *notes])
         )
     if len(prompts) < settings.count:
-        notes.insert(0, f"{name}: only {len(prompts)} of the {settings.count} prompts asked for")
+        notes.insert(0, f"{name}: only {len(prompts)} of the {settings.count} requested prompts")
     return prompts, notes

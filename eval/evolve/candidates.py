@@ -13,18 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.decode import Kept, Prefix, forced, greedy
-from eval.evolve.config import EvolveConfig
-from eval.evolve.fitness import reply_score
-from eval.evolve.search import Scheme
+from eval.decode import Decoder, Kept, Prefix
+from eval.evolve.search import Scheme, reply_score
 from eval.tasks import Prompt
 from kvp.allocation import apportion
 from kvp.budgets import Budget
 from kvp.hf import prefill
-from kvp.hf.generation import end_tokens
-from kvp.ranking import UNPROTECTED, Protection
+from kvp.ranking import Protection
 from kvp.scoring import Scorer, score_layers
 from kvp.selection import Selection
 
@@ -36,7 +32,7 @@ class Target:
     """The budget that schemes split."""
 
     budget: Budget
-    """A percentage is of each prompt's own cache."""
+    """A percentage is of the cache of each prompt."""
     tokens: int
     """The same in tokens, for the cache of the reference length: c of the search."""
     protection: Protection
@@ -70,18 +66,17 @@ class PromptSet:
 
     def __init__(
         self,
-        config: EvolveConfig,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        decoder: Decoder,
         scorer: Scorer,
         target: Target,
         prompts: Sequence[Prompt],
         *,
+        protocol: str,
         keep_bytes: int,
     ) -> None:
         """Hold on to the prompts; nothing is run yet. Prefixes are kept up to `keep_bytes`."""
-        self._config, self._model, self._tokenizer = config, model, tokenizer
-        self._scorer, self._target = scorer, target
+        self._decoder, self._scorer, self._target = decoder, scorer, target
+        self._protocol = protocol
         self.prompts = tuple(prompts)
         self._scored: dict[int, ScoredPrompt] = {}
         self._free_bytes = keep_bytes
@@ -89,8 +84,8 @@ class PromptSet:
     def of(self, prompts: Sequence[Prompt]) -> PromptSet:
         """Other prompts of the same comparison, to be run once: no prefix is kept."""
         return PromptSet(
-            self._config, self._model, self._tokenizer, self._scorer, self._target, prompts,
-            keep_bytes=0,
+            self._decoder, self._scorer, self._target, prompts,
+            protocol=self._protocol, keep_bytes=0,
         )  # fmt: skip
 
     def scores(self, schemes: Sequence[Scheme]) -> list[float]:
@@ -113,7 +108,7 @@ class PromptSet:
 
     @torch.inference_mode()
     def _run(self, index: int, schemes: Sequence[Scheme]) -> list[float]:
-        config, prompt = self._config, self.prompts[index]
+        prompt, decoder = self.prompts[index], self._decoder
         if index in self._scored:
             scored = self._scored[index]
             prefix = scored.prefix or self._prefill(prompt)
@@ -126,29 +121,19 @@ class PromptSet:
             counts = torch.tensor(self._target.counts(scheme, prefix.tokens))  # [L]
             kept = selection.tokens_of(counts[:, None].expand(-1, heads))
             compressed.append(Kept(indices=kept))
-        feed = prompt.ids[prefix.tokens :]
         if prompt.forced:
-            losses = forced(
-                self._model, prefix, compressed, feed, prompt.reply,
-                decode_batch=config.decode_batch,
-            )  # fmt: skip
+            losses = decoder.losses(prompt, prefix, compressed)
             return [reply_score(loss.result, len(prompt.reply)) for loss in losses]
-        answers = greedy(
-            self._model, prefix, compressed, feed,
-            max_new_tokens=config.max_new_tokens or prompt.sample.max_new_tokens,
-            ends=end_tokens(self._model, self._tokenizer),
-            decode_batch=config.decode_batch,
-        )  # fmt: skip
-        decode = self._tokenizer.decode
-        texts = [str(decode(answer.result, skip_special_tokens=True)) for answer in answers]
-        return [prompt.score(text) for text in texts]
+        answers = decoder.answers(prompt, prefix, compressed)
+        return [prompt.score(decoder.text(answer.result)) for answer in answers]
 
     def _score(self, index: int) -> tuple[ScoredPrompt, Prefix]:
         """Prefill with what the scorer reads, score every layer, keep what fits."""
         ids = self._cached_ids(self.prompts[index])
-        seen = prefill(self._model, ids, self._scorer.needs, tokenizer=self._tokenizer)
+        decoder, needs = self._decoder, self._scorer.needs
+        seen = prefill(decoder.model, ids, needs, tokenizer=decoder.tokenizer)
         budget = min(self._target.budget.tokens(seen.tokens), seen.tokens)
-        scores = score_layers(self._scorer, seen.views(self._scorer.needs, budget))
+        scores = score_layers(self._scorer, seen.views(needs, budget))
         prefix = Prefix(keys=seen.keys, values=seen.values)
         size = sum(part.nbytes for part in (*seen.keys, *seen.values))
         fits = size <= self._free_bytes
@@ -158,21 +143,17 @@ class PromptSet:
         return scored, prefix
 
     def _prefill(self, prompt: Prompt) -> Prefix:
-        seen = prefill(self._model, self._cached_ids(prompt))
+        seen = prefill(self._decoder.model, self._cached_ids(prompt))
         return Prefix(keys=seen.keys, values=seen.values)
 
     def _cached_ids(self, prompt: Prompt) -> Tensor:
         """Tokens before the boundary, [1, N]."""
-        boundary = prompt.boundary(self._config.protocol)
-        return prompt.ids[None, :boundary].to(self._model.device)
+        boundary = prompt.boundary(self._protocol)
+        return prompt.ids[None, :boundary].to(self._decoder.model.device)
 
 
-def target_of(config: EvolveConfig, prompts: Sequence[Prompt]) -> tuple[Target, int]:
-    """The target for these prompts, and the reference length (tokens cached, lower median)."""
-    cached = sorted(prompt.boundary(config.protocol) for prompt in prompts)
-    reference = cached[(len(cached) - 1) // 2]
-    protection = UNPROTECTED
-    if config.protection == "on":
-        protection = Protection(sinks=config.sinks, recents=config.recents)
-    tokens = config.target.tokens(reference)
-    return Target(budget=config.target, tokens=tokens, protection=protection), reference
+def target_of(budget: Budget, protection: Protection, cached: Sequence[int]) -> tuple[Target, int]:
+    """The target for prompts of `cached` tokens, and the reference length, their lower median."""
+    reference = sorted(cached)[(len(cached) - 1) // 2]
+    tokens = budget.tokens(reference)
+    return Target(budget=budget, tokens=tokens, protection=protection), reference

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from eval.decode import Decoder
 from eval.evolve.candidates import PromptSet, Target, target_of
 from eval.evolve.config import EvolveConfig
 from eval.evolve.print_budgets import print_budgets
@@ -32,6 +33,7 @@ from kvp.hf.identity import model_identity
 from kvp.hf.loading import torch_device
 from kvp.manifest import digest_json, run_manifest, sha256_file
 from kvp.progress import phase, say
+from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import Scorer
 from policies import load_policy, make_scorer
 from policies.budget_files import BUDGET_FILE, BudgetFile, BudgetPoint, load_budgets, save_budgets
@@ -42,7 +44,7 @@ def run_search(config: EvolveConfig) -> None:
     """Run kvp-evolve without --cost_curves; raises KvpError on anything the user can mend."""
     identity = {**config.identity(), "input_files": input_digests(config)}
     if config.scorer == LEARNED and config.policies:
-        identity["policy"] = _policy_digest(config)
+        identity["policy"] = _policy_digest(config.policies)
     with OutputFolder.claim(Path(config.out), SEARCH, identity) as folder:
         if (folder.path / BUDGET_FILE).exists():
             say(f"{folder.path} is finished; nothing to do")
@@ -59,29 +61,49 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     torch_device(config.device)
     model_config = load_config(config.model, revision=config.revision)
     geometry = geometry_of(model_config)
-    scorer = _scorer(config, geometry)
+    scorer = _scorer(config.scorer, config.policies, config.seed, geometry)
     phase("preparing prompts")
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    chosen, held_out = load_prompts(config, tokenizer, positions)
-    target, reference = target_of(config, chosen)
-    plan = _plan(config, geometry, target, reference, [*chosen, *held_out])
+    request = prompt_request(config, count=1, seed=config.seed)
+    search_prompts, held_out = load_prompts(
+        request, tokenizer, positions, searched=config.search_prompts, compared=config.holdout
+    )
+    protection = UNPROTECTED
+    if config.protection == "on":
+        protection = Protection(sinks=config.sinks, recents=config.recents)
+    cached = [prompt.boundary(config.protocol) for prompt in search_prompts]
+    target, reference = target_of(config.target, protection, cached)
+    longest = max(cached + [prompt.boundary(config.protocol) for prompt in held_out])
+    plan = _plan(config, geometry.layers, target, reference=reference, longest=longest)
     phase("loading the model")
     model, tokenizer = load_model(
         config.model, device=config.device, dtype=config.dtype, revision=config.revision
     )
-    phase(f"searching on {len(chosen)} prompts, {len(held_out)} held out")
+    phase(f"searching on {len(search_prompts)} prompts, {len(held_out)} held out")
     identity["model_digest"] = model_identity(config.model, config.revision, model, tokenizer)
     manifest = run_manifest(identity, seed=config.seed)
     begin_search(output, identity, manifest)
 
-    def said(entry: Generation) -> None:
-        say(_line(config, geometry, entry))
+    def print_generation(entry: Generation) -> None:
+        say(_line(plan, entry))
 
-    journal = Journal(folder / JOURNAL, said=said)
+    journal = Journal(folder / JOURNAL, on_append=print_generation)
     keep_bytes = int(config.memory_gb * 1e9)
-    own = PromptSet(config, model, tokenizer, scorer, target, chosen, keep_bytes=keep_bytes)
-    elite = search(plan, own.scores, journal)
+    decoder = Decoder(
+        model=model,
+        tokenizer=tokenizer,
+        decode_batch=config.decode_batch,
+        max_new_tokens=config.max_new_tokens,
+    )
+    searched = PromptSet(
+        decoder, scorer, target, search_prompts, protocol=config.protocol, keep_bytes=keep_bytes
+    )
+    elite = search(plan, searched.scores, journal)
+    comparison = None
+    if held_out:
+        others = searched.of(held_out)
+        comparison = _held_out(others, plan, elite, resamples=config.bootstrap)
     budgets = BudgetFile(
         model={"id": config.model, "revision": config.revision},
         layers=geometry.layers,
@@ -92,41 +114,44 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         level="layer",
         points=(BudgetPoint(budget=target.tokens, cached_tokens=reference, counts=elite.scheme),),
         seed=config.seed,
-        made_by=_summary(config, journal, elite),
-        held_out=_held_out(config, own.of(held_out), plan, elite) if held_out else None,
-        data=_identity_of(config, chosen),
+        made_by=_summary(plan, journal, elite),
+        held_out=comparison,
+        data=_data(search_prompts, split=config.split, length=config.length),
     )
     save_budgets(folder / BUDGET_FILE, budgets, manifest)
 
 
 def load_prompts(
-    config: EvolveConfig, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
+    request: PromptRequest,
+    tokenizer: PreTrainedTokenizerBase,
+    positions: int | None = None,
+    *,
+    searched: int,
+    compared: int,
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts of the search, and those held out: the ones that follow in each task.
+    """Prompts of the search, and the held-out ones, which follow them in each task.
 
-    `positions` is how many tokens the model can hold. Raises UsageError where a task does not fit,
-    or too few prompts are there.
+    `searched` and `compared` of them, spread evenly over the tasks. `positions` is how many tokens
+    the model can hold. Raises UsageError where a task does not fit, or too few prompts are there.
     """
-    request = prompt_request(config, count=1, seed=config.seed)
     first, _ = load_all(request, tokenizer, positions)
-    tasks = tuple(dict.fromkeys(prompt.asked for prompt in first))
-    searched = _shares(config.search_prompts, len(tasks))
-    compared = _shares(config.holdout, len(tasks))
-    maximum = max(a + b for a, b in zip(searched, compared, strict=True))
+    tasks = tuple(dict.fromkeys(prompt.requested_as for prompt in first))
+    shares = [_shares(searched, len(tasks)), _shares(compared, len(tasks))]
+    maximum = max(map(sum, zip(*shares, strict=True)))
     settings = replace(request.settings, count=maximum)
     prompts, _ = load_all(PromptRequest(tasks=tasks, settings=settings), tokenizer, positions)
-    chosen: list[Prompt] = []
+    search_prompts: list[Prompt] = []
     held_out: list[Prompt] = []
-    for task, count, others in zip(tasks, searched, compared, strict=True):
-        of_task = [prompt for prompt in prompts if prompt.asked == task]
-        chosen += of_task[:count]
+    for task, count, others in zip(tasks, *shares, strict=True):
+        of_task = [prompt for prompt in prompts if prompt.requested_as == task]
+        search_prompts += of_task[:count]
         held_out += of_task[count : count + others]
-    if (len(chosen), len(held_out)) != (config.search_prompts, config.holdout):
+    if (len(search_prompts), len(held_out)) != (searched, compared):
         raise UsageError(
-            f"--search_prompts {config.search_prompts} --holdout {config.holdout}: the tasks only "
-            f"have {len(chosen)} and {len(held_out)} in the {config.split} split; ask for fewer"
+            f"--search_prompts {searched} --holdout {compared}: the tasks only have "
+            f"{len(search_prompts)} and {len(held_out)} in the {settings.split} split; lower them"
         )
-    return chosen, held_out
+    return search_prompts, held_out
 
 
 def _shares(count: int, tasks: int) -> list[int]:
@@ -134,36 +159,34 @@ def _shares(count: int, tasks: int) -> list[int]:
     return [count // tasks + (index < count % tasks) for index in range(tasks)]
 
 
-def _scorer(config: EvolveConfig, geometry: Geometry) -> Scorer:
-    scorer: Scorer
-    if config.scorer == LEARNED:
-        if not config.policies:
+def _scorer(spec: str, policies: str, seed: int, geometry: Geometry) -> Scorer:
+    if spec == LEARNED:
+        if not policies:
             raise UsageError("--scorer kvp needs --policies DIR (made by kvp-train)")
-        policy = load_policy(config.policies)
+        policy = load_policy(policies)
         check_geometry(policy, geometry)
         return policy
-    seed = {"seed": config.seed} if config.scorer == "random" else {}
-    scorer = make_scorer(config.scorer, **seed)
+    options = {"seed": seed} if spec == "random" else {}
+    scorer = make_scorer(spec, **options)
     if scorer.needs.future:
-        raise UsageError(f"--scorer {config.scorer} needs the future: search with another method")
+        raise UsageError(f"--scorer {spec} needs the future: search with another method")
     return scorer
 
 
-def _policy_digest(config: EvolveConfig) -> str:
-    index = Path(config.policies) / INDEX
+def _policy_digest(policies: str) -> str:
+    index = Path(policies) / INDEX
     if not index.is_file():
-        raise UsageError(f"--policies: {config.policies} holds no {INDEX}; name one policy folder")
+        raise UsageError(f"--policies: {policies} holds no {INDEX}; name one policy folder")
     return sha256_file(index)
 
 
 def _plan(
-    config: EvolveConfig,
-    geometry: Geometry,
-    target: Target,
-    reference: int,
-    prompts: Sequence[Prompt],
+    config: EvolveConfig, layers: int, target: Target, *, reference: int, longest: int
 ) -> SearchPlan:
-    """The search, or UsageError where the budget leaves nothing to search at `reference` tokens."""
+    """The search; UsageError where the budget leaves nothing to search at `reference` tokens.
+
+    `longest` is the most tokens that a prompt has in the cache.
+    """
     if target.tokens < target.floor:
         raise UsageError(
             f"--budget {config.budget} is {target.tokens} tokens, below the {target.floor} "
@@ -174,37 +197,36 @@ def _plan(
             f"--budget {config.budget} evicts nothing from a prompt of {reference} tokens; "
             "lower it, or raise --length"
         )
-    longest = max(prompt.boundary(config.protocol) for prompt in prompts)
     return SearchPlan(
-        layers=geometry.layers, budget=target.tokens, least=target.floor, most=longest,
+        layers=layers, budget=target.tokens, minimum=target.floor, maximum=longest,
         group=config.group, generations=config.generations, sigma=config.sigma,
         reach=config.reach, constraint=config.constraint, lambda_=config.lambda_,
         gamma=config.gamma, seed=config.seed,
     )  # fmt: skip
 
 
-def _line(config: EvolveConfig, geometry: Geometry, entry: Generation) -> str:
-    """What is said when a generation ends."""
+def _line(plan: SearchPlan, entry: Generation) -> str:
+    """One line of progress, printed when a generation ends."""
     if entry.group < 0:
         return f"uniform: score {entry.scores[0]:.4f}, {entry.seconds:.0f} s"
-    groups = len(layer_groups(geometry.layers, config.group))
+    groups = len(layer_groups(plan.layers, plan.group))
     return (
         f"group {entry.group + 1}/{groups}, generation {entry.generation + 1}/"
-        f"{config.generations}: best score {max(entry.scores):.4f}, best fitness "
+        f"{plan.generations}: best score {max(entry.scores):.4f}, best fitness "
         f"{max(entry.fitness):.4f}, {entry.evaluated} new schemes, {entry.seconds:.0f} s"
     )
 
 
-def _summary(config: EvolveConfig, journal: Journal, elite: Elite) -> dict[str, Any]:
+def _summary(plan: SearchPlan, journal: Journal, elite: Elite) -> dict[str, Any]:
     start = journal.generations[0]
     return {
         "kind": "search",
-        "constraint": config.constraint,
-        "lambda": config.lambda_,
-        "gamma": config.gamma,
-        "sigma": config.sigma,
-        "reach": config.reach,
-        "group": config.group,
+        "constraint": plan.constraint,
+        "lambda": plan.lambda_,
+        "gamma": plan.gamma,
+        "sigma": plan.sigma,
+        "reach": plan.reach,
+        "group": plan.group,
         "generations": len(journal.generations) - 1,
         "evaluations": journal.evaluations,
         "seconds": journal.seconds,
@@ -215,14 +237,14 @@ def _summary(config: EvolveConfig, journal: Journal, elite: Elite) -> dict[str, 
 
 
 def _held_out(
-    config: EvolveConfig, others: PromptSet, plan: SearchPlan, elite: Elite
+    others: PromptSet, plan: SearchPlan, elite: Elite, *, resamples: int
 ) -> dict[str, Any]:
     """Elite and uniform at the exact budget, side by side on prompts the search never saw."""
     exact = replace(plan, constraint="project").scheme(np.array(elite.scheme, dtype=np.float64))
     values = others.values([exact, plan.uniform])
     units = [(prompt.task, prompt.sample.id) for prompt in others.prompts]
     ours, theirs = (dict(zip(units, column, strict=True)) for column in values.T.tolist())
-    interval = paired_difference(ours, theirs, resamples=config.bootstrap, seed=config.seed)
+    interval = paired_difference(ours, theirs, resamples=resamples, seed=plan.seed)
     score, uniform = others.means(values)
     return {
         "prompts": len(units),
@@ -233,12 +255,12 @@ def _held_out(
     }
 
 
-def _identity_of(config: EvolveConfig, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Which prompts the search saw."""
+def _data(prompts: Sequence[Prompt], *, split: str, length: int) -> dict[str, Any]:
+    """Tasks, split, length and digest of the prompts of the search."""
     return {
         "tasks": list(dict.fromkeys(prompt.task for prompt in prompts)),
-        "split": config.split,
-        "length": config.length,
+        "split": split,
+        "length": length,
         "prompts": len(prompts),
         "sha256": digest_json([prompt.ids.tolist() for prompt in prompts]),
     }

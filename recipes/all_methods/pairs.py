@@ -16,34 +16,34 @@ from pathlib import Path
 from statistics import mean
 
 from eval.results.folder import ROWS
-from eval.results.records import Row, method_label, policy_groups, read_rows
+from eval.results.records import Record, method_label, policy_groups, read_records
 from eval.stats import Interval, Unit, paired_difference, per_prompt
 
 Scores = Mapping[tuple[str, bool], Mapping[str, Mapping[Unit, float]]]
 """(label, protected) -> budget -> prompt -> score, higher = better."""
 
 
-def scores_of(rows: Sequence[Row], *, forced: bool) -> Scores:
+def scores_of(records: Sequence[Record], *, forced: bool) -> Scores:
     """Scores in % of generated tasks, or minus nats per token of forced ones."""
-    groups = policy_groups(rows)
-    settings: dict[tuple[str, bool], dict[str, list[Row]]] = {}
-    for row in rows:
-        if row["budget_spec"] is None or (row["nll"] is None) is forced:
+    groups = policy_groups(records)
+    settings: dict[tuple[str, bool], dict[str, list[Record]]] = {}
+    for record in records:
+        if record["budget_spec"] is None or (record["nll"] is None) is forced:
             continue
-        value = -row["nll"] / row["reply_tokens"] if forced else 100 * row["score"]
-        group = groups[row["policy"]]
-        name = f"{row['method']}/{group}" if group else row["method"]
-        label = method_label(name, row["variant"], row["allocator"])
+        value = -record["nll"] / record["reply_tokens"] if forced else 100 * record["score"]
+        group = groups[record["policy"]]
+        name = f"{record['method']}/{group}" if group else record["method"]
+        label = method_label(name, record["variant"], record["allocator"])
         label = label.split("+evolved")[0] + "+evolved" if "+evolved" in label else label
-        budgets = settings.setdefault((label, row["protected"]), {})
-        budgets.setdefault(row["budget_spec"], []).append({**row, "value": value})
+        budgets = settings.setdefault((label, record["protected"]), {})
+        budgets.setdefault(record["budget_spec"], []).append({**record, "value": value})
     return {
-        key: {budget: per_prompt(found, "value") for budget, found in budgets.items()}
+        key: {budget: per_prompt(part, "value") for budget, part in budgets.items()}
         for key, budgets in settings.items()
     }
 
 
-def chosen(label: str, validation: Scores) -> bool:
+def protect(label: str, validation: Scores) -> bool:
     """Whether the label does better with protected tokens on validation prompts."""
 
     def average(protected: bool) -> float:
@@ -62,14 +62,14 @@ def main() -> None:
     parser.add_argument("--forced", action="store_true", help="compare given replies, not answers")
     arguments = parser.parse_args()
     results, validation = (
-        scores_of(list(read_rows(folder / ROWS)), forced=arguments.forced)
+        scores_of(list(read_records(folder / ROWS)), forced=arguments.forced)
         for folder in (arguments.results, arguments.validation)
     )
     for number, pair in enumerate(arguments.pairs):
         sides = []
         for label in pair.split(" > "):
             known = label if (label, True) in validation else label.split("+")[0]
-            sides.append((label, chosen(known, validation)))
+            sides.append((label, protect(known, validation)))
         ours, theirs = (results[side] for side in sides)
         budgets = [budget for budget in ours if budget in theirs]
         if number == 0:
@@ -82,8 +82,8 @@ def main() -> None:
 def _text(interval: Interval, forced: bool) -> str:
     digits = 3 if forced else 1
     values = (interval.mean, interval.low, interval.high)
-    found, low, high = (f"{value:+.{digits}f}" for value in values)
-    return f"{found} ({low} to {high})"
+    estimate, low, high = (f"{value:+.{digits}f}" for value in values)
+    return f"{estimate} ({low} to {high})"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from eval.stats import (
 )
 
 
-def _row(task: str, example: str, **fields: Any) -> dict[str, Any]:
+def _record(task: str, example: str, **fields: Any) -> dict[str, Any]:
     return {"task": task, "example": example, "score": None, "nll": None, **fields}
 
 
@@ -35,11 +35,11 @@ def test_wilson_stays_inside_zero_and_one() -> None:
 
 
 def test_policy_seeds_are_averaged_per_prompt() -> None:
-    rows = [
-        _row("a", "1", score=1.0), _row("a", "1", score=0.0), _row("a", "2", score=1.0),
-        _row("a", "3"),
+    records = [
+        _record("a", "1", score=1.0), _record("a", "1", score=0.0), _record("a", "2", score=1.0),
+        _record("a", "3"),
     ]  # fmt: skip
-    assert per_prompt(rows) == {("a", "1"): 0.5, ("a", "2"): 1.0}
+    assert per_prompt(records) == {("a", "1"): 0.5, ("a", "2"): 1.0}
 
 
 def test_tasks_weigh_the_same_whatever_their_number_of_prompts() -> None:
@@ -76,15 +76,15 @@ def test_pairing_makes_a_constant_difference_certain() -> None:
 
 
 def test_perplexity_pools_tokens_of_all_replies() -> None:
-    rows = [
-        _row("chat", "1", nll=2.0, reply_tokens=4),
-        _row("chat", "2", nll=6.0, reply_tokens=4),
-        _row("chat", "3"),
+    records = [
+        _record("chat", "1", nll=2.0, reply_tokens=4),
+        _record("chat", "2", nll=6.0, reply_tokens=4),
+        _record("chat", "3"),
     ]
-    result = perplexity(rows, resamples=500)
+    result = perplexity(records, resamples=500)
     assert result.mean == pytest.approx(math.e)  # exp(8 / 8)
     assert result.low == pytest.approx(math.exp(0.5))
     assert result.high == pytest.approx(math.exp(1.5))
     assert result.prompts == 2
     with pytest.raises(ValueError, match="no replies"):
-        perplexity(rows[2:])
+        perplexity(records[2:])

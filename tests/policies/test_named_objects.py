@@ -59,7 +59,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A module `my_methods` in the working folder, which is not on the path."""
     (tmp_path / "my_methods.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     yield
     sys.modules.pop("my_methods", None)
 

@@ -94,7 +94,7 @@ def test_the_export_ranks_by_what_was_learned(trained: Path, store: Path) -> Non
 
 def learned_channels(policy: Path, store: Path) -> list[int]:
     """Per head, the key channel its scores follow most on a held-out sequence."""
-    scorer, found = load_policy(policy), []
+    scorer, result = load_policy(policy), []
     keys, values = TraceReader(store).kv(7)
     for layer in range(2):
         view = View(
@@ -106,8 +106,8 @@ def learned_channels(policy: Path, store: Path) -> list[int]:
         )
         for head, scores in enumerate(scorer.score(view)[0]):
             channels = torch.cat([keys[layer, head].T, scores[None]])
-            found.append(int(torch.corrcoef(channels)[-1, :-1].abs().argmax()))
-    return found
+            result.append(int(torch.corrcoef(channels)[-1, :-1].abs().argmax()))
+    return result
 
 
 @pytest.mark.parametrize("objective", ["listwise", "regress"])
@@ -292,9 +292,9 @@ def test_only_sources_that_runs_share_remember_side_by_side(
             sources[label] = self
 
         def context(self, point: CompressionPoint) -> Context:
-            found = super().context(point)
+            result = super().context(point)
             held.append([label for label, source in sources.items() if source.used_bytes])
-            return found
+            return result
 
     monkeypatch.setattr("train.job.ContextSource", Watched)
     config = TrainConfig(
