@@ -68,7 +68,7 @@ class Prompt:
 
     def score(self, prediction: str) -> float:
         """The task's score of a prediction, 0 to 1; UsageError where a user's own task fails."""
-        what = f"--tasks {self.asked}: its score"
+        what = f"--tasks {self.requested_as}: its score"
         with own_errors(self.scored_by, what):
             score = self.scored_by(self.sample, prediction)
         if not isinstance(score, Real):

@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.sample import Sample
-from kvp.errors import ModelError, UsageError
+from kvp.errors import ModelError
 
 _MARK = re.compile("\ue000\\d+\ue001")
 _PLAIN_ROLES = {"user": "User:\n", "assistant": "Assistant:\n"}
@@ -97,7 +97,7 @@ def encode(
     for piece in parts.rest:
         ids += _ids(piece, tokenizer)
     if not ids:
-        raise UsageError(f"sample {sample.id} has no token: the model's tokenizer splits nothing")
+        raise ValueError(f"sample {sample.id} has no token")
     return Encoded(
         ids=tuple(ids),
         context_length=max(1, min(context_length, len(ids) - 1)),
