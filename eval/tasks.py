@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 from torch import Tensor
 from torch import tensor as as_tensor
@@ -16,6 +17,7 @@ from kvp.data.sample import Sample
 from kvp.data.task import TaskSettings
 from kvp.data.tasks import TEXT, build_samples, expand_tasks, find_task
 from kvp.errors import UsageError
+from kvp.plugins import own_errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +74,13 @@ class Prompt:
         return as_tensor(self.encoded.reply_ids)
 
     def score(self, prediction: str) -> float:
-        """The task's score of a prediction, 0 to 1."""
-        return self.scored_by(self.sample, prediction)
+        """The task's score of a prediction, 0 to 1; UsageError where a user's own task fails."""
+        what = f"--tasks {self.requested_as}: its score"
+        with own_errors(self.scored_by, what):
+            score = self.scored_by(self.sample, prediction)
+        if not isinstance(score, Real):
+            raise UsageError(f"{what} must be a number from 0 to 1, got {score!r:.60}")
+        return float(score)
 
 
 def task_names(names: Sequence[str]) -> tuple[str, ...]:
