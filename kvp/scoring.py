@@ -84,9 +84,10 @@ class HiddenStates:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """One layer's cache at the moment of compression, without padding.
+    """One layer's keys, values and queries at the moment of compression, without padding.
 
-    Batches with padding are scored one prompt at a time, so every token of a view is real.
+    Batches with padding are scored one prompt at a time, so every token of a view is real. N counts
+    all of them, also the `fed_again` last ones, which no cache keeps.
     """
 
     layer: int
@@ -99,6 +100,8 @@ class View:
     """[B, N] int64 true positions, ascending."""
     budget: int
     """Tokens per KV head to be kept, protected ones included (methods with windows adapt)."""
+    fed_again: int = 0
+    """Last tokens that are fed once more after the eviction; their scores are dropped."""
     queries: Tensor | None = None
     """[B, Q, W, D] queries after RoPE of the last W tokens, W = min(needs.queries, N)."""
     future: Tensor | None = None
@@ -112,9 +115,9 @@ class View:
     noise: Tensor | None = None
     """[B, H, N] float32 largest attention, over query group and random tokens."""
     text: str | None = None
-    """Text of the last `needs.text` cached tokens (views that carry it have B = 1)."""
+    """Text of the last `needs.text` tokens (views that carry it have B = 1)."""
     text_class: str | None = None
-    """Class that `needs.classifier` gives the text of all cached tokens (B = 1, too)."""
+    """Class that `needs.classifier` gives the text of all tokens (B = 1, too)."""
 
 
 @runtime_checkable
@@ -149,10 +152,11 @@ class SelfSizing(Protocol):
 
 
 def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
-    """Score every layer of a model, in order: one [B, H, N] float32 tensor per layer.
+    """Score every layer of a model, in order: one [B, H, N - fed_again] float32 tensor per layer.
 
-    Layers of a group (`Needs.layer_group`) get the tensor of its first one. Raises UsageError when
-    a scorer returns another shape or NaN.
+    Scorers score all N tokens of a view; the scores of those that are fed again are dropped here,
+    for every method alike. Layers of a group (`Needs.layer_group`) get the tensor of its first one.
+    Raises UsageError when a scorer returns another shape or NaN.
     """
     layers = list(views)
     size = layers_per_group(len(layers), scorer.needs.layer_group)
@@ -170,7 +174,7 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
                 f"method {scorer.name} returned scores {tuple(scored.shape)} in layer {view.layer},"
                 f" expected {tuple(view.keys.shape[:3])} without NaN"
             )
-        scores.append(scored)
+        scores.append(scored[..., : scored.shape[-1] - view.fed_again])
     return scores
 
 
