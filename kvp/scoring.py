@@ -16,7 +16,7 @@ from kvp.errors import UsageError
 from kvp.rope import Rope
 
 ALL_QUERIES = -1
-"""`Needs.queries` value of a method that reads the query of every cached token."""
+"""`Needs.queries` value of a method that reads the query of every token."""
 
 AUTO_GROUP = 0
 """`Needs.layer_group` value: groups of at most 8 layers, at least 4 groups."""
