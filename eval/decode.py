@@ -9,7 +9,7 @@ those of `model.generate(do_sample=False)` on the same cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import torch
@@ -102,7 +102,8 @@ class Decoder:
         """Run a prompt up to the boundary of a protocol, with the token that is fed again."""
         again = prompt.fed_again(protocol)
         ids = prompt.ids[None, : prompt.boundary(protocol) + again].to(self.model.device)
-        return prefill(self.model, ids, needs, tokenizer=self.tokenizer, fed_again=again)
+        seen = prefill(self.model, ids, needs, tokenizer=self.tokenizer, fed_again=again)
+        return replace(seen, question=prompt.question_tokens(protocol))
 
     def answers(
         self, prompt: Prompt, prefix: Prefix, compressed: Sequence[Kept]

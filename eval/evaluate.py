@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from eval.decode import Decoder, Kept, Prefix, all_kept
+from eval.evidence import evidence_fields
 from eval.methods import Method, method_fields
 from eval.results.records import Record
 from eval.settings import Setting
@@ -167,6 +168,7 @@ def _record(
         "prompt_tokens": prompt.encoded.prompt_length,
         "cached_tokens": tokens,
         "kept_tokens": int(kept.tokens) if kept.tokens.is_integer() else kept.tokens,
+        **evidence_fields(prompt.evidence, kept, tokens),
         "cache_bytes": None,
         "prediction": None,
         "references": list(prompt.sample.references),

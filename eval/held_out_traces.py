@@ -81,4 +81,5 @@ def stored_prefill(trace: Trace, prefix_length: int, device: str = "cpu") -> Pre
         values=tuple(layer[None, :, :tokens] for layer in values),
         queries=queries,
         fed_again=again,
+        question=max(0, prefix_length - trace.record.context_length),
     )

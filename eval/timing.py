@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -120,10 +121,8 @@ def _evict(
     if scorer is not None and (setting.method.self_sized or budget < prefix.tokens):
         assert seen.observation is not None, "the prompt was just run"
         # Anew for every setting, so that its time includes the extra passes that it needs.
-        fresh = Prefill.of(
-            seen.observation, bench.model, ids, bench.tokenizer, fed_again=seen.fed_again
-        )
-        at = partial(fresh.views, scorer.needs, future=future)
+        fresh = Prefill.of(seen.observation, bench.model, ids, bench.tokenizer).inputs
+        at = partial(replace(seen, inputs=fresh).views, scorer.needs, future=future)
         (scored,) = score_budgets(scorer, at, [budget])
         indices = select(
             scored.scores, budget, setting.protection, setting.method.rule, sizes=scored.sizes

@@ -38,6 +38,8 @@ class Prefill:
     """Per layer [B, Q, W, D], after RoPE, of the last W tokens; empty when none were recorded."""
     inputs: ScorerInputs | None = None
     """Inputs beyond keys, values and queries; None where no scorer reads them."""
+    question: int = 0
+    """The last of the first N tokens that are the question; 0 where none are, or it is unknown."""
     observation: Observation | None = None
     """The forward pass this comes from, with logits and cache; None for stored tensors."""
     fed_again: int = 0
@@ -98,10 +100,15 @@ class Prefill:
                 positions=torch.arange(tokens, device=keys.device).expand(batch, tokens),
                 budget=budget,
                 fed_again=self.fed_again,
+                question=self._question(needs),
                 queries=self._recent_queries(index, needs),
                 future=self._future(future[index]) if needs.future and future is not None else None,
                 **vars(extras[index]),
             )
+
+    def _question(self, needs: Needs) -> int:
+        """The last tokens of a view that are the question, those that are fed again included."""
+        return self.question + self.fed_again if needs.question and self.question else 0
 
     def _future(self, future: Tensor) -> Tensor:
         """Future attention [B, H, N] of a layer, 0 for tokens that are fed again: [B, H, T]."""

@@ -109,9 +109,9 @@ def test_the_last_token_votes_for_what_is_kept(
 
 
 class _Recording:
-    """Reads all queries; keeps the views that it scored."""
+    """Reads all queries and where the question is; keeps the views that it scored."""
 
-    needs = Needs(queries=ALL_QUERIES)
+    needs = Needs(queries=ALL_QUERIES, question=True)
     name = "recording"
 
     def __init__(self) -> None:
@@ -145,6 +145,7 @@ def test_every_program_shows_the_same_tokens(
         assert view.queries is not None
         assert view.queries.shape[2] == view.keys.shape[2] == view.positions.shape[1] == tokens
         assert view.fed_again == (protocol == "query_aware")
+        assert view.question == tokens - prompt.encoded.context_length
         assert view.budget == parse_budget("25%").tokens(cached)
 
 
