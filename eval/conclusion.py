@@ -1,11 +1,13 @@
-"""The one sentence under the closing table: what a small cache costs, by the best methods."""
+"""What is said under the closing table: what a small cache costs, by the best methods."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from eval.results.records import FULL, LEARNED, ORACLE, OWN
 from eval.results.records import Row as Record
+from eval.stats import holm, paired_difference, resolved_by
 from eval.summary_table import FULL_COLUMN, Line, budget_order, headline, perplexity_headline
 from policies.registry import METHODS
 
@@ -14,27 +16,50 @@ USUAL_BUDGET = "12.5%"
 NOT_COMPARED = (FULL, ORACLE, "random")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The best methods of one protocol at one budget."""
+
+    protocol: str
+    budget: str
+    full: float | None
+    """Mean of the full cache."""
+    learned: Line | None
+    attention_free: Line | None
+    """Of the methods without training; None where that is `other`."""
+    other: Line | None
+    """The best method without training."""
+
+    @property
+    def lines(self) -> list[Line]:
+        """Those that there are, the learned one first."""
+        return [line for line in (self.learned, self.attention_free, self.other) if line]
+
+
 def conclusion(records: Iterable[Record], *, resamples: int = 200, seed: int = 0) -> str:
-    """What the records say about the first protocol with generated answers, in one sentence.
+    """What the records say about the first protocol with generated answers, in a few sentences.
 
     Where nothing was generated it is about perplexity; without methods to compare it is empty.
     "Best" is by the mean over the prompts of this very run.
     """
     records = list(records)
     scores = headline(records, resamples=resamples, seed=seed)
-    if scores:
-        return _sentence(scores, losses=False)
-    return _sentence(perplexity_headline(records, resamples=resamples, seed=seed), losses=True)
+    lines = scores or perplexity_headline(records, resamples=resamples, seed=seed)
+    best = _best(lines, losses=not scores)
+    if best is None:
+        return ""
+    sentence = _sentence(best, losses=not scores)
+    return "\n".join([sentence, *_differences(best, resamples=resamples, seed=seed)])
 
 
-def _sentence(lines: Sequence[Line], *, losses: bool) -> str:
-    protocol = next((line.protocol for line in lines), None)
+def _best(lines: Sequence[Line], *, losses: bool) -> Best | None:
+    protocol = next((line.protocol for line in lines), "")
     lines = [line for line in lines if line.protocol == protocol]
     full = next((line.cells[FULL_COLUMN].mean for line in lines if FULL_COLUMN in line.cells), None)
     compared = [line for line in lines if line.method not in NOT_COMPARED]
     budgets = {name for line in compared for name in line.cells} - {FULL_COLUMN, OWN}
     if not budgets:
-        return ""
+        return None
     ordered = sorted(budgets, key=budget_order)
     budget = USUAL_BUDGET if USUAL_BUDGET in budgets else ordered[len(ordered) // 2]
     compared = [line for line in compared if budget in line.cells]
@@ -45,25 +70,77 @@ def _sentence(lines: Sequence[Line], *, losses: bool) -> str:
     def best(some: Sequence[Line]) -> Line | None:
         return max(some, key=value, default=None)
 
-    learned = best([line for line in compared if line.method == LEARNED])
     others = [line for line in compared if line.method != LEARNED]
     other = best(others)
     free = best([line for line in others if _attention_free(line.method)])
-    parts = []
-    if learned:
-        parts.append((learned.label, learned))
-    if free and free is not other:
-        parts.append((f"the best attention-free method without training, {free.label},", free))
-    if other:
-        parts.append((f"the best method without training, {other.label},", other))
+    return Best(
+        protocol=protocol,
+        budget=budget,
+        full=full,
+        learned=best([line for line in compared if line.method == LEARNED]),
+        attention_free=None if free is other else free,
+        other=other,
+    )
+
+
+def _sentence(best: Best, *, losses: bool) -> str:
+    budget, full = best.budget, best.full
+    names = {
+        id(best.learned): "{}",
+        id(best.attention_free): "the best attention-free method without training, {},",
+        id(best.other): "the best method without training, {},",
+    }
+    parts = [(names[id(line)].format(line.label), line.cells[budget].mean) for line in best.lines]
     verb, unit = _words(full, losses=losses)
-    numbers = [_number(line.cells[budget].mean, full, losses=losses) for _, line in parts]
+    numbers = [_number(mean, full, losses=losses) for _, mean in parts]
     text = f"{parts[0][0]} {verb} {numbers[0]}{unit}"
     for (name, _), number in zip(parts[1:], numbers[1:], strict=True):
         text += f"; {name} {number}"
     where = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
-    protocol_words = "the question seen" if protocol == "query_aware" else "the question not seen"
-    return f"{where} ({protocol_words} before compression) {text}."
+    seen = "the question seen" if best.protocol == "query_aware" else "the question not seen"
+    return f"{where} ({seen} before compression) {text}."
+
+
+def _differences(best: Best, *, resamples: int, seed: int) -> list[str]:
+    """The first of the methods minus the others, and what size of difference was to be seen.
+
+    Nothing where they were not scored (perplexities), or share no prompts.
+    """
+    first, budget = best.lines[0], best.budget
+    pairs = [
+        (line, first.scores[budget], line.scores[budget])
+        for line in best.lines[1:]
+        if line.scores and _share_prompts(first, line, budget)
+    ]
+    if not pairs:
+        return []
+    found = [
+        paired_difference(ours, theirs, resamples=resamples, seed=seed) for _, ours, theirs in pairs
+    ]
+    parts = [
+        f"minus {line.label} {100 * difference.mean:+.1f} "
+        f"({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
+        f"{' *' if resolved else ''}"
+        for (line, _, _), difference, resolved in zip(pairs, found, holm(found), strict=True)
+    ]
+    last = found[-1]
+    tasks = len({task for scores in pairs[-1][1].values() for task, _ in scores})
+    return [
+        f"Paired by prompt, in points (95 % interval): {first.label} {', '.join(parts)}.",
+        "* differs from 0 at 5 %, corrected for the number of differences (Holm)."
+        if any(holm(found))
+        else "None of these differences can be told from 0 with these prompts.",
+        f"With {last.prompts / tasks:.0f} prompts per task, differences below "
+        f"{100 * resolved_by(last):.1f} points are not resolved.",
+    ]
+
+
+def _share_prompts(first: Line, second: Line, budget: str) -> bool:
+    ours, theirs = (
+        {unit for answers in line.scores[budget].values() for unit in answers}
+        for line in (first, second)
+    )
+    return not ours.isdisjoint(theirs)
 
 
 def _attention_free(method: str) -> bool:

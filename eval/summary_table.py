@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 
 from rich.console import Console
@@ -11,13 +11,15 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from eval.results.records import OWN, Row, method_label, policy_groups
-from eval.stats import Interval, bootstrap_mean, per_prompt, perplexity
+from eval.stats import Interval, Scores, bootstrap_mean, by_policy, perplexity
 from kvp.budgets import parse_budget
 
 FULL_COLUMN = "full"
 PROTECTED = " +p"
 SPREAD = "(± half of the 95 % interval)"
 """Shown next to each mean where the screen is wide enough."""
+SEVERAL_SEEDS = "kvp: intervals are over prompts and training seeds"
+ONE_SEED = "kvp, one training seed: what another seed would change is not in the interval"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +33,21 @@ class Line:
     """Method, preset, allocator, and `+p` where first and last tokens are always kept."""
     cells: Mapping[str, Interval]
     """By budget spec; `full` for the full cache, `own` for a size of the method's own."""
+    policies: int
+    """Policies averaged, 0 for methods without."""
+    scores: Mapping[str, Scores] = field(default_factory=dict)
+    """By budget, what the means are over; empty for perplexities."""
     own_share: float | None = None
     """Share of the cache it keeps where it sizes the cache itself, mean over records."""
 
 
 def headline(records: Iterable[Row], *, resamples: int = 2000, seed: int = 0) -> list[Line]:
-    """Mean string-match score over all generated tasks; policy seeds are averaged per prompt."""
+    """Mean string-match score over all generated tasks, policy seeds averaged."""
 
     def score(group: list[Row]) -> Interval:
-        return bootstrap_mean(per_prompt(group), resamples=resamples, seed=seed)
+        return bootstrap_mean(by_policy(group), resamples=resamples, seed=seed)
 
-    return _lines((record for record in records if record["score"] is not None), score)
+    return _lines((record for record in records if record["score"] is not None), score, by_policy)
 
 
 def perplexity_headline(
@@ -64,7 +70,11 @@ def print_headline(console: Console, records: Iterable[Row], *, resamples: int, 
     _print(console, losses, "perplexity of the given text", 1)
 
 
-def _lines(records: Iterable[Row], score: Callable[[list[Row]], Interval]) -> list[Line]:
+def _lines(
+    records: Iterable[Row],
+    score: Callable[[list[Row]], Interval],
+    scores: Callable[[list[Row]], Scores] | None = None,
+) -> list[Line]:
     records = list(records)
     policies = policy_groups(records)
     groups: dict[tuple[str, str], dict[str, list[Row]]] = {}
@@ -82,6 +92,9 @@ def _lines(records: Iterable[Row], score: Callable[[list[Row]], Interval]) -> li
             method=next(iter(groups[key].values()))[0]["method"],
             label=key[1],
             cells={budget: score(group) for budget, group in groups[key].items()},
+            policies=_policies(groups[key].values()),
+            scores={budget: scores(group) for budget, group in groups[key].items()}
+            if scores else {},
             own_share=_share(groups[key].get(OWN, [])),
         )
         for key in sorted(groups, key=order)
@@ -94,6 +107,10 @@ def _label(record: Row, policies: Mapping[str | None, str]) -> str:
     name = f"{record['method']}/{group}" if group else record["method"]
     label = method_label(name, record["variant"], record["allocator"])
     return f"{label}{PROTECTED if record['protected'] else ''}"
+
+
+def _policies(groups: Iterable[list[Row]]) -> int:
+    return len({record["policy"] for group in groups for record in group} - {None})
 
 
 def _share(records: list[Row]) -> float | None:
@@ -117,6 +134,10 @@ def _print(console: Console, lines: list[Line], what: str, scale: int) -> None:
         console.print(table, width=max(console.width, _width(console, table)), crop=False)
     if lines:
         console.print("+p: first and last tokens are always kept")
+    if any(line.policies > 1 for line in lines):
+        console.print(SEVERAL_SEEDS)
+    if any(line.policies == 1 for line in lines):
+        console.print(ONE_SEED)
     if any(line.own_share is not None for line in lines):
         console.print("own @: the method's own size, as a share of the cache")
 

@@ -41,7 +41,7 @@ def print_budgets(budgets: BudgetFile, console: Console | None = None) -> None:
     )
     if held is not None and low <= 0:
         console.print(
-            "note: on held-out prompts not significantly better than uniform budgets",
+            "note: the interval on held-out prompts includes 0: not shown to be better than uniform",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 
