@@ -43,10 +43,9 @@ class Prepared:
     """What is left out or differs from what was asked for."""
 
     @property
-    def answered(self) -> Prompt:
-        """The first prompt whose answer is generated, or the first of all."""
-        generated = [prompt for prompt in self.prompts if not prompt.forced]
-        return (generated or list(self.prompts))[0]
+    def first_answered(self) -> tuple[Prompt, str]:
+        """The first prompt whose answer is generated, or the first of all, and a protocol of it."""
+        return next((pair for pair in self.work if not pair[0].forced), self.work[0])
 
     def settings(self, prompt: Prompt, protocol: str) -> Sequence[Setting]:
         """What is run on a prompt."""

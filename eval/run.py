@@ -16,9 +16,14 @@ import torch
 from rich.console import Console
 from rich.filesize import decimal
 
-from eval.conclusion import conclusion
 from eval.config import EvalConfig
-from eval.cost_curves import CURVE_KEY, KEPT_KEY, measure_traces, usable_records
+from eval.cost_curves import (
+    CURVE_KEY,
+    KEPT_KEY,
+    TraceSettings,
+    measure_traces,
+    usable_records,
+)
 from eval.evaluate import Bench, evaluate, identify
 from eval.methods import Method, file_digests, spec_of
 from eval.prepare import Prepared, cache_bytes, methods_of, prepare, trace_settings
@@ -35,7 +40,7 @@ from eval.results.folder import (
 from eval.results.records import Row as Record
 from eval.results.records import RowFile, key_of, merge_rows, read_rows
 from eval.settings import Setting
-from eval.summary_table import print_headline
+from eval.summary import conclusion, print_headline
 from eval.tasks import Prompt
 from eval.timing import TIMING_KEY, timing_rows
 from eval.token_ranks import token_ranks
@@ -44,6 +49,7 @@ from kvp.hf import load_model
 from kvp.hf.identity import model_identity
 from kvp.manifest import write_sealed_json
 from kvp.progress import Progress, phase, say
+from kvp.store import TraceReader
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -58,7 +64,8 @@ def run(config: EvalConfig) -> list[Record]:
     methods = methods_of(config)
     config = replace(config, methods=",".join(map(spec_of, config.method_list)))
     if config.dry_run:
-        return estimate(config, _prepare(config, methods))
+        prepared = _prepare(config, methods)
+        return estimate(load_bench(config), prepared)
     digests = file_digests(config.policy_list, methods)
     with open_folder(config, digests) as output:
         return _run(config, _prepare(config, methods), output, digests)
@@ -70,7 +77,13 @@ def _prepare(config: EvalConfig, methods: Sequence[Method]) -> Prepared:
     prepared = prepare(config, methods)
     for note in prepared.notes:
         say(f"note: {note}")
-    announce(config, prepared)
+    memory = cache_bytes(
+        prepared,
+        bytes_per_number=BYTES[config.dtype],
+        decode_batch=config.decode_batch,
+        new_tokens=config.max_new_tokens,
+    )
+    announce(prepared, memory)
     return prepared
 
 
@@ -83,7 +96,15 @@ def _run(
     write_manifest(output, config, digests, prepared.notes, digest)
     folder = output.path
     evaluate_all(bench, prepared, RowFile(folder / ROWS))
-    measure_all(bench, config, prepared, folder)
+    if config.timing_prompts:
+        measure_times(bench, prepared, config.timing_prompts, folder / TIMING)
+    if prepared.traces:
+        measure_curves(bench, prepared.methods, prepared.traces, trace_settings(config), folder)
+    if config.tokens:
+        phase("ranking the tokens of one prompt")
+        prompt, protocol = prepared.first_answered
+        content = token_ranks(bench, prompt, protocol, prepared.methods, config.budget_list)
+        write_sealed_json(folder / TOKENS, content)
     write_counts(folder)
     records = list(read_rows(folder / ROWS))
     print_headline(Console(markup=False), records, resamples=config.bootstrap, seed=config.seed)
@@ -111,16 +132,10 @@ def load_bench(config: EvalConfig) -> Bench:
     )
 
 
-def announce(config: EvalConfig, prepared: Prepared) -> None:
-    """Say how much is to be done."""
+def announce(prepared: Prepared, memory: int) -> None:
+    """Say how much is to be done, with `memory` bytes of caches."""
     sizes = {len(settings) for settings in prepared.planned.values()}
     settings = f"{min(sizes)} to {max(sizes)}" if len(sizes) > 1 else f"{max(sizes)}"
-    memory = cache_bytes(
-        prepared,
-        bytes_per_number=BYTES[config.dtype],
-        decode_batch=config.decode_batch,
-        new_tokens=config.max_new_tokens,
-    )
     tasks = len({prompt.task for prompt in prepared.prompts})
     say(
         f"{len(prepared.prompts)} prompts of {tasks} tasks, {len(prepared.work)} evaluations of "
@@ -130,9 +145,8 @@ def announce(config: EvalConfig, prepared: Prepared) -> None:
     )
 
 
-def estimate(config: EvalConfig, prepared: Prepared) -> list[Record]:
+def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
     """Measure one prompt and say how long the rest would take; returns its records."""
-    bench = load_bench(config)
     prompt, protocol = prepared.work[0]
     phase(f"measuring one prompt of {prompt.task}")
     started = time.perf_counter()
@@ -170,30 +184,31 @@ def evaluate_all(bench: Bench, prepared: Prepared, file: RowFile) -> None:
             progress.advance(note=f"{prompt.task} {protocol}")
 
 
-def measure_all(bench: Bench, config: EvalConfig, prepared: Prepared, folder: Path) -> None:
-    """Timing, cost curves and token ranks, as far as they are asked for."""
-    prompt = prepared.answered
-    protocol = next(name for other, name in prepared.work if other is prompt)
-    if config.timing_prompts:
-        timed = [p for p in prepared.prompts if p.forced == prompt.forced][: config.timing_prompts]
-        settings = _timed(prepared.settings(prompt, protocol))
-        with Progress("timing", len(timed)) as progress:
-            rows = timing_rows(bench, timed, protocol, settings, advance=progress.advance)
-        merge_rows(folder / TIMING, rows, TIMING_KEY)
-    if prepared.traces:
-        measured_on = trace_settings(config)
-        records = usable_records(prepared.traces, measured_on)
-        with Progress("cost curves", sum(map(len, records.values()))) as progress:
-            measured = measure_traces(
-                measured_on, prepared.methods, prepared.traces, bench.model, bench.tokenizer,
-                advance=progress.advance,
-            )  # fmt: skip
-        merge_rows(folder / CURVES, measured.curves, CURVE_KEY)
-        merge_rows(folder / KEPT, measured.kept, KEPT_KEY)
-    if config.tokens:
-        phase("ranking the tokens of one prompt")
-        content = token_ranks(bench, prompt, protocol, prepared.methods, config.budget_list)
-        write_sealed_json(folder / TOKENS, content)
+def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) -> None:
+    """The timing pass, on the first `prompts` prompts of one kind."""
+    prompt, protocol = prepared.first_answered
+    timed = [other for other in prepared.prompts if other.forced == prompt.forced][:prompts]
+    settings = _timed(prepared.settings(prompt, protocol))
+    with Progress("timing", len(timed)) as progress:
+        rows = timing_rows(bench, timed, protocol, settings, advance=progress.advance)
+    merge_rows(file, rows, TIMING_KEY)
+
+
+def measure_curves(
+    bench: Bench,
+    methods: Sequence[Method],
+    traces: TraceReader,
+    settings: TraceSettings,
+    folder: Path,
+) -> None:
+    """Cost curves and attention recall on held-out traces."""
+    records = usable_records(traces, settings)
+    with Progress("cost curves", sum(map(len, records.values()))) as progress:
+        measured = measure_traces(
+            settings, methods, traces, bench.model, bench.tokenizer, advance=progress.advance
+        )
+    merge_rows(folder / CURVES, measured.curves, CURVE_KEY)
+    merge_rows(folder / KEPT, measured.kept, KEPT_KEY)
 
 
 def _timed(settings: Sequence[Setting]) -> list[Setting]:

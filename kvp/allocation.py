@@ -1,7 +1,7 @@
 """Splitting a budget over the heads of a model: the contract of allocators, and its arithmetic.
 
-An allocator turns the scores of one prompt into token counts per layer and KV head; which tokens
-follows from the scores alone (`kvp.ranking`). Which allocators exist is `policies.registry`.
+An allocator turns the scores of one prompt into token counts per layer and KV head; the
+scores alone decide which tokens (`kvp.ranking`). The list of allocators is `policies.registry`.
 """
 
 from __future__ import annotations

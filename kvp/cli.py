@@ -1,6 +1,6 @@
 """Command-line front of every program: config -> flags, YAML + flags, one-line errors.
 
-The one place that knows jsonargparse. Programs call `main` from their `cli.py`, which imports no
+The only module that uses jsonargparse. Programs call `main` from their `cli.py`, which imports no
 torch, so `--help` answers at once. Flags come from the config's groups (`kvp.config_groups`); what
 a program prints when it ends badly, and its exit code, is decided here (`kvp.exit_codes`).
 """

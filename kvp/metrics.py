@@ -1,4 +1,4 @@
-"""How good a ranking is: every measured number of rankings, defined once for all programs.
+"""Metrics of rankings, defined once for all programs.
 
 A cache holds N tokens of importance w (future attention, `kvp.ops.future_attention`), W = sum w.
 Protected tokens come first in every ranking; p of them leave N - p that compete. E_b is the

@@ -1,4 +1,4 @@
-"""Other people's code by name: an entry point's, or `package.module:Name` on a command line.
+"""Code of other packages by name: an entry point, or `package.module:Name` on a command line.
 
 Nothing is imported before its name is used. Whatever goes wrong inside foreign code, an exit
 included, becomes one line that names it. A `Registry` is for components whose built-in ones are

@@ -1,4 +1,4 @@
-"""Rotary position embedding as a value: what a method needs to move queries in position.
+"""Rotary position embedding as a value, for methods that move queries in position.
 
 The half-split convention of the Llama family: channel i rotates with channel i + R / 2, where R
 channels rotate and the others pass through. `kvp.hf` reads it off a model, a trace store carries

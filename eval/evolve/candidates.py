@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eval.decode import Decoder, Kept, Prefix
-from eval.evolve.fitness import reply_score
-from eval.evolve.search import Scheme
+from eval.evolve.search import Scheme, reply_score
 from eval.tasks import Prompt
 from kvp.allocation import apportion
 from kvp.budgets import Budget

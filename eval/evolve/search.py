@@ -10,6 +10,7 @@ default, and ceil(L / n) groups as in its algorithm (its text says floor).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,6 @@ import torch
 from cmaes import CMA
 from numpy.typing import NDArray
 
-from eval.evolve.fitness import fitness
 from eval.evolve.search_folder import Generation, Journal
 from kvp.allocation import apportion
 
@@ -30,6 +30,31 @@ Evaluate = Callable[[Sequence[Scheme]], Sequence[float]]
 
 UNIFORM_GROUP = -1
 """Group of the journal's first entry: the uniform scheme that the search starts from."""
+LEAST_SCORE = 1e-6
+"""A task score of 0 counts as this, so that the cache score still orders useless candidates."""
+
+
+def cache_score(mean: float, target: float, gamma: float) -> float:
+    """Score of a mean budget against its target, both tokens per KV head (EvolKV, section 3).
+
+    max(0, 1 - (mean - target) / target) above the target, 1 - gamma (1 - mean / target) below.
+    """
+    if mean > target:
+        return max(0.0, 1.0 - (mean - target) / target)
+    return 1.0 - gamma * (1.0 - mean / target)
+
+
+def fitness(score: float, mean: float, target: float, *, lambda_: float, gamma: float) -> float:
+    """EvolKV's fitness r = f (1 + lambda cache_score): f is the mean task score, 0 to 1."""
+    return max(score, LEAST_SCORE) * (1.0 + lambda_ * cache_score(mean, target, gamma))
+
+
+def reply_score(nll: float, tokens: int) -> float:
+    """Task score of a given reply: 1 / perplexity, the geometric mean of its tokens' probabilities.
+
+    `nll` is summed over the reply's tokens, in nats. The paper only has generated answers.
+    """
+    return math.exp(-nll / tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

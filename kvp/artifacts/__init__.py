@@ -1,5 +1,5 @@
-"""Files and folders that programs write: whole or not at all, and one writer at a time.
+"""Output files and folders: atomic writes, one writer at a time.
 
 `files` writes one file, `tensors` a safetensors file, `jsonl` a growing file of records; `locks`
-and `claim` decide whose folder it is. What the files mean is specified in `docs/formats.md`.
+and `claim` give a folder to one writer. What the files mean is specified in `docs/formats.md`.
 """

@@ -1,9 +1,9 @@
-"""Whose output folder this is, and whether a program may go on in it.
+"""Claim an output folder: one writer, and only runs of the same identity resume.
 
 The same four rules hold for every program that writes a folder. It must be new, empty, or of the
-same kind and identity (all that decides its content); whatever else lies in it is not touched, and
-the folder refused. It must not lie inside another artefact. One process writes it at a time. What
-an interrupted writer left half-written (`*.partial` of the files a folder of the kind holds) is
+same kind and identity (all that decides its content); a folder with anything else in it is refused,
+untouched. It must not lie inside another artefact. One process writes it at a time. What an
+interrupted writer left half-written (`*.partial` of the files a folder of the kind holds) is
 deleted by the next one.
 """
 

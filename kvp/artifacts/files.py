@@ -1,4 +1,4 @@
-"""One file, written so that after any crash it is the old one or the whole new one.
+"""Atomic writing of a file: after any crash it has its old or its whole new content.
 
 Written aside as `NAME.partial`, flushed to the disk, renamed, and the folder flushed as well. Files
 are made as `open` makes them, so the user's umask decides who may read them. Not for two writers of

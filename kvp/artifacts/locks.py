@@ -1,7 +1,7 @@
-"""A folder's lock: one process writes, a second one is refused by the name of the first.
+"""A folder's lock: one process writes, a second one gets an error that names the first.
 
 The operating system drops the lock when its process ends, however it ends, so there is no stale
-lock to take over: a lock file that nobody holds means nothing.
+lock to take over: a lock file without a lock has no effect.
 """
 
 from __future__ import annotations

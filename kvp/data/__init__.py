@@ -1,5 +1,5 @@
 """Where prompts come from: tasks, generated prose and dialogues, files and hub data sets.
 
 `tasks` is the registry that collecting and evaluating share, `rows` reads files, `sources` is what
-`--data` names, `encode` turns a sample into token ids. Nothing here knows a model.
+`--data` names, `encode` turns a sample into token ids. Nothing here depends on a model.
 """

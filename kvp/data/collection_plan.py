@@ -1,6 +1,6 @@
-"""Which samples a program runs over: those of all splits, numbered through, and their identity.
+"""The samples of a program, those of all splits in one sequence, and their identity.
 
-Collection and training from a running model share it, so that the same words mean the same prompts.
+Collection and training from a running model share it, so that the same flags give the same prompts.
 """
 
 from __future__ import annotations

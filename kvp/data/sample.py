@@ -1,4 +1,4 @@
-"""One prompt with its reference answers, and a sequence of them: what tasks and sources give."""
+"""One prompt with its reference answers, and a sequence of them, as tasks and sources make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--data` names: tasks in turn, generated dialogues, or rows of a file or data set.
+"""Sources of `--data`: tasks in turn, generated dialogues, or rows of a file or data set.
 
 Each kind of data is a line of `SOURCES`; a user's own is `package.module:Name`, anything callable
 with `(tasks, settings, tokenizer)`, or an entry point of the group `kvp.sources`.

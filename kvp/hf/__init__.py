@@ -1,4 +1,4 @@
-"""The only place in kvp that knows transformers: models, observation and the evicting cache."""
+"""All of kvp that depends on transformers: models, observation and the evicting cache."""
 
 from kvp.hf.cache import EvictingCache
 from kvp.hf.eviction import evicting, prefill_and_evict

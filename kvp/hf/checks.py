@@ -1,4 +1,4 @@
-"""Refuse, in one line and before any work, what kvp would get wrong: models and their weights."""
+"""Refuse models that kvp would evict from wrongly, in one line and before any work."""
 
 from __future__ import annotations
 

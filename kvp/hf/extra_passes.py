@@ -1,8 +1,8 @@
 """Extra forward passes on top of a full cache, and the attention its tokens receive in them.
 
-The cache is lent, never written: a pass sees keys and values of the prompt and of itself, and
-its own are dropped after each layer. The attention is reduced layer by layer to one number per
-cached token. What is fed in a pass is `kvp.hf.reconstruction`; the formula is
+The cache is read, never written: a pass sees keys and values of the prompt and of itself, and those
+of itself are dropped after each layer. The attention is reduced layer by layer to one number per
+cached token. The tokens of a pass come from `kvp.hf.reconstruction`; the formula is
 `kvp.ops.reconstruction_attention`.
 """
 

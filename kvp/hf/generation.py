@@ -1,4 +1,4 @@
-"""When an answer ends, and greedy decoding step by step on a cache that exists already."""
+"""The end of an answer, and greedy decoding step by step on an existing cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a model once and keep what its attention read: keys, values and queries after RoPE.
+"""Run a model once and record keys, values and queries of its attention, after RoPE.
 
 Serves collection (every query), eviction (the recent ones) and evaluation (one prefill for many
 methods). Prompts here have no padding; `kvp.hf.eviction.evicting` deals with padded batches.

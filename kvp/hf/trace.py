@@ -1,4 +1,4 @@
-"""One sequence: continue a prompt, then run the whole of it once and keep what attention saw."""
+"""One sequence: continue a prompt, then run all of it once and record queries, keys and values."""
 
 from __future__ import annotations
 

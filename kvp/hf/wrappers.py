@@ -1,6 +1,7 @@
-"""What lies around a model: wrappers whose forward `generate` never calls, and `evicting` blocks.
+"""Find the model inside a wrapper, and refuse models that are inside an `evicting` block.
 
-Hooks on a wrapper would never fire, and the cache would silently stay full.
+Generation never calls a wrapper's forward, so hooks on it would never fire and the cache would
+silently stay full.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The trace store: what attention saw of collected sequences (`docs/formats.md`)."""
+"""The trace store: queries, keys and values of collected sequences (`docs/formats.md`)."""
 
 from kvp.store.reader import TraceReader
 from kvp.store.schema import STORED_LABELS, SequenceRecord, Trace

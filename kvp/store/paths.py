@@ -1,4 +1,4 @@
-"""Where things lie in a trace store and how arrays are encoded (`docs/formats.md`)."""
+"""Paths in a trace store and the encoding of its arrays (`docs/formats.md`)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Schema of a trace store: a record and tensors per sequence.
 
-Left out: the plan of all (`plan`), files and codecs (`layout`), moving bytes (`writer`, `reader`).
+Left out: the plan (`store_plan`), paths and codecs (`paths`), reading and writing (`reader`,
+`writer`).
 """
 
 from __future__ import annotations

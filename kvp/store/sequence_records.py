@@ -1,7 +1,7 @@
 """Committing a sequence and checking that a committed one is still there.
 
 A record is written last and atomically; its presence commits the sequence. It holds the size and
-the SHA-256 of every shard, because zarr reads a missing shard as zeros without a word.
+the SHA-256 of every shard, because zarr reads a missing shard as zeros without an error.
 """
 
 from __future__ import annotations

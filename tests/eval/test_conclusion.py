@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eval.conclusion import conclusion
+from eval.summary import conclusion
 
 
 def _record(method: str, budget: str | None, **fields: Any) -> dict[str, Any]:

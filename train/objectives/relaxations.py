@@ -1,4 +1,4 @@
-"""Sorting made differentiable: the ablation the KVP paper sets against its policy gradient.
+"""Sorting made differentiable: the KVP paper's ablation of its policy gradient.
 
 Three relaxations of the ranks of one context, rank 1 for the largest score. All take scores
 [..., N] float32 or float64, are equivariant under permutations of the tokens, do not change when

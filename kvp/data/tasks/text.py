@@ -1,7 +1,7 @@
 """The task `text`: running text, for models without a chat template, too.
 
 A prompt is a stretch of text: its first tokens are the cache, the following ones are given and
-their likelihood is measured. Nothing is asked, so both protocols would do the same.
+their likelihood is measured. There is no question, so both protocols are the same.
 """
 
 from __future__ import annotations

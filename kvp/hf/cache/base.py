@@ -1,9 +1,9 @@
-"""What all layers of the evicting cache share, however they store their tokens.
+"""Base class of the evicting cache's layers, whichever way they store tokens.
 
-A layer counts the tokens it has seen, refuses what would silently go wrong, and hands the true
-positions of new tokens to its attention. Tokens are stored by `kvp.hf.cache.dense` (equally many
-per head) and `kvp.hf.cache.ragged` (each head its own number). Left out: rollback (`crop`),
-offloading, gradients.
+A layer counts the tokens it has seen, refuses operations that would silently go wrong, and hands
+the true positions of new tokens to its attention. Tokens are stored by `kvp.hf.cache.dense`
+(equally many per head) and `kvp.hf.cache.ragged` (each head another number). Left out: rollback
+(`crop`), offloading, gradients.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Attention over heads that store different numbers of tokens.
 
 `reference.py` is the definition, `by_blocks.py` and `by_heads.py` the same numbers at about the
-speed of dense attention on a CPU. A fused kernel for decoding would stand behind the same function.
+speed of dense attention on a CPU. A fused kernel for decoding would be dispatched by the same
+function.
 """
 
 from kvp.ops.ragged_attention.dispatch import ragged_attention

@@ -1,7 +1,8 @@
-"""The search without a model: groups, population, exact totals, convergence, resuming."""
+"""The search without a model: fitness, groups, population, exact totals, convergence, resuming."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.evolve.search import Scheme, SearchPlan, group_optimiser, layer_groups, search
+from eval.evolve.search import (
+    Scheme,
+    SearchPlan,
+    cache_score,
+    fitness,
+    group_optimiser,
+    layer_groups,
+    reply_score,
+    search,
+)
 from eval.evolve.search_folder import Journal
 from kvp.artifacts.jsonl import JsonLines
 from kvp.errors import ResultsError
@@ -160,3 +170,27 @@ def test_a_group_of_one_layer_can_still_trade_with_the_others(tmp_path: Path) ->
     elite = search(plan, towards, Journal(tmp_path / "log"))
     assert elite.scheme[0] > elite.scheme[1] > elite.scheme[2]
     assert sum(elite.scheme) == 300
+
+
+@pytest.mark.parametrize(
+    ("mean", "expected"),
+    [(128, 1.0), (256, 0.0), (0, 0.8), (64, 0.9), (192, 0.5), (512, 0.0)],
+)
+def test_cache_score(mean: float, expected: float) -> None:
+    assert cache_score(mean, 128, gamma=0.2) == pytest.approx(expected)
+
+
+def test_fitness() -> None:
+    assert fitness(1.0, 128, 128, lambda_=0.3, gamma=0.2) == pytest.approx(1.3)
+    assert fitness(0.5, 64, 128, lambda_=0.3, gamma=0.2) == pytest.approx(0.5 * 1.27)
+    assert fitness(1.0, 256, 128, lambda_=0.3, gamma=0.2) == pytest.approx(1.0)
+
+
+def test_useless_candidates_still_differ_by_their_size() -> None:
+    small, large = (fitness(0.0, mean, 128, lambda_=0.3, gamma=0.2) for mean in (128, 250))
+    assert 0 < large < small < 1e-5
+
+
+def test_replies_score_as_one_over_perplexity() -> None:
+    assert reply_score(0.0, 7) == 1.0
+    assert reply_score(3 * math.log(4), 3) == pytest.approx(0.25)

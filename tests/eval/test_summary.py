@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from eval.summary_table import headline, perplexity_headline, print_headline
+from eval.summary import headline, perplexity_headline, print_headline
 
 BUDGETS = ["6%", "9%", "12.5%", "19%", "25%", "37.5%", "50%"]
 

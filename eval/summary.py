@@ -1,8 +1,12 @@
-"""The closing table of a run: mean score per method and budget with its interval, per protocol."""
+"""The end of a run: a table per protocol, and a few sentences.
+
+The table holds the mean score of every method and budget with its interval, the sentences what a
+small cache costs by the best methods, and which differences the prompts can tell.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -10,9 +14,27 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from eval.results.records import OWN, Row, method_label, policy_groups
-from eval.stats import Interval, Scores, bootstrap_mean, by_policy, perplexity
+from eval.results.records import (
+    FULL,
+    LEARNED,
+    ORACLE,
+    OWN,
+    Row,
+    method_label,
+    policy_groups,
+)
+from eval.stats import (
+    Interval,
+    Scores,
+    bootstrap_mean,
+    by_policy,
+    holm,
+    paired_difference,
+    perplexity,
+    resolved_by,
+)
 from kvp.budgets import parse_budget
+from policies.registry import METHODS
 
 FULL_COLUMN = "full"
 PROTECTED = " +p"
@@ -20,6 +42,10 @@ SPREAD = "(± half of the 95 % interval)"
 """Shown next to each mean where the screen is wide enough."""
 SEVERAL_SEEDS = "kvp: intervals are over prompts and training seeds"
 ONE_SEED = "kvp, one training seed: what another seed would change is not in the interval"
+
+USUAL_BUDGET = "12.5%"
+"""The budget the sentences are about where it was run; else the middle one of the run."""
+NOT_COMPARED = (FULL, ORACLE, "random")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,3 +200,149 @@ def _cell(line: Line, column: str, scale: int, *, spread: bool) -> str:
     size = f" @{line.own_share:.0%}" if column == OWN and line.own_share is not None else ""
     around = f" ±{half:.{digits}f}" if spread else ""
     return f"{value.mean * scale:.{digits}f}{around}{size}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The best methods of one protocol at one budget."""
+
+    protocol: str
+    budget: str
+    full: float | None
+    """Mean of the full cache."""
+    learned: Line | None
+    attention_free: Line | None
+    """Of the methods without training; None where that is `other`."""
+    other: Line | None
+    """The best method without training."""
+
+    @property
+    def lines(self) -> list[Line]:
+        """Those that there are, the learned one first."""
+        return [line for line in (self.learned, self.attention_free, self.other) if line]
+
+
+def conclusion(records: Iterable[Row], *, resamples: int = 200, seed: int = 0) -> str:
+    """What the records say about the first protocol with generated answers, in a few sentences.
+
+    Where nothing was generated it is about perplexity; without methods to compare it is empty.
+    "Best" is by the mean over the prompts of this very run.
+    """
+    records = list(records)
+    scores = headline(records, resamples=resamples, seed=seed)
+    lines = scores or perplexity_headline(records, resamples=resamples, seed=seed)
+    best = _best(lines, losses=not scores)
+    if best is None:
+        return ""
+    sentence = _sentence(best, losses=not scores)
+    return "\n".join([sentence, *_differences(best, resamples=resamples, seed=seed)])
+
+
+def _best(lines: Sequence[Line], *, losses: bool) -> Best | None:
+    protocol = next((line.protocol for line in lines), "")
+    lines = [line for line in lines if line.protocol == protocol]
+    full = next((line.cells[FULL_COLUMN].mean for line in lines if FULL_COLUMN in line.cells), None)
+    compared = [line for line in lines if line.method not in NOT_COMPARED]
+    budgets = {name for line in compared for name in line.cells} - {FULL_COLUMN, OWN}
+    if not budgets:
+        return None
+    ordered = sorted(budgets, key=budget_order)
+    budget = USUAL_BUDGET if USUAL_BUDGET in budgets else ordered[len(ordered) // 2]
+    compared = [line for line in compared if budget in line.cells]
+
+    def value(line: Line) -> float:
+        return -line.cells[budget].mean if losses else line.cells[budget].mean
+
+    def best(some: Sequence[Line]) -> Line | None:
+        return max(some, key=value, default=None)
+
+    others = [line for line in compared if line.method != LEARNED]
+    other = best(others)
+    free = best([line for line in others if _attention_free(line.method)])
+    return Best(
+        protocol=protocol,
+        budget=budget,
+        full=full,
+        learned=best([line for line in compared if line.method == LEARNED]),
+        attention_free=None if free is other else free,
+        other=other,
+    )
+
+
+def _sentence(best: Best, *, losses: bool) -> str:
+    budget, full = best.budget, best.full
+    names = {
+        id(best.learned): "{}",
+        id(best.attention_free): "the best attention-free method without training, {},",
+        id(best.other): "the best method without training, {},",
+    }
+    parts = [(names[id(line)].format(line.label), line.cells[budget].mean) for line in best.lines]
+    verb, unit = _words(full, losses=losses)
+    numbers = [_number(mean, full, losses=losses) for _, mean in parts]
+    text = f"{parts[0][0]} {verb} {numbers[0]}{unit}"
+    for (name, _), number in zip(parts[1:], numbers[1:], strict=True):
+        text += f"; {name} {number}"
+    where = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
+    seen = "the question seen" if best.protocol == "query_aware" else "the question not seen"
+    return f"{where} ({seen} before compression) {text}."
+
+
+def _differences(best: Best, *, resamples: int, seed: int) -> list[str]:
+    """The first of the methods minus the others, and what size of difference was to be seen.
+
+    Nothing where they were not scored (perplexities), or share no prompts.
+    """
+    first, budget = best.lines[0], best.budget
+    pairs = [
+        (line, first.scores[budget], line.scores[budget])
+        for line in best.lines[1:]
+        if line.scores and _share_prompts(first, line, budget)
+    ]
+    if not pairs:
+        return []
+    found = [
+        paired_difference(ours, theirs, resamples=resamples, seed=seed) for _, ours, theirs in pairs
+    ]
+    parts = [
+        f"minus {line.label} {100 * difference.mean:+.1f} "
+        f"({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
+        f"{' *' if resolved else ''}"
+        for (line, _, _), difference, resolved in zip(pairs, found, holm(found), strict=True)
+    ]
+    last = found[-1]
+    tasks = len({task for scores in pairs[-1][1].values() for task, _ in scores})
+    return [
+        f"Paired by prompt, in points (95 % interval): {first.label} {', '.join(parts)}.",
+        "* differs from 0 at 5 %, corrected for the number of differences (Holm)."
+        if any(holm(found))
+        else "None of these differences can be told from 0 with these prompts.",
+        f"With {last.prompts / tasks:.0f} prompts per task, differences below "
+        f"{100 * resolved_by(last):.1f} points are not resolved.",
+    ]
+
+
+def _share_prompts(first: Line, second: Line, budget: str) -> bool:
+    ours, theirs = (
+        {unit for answers in line.scores[budget].values() for unit in answers}
+        for line in (first, second)
+    )
+    return not ours.isdisjoint(theirs)
+
+
+def _attention_free(method: str) -> bool:
+    entry = METHODS.get(method)
+    return entry is not None and entry.attention_free
+
+
+def _words(full: float | None, *, losses: bool) -> tuple[str, str]:
+    """What stands before and after the first number."""
+    if losses:
+        relative = " times the perplexity of the full cache" if full else " as its perplexity"
+        return "has", relative
+    return ("answers", " of what the full cache answers") if full else ("scores", "")
+
+
+def _number(mean: float, full: float | None, *, losses: bool) -> str:
+    """Relative to the full cache where that was run."""
+    relative = mean / full if full else mean
+    return f"{relative:.2f}" if losses else f"{relative:.0%}"
