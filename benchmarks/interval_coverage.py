@@ -76,9 +76,7 @@ def cases() -> Iterator[Case]:
     for texts in TEXTS:
         yield Case(what="perplexity", tasks=1, prompts=texts, seeds=1, seed_sd=0, share=0)
     for seeds, sd in ((1, 0.0), (3, 0.02), (5, 0.02)):
-        yield Case(
-            what="table", tasks=6, prompts=20, seeds=seeds, seed_sd=sd, share=0.5, other=0.5
-        )
+        yield Case(what="table", tasks=6, prompts=20, seeds=seeds, seed_sd=sd, share=0.5, other=0.5)
 
 
 def answers(case: Case, rows: int, generator: np.random.Generator) -> Floats:
@@ -100,7 +98,9 @@ def answers(case: Case, rows: int, generator: np.random.Generator) -> Floats:
 def scores_of(case: Case, values: Floats) -> Scores:
     """Answers [seeds, prompts] as `eval.stats` takes them."""
     units = [(str(n // case.prompts), str(n)) for n in range(case.tasks * case.prompts)]
-    return {str(seed): dict(zip(units, row.tolist(), strict=True)) for seed, row in enumerate(values)}
+    return {
+        str(seed): dict(zip(units, row.tolist(), strict=True)) for seed, row in enumerate(values)
+    }
 
 
 def percentile_interval(

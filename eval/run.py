@@ -40,7 +40,7 @@ from eval.results.folder import (
 from eval.results.records import Row as Record
 from eval.results.records import RowFile, key_of, merge_rows, read_rows
 from eval.settings import Setting
-from eval.summary import conclusion, print_headline
+from eval.summary import conclusion, planned_resolution, print_headline
 from eval.tasks import Prompt
 from eval.timing import TIMING_KEY, timing_rows
 from eval.token_ranks import token_ranks
@@ -157,6 +157,8 @@ def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
         f"dry run: {seconds:.1f} s for one prompt, so about {duration(seconds * count)} for all "
         f"{count} evaluations; timing, curves and token ranks come on top. Nothing was written."
     )
+    if note := planned_resolution(p.task for p in prepared.prompts if not p.forced):
+        say(note)
     return records
 
 

@@ -287,8 +287,10 @@ def _prompt_draws(
 
 
 def _small_sample(n: int) -> float:
-    """From the spread of a mean under Dirichlet weights, s^2 / (n + 1) with divisor n, to s^2 / n
-    with divisor n - 1."""
+    """Ratio of two standard errors of a mean, the unbiased one to that under Dirichlet weights.
+
+    With s^2 the variance with divisor n - 1: s^2 / n against (n - 1) s^2 / (n (n + 1)).
+    """
     return math.sqrt((n + 1) / max(n - 1, 1))
 
 
@@ -311,9 +313,7 @@ def _standard_error(means: Sequence[float]) -> float:
     return float(np.std(means, ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else 0.0
 
 
-def _seed_draws(
-    means: Sequence[float], resamples: int, generator: np.random.Generator
-) -> Floats:
+def _seed_draws(means: Sequence[float], resamples: int, generator: np.random.Generator) -> Floats:
     """Deviations [resamples] of the mean over seeds; 0 for fewer than two seeds."""
     if len(means) < 2:
         return np.zeros(resamples)

@@ -6,6 +6,8 @@ small cache costs by the best methods, and which differences the prompts can tel
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -31,7 +33,9 @@ from eval.stats import (
     holm,
     paired_difference,
     perplexity,
+    prompts_to_resolve,
     resolved_by,
+    smallest_resolved,
 )
 from kvp.budgets import parse_budget
 from policies.registry import METHODS
@@ -46,6 +50,11 @@ ONE_SEED = "kvp, one training seed: what another seed would change is not in the
 USUAL_BUDGET = "12.5%"
 """The budget the sentences are about where it was run; else the middle one of the run."""
 NOT_COMPARED = (FULL, ORACLE, "random")
+WORST_SD = 0.5**0.5
+"""Standard deviation of a paired difference of two methods that answer half of the prompts each,
+independently of each other."""
+WANTED = 0.05
+"""Difference of mean scores that a dry run says the number of prompts for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +129,8 @@ def _lines(
             cells={budget: score(group) for budget, group in groups[key].items()},
             policies=_policies(groups[key].values()),
             scores={budget: scores(group) for budget, group in groups[key].items()}
-            if scores else {},
+            if scores
+            else {},
             own_share=_share(groups[key].get(OWN, [])),
         )
         for key in sorted(groups, key=order)
@@ -238,6 +248,23 @@ def conclusion(records: Iterable[Row], *, resamples: int = 200, seed: int = 0) -
     return "\n".join([sentence, *_differences(best, resamples=resamples, seed=seed)])
 
 
+def planned_resolution(tasks: Iterable[str]) -> str:
+    """What differences can be shown by prompts of these tasks, one entry per prompt.
+
+    For the worst case of two unrelated methods; empty without prompts.
+    """
+    sizes = Counter(tasks).values()
+    if not sizes:
+        return ""
+    effective = len(sizes) ** 2 / sum(1 / size for size in sizes)  # every task weighs the same
+    enough = math.ceil(prompts_to_resolve(WORST_SD, WANTED) / len(sizes))
+    return (
+        f"with {'/'.join(map(str, sorted(set(sizes))))} prompts per task differences below "
+        f"{100 * smallest_resolved(WORST_SD, effective):.0f} points are not resolved between "
+        f"unrelated methods; {100 * WANTED:.0f} points need {enough} per task"
+    )
+
+
 def _best(lines: Sequence[Line], *, losses: bool) -> Best | None:
     protocol = next((line.protocol for line in lines), "")
     lines = [line for line in lines if line.protocol == protocol]
@@ -310,14 +337,15 @@ def _differences(best: Best, *, resamples: int, seed: int) -> list[str]:
         for (line, _, _), difference, resolved in zip(pairs, found, holm(found), strict=True)
     ]
     last = found[-1]
-    tasks = len({task for scores in pairs[-1][1].values() for task, _ in scores})
+    tasks = {task for answers in pairs[-1][1].values() for task, _ in answers}
+    each = round(last.prompts / len(tasks))
     return [
         f"Paired by prompt, in points (95 % interval): {first.label} {', '.join(parts)}.",
         "* differs from 0 at 5 %, corrected for the number of differences (Holm)."
         if any(holm(found))
         else "None of these differences can be told from 0 with these prompts.",
-        f"With {last.prompts / tasks:.0f} prompts per task, differences below "
-        f"{100 * resolved_by(last):.1f} points are not resolved.",
+        f"With {each} prompt{'s' * (each != 1)} per task, differences below "
+        f"{100 * min(1.0, resolved_by(last)):.0f} points are not resolved.",
     ]
 
 

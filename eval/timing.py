@@ -75,9 +75,7 @@ def timing_rows(
                 name: statistics.median_low(values[name] for values in measured[number])
                 for name in measured[number][0]
             },
-            "by_prompt": {
-                name: [values[name] for values in measured[number]] for name in SECONDS
-            },
+            "by_prompt": {name: [values[name] for values in measured[number]] for name in SECONDS},
         }
         for number, setting in enumerate(settings)
     ]

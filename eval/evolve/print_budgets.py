@@ -41,7 +41,7 @@ def print_budgets(budgets: BudgetFile, console: Console | None = None) -> None:
     )
     if held is not None and low <= 0:
         console.print(
-            "note: the interval on held-out prompts includes 0: not shown to be better than uniform",
+            "note: on held-out prompts the interval includes 0: not shown to beat uniform",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 

@@ -232,14 +232,11 @@ def _bytes(comparisons: Sequence[Comparison]) -> str:
 def _timing(report: Report) -> str:
     rows = report.results.timing
     if not rows:
-        return missing("No timing pass in this folder: run kvp-eval --timing_prompts 3.")
+        return missing("No timing pass in this folder: run kvp-eval --timing_prompts 6.")
     groups = policy_groups([*report.results.rows, *report.results.curves, *rows])
-    prompts = {row["prompts"] for row in rows if "prompts" in row}
-    counts = "/".join(str(n) for n in sorted(prompts))
     measured = timings(rows, groups)
-    words = f", median over {counts} prompts" if prompts else ""
-    whole = table(tables.costs_of_requests(measured, words))
+    whole = table(tables.costs_of_requests(measured))
     shown = middle_budget(measured)
     if len(shown) == len(measured):
         return whole
-    return table(tables.costs_of_requests(shown, words)) + details("every budget", [whole])
+    return table(tables.costs_of_requests(shown)) + details("every budget", [whole])

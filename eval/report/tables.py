@@ -16,9 +16,13 @@ from eval.report.costs import Area, Timing
 from eval.report.page import Field, Table
 from eval.report.schema import PROTOCOL_NAMES
 from eval.results.records import FULL, LEARNED, ORACLE, OWN, UNIFORM
+from eval.stats import Interval, holm
 
 BEST = "highlighted: the best mean of the column, full cache and oracle apart"
 """What the mark of `best` means, for captions."""
+RESOLVED = "* differs from 0 at 5 % after Holm's correction for all differences of the table"
+"""What the star of a difference means, for captions."""
+SECONDS_LEFT_OUT = "; seconds are left out where fewer than 6 prompts were timed one by one"
 
 
 def summary(comparison: Comparison, attention_free: Collection[str]) -> str | None:
@@ -75,11 +79,15 @@ def headline(comparison: Comparison, attention_free: Collection[str], *, resampl
         [(choice.name, choice.note, choice.setting) for choice in comparison.choices.values()],
         highlight=True,
     )
+    corrected = ""
     if comparison.kind == "accuracy":
-        rows += _difference_rows(comparison, attention_free, resamples=resamples)
+        differences = _differences(comparison, attention_free, resamples=resamples)
+        rows += _difference_rows(comparison, differences)
+        if differences:
+            corrected = f"{RESOLVED}, {len(differences)} of them; "
     return Table(
-        caption=f"{_title(comparison)} (95 % bootstrap interval over prompts); "
-        f"{BEST}; {comparison.conditions}.",
+        caption=f"{_title(comparison)} ({comparison.interval}); "
+        f"{BEST}; {corrected}{comparison.conditions}.",
         header=_header(comparison),
         rows=rows,
     )
@@ -110,7 +118,7 @@ def one_task(comparison: Comparison, task: str) -> Table:
     """The headline's methods on one task."""
     lines = [(choice.name, "", choice.setting) for choice in comparison.choices.values()]
     return Table(
-        caption=f"{task}: accuracy, % (95 % bootstrap interval over prompts); {BEST}; "
+        caption=f"{task}: accuracy, % ({comparison.interval}); {BEST}; "
         f"{PROTOCOL_NAMES[comparison.protocol]}.",
         header=_header(comparison),
         rows=_grid_rows(comparison, comparison.tasks[task], lines, highlight=True),
@@ -186,7 +194,7 @@ def areas(found: Mapping[ReportedMethod, Area], protocol: str, version: int) -> 
     )
 
 
-def costs_of_requests(found: Sequence[Timing], prompts: str) -> Table:
+def costs_of_requests(found: Sequence[Timing]) -> Table:
     """Bytes and seconds per method and budget."""
     protocols = {timing.protocol for timing in found}
     rows = [
@@ -195,17 +203,21 @@ def costs_of_requests(found: Sequence[Timing], prompts: str) -> Table:
             "all" if timing.setting.method == FULL else f"{timing.budget:.0f}",
             f"{timing.cache_bytes:,.0f}",
             _ratio(timing.bytes_to_full),
-            f"{1000 * timing.prefill_seconds:.1f}",
-            f"{1000 * timing.evict_seconds:.1f}",
-            f"{1000 * timing.decode_seconds:.2f}",
-            _ratio(timing.decode_to_full),
+            _median(timing.prefill, 1000, 1),
+            _median(timing.evict, 1000, 1),
+            _median(timing.decode, 1000, 2),
+            _median(timing.decode_to_full, 1, 3),
         )
         for timing in found
     ]
     named = ", ".join(PROTOCOL_NAMES[name] for name in protocols if name)
+    timed = [timing.decode for timing in found]
+    counts = "/".join(str(n) for n in sorted({median.prompts for median in timed if median}))
+    left_out = SECONDS_LEFT_OUT if None in timed else ""
     return Table(
-        caption=f"One request at a time: cache bytes after eviction, and milliseconds{prompts}"
-        f"{'; ' + named if named else ''}. Ratios are to the full cache.",
+        caption="One request at a time: cache bytes after eviction, and milliseconds, median and "
+        f"its 95 % interval over {counts or 'no'} prompts{left_out}"
+        f"{'; ' + named if named else ''}. Ratios are to the full cache, prompt by prompt.",
         header=(
             "method",
             "tokens per head",
@@ -280,40 +292,48 @@ def _number(
     mean, low, high = (
         f"{scale * value:.{digits}f}" for value in (interval.mean, interval.low, interval.high)
     )
-    small = f"{low} to {high}"
+    small = "" if interval.low == interval.high else f"{low} to {high}"
     if with_size:
         small += f"\nat {100 * estimate.share:.1f} % ({estimate.kept_tokens:.0f})"
     return Field(text=mean, small=small, mark=mark)
 
 
-def _difference_rows(
+def _differences(
     comparison: Comparison, attention_free: Collection[str], *, resamples: int
+) -> dict[tuple[str, str], BaselineDifference]:
+    """By policy group and budget."""
+    return {
+        (found.family, spec): found
+        for spec in comparison.budgets.specs
+        for found in differences_to_baseline(comparison, spec, attention_free, resamples=resamples)
+    }
+
+
+def _difference_rows(
+    comparison: Comparison, differences: Mapping[tuple[str, str], BaselineDifference]
 ) -> list[Sequence[Field | str]]:
-    by_family: dict[str, dict[str, BaselineDifference]] = {}
-    for spec in comparison.budgets.specs:
-        for found in differences_to_baseline(comparison, spec, attention_free, resamples=resamples):
-            by_family.setdefault(found.family, {})[spec] = found
+    resolved = holm([found.difference for found in differences.values()])
+    fields = {
+        key: _difference(found, resolved=is_resolved)
+        for (key, found), is_resolved in zip(differences.items(), resolved, strict=True)
+    }
     return [
         [
             Field(text=f"{family} minus best attention-free", small="points, paired by prompt"),
-            *(_difference(by_spec.get(spec)) for spec in comparison.budgets.specs),
+            *(fields.get((family, spec), Field(text="–")) for spec in comparison.budgets.specs),
             *(["–"] if _has_self_sized(comparison) else []),
         ]
-        for family, by_spec in by_family.items()
+        for family in dict.fromkeys(family for family, _ in differences)
     ]
 
 
-def _difference(found: BaselineDifference | None) -> Field:
-    if found is None:
-        return Field(text="–")
+def _difference(found: BaselineDifference, *, resolved: bool) -> Field:
     difference = found.difference
     remarks = [found.baseline]
-    if not difference.excludes_zero:
-        remarks.append("interval includes 0")
     if found.both_reach_full:
         remarks.append("both reach full")
     return Field(
-        text=f"{100 * difference.mean:+.1f}",
+        text=f"{100 * difference.mean:+.1f}{' *' if resolved else ''}",
         small="\n".join([f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}", *remarks]),
     )
 
@@ -355,6 +375,15 @@ def _mark(family: str) -> str:
     if method == LEARNED:
         return "learned"
     return "reference" if method in (FULL, ORACLE) else ""
+
+
+def _median(found: Interval | None, scale: float, digits: int) -> Field:
+    if found is None:
+        return Field(text="–")
+    middle, low, high = (
+        f"{scale * value:.{digits}f}" for value in (found.mean, found.low, found.high)
+    )
+    return Field(text=middle, small=f"{low} to {high}")
 
 
 def _ratio(value: float | None) -> str:
