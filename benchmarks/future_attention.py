@@ -36,7 +36,7 @@ FORMS = {
     "blocked": "blocked.py, what CPUs use",
     "products": "the multiplications of `blocked` alone, in blocks of 64 queries",
     "triton": "kernel.py (CUDA only)",
-    "flex": "flex_attention's log-sum-exp of the same rows (CUDA only): half of the work, as it "
+    "flex": "flex_attention's log-sum-exp of the same queries (CUDA only): half of the work, as it "
     "can neither sum columns nor take the maximum over a group",
 }
 
@@ -79,9 +79,9 @@ def _arguments() -> argparse.Namespace:
 
 
 def _turns(workload: str, length: int, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row per form: medians over rounds in which the forms take turns."""
-    rows = length if workload == "grid" else length - length // 2
-    naive_gib = 3 * GROUP * rows * length * 4 / 2**30  # logits, masked logits, probabilities
+    """One record per form: medians over rounds in which the forms take turns."""
+    queries = length if workload == "grid" else length - length // 2
+    naive_gib = 3 * GROUP * queries * length * 4 / 2**30  # logits, masked logits, probabilities
     forms = args.forms.split(",")
     skipped = {"naive"} if naive_gib > args.naive_gib else set()
     runs: dict[str, list[dict[str, float]]] = {form: [] for form in forms if form not in skipped}
@@ -91,19 +91,21 @@ def _turns(workload: str, length: int, args: argparse.Namespace) -> list[dict[st
             environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
             made = subprocess.run(call, env=environment, capture_output=True, text=True, check=True)
             measured.append(json.loads(made.stdout))
-    table: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for form in forms:
-        row: dict[str, Any] = {"workload": workload, "length": length, "form": form}
+        record: dict[str, Any] = {"workload": workload, "length": length, "form": form}
         if form in skipped:
-            row["skipped"] = f"needs about {naive_gib:.1f} GiB"
+            record["skipped"] = f"needs about {naive_gib:.1f} GiB"
         else:
-            row |= {key: statistics.median(run[key] for run in runs[form]) for key in runs[form][0]}
-            row["fastest"] = min(run["fastest"] for run in runs[form])
-            row["seconds_of_rounds"] = [run["seconds"] for run in runs[form]]
-        row["load"] = os.getloadavg()[0]
-        print(json.dumps(row), flush=True)
-        table.append(row)
-    return table
+            record |= {
+                key: statistics.median(run[key] for run in runs[form]) for key in runs[form][0]
+            }
+            record["fastest"] = min(run["fastest"] for run in runs[form])
+            record["seconds_of_rounds"] = [run["seconds"] for run in runs[form]]
+        record["load"] = os.getloadavg()[0]
+        print(json.dumps(record), flush=True)
+        records.append(record)
+    return records
 
 
 def _measure(workload: str, tokens: int, form: str, args: argparse.Namespace) -> dict[str, float]:
@@ -183,8 +185,8 @@ def _forms() -> dict[str, Callable[[Tensor, Tensor, list[int], str], Tensor]]:
         for first in range(edges[0], len(keys), block):
             end = min(first + block, len(keys))
             out = tile[: GROUP * (end - first) * end].view(-1, end)
-            rows = queries[:, first:end].reshape(-1, WIDTH)
-            torch.mm(rows, keys[:end].T, out=out)
+            block_queries = queries[:, first:end].reshape(-1, WIDTH)
+            torch.mm(block_queries, keys[:end].T, out=out)
         return out
 
     def triton(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:
@@ -209,16 +211,22 @@ def _flex(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Ten
 
     start, tokens = edges[0], len(keys)
 
-    def causal(batch: Tensor, head: Tensor, row: Tensor, token: Tensor) -> Tensor:
-        return token <= row + start
+    def causal(batch: Tensor, head: Tensor, query: Tensor, token: Tensor) -> Tensor:
+        return token <= query + start
 
     mask = create_block_mask(causal, None, None, tokens - start, tokens, device=str(keys.device))
     attend = torch.compile(flex_attention) if keys.is_cuda else flex_attention
-    every = keys[None, None]
-    asked: Any = AuxRequest(lse=True)
-    rows = queries[None, :, start:]
-    found: Any = attend(rows, every, every, block_mask=mask, enable_gqa=True, return_aux=asked)
-    lse: Tensor = found[1].lse
+    all_keys = keys[None, None]
+    future = queries[None, :, start:]
+    result: Any = attend(
+        future,
+        all_keys,
+        all_keys,
+        block_mask=mask,
+        enable_gqa=True,
+        return_aux=AuxRequest(lse=True),
+    )
+    lse: Tensor = result[1].lse
     return lse
 
 

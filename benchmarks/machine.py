@@ -1,4 +1,4 @@
-"""What the numbers of a benchmark were measured on; beside every result."""
+"""The machine that a benchmark ran on, recorded with every result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on, and of which version."""
+    """Hardware, versions and commit of a measurement."""
     code = "import torch; c = torch.cuda; print(torch.__version__, "
     code += "c.get_device_name() if c.is_available() else '', sep='|')"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,7 +6,7 @@
 The default shapes are those of the KVP paper: Qwen2.5-7B (28 layers of 4 KV heads, D = 128), caches
 of 4,500 tokens, 16 contexts per step. Keys, values and importance are random: time does not depend
 on them. The step is that of `train.model.ranker_training`, without Lightning, reading and
-validation. Variants take turns, so that what else the machine does slows all of them alike.
+validation. Variants take turns, so that other work of the machine slows all of them equally.
 `seconds` is the wall time of a step (median over steps and rounds), `processor_seconds` what its
 threads computed: the number to compare on a busy CPU.
 """
@@ -53,11 +53,11 @@ def main() -> None:
             measured.append(json.loads(made.stdout))
     results = []
     for (objective, network), measured in zip(variants, rounds, strict=True):
-        row: dict[str, Any] = {"objective": objective, "network": network}
-        row |= {key: statistics.median(run[key] for run in measured) for key in measured[0]}
-        row["paper_minutes"] = row["seconds"] * args.paper_steps / 60
-        print(json.dumps(row), flush=True)
-        results.append(row)
+        record: dict[str, Any] = {"objective": objective, "network": network}
+        record |= {key: statistics.median(run[key] for run in measured) for key in measured[0]}
+        record["paper_minutes"] = record["seconds"] * args.paper_steps / 60
+        print(json.dumps(record), flush=True)
+        results.append(record)
     settings = {name: value for name, value in vars(args).items() if name not in ("out", "child")}
     report = {"machine": machine(), "settings": settings, "results": results}
     args.out.write_text(json.dumps(report, indent=1) + "\n")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from eval.methods import method_fields
-from eval.results.records import Row as Record
+from eval.results.records import Record
 from eval.settings import Setting
 from eval.stats import bootstrap_mean
 from kvp import metrics

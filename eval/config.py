@@ -42,7 +42,7 @@ IDENTITY_FIELDS = (
     "recents",
     "max_new_tokens",
 )
-"""Settings that decide what a row means: a results folder keeps them for life. All others may
+"""Settings that decide what a record means: a results folder keeps them for life. All others may
 change between runs that extend one folder (`docs/formats.md`, Results folder)."""
 
 
@@ -65,7 +65,7 @@ class PromptConfig(DataConfig):
     continuation_tokens: int = 128
     """Tokens of running text whose likelihood the task `text` measures."""
     max_new_tokens: int | None = None
-    """Maximum tokens of an answer. Without it, each task's own number."""
+    """Maximum tokens of an answer. Without it, the number that each task sets."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {"continuation_tokens": 1, "max_new_tokens": 1}
 
@@ -78,7 +78,7 @@ class MeasureConfig(Group):
     """Always keep the protected tokens (on), or not (off); kvp-eval also runs methods both ways."""
     policies: str = ""
     """Policy directories for the method `kvp`: `DIR` or `label=DIR`, comma separated. A folder that
-    holds policy directories stands for all of them; kvp-evolve takes one directory."""
+    holds policy directories means all of them; kvp-evolve takes one directory."""
     decode_batch: int = 256
     """Maximum sequences in the cache that are decoded as one batch."""
     bootstrap: int = 2000
@@ -92,7 +92,7 @@ class MeasureConfig(Group):
 class EvalConfig(
     PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, RunConfig, DryRunConfig
 ):
-    """What is evaluated, and how."""
+    """Settings of kvp-eval."""
 
     out: str
     """What is written. A results folder: new, empty, or one of the same configuration to resume or

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eval.attention_recall import AttentionRecall, attention_recall, kept_record
 from eval.held_out_traces import boundary, held_out, protocols_apart, stored_prefill
 from eval.methods import Method, method_fields, rankings
-from eval.results.records import Row as Record
+from eval.results.records import Record
 from eval.settings import PROTECTIONS, Setting, plan
 from kvp import metrics
 from kvp.budget_scores import BudgetScores, score_budgets
@@ -73,7 +73,7 @@ class _Sums:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSettings:
-    """What is measured on every sequence."""
+    """Settings of the measurement, the same for every sequence."""
 
     model: str
     """Name of the model in every record."""
@@ -85,7 +85,7 @@ class TraceSettings:
     protected: Protection
     """Tokens that protection keeps."""
     sequences: int
-    """At most so many held-out sequences."""
+    """Maximum number of held-out sequences."""
     bootstrap: int
     """Resamples behind each interval."""
     seed: int
@@ -95,7 +95,7 @@ class TraceSettings:
 def usable_records(
     reader: TraceReader, settings: TraceSettings
 ) -> dict[str, tuple[SequenceRecord, ...]]:
-    """Held-out sequences that compress before their last token, by protocol worth measuring."""
+    """Held-out sequences that compress before their last token, by protocol to measure."""
     records = held_out(reader)[: settings.sequences]
     return {
         protocol: tuple(r for r in records if 2 <= boundary(r, protocol) < r.length)

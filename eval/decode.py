@@ -1,9 +1,9 @@
 """Many compressed caches of one prompt, run as one batch: greedy answers and given replies.
 
-Each cache is the same prompt with other tokens evicted, in each head its own number of them;
-`EvictingCache.select` gathers them from one prefill. Caches leave the batch when their answer ends,
-and equal ones run once. Greedy decoding only (`kvp.hf.generation`); one by one the tokens are those
-of `model.generate(do_sample=False)` on the same cache.
+Each cache holds the same prompt with other tokens evicted; its heads may keep different numbers of
+them. `EvictingCache.select` gathers all from one prefill. Caches leave the batch when their answer
+ends, and equal ones run once. Greedy decoding only (`kvp.hf.generation`); one by one the tokens are
+those of `model.generate(do_sample=False)` on the same cache.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ def forced(
         fed = tokens.expand(len(batch), -1)
         logits = generation.next_logits(model, fed, cache, prefix.tokens, keep=len(reply))
         log_probs = logits.float().log_softmax(-1)
-        chosen = log_probs.gather(-1, target.expand(len(batch), -1)[..., None])[..., 0]
-        totals: list[float] = (-chosen.double().sum(-1)).tolist()
+        of_targets = log_probs.gather(-1, target.expand(len(batch), -1)[..., None])[..., 0]
+        totals: list[float] = (-of_targets.double().sum(-1)).tolist()
         return totals
 
     return _in_batches(prefix, compressed, run, limit)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eval.decode import Decoder, Kept, Prefix, all_kept
 from eval.methods import Method, method_fields
-from eval.results.records import Row as Record
+from eval.results.records import Record
 from eval.settings import Setting
 from eval.tasks import Prompt
 from kvp.budget_scores import ViewsAt, score_budgets

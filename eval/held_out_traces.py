@@ -1,4 +1,4 @@
-"""Held-out traces as prompts: what a stored sequence is to scorers.
+"""Held-out traces as prompts: stored sequences in the form that scorers read.
 
 Queries, keys and values come from a trace store; what a method needs beyond them (extra passes,
 hidden states, text) comes from running the model over the stored tokens again (`eval.cost_curves`).
@@ -55,7 +55,7 @@ def boundary(record: SequenceRecord, protocol: str) -> int:
 
 
 def protocols_apart(protocols: Sequence[str], records: Sequence[SequenceRecord]) -> tuple[str, ...]:
-    """Protocols worth measuring: of two with the same compression point, query_agnostic."""
+    """Protocols to measure: of two with the same compression point, query_agnostic."""
     if all(boundary(record, "query_aware") == boundary(record, "query_agnostic")
            for record in records):  # fmt: skip
         return ("query_agnostic",)

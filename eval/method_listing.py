@@ -1,4 +1,4 @@
-"""What `kvp-eval --list` prints: every scorer and allocator with what it reads and costs."""
+"""`kvp-eval --list`: every scorer and allocator with its inputs and its cost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from policies.registry import every_allocator, every_method
 
 HEAD = """\
 A method is SCORER or SCORER+ALLOCATOR, such as snapkv, snapkv:kvpress+ada, kvp+global.
-Options stand in parentheses after name or preset: snapkv(window=16)+ada(safeguard=0.3).
+Options follow in parentheses after name or preset: snapkv(window=16)+ada(safeguard=0.3).
 """
 
 

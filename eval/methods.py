@@ -44,22 +44,22 @@ class Method:
     policy: str | None = None
     """Label of the policy directory of `kvp`."""
     policy_seed: int | None = None
-    """Training seed of the policy, where its manifest tells."""
+    """Training seed of the policy, where its manifest records it."""
     scorer: Scorer | None = field(default=None, compare=False)
-    """What ranks the tokens; None for the full cache."""
+    """The scorer that ranks the tokens; None for the full cache."""
     rule: Allocator | None = field(default=None, compare=False)
-    """What splits the budget; None: equally."""
+    """The allocator that splits the budget; None: equally."""
 
     @property
     def label(self) -> str:
-        """How the method is called where one word must do: `snapkv:kvpress`, `kvp/seed0+ada`."""
+        """Name of the method in one word: `snapkv:kvpress`, `kvp/seed0+ada`."""
         policy = "" if self.policy is None else f"/{self.policy}"
         rule = method_label("", "auto", self.allocator)
         return f"{method_label(self.name, self.variant)}{policy}{rule}"
 
     @property
     def ranking(self) -> tuple[str, str, str | None]:
-        """What methods that differ in their allocator alone have in common."""
+        """Identity without the allocator: equal for methods with the same scores."""
         return self.name, self.variant, self.policy
 
 
@@ -115,7 +115,7 @@ def _rankings(scorer: str | Scorer, policies: Sequence[str], seed: int) -> list[
 
 
 def spec_of(method: str | Scorer) -> str:
-    """How a method given as name or object is recorded."""
+    """Name under which a method, given as name or object, is recorded."""
     return method if isinstance(method, str) else str(getattr(method, "name", method))
 
 
@@ -147,7 +147,7 @@ def registered_method(spec: str, seed: int) -> Method:
 
 
 def method_of(scorer: Scorer) -> Method:
-    """A scorer by its own name: `name`, `name:preset` or `name(option=value)`."""
+    """A scorer by its registered name: `name`, `name:preset` or `name(option=value)`."""
     name = re.split(r"[:(]", scorer.name)[0]
     variant = scorer.name.removeprefix(name).strip(":()") or "auto"
     return Method(name=name, variant=variant, scorer=scorer)
@@ -195,7 +195,7 @@ def policy_folders(arguments: Sequence[str]) -> dict[str, Path]:
     folders: dict[str, Path] = {}
     for argument in arguments:
         label, separator, folder_name = argument.rpartition("=")
-        if Path(argument).exists():  # the folder's own name has an equals sign
+        if Path(argument).exists():  # the name of the folder has an equals sign
             label, separator, folder_name = "", "", argument
         root = Path(folder_name)
         policies = {label or root.resolve().name: root}

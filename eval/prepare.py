@@ -40,7 +40,7 @@ class Prepared:
     """Every prompt under every protocol of its task."""
     traces: TraceReader | None
     notes: tuple[str, ...]
-    """What is left out or differs from what was asked for."""
+    """Settings that are left out or changed, one sentence each."""
 
     @property
     def first_answered(self) -> tuple[Prompt, str]:
@@ -48,7 +48,7 @@ class Prepared:
         return next((pair for pair in self.work if not pair[0].forced), self.work[0])
 
     def settings(self, prompt: Prompt, protocol: str) -> Sequence[Setting]:
-        """What is run on a prompt."""
+        """Settings to run on a prompt under a protocol."""
         return self.planned[prompt.task, protocol]
 
 
@@ -103,7 +103,7 @@ def prepare(config: EvalConfig, methods: Sequence[Method]) -> Prepared:
 
 
 def trace_settings(config: EvalConfig) -> TraceSettings:
-    """What is measured on held-out traces."""
+    """Settings of the measurement on held-out traces."""
     return TraceSettings(
         model=config.model,
         budgets=config.budget_list,
@@ -122,7 +122,7 @@ def cache_bytes(
 ) -> int:
     """Largest memory that the caches of one prompt take: the prefix, its queries, and one batch.
 
-    An estimate: activations and the scorers' own memory are not in it.
+    An estimate: activations and the memory of scorers are not in it.
     """
     geometry = prepared.geometry
     per_token = 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * bytes_per_number

@@ -37,12 +37,11 @@ from eval.results.folder import (
     write_counts,
     write_manifest,
 )
-from eval.results.records import Row as Record
-from eval.results.records import RowFile, key_of, merge_rows, read_rows
+from eval.results.records import Record, RecordFile, key_of, merge_records, read_records
 from eval.settings import Setting
 from eval.summary import conclusion, planned_resolution, print_headline
 from eval.tasks import Prompt
-from eval.timing import TIMING_KEY, timing_rows
+from eval.timing import TIMING_KEY, timing_records
 from eval.token_ranks import token_ranks
 from kvp.artifacts.claim import OutputFolder
 from kvp.hf import load_model
@@ -72,7 +71,7 @@ def run(config: EvalConfig) -> list[Record]:
 
 
 def _prepare(config: EvalConfig, methods: Sequence[Method]) -> Prepared:
-    """Check everything that needs no weights, and say how much is to be done."""
+    """Check everything that needs no weights, and print how much work there is."""
     phase("preparing prompts")
     prepared = prepare(config, methods)
     for note in prepared.notes:
@@ -95,7 +94,7 @@ def _run(
     digest = model_identity(config.model, config.revision, bench.model, bench.tokenizer)
     write_manifest(output, config, digests, prepared.notes, digest)
     folder = output.path
-    evaluate_all(bench, prepared, RowFile(folder / ROWS))
+    evaluate_all(bench, prepared, RecordFile(folder / ROWS))
     if config.timing_prompts:
         measure_times(bench, prepared, config.timing_prompts, folder / TIMING)
     if prepared.traces:
@@ -106,7 +105,7 @@ def _run(
         content = token_ranks(bench, prompt, protocol, prepared.methods, config.budget_list)
         write_sealed_json(folder / TOKENS, content)
     write_counts(folder)
-    records = list(read_rows(folder / ROWS))
+    records = list(read_records(folder / ROWS))
     print_headline(Console(markup=False), records, resamples=config.bootstrap, seed=config.seed)
     print(conclusion(records, seed=config.seed))
     say(f"results are in {folder}; to look at them: kvp-report {folder}")
@@ -133,7 +132,7 @@ def load_bench(config: EvalConfig) -> Bench:
 
 
 def announce(prepared: Prepared, memory: int) -> None:
-    """Say how much is to be done, with `memory` bytes of caches."""
+    """Print how much work there is, with `memory` bytes of caches."""
     sizes = {len(settings) for settings in prepared.planned.values()}
     settings = f"{min(sizes)} to {max(sizes)}" if len(sizes) > 1 else f"{max(sizes)}"
     tasks = len({prompt.task for prompt in prepared.prompts})
@@ -146,7 +145,7 @@ def announce(prepared: Prepared, memory: int) -> None:
 
 
 def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
-    """Measure one prompt and say how long the rest would take; returns its records."""
+    """Measure one prompt and estimate the time of the others; returns its records."""
     prompt, protocol = prepared.work[0]
     phase(f"measuring one prompt of {prompt.task}")
     started = time.perf_counter()
@@ -169,7 +168,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def evaluate_all(bench: Bench, prepared: Prepared, file: RowFile) -> None:
+def evaluate_all(bench: Bench, prepared: Prepared, file: RecordFile) -> None:
     """Append the records that are not there yet, prompt by prompt."""
     missing: list[tuple[Prompt, str, list[Setting]]] = []
     for prompt, protocol in prepared.work:
@@ -192,8 +191,8 @@ def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) ->
     timed = [other for other in prepared.prompts if other.forced == prompt.forced][:prompts]
     settings = _timed(prepared.settings(prompt, protocol))
     with Progress("timing", len(timed)) as progress:
-        rows = timing_rows(bench, timed, protocol, settings, advance=progress.advance)
-    merge_rows(file, rows, TIMING_KEY)
+        records = timing_records(bench, timed, protocol, settings, advance=progress.advance)
+    merge_records(file, records, TIMING_KEY)
 
 
 def measure_curves(
@@ -204,17 +203,17 @@ def measure_curves(
     folder: Path,
 ) -> None:
     """Cost curves and attention recall on held-out traces."""
-    records = usable_records(traces, settings)
-    with Progress("cost curves", sum(map(len, records.values()))) as progress:
+    usable = usable_records(traces, settings)
+    with Progress("cost curves", sum(map(len, usable.values()))) as progress:
         measured = measure_traces(
             settings, methods, traces, bench.model, bench.tokenizer, advance=progress.advance
         )
-    merge_rows(folder / CURVES, measured.curves, CURVE_KEY)
-    merge_rows(folder / KEPT, measured.kept, KEPT_KEY)
+    merge_records(folder / CURVES, measured.curves, CURVE_KEY)
+    merge_records(folder / KEPT, measured.kept, KEPT_KEY)
 
 
 def _timed(settings: Sequence[Setting]) -> list[Setting]:
-    """Settings worth timing: protection costs nothing, so each method and budget is timed once."""
+    """Settings to time: protection costs nothing, so each method and budget is timed once."""
     protected: set[tuple[Method, object]] = {
         (setting.method, setting.budget) for setting in settings if setting.protected
     }

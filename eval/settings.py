@@ -1,6 +1,6 @@
-"""Which records a run is made of: methods with and without protection, at every budget.
+"""Settings of a run: methods with and without protection, at every budget.
 
-A `Setting` stands for one record per prompt and protocol.
+A `Setting` gives one record per prompt and protocol.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eval.methods import Method
-from eval.results.records import OWN
+from eval.results.records import SELF_SIZED
 from kvp.budgets import Budget
 from kvp.errors import UsageError
 from kvp.ranking import UNPROTECTED, Protection
@@ -29,14 +29,14 @@ class Setting:
     protected: bool = False
     """Whether first and last tokens are always kept."""
     protection: Protection = UNPROTECTED
-    """Which tokens those are."""
+    """The tokens that are always kept."""
 
     @property
     def spec(self) -> str | None:
         """`budget_spec` of its records."""
         if self.budget is not None:
             return str(self.budget)
-        return OWN if self.method.self_sized else None
+        return SELF_SIZED if self.method.self_sized else None
 
     def tokens(self, cached: int) -> int:
         """Tokens per KV head that it may keep of `cached` ones, all of them without a budget."""

@@ -141,7 +141,10 @@ def perplexity(
     nll = by_policy(records, "nll")
     if not nll:
         raise ValueError("no replies to average")
-    tokens = {(row["task"], row["example"]): float(row["reply_tokens"] or 0) for row in records}
+    tokens = {
+        (record["task"], record["example"]): float(record["reply_tokens"] or 0)
+        for record in records
+    }
     pooled = _over_policies(nll)
     losses = np.array([pooled[unit] for unit in pooled])
     lengths = np.array([tokens[unit] for unit in pooled])
@@ -156,11 +159,11 @@ def perplexity(
     draws: Floats = mean + factor * ((weights @ losses) / (weights @ lengths) - mean)
     means = [nats(part) for part in _answered_by_all(nll, pooled)]
     draws += _seed_draws(means, resamples, generator)
-    found = _interval(mean, draws, len(losses), None)
+    interval = _interval(mean, draws, len(losses), None)
     return Interval(
         mean=math.exp(mean),
-        low=math.exp(found.low),
-        high=math.exp(found.high),
+        low=math.exp(interval.low),
+        high=math.exp(interval.high),
         prompts=len(losses),
     )
 
@@ -204,7 +207,7 @@ def holm(differences: Sequence[Interval]) -> list[bool]:
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
     """
-    p_values = [1.0 if found.p is None else found.p for found in differences]
+    p_values = [1.0 if gap.p is None else gap.p for gap in differences]
     kept = [False] * len(p_values)
     for rank, index in enumerate(np.argsort(p_values)):
         if p_values[index] > LEVEL / (len(p_values) - rank):

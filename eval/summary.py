@@ -20,8 +20,8 @@ from eval.results.records import (
     FULL,
     LEARNED,
     ORACLE,
-    OWN,
-    Row,
+    SELF_SIZED,
+    Record,
     method_label,
     policy_groups,
 )
@@ -67,36 +67,38 @@ class Line:
     label: str
     """Method, preset, allocator, and `+p` where first and last tokens are always kept."""
     cells: Mapping[str, Interval]
-    """By budget spec; `full` for the full cache, `own` for a size of the method's own."""
+    """By budget spec; `full` for the full cache, `own` where the method sizes the cache."""
     policies: int
     """Policies averaged, 0 for methods without."""
     scores: Mapping[str, Scores] = field(default_factory=dict)
     """By budget, what the means are over; empty for perplexities."""
-    own_share: float | None = None
+    self_sized_share: float | None = None
     """Share of the cache it keeps where it sizes the cache itself, mean over records."""
 
 
-def headline(records: Iterable[Row], *, resamples: int = 2000, seed: int = 0) -> list[Line]:
+def headline(records: Iterable[Record], *, resamples: int = 2000, seed: int = 0) -> list[Line]:
     """Mean string-match score over all generated tasks, policy seeds averaged."""
 
-    def score(group: list[Row]) -> Interval:
+    def score(group: list[Record]) -> Interval:
         return bootstrap_mean(by_policy(group), resamples=resamples, seed=seed)
 
     return _lines((record for record in records if record["score"] is not None), score, by_policy)
 
 
 def perplexity_headline(
-    records: Iterable[Row], *, resamples: int = 2000, seed: int = 0
+    records: Iterable[Record], *, resamples: int = 2000, seed: int = 0
 ) -> list[Line]:
     """Perplexity of the given replies over all dialogue tasks."""
 
-    def score(group: list[Row]) -> Interval:
+    def score(group: list[Record]) -> Interval:
         return perplexity(group, resamples=resamples, seed=seed)
 
     return _lines((record for record in records if record["nll"] is not None), score)
 
 
-def print_headline(console: Console, records: Iterable[Row], *, resamples: int, seed: int) -> None:
+def print_headline(
+    console: Console, records: Iterable[Record], *, resamples: int, seed: int
+) -> None:
     """Print what was measured, at most 100 columns wide."""
     records = list(records)
     scores = headline(records, resamples=resamples, seed=seed)
@@ -106,13 +108,13 @@ def print_headline(console: Console, records: Iterable[Row], *, resamples: int, 
 
 
 def _lines(
-    records: Iterable[Row],
-    score: Callable[[list[Row]], Interval],
-    scores: Callable[[list[Row]], Scores] | None = None,
+    records: Iterable[Record],
+    score: Callable[[list[Record]], Interval],
+    scores: Callable[[list[Record]], Scores] | None = None,
 ) -> list[Line]:
     records = list(records)
     policies = policy_groups(records)
-    groups: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    groups: dict[tuple[str, str], dict[str, list[Record]]] = {}
     for record in records:
         cells = groups.setdefault((record["protocol"], _label(record, policies)), {})
         cells.setdefault(record["budget_spec"] or FULL_COLUMN, []).append(record)
@@ -131,13 +133,13 @@ def _lines(
             scores={budget: scores(group) for budget, group in groups[key].items()}
             if scores
             else {},
-            own_share=_share(groups[key].get(OWN, [])),
+            self_sized_share=_share(groups[key].get(SELF_SIZED, [])),
         )
         for key in sorted(groups, key=order)
     ]
 
 
-def _label(record: Row, policies: Mapping[str | None, str]) -> str:
+def _label(record: Record, policies: Mapping[str | None, str]) -> str:
     """Name of a record's method, seeds of one policy together."""
     group = policies[record["policy"]]
     name = f"{record['method']}/{group}" if group else record["method"]
@@ -145,11 +147,11 @@ def _label(record: Row, policies: Mapping[str | None, str]) -> str:
     return f"{label}{PROTECTED if record['protected'] else ''}"
 
 
-def _policies(groups: Iterable[list[Row]]) -> int:
+def _policies(groups: Iterable[list[Record]]) -> int:
     return len({record["policy"] for group in groups for record in group} - {None})
 
 
-def _share(records: list[Row]) -> float | None:
+def _share(records: list[Record]) -> float | None:
     if not records:
         return None
     shares: list[float] = [record["kept_tokens"] / record["cached_tokens"] for record in records]
@@ -174,8 +176,8 @@ def _print(console: Console, lines: list[Line], what: str, scale: int) -> None:
         console.print(SEVERAL_SEEDS)
     if any(line.policies == 1 for line in lines):
         console.print(ONE_SEED)
-    if any(line.own_share is not None for line in lines):
-        console.print("own @: the method's own size, as a share of the cache")
+    if any(line.self_sized_share is not None for line in lines):
+        console.print("own @: the size that the method chose, as a share of the cache")
 
 
 def _width(console: Console, table: Table) -> int:
@@ -194,8 +196,8 @@ def _table(lines: list[Line], columns: list[str], scale: int, *, spread: bool) -
 
 
 def budget_order(column: str) -> tuple[bool, bool, Decimal]:
-    """Order of columns: shares, then token counts, each ascending; own sizes and full last."""
-    if column in (OWN, FULL_COLUMN):
+    """Order of columns: shares, then token counts, each ascending; self-sized and full last."""
+    if column in (SELF_SIZED, FULL_COLUMN):
         return True, True, Decimal(column == FULL_COLUMN)
     budget = parse_budget(column)
     return False, budget.percent is None, budget.percent or Decimal(budget.count or 0)
@@ -207,7 +209,11 @@ def _cell(line: Line, column: str, scale: int, *, spread: bool) -> str:
         return ""
     half = (value.high - value.low) / 2 * scale
     digits = 0 if scale == 100 else 2
-    size = f" @{line.own_share:.0%}" if column == OWN and line.own_share is not None else ""
+    size = (
+        f" @{line.self_sized_share:.0%}"
+        if column == SELF_SIZED and line.self_sized_share is not None
+        else ""
+    )
     around = f" ±{half:.{digits}f}" if spread else ""
     return f"{value.mean * scale:.{digits}f}{around}{size}"
 
@@ -232,8 +238,8 @@ class Best:
         return [line for line in (self.learned, self.attention_free, self.other) if line]
 
 
-def conclusion(records: Iterable[Row], *, resamples: int = 200, seed: int = 0) -> str:
-    """What the records say about the first protocol with generated answers, in a few sentences.
+def conclusion(records: Iterable[Record], *, resamples: int = 200, seed: int = 0) -> str:
+    """A few sentences on the results of the first protocol with generated answers.
 
     Where nothing was generated it is about perplexity; without methods to compare it is empty.
     "Best" is by the mean over the prompts of this very run.
@@ -270,7 +276,7 @@ def _best(lines: Sequence[Line], *, losses: bool) -> Best | None:
     lines = [line for line in lines if line.protocol == protocol]
     full = next((line.cells[FULL_COLUMN].mean for line in lines if FULL_COLUMN in line.cells), None)
     compared = [line for line in lines if line.method not in NOT_COMPARED]
-    budgets = {name for line in compared for name in line.cells} - {FULL_COLUMN, OWN}
+    budgets = {name for line in compared for name in line.cells} - {FULL_COLUMN, SELF_SIZED}
     if not budgets:
         return None
     ordered = sorted(budgets, key=budget_order)
@@ -327,22 +333,22 @@ def _differences(best: Best, *, resamples: int, seed: int) -> list[str]:
     ]
     if not pairs:
         return []
-    found = [
+    gaps = [
         paired_difference(ours, theirs, resamples=resamples, seed=seed) for _, ours, theirs in pairs
     ]
     parts = [
         f"minus {line.label} {100 * difference.mean:+.1f} "
         f"({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
         f"{' *' if resolved else ''}"
-        for (line, _, _), difference, resolved in zip(pairs, found, holm(found), strict=True)
+        for (line, _, _), difference, resolved in zip(pairs, gaps, holm(gaps), strict=True)
     ]
-    last = found[-1]
+    last = gaps[-1]
     tasks = {task for answers in pairs[-1][1].values() for task, _ in answers}
     each = round(last.prompts / len(tasks))
     return [
         f"Paired by prompt, in points (95 % interval): {first.label} {', '.join(parts)}.",
         "* differs from 0 at 5 %, corrected for the number of differences (Holm)."
-        if any(holm(found))
+        if any(holm(gaps))
         else "None of these differences can be told from 0 with these prompts.",
         f"With {each} prompt{'s' * (each != 1)} per task, differences below "
         f"{100 * min(1.0, resolved_by(last)):.0f} points are not resolved.",
@@ -363,7 +369,7 @@ def _attention_free(method: str) -> bool:
 
 
 def _words(full: float | None, *, losses: bool) -> tuple[str, str]:
-    """What stands before and after the first number."""
+    """Text before and after the first number."""
     if losses:
         relative = " times the perplexity of the full cache" if full else " as its perplexity"
         return "has", relative

@@ -1,9 +1,10 @@
-"""Prompts of the tasks asked for (`kvp.data.tasks`), encoded once and checked before any work."""
+"""Prompts of the requested tasks (`kvp.data.tasks`), encoded once and checked before any work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 from torch import Tensor
 from torch import tensor as as_tensor
@@ -15,6 +16,7 @@ from kvp.data.sample import Sample
 from kvp.data.task import TaskSettings
 from kvp.data.tasks import TEXT, build_samples, expand_tasks, find_task
 from kvp.errors import UsageError
+from kvp.plugins import own_errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,7 @@ class Prompt:
 
     task: str
     """Name in the records."""
-    asked: str
+    requested_as: str
     """The task as `--tasks` names it."""
     sample: Sample
     encoded: Encoded
@@ -65,8 +67,13 @@ class Prompt:
         return as_tensor(self.encoded.reply_ids)
 
     def score(self, prediction: str) -> float:
-        """The task's score of a prediction, 0 to 1."""
-        return self.scored_by(self.sample, prediction)
+        """The task's score of a prediction, 0 to 1; UsageError where a user's own task fails."""
+        what = f"--tasks {self.requested_as}: its score"
+        with own_errors(self.scored_by, what):
+            score = self.scored_by(self.sample, prediction)
+        if not isinstance(score, Real):
+            raise UsageError(f"{what} must be a number from 0 to 1, got {score!r:.60}")
+        return float(score)
 
 
 def task_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -80,7 +87,7 @@ def protocols_of(protocols: Sequence[str], task: str) -> tuple[str, ...]:
 
 
 def prompt_request(config: PromptConfig, *, count: int, seed: int) -> PromptRequest:
-    """The prompts that a program's settings ask for: `count` of each task."""
+    """The prompts that a program's settings request: `count` of each task."""
     settings = TaskSettings(
         split=config.split,
         count=count,
@@ -127,7 +134,7 @@ def load_all(
         notes += task_notes
     if TEXT in names:
         notes.append(
-            "text: nothing is asked, so both protocols are the same; run as query_agnostic"
+            "text: there is no question, so both protocols are the same; run as query_agnostic"
         )
     if not prompts:
         raise UsageError("; ".join(notes))
@@ -156,7 +163,7 @@ def load_prompts(
         prompts.append(
             Prompt(
                 task=sample.task,
-                asked=name,
+                requested_as=name,
                 sample=sample,
                 encoded=encoded,
                 scored_by=task.score,
@@ -168,5 +175,5 @@ def load_prompts(
             "; ".join([f"--tasks {name}: it has nothing for the {settings.split} split", *notes])
         )
     if len(prompts) < settings.count:
-        notes.insert(0, f"{name}: only {len(prompts)} of the {settings.count} prompts asked for")
+        notes.insert(0, f"{name}: only {len(prompts)} of the {settings.count} requested prompts")
     return prompts, notes

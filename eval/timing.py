@@ -18,7 +18,7 @@ from torch import Tensor
 from eval.decode import Kept, Prefix, all_kept, gather
 from eval.evaluate import Bench, hindsight, run_prefix
 from eval.methods import method_fields
-from eval.results.records import Row as Record
+from eval.results.records import Record
 from eval.settings import Setting
 from eval.tasks import Prompt
 from kvp.budget_scores import score_budgets
@@ -28,7 +28,7 @@ from kvp.scoring import Needs
 from kvp.selection import select
 
 DECODED_TOKENS = 8
-"""Decode steps timed per row; their median is reported."""
+"""Decode steps timed per record; their median is reported."""
 
 TIMING_KEY = (
     "model", "method", "variant", "allocator", "protected", "policy", "protocol", "budget_spec",
@@ -42,7 +42,7 @@ Measures = dict[str, float]
 ValueT = TypeVar("ValueT")
 
 
-def timing_rows(
+def timing_records(
     bench: Bench,
     prompts: Sequence[Prompt],
     protocol: str,
@@ -126,7 +126,7 @@ def _evict(
     kept = all_kept(prefix)
     if scorer is not None and (setting.method.self_sized or budget < prefix.tokens):
         assert seen.observation is not None, "the prompt was just run"
-        # Anew for every setting, so that each pays for its own extra passes.
+        # Anew for every setting, so that its time includes the extra passes that it needs.
         fresh = Prefill.of(seen.observation, bench.model, ids, bench.tokenizer)
         at = partial(fresh.views, scorer.needs, future=future)
         (scored,) = score_budgets(scorer, at, [budget])

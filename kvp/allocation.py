@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
+from kvp.plugins import own_errors
 from kvp.ranking import Protection, rank_tokens
 
 EMPTY_SLOT = -1
@@ -60,13 +61,13 @@ def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
     """Ask `allocator` and check its answer: [L, H] int64.
 
     Raises UsageError when the counts have another shape or type, or lie outside floor..N, and when
-    the allocator calls exit.
+    a user's own allocator fails.
     """
     layers, heads, tokens = request.scores.shape
-    try:
+    with own_errors(allocator, f"allocator {allocator.name}"):
         counts = allocator.allocate(request)
-    except SystemExit as error:  # of foreign code: the program would end without a word
-        raise UsageError(f"allocator {allocator.name} tried to end the program") from error
+    if not isinstance(counts, Tensor):
+        raise UsageError(f"allocator {allocator.name} returned {type(counts).__name__}, no tensor")
     if counts.shape != (layers, heads) or counts.dtype != torch.int64:
         raise UsageError(
             f"allocator {allocator.name} returned {tuple(counts.shape)} {counts.dtype}, expected "

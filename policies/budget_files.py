@@ -30,7 +30,7 @@ class BudgetPoint:
     """One split of one budget."""
 
     budget: int
-    """Tokens per KV head on average that were asked for."""
+    """Requested tokens per KV head, on average over heads."""
     cached_tokens: int
     """Tokens in the cache that the counts were chosen for, before eviction."""
     counts: tuple[int, ...]
@@ -51,13 +51,13 @@ class BudgetFile:
     layers: int
     kv_heads: int
     scorer: str
-    """What ranked the tokens: a method specification, or `kvp/LABEL`; a record."""
+    """Scorer that ranked the tokens: a method specification, or `kvp/LABEL`; a record."""
     protocol: str
     """`query_aware` or `query_agnostic`; a record."""
     protection: Protection
     """Tokens always kept while the counts were chosen; a record."""
     level: Level
-    """What has its own count: a layer (all its KV heads the same) or a KV head."""
+    """One count per layer (the same for all its KV heads) or one per KV head."""
     points: tuple[BudgetPoint, ...]
     """At least one, ascending in `share`."""
     seed: int
@@ -171,13 +171,14 @@ def _point_record(point: BudgetPoint, budgets: BudgetFile) -> dict[str, Any]:
     return {
         "budget": point.budget,
         "cached_tokens": point.cached_tokens,
-        "counts": [list(row) if budgets.level == "head" else row for row in counts],
+        "counts": [list(count) if budgets.level == "head" else count for count in counts],
     }
 
 
 def _point(record: Mapping[str, Any], level: str) -> BudgetPoint:
-    rows = record["counts"]
-    counts = [count for row in rows for count in row] if level == "head" else rows
+    counts = record["counts"]
+    if level == "head":
+        counts = [count for layer in counts for count in layer]
     if not all(type(count) is int for count in counts):
         raise ValueError("counts must be integers")
     return BudgetPoint(

@@ -1,4 +1,4 @@
-"""What queries after the prompt will look like: their distribution, moved to their positions.
+"""Distribution of the queries after the prompt, moved to their positions.
 
 Shared by the methods that guess the future from the past (Expected Attention, GVote). Queries are
 brought back to where they stood before RoPE, which needs no hidden states: it works on stored

@@ -22,7 +22,7 @@ At least `min_keep` tokens. Paper silent on grouped queries: each head votes wit
 needs no hidden states, so traces will do. Without a query norm the paper's draws are Gaussian in
 query space, too, with covariance W diag(var) W^T; this one also keeps what the diagonal drops,
 correlations between hidden channels. Draws depend on (seed, layer, s) alone, and are the same in
-every row of a batch. Cost O(samples N (D + log N)) per query head.
+every sequence of a batch. Cost O(samples N (D + log N)) per query head.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ token, even ones the next recent token, or, where that is in already, the next h
 Options: `normalize` = `none` (raw sums, H2O) or `visible` (each column divided by the N - i queries
 that can see it; raw sums favour old tokens); `recents` = false ranks by c alone, after the last
 `window` tokens. Defaults: the paper's half and half. Presets: `kvpress` (its ObservedAttention:
-visible, no recents), `kvcache_factory` (KVCache-Factory: the last 32 tokens and the heaviest others
-by raw sums; its code lets queries before the window see later keys, which this does not reproduce).
+visible, without recent tokens), `kvcache_factory` (KVCache-Factory: the last 32 tokens and the
+heaviest others by raw sums; its code lets queries before the window see later keys, which this does
+not reproduce).
 Ties: the newer token is heavier. Cost O(G N^2 D) per KV head, in blocks, without the N x N matrix.
 The official code works per query head and while decoding.
 """
@@ -48,7 +49,7 @@ class H2O(Heuristic):
     }
 
     def __post_init__(self) -> None:
-        """Raise UsageError on an unknown normalisation, or a window together with half recents."""
+        """Raise UsageError on an unknown normalisation, or a window together with `recents`."""
         check_choice(self.method, "normalize", self.normalize, ("none", "visible"))
         check_choice(self.method, "recents", self.recents, (True, False))
         check_integer(self.method, "window", self.window, minimum=0)
@@ -61,7 +62,7 @@ class H2O(Heuristic):
         return Needs(queries=ALL_QUERIES)
 
     def score(self, view: View) -> Tensor:
-        """Minus the rank (or the accumulated attention, without recents): [B, H, N] float32."""
+        """Minus the rank (or the accumulated attention, with recents=false): [B, H, N] float32."""
         assert view.queries is not None
         _, heads, tokens, _ = view.keys.shape
         queries = torch.unflatten(view.queries, 1, (heads, -1))

@@ -38,7 +38,7 @@ class LearnedScorer:
     calibration: Calibration | None = None
     """Map of every ranker's output to a scale that all heads share; None leaves it as it is."""
     label: str = "policy"
-    """What messages call the policy: the directory it was loaded from."""
+    """Name of the policy in messages: the directory it was loaded from."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Model, training manifest and held-out metrics, as in `policy.json`."""
 

@@ -24,7 +24,7 @@ from kvp.scoring import ALL_QUERIES, Needs, Scorer
 from policies.base import Presets
 
 Value = int | float | str | bool
-"""What an option may be in a specification."""
+"""Types of an option in a specification."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -55,15 +55,15 @@ class Entry(Generic[T]):
     builder: OptionsClass[T]
     """Class of the method or allocator."""
     line: str
-    """What it does, in one line."""
+    """One line on what it does."""
     cost: str
-    """What it costs in addition to the model's own prefill, in words."""
+    """Its cost in addition to the prefill, in words."""
     file_option: str | None = None
     """Option given after the colon where others have their preset: a file."""
 
     @property
     def name(self) -> str:
-        """What a specification starts with."""
+        """First part of a specification."""
         return self.builder.method
 
     @property
@@ -109,7 +109,7 @@ class ScorerEntry(Entry[Scorer]):
 
     @property
     def needs(self) -> str:
-        """What the method reads with its defaults, in words."""
+        """Inputs of the method with its defaults, in words."""
         return needs_in_words(self.builder().needs)
 
 
@@ -118,7 +118,7 @@ class AllocatorEntry(Entry[Allocator]):
     """One allocator of the registry."""
 
     needs: str
-    """What it reads, in words."""
+    """Inputs of a scorer, in words."""
 
     @property
     def sized_by_scorer(self) -> bool:
@@ -127,11 +127,11 @@ class AllocatorEntry(Entry[Allocator]):
 
 
 PLAIN = "keys, values, positions"
-"""What every method may read."""
+"""Inputs that every method may read."""
 
 
 def needs_in_words(needs: Needs) -> str:
-    """What a scorer reads, for people: `last 32 queries`, `hidden states, rotary embedding`."""
+    """Inputs of a scorer, in words: `last 32 queries`, `hidden states, rotary embedding`."""
     words = []
     if needs.future:
         words.append("future attention")
@@ -165,7 +165,7 @@ class Specification:
 
     name: str
     argument: str | None
-    """What follows the colon: a preset or a file; None without a colon."""
+    """Part after the colon: a preset or a file; None without a colon."""
     options: Mapping[str, Value]
 
 

@@ -85,7 +85,7 @@ def _standard(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tenso
 
 def _linear(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
     weight, bias = weights[f"{name}_weight"], weights[f"{name}_bias"][:, None]
-    if weight.shape[0] < inputs.shape[0]:  # shared: the heads are rows of one product
+    if weight.shape[0] < inputs.shape[0]:  # shared by all heads: one matrix product
         return inputs @ weight[0] + bias
     return torch.baddbmm(bias, inputs, weight)
 

@@ -5,7 +5,7 @@ A package that is installed with kvp names its classes in its own pyproject.toml
     [project.entry-points."kvp.scorers"]
     newest = "my_package:Newest"
 
-Nothing of it is imported before its name is asked for, or all names are. Contract: the class is a
+It is imported when its name is used, or when all names are listed. Contract: the class is a
 dataclass whose `method` is the entry's name; a scorer is what `policies.base.Heuristic` plus
 `score` gives, all options with defaults, an allocator what `policies.base.BaseAllocator` plus
 `allocate` gives. The first line of its docstring is printed by `kvp-eval --list`, with its `cost`,
@@ -98,7 +98,7 @@ def with_plugins(
 
 
 def named_object(written: Specification, kind: str) -> Any | None:  # noqa: ANN401
-    """The class or object that `package.module:Name` stands for, None if it is not written so.
+    """The class or object that `package.module:Name` names, None if it is not of this form.
 
     A name without a dot counts only if there is such a module, so that a misspelt method is not
     taken for one. Raises UsageError, naming the kind, where it cannot be imported.
@@ -112,7 +112,7 @@ def named_object(written: Specification, kind: str) -> Any | None:  # noqa: ANN4
 
 
 def scorer_from(thing: object, options: Mapping[str, Value], label: str) -> Scorer:
-    """A scorer from a class and its options, or the object itself; `label` is what messages say.
+    """A scorer from a class and its options, or the object itself; `label` is its name in messages.
 
     Raises UsageError when it cannot be made, lacks a part of the contract, or is an object and
     options are given.

@@ -46,7 +46,7 @@ POLICY = FolderKind(
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyMeta:
-    """What a policy directory records next to the weights."""
+    """Metadata of a policy directory."""
 
     geometry: Geometry
     """The model the rankers were trained for."""
@@ -57,11 +57,11 @@ class PolicyMeta:
     held_out: Sequence[Mapping[str, Any]] = ()
     """Validation metrics, one mapping per head, layer-major."""
     heads: range | None = None
-    """Agents of a shard, which is a policy of some heads only; None for all."""
+    """KV heads of a shard, which is a policy of some heads only; None for all."""
 
     @property
     def head_range(self) -> range:
-        """Agents whose rankers this is about."""
+        """KV heads that have rankers here."""
         return range(self.geometry.total_kv_heads) if self.heads is None else self.heads
 
 

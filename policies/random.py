@@ -33,10 +33,10 @@ class Random(Heuristic):
         check_integer(self.method, "seed", self.seed, minimum=0)
 
     def score(self, view: View) -> Tensor:
-        """Uniform numbers, [B, H, N] float32; the same in every row of a batch."""
+        """Uniform numbers, [B, H, N] float32; the same for every sequence of a batch."""
         batch, heads, tokens, _ = view.keys.shape
-        rows = [self._draw(view.layer, head, tokens) for head in range(heads)]
-        return torch.stack(rows).to(view.keys.device).expand(batch, -1, -1).contiguous()
+        by_head = [self._draw(view.layer, head, tokens) for head in range(heads)]
+        return torch.stack(by_head).to(view.keys.device).expand(batch, -1, -1).contiguous()
 
     def _draw(self, layer: int, head: int, tokens: int) -> Tensor:
         digest = hashlib.sha256(f"{self.seed}/{layer}/{head}/{tokens}".encode()).digest()

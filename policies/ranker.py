@@ -153,7 +153,7 @@ class HeadRankers(nn.Module):
                 buffers[name].copy_(statistic)
 
     def head_states(self) -> list[dict[str, Tensor]]:
-        """State of every head on its own: tensors without the head axis, detached, contiguous."""
+        """State of every head alone: tensors without the head axis, detached, contiguous."""
         states = self._expanded()
         return [
             {name: tensor[head].clone() for name, tensor in states.items()}
@@ -161,7 +161,7 @@ class HeadRankers(nn.Module):
         ]
 
     def materialise(self) -> HeadRankers:
-        """The same rankers as weights of every head's own: a copy, on the same device.
+        """A copy on the same device in which no head shares weights with another.
 
         Nothing computed with the copy reaches the weights here.
         """

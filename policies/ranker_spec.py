@@ -1,4 +1,4 @@
-"""What a ranker is made of: its inputs, its size, and the features of a token's position.
+"""Specification of a ranker: its inputs, its size, and the features of a token's position.
 
 Plain data and one pure function; the weights are `policies.ranker`, the arithmetic is
 `policies.network`. Inputs may be left out to measure what they contribute: a ranker without an
@@ -21,8 +21,8 @@ ARCHITECTURES = ("fourier", "paper")
 INPUTS = ("key", "value", "position", "distance")
 """Everything a ranker can read of a token, in the order in which its network takes them."""
 PAPER_INPUTS = ("key", "value", "position")
-"""What the paper's ranker sees: its position table knows nothing of the end of the cache."""
-MOST_BLOCKS = 2
+"""Inputs of the paper's ranker: its position table knows nothing of the end of the cache."""
+MAX_BLOCKS = 2
 _SHORTEST_WAVELENGTH = 4.0
 
 
@@ -66,8 +66,8 @@ class RankerSpec:
         for name, size in sizes.items():
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"{name} of a ranker must be a positive integer, got {size!r}")
-        if self.blocks > MOST_BLOCKS:
-            raise ValueError(f"blocks of a ranker must be 1 or {MOST_BLOCKS}, got {self.blocks}")
+        if self.blocks > MAX_BLOCKS:
+            raise ValueError(f"blocks of a ranker must be 1 or {MAX_BLOCKS}, got {self.blocks}")
 
     def _checked_inputs(self) -> tuple[str, ...]:
         given = tuple(self.inputs)
@@ -126,7 +126,7 @@ class RankerSpec:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What a token is described by, in input order (recorded in policy files)."""
+        """Features of a token, in input order (recorded in policy files)."""
         if self.architecture == "paper":
             return ("key", "value", "position_table[min(position, max_positions - 1)]")
         key = "key turned by -length" if self.key_frequencies else "key"
@@ -166,7 +166,7 @@ def keys_seen_from_the_end(spec: RankerSpec, keys: Tensor, length: int | Tensor)
 
 
 def position_features(spec: RankerSpec, positions: Tensor, length: int | Tensor) -> Tensor:
-    """Place of tokens for `fourier`: positions [..., N] -> float32 [..., N, position_features].
+    """Features of `fourier` for positions [..., N]: float32 [..., N, position_features].
 
     `length` is the number of tokens seen when the cache is compressed (last position + 1), as one
     number or one per token; distance to the end is legal information at eviction time.

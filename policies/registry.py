@@ -181,11 +181,11 @@ def make_scorer(spec: str | Scorer | type[Scorer], **options: Value) -> Scorer:
     entry = METHODS.get(written.name) or plugin_scorer(written.name)
     if entry is not None:
         return entry.build(written.argument, {**written.options, **options})
-    found = named_object(written, "method")
-    if found is None:
+    named = named_object(written, "method")
+    if named is None:
         raise _unknown("method", written.name, METHODS, SCORER_GROUP)
     label = f"method {written.name}:{written.argument}"
-    return _checked_scorer(found, {**written.options, **options}, label)
+    return _checked_scorer(named, {**written.options, **options}, label)
 
 
 def make_allocator(spec: str | Allocator | type[Allocator]) -> Allocator:
@@ -200,11 +200,11 @@ def make_allocator(spec: str | Allocator | type[Allocator]) -> Allocator:
     entry = ALLOCATORS.get(name) or plugin_allocator(name)
     if entry is not None:
         return entry.build(written.argument, written.options)
-    found = named_object(written, "allocator")
-    if found is None:
+    named = named_object(written, "allocator")
+    if named is None:
         raise _unknown("allocator", written.name, ALLOCATORS, ALLOCATOR_GROUP)
     label = f"allocator {written.name}:{written.argument}"
-    return allocator_from(found, written.options, label)
+    return allocator_from(named, written.options, label)
 
 
 def make_method(

@@ -84,6 +84,6 @@ class SnapKV(Heuristic):
         return scores
 
     def _pool(self, votes: Tensor) -> Tensor:
-        rows = votes.flatten(0, -2)[:, None]
+        signals = votes.flatten(0, -2)[:, None]  # [B * Q, 1, N], as 1-D pooling takes them
         pool = F.max_pool1d if self.pool == "max" else F.avg_pool1d
-        return pool(rows, self.kernel, stride=1, padding=self.kernel // 2).view_as(votes)
+        return pool(signals, self.kernel, stride=1, padding=self.kernel // 2).view_as(votes)

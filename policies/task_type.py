@@ -45,7 +45,7 @@ class TaskTypeProvider(Protocol):
 
 @dataclass(frozen=True)
 class Explicit:
-    """The user knows."""
+    """A task type given by the user."""
 
     named: str
     """One of `TASK_TYPES`."""
@@ -53,7 +53,7 @@ class Explicit:
     classifier: str | None = None
 
     def task_type(self, view: View) -> str:
-        """What was named."""
+        """The type of the specification, whatever the prompt."""
         return self.named
 
 

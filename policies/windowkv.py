@@ -89,7 +89,7 @@ class WindowKV(Heuristic):
 
     @property
     def provider(self) -> TaskTypeProvider:
-        """What decides the task type."""
+        """Source of the task type of a prompt."""
         return provider_for(self.method, self.task, self.classifier)
 
     @property

@@ -54,11 +54,11 @@ def all_tables(results: Results, validation: Results | None) -> Iterator[str]:
                 memory = tables.cache_bytes(comparison)
                 if memory is not None:
                     yield markdown(memory)
-        curves = [row for row in results.curves if row["protocol"] == protocol]
+        curves = [record for record in results.curves if record["protocol"] == protocol]
         if curves:
             version = curves[0].get("metrics_version", 1)
-            found = areas(curves, policy_groups(curves))
-            yield markdown(tables.areas(found, protocol, version))
+            by_setting = areas(curves, policy_groups(curves))
+            yield markdown(tables.areas(by_setting, protocol, version))
     if results.timing:
         yield "## Bytes and seconds\n"
         measured = timings(results.timing, policy_groups(results.timing))

@@ -68,7 +68,7 @@ def _commands(text: str, *, markdown: bool) -> list[list[str]]:
         spans = re.findall(r"`([^`]+)`", fence.sub("", text))
         text = "\n".join([*fence.findall(text), *(" ".join(span.split()) for span in spans)])
     text = re.sub(r"\\\n(#\s*)?", " ", text)
-    found = []
+    result = []
     for line in text.splitlines():
         for match in COMMAND.finditer(line):
             end = re.split(r"\s#\s|[;|`]|&&|\s>", line[match.start() :])[0]
@@ -77,8 +77,8 @@ def _commands(text: str, *, markdown: bool) -> list[list[str]]:
             except ValueError:  # opened before the match: "$BIN/kvp-eval" --tasks ...
                 words = shlex.split('"' + end)
             if len(words) > 1:
-                found.append(words)
-    return found
+                result.append(words)
+    return result
 
 
 def _pages() -> list[tuple[str, list[str]]]:

@@ -14,7 +14,7 @@ from eval.evolve.cli import main as evolve
 from eval.evolve.search_folder import JOURNAL, SEARCH, Journal
 from eval.report.cli import main as report
 from eval.results.folder import RESULTS
-from eval.results.records import KEY_FIELDS, read_rows
+from eval.results.records import KEY_FIELDS, read_records
 from kvp.manifest import read_sealed_json
 from kvp.scoring import View
 from kvp.store import TraceReader
@@ -110,7 +110,7 @@ def test_results_are_reported_and_can_be_extended(
 ) -> None:
     assert report(["results"]) == 0
     assert (made / "results" / "report.html").stat().st_size > 100_000
-    rows = list(read_rows(made / "results" / "rows.jsonl", KEY_FIELDS))
+    records = list(read_records(made / "results" / "rows.jsonl", KEY_FIELDS))
     settings = {
         "out": "results", "policies": "policy", "methods": "full,knorm", "tasks": "niah_single_1",
         "budgets": "25%", "prompts": 2, "length": 192, "max_new_tokens": 8, "timing_prompts": 0,
@@ -118,11 +118,11 @@ def test_results_are_reported_and_can_be_extended(
     }  # fmt: skip
     given = [part for name in settings for part in (f"--{name}", str(settings[name]))]
     assert evaluate(given) == 0, capsys.readouterr().err
-    assert list(read_rows(made / "results" / "rows.jsonl")) == rows, "all rows were there"
+    assert list(read_records(made / "results" / "rows.jsonl")) == records, "all records were there"
     assert evaluate([*given, "--budgets", "40%"]) == 0
-    extended = list(read_rows(made / "results" / "rows.jsonl", KEY_FIELDS))
-    assert extended[: len(rows)] == rows
-    assert len(extended) == len(rows) + 4  # one method, two prompts, protected or not
+    extended = list(read_records(made / "results" / "rows.jsonl", KEY_FIELDS))
+    assert extended[: len(records)] == records
+    assert len(extended) == len(records) + 4  # one method, two prompts, protected or not
     identity = json.loads((made / "results" / "manifest.json").read_text())["identity"]
     assert set(identity["model_digest"]) >= {"weights", "tokenizer"}
     assert RESULTS.read_marker(made / "results") is not None

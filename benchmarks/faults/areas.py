@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.faults import artefacts
 from benchmarks.faults.artefacts import COLLECT, EVAL, EVOLVE, TRAIN, Artefacts, program, program_of
 from benchmarks.faults.damage import DAMAGES, damaged_copy, files_below
-from benchmarks.faults.harness import Area, Trial, in_child, judge_program, judge_reader
+from benchmarks.faults.harness import Area, Trial, in_child, program_outcome, reader_outcome
 from benchmarks.faults.inputs import FLAGS, ROWS, flag_trials
 from kvp.errors import KvpError
 
@@ -29,7 +29,7 @@ def damage_read(
         copy = scratch / f"{name}-{trial}"
         if damaged_copy(folder, copy, file, kind, draw):
             ended = in_child(lambda copy=copy: _read(read, copy))
-            area.trials.append(judge_reader(f"{file} {kind} {trial}", ended, truth))
+            area.trials.append(reader_outcome(f"{file} {kind} {trial}", ended, truth))
         shutil.rmtree(copy)
     return area
 
@@ -59,11 +59,11 @@ def damage_resume(
         copy = scratch / f"{name}-{trial}"
         if damaged_copy(folder, copy, file, kind, draw):
             ended = in_child(program(command[0], f"{command[1]} --out {copy}"), seconds=120)
-            judged = judge_program(f"{file} {kind} {trial}", ended)
-            if judged.outcome == "done":
+            result = program_outcome(f"{file} {kind} {trial}", ended)
+            if result.outcome == "done":
                 ended = in_child(lambda copy=copy: _read(read, copy))
-                judged = judge_reader(judged.name, ended, truth)
-            area.trials.append(judged)
+                result = reader_outcome(result.name, ended, truth)
+            area.trials.append(result)
         shutil.rmtree(copy)
     return area
 
@@ -105,7 +105,9 @@ def full_disks(made: Artefacts, count: int, scratch: Path) -> Iterator[Area]:
             out, limit = scratch / f"{name}-full-{trial}", int(10 ** draw.uniform(1, 5.5))
             command = program(name, f"{flags} --out {out}")
             area.trials.append(
-                judge_program(f"{limit} bytes", in_child(command, largest_file=limit, seconds=120))
+                program_outcome(
+                    f"{limit} bytes", in_child(command, largest_file=limit, seconds=120)
+                )
             )
             area.trials.append(
                 _repeated(
@@ -117,13 +119,13 @@ def full_disks(made: Artefacts, count: int, scratch: Path) -> Iterator[Area]:
 
 
 def _repeated(trial: str, name: str, flags: str, read: Reader, out: Path, truth: object) -> Trial:
-    judged = judge_program(trial, in_child(program(name, flags), seconds=300))
-    if judged.outcome == "refused":
-        return Trial(name=trial, outcome="stuck", detail=judged.detail)
-    if judged.outcome != "done":
-        return judged
+    result = program_outcome(trial, in_child(program(name, flags), seconds=300))
+    if result.outcome == "refused":
+        return Trial(name=trial, outcome="stuck", detail=result.detail)
+    if result.outcome != "done":
+        return result
     ended = in_child(lambda: _read(read, out))
-    content = judge_reader(trial, ended, truth)
+    content = reader_outcome(trial, ended, truth)
     return Trial(name=trial, outcome="resumed") if content.outcome == "same" else content
 
 
@@ -131,11 +133,11 @@ def _answers(folder: Path) -> str:
     """Digest of the answers in a results folder, in any order, times left out."""
     from eval.report.load import load_results
 
-    rows = [
-        {name: value for name, value in row.items() if name not in ("seconds", "sha256")}
-        for row in load_results(folder).rows
+    records = [
+        {name: value for name, value in record.items() if name not in ("seconds", "sha256")}
+        for record in load_results(folder).records
     ]
-    return artefacts.digest(sorted(artefacts.digest(row) for row in rows))
+    return artefacts.digest(sorted(artefacts.digest(record) for record in records))
 
 
 def flags(made: Artefacts, count: int, scratch: Path) -> Area:
@@ -145,7 +147,7 @@ def flags(made: Artefacts, count: int, scratch: Path) -> Area:
     random.Random(0).shuffle(trials)
     for name, argv in trials[:count]:
         ended = in_child(program_of(name, argv), seconds=60)
-        area.trials.append(judge_program(f"{name} {argv[-1]}"[:80], ended))
+        area.trials.append(program_outcome(f"{name} {argv[-1]}"[:80], ended))
     return area
 
 
@@ -159,7 +161,7 @@ def data_files(count: int, scratch: Path) -> Area:
         ended = in_child(
             program("kvp-collect", f"{command} --out {scratch / f'data-{number}'}"), seconds=60
         )
-        area.trials.append(judge_program(kind, ended))
+        area.trials.append(program_outcome(kind, ended))
     return area
 
 

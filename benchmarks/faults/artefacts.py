@@ -1,4 +1,4 @@
-"""What the trials damage: one small artefact of every kind, made by the programs themselves."""
+"""One small artefact of every kind for the trials to damage, made by the programs themselves."""
 
 from __future__ import annotations
 

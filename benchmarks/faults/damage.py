@@ -9,8 +9,8 @@ from pathlib import Path
 
 def flip_bit(data: bytes, draw: random.Random) -> bytes:
     """One bit turned over."""
-    place = draw.randrange(len(data))
-    return data[:place] + bytes([data[place] ^ 1 << draw.randrange(8)]) + data[place + 1 :]
+    index = draw.randrange(len(data))
+    return data[:index] + bytes([data[index] ^ 1 << draw.randrange(8)]) + data[index + 1 :]
 
 
 def truncate(data: bytes, draw: random.Random) -> bytes:
@@ -28,8 +28,8 @@ def zero_block(data: bytes, draw: random.Random) -> bytes:
 def repeat_line(data: bytes, draw: random.Random) -> bytes:
     """A line written twice (of binary data, a block)."""
     lines = data.splitlines(keepends=True)
-    place = draw.randrange(len(lines))
-    return b"".join([*lines[: place + 1], *lines[place:]])
+    index = draw.randrange(len(lines))
+    return b"".join([*lines[: index + 1], *lines[index:]])
 
 
 DAMAGES = {

@@ -1,4 +1,4 @@
-"""Run one trial in a child process and say how it ended.
+"""Run one trial in a child process and report how it ended.
 
 A trial either reads something (and returns a value that must equal the undamaged one) or runs a
 program (and must end with exit code 0, or 2 and one line on stderr).
@@ -57,7 +57,7 @@ class Area:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """What a child process left."""
+    """Result of a child process."""
 
     code: int | None
     """Exit code, negative for a signal, None if it had to be stopped."""
@@ -114,10 +114,10 @@ def _work(work: Callable[[], object], errors: int, value: Path, largest_file: in
         if largest_file is not None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writes fail with EFBIG instead
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-        found = work()
+        result = work()
         if largest_file is None:
-            value.write_text(json.dumps(found))
-        code = found if isinstance(found, int) and not isinstance(found, bool) else 0
+            value.write_text(json.dumps(result))
+        code = result if isinstance(result, int) and not isinstance(result, bool) else 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     except BaseException:
@@ -144,7 +144,7 @@ def _wait(child: int, seconds: float) -> int | None:
     return None
 
 
-def judge_program(name: str, ended: Ended) -> Trial:
+def program_outcome(name: str, ended: Ended) -> Trial:
     """A program may end well, or refuse in one line."""
     lines = [line for line in ended.error.splitlines() if line.strip()]
     if ended.code is None:
@@ -161,7 +161,7 @@ def judge_program(name: str, ended: Ended) -> Trial:
     return Trial(name=name, outcome="refused", detail=errors[0][:200])
 
 
-def judge_reader(name: str, ended: Ended, truth: object) -> Trial:
+def reader_outcome(name: str, ended: Ended, truth: object) -> Trial:
     """A reader returns `{"value": ...}` or `{"refused": ...}`."""
     if ended.code is None:
         return Trial(name=name, outcome="hang")

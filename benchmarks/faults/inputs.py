@@ -140,4 +140,4 @@ ROWS: tuple[tuple[str, bytes], ...] = (
     ("one row only", _lines({"text": _TEXT})),
     ("thirty equal rows", _lines(*({"text": _TEXT} for _ in range(60)))),
 )
-"""What a `--data` file may hold: (kind, bytes)."""
+"""Contents of `--data` files: (kind, bytes)."""

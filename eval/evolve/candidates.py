@@ -32,7 +32,7 @@ class Target:
     """The budget that schemes split."""
 
     budget: Budget
-    """A percentage is of each prompt's own cache."""
+    """A percentage is of the cache of each prompt."""
     tokens: int
     """The same in tokens, for the cache of the reference length: c of the search."""
     protection: Protection

@@ -62,14 +62,14 @@ class EvolveConfig(
     lambda_: float = 0.3
     """Weight of the cache score in the fitness (also spelled --lambda)."""
     gamma: float = 0.2
-    """How little the cache score rewards budgets below the target."""
+    """Slope of the cache score below the target; 0: smaller budgets score like the target."""
     cost_curves: str | None = None
     """Results folder of kvp-eval with cost curves: choose from those, without a model."""
     level: Literal["layer", "head"] = "layer"
     """With --cost_curves: a count per layer, or per KV head."""
     budgets: str = "3%,6%,9%,12.5%,19%,25%,37.5%,50%,75%"
     """Tokens kept per KV head on average, comma separated, protected ones included; `%` is of the
-    tokens in the cache. Read with --cost_curves, where each is chosen for."""
+    tokens in the cache. Read with --cost_curves, where counts are chosen for each."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {
         "curves": "cost_curves",

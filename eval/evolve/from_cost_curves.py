@@ -19,7 +19,7 @@ from eval.evolve.config import RECORDED_AS, EvolveConfig
 from eval.evolve.greedy import Floats, greedy_counts, greedy_order, hull_costs
 from eval.evolve.print_budgets import print_budgets
 from eval.results.folder import CURVES, MANIFEST, ROWS
-from eval.results.records import method_label, read_rows
+from eval.results.records import method_label, read_records
 from kvp.artifacts.claim import FolderKind, OutputFolder, check_folder
 from kvp.budgets import parse_budgets
 from kvp.errors import ResultsError, UsageError
@@ -162,21 +162,23 @@ def read_curves(folder: Path, scorer: str, *, protected: bool, protocol: str) ->
     path = folder / CURVES
     if not path.exists():
         raise ResultsError(
-            f"--cost_curves {folder} has no {CURVES}: run kvp-eval with --cost_curves STORE"
+            f"--cost_curves {folder} has no {CURVES}: run kvp-eval with --traces STORE"
         )
     try:
-        rows = [row for row in read_rows(path) if row.get("allocator") in UNIFORM_ALLOCATORS]
-        labels = list(dict.fromkeys(_label(row) for row in rows))
+        records = [
+            record for record in read_records(path) if record.get("allocator") in UNIFORM_ALLOCATORS
+        ]
+        labels = list(dict.fromkeys(_label(record) for record in records))
         if scorer not in labels:
             raise UsageError(
                 f"--scorer {scorer}: {path} has no such curves; it has {', '.join(labels)}"
             )
-        own = [
-            row for row in rows
-            if _label(row) == scorer
-            and (row["protected"], row["protocol"]) == (protected, protocol)
+        of_scorer = [
+            record for record in records
+            if _label(record) == scorer
+            and (record["protected"], record["protocol"]) == (protected, protocol)
         ]  # fmt: skip
-        if not own:
+        if not of_scorer:
             raise UsageError(
                 f"--protection {'on' if protected else 'off'}, --protocol {protocol}: {path} has "
                 f"no such curves of {scorer}"
@@ -186,31 +188,31 @@ def read_curves(folder: Path, scorer: str, *, protected: bool, protocol: str) ->
         if protected:
             protection = Protection(sinks=identity["sinks"], recents=identity["recents"])
         return Curves(
-            fractions=np.array(own[0]["budgets"], dtype=np.float64),
-            cost=_table(own),
+            fractions=np.array(of_scorer[0]["budgets"], dtype=np.float64),
+            cost=_table(of_scorer),
             model=identity["model"],
             revision=identity["revision"],
             protection=protection,
             cached_tokens=_reference(folder, protocol, identity["length"]),
-            sequences=own[0]["sequences"],
+            sequences=of_scorer[0]["sequences"],
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ResultsError(f"{path} is damaged: {error!r}; measure the curves again") from None
 
 
-def _label(row: Mapping[str, Any]) -> str:
-    """How kvp-eval calls the method of a row: `snapkv:kvpress`, `kvp/seed0`."""
-    policy = "" if row["policy"] is None else f"/{row['policy']}"
-    return method_label(row["method"], row["variant"]) + policy
+def _label(record: Mapping[str, Any]) -> str:
+    """The method of a record as kvp-eval names it: `snapkv:kvpress`, `kvp/seed0`."""
+    policy = "" if record["policy"] is None else f"/{record['policy']}"
+    return method_label(record["method"], record["variant"]) + policy
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> Floats:
-    """[L, H, P] from one row per head; ValueError unless there is exactly one for each."""
-    costs = {(row["layer"], row["head"]): row["cost"] for row in rows}
+def _table(records: Sequence[Mapping[str, Any]]) -> Floats:
+    """[L, H, P] from one record per head; ValueError unless there is exactly one for each."""
+    costs = {(record["layer"], record["head"]): record["cost"] for record in records}
     layers, heads = (1 + max(key[axis] for key in costs) for axis in (0, 1))
-    if len(rows) != layers * heads or len(costs) != layers * heads:
-        raise ValueError(f"{len(rows)} curves for {layers} layers x {heads} heads")
-    if any(row["budgets"] != rows[0]["budgets"] for row in rows):
+    if len(records) != layers * heads or len(costs) != layers * heads:
+        raise ValueError(f"{len(records)} curves for {layers} layers x {heads} heads")
+    if any(record["budgets"] != records[0]["budgets"] for record in records):
         raise ValueError("curves at different budgets")
     table = np.array([costs[key] for key in sorted(costs)], dtype=np.float64)
     return table.reshape(layers, heads, -1)
@@ -221,5 +223,7 @@ def _reference(folder: Path, protocol: str, length: int) -> int:
     path = folder / ROWS
     if not path.exists():
         return length
-    cached = sorted(row["cached_tokens"] for row in read_rows(path) if row["protocol"] == protocol)
+    cached = sorted(
+        record["cached_tokens"] for record in read_records(path) if record["protocol"] == protocol
+    )
     return int(cached[(len(cached) - 1) // 2]) if cached else length

@@ -15,11 +15,11 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
-def hull(places: Floats, cost: Floats) -> Integers:
-    """Points of a curve that span its lower convex hull: indices into `places` [P], `cost` [P]."""
+def hull(budgets: Floats, cost: Floats) -> Integers:
+    """Indices [K] of the points on the lower convex hull of `cost` [P] over `budgets` [P]."""
     kept: list[int] = []
-    for point in range(len(places)):
-        while len(kept) > 1 and _above(places, cost, kept[-2], kept[-1], point):
+    for point in range(len(budgets)):
+        while len(kept) > 1 and _above(budgets, cost, kept[-2], kept[-1], point):
             kept.pop()
         kept.append(point)
     return np.array(kept)
@@ -36,9 +36,9 @@ def hull_costs(fractions: Floats, costs: Floats, tokens: int, floor: int) -> Flo
     counts = np.arange(floor, tokens + 1)
     result = []
     for cost in costs:
-        own = np.interp(corners, given, cost)
-        kept = hull(corners, own)
-        result.append(np.interp(counts, corners[kept], own[kept]))
+        at_corners = np.interp(corners, given, cost)
+        kept = hull(corners, at_corners)
+        result.append(np.interp(counts, corners[kept], at_corners[kept]))
     return np.stack(result)
 
 

@@ -9,7 +9,7 @@ from policies.budget_files import BudgetFile
 
 
 def print_budgets(budgets: BudgetFile, console: Console | None = None) -> None:
-    """Print counts, and what is known about them."""
+    """Print counts, and how they scored."""
     console = Console() if console is None else console
     table = Table("budget", "of", f"tokens per {budgets.level}", box=None)
     for column in table.columns[:2]:
@@ -26,12 +26,13 @@ def print_budgets(budgets: BudgetFile, console: Console | None = None) -> None:
         str(budgets.data["prompts"]), "searched on", _number(made["uniform"]["score"]),
         _number(made["elite"]["score"]), "",
     )  # fmt: skip
-    held = budgets.held_out
-    if held is not None:
-        low, high = held["interval"]
+    held_out = budgets.held_out
+    if held_out is not None:
+        low, high = held_out["interval"]
         result.add_row(
-            str(held["prompts"]), "held out", _number(held["uniform"]), _number(held["score"]),
-            f"{held['difference']:+.4f} ({low:+.4f} to {high:+.4f})",
+            str(held_out["prompts"]), "held out", _number(held_out["uniform"]),
+            _number(held_out["score"]),
+            f"{held_out['difference']:+.4f} ({low:+.4f} to {high:+.4f})",
         )  # fmt: skip
     console.print(result)
     console.print(
@@ -39,7 +40,7 @@ def print_budgets(budgets: BudgetFile, console: Console | None = None) -> None:
         f"{made['evaluations']} schemes evaluated in {made['seconds']:.0f} s",
         highlight=False,
     )
-    if held is not None and low <= 0:
+    if held_out is not None and low <= 0:
         console.print(
             "note: on held-out prompts the interval includes 0: not shown to beat uniform",
             highlight=False, soft_wrap=True,
@@ -49,8 +50,8 @@ def print_budgets(budgets: BudgetFile, console: Console | None = None) -> None:
 def _counts(budgets: BudgetFile, counts: tuple[int, ...]) -> str:
     """Counts in one line: layers apart by spaces, heads of a layer by slashes."""
     width = budgets.kv_heads if budgets.level == "head" else 1
-    rows = [counts[start : start + width] for start in range(0, len(counts), width)]
-    return " ".join("/".join(str(count) for count in row) for row in rows)
+    layers = [counts[start : start + width] for start in range(0, len(counts), width)]
+    return " ".join("/".join(map(str, layer)) for layer in layers)
 
 
 def _losses(budgets: BudgetFile) -> Table:

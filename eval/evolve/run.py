@@ -66,44 +66,30 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     request = prompt_request(config, count=1, seed=config.seed)
-    chosen, held_out = load_prompts(
+    search_prompts, held_out = load_prompts(
         request, tokenizer, positions, searched=config.search_prompts, compared=config.holdout
     )
     protection = UNPROTECTED
     if config.protection == "on":
         protection = Protection(sinks=config.sinks, recents=config.recents)
-    cached = [prompt.boundary(config.protocol) for prompt in chosen]
-    target, reference = target_of(config.target, protection, cached)
-    longest = max(cached + [prompt.boundary(config.protocol) for prompt in held_out])
-    plan = _plan(config, geometry.layers, target, reference=reference, longest=longest)
-    phase("loading the model")
-    model, tokenizer = load_model(
-        config.model, device=config.device, dtype=config.dtype, revision=config.revision
+    cached = [prompt.boundary(config.protocol) for prompt in (*search_prompts, *held_out)]
+    target, reference = target_of(config.target, protection, cached[: len(search_prompts)])
+    plan = _plan(config, geometry.layers, target, reference=reference, longest=max(cached))
+    decoder = _load_decoder(config)
+    phase(f"searching on {len(search_prompts)} prompts, {len(held_out)} held out")
+    identity["model_digest"] = model_identity(
+        config.model, config.revision, decoder.model, decoder.tokenizer
     )
-    phase(f"searching on {len(chosen)} prompts, {len(held_out)} held out")
-    identity["model_digest"] = model_identity(config.model, config.revision, model, tokenizer)
     manifest = run_manifest(identity, seed=config.seed)
     begin_search(output, identity, manifest)
 
-    def said(entry: Generation) -> None:
-        say(_line(plan, entry))
-
-    journal = Journal(folder / JOURNAL, said=said)
+    journal = Journal(folder / JOURNAL, on_append=lambda entry: say(_line(plan, entry)))
     keep_bytes = int(config.memory_gb * 1e9)
-    decoder = Decoder(
-        model=model,
-        tokenizer=tokenizer,
-        decode_batch=config.decode_batch,
-        max_new_tokens=config.max_new_tokens,
-    )
     searched = PromptSet(
-        decoder, scorer, target, chosen, protocol=config.protocol, keep_bytes=keep_bytes
+        decoder, scorer, target, search_prompts, protocol=config.protocol, keep_bytes=keep_bytes
     )
     elite = search(plan, searched.scores, journal)
-    comparison = None
-    if held_out:
-        others = searched.of(held_out)
-        comparison = _held_out(others, plan, elite, resamples=config.bootstrap)
+    others = searched.of(held_out)
     budgets = BudgetFile(
         model={"id": config.model, "revision": config.revision},
         layers=geometry.layers,
@@ -115,10 +101,24 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         points=(BudgetPoint(budget=target.tokens, cached_tokens=reference, counts=elite.scheme),),
         seed=config.seed,
         made_by=_summary(plan, journal, elite),
-        held_out=comparison,
-        data=_data(chosen, split=config.split, length=config.length),
+        held_out=_held_out(others, plan, elite, resamples=config.bootstrap),
+        data=_data(search_prompts, split=config.split, length=config.length),
     )
     save_budgets(folder / BUDGET_FILE, budgets, manifest)
+
+
+def _load_decoder(config: EvolveConfig) -> Decoder:
+    """Load the model."""
+    phase("loading the model")
+    model, tokenizer = load_model(
+        config.model, device=config.device, dtype=config.dtype, revision=config.revision
+    )
+    return Decoder(
+        model=model,
+        tokenizer=tokenizer,
+        decode_batch=config.decode_batch,
+        max_new_tokens=config.max_new_tokens,
+    )
 
 
 def load_prompts(
@@ -129,29 +129,29 @@ def load_prompts(
     searched: int,
     compared: int,
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts of the search, and those held out: the ones that follow in each task.
+    """Prompts of the search, and the held-out ones, which follow them in each task.
 
     `searched` and `compared` of them, spread evenly over the tasks. `positions` is how many tokens
     the model can hold. Raises UsageError where a task does not fit, or too few prompts are there.
     """
     first, _ = load_all(request, tokenizer, positions)
-    tasks = tuple(dict.fromkeys(prompt.asked for prompt in first))
+    tasks = tuple(dict.fromkeys(prompt.requested_as for prompt in first))
     shares = [_shares(searched, len(tasks)), _shares(compared, len(tasks))]
     maximum = max(map(sum, zip(*shares, strict=True)))
     settings = replace(request.settings, count=maximum)
     prompts, _ = load_all(PromptRequest(tasks=tasks, settings=settings), tokenizer, positions)
-    chosen: list[Prompt] = []
+    search_prompts: list[Prompt] = []
     held_out: list[Prompt] = []
     for task, count, others in zip(tasks, *shares, strict=True):
-        of_task = [prompt for prompt in prompts if prompt.asked == task]
-        chosen += of_task[:count]
+        of_task = [prompt for prompt in prompts if prompt.requested_as == task]
+        search_prompts += of_task[:count]
         held_out += of_task[count : count + others]
-    if (len(chosen), len(held_out)) != (searched, compared):
+    if (len(search_prompts), len(held_out)) != (searched, compared):
         raise UsageError(
-            f"--search_prompts {searched} --holdout {compared}: the tasks only have {len(chosen)} "
-            f"and {len(held_out)} in the {settings.split} split; ask for fewer"
+            f"--search_prompts {searched} --holdout {compared}: the tasks only have "
+            f"{len(search_prompts)} and {len(held_out)} in the {settings.split} split; lower them"
         )
-    return chosen, held_out
+    return search_prompts, held_out
 
 
 def _shares(count: int, tasks: int) -> list[int]:
@@ -198,7 +198,7 @@ def _plan(
             "lower it, or raise --length"
         )
     return SearchPlan(
-        layers=layers, budget=target.tokens, least=target.floor, most=longest,
+        layers=layers, budget=target.tokens, minimum=target.floor, maximum=longest,
         group=config.group, generations=config.generations, sigma=config.sigma,
         reach=config.reach, constraint=config.constraint, lambda_=config.lambda_,
         gamma=config.gamma, seed=config.seed,
@@ -206,7 +206,7 @@ def _plan(
 
 
 def _line(plan: SearchPlan, entry: Generation) -> str:
-    """What is said when a generation ends."""
+    """One line of progress, printed when a generation ends."""
     if entry.group < 0:
         return f"uniform: score {entry.scores[0]:.4f}, {entry.seconds:.0f} s"
     groups = len(layer_groups(plan.layers, plan.group))
@@ -238,8 +238,13 @@ def _summary(plan: SearchPlan, journal: Journal, elite: Elite) -> dict[str, Any]
 
 def _held_out(
     others: PromptSet, plan: SearchPlan, elite: Elite, *, resamples: int
-) -> dict[str, Any]:
-    """Elite and uniform at the exact budget, side by side on prompts the search never saw."""
+) -> dict[str, Any] | None:
+    """Elite and uniform at the exact budget, side by side on prompts the search never saw.
+
+    None where there are no such prompts.
+    """
+    if not others.prompts:
+        return None
     exact = replace(plan, constraint="project").scheme(np.array(elite.scheme, dtype=np.float64))
     values = others.values([exact, plan.uniform])
     units = [(prompt.task, prompt.sample.id) for prompt in others.prompts]
@@ -256,7 +261,7 @@ def _held_out(
 
 
 def _data(prompts: Sequence[Prompt], *, split: str, length: int) -> dict[str, Any]:
-    """Which prompts the search saw."""
+    """Tasks, split, length and digest of the prompts of the search."""
     return {
         "tasks": list(dict.fromkeys(prompt.task for prompt in prompts)),
         "split": split,

@@ -1,11 +1,13 @@
-"""CMA-ES over the layers of a model, group after group, bottom to top (EvolKV, algorithm 1).
+"""Search for budgets per layer by CMA-ES (EvolKV, algorithm 1), one group of layers at a time.
 
-Knows no model: a scheme (counts per layer) goes in, its task score comes back. Every layer starts
-at the target c. In a group of n layers the optimiser moves x in [0, 1]^n, k = c reach^(x - 1/2);
-all other layers stay at the best weights found so far. `project` rescales the whole scheme to the
-exact total before it is evaluated (largest remainders), so budget can move between groups as well;
-`soft` evaluates k itself. Equal schemes are evaluated once. Differences to the paper: projection by
-default, and ceil(L / n) groups as in its algorithm (its text says floor).
+The search needs no model: `evaluate` maps schemes (token counts per layer) to task scores. Every
+layer starts at the mean budget c. Groups follow each other from the first layer to the last. In a
+group of n layers CMA-ES samples x in [0, 1]^n, which gives k = c reach^(x - 1/2) tokens; the other
+layers stay at the best weights so far. With `project` the whole scheme is rescaled to the exact
+total (largest remainders) before it is evaluated, so that budget also moves between groups; with
+`soft` k itself is evaluated, and only the fitness limits the size. Equal schemes are evaluated
+once. Differences to the paper: projection by default, and ceil(L / n) groups as in its algorithm
+(its text says floor).
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from kvp.allocation import apportion
 
 Floats = NDArray[np.float64]
 Scheme = tuple[int, ...]
-"""Counts per layer, [L]."""
+"""Tokens per KV head of each layer, [L]."""
 Evaluate = Callable[[Sequence[Scheme]], Sequence[float]]
-"""Schemes to mean task scores, 0 to 1."""
+"""From schemes to their mean task scores, 0 to 1."""
 
 UNIFORM_GROUP = -1
-"""Group of the journal's first entry: the uniform scheme that the search starts from."""
-LEAST_SCORE = 1e-6
+"""Group number of the first generation in the journal: the uniform scheme alone."""
+MIN_SCORE = 1e-6
 """A task score of 0 counts as this, so that the cache score still orders useless candidates."""
 
 
@@ -46,7 +48,7 @@ def cache_score(mean: float, target: float, gamma: float) -> float:
 
 def fitness(score: float, mean: float, target: float, *, lambda_: float, gamma: float) -> float:
     """EvolKV's fitness r = f (1 + lambda cache_score): f is the mean task score, 0 to 1."""
-    return max(score, LEAST_SCORE) * (1.0 + lambda_ * cache_score(mean, target, gamma))
+    return max(score, MIN_SCORE) * (1.0 + lambda_ * cache_score(mean, target, gamma))
 
 
 def reply_score(nll: float, tokens: int) -> float:
@@ -59,27 +61,32 @@ def reply_score(nll: float, tokens: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPlan:
-    """A search without its model."""
+    """Settings of a search."""
 
     layers: int
     budget: int
     """c, tokens per KV head on average."""
-    least: int
-    """Fewest tokens of a layer."""
-    most: int
-    """Most tokens of a layer."""
+    minimum: int
+    """Tokens that every layer keeps."""
+    maximum: int
+    """Tokens that a layer can keep."""
     group: int
+    """Layers per group."""
     generations: int
+    """Maximum per group."""
     sigma: float
+    """Initial step size of CMA-ES."""
     reach: float
+    """Largest count of a layer divided by the smallest, before projection."""
     constraint: str
+    """`project` or `soft`."""
     lambda_: float
     gamma: float
     seed: int
 
     @property
     def uniform(self) -> Scheme:
-        """The start: every layer at the target."""
+        """The initial scheme: every layer at the mean budget."""
         return (self.budget,) * self.layers
 
     def fitness(self, scheme: Scheme, score: float) -> float:
@@ -88,17 +95,19 @@ class SearchPlan:
         return fitness(score, mean, self.budget, lambda_=self.lambda_, gamma=self.gamma)
 
     def scheme(self, weights: Floats) -> Scheme:
-        """Counts that a candidate is evaluated with."""
+        """Counts with which the weights [L] of a candidate are evaluated."""
         if self.constraint == "soft":
-            return tuple(np.clip(np.rint(weights), self.least, self.most).astype(int).tolist())
+            return tuple(np.clip(np.rint(weights), self.minimum, self.maximum).astype(int).tolist())
         total = self.budget * self.layers
-        counts = apportion(torch.from_numpy(weights), total, minimum=self.least, maximum=self.most)
+        counts = apportion(
+            torch.from_numpy(weights), total, minimum=self.minimum, maximum=self.maximum
+        )
         return tuple(counts.tolist())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Elite:
-    """The best scheme so far."""
+    """The fittest scheme so far."""
 
     weights: Floats
     """[L], tokens before projection."""
@@ -113,21 +122,23 @@ def layer_groups(layers: int, size: int) -> list[slice]:
 
 
 def group_optimiser(plan: SearchPlan, group: int, size: int) -> CMA:
-    """The optimiser of a group: starts at the x of the target, population 4 + floor(3 ln n)."""
+    """CMA-ES of a group: starts at x = 1/2 (the mean budget), population 4 + floor(3 ln n)."""
     bounds = np.tile([0.0, 1.0], (size, 1))
     seed = int(np.random.SeedSequence([plan.seed, group]).generate_state(1)[0])
     return CMA(mean=np.full(size, 0.5), sigma=plan.sigma, bounds=bounds, seed=seed)
 
 
 def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Elite:
-    """Run, or replay and continue, a search; every generation ends in the journal."""
-    known: dict[Scheme, float] = {}
+    """Run a search, or replay what the journal holds and continue; returns the fittest scheme."""
+    score_of: dict[Scheme, float] = {}
 
-    def measured(group: int, generation: int, x: list[list[float]], schemes: list[Scheme]) -> None:
+    def evaluate_once(
+        group: int, generation: int, x: list[list[float]], schemes: list[Scheme]
+    ) -> None:
         if not journal.replay(group, generation, schemes):
-            new = [scheme for scheme in dict.fromkeys(schemes) if scheme not in known]
-            known.update(zip(new, evaluate(new) if new else (), strict=True))
-            scores = [known[scheme] for scheme in schemes]
+            new = [scheme for scheme in dict.fromkeys(schemes) if scheme not in score_of]
+            score_of.update(zip(new, evaluate(new) if new else (), strict=True))
+            scores = [score_of[scheme] for scheme in schemes]
             journal.append(
                 Generation(
                     group=group, generation=generation, x=x, schemes=schemes, scores=scores,
@@ -135,10 +146,10 @@ def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Elite:
                     evaluated=len(new),
                 )
             )  # fmt: skip
-        known.update(zip(schemes, journal.last.scores, strict=True))
+        score_of.update(zip(schemes, journal.last.scores, strict=True))
 
-    measured(UNIFORM_GROUP, 0, [], [plan.uniform])
-    score = known[plan.uniform]
+    evaluate_once(UNIFORM_GROUP, 0, [], [plan.uniform])
+    score = score_of[plan.uniform]
     elite = Elite(
         weights=np.full(plan.layers, float(plan.budget)),
         scheme=plan.uniform, score=score, fitness=plan.fitness(plan.uniform, score),
@@ -152,20 +163,20 @@ def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Elite:
             points = [optimiser.ask() for _ in range(optimiser.population_size)]
             candidates = [_weights(plan, fixed, span, x) for x in points]
             schemes = [plan.scheme(weights) for weights in candidates]
-            measured(group, generation, [x.tolist() for x in points], schemes)
-            values = [plan.fitness(scheme, known[scheme]) for scheme in schemes]
+            evaluate_once(group, generation, [x.tolist() for x in points], schemes)
+            values = [plan.fitness(scheme, score_of[scheme]) for scheme in schemes]
             optimiser.tell([(x, -value) for x, value in zip(points, values, strict=True)])
             best = int(np.argmax(values))
             if values[best] > elite.fitness:
                 elite = Elite(
                     weights=candidates[best], scheme=schemes[best],
-                    score=known[schemes[best]], fitness=values[best],
+                    score=score_of[schemes[best]], fitness=values[best],
                 )  # fmt: skip
     return elite
 
 
 def _weights(plan: SearchPlan, fixed: Floats, span: slice, x: Floats) -> Floats:
-    """The fixed weights with those of one group replaced."""
+    """`fixed` [L] with the layers of one group at the k of `x` [n]."""
     weights = fixed.copy()
     weights[span] = plan.budget * plan.reach ** (x - 0.5)
     return weights

@@ -79,13 +79,15 @@ class Generation:
 class Journal:
     """The generations of a search: first replayed, then appended to."""
 
-    def __init__(self, path: Path, *, said: Callable[[Generation], None] | None = None) -> None:
+    def __init__(
+        self, path: Path, *, on_append: Callable[[Generation], None] | None = None
+    ) -> None:
         """Open or create; a torn last line is dropped, ResultsError on other damage.
 
-        `said` hears of every appended generation.
+        `on_append` is called with every appended generation.
         """
         self.path = path
-        self._said = said
+        self._on_append = on_append
         self.generations: list[Generation] = []
         self._lines = JsonLines(path)
         self._lines.cut_torn_line()
@@ -138,8 +140,8 @@ class Journal:
         self._lines.append([asdict(entry)])
         self.generations.append(entry)
         self._replayed += 1
-        if self._said is not None:
-            self._said(entry)
+        if self._on_append is not None:
+            self._on_append(entry)
 
 
 def _generation(record: Record) -> Generation:

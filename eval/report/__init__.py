@@ -3,5 +3,5 @@
 `load` reads and checks the files; `numbers`, `choice`, `costs`, `ranks` and `timings` compute every
 number once; `figures` and `tables` put them into descriptions (`figure`, `markup`), which
 `draw_html` (plotly), `draw_png` (matplotlib) and `page` only write. No number is computed twice and
-none is invented: what a folder lacks is said on the page.
+none is invented: the page says what a folder lacks.
 """

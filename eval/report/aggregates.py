@@ -2,8 +2,7 @@
 
 Pure functions of records. A method is reported as it was run: preset, allocator, protection, and
 for `kvp` the group of policies that differ only in their training seed. Intervals are over prompts
-and policy seeds (`eval.stats`). Callers select one protocol; records of two are
-refused.
+and policy seeds (`eval.stats`). Callers select one protocol; records of two are refused.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.results.records import FULL, OWN, UNIFORM, Row
+from eval.results.records import FULL, SELF_SIZED, UNIFORM, Record
 from eval.stats import Interval, Scores, bootstrap_mean, by_policy, perplexity, with_seeds
 
 
@@ -40,7 +39,7 @@ class ReportedMethod:
     def family(self) -> str:
         """Name of a line in a figure: the method, with its policy group.
 
-        A method that sizes the cache itself is a family of its own: it has no budgets to compare
+        A method that sizes the cache itself is a separate family: it has no budgets to compare
         at.
         """
         name = f"{self.method}/{self.group}" if self.group else self.method
@@ -106,13 +105,13 @@ class Budgets:
         return "cache budget, tokens per KV head"
 
 
-def budget_axis(rows: Iterable[Row]) -> Budgets:
+def budget_axis(records: Iterable[Record]) -> Budgets:
     """Budgets of records; none where only the full cache and self-sized methods occur."""
     sizes: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        spec = row["budget_spec"]
-        if spec is not None and spec != OWN:
-            sizes[spec].append(row["budget"] if "budget" in row else row["kept_tokens"])
+    for record in records:
+        spec = record["budget_spec"]
+        if spec is not None and spec != SELF_SIZED:
+            sizes[spec].append(record["budget"] if "budget" in record else record["kept_tokens"])
     means = {spec: float(np.mean(values)) for spec, values in sizes.items()}
     specs = sorted(means, key=lambda spec: means[spec])
     return Budgets(
@@ -122,80 +121,82 @@ def budget_axis(rows: Iterable[Row]) -> Budgets:
     )
 
 
-def method_of(row: Row, groups: Mapping[str | None, str]) -> ReportedMethod:
+def method_of(record: Record, groups: Mapping[str | None, str]) -> ReportedMethod:
     """Method that a record of any results file belongs to."""
     return ReportedMethod(
-        method=row["method"],
-        variant=row["variant"],
-        group=groups[row["policy"]],
-        protected=row["protected"],
-        allocator=row["allocator"],
-        self_sized=row.get("budget_spec") == OWN,
+        method=record["method"],
+        variant=record["variant"],
+        group=groups[record["policy"]],
+        protected=record["protected"],
+        allocator=record["allocator"],
+        self_sized=record.get("budget_spec") == SELF_SIZED,
     )
 
 
 def by_method(
-    rows: Iterable[Row], groups: Mapping[str | None, str]
-) -> dict[ReportedMethod, dict[str | None, list[Row]]]:
+    records: Iterable[Record], groups: Mapping[str | None, str]
+) -> dict[ReportedMethod, dict[str | None, list[Record]]]:
     """Records by method and budget spec; raises ValueError on records of two protocols."""
-    parts: dict[ReportedMethod, dict[str | None, list[Row]]] = {}
+    parts: dict[ReportedMethod, dict[str | None, list[Record]]] = {}
     protocols = set()
-    for row in rows:
-        protocols.add(row["protocol"])
-        budgets = parts.setdefault(method_of(row, groups), {})
-        budgets.setdefault(row["budget_spec"], []).append(row)
+    for record in records:
+        protocols.add(record["protocol"])
+        budgets = parts.setdefault(method_of(record, groups), {})
+        budgets.setdefault(record["budget_spec"], []).append(record)
     if len(protocols) > 1:
-        raise ValueError(f"rows of {len(protocols)} protocols are never one table")
+        raise ValueError(f"records of {len(protocols)} protocols are never one table")
     return parts
 
 
-def score_grid(rows: Sequence[Row], groups: Mapping[str | None, str], *, resamples: int) -> Grid:
+def score_grid(
+    records: Sequence[Record], groups: Mapping[str | None, str], *, resamples: int
+) -> Grid:
     """Mean score, 0 to 1, of one protocol's generated answers; every task weighs the same."""
 
-    def estimate(part: list[Row]) -> Estimate:
+    def estimate(part: list[Record]) -> Estimate:
         scores = by_policy(part)
         return Estimate(
             interval=bootstrap_mean(scores, resamples=resamples),
             policies=_policies(part),
             scores=scores,
-            tasks=frozenset(row["task"] for row in part),
+            tasks=frozenset(record["task"] for record in part),
             **_sizes(part),
         )
 
-    return _grid((row for row in rows if row["score"] is not None), groups, estimate)
+    return _grid((record for record in records if record["score"] is not None), groups, estimate)
 
 
 def perplexity_grid(
-    rows: Sequence[Row], groups: Mapping[str | None, str], *, resamples: int
+    records: Sequence[Record], groups: Mapping[str | None, str], *, resamples: int
 ) -> Grid:
     """Perplexity of one protocol's given replies: exp(sum of nll / sum of reply tokens)."""
 
-    def estimate(part: list[Row]) -> Estimate:
+    def estimate(part: list[Record]) -> Estimate:
         return Estimate(
             interval=perplexity(part, resamples=resamples),
             policies=_policies(part),
             scores={},
-            tasks=frozenset(row["task"] for row in part),
+            tasks=frozenset(record["task"] for record in part),
             **_sizes(part),
         )
 
-    return _grid((row for row in rows if row["nll"] is not None), groups, estimate)
+    return _grid((record for record in records if record["nll"] is not None), groups, estimate)
 
 
-def attention_grid(rows: Sequence[Row], groups: Mapping[str | None, str]) -> Grid:
+def attention_grid(records: Sequence[Record], groups: Mapping[str | None, str]) -> Grid:
     """Future attention the whole model keeps, 0 to 1, of one protocol's traces.
 
     Policies of one group are averaged, and so are the ends of their intervals, which the spread
     between policies then widens.
     """
 
-    def estimate(part: list[Row]) -> Estimate:
-        mean, low, high = (float(np.mean([row[name] for row in part])) for name in _ATTENTION)
+    def estimate(part: list[Record]) -> Estimate:
+        mean, low, high = (float(np.mean([record[name] for record in part])) for name in _ATTENTION)
         sequences = Interval(mean=mean, low=low, high=high, prompts=part[0]["sequences"])
-        interval = with_seeds(sequences, [row["kept"] for row in part], bounds=(0, 1))
+        interval = with_seeds(sequences, [record["kept"] for record in part], bounds=(0, 1))
         return Estimate(interval=interval, policies=_policies(part), scores={}, **_sizes(part))
 
-    return _grid(rows, groups, estimate)
+    return _grid(records, groups, estimate)
 
 
 _ATTENTION = ("kept", "low", "high")
@@ -209,33 +210,35 @@ def complete(grid: Grid) -> Grid:
     estimates = [estimate for budgets in grid.values() for estimate in budgets.values()]
     tasks = frozenset().union(*(estimate.tasks for estimate in estimates))
     whole = {
-        method: {spec: found for spec, found in budgets.items() if found.tasks == tasks}
+        method: {spec: estimate for spec, estimate in budgets.items() if estimate.tasks == tasks}
         for method, budgets in grid.items()
     }
     return {method: budgets for method, budgets in whole.items() if budgets}
 
 
 def _grid(
-    rows: Iterable[Row],
+    records: Iterable[Record],
     groups: Mapping[str | None, str],
-    estimate: Callable[[list[Row]], Estimate],
+    estimate: Callable[[list[Record]], Estimate],
 ) -> Grid:
     return {
         method: {spec: estimate(part) for spec, part in budgets.items()}
-        for method, budgets in by_method(rows, groups).items()
+        for method, budgets in by_method(records, groups).items()
     }
 
 
-def _sizes(rows: Sequence[Row]) -> dict[str, Any]:
+def _sizes(records: Sequence[Record]) -> dict[str, Any]:
     """Tokens kept, their share of the cached ones, and bytes where all records have them."""
-    sizes = [row.get("cache_bytes") for row in rows]
+    sizes = [record.get("cache_bytes") for record in records]
     measured = [nbytes for nbytes in sizes if nbytes is not None]
     return {
-        "kept_tokens": float(np.mean([row["kept_tokens"] for row in rows])),
-        "share": float(np.mean([row["kept_tokens"] / row["cached_tokens"] for row in rows])),
-        "nbytes": float(np.mean(measured)) if len(measured) == len(rows) else None,
+        "kept_tokens": float(np.mean([record["kept_tokens"] for record in records])),
+        "share": float(
+            np.mean([record["kept_tokens"] / record["cached_tokens"] for record in records])
+        ),
+        "nbytes": float(np.mean(measured)) if len(measured) == len(records) else None,
     }
 
 
-def _policies(rows: Iterable[Row]) -> int:
-    return len({row["policy"] for row in rows} - {None})
+def _policies(records: Iterable[Record]) -> int:
+    return len({record["policy"] for record in records} - {None})

@@ -1,8 +1,8 @@
-"""One comparison of methods, and the setting in which each of them is shown.
+"""Compare methods, each in its best setting (preset, allocator, protection).
 
-One setting serves the whole curve: the one with the best mean over the budgets that all settings of
-the method have. It is chosen on a validation folder where one is given, else on the prompts shown,
-which favours methods with many settings over those with few; the page says which.
+A method has the same setting at every budget: the one with the best mean over the budgets that all
+its settings have. It is chosen on validation results where a folder of them is given. Otherwise it
+is chosen on the reported prompts, which favours methods with many settings; captions say which.
 """
 
 from __future__ import annotations
@@ -26,73 +26,73 @@ from eval.report.aggregates import (
 )
 from eval.report.load import Results
 from eval.report.schema import PROTOCOL_NAMES
-from eval.results.records import FULL, LEARNED, ORACLE, UNIFORM, Row, policy_groups
+from eval.results.records import FULL, LEARNED, ORACLE, UNIFORM, Record, policy_groups
 from eval.stats import Interval, Unit, paired_difference
 
 CLOSE = 0.02
-"""Distance to the full cache, as a share of 1, that counts as reaching it."""
+"""A score at most this far below the full cache's (0 to 1) counts as reaching it."""
 
 Kind = Literal["accuracy", "perplexity", "kept"]
-"""Scores of answers, likelihood of given replies, future attention kept on traces."""
+"""Scores of answers, perplexity of given replies, attention recall on traces (kept.jsonl)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The setting in which a method is shown."""
+    """The setting chosen for a method."""
 
     setting: ReportedMethod
-    settings: int
-    """How many there were to choose from."""
+    candidates: int
+    """Settings it was chosen from."""
     validated: bool
-    """Whether the prompts of another folder decided."""
+    """Whether it was chosen on validation results."""
 
     @property
     def name(self) -> str:
-        """The method."""
+        """Name of the method."""
         return self.setting.family if self.setting.details else "full cache"
 
     @property
     def note(self) -> str:
         """The setting, and how it was chosen."""
-        if self.settings == 1:
+        if self.candidates == 1:
             return self.setting.details
-        selected = "chosen on validation" if self.validated else f"best of {self.settings}"
+        selected = "chosen on validation" if self.validated else f"best of {self.candidates}"
         return f"{self.setting.details}, {selected}"
 
     @property
     def legend(self) -> str:
-        """Name in legends: method, preset and allocator; tables state the protection."""
+        """Name in legends: method, preset and allocator, without the protection."""
         setting = self.setting
         if setting.method == FULL:
             return self.name
         preset = "" if setting.variant == "auto" else f":{setting.variant}"
-        plain = setting.allocator == UNIFORM or setting.self_sized
-        return f"{self.name}{preset}{'' if plain else f'+{setting.allocator}'}"
+        implied = setting.allocator == UNIFORM or setting.self_sized
+        return f"{self.name}{preset}{'' if implied else f'+{setting.allocator}'}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Numbers of one kind under one protocol."""
+    """All methods by one metric under one protocol."""
 
     kind: Kind
     protocol: str
     budgets: Budgets
     grid: Grid
-    """All tasks together; only estimates that are over all of them."""
+    """Over all tasks; settings without answers to some of them are left out."""
     tasks: Mapping[str, Grid]
-    """Task by task; empty for traces."""
+    """By task; empty for traces."""
     choices: Mapping[str, Choice]
-    """Setting shown for each method, by family, in the order to show them."""
+    """The chosen setting of each method, by family, in display order."""
     conditions: str
     """n, split, seeds, protection and protocol, for captions."""
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether a larger number is the better one."""
+        """False for perplexity."""
         return self.kind != "perplexity"
 
     def estimate(self, family: str, spec: str | None) -> Estimate | None:
-        """Estimate of a method in the setting shown; None where it has none."""
+        """Estimate of a method in its chosen setting; None where there is none."""
         if family not in self.choices:
             return None
         return self.grid.get(self.choices[family].setting, {}).get(spec)
@@ -119,83 +119,88 @@ class Comparison:
 def compare(
     results: Results, kind: Kind, protocol: str, *, validation: Results | None, resamples: int
 ) -> Comparison | None:
-    """Compare all methods of a results folder; None where it has no such records."""
-    rows = select(results, kind, protocol)
-    if not any(row["budget_spec"] for row in rows):
+    """Compare all methods of a results folder; None without records of this kind with a budget."""
+    records = select(results, kind, protocol)
+    if not any(record["budget_spec"] for record in records):
         return None
-    groups = policy_groups([*results.rows, *results.kept])
-    all_methods = _grid(kind, rows, groups, resamples)
+    groups = policy_groups([*results.records, *results.kept])
+    all_methods = _grid(kind, records, groups, resamples)
     grid = complete(all_methods)
     tasks: dict[str, Grid] = {
-        name: _grid(kind, [row for row in rows if row["task"] == name], groups, resamples)
-        for name in dict.fromkeys(row["task"] for row in rows if "task" in row)
+        name: _grid(
+            kind, [record for record in records if record["task"] == name], groups, resamples
+        )
+        for name in dict.fromkeys(record["task"] for record in records if "task" in record)
     }
-    deciding = None
+    validation_grid = None
     if validation is not None:
-        others = policy_groups([*validation.rows, *validation.kept])
-        deciding = _grid(kind, select(validation, kind, protocol), others, 1) or None
-    better = kind != "perplexity"
+        validation_groups = policy_groups([*validation.records, *validation.kept])
+        validation_records = select(validation, kind, protocol)
+        validation_grid = _grid(kind, validation_records, validation_groups, resamples=1) or None
+    higher_is_better = kind != "perplexity"
+    # A setting without answers to all tasks is shown only where its method has no other.
     choices = {
-        **choose(all_methods, higher_is_better=better, validation=deciding),
-        **choose(grid, higher_is_better=better, validation=deciding),
+        **choose(all_methods, higher_is_better=higher_is_better, validation=validation_grid),
+        **choose(grid, higher_is_better=higher_is_better, validation=validation_grid),
     }
     partial = [family for family, choice in choices.items() if choice.setting not in grid]
     return Comparison(
         kind=kind,
         protocol=protocol,
-        budgets=budget_axis(rows),
+        budgets=budget_axis(records),
         grid=grid,
         tasks=tasks,
         choices={family: choices[family] for family in in_order(list(choices))},
-        conditions=_conditions(results, kind, rows, grid, choices, protocol) + _left_out(partial),
+        conditions=_conditions(results, kind, records, grid, choices, protocol)
+        + _left_out(partial),
     )
 
 
-def select(results: Results, kind: Kind, protocol: str) -> list[Row]:
+def select(results: Results, kind: Kind, protocol: str) -> list[Record]:
     """Records of one kind and protocol."""
     if kind == "kept":
-        return [row for row in results.kept if row["protocol"] == protocol]
+        return [record for record in results.kept if record["protocol"] == protocol]
     field = "score" if kind == "accuracy" else "nll"
-    return [row for row in results.rows if row["protocol"] == protocol and row[field] is not None]
+    return [
+        record
+        for record in results.records
+        if record["protocol"] == protocol and record[field] is not None
+    ]
 
 
 def _grid(
-    kind: Kind, rows: Sequence[Row], groups: Mapping[str | None, str], resamples: int
+    kind: Kind, records: Sequence[Record], groups: Mapping[str | None, str], resamples: int
 ) -> Grid:
     if kind == "kept":
-        return attention_grid(rows, groups)
+        return attention_grid(records, groups)
     measure = score_grid if kind == "accuracy" else perplexity_grid
-    return measure(rows, groups, resamples=resamples)
+    return measure(records, groups, resamples=resamples)
 
 
 def choose(
     grid: Grid, *, higher_is_better: bool, validation: Grid | None = None
 ) -> dict[str, Choice]:
-    """The setting to show for every method of a grid, by family, in the order of the grid."""
+    """Best setting of every method, by family; on `validation` where it has all of them."""
     families: dict[str, list[ReportedMethod]] = {}
     for setting in grid:
         families.setdefault(setting.family, []).append(setting)
     sign = 1.0 if higher_is_better else -1.0
     choices = {}
     for family, settings in families.items():
-        deciding = grid
-        if validation is not None and all(setting in validation for setting in settings):
-            deciding = validation
-        means = _means(deciding, settings)
+        validated = validation is not None and all(setting in validation for setting in settings)
+        means = _means(validation if validation is not None and validated else grid, settings)
         best = max(settings, key=lambda setting: (sign * means[setting], setting.protected))
-        choices[family] = Choice(
-            setting=best, settings=len(settings), validated=deciding is not grid
-        )
+        choices[family] = Choice(setting=best, candidates=len(settings), validated=validated)
     return choices
 
 
 def shown_first(
     grid: Grid, choices: Mapping[str, Choice], maximum: int, *, higher_is_better: bool
 ) -> list[str]:
-    """Families that a figure of at most `maximum` lines shows at first.
+    """At most `maximum` families whose curves a figure shows before any is switched on.
 
-    References, learned policies and self-sized methods first, then the best by their mean over the
-    budgets that all the others have.
+    The full cache, the oracle, learned policies and self-sized methods always, then the best of the
+    others by the mean over the budgets that all of them have.
     """
     settings = {
         family: choice.setting for family, choice in choices.items() if choice.setting in grid
@@ -214,7 +219,7 @@ def shown_first(
 
 
 def _means(grid: Grid, settings: Collection[ReportedMethod]) -> Mapping[ReportedMethod, float]:
-    """Mean over the budgets that all settings have (over all of each where they share none)."""
+    """Mean over the budgets that all settings have; over all of each where they share none."""
     shared = set.intersection(*(set(grid[setting]) for setting in settings))
     return {
         setting: float(
@@ -233,9 +238,9 @@ class BaselineDifference:
     baseline: str
     """Family of the baseline."""
     difference: Interval
-    """Over the prompts both answered."""
+    """Paired, over the prompts that both answered."""
     both_reach_full: bool
-    """Whether both means are within `CLOSE` of the full cache's (or above it)."""
+    """Whether both means are above the full cache's minus `CLOSE`."""
 
 
 def best_methods(
@@ -246,10 +251,10 @@ def best_methods(
     *,
     higher_is_better: bool = True,
 ) -> list[str]:
-    """Families with the best mean at a budget, learned policies included; several where they tie.
+    """Families with the best mean at a budget, learned policies included; several if they tie.
 
-    The full cache and the oracle are references and never the best. With `among`, names of
-    methods, only baselines of these names count, and no learned policy.
+    The full cache and the oracle are references and left out. With `among`, only these baselines
+    (names of methods) are compared, and no learned policy.
     """
     means = {}
     for family, choice in choices.items():
@@ -268,7 +273,7 @@ def best_methods(
 def differences_to_baseline(
     comparison: Comparison, spec: str, attention_free: Collection[str], *, resamples: int
 ) -> list[BaselineDifference]:
-    """Every policy group minus the best attention-free baseline shown at a budget."""
+    """Every policy group minus the best attention-free baseline at a budget."""
     best = best_methods(comparison.grid, comparison.choices, spec, attention_free)
     if not best:
         return []
@@ -299,7 +304,7 @@ def _prompts(estimate: Estimate) -> set[Unit]:
 
 
 def in_order(families: Sequence[str]) -> list[str]:
-    """Full cache, oracle, learned policies, then the others as they came."""
+    """Full cache, oracle, learned policies, then the others in the given order."""
     first = (FULL, ORACLE, LEARNED)
 
     def index(family: str) -> int:
@@ -312,62 +317,65 @@ def in_order(families: Sequence[str]) -> list[str]:
 def _conditions(
     results: Results,
     kind: Kind,
-    rows: Sequence[Row],
+    records: Sequence[Record],
     grid: Grid,
     choices: Mapping[str, Choice],
     protocol: str,
 ) -> str:
-    where = f"{PROTOCOL_NAMES[protocol]}; {_protection(results, choices)}"
+    setup = f"{PROTOCOL_NAMES[protocol]}; {_protection(results, choices)}"
     if kind == "kept":
-        sequences = "/".join(str(n) for n in sorted({row["sequences"] for row in rows}))
+        sequences = "/".join(str(n) for n in sorted({record["sequences"] for record in records}))
         return (
             f"n = {sequences} held-out sequences, seed {results.setting('seed')}"
-            f"{policy_words(rows, 'averaged')}; {where}"
+            f"{policy_words(records, 'averaged')}; {setup}"
         )
-    prompts = {(row["task"], row["example"]) for row in rows}
+    prompts = {(record["task"], record["example"]) for record in records}
     sizes = [sum(unit[0] == task for unit in prompts) for task in {task for task, _ in prompts}]
     per_task = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-    answered = {found.interval.prompts for budgets in grid.values() for found in budgets.values()}
-    fewer = "" if len(answered) < 2 else f", unfinished settings with {min(answered)} or more"
+    counts = {item.interval.prompts for budgets in grid.values() for item in budgets.values()}
+    fewer = "" if len(counts) < 2 else f", unfinished settings with {min(counts)} or more"
     spread = f" ({per_task} per task{fewer})" if len(sizes) > 1 else fewer
     return (
         f"n = {len(prompts)} prompts{spread}, "
         f"split {results.setting('split')}, prompt seed {results.setting('seed')}"
-        f"{policy_words(rows, 'averaged per prompt')}; {where}"
+        f"{policy_words(records, 'averaged per prompt')}; {setup}"
     )
 
 
 def _left_out(partial: Sequence[str]) -> str:
-    """Methods that a comparison over all tasks lacks, as part of a caption."""
+    """Methods left out of a comparison over all tasks, as part of a caption."""
     if not partial:
         return ""
-    return f"; without {', '.join(partial)}, which have answers to some of the tasks only"
+    return f"; without {', '.join(partial)}, which answered only some of the tasks"
 
 
-def policy_words(rows: Sequence[Row], averaged: str) -> str:
-    """The policies that occur in records, as part of a caption; empty where there are none."""
-    labels = list(dict.fromkeys(row["policy"] for row in rows if row["policy"] is not None))
+def policy_words(records: Sequence[Record], averaged: str) -> str:
+    """Policies in the records, as part of a caption; empty without any."""
+    labels = list(
+        dict.fromkeys(record["policy"] for record in records if record["policy"] is not None)
+    )
     if len(labels) < 2:
         return f"; policy {labels[0]}" if labels else ""
     return f"; policies {', '.join(labels)}, {averaged}"
 
 
 def _protection(results: Results, choices: Mapping[str, Choice]) -> str:
-    kept = (
+    protected = (
         f"protected = first {results.setting('sinks')} and last {results.setting('recents')} "
         "tokens always kept"
     )
-    several = [choice for choice in choices.values() if choice.settings > 1]
-    if not several:
-        return kept
-    if all(choice.validated for choice in several):
-        return f"{kept}, the setting of each method chosen on validation prompts"
-    shown_here = "the setting of each method (preset, allocator, protection) chosen on the prompts "
-    some = [choice.name for choice in several if choice.validated]
-    if not some:
-        return f"{kept}, {shown_here}shown, the best mean over the whole curve"
-    there = [choice.name for choice in several if not choice.validated]
+    chosen = [choice for choice in choices.values() if choice.candidates > 1]
+    if not chosen:
+        return protected
+    if all(choice.validated for choice in chosen):
+        return f"{protected}, the setting of each method chosen on validation prompts"
+    if not any(choice.validated for choice in chosen):
+        return (
+            f"{protected}, the setting of each method (preset, allocator, protection) chosen on "
+            "the prompts shown, the best mean over the whole curve"
+        )
+    others = [choice.name for choice in chosen if not choice.validated]
     return (
-        f"{kept}, the setting of each method chosen on validation prompts, "
-        f"of {', '.join(there)} on the prompts shown"
+        f"{protected}, the setting of each method chosen on validation prompts, "
+        f"of {', '.join(others)} on the prompts shown"
     )

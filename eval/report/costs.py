@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval.report.aggregates import ReportedMethod, method_of
-from eval.results.records import FULL, ORACLE, Row
+from eval.results.records import FULL, ORACLE, Record
 from eval.stats import Interval, median_interval
 
 DECODE = "decode_seconds_per_token"
@@ -36,17 +36,17 @@ Costs = Mapping[ReportedMethod, Mapping[Head, HeadCurve]]
 
 
 def head_curves(
-    curves: Iterable[Row], groups: Mapping[str | None, str]
+    curves: Iterable[Record], groups: Mapping[str | None, str]
 ) -> dict[ReportedMethod, dict[Head, HeadCurve]]:
     """Curves of one protocol by setting and head."""
-    found: dict[tuple[ReportedMethod, Head], list[Row]] = defaultdict(list)
-    for row in curves:
-        found[method_of(row, groups), (row["layer"], row["head"])].append(row)
+    by_head: dict[tuple[ReportedMethod, Head], list[Record]] = defaultdict(list)
+    for record in curves:
+        by_head[method_of(record, groups), (record["layer"], record["head"])].append(record)
     settings: dict[ReportedMethod, dict[Head, HeadCurve]] = {}
-    for (setting, head), rows in found.items():
-        cost: NDArray[np.float64] = np.mean([row["cost"] for row in rows], axis=0)
+    for (setting, head), records in by_head.items():
+        cost: NDArray[np.float64] = np.mean([record["cost"] for record in records], axis=0)
         settings.setdefault(setting, {})[head] = HeadCurve(
-            budgets=tuple(rows[0]["budgets"]), cost=tuple(map(float, cost))
+            budgets=tuple(records[0]["budgets"]), cost=tuple(map(float, cost))
         )
     return settings
 
@@ -70,18 +70,18 @@ class Area:
     """Sum over heads divided by the oracle's, one per policy; empty without an oracle."""
 
 
-def areas(curves: Sequence[Row], groups: Mapping[str | None, str]) -> dict[ReportedMethod, Area]:
+def areas(curves: Sequence[Record], groups: Mapping[str | None, str]) -> dict[ReportedMethod, Area]:
     """Areas of one protocol; oracle and method both with protected tokens, or both without."""
-    found: dict[ReportedMethod, list[Row]] = defaultdict(list)
-    for row in curves:
-        found[method_of(row, groups)].append(row)
+    by_setting: dict[ReportedMethod, list[Record]] = defaultdict(list)
+    for record in curves:
+        by_setting[method_of(record, groups)].append(record)
     result = {}
-    for setting, rows in found.items():
-        policies = dict.fromkeys(row["policy"] for row in rows)
-        skills = [row["skill"] for row in rows if row["skill"] is not None]
-        ratios = (_ratio(found, setting, policy) for policy in policies)
+    for setting, records in by_setting.items():
+        policies = dict.fromkeys(record["policy"] for record in records)
+        skills = [record["skill"] for record in records if record["skill"] is not None]
+        ratios = (_ratio(by_setting, setting, policy) for policy in policies)
         result[setting] = Area(
-            mean=float(np.mean([row["area"] for row in rows])),
+            mean=float(np.mean([record["area"] for record in records])),
             skill=float(np.mean(skills)) if skills else None,
             ratios=tuple(ratio for ratio in ratios if ratio is not None),
         )
@@ -89,24 +89,24 @@ def areas(curves: Sequence[Row], groups: Mapping[str | None, str]) -> dict[Repor
 
 
 def _ratio(
-    curves: Mapping[ReportedMethod, Sequence[Row]], setting: ReportedMethod, policy: str | None
+    curves: Mapping[ReportedMethod, Sequence[Record]], setting: ReportedMethod, policy: str | None
 ) -> float | None:
     """Area over all heads divided by the oracle's; None without the oracle's of these heads."""
     oracle = [
-        row
-        for other, rows in curves.items()
+        record
+        for other, records in curves.items()
         if other.method == ORACLE and other.protected == setting.protected
-        for row in rows
+        for record in records
     ]
-    ours = _head_areas(row for row in curves[setting] if row["policy"] == policy)
+    ours = _head_areas(record for record in curves[setting] if record["policy"] == policy)
     theirs = _head_areas(oracle)
     if set(ours) != set(theirs) or sum(theirs.values()) <= 0:
         return None
     return sum(ours.values()) / sum(theirs.values())
 
 
-def _head_areas(rows: Iterable[Row]) -> dict[Head, float]:
-    return {(row["layer"], row["head"]): row["area"] for row in rows}
+def _head_areas(records: Iterable[Record]) -> dict[Head, float]:
+    return {(record["layer"], record["head"]): record["area"] for record in records}
 
 
 def shown_curves(costs: Costs, by_area: Mapping[ReportedMethod, Area]) -> dict[str, ReportedMethod]:
@@ -124,12 +124,12 @@ def shown_curves(costs: Costs, by_area: Mapping[ReportedMethod, Area]) -> dict[s
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What one request costs with one setting at one budget."""
+    """Bytes and seconds of one request with one setting at one budget."""
 
     setting: ReportedMethod
     protocol: str | None
     budget: float | None
-    """Tokens per KV head, the realised ones of own sizes; None for the full cache."""
+    """Tokens per KV head, the realised ones of a self-sized method; None for the full cache."""
     cache_bytes: float
     prefill: Interval | None
     """Median seconds over prompts; None where there are too few for an interval."""
@@ -138,29 +138,29 @@ class Timing:
     decode: Interval | None
     """Seconds per decoded token."""
     bytes_to_full: float | None
-    """Cache bytes divided by those of the full cache; None without a full-cache row."""
+    """Cache bytes divided by those of the full cache; None without a record of the full cache."""
     decode_to_full: Interval | None
     """Seconds per decoded token divided by those of the full cache on the same prompt."""
 
 
-def timings(rows: Iterable[Row], groups: Mapping[str | None, str]) -> list[Timing]:
+def timings(records: Iterable[Record], groups: Mapping[str | None, str]) -> list[Timing]:
     """Bytes and medians of seconds, the full cache first, then by budget and method.
 
     Policies are averaged, the seconds of each prompt by itself.
     """
-    parts: dict[tuple[str | None, str | None, ReportedMethod], list[Row]] = {}
-    for row in rows:
-        size = row.get("budget_spec") or row["budget"]
-        spec = None if row["method"] == FULL else str(size)
-        key = (row.get("protocol"), spec, method_of(row, groups))
-        parts.setdefault(key, []).append(row)
+    parts: dict[tuple[str | None, str | None, ReportedMethod], list[Record]] = {}
+    for record in records:
+        size = record.get("budget_spec") or record["budget"]
+        spec = None if record["method"] == FULL else str(size)
+        key = (record.get("protocol"), spec, method_of(record, groups))
+        parts.setdefault(key, []).append(record)
     full = {
         protocol: same for (protocol, _, setting), same in parts.items() if setting.method == FULL
     }
-    found = []
+    measured = []
     for (protocol, spec, setting), same in parts.items():
         reference = full.get(protocol)
-        found.append(
+        measured.append(
             Timing(
                 setting=setting,
                 protocol=protocol,
@@ -173,41 +173,43 @@ def timings(rows: Iterable[Row], groups: Mapping[str | None, str]) -> list[Timin
                 decode_to_full=_decode_to_full(same, reference),
             )
         )
-    return sorted(found, key=lambda timing: (timing.budget is not None, timing.budget or 0.0))
+    return sorted(measured, key=lambda timing: (timing.budget is not None, timing.budget or 0.0))
 
 
-def middle_budget(found: Sequence[Timing]) -> list[Timing]:
-    """The full cache, own sizes and the middle one of the budgets (the larger of two)."""
-    budgeted = [timing for timing in found if not timing.setting.self_sized]
+def middle_budget(measured: Sequence[Timing]) -> list[Timing]:
+    """The full cache, self-sized methods and the middle one of the budgets (the larger of two)."""
+    budgeted = [timing for timing in measured if not timing.setting.self_sized]
     budgets = sorted({timing.budget for timing in budgeted if timing.budget is not None})
     shown = {None, budgets[len(budgets) // 2]} if budgets else {None}
-    return [timing for timing in found if timing.setting.self_sized or timing.budget in shown]
+    return [timing for timing in measured if timing.setting.self_sized or timing.budget in shown]
 
 
-def _size(rows: Sequence[Row]) -> float:
-    return _mean(rows, "kept_tokens" if rows[0]["budget"] is None else "budget")
+def _size(records: Sequence[Record]) -> float:
+    return _mean(records, "kept_tokens" if records[0]["budget"] is None else "budget")
 
 
-def _mean(rows: Iterable[Row], field: str) -> float:
-    return float(np.mean([row[field] for row in rows]))
+def _mean(records: Iterable[Record], field: str) -> float:
+    return float(np.mean([record[field] for record in records]))
 
 
-def _by_prompt(rows: Sequence[Row], field: str) -> list[float]:
-    """A measure of every prompt, policies averaged; empty where some row lacks it."""
-    timed = [row.get("by_prompt", {}).get(field, []) for row in rows]
+def _by_prompt(records: Sequence[Record], field: str) -> list[float]:
+    """A measure of every prompt, policies averaged; empty where some record lacks it."""
+    timed = [record.get("by_prompt", {}).get(field, []) for record in records]
     if len({len(values) for values in timed}) != 1:
         return []
     return [float(np.mean(values)) for values in zip(*timed, strict=True)]
 
 
-def _bytes_to_full(rows: Sequence[Row], reference: Sequence[Row] | None) -> float | None:
+def _bytes_to_full(records: Sequence[Record], reference: Sequence[Record] | None) -> float | None:
     """Mean bytes divided by the full cache's; None without one that is above 0."""
     whole = 0.0 if reference is None else _mean(reference, "cache_bytes")
-    return _mean(rows, "cache_bytes") / whole if whole > 0 else None
+    return _mean(records, "cache_bytes") / whole if whole > 0 else None
 
 
-def _decode_to_full(rows: Sequence[Row], reference: Sequence[Row] | None) -> Interval | None:
-    ours, whole = _by_prompt(rows, DECODE), _by_prompt(reference or (), DECODE)
+def _decode_to_full(
+    records: Sequence[Record], reference: Sequence[Record] | None
+) -> Interval | None:
+    ours, whole = _by_prompt(records, DECODE), _by_prompt(reference or (), DECODE)
     if len(ours) != len(whole) or not all(whole):
         return None
     return median_interval([own / full for own, full in zip(ours, whole, strict=True)])

@@ -32,7 +32,7 @@ from eval.report.tokens import TokenMap, rank_color, rank_ink
 
 DPI = 150
 PNG_SOFTWARE = "kvp-report"
-"""What the files say about who wrote them."""
+"""Metadata of the files: who wrote them."""
 _TALLEST = 60_000
 """Pixels that matplotlib can draw (2**16 at most)."""
 _LONGEST = 48

@@ -1,4 +1,4 @@
-"""What a drawing shows, apart from who draws it.
+"""Descriptions of figures, independent of the library that draws them.
 
 Every figure is one of these descriptions, made once from computed numbers; `draw_html` and
 `draw_png` draw the same description.
@@ -43,7 +43,7 @@ _MARKERS: tuple[Marker, ...] = ("circle", "square", "diamond", "triangle", "cros
 
 @dataclass(frozen=True, kw_only=True)
 class Style:
-    """How a method looks in every figure of a report."""
+    """Colour, marker and line of a method, the same in every figure of a report."""
 
     color: str
     """CSS hex colour."""

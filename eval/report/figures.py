@@ -11,15 +11,15 @@ from eval.report.figure_types import Axis, Curve, LineFigure, MapFigure, Panel, 
 from eval.report.load import Results
 from eval.report.schema import PROTOCOL_NAMES
 from eval.report.tokens import TokenMap, protected_ranges
-from eval.results.records import FULL, OWN
+from eval.results.records import FULL, SELF_SIZED
 
 PERCENT = 100.0
 MAXIMUM_CURVES = 12
-"""Curves that a figure shows before the reader asks for more."""
+"""Curves that a figure shows at first."""
 SMALL_COLUMNS = 4
 """Columns of the per-task figures."""
 MARGIN = 1.12
-"""Room on both sides of a logarithmic axis, as a factor."""
+"""Margin on both sides of a logarithmic axis, as a factor."""
 SPREAD = 1.006
 """Factor between neighbouring curves at one budget: their intervals do not cover each other."""
 
@@ -120,10 +120,14 @@ def _curves(comparison: Comparison, grid: Grid, styles: Mapping[str, Style]) -> 
             label=choice.legend,
             style=styles[family],
             x=tuple(position * shift for position, _, _ in points),
-            y=tuple(scale * found.interval.mean for _, found, _ in points),
-            low=() if constant else tuple(scale * found.interval.low for _, found, _ in points),
-            high=() if constant else tuple(scale * found.interval.high for _, found, _ in points),
-            hover=tuple(_hover(found, scale, where) for _, found, where in points),
+            y=tuple(scale * estimate.interval.mean for _, estimate, _ in points),
+            low=()
+            if constant
+            else tuple(scale * estimate.interval.low for _, estimate, _ in points),
+            high=()
+            if constant
+            else tuple(scale * estimate.interval.high for _, estimate, _ in points),
+            hover=tuple(_hover(estimate, scale, where) for _, estimate, where in points),
             hidden=family not in first,
         )
 
@@ -147,9 +151,9 @@ def _points(
         for position, spec in zip(budgets.positions, budgets.specs, strict=True)
         if spec in estimates
     ]
-    if OWN not in estimates:
+    if SELF_SIZED not in estimates:
         return points
-    taken = estimates[OWN]
+    taken = estimates[SELF_SIZED]
     return [*points, (_position(taken, budgets), taken, f"{PERCENT * taken.share:.3g}%")]
 
 
@@ -162,15 +166,15 @@ def _self_sized_positions(comparison: Comparison) -> list[float]:
     """Where self-sized methods lie, over all tasks and task by task."""
     grids = [comparison.grid, *comparison.tasks.values()]
     return [
-        _position(grid[choice.setting][OWN], comparison.budgets)
+        _position(grid[choice.setting][SELF_SIZED], comparison.budgets)
         for choice in comparison.choices.values()
         for grid in grids
-        if OWN in grid.get(choice.setting, {})
+        if SELF_SIZED in grid.get(choice.setting, {})
     ]
 
 
 def _first(comparison: Comparison) -> list[str]:
-    """Families whose curves are shown before the reader asks for more."""
+    """Families whose curves are shown at first."""
     grid = comparison.grid or {
         setting: estimates
         for grid in comparison.tasks.values()
@@ -250,8 +254,8 @@ def cost_figures(
 
 
 def _cost_conditions(results: Results, shown: Mapping[str, ReportedMethod], protocol: str) -> str:
-    """What the curves were measured on, for captions."""
-    sequences = {row["sequences"] for row in results.curves if row["protocol"] == protocol}
+    """Data, seed and protection of the curves, for captions."""
+    sequences = {record["sequences"] for record in results.curves if record["protocol"] == protocol}
     protected = any(setting.protected for setting in shown.values())
     kept = "first and last tokens kept by all" if protected else "no tokens protected"
     policies = policy_words(results.curves, "averaged")

@@ -12,13 +12,13 @@ from kvp.errors import ResultsError, UsageError
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_WRITERS = (b"kvp-report", b"Matplotlib")
-"""What a figure of kvp-report says about who wrote it, today and in 0.1.0."""
+"""Writers in the metadata of figures of kvp-report, today and in 0.1.0."""
 _BEGINNING = 8192
-"""Bytes in which a file says what it is."""
+"""Bytes in which a file names its format and its writer."""
 
 
 def check_targets(out: Path, png: Path) -> None:
-    """Raise UsageError where the report cannot go to these places, before any work."""
+    """Raise UsageError where the report cannot be written there, before any work."""
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder; name an HTML file")
     if out.name in (MANIFEST, ROWS, TIMING, CURVES, KEPT, TOKENS):
@@ -54,7 +54,7 @@ def write_report(out: Path, html: str, png: Path, figures: Mapping[str, bytes]) 
 def _refuse_others(flag: str, path: Path, ours: bool) -> None:
     if path.exists() and not ours:
         raise UsageError(
-            f"{flag}: {path} was not written by kvp-report and would be lost; name another place"
+            f"{flag}: {path} was not written by kvp-report and would be lost; name another path"
         )
 
 

@@ -32,13 +32,13 @@ from eval.results.folder import (
     lost_records,
     read_manifest,
 )
-from eval.results.records import UNIFORM, Row, read_rows
+from eval.results.records import UNIFORM, Record, read_records
 from kvp.errors import ResultsError
 from kvp.manifest import SEAL, digest_json, read_json, read_sealed_json
 from kvp.metrics import METRICS_VERSION
 
 OLD_FIELDS: Mapping[str, Any] = {"allocator": UNIFORM}
-"""What rows of format version 1 lack."""
+"""Fields that records of format version 1 lack, with their values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +47,18 @@ class Results:
 
     folder: Path
     manifest: Mapping[str, Any]
-    rows: tuple[Row, ...]
-    """rows.jsonl, at least one row."""
-    timing: tuple[Row, ...]
+    records: tuple[Record, ...]
+    """rows.jsonl, at least one record."""
+    timing: tuple[Record, ...]
     """timing.jsonl; empty where there was no timing pass."""
-    curves: tuple[Row, ...]
+    curves: tuple[Record, ...]
     """curves.jsonl; empty where there were no traces."""
-    kept: tuple[Row, ...]
+    kept: tuple[Record, ...]
     """kept.jsonl; empty where there were no traces."""
     tokens: Mapping[str, Any] | None
     """tokens.json."""
     notes: tuple[str, ...]
-    """What a reader must know about the files, one sentence each."""
+    """Remarks on the files for the reader, one sentence each."""
 
     def setting(self, name: str) -> Any:  # noqa: ANN401
         """A setting of the run as its manifest records it, None where it does not."""
@@ -70,8 +70,8 @@ class Results:
 
     @property
     def protocols(self) -> tuple[str, ...]:
-        """Protocols that have rows, in the order of the file."""
-        return tuple(dict.fromkeys(row["protocol"] for row in self.rows))
+        """Protocols that have records, in the order of the file."""
+        return tuple(dict.fromkeys(record["protocol"] for record in self.records))
 
 
 def load_results(folder: Path) -> Results:
@@ -100,11 +100,11 @@ def load_results(folder: Path) -> Results:
     if (lost := lost_records(folder, manifest)) is not None:
         raise ResultsError(f"{lost}; run the same kvp-eval command again")
     notes: list[str] = list(manifest.get("notes", []))
-    rows = _read_records(folder / ROWS, ROW_SCHEMA, notes)
-    if not rows:
-        raise ResultsError(f"{folder / ROWS} holds no rows yet; run kvp-eval first")
+    records = _checked_records(folder / ROWS, ROW_SCHEMA, notes)
+    if not records:
+        raise ResultsError(f"{folder / ROWS} holds no records yet; run kvp-eval first")
     optional = {
-        name: _read_records(folder / name, schema, notes) if (folder / name).exists() else ()
+        name: _checked_records(folder / name, schema, notes) if (folder / name).exists() else ()
         for name, schema in ((TIMING, TIMING_SCHEMA), (CURVES, CURVE_SCHEMA), (KEPT, KEPT_SCHEMA))
     }
     _check_grid(folder / CURVES, optional[CURVES])
@@ -112,7 +112,7 @@ def load_results(folder: Path) -> Results:
     return Results(
         folder=folder,
         manifest=manifest,
-        rows=rows,
+        records=records,
         timing=optional[TIMING],
         curves=_of_one_definition(optional[CURVES], notes),
         kept=optional[KEPT],
@@ -121,11 +121,11 @@ def load_results(folder: Path) -> Results:
     )
 
 
-def _read_records(path: Path, schema: RecordSchema, notes: list[str]) -> tuple[Row, ...]:
+def _checked_records(path: Path, schema: RecordSchema, notes: list[str]) -> tuple[Record, ...]:
     """Records of a file, checked."""
-    records: dict[tuple[Any, ...], Row] = {}
-    for number, found in enumerate(read_rows(path), start=1):
-        record = {**OLD_FIELDS, **found}
+    records: dict[tuple[Any, ...], Record] = {}
+    for number, content in enumerate(read_records(path), start=1):
+        record = {**OLD_FIELDS, **content}
         if (name := schema.fault(record)) is not None:
             raise ResultsError(
                 f"{path} line {number} is damaged: {name!r} is missing or has no valid value; "
@@ -142,9 +142,9 @@ def _read_records(path: Path, schema: RecordSchema, notes: list[str]) -> tuple[R
     return tuple(records.values())
 
 
-def _check_grid(path: Path, curves: Sequence[Row]) -> None:
+def _check_grid(path: Path, curves: Sequence[Record]) -> None:
     """Raise ResultsError where curves that are averaged were measured at different budgets."""
-    grids = {(row["protocol"], tuple(row["budgets"])) for row in curves}
+    grids = {(record["protocol"], tuple(record["budgets"])) for record in curves}
     if len(grids) > len({protocol for protocol, _ in grids}):
         raise ResultsError(
             f"{path} holds curves at different budgets, which cannot be averaged; "
@@ -152,9 +152,9 @@ def _check_grid(path: Path, curves: Sequence[Row]) -> None:
         )
 
 
-def _of_one_definition(curves: tuple[Row, ...], notes: list[str]) -> tuple[Row, ...]:
+def _of_one_definition(curves: tuple[Record, ...], notes: list[str]) -> tuple[Record, ...]:
     """Curves whose area and skill compare: those of today's `kvp.metrics` where there are any."""
-    today = tuple(row for row in curves if row.get("metrics_version") == METRICS_VERSION)
+    today = tuple(record for record in curves if record.get("metrics_version") == METRICS_VERSION)
     if len(today) == len(curves):
         return curves
     notes.append(

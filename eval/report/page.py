@@ -1,8 +1,8 @@
 """The page: HTML building blocks, styles, scripts, and the sections in their order.
 
-One file that asks for nothing: styles and scripts are inline, fonts are the reader's own. A content
-security policy forbids every request and every script but the page's own, which it names by their
-digests. Every text is escaped here; callers never write angle brackets of data.
+The page is one file: styles and scripts are inline, fonts are those of the reader's system. A
+content security policy forbids every request, and every script but those here, which it names by
+their digests. Every text is escaped here; callers never write angle brackets of data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from eval.report.figure_types import FONT
 from eval.report.load import Results
 
 GENERATOR = '<meta name="generator" content="kvp-report">'
-"""By this a report is known as one."""
+"""Mark by which a page is recognised as a report."""
 WIDTH = 1140
 """Pixels of the page's content on a wide screen."""
 NARROW = 720
@@ -210,8 +210,8 @@ def is_report(content: bytes) -> bool:
 def facts(results: Results, methods: Sequence[str], policies: Sequence[str]) -> str:
     """Model, methods, data, commands and versions of a results folder."""
     manifest = results.manifest
-    prompts = {(row["task"], row["example"]) for row in results.rows}
-    tasks = list(dict.fromkeys(row["task"] for row in results.rows))
+    prompts = {(record["task"], record["example"]) for record in results.records}
+    tasks = list(dict.fromkeys(record["task"] for record in results.records))
     entries = [
         ("model", _plain(results.setting("model"))),
         ("methods", ", ".join(methods)),
@@ -248,7 +248,10 @@ def _versions(manifest: Mapping[str, Any]) -> str:
     packages = manifest.get("packages")
     parts = {"kvp": manifest.get("kvp"), "python": manifest.get("python")}
     parts |= packages if isinstance(packages, dict) else {}
-    return ", ".join(f"{name} {found}" for name, found in parts.items() if found) or "not recorded"
+    return (
+        ", ".join(f"{name} {version}" for name, version in parts.items() if version)
+        or "not recorded"
+    )
 
 
 def _items(config: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

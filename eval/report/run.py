@@ -65,9 +65,11 @@ def run(config: ReportConfig) -> None:
 def build(report: Report) -> str:
     """The whole page: the message first, then the evidence, how it was made last."""
     results = report.results
-    groups = policy_groups([*results.rows, *results.curves, *results.kept])
-    methods = in_order(list(dict.fromkeys(method_of(row, groups).family for row in results.rows)))
-    labels = list(dict.fromkeys(row["policy"] for row in results.rows if row["policy"]))
+    groups = policy_groups([*results.records, *results.curves, *results.kept])
+    methods = in_order(
+        list(dict.fromkeys(method_of(record, groups).family for record in results.records))
+    )
+    labels = list(dict.fromkeys(record["policy"] for record in results.records if record["policy"]))
     accuracy = _compare(report, "accuracy")
     perplexity = _compare(report, "perplexity")
     kept = _compare(report, "kept")
@@ -94,9 +96,9 @@ def build(report: Report) -> str:
 
 
 def _report(results: Results, validation: Results | None, resamples: int) -> Report:
-    rows = [*results.rows, *results.curves, *results.kept]
-    groups = policy_groups(rows)
-    families = list(dict.fromkeys(method_of(row, groups).family for row in rows))
+    records = [*results.records, *results.curves, *results.kept]
+    groups = policy_groups(records)
+    families = list(dict.fromkeys(method_of(record, groups).family for record in records))
     return Report(
         results=results,
         validation=validation,
@@ -124,7 +126,7 @@ def _check_validation(results: Results, validation: Results) -> None:
 
 def _compare(report: Report, kind: Kind) -> list[Comparison]:
     results = report.results
-    protocols = [*results.protocols, *(row["protocol"] for row in results.kept)]
+    protocols = [*results.protocols, *(record["protocol"] for record in results.kept)]
     comparisons = (
         compare(results, kind, protocol, validation=report.validation, resamples=report.resamples)
         for protocol in dict.fromkeys(protocols)
@@ -187,16 +189,16 @@ def _costs(report: Report) -> str:
     curves = report.results.curves
     if not curves:
         return missing("No cost curves in this folder: run kvp-eval --traces TRACES.")
-    groups = policy_groups([*report.results.rows, *curves])
+    groups = policy_groups([*report.results.records, *curves])
     parts = []
-    for protocol in dict.fromkeys(row["protocol"] for row in curves):
-        rows = [row for row in curves if row["protocol"] == protocol]
-        costs, measured = head_curves(rows, groups), areas(rows, groups)
+    for protocol in dict.fromkeys(record["protocol"] for record in curves):
+        records = [record for record in curves if record["protocol"] == protocol]
+        costs, measured = head_curves(records, groups), areas(records, groups)
         shown = shown_curves(costs, measured)
         mean, single = figures.cost_figures(report.results, costs, shown, protocol, report.styles)
         content = [
             report.draw(mean),
-            table(tables.areas(measured, protocol, rows[0].get("metrics_version", 1))),
+            table(tables.areas(measured, protocol, records[0].get("metrics_version", 1))),
             report.draw(single),
         ]
         parts.append(
@@ -226,15 +228,15 @@ def _tokens(report: Report) -> str:
 def _bytes(comparisons: Sequence[Comparison]) -> str:
     """Bytes of the caches that the comparisons measured."""
     measured = [tables.cache_bytes(comparison) for comparison in comparisons]
-    return "\n".join(table(found) for found in measured if found is not None)
+    return "\n".join(table(content) for content in measured if content is not None)
 
 
 def _timing(report: Report) -> str:
-    rows = report.results.timing
-    if not rows:
+    records = report.results.timing
+    if not records:
         return missing("No timing pass in this folder: run kvp-eval --timing_prompts 6.")
-    groups = policy_groups([*report.results.rows, *report.results.curves, *rows])
-    measured = timings(rows, groups)
+    groups = policy_groups([*report.results.records, *report.results.curves, *records])
+    measured = timings(records, groups)
     whole = table(tables.costs_of_requests(measured))
     shown = middle_budget(measured)
     if len(shown) == len(measured):

@@ -1,4 +1,4 @@
-"""What every record of a results folder must look like before the report computes with it.
+"""Checks of the records of a results folder, before the report computes with them.
 
 Whoever wrote the files, a report draws only records that pass: protocols come from a closed set
 (they name files and elements of the page), numbers are finite and in range, lists have the length
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from eval.results.records import KEY_FIELDS, OWN, Row
+from eval.results.records import KEY_FIELDS, SELF_SIZED, Record
 
 Check = Callable[[Any], bool]
 
@@ -98,10 +98,10 @@ def _maybe(check: Check) -> Check:
 
 
 def _budget_spec(value: Any) -> bool:  # noqa: ANN401
-    """Whether a value is a budget as it was written: `64`, `12.5%`, or a method's own size."""
+    """Whether a value is a budget: `64`, `12.5%`, or `own` where the method sizes the cache."""
     if not isinstance(value, str):
         return False
-    if value == OWN:
+    if value == SELF_SIZED:
         return True
     digits = value.removesuffix("%")
     if not digits.isascii() or not digits.replace(".", "", 1).isdigit():
@@ -116,12 +116,12 @@ class RecordSchema:
     required: Mapping[str, Check]
     optional: Mapping[str, Check] = field(default_factory=dict)
     """Fields that old files lack."""
-    rules: Mapping[str, Callable[[Row], bool]] = field(default_factory=dict)
-    """What fields must be together: the field to name, and whether a record is sound."""
+    rules: Mapping[str, Callable[[Record], bool]] = field(default_factory=dict)
+    """Checks of several fields: the field to name in the message, and whether a record is sound."""
     key: tuple[str, ...]
     """Fields that make a record one of a kind."""
 
-    def fault(self, record: Row) -> str | None:
+    def fault(self, record: Record) -> str | None:
         """Name of the first field that is missing or has no valid value; None for none."""
         for name, check in self.required.items():
             if name not in record or not check(record[name]):
@@ -132,13 +132,13 @@ class RecordSchema:
         return next((name for name, sound in self.rules.items() if not sound(record)), None)
 
 
-def _needs_budget(record: Row) -> bool:
+def _needs_budget(record: Record) -> bool:
     """A budget that was given has a size in tokens (absent in kept.jsonl)."""
     spec = record["budget_spec"]
-    return spec is None or spec == OWN or record.get("budget", 0) is not None
+    return spec is None or spec == SELF_SIZED or record.get("budget", 0) is not None
 
 
-def _reply_is_whole(record: Row) -> bool:
+def _reply_is_whole(record: Record) -> bool:
     """A likelihood belongs to a reply of some tokens, of a perplexity that can be written."""
     if record["nll"] is None:
         return True
@@ -146,17 +146,17 @@ def _reply_is_whole(record: Row) -> bool:
     return bool(tokens) and -1 < record["nll"] / tokens < math.log(LARGEST)
 
 
-def _full_has_no_budget(record: Row) -> bool:
+def _full_has_no_budget(record: Record) -> bool:
     return bool((record["method"] == "full") == (record["budget_spec"] is None))
 
 
-def _timed_size(record: Row) -> bool:
-    """Whatever was timed kept a number of tokens that is known."""
-    known = record["method"] == "full" or record["budget"] is not None
-    return known or is_number(record.get("kept_tokens"))
+def _timed_size(record: Record) -> bool:
+    """Records of the timing pass have a budget or a number of kept tokens."""
+    sized = record["method"] == "full" or record["budget"] is not None
+    return sized or is_number(record.get("kept_tokens"))
 
 
-def _ascends(record: Row) -> bool:
+def _ascends(record: Record) -> bool:
     budgets = record["budgets"]
     return len(budgets) == len(record["cost"]) and all(a < b for a, b in pairwise(budgets))
 

@@ -15,13 +15,13 @@ from eval.report.best_settings import (
 from eval.report.costs import Area, Timing
 from eval.report.page import Field, Table
 from eval.report.schema import PROTOCOL_NAMES
-from eval.results.records import FULL, LEARNED, ORACLE, OWN, UNIFORM
+from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED, UNIFORM
 from eval.stats import Interval, holm
 
 BEST = "highlighted: the best mean of the column, full cache and oracle apart"
-"""What the mark of `best` means, for captions."""
+"""Meaning of the mark `best`, for captions."""
 RESOLVED = "* differs from 0 at 5 % after Holm's correction for all differences of the table"
-"""What the star of a difference means, for captions."""
+"""Meaning of the star, for captions."""
 SECONDS_LEFT_OUT = "; seconds are left out where fewer than 6 prompts were timed one by one"
 
 
@@ -67,8 +67,8 @@ def summary(comparison: Comparison, attention_free: Collection[str]) -> str | No
 
 def _in_words(comparison: Comparison, family: str, spec: str | None) -> str:
     """Mean and interval of a method, as text."""
-    found = _number(comparison, comparison.estimate(family, spec), "")
-    return f"{found.text} ({found.small})"
+    field = _number(comparison, comparison.estimate(family, spec), "")
+    return f"{field.text} ({field.small})"
 
 
 def headline(comparison: Comparison, attention_free: Collection[str], *, resamples: int) -> Table:
@@ -131,15 +131,15 @@ def cache_bytes(comparison: Comparison) -> Table | None:
     One line per setting that a figure shows.
     """
     whole = None if comparison.full is None else comparison.full.nbytes
-    columns = [*comparison.budgets.specs, *([OWN] if _has_self_sized(comparison) else [])]
+    columns = [*comparison.budgets.specs, *([SELF_SIZED] if _has_self_sized(comparison) else [])]
     rows: list[Sequence[Field | str]] = []
     for choice in comparison.choices.values():
         estimates = comparison.grid.get(choice.setting, {})
         is_full = choice.setting.method == FULL
         shown = [estimates.get(None if is_full else spec) for spec in columns]
-        if any(found is not None and found.nbytes is not None for found in shown):
+        if any(estimate is not None and estimate.nbytes is not None for estimate in shown):
             name = Field(text=choice.name, small=choice.note, mark=_mark(choice.setting.family))
-            rows.append([name, *(_bytes(found, whole) for found in shown)])
+            rows.append([name, *(_bytes(estimate, whole) for estimate in shown)])
     if not rows:
         return None
     return Table(
@@ -166,12 +166,12 @@ SKILLS = {
 """Definition of area and skill by `metrics_version` of curves.jsonl (`kvp.metrics`)."""
 
 
-def areas(found: Mapping[ReportedMethod, Area], protocol: str, version: int) -> Table:
+def areas(by_setting: Mapping[ReportedMethod, Area], protocol: str, version: int) -> Table:
     """Area under the cost curves of every setting, against the oracle's, by one definition."""
-    families = in_order(list(dict.fromkeys(setting.family for setting in found)))
+    families = in_order(list(dict.fromkeys(setting.family for setting in by_setting)))
     lines = dict.fromkeys((family, setting.variant) for family in families
-                          for setting in found if setting.family == family)  # fmt: skip
-    kinds = [kept for kept in (True, False) if any(item.protected == kept for item in found)]
+                          for setting in by_setting if setting.family == family)  # fmt: skip
+    kinds = [kept for kept in (True, False) if any(item.protected == kept for item in by_setting)]
     rows = []
     for family, variant in lines:
         name = family if variant == "auto" else f"{family}:{variant}"
@@ -179,7 +179,7 @@ def areas(found: Mapping[ReportedMethod, Area], protocol: str, version: int) -> 
         for kept in kinds:
             wanted = (family, variant, kept)
             row += _area_fields(
-                next((area for item, area in found.items() if _area_key(item) == wanted), None)
+                next((area for item, area in by_setting.items() if _area_key(item) == wanted), None)
             )
         rows.append(row)
     words = ["protected" if kept else "unprotected" for kept in kinds]
@@ -194,9 +194,9 @@ def areas(found: Mapping[ReportedMethod, Area], protocol: str, version: int) -> 
     )
 
 
-def costs_of_requests(found: Sequence[Timing]) -> Table:
+def costs_of_requests(timings: Sequence[Timing]) -> Table:
     """Bytes and seconds per method and budget."""
-    protocols = {timing.protocol for timing in found}
+    protocols = {timing.protocol for timing in timings}
     rows = [
         (
             Field(text=_name(timing.setting), mark=_mark(timing.setting.family)),
@@ -208,10 +208,10 @@ def costs_of_requests(found: Sequence[Timing]) -> Table:
             _median(timing.decode, 1000, 2),
             _median(timing.decode_to_full, 1, 3),
         )
-        for timing in found
+        for timing in timings
     ]
     named = ", ".join(PROTOCOL_NAMES[name] for name in protocols if name)
-    timed = [timing.decode for timing in found]
+    timed = [timing.decode for timing in timings]
     counts = "/".join(str(n) for n in sorted({median.prompts for median in timed if median}))
     left_out = SECONDS_LEFT_OUT if None in timed else ""
     return Table(
@@ -272,12 +272,12 @@ def _grid_rows(
         mark = _mark(setting.family)
         row: list[Field | str] = [Field(text=name, small=note, mark=mark)]
         for spec in comparison.budgets.specs:
-            found = estimates.get(None if setting.method == FULL else spec)
+            estimate = estimates.get(None if setting.method == FULL else spec)
             row.append(
-                _number(comparison, found, "best" if (setting.family, spec) in best else mark)
+                _number(comparison, estimate, "best" if (setting.family, spec) in best else mark)
             )
         if _has_self_sized(comparison):
-            row.append(_number(comparison, estimates.get(OWN), mark, with_size=True))
+            row.append(_number(comparison, estimates.get(SELF_SIZED), mark, with_size=True))
         rows.append(row)
     return rows
 
@@ -303,19 +303,19 @@ def _differences(
 ) -> dict[tuple[str, str], BaselineDifference]:
     """By policy group and budget."""
     return {
-        (found.family, spec): found
+        (gap.family, spec): gap
         for spec in comparison.budgets.specs
-        for found in differences_to_baseline(comparison, spec, attention_free, resamples=resamples)
+        for gap in differences_to_baseline(comparison, spec, attention_free, resamples=resamples)
     }
 
 
 def _difference_rows(
     comparison: Comparison, differences: Mapping[tuple[str, str], BaselineDifference]
 ) -> list[Sequence[Field | str]]:
-    resolved = holm([found.difference for found in differences.values()])
+    resolved = holm([gap.difference for gap in differences.values()])
     fields = {
-        key: _difference(found, resolved=is_resolved)
-        for (key, found), is_resolved in zip(differences.items(), resolved, strict=True)
+        key: _difference(gap, resolved=is_resolved)
+        for (key, gap), is_resolved in zip(differences.items(), resolved, strict=True)
     }
     return [
         [
@@ -327,10 +327,10 @@ def _difference_rows(
     ]
 
 
-def _difference(found: BaselineDifference, *, resolved: bool) -> Field:
-    difference = found.difference
-    remarks = [found.baseline]
-    if found.both_reach_full:
+def _difference(gap: BaselineDifference, *, resolved: bool) -> Field:
+    difference = gap.difference
+    remarks = [gap.baseline]
+    if gap.both_reach_full:
         remarks.append("both reach full")
     return Field(
         text=f"{100 * difference.mean:+.1f}{' *' if resolved else ''}",
@@ -377,11 +377,11 @@ def _mark(family: str) -> str:
     return "reference" if method in (FULL, ORACLE) else ""
 
 
-def _median(found: Interval | None, scale: float, digits: int) -> Field:
-    if found is None:
+def _median(median: Interval | None, scale: float, digits: int) -> Field:
+    if median is None:
         return Field(text="–")
     middle, low, high = (
-        f"{scale * value:.{digits}f}" for value in (found.mean, found.low, found.high)
+        f"{scale * value:.{digits}f}" for value in (median.mean, median.low, median.high)
     )
     return Field(text=middle, small=f"{low} to {high}")
 

@@ -35,11 +35,11 @@ class TokenMap:
     means: tuple[tuple[float, ...], ...]
     """Per method and token: percent of tokens ranked below, mean over heads."""
     heads: tuple[str, ...]
-    """Names of the heads that can be chosen, the mean first."""
+    """Names of the heads that can be selected, the mean first."""
     levels: Mapping[str, tuple[str, ...]]
     """Method -> per entry of `heads`, one hexadecimal digit per token."""
     left_out: int
-    """Heads that cannot be chosen because the page would get too large."""
+    """Heads that cannot be selected because the page would get too large."""
 
 
 def token_map(
@@ -57,9 +57,9 @@ def token_map(
     below = {label: 100 * (1 - rank / max(tokens - 1, 1)) for label, rank in ranks.items()}
     heads = min(len(rank) for rank in ranks.values())
     capacity = max(1, maximum_digits // (tokens * len(methods)) - 1)
-    chosen = np.unique(np.linspace(0, heads - 1, min(heads, capacity)).round().astype(int))
+    selected = np.unique(np.linspace(0, heads - 1, min(heads, capacity)).round().astype(int))
     kv_heads = int(content.get("geometry", {}).get("kv_heads", heads))
-    names = [f"layer {head // kv_heads}, head {head % kv_heads}" for head in chosen]
+    names = [f"layer {head // kv_heads}, head {head % kv_heads}" for head in selected]
     return TokenMap(
         tokens=tuple(content["tokens"]),
         methods=tuple(methods),
@@ -68,11 +68,11 @@ def token_map(
         levels={
             label: (
                 _digits(below[label].mean(0)),
-                *(_digits(below[label][head]) for head in chosen),
+                *(_digits(below[label][head]) for head in selected),
             )
             for label in methods
         },
-        left_out=heads - len(chosen),
+        left_out=heads - len(selected),
     )
 
 
@@ -158,7 +158,7 @@ def _pane(tokens: TokenMap, outlined: Sequence[tuple[int, int]], shown: str) -> 
 
 
 def _visible(token: str) -> str:
-    """Escaped token; a line break stays visible, an empty token keeps its place."""
+    """Escaped token; a line break stays visible, an empty token keeps its width."""
     return text(token).replace("\n", "↵\n") or "·"
 
 

@@ -1,8 +1,8 @@
 """A results folder: what belongs in it, and whether a run may go on in it.
 
-A folder has an identity: the settings that decide what a row means, and the digests of the model,
-of every policy and of every file that prompts come from. A run of the same identity resumes or
-extends it (more prompts, tasks, methods, budgets, protocols, policies); any other is refused.
+A folder has an identity: the settings that decide what a record means, and the digests of the
+model, of every policy and of every file that prompts come from. A run of the same identity resumes
+or extends it (more prompts, tasks, methods, budgets, protocols, policies); any other is refused.
 `docs/formats.md` describes the files.
 """
 
@@ -29,7 +29,7 @@ from kvp.progress import say
 
 FORMAT = "kvp-results"
 FORMAT_VERSION = 2
-"""2 added `allocator` (1 knew `uniform` alone), `cache_bytes` in rows, kept.jsonl."""
+"""2 added `allocator` (1 knew `uniform` alone), `cache_bytes` in records, kept.jsonl."""
 
 MANIFEST = "manifest.json"
 ROWS = "rows.jsonl"
@@ -65,17 +65,17 @@ def count_records(folder: Path) -> dict[str, int]:
 
 
 def write_counts(folder: Path) -> None:
-    """Seal a finished run: how many records each file holds stands in the manifest from now on.
+    """Seal a finished run: from now on its manifest holds the number of records of each file.
 
-    Files only grow by whole lines, so that one cut at a line's end looks sound; the counts tell.
-    The next run removes them before it adds records.
+    Files only grow by whole lines, so a file truncated at a line's end looks sound; the counts show
+    it. The next run removes them before it adds records.
     """
     manifest = read_manifest(folder / MANIFEST)
     write_sealed_json(folder / MANIFEST, {**manifest, "records": count_records(folder)})
 
 
 def lost_records(folder: Path, manifest: Mapping[str, Any]) -> str | None:
-    """Say which file holds fewer records than its finished run wrote, None if none does."""
+    """Name the file that holds fewer records than its finished run wrote; None if none does."""
     there = count_records(folder)
     for name, count in manifest.get("records", {}).items():
         if there.get(name, 0) < count:
@@ -118,9 +118,9 @@ def open_folder(config: EvalConfig, policies: Mapping[str, str]) -> OutputFolder
     """
     identity = {**config.identity(), "input_files": input_digests(config)}
     folder = OutputFolder.claim(Path(config.out), RESULTS, identity)
-    known = (folder.existing_marker or {}).get("policies", {})
+    recorded = (folder.existing_marker or {}).get("policies", {})
     for label, digest in policies.items():
-        if known.get(label, digest) != digest:
+        if recorded.get(label, digest) != digest:
             folder.release()
             raise ResultsError(
                 f"--out {config.out} holds results of another policy or budget file called "
@@ -146,16 +146,16 @@ def write_manifest(
     notes: Sequence[str],
     model_digest: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the manifest of a claimed folder before any row of this run.
+    """Write the manifest of a claimed folder before any record of this run.
 
     `model_digest` tells the model from another of the same name (`kvp.hf.identity`). Raises
-    ResultsError where the rows that are there are of another one.
+    ResultsError where the records that are there are of another one.
     """
     digest = {} if model_digest is None else {"model_digest": dict(model_digest)}
     folder.require(digest)
     earlier = folder.existing_marker or {}
     if (lost := lost_records(folder.path, earlier)) is not None:
-        notes = [*notes, f"{lost}; this run evaluates what it asks for again"]
+        notes = [*notes, f"{lost}; this run evaluates its settings again"]
         say(f"note: {notes[-1]}")
     settings = asdict(config)
     runs = list(earlier.get("earlier_runs", []))

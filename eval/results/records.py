@@ -1,7 +1,7 @@
-"""rows.jsonl: append-only, resumable by key (`kvp.artifacts.jsonl` keeps it whole).
+"""Records of a results folder: rows.jsonl is append-only, a run resumes by the keys in it.
 
-All rows of one prompt are appended in one write; what a kill cuts off is computed again. What rows
-mean is `docs/formats.md`; this module only stores and finds them.
+All records of one prompt are appended in one write (`kvp.artifacts.jsonl`), so an interrupted run
+repeats whole prompts. `docs/formats.md` defines the fields.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from kvp.artifacts.jsonl import JsonLines
 from kvp.errors import ResultsError
 
-Row = dict[str, Any]
+Record = dict[str, Any]
 Key = tuple[Any, ...]
 
 KEY_FIELDS = (
@@ -28,7 +28,7 @@ KEY_FIELDS = (
     "budget_spec",
     "example",
 )
-"""What makes a row one of a kind."""
+"""Fields that together identify a record."""
 
 FULL = "full"
 """Method that evicts nothing."""
@@ -43,34 +43,38 @@ UNIFORM = "uniform"
 """Allocator of a method that keeps equally many tokens in every head."""
 
 _RENAMED_ALLOCATORS = {"own": "self_sized"}
-"""Allocators that rows of older versions call by another name."""
+"""Allocators that records of older versions call by another name."""
 
 _SEPARATORS = "-_. "
-"""What stands between a policy's name and its seed."""
+"""Characters between a policy's name and its seed."""
 
-OWN = "own"
-"""`budget_spec` of a row whose method decided itself how many tokens to keep."""
+SELF_SIZED = "own"
+"""`budget_spec` of a record whose method decided how many tokens to keep."""
 
 
-def key_of(row: Mapping[str, Any]) -> Key:
-    """Values of `KEY_FIELDS`; raises KeyError on a row that lacks one."""
-    return tuple(row[field] for field in KEY_FIELDS)
+def key_of(record: Mapping[str, Any]) -> Key:
+    """Values of `KEY_FIELDS`; raises KeyError on a record that lacks one."""
+    return tuple(record[field] for field in KEY_FIELDS)
 
 
 def method_label(name: str, variant: str, allocator: str = UNIFORM) -> str:
-    """Method, preset and allocator in one word: `snapkv`, `snapkv(window=16)`, `snapkv+ada`."""
+    """A method as `--methods` writes it: `snapkv`, `snapkv:paper`, `snapkv(window=16)+ada`."""
     rule = "" if allocator == UNIFORM else f"+{allocator}"
     if variant == "auto":
         return f"{name}{rule}"
     return f"{name}({variant}){rule}" if "=" in variant else f"{name}:{variant}{rule}"
 
 
-def policy_groups(rows: Iterable[Row]) -> dict[str | None, str]:
-    """Group of every policy label: the label without its training seed, which may leave nothing.
+def policy_groups(records: Iterable[Record]) -> dict[str | None, str]:
+    """Group of every policy label: the label without its training seed.
 
-    A single group is called "" whatever its labels are.
+    Policies of one group are averaged. Where there is only one group, its name is "".
     """
-    seeds = {row["policy"]: row["policy_seed"] for row in rows if row["policy"] is not None}
+    seeds = {
+        record["policy"]: record["policy_seed"]
+        for record in records
+        if record["policy"] is not None
+    }
     names = {label: _without_seed(label, seed) for label, seed in seeds.items()}
     if len(set(names.values())) <= 1:
         names = dict.fromkeys(names, "")
@@ -89,8 +93,8 @@ def _without_seed(label: str, seed: float | None) -> str:
     return stem.removesuffix(word).rstrip(_SEPARATORS)
 
 
-class RowFile:
-    """The rows of a results folder, with the set of keys that are already there."""
+class RecordFile:
+    """rows.jsonl of a results folder, and the keys of the records that it already holds."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the file, dropping a torn last line; raises ResultsError on damage."""
@@ -99,38 +103,38 @@ class RowFile:
         self._lines.cut_torn_line()
         self.keys: set[Key] = set()
         if path.exists():
-            self.keys = {key_of(row) for row in read_rows(path, KEY_FIELDS)}
+            self.keys = {key_of(record) for record in read_records(path, KEY_FIELDS)}
 
-    def append(self, rows: Iterable[Row]) -> None:
-        """Add rows in one write and bring them to the disk."""
-        rows = list(rows)
-        self._lines.append(rows)
-        self.keys.update(key_of(row) for row in rows)
+    def append(self, records: Iterable[Record]) -> None:
+        """Append records in one write, flushed to the disk."""
+        records = list(records)
+        self._lines.append(records)
+        self.keys.update(key_of(record) for record in records)
 
 
-def read_rows(path: Path, key_fields: Sequence[str] = ()) -> Iterator[Row]:
-    """Rows of a JSON-lines file in order, a torn last line left out.
+def read_records(path: Path, key_fields: Sequence[str] = ()) -> Iterator[Record]:
+    """Records of a JSON-lines file in order, without a torn last line.
 
     Raises ResultsError, naming file and line, on a missing file, on a damaged line before the last,
-    and where two rows have the same values of `key_fields`, or one lacks them.
+    where two records have the same values of `key_fields`, and where one lacks them.
     """
     if not path.exists():
         raise ResultsError(f"{path} does not exist; is this a results folder?")
     lines: dict[Key, int] = {}
-    for number, row in JsonLines(path).numbered():
-        if (renamed := _RENAMED_ALLOCATORS.get(str(row.get("allocator")))) is not None:
-            row["allocator"] = renamed
-        if missing := [field for field in key_fields if field not in row]:
+    for number, record in JsonLines(path).numbered():
+        if (renamed := _RENAMED_ALLOCATORS.get(str(record.get("allocator")))) is not None:
+            record["allocator"] = renamed
+        if missing := [field for field in key_fields if field not in record]:
             raise ResultsError(f"{path} line {number} lacks {missing[0]!r}; delete that line")
-        key = tuple(map(str, (row[field] for field in key_fields)))
+        key = tuple(map(str, (record[field] for field in key_fields)))
         if key_fields and (first := lines.setdefault(key, number)) != number:
             raise ResultsError(f"{path} line {number} repeats line {first}; delete that line")
-        yield row
+        yield record
 
 
-def merge_rows(path: Path, rows: Iterable[Row], key_fields: Sequence[str]) -> None:
-    """Write a JSON-lines file anew: the given rows take the place of those with their key."""
+def merge_records(path: Path, records: Iterable[Record], key_fields: Sequence[str]) -> None:
+    """Rewrite a JSON-lines file: the given records replace those with the same key."""
     merged = {}
-    for row in (*(read_rows(path, key_fields) if path.exists() else ()), *rows):
-        merged[tuple(row[field] for field in key_fields)] = row
+    for record in (*(read_records(path, key_fields) if path.exists() else ()), *records):
+        merged[tuple(record[field] for field in key_fields)] = record
     JsonLines(path).rewrite(merged.values())

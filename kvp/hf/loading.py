@@ -13,6 +13,7 @@ from textwrap import shorten
 from typing import Any, TypeVar
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -30,6 +31,8 @@ from kvp.errors import ModelError, UsageError
 from kvp.hf.attention import ATTENTION
 from kvp.hf.checks import check_config, check_model, check_weights
 from kvp.hf.model_geometry import geometry_of
+from kvp.progress import phase
+from kvp.quiet_logs import quiet_logs
 
 NANO = "nano"
 """Name of the bundled model."""
@@ -91,6 +94,9 @@ def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:
     Names and errors are those of `load_model`.
     """
     source, options = _source(name, revision)
+    on_hub = not options.get("local_files_only")
+    if on_hub and not try_to_load_from_cache(source, "config.json", revision=options["revision"]):
+        phase(f"looking for {name} on the model hub")  # retries without a network take a while
     config: PreTrainedConfig = _load(AutoConfig.from_pretrained, name, "model", source, options)
     geometry_of(config)
     check_config(config)
@@ -117,6 +123,8 @@ def torch_device(device: str) -> torch.device:
 
 def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
     """Where to load `name` from, and the options that keep local names off the network."""
+    if not name.strip():
+        raise ModelError("--model is empty: name `nano`, a local folder or a hub id")
     if name == NANO:
         from kvp import nano
 
@@ -165,7 +173,8 @@ def _load(
     loader: Callable[..., _Loaded], name: str, what: str, source: str, options: dict[str, Any]
 ) -> _Loaded:
     try:
-        return loader(source, trust_remote_code=False, **options)
+        with quiet_logs():
+            return loader(source, trust_remote_code=False, **options)
     except _LOADING_ERRORS as error:
         raise ModelError(f"--model {name}: no {what} ({_first_line(error)})") from error
 

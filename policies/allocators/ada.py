@@ -12,7 +12,7 @@ default of that code, 0.5. The two forms agree in spirit, not token by token.
 
 Scores must compare across the heads of a layer: attention does (snapkv, tova, h2o, kvzip,
 contrastkv), and so do calibrated policies (`kvp-calibrate`); norms and cosines (knorm, keydiff) are
-on scales of their own per head. Cost O(H N) per layer.
+on a different scale per head. Cost O(H N) per layer.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Ada(BaseAllocator):
         check_choice(self.method, "rule", self.rule, ("kvpress", "paper"))
 
     def allocate(self, request: Request) -> Tensor:
-        """What each head wins: [L, H] int64, every layer H * budget (`paper`: about that)."""
+        """Tokens of each head: [L, H] int64, every layer H * budget (`paper`: about that)."""
         scores, heads = request.scores, request.scores.shape[1]
         if self.rule == "kvpress":
             safe = max(request.floor, int(self.safeguard * request.budget))

@@ -11,23 +11,27 @@ from torch import Tensor
 
 
 def winners(scores: Tensor, total: int, *, guaranteed: int) -> Tensor:
-    """How many of the best `total` tokens each head has.
+    """Tokens of every head among the best `total` tokens of all heads that compete.
 
     Args:
-        scores: [R, U, N] higher = keep, without NaN: in each of R rows, U heads that compete.
-        total: tokens to keep per row, U * guaranteed <= total <= U * N.
+        scores: [C, U, N] higher = keep, without NaN: C separate competitions of U heads each.
+        total: tokens to keep per competition, U * guaranteed <= total <= U * N.
         guaranteed: tokens of every head that are kept before heads compete.
 
     Returns:
-        [R, U] int64, guaranteed <= count <= N, sum `total` over U. Time and memory O(R U N).
+        [C, U] int64, guaranteed <= count <= N, sum `total` over U. Time and memory O(C U N).
     """
-    rows, heads, tokens = scores.shape
+    competitions, heads, tokens = scores.shape
     newest_first = scores.flip(-1)
     safe = best(newest_first, guaranteed)
-    open_to_all = newest_first.masked_fill(safe, -torch.inf).mT.reshape(rows, tokens * heads)
+    open_to_all = newest_first.masked_fill(safe, -torch.inf).mT.reshape(
+        competitions, tokens * heads
+    )
     # A safe token must not be counted twice, so it also loses every tie at -inf.
-    taken = best(open_to_all, total - heads * guaranteed, allowed=~safe.mT.reshape(rows, -1))
-    return guaranteed + taken.view(rows, tokens, heads).sum(dim=1)
+    taken = best(
+        open_to_all, total - heads * guaranteed, allowed=~safe.mT.reshape(competitions, -1)
+    )
+    return guaranteed + taken.view(competitions, tokens, heads).sum(dim=1)
 
 
 def best(scores: Tensor, count: int, *, allowed: Tensor | None = None) -> Tensor:

@@ -40,7 +40,7 @@ class Evolved(BaseAllocator):
 
     @cached_property
     def budgets(self) -> BudgetFile:
-        """What the file holds."""
+        """Content of the budget file."""
         return load_budgets(self.file)
 
     @property
@@ -67,7 +67,7 @@ class Evolved(BaseAllocator):
 
 
 def parts_at(budgets: BudgetFile, share: float) -> Tensor:
-    """What the units (layers or heads) get in proportion to: [units] float64, not all 0.
+    """Shares of the budget of units (layers or heads), unnormalised: [units] float64, not all 0.
 
     `share` is the mean budget as a share of the cache; it does not matter with a single point.
     """

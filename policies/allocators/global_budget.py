@@ -39,7 +39,7 @@ class Global(BaseAllocator):
         check_number(self.method, "safeguard", self.safeguard, minimum=0, maximum=1)
 
     def allocate(self, request: Request) -> Tensor:
-        """What each head wins: [L, H] int64, sum `request.total`."""
+        """Tokens of each head: [L, H] int64, sum `request.total`."""
         safe = max(request.floor, int(self.safeguard * request.budget))
         together = request.scores.flatten(0, 1)[None]
         return winners(together, request.total, guaranteed=safe).view(request.scores.shape[:2])

@@ -17,34 +17,34 @@ from pathlib import Path
 from statistics import mean
 
 from eval.results.folder import ROWS
-from eval.results.records import Row, method_label, policy_groups, read_rows
+from eval.results.records import Record, method_label, policy_groups, read_records
 from eval.stats import Interval, Scores, bootstrap_mean, by_policy, holm, paired_difference
 
 Settings = Mapping[tuple[str, bool], Mapping[str, Scores]]
 """(label, protected) -> budget -> scores, higher = better."""
 
 
-def scores_of(rows: Sequence[Row], *, forced: bool) -> Settings:
+def scores_of(records: Sequence[Record], *, forced: bool) -> Settings:
     """Scores in % of generated tasks, or minus nats per token of forced ones."""
-    groups = policy_groups(rows)
-    settings: dict[tuple[str, bool], dict[str, list[Row]]] = {}
-    for row in rows:
-        if row["budget_spec"] is None or (row["nll"] is None) is forced:
+    groups = policy_groups(records)
+    settings: dict[tuple[str, bool], dict[str, list[Record]]] = {}
+    for record in records:
+        if record["budget_spec"] is None or (record["nll"] is None) is forced:
             continue
-        value = -row["nll"] / row["reply_tokens"] if forced else 100 * row["score"]
-        group = groups[row["policy"]]
-        name = f"{row['method']}/{group}" if group else row["method"]
-        label = method_label(name, row["variant"], row["allocator"])
+        value = -record["nll"] / record["reply_tokens"] if forced else 100 * record["score"]
+        group = groups[record["policy"]]
+        name = f"{record['method']}/{group}" if group else record["method"]
+        label = method_label(name, record["variant"], record["allocator"])
         label = label.split("+evolved")[0] + "+evolved" if "+evolved" in label else label
-        budgets = settings.setdefault((label, row["protected"]), {})
-        budgets.setdefault(row["budget_spec"], []).append({**row, "value": value})
+        budgets = settings.setdefault((label, record["protected"]), {})
+        budgets.setdefault(record["budget_spec"], []).append({**record, "value": value})
     return {
-        key: {budget: by_policy(found, "value") for budget, found in budgets.items()}
+        key: {budget: by_policy(interval, "value") for budget, interval in budgets.items()}
         for key, budgets in settings.items()
     }
 
 
-def chosen(label: str, validation: Settings) -> bool:
+def protect(label: str, validation: Settings) -> bool:
     """Whether the label does better with protected tokens on validation prompts."""
 
     def average(protected: bool) -> float:
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--forced", action="store_true", help="compare given replies, not answers")
     arguments = parser.parse_args()
     results, validation = (
-        scores_of(list(read_rows(folder / ROWS)), forced=arguments.forced)
+        scores_of(list(read_records(folder / ROWS)), forced=arguments.forced)
         for folder in (arguments.results, arguments.validation)
     )
     bounds = None if arguments.forced else (-100, 100)
@@ -72,7 +72,7 @@ def main() -> None:
         sides = []
         for label in pair.split(" > "):
             known = label if (label, True) in validation else label.split("+")[0]
-            sides.append((label, chosen(known, validation)))
+            sides.append((label, protect(known, validation)))
         ours, theirs = (results[side] for side in sides)
         name = " minus ".join(f"{label}{' +p' if safe else ''}" for label, safe in sides)
         table[name] = {
@@ -81,17 +81,17 @@ def main() -> None:
         }  # fmt: skip
     budgets = next(iter(table.values()))
     print(f"| pair | {' | '.join(budgets)} |\n|---{'|--:' * len(budgets)}|")
-    stars = iter(holm([found for row in table.values() for found in row.values()]))
+    stars = iter(holm([interval for row in table.values() for interval in row.values()]))
     for name, row in table.items():
-        cells = [_text(found, arguments.forced, next(stars)) for found in row.values()]
+        cells = [_text(interval, arguments.forced, next(stars)) for interval in row.values()]
         print(f"| {name} | {' | '.join(cells)} |")
 
 
 def _text(interval: Interval, forced: bool, resolved: bool) -> str:
     digits = 3 if forced else 1
     values = (interval.mean, interval.low, interval.high)
-    found, low, high = (f"{value:+.{digits}f}" for value in values)
-    return f"{found}{' *' if resolved else ''} ({low} to {high})"
+    interval, low, high = (f"{value:+.{digits}f}" for value in values)
+    return f"{interval}{' *' if resolved else ''} ({low} to {high})"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What methods that size the cache themselves really keep, task by task, as Markdown.
+"""Tokens that self-sized methods keep, task by task, as Markdown.
 
 sizes.py RESULTS
 """
@@ -12,27 +12,29 @@ from pathlib import Path
 import numpy as np
 
 from eval.results.folder import ROWS
-from eval.results.records import OWN, Row, method_label, read_rows
+from eval.results.records import SELF_SIZED, Record, method_label, read_records
 
 
 def main() -> None:
-    """Read the rows of the folder and print one line per method, protection, protocol and task."""
+    """Print one line per method, protection, protocol and task of a results folder."""
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    found: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-    for row in read_rows(Path(sys.argv[1]) / ROWS):
-        if row["budget_spec"] == OWN:
-            label = method_label(row["method"], row["variant"], row["allocator"])
-            safe = " +p" if row["protected"] else ""
-            found[f"{label}{safe}", row["protocol"], row["task"]].append(row)
+    groups: dict[tuple[str, ...], list[Record]] = defaultdict(list)
+    for record in read_records(Path(sys.argv[1]) / ROWS):
+        if record["budget_spec"] == SELF_SIZED:
+            label = method_label(record["method"], record["variant"], record["allocator"])
+            safe = " +p" if record["protected"] else ""
+            groups[f"{label}{safe}", record["protocol"], record["task"]].append(record)
     print(
         "| method | protocol | task | kept, % of the cache: mean (5th to 95th percentile) | bytes |"
     )
     print("|---|---|---|--:|--:|")
-    for (label, protocol, task), rows in sorted(found.items()):
-        shares = np.array([100 * row["kept_tokens"] / row["cached_tokens"] for row in rows])
+    for (label, protocol, task), records in sorted(groups.items()):
+        shares = np.array(
+            [100 * record["kept_tokens"] / record["cached_tokens"] for record in records]
+        )
         low, high = np.quantile(shares, [0.05, 0.95])
-        cache_bytes = np.mean([row["cache_bytes"] for row in rows])
+        cache_bytes = np.mean([record["cache_bytes"] for record in records])
         numbers = f"{shares.mean():.1f} ({low:.1f} to {high:.1f}) | {cache_bytes:,.0f}"
         print(f"| {label} | {protocol} | {task} | {numbers} |")
 

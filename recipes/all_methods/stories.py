@@ -1,4 +1,4 @@
-"""Cut a plain text file into documents of one JSON line each, as the programs read them.
+"""Split a plain text file into documents of one JSON line each, as the programs read them.
 
 Usage: stories.py TEXT_FILE OUT.jsonl [CHARACTERS]
 Documents are runs of whole paragraphs of at least CHARACTERS characters (default 2,500: more than

@@ -14,16 +14,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, help="folder written by kvp-eval")
     lines = (parser.parse_args().results / "rows.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    full = [row["score"] for row in rows if row["budget_spec"] is None]
+    records = [json.loads(line) for line in lines]
+    full = [record["score"] for record in records if record["budget_spec"] is None]
     if full:
         print(f"Full cache: {100 * mean(full):.1f} % ({len(full)} prompts and protocols).")
     scores: dict[tuple[str, ...], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        if row["budget_spec"] is not None:
-            name = tuple(str(row.get(key)) for key in ("method", "variant", "allocator", "policy"))
-            setting = (*name, "yes" if row["protected"] else "no")
-            scores[setting][row["budget_spec"]].append(row["score"])
+    for record in records:
+        if record["budget_spec"] is not None:
+            name = tuple(
+                str(record.get(key)) for key in ("method", "variant", "allocator", "policy")
+            )
+            setting = (*name, "yes" if record["protected"] else "no")
+            scores[setting][record["budget_spec"]].append(record["score"])
     budgets = list(dict.fromkeys(budget for by_budget in scores.values() for budget in by_budget))
     print(f"\n| mean | {' | '.join(budgets)} | method | variant | allocator | policy | protected |")
     print("|--:" * (1 + len(budgets)) + "|---" * 5 + "|")

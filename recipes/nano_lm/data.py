@@ -24,7 +24,7 @@ from kvp.data.ruler import RULER_TASKS
 from kvp.data.synthetic.prose import prose
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-"""Token ids [rows, length] int64 and loss weights [rows, length] float32."""
+"""Token ids [sequences, length] int64 and loss weights [sequences, length] float32."""
 LM_WEIGHT = 0.3
 
 
@@ -49,10 +49,10 @@ class Curriculum(Dataset[Batch]):
         ids = np.zeros((bucket.rows, bucket.length), np.int64)
         weights = np.zeros((bucket.rows, bucket.length), np.float32)
         names, shares = zip(*bucket.mix.items(), strict=True)
-        for row in range(bucket.rows):
+        for index in range(bucket.rows):
             name = rng.choices(names, shares)[0]
-            got, loss = self._makers[name](rng, bucket.length)
-            ids[row, : len(got)], weights[row, : len(got)] = got, loss
+            made, loss = self._makers[name](rng, bucket.length)
+            ids[index, : len(made)], weights[index, : len(made)] = made, loss
         return torch.from_numpy(ids), torch.from_numpy(weights)
 
     def phase_of(self, step: int) -> tuple[Phase, int]:

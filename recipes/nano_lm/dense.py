@@ -98,11 +98,11 @@ def recall(
     shared: float = 0.35,
     uuids: float = 0.0,
 ) -> Sequence_:
-    """Needles (some keys with several values), then everything asked, up to `length` tokens.
+    """Needles (some keys with several values), then questions for them, up to `length` tokens.
 
     A share `brief` of the sequences asks nothing and lists every key in shuffled order; the others
     ask as RULER does, for one key or several, in as many turns as fit. In a share `shared` there
-    are two to four times as many values as keys; those of a key are told in ascending order.
+    are two to four times as many values as keys; those of a key are given in ascending order.
     """
     listed = rng.random() < brief
     kind = "uuids" if rng.random() < uuids else "numbers"
@@ -135,19 +135,19 @@ def recall(
                 parts.append(encoder.given(f" {key}"))
                 parts.append(encoder.answer(f" is: {value}"))
                 parts.append(encoder.given(","))
-        return _cut(join(parts), length)
+        return _truncated(join(parts), length)
     first = True
     while queue:
         several = rng.random() < 0.5
-        asked = [queue.pop() for _ in range(min(len(queue), rng.randint(2, 6) if several else 1))]
-        answers = [(key, value) for key in asked for value in ordered[key]]
-        _, question, prefix = wording(kind, asked, several=len(answers) > 1)
+        keys = [queue.pop() for _ in range(min(len(queue), rng.randint(2, 6) if several else 1))]
+        answers = [(key, value) for key in keys for value in ordered[key]]
+        _, question, prefix = wording(kind, keys, several=len(answers) > 1)
         parts.append(encoder.given(f"\n{question}" if first else f"\n<|im_start|>user\n{question}"))
         parts.append(encoder.given(f"<|im_end|>\n<|im_start|>assistant\n{prefix}"))
         parts.append(encoder.answer(reply(answers) + "<|im_end|>"))
         first = False
-    return _cut(join(parts), length)
+    return _truncated(join(parts), length)
 
 
-def _cut(sequence: Sequence_, length: int) -> Sequence_:
+def _truncated(sequence: Sequence_, length: int) -> Sequence_:
     return sequence[0][:length], sequence[1][:length]

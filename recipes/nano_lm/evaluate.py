@@ -83,7 +83,7 @@ def measure(model: Model, prompts: list[Sample], *, batch: int, show: int) -> li
 
 
 def report(task: str, length: int, scores: list[float]) -> dict[str, str | float]:
-    """One row of the results, printed as well: percentages with their Wilson interval."""
+    """One record of the results, printed as well: percentages with their Wilson interval."""
     low, high = wilson(sum(scores), len(scores))
     exact = sum(score == 1 for score in scores) / len(scores)
     mean = sum(scores) / len(scores)
@@ -111,12 +111,12 @@ def main() -> None:
     parser.add_argument("--essays", type=Path, help="real text for the essay haystacks")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--show", type=int, default=0, help="wrong answers to print per task")
-    parser.add_argument("--out", type=Path, help="JSON file of the rows")
+    parser.add_argument("--out", type=Path, help="JSON file of the records")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     model = Model.load(args.model)
     essays = None if args.essays is None else args.essays.read_text(encoding="utf-8")
-    rows = []
+    records = []
     for length, task in itertools.product(args.lengths, args.tasks):
         try:
             prompts = [
@@ -130,9 +130,9 @@ def main() -> None:
             print(f"{length:5d} {task:16s} does not fit: {error}")
             continue
         scores = measure(model, prompts, batch=args.batch, show=args.show)
-        rows.append(report(task, length, scores))
+        records.append(report(task, length, scores))
         if args.out is not None:
-            args.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            args.out.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python recipes/nano_lm/export.py --run DIR --weights average --to kvp/nano
 
-Weights are rounded to bfloat16 to halve the file; the configuration asks for float32, in which they
+Weights are rounded to bfloat16 to halve the file; the configuration says float32, in which they
 are loaded.
 """
 

@@ -1,4 +1,4 @@
-"""Held-out perplexity of a model folder, beside a Kneser-Ney 5-gram of the same training tokens.
+"""Held-out perplexity of a model folder and of a Kneser-Ney 5-gram of the same training tokens.
 
     python recipes/nano_lm/perplexity.py --model kvp/nano --run DIR --out p.json
 
@@ -27,18 +27,20 @@ def held_out(
     path: Path, tokenizer: PreTrainedTokenizerFast, maximum: int
 ) -> dict[str, NDArray[np.uint16]]:
     """Token ids of the held-out documents by source, at most `maximum` each."""
-    found: dict[str, list[int]] = defaultdict(list)
+    ids_of_source: dict[str, list[int]] = defaultdict(list)
     with path.open(encoding="utf-8") as lines:
         for line in lines:
-            row = json.loads(line)
-            if len(found[row["source"]]) > maximum:
+            record = json.loads(line)
+            if len(ids_of_source[record["source"]]) > maximum:
                 continue
-            text = row["text"]
-            if row["messages"]:
-                text = chat_text(row["messages"])
+            text = record["text"]
+            if record["messages"]:
+                text = chat_text(record["messages"])
             text = f"{text[: 8 * maximum]}<|endoftext|>"
-            found[row["source"]] += tokenizer(text, add_special_tokens=False)["input_ids"]
-    return {source: np.array(ids[:maximum], np.uint16) for source, ids in found.items()}
+            ids_of_source[record["source"]] += tokenizer(text, add_special_tokens=False)[
+                "input_ids"
+            ]
+    return {source: np.array(ids[:maximum], np.uint16) for source, ids in ids_of_source.items()}
 
 
 @torch.inference_mode()
@@ -53,8 +55,8 @@ def model_nll(model: torch.nn.Module, windows: NDArray[np.uint16]) -> float:
                 logits.flatten(0, 1), ids[:, ORDER - 1 :].flatten(), reduction="sum"
             )
         )
-    rows, length = windows.shape
-    return total / float(rows * (length - ORDER + 1))
+    count, length = windows.shape
+    return total / float(count * (length - ORDER + 1))
 
 
 def main() -> None:
@@ -72,25 +74,25 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(args.model)
     training = np.concatenate([np.load(args.run / "text.npy"), np.load(args.run / "chat.npy")])
     counting = KneserNey(training, order=ORDER, vocab_size=len(tokenizer))
-    rows = []
+    records = []
     for source, ids in held_out(args.run / "held_out.jsonl", tokenizer, args.tokens).items():
         windows = ids[: len(ids) // args.window * args.window].reshape(-1, args.window)
         if not len(windows):
             continue
         counted = np.mean([counting.log_probability(window) for window in windows])
-        row = {
+        record = {
             "source": source, "tokens": windows.size,
             "model": float(np.exp(model_nll(model, windows))),
             "kneser_ney": float(np.exp(-counted)),
         }  # fmt: skip
-        rows.append(row)
+        records.append(record)
         print(
-            f"{source:28s} {row['tokens']:7d} tokens   model {row['model']:8.1f}   "
-            f"Kneser-Ney {row['kneser_ney']:8.1f}",
+            f"{source:28s} {record['tokens']:7d} tokens   model {record['model']:8.1f}   "
+            f"Kneser-Ney {record['kneser_ney']:8.1f}",
             flush=True,
         )
     if args.out is not None:
-        args.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        args.out.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -52,11 +52,11 @@ def prepare(folders: Sequence[Path], out: Path) -> None:
     with (out / "held_out.jsonl").open("w", encoding="utf-8") as file:
         for document in documents:
             if document.held_out:
-                row = {
+                record = {
                     "source": document.source, "text": document.text,
                     "messages": list(document.messages),
                 }  # fmt: skip
-                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps(record) + "\n")
     (out / "words.txt").write_text(
         "\n".join(" ".join(d.text.split()) for d in training if len(d.text) > 100_000)
     )

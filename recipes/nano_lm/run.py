@@ -68,7 +68,7 @@ class Run:
         os.replace(aside, path)
 
     def update(self, ids: Tensor, weights: Tensor, rate: float) -> dict[str, float]:
-        """One optimiser step on `ids` [rows, length] with loss weights of the same shape.
+        """One optimiser step on `ids` [sequences, length] with loss weights of the same shape.
 
         Logits are computed only where something is predicted. Returns the loss in nats and the
         share of right first digits (weight above 1) and of right other answer tokens (weight 1).
@@ -78,9 +78,9 @@ class Run:
         with torch.autocast("cpu", torch.bfloat16):
             read = self.body(input_ids=ids, use_cache=False)  # type: ignore[no-untyped-call]
             hidden = read.last_hidden_state
-            chosen = weights[:, 1:] > 0
-            logits = self.model.lm_head(hidden[:, :-1][chosen])
-        targets, weight = ids[:, 1:][chosen], weights[:, 1:][chosen]
+            trained = weights[:, 1:] > 0
+            logits = self.model.lm_head(hidden[:, :-1][trained])
+        targets, weight = ids[:, 1:][trained], weights[:, 1:][trained]
         losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
         loss = (losses * weight).sum() / weight.sum()
         loss.backward()  # type: ignore[no-untyped-call]

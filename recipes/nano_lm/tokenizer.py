@@ -1,6 +1,6 @@
 """Trains the byte-level BPE of the nano model and saves it as a Hugging Face tokenizer folder.
 
-Digits are single tokens, so that a number's digits are looked up one by one. Beside the text, the
+Digits are single tokens, so that a number's digits are looked up one by one. Besides the text, the
 trainer sees the words RULER draws its keys from, so that a key is a handful of tokens.
 """
 

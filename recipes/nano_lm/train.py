@@ -3,7 +3,7 @@
     python recipes/nano_lm/train.py --text FOLDER --out DIR
 
 Builds the tokenizer and the token files from the text, runs the phases of `phases.toml` in order,
-writes a checkpoint every few minutes and when it is asked to end (SIGTERM), and resumes from the
+writes a checkpoint every few minutes and at SIGTERM, and resumes from the
 last one when started again with the same `--out`. `export.py` turns a checkpoint into a model
 folder, `evaluate.py` and `perplexity.py` measure one.
 """
@@ -60,8 +60,8 @@ def main() -> None:
                 smooth[name] = SMOOTHING * smooth.get(name, value) + (1 - SMOOTHING) * value
             now = time.monotonic()
             if step % LOG_EVERY == 0:
-                row = {"step": step, "phase": phase.name, "lr": rate, "seconds": now - began}
-                log.write(json.dumps(row | {"shape": list(ids.shape)} | smooth) + "\n")
+                record = {"step": step, "phase": phase.name, "lr": rate, "seconds": now - began}
+                log.write(json.dumps(record | {"shape": list(ids.shape)} | smooth) + "\n")
                 log.flush()
             if within + 1 == phase.steps:
                 run.save(args.out / f"phase-{phase.name}.pt")

@@ -68,7 +68,7 @@ def read_examples(path: Path) -> list[tuple[str, int]]:
 
 
 def split(examples: Sequence[Example], seed: int) -> tuple[list[Example], ...]:
-    """Shuffle and cut 8:1:1 into training, validation and test examples."""
+    """Shuffle and split 8:1:1 into training, validation and test examples."""
     order = list(examples)
     random.Random(seed).shuffle(order)
     tenth = len(order) // 10
@@ -82,9 +82,9 @@ def batches(examples: Sequence[Example], size: int) -> Iterator[tuple[Tensor, Te
         longest = max(len(ids) for ids, _ in part)
         ids = torch.zeros(len(part), longest, dtype=torch.long)
         mask = torch.zeros_like(ids)
-        for row, (pieces, _) in enumerate(part):
-            ids[row, : len(pieces)] = torch.tensor(pieces)
-            mask[row, : len(pieces)] = 1
+        for index, (pieces, _) in enumerate(part):
+            ids[index, : len(pieces)] = torch.tensor(pieces)
+            mask[index, : len(pieces)] = 1
         yield ids, mask, torch.tensor([label for _, label in part])
 
 

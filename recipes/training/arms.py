@@ -1,4 +1,4 @@
-"""What is compared: the arms of every study, as settings of kvp-train.
+"""The arms of every study, as settings of kvp-train.
 
 An arm of the study `objectives` is tuned (learning rate, and the strength of a softened sort) on
 validation sequences. Those of the other studies train with the objective and learning rate that the

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 from results import Mean, Result, over_seeds, results_of, transfers, validation_curve
 
-FoundT = TypeVar("FoundT")
+ResultsT = TypeVar("ResultsT")
 
 
 def main() -> None:
@@ -29,8 +29,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for model in ("nano", "llama"):
         if (run / model / "objectives").exists():
-            found = results_of(run / model / "objectives")
-            save(folder / f"objectives-{model}.png", objectives, found)
+            results = results_of(run / model / "objectives")
+            save(folder / f"objectives-{model}.png", objectives, results)
     draw = {
         "rewards": rewards,
         "inputs": inputs,
@@ -43,36 +43,36 @@ def main() -> None:
         if (run / "nano" / name).exists():
             save(folder / f"{name}.png", figure, results_of(run / "nano" / name))
     if (run / "nano" / "lengths").exists():
-        found = results_of(run / "nano" / "lengths")
-        for arm, results in results_of(run / "nano" / "longer").items():
-            found[f"{arm}, trained at 1,920"] = results
-        save(folder / "lengths.png", lengths, found)
+        results = results_of(run / "nano" / "lengths")
+        for arm, runs in results_of(run / "nano" / "longer").items():
+            results[f"{arm}, trained at 1,920"] = runs
+        save(folder / "lengths.png", lengths, results)
     if (run / "nano" / "transfer").exists():
         save(folder / "transfer.png", transfer, run / "nano" / "transfer")
 
 
-def save(path: Path, draw: Callable[[Axes, FoundT], None], found: FoundT) -> None:
+def save(path: Path, draw: Callable[[Axes, ResultsT], None], results: ResultsT) -> None:
     """Draw one figure."""
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    draw(axes, found)
+    draw(axes, results)
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
-def skill(results: Sequence[Result]) -> Mean:
+def skill(runs: Sequence[Result]) -> Mean:
     """Skill on test sequences."""
-    return over_seeds(results, lambda result: result["skill"])
+    return over_seeds(runs, lambda result: result["skill"])
 
 
-def objectives(axes: Axes, found: Mapping[str, list[Result]]) -> None:
+def objectives(axes: Axes, results: Mapping[str, list[Result]]) -> None:
     """Every objective as tuned."""
-    bars(axes, OBJECTIVES, found)
+    bars(axes, OBJECTIVES, results)
 
 
-def bars(axes: Axes, arms: Sequence[Arm], found: Mapping[str, list[Result]]) -> None:
+def bars(axes: Axes, arms: Sequence[Arm], results: Mapping[str, list[Result]]) -> None:
     """One bar per arm; the axis starts near the lowest."""
-    values = {arm.name: skill(found[arm.name]) for arm in arms if arm.name in found}
+    values = {arm.name: skill(results[arm.name]) for arm in arms if arm.name in results}
     axes.barh(
         list(values),
         [value.mean for value in values.values()],
@@ -85,26 +85,28 @@ def bars(axes: Axes, arms: Sequence[Arm], found: Mapping[str, list[Result]]) -> 
     axes.set(xlabel="skill on test sequences (1 oracle, 0 chance)", xlim=(max(lowest - 0.1, 0), 1))
 
 
-def rewards(axes: Axes, found: Mapping[str, list[Result]]) -> None:
-    """What is rewarded."""
-    bars(axes, REWARDS, found)
+def rewards(axes: Axes, results: Mapping[str, list[Result]]) -> None:
+    """Every kind of reward."""
+    bars(axes, REWARDS, results)
 
 
-def inputs(axes: Axes, found: Mapping[str, list[Result]]) -> None:
-    """What the ranker sees."""
-    bars(axes, INPUTS, found)
+def inputs(axes: Axes, results: Mapping[str, list[Result]]) -> None:
+    """Every set of inputs of the ranker."""
+    bars(axes, INPUTS, results)
 
 
-def sharing(axes: Axes, found: Mapping[str, list[Result]]) -> None:
+def sharing(axes: Axes, results: Mapping[str, list[Result]]) -> None:
     """A network per head or one for all."""
-    bars(axes, SHARING, found)
+    bars(axes, SHARING, results)
 
 
-def sizes(axes: Axes, found: Mapping[str, list[Result]]) -> None:
+def sizes(axes: Axes, results: Mapping[str, list[Result]]) -> None:
     """Skill against the parameters of a head, for one and two hidden layers."""
     for blocks in (1, 2):
         arms = [arm.name for arm in SIZES if arm.settings["blocks"] == str(blocks)]
-        line = [(found[arm][0]["parameters"], skill(found[arm])) for arm in arms if arm in found]
+        line = [
+            (results[arm][0]["parameters"], skill(results[arm])) for arm in arms if arm in results
+        ]
         axes.errorbar(
             [x for x, _ in line],
             [value.mean for _, value in line],
@@ -117,10 +119,10 @@ def sizes(axes: Axes, found: Mapping[str, list[Result]]) -> None:
     axes.legend()
 
 
-def sequences(axes: Axes, found: Mapping[str, list[Result]]) -> None:
+def sequences(axes: Axes, results: Mapping[str, list[Result]]) -> None:
     """Learning curve over training sequences."""
-    counts = [arm for arm in SEQUENCES if arm.name in found]
-    values = [skill(found[arm.name]) for arm in counts]
+    counts = [arm for arm in SEQUENCES if arm.name in results]
+    values = [skill(results[arm.name]) for arm in counts]
     axes.errorbar(
         [int(arm.settings["sequences"]) for arm in counts],
         [v.mean for v in values],
@@ -136,10 +138,10 @@ def sequences(axes: Axes, found: Mapping[str, list[Result]]) -> None:
 
 def transfer(axes: Axes, study: Path) -> None:
     """Skill of policies of one kind of trace on another: a group of bars per test set."""
-    found, names = transfers(study)
-    width = 0.8 / len(found)
-    for number, (kind, results) in enumerate(found.items()):
-        values = [over_seeds(results, lambda r, n=name: r["elsewhere"][n]) for name in names]
+    results, names = transfers(study)
+    width = 0.8 / len(results)
+    for number, (kind, runs) in enumerate(results.items()):
+        values = [over_seeds(runs, lambda r, n=name: r["elsewhere"][n]) for name in names]
         axes.bar(
             [index + number * width for index in range(len(names))],
             [value.mean for value in values],
@@ -154,28 +156,28 @@ def transfer(axes: Axes, study: Path) -> None:
     axes.legend()
 
 
-def steps(axes: Axes, found: Mapping[str, list[Result]]) -> None:
+def steps(axes: Axes, results: Mapping[str, list[Result]]) -> None:
     """Validation skill during training, mean over heads and seeds."""
     for arm in STEPS:
-        if arm.name in found:
-            curves = [validation_curve(result["folder"]) for result in found[arm.name]]
+        if arm.name in results:
+            curves = [validation_curve(result["folder"]) for result in results[arm.name]]
             mean = {step: sum(curve[step] for curve in curves) / len(curves) for step in curves[0]}
             axes.plot(list(mean), list(mean.values()), label=arm.like)
     axes.set(xlabel="step", ylabel="skill on validation sequences")
     axes.legend()
 
 
-def lengths(axes: Axes, found: Mapping[str, list[Result]]) -> None:
+def lengths(axes: Axes, results: Mapping[str, list[Result]]) -> None:
     """Skill on prompts of other lengths than those a policy was trained on, 512 tokens or more."""
-    for name, results in found.items():
-        if not results:
+    for name, runs in results.items():
+        if not runs:
             continue
-        there = results[0]["elsewhere"]
+        there = runs[0]["elsewhere"]
         values = {
-            int(store.split("_")[0]): over_seeds(results, lambda r, n=store: r["elsewhere"][n])
+            int(store.split("_")[0]): over_seeds(runs, lambda r, n=store: r["elsewhere"][n])
             for store in there
         }
-        values.setdefault(512, skill(results))
+        values.setdefault(512, skill(runs))
         prompt_lengths = sorted(values)
         axes.errorbar(
             prompt_lengths,

@@ -1,4 +1,4 @@
-"""What policies keep of the needles that are asked for: the values' digits, and what competes.
+"""Evaluate which tokens of requested needles policies keep: the values' digits, and others.
 
     python recipes/training/needles.py TRACES OBJECTIVES ARM [ARM ...]
 

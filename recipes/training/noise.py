@@ -1,4 +1,4 @@
-"""How noisy the gradient estimators are: agreement of one step's gradient with the expectation.
+"""Noise of the gradient estimators: agreement of one step's gradient with the expectation.
 
     python recipes/training/noise.py SEQUENCES POLICY [POLICY ...]
 
@@ -83,9 +83,9 @@ def main() -> None:
             for name, recipe in ESTIMATORS.items():
                 drawn = contexts(recipe, step)
                 exact = replace(recipe, objective="exact", reward="skill", pairs=0)
-                found = gradient(rankers, recipe, drawn, step)
-                same = torch.cosine_similarity(found, gradient(rankers, exact, drawn, step))
-                whole = torch.cosine_similarity(found, aim)
+                estimate = gradient(rankers, recipe, drawn, step)
+                same = torch.cosine_similarity(estimate, gradient(rankers, exact, drawn, step))
+                whole = torch.cosine_similarity(estimate, aim)
                 sums[name] += torch.stack([same.mean(), whole.mean()]) / STEPS
         for name, (same, whole) in sums.items():
             print(f"| {policy.parent.name}/{policy.name} | {name} | {same:.3f} | {whole:.3f} |")

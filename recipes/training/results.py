@@ -42,17 +42,17 @@ def mean_of(values: Iterable[float]) -> Mean:
 
 def results_of(study: Path) -> dict[str, list[Result]]:
     """Arm -> results of its seeds, for every trained arm; `folder` is the policy's."""
-    found: dict[str, list[Result]] = defaultdict(list)
+    by_arm: dict[str, list[Result]] = defaultdict(list)
     for path in sorted((study / "final").glob("*/seed*/result.json")):
-        found[path.parts[-3]].append({**json.loads(path.read_text()), "folder": path.parent})
-    return dict(found)
+        by_arm[path.parts[-3]].append({**json.loads(path.read_text()), "folder": path.parent})
+    return dict(by_arm)
 
 
 def transfers(study: Path) -> tuple[dict[str, list[Result]], list[str]]:
     """Kind of trace -> results of the policies trained on it, and the test stores of all."""
-    found = {folder.name: results_of(folder).get("all", []) for folder in sorted(study.iterdir())}
-    found = {kind: results for kind, results in found.items() if results}
-    return found, sorted({name for rs in found.values() for name in rs[0]["elsewhere"]})
+    by_kind = {folder.name: results_of(folder).get("all", []) for folder in sorted(study.iterdir())}
+    by_kind = {kind: results for kind, results in by_kind.items() if results}
+    return by_kind, sorted({name for rs in by_kind.values() for name in rs[0]["elsewhere"]})
 
 
 def validation_curve(policy: Path) -> dict[int, float]:
@@ -67,39 +67,39 @@ def over_seeds(results: Sequence[Result], value: Callable[[Result], float]) -> M
     return mean_of(value(result) for result in results)
 
 
-def rows_of(folder: Path, **fields: str) -> dict[str, list[Result]]:
-    """Arm -> rows of kvp-eval with these fields, from policies named `ARM.seedN`."""
-    found: dict[str, list[Result]] = defaultdict(list)
-    for row in _all_rows(folder):
-        if all(row[name] == value for name, value in fields.items()):
-            found[(row["policy"] or row["method"]).split(".seed")[0]].append(row)
-    return dict(found)
+def records_of(folder: Path, **fields: str) -> dict[str, list[Result]]:
+    """Arm -> records of kvp-eval with these fields, from policies named `ARM.seedN`."""
+    by_arm: dict[str, list[Result]] = defaultdict(list)
+    for record in _all_records(folder):
+        if all(record[name] == value for name, value in fields.items()):
+            by_arm[(record["policy"] or record["method"]).split(".seed")[0]].append(record)
+    return dict(by_arm)
 
 
 @functools.lru_cache(maxsize=1)
-def _all_rows(folder: Path) -> list[Result]:
+def _all_records(folder: Path) -> list[Result]:
     with (folder / "rows.jsonl").open() as lines:
         return [json.loads(line) for line in lines]
 
 
-def accuracy(rows: Sequence[Result]) -> Mean:
+def accuracy(records: Sequence[Result]) -> Mean:
     """Mean score in %, over prompts for every seed, and its interval over seeds."""
     by_seed: dict[Any, list[float]] = defaultdict(list)
-    for row in rows:
-        if row["score"] is not None:
-            by_seed[row["policy"]].append(100 * row["score"])
+    for record in records:
+        if record["score"] is not None:
+            by_seed[record["policy"]].append(100 * record["score"])
     return mean_of(float(np.mean(scores)) for scores in by_seed.values())
 
 
 def difference(ours: Sequence[Result], theirs: Sequence[Result]) -> Interval:
     """Points of accuracy by which ours is better, over the same prompts (bootstrap)."""
-    found = paired_difference(by_policy(ours), by_policy(theirs))
+    interval = paired_difference(by_policy(ours), by_policy(theirs))
     return Interval(
-        mean=100 * found.mean,
-        low=100 * found.low,
-        high=100 * found.high,
-        prompts=found.prompts,
-        p=found.p,
+        mean=100 * interval.mean,
+        low=100 * interval.low,
+        high=100 * interval.high,
+        prompts=interval.prompts,
+        p=interval.p,
     )
 
 
@@ -108,10 +108,12 @@ def nats(ours: Sequence[Result], theirs: Sequence[Result]) -> Interval:
     return paired_difference(_nats_per_token(ours), _nats_per_token(theirs), bounds=None)
 
 
-def _nats_per_token(rows: Sequence[Result]) -> Scores:
-    return by_policy(({**row, "nll": row["nll"] / row["reply_tokens"]} for row in rows), "nll")
+def _nats_per_token(records: Sequence[Result]) -> Scores:
+    return by_policy(
+        ({**record, "nll": record["nll"] / record["reply_tokens"]} for record in records), "nll"
+    )
 
 
-def ppl(rows: Sequence[Result]) -> Interval:
+def ppl(records: Sequence[Result]) -> Interval:
     """Perplexity, seeds pooled."""
-    return perplexity(rows)
+    return perplexity(records)

@@ -3,7 +3,7 @@
     python recipes/training/stretch.py FOLDER --positions 4096
 
 Its weights are the same; prompts longer than its context can be run, so that rankings beyond it can
-be measured. What the model answers there is worth nothing.
+be measured. The model's answers there mean nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Train the arms of a study, tuned on validation sequences, and judge them on test sequences.
+"""Train the arms of a study, tuned on validation sequences, and evaluate them on test sequences.
 
     python recipes/training/study.py objectives --traces RUN/traces --out RUN/objectives \
         --config configs/training/nano.yaml
     python recipes/training/study.py inputs ... --chosen RUN/objectives    # at what it chose there
 
-Writes OUT/tune/ARM/SETTING, OUT/final/ARM/seedN (policy directories) and beside each policy a
+Writes OUT/tune/ARM/SETTING, OUT/final/ARM/seedN (policy directories) and next to each policy a
 result.json. Started again, it continues. Each run uses one thread; `--workers` run side by side.
 """
 
@@ -127,7 +127,7 @@ class Study:
                 "settings": settings,
                 "seconds": time.monotonic() - began,
                 "processor_seconds": time.process_time() - processor,
-                **own_skill(folder),
+                **validation_skill(folder),
             }
             if name.startswith("final"):
                 result |= tested(folder, self.traces, settings)
@@ -138,10 +138,10 @@ class Study:
             partial.write_text(json.dumps(result))
             partial.rename(folder / RESULT)
             print(f"{name} {result['validation_skill']:.4f}", flush=True)
-        found: dict[str, Any] = json.loads((folder / RESULT).read_text())
-        if found["settings"] != settings:
+        result: dict[str, Any] = json.loads((folder / RESULT).read_text())
+        if result["settings"] != settings:
             raise ValueError(f"{folder} was trained with other settings: remove it, or use --out")
-        return found
+        return result
 
 
 def chosen_in(study: Path, arm: str) -> Settings:
@@ -166,7 +166,7 @@ def climb(grid: tuple[str, ...], start: str, evaluate: Callable[[str], float]) -
 
 
 def train(traces: Path, folder: Path, settings: Settings) -> None:
-    """What kvp-train does with these flags; runs of one process read a store once."""
+    """Run kvp-train with these flags; runs of one process read a store once."""
     flags = [part for key, value in settings.items() for part in (f"--{key}", value)]
     config = parse(
         TrainConfig, ["--traces", str(traces), "--out", str(folder), *flags], prog="kvp-train"
@@ -181,10 +181,10 @@ def sources_of(traces: Path) -> Sources:
     return {}
 
 
-def own_skill(folder: Path) -> dict[str, float]:
-    """Mean skill over heads on validation sequences, as kvp-train found it."""
-    rows = json.loads((folder / "policy.json").read_text())["held_out"]
-    skills = [row["skill"] for row in rows if row["skill"] is not None]
+def validation_skill(folder: Path) -> dict[str, float]:
+    """Mean skill over heads on validation sequences, as kvp-train measured it."""
+    records = json.loads((folder / "policy.json").read_text())["held_out"]
+    skills = [record["skill"] for record in records if record["skill"] is not None]
     return {"validation_skill": sum(skills) / len(skills)}
 
 

@@ -32,8 +32,8 @@ from results import (
     nats,
     over_seeds,
     ppl,
+    records_of,
     results_of,
-    rows_of,
     transfers,
 )
 
@@ -112,10 +112,10 @@ def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 def objectives(run: Path) -> str:
     """Held-out skill of every objective at the settings that validation chose."""
-    found = results_of(run / "objectives")
+    by_arm = results_of(run / "objectives")
     rows = []
     for arm in OBJECTIVES:
-        results = found.get(arm.name)
+        results = by_arm.get(arm.name)
         if results:
             chosen = results[0]["settings"]
             rows.append(
@@ -164,7 +164,7 @@ def accuracies(folder: Path, arms: Sequence[Arm], reference: str) -> str:
     for allocator in ("uniform", "global"):
         for budget in BUDGETS:
             header += [f"{allocator} {budget}", f"− {reference}"]
-            columns.append(rows_of(folder, budget_spec=budget, allocator=allocator))
+            columns.append(records_of(folder, budget_spec=budget, allocator=allocator))
     names = [arm.name for arm in arms if arm.name in columns[0]]
     gaps = {
         (name, number): difference(column[name], column[reference])
@@ -184,7 +184,7 @@ def accuracies(folder: Path, arms: Sequence[Arm], reference: str) -> str:
                 f"{gap.mean:+.1f}{star} ({gap.low:+.1f} to {gap.high:+.1f})" if gap else "–"
             )
         rows.append(cells)
-    whole = [100 * row["score"] for row in rows_of(folder, method="full")["full"]]
+    whole = [100 * record["score"] for record in records_of(folder, method="full")["full"]]
     caption = f"{folder.name}: accuracy, %; full cache {mean_of(whole).mean:.1f}"
     return table(caption, header, rows)
 
@@ -192,19 +192,19 @@ def accuracies(folder: Path, arms: Sequence[Arm], reference: str) -> str:
 def perplexities(
     folder: Path, arms: Sequence[Arm], reference: str, columns: Sequence[Mapping[str, str]]
 ) -> str:
-    """Continuation perplexity of every arm and its difference to one of them, by fields of rows."""
-    found = [rows_of(folder, **fields) for fields in columns]
+    """Continuation perplexity of every arm and its difference to `reference`, by column."""
+    by_column = [records_of(folder, **fields) for fields in columns]
     rows = []
     for arm in arms:
-        if arm.name in found[0]:
+        if arm.name in by_column[0]:
             cells = [arm.name]
-            for column in found:
-                own = ppl(column[arm.name])
+            for column in by_column:
+                mean = ppl(column[arm.name])
                 gap = nats(column[arm.name], column[reference])
-                cells.append(f"{own.mean:.3f} ({own.low:.2f} to {own.high:.2f})")
+                cells.append(f"{mean.mean:.3f} ({mean.low:.2f} to {mean.high:.2f})")
                 cells.append(f"{gap.mean:+.4f} ({gap.low:+.4f} to {gap.high:+.4f})")
             rows.append(cells)
-    full = rows_of(folder, method="full")
+    full = records_of(folder, method="full")
     if full:
         rows.append(["full cache", *[f"{ppl(full['full']).mean:.3f}", ""] * len(columns)])
     header = ["policies"]
@@ -215,8 +215,8 @@ def perplexities(
 
 def variants(study: Path, arms: Sequence[Arm]) -> str:
     """Skill of the arms of a study that changes one thing."""
-    found = results_of(study)
-    elsewhere = sorted({name for rs in found.values() for r in rs for name in r["elsewhere"]})
+    by_arm = results_of(study)
+    elsewhere = sorted({name for rs in by_arm.values() for r in rs for name in r["elsewhere"]})
     rows = [
         [
             arm.name,
@@ -229,7 +229,7 @@ def variants(study: Path, arms: Sequence[Arm]) -> str:
             seconds(results),
         ]
         for arm in arms
-        if (results := found.get(arm.name))
+        if (results := by_arm.get(arm.name))
     ]
     header = ["arm", "skill", *(f"skill on {name}" for name in elsewhere)]
     header += ["area / oracle's", *(f"lost at {budget}" for budget in BUDGETS)]
@@ -248,28 +248,28 @@ def lost_at(budget: str) -> Callable[[Result], float]:
 
 
 def shares(study: Path) -> str:
-    """What share of a ten times longer run's skill the shipped short run has, head by head."""
-    found = results_of(study)
-    heads = range(len(found["quick"][0]["skill_by_head"]))
+    """Skill of the shipped short run as a share of a ten times longer run's, head by head."""
+    by_arm = results_of(study)
+    heads = range(len(by_arm["quick"][0]["skill_by_head"]))
     picks = {f"head {h}": lambda result, h=h: result["skill_by_head"][h] for h in heads}
     picks |= {"all": lambda result: result["skill"]}
     rows = []
     for name, pick in picks.items():
-        short, long = (over_seeds(found[arm.name], pick) for arm in QUICK)
+        short, long = (over_seeds(by_arm[arm.name], pick) for arm in QUICK)
         rows.append([name, str(short), str(long), f"{short.mean / long.mean:.1%}"])
     return table("quick: share of the ten times longer run", ["", "quick", "ten times", ""], rows)
 
 
 def transfer(study: Path) -> str:
-    """Skill of policies of one kind of trace on other kinds, and on their own validation split."""
-    found, names = transfers(study)
+    """Skill of policies of one kind of trace on the others, and on their validation split."""
+    by_kind, names = transfers(study)
     rows = [
         [
             kind,
             str(over_seeds(results, lambda r: r["validation_skill"])),
             *(str(over_seeds(results, there(name))) for name in names),
         ]
-        for kind, results in found.items()
+        for kind, results in by_kind.items()
     ]
     header = ["trained on", "its own validation", *(f"test of {name}" for name in names)]
     return table("Transfer", header, rows)

@@ -33,7 +33,7 @@ def _load(name: str) -> ModuleType:
 
 @cache
 def _machine() -> dict[str, Any]:
-    """The machine, which a process of its own looks at, once."""
+    """The machine, looked at once, by a separate process."""
     described: dict[str, Any] = _load("machine").machine()
     return described
 

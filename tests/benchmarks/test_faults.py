@@ -14,7 +14,7 @@ from benchmarks.faults.artefacts import (
     read_policy,
     read_traces,
 )
-from benchmarks.faults.harness import Area, Ended, judge_program, judge_reader
+from benchmarks.faults.harness import Area, Ended, program_outcome, reader_outcome
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "made_by_2ef2cb0"
 
@@ -52,7 +52,7 @@ def test_odd_flags_end_well_or_in_one_line(tmp_path: Path) -> None:
     _clean(flags(Artefacts(FIXTURES), 6, tmp_path), 6)
 
 
-def test_faults_are_told_from_good_ends() -> None:
+def test_faults_and_good_ends_are_distinguished() -> None:
     traceback = "Traceback (most recent call last)\nValueError: x"
     ends = {
         "traceback": Ended(code=1, value=None, error=traceback),
@@ -63,6 +63,8 @@ def test_faults_are_told_from_good_ends() -> None:
         "done": Ended(code=0, value=0, error="a note"),
     }
     for outcome, end in ends.items():
-        assert judge_program("trial", end).outcome == outcome
-    assert judge_reader("trial", Ended(code=0, value={"value": 1}, error=""), 2).outcome == "silent"
-    assert judge_reader("trial", Ended(code=0, value={"value": 2}, error=""), 2).outcome == "same"
+        assert program_outcome("trial", end).outcome == outcome
+    assert (
+        reader_outcome("trial", Ended(code=0, value={"value": 1}, error=""), 2).outcome == "silent"
+    )
+    assert reader_outcome("trial", Ended(code=0, value={"value": 2}, error=""), 2).outcome == "same"

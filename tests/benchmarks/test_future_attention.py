@@ -17,10 +17,10 @@ def _threads_as_before() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_forms_agree_and_what_does_not_fit_is_said(
+def test_forms_agree_and_skipped_ones_are_named(
     run_benchmark: Callable[..., None], tmp_path: Path
 ) -> None:
-    out = tmp_path / "found.json"
+    out = tmp_path / "out.json"
     quick = ["--workloads", "grid", "--forms", "naive,blocked", "--rounds", "1", "--seconds", "0"]
     # 3 matrices of 7 x 100 x 100 numbers are 0.0008 GiB, of 200 x 200 four times as much.
     limits = ["--lengths", "100,200", "--naive-gib", "0.002", "--out", str(out)]
@@ -45,5 +45,5 @@ def test_forms_that_cannot_run_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        run_benchmark("future_attention", "--forms", form, "--out", str(tmp_path / "found.json"))
+        run_benchmark("future_attention", "--forms", form, "--out", str(tmp_path / "out.json"))
     assert message in capsys.readouterr().err

@@ -12,16 +12,16 @@ PARTS = ("forward", "loss", "backward", "clipping", "optimizer", "averaging")
 
 
 def test_parts_add_up_to_the_step(run_benchmark: Callable[..., None], tmp_path: Path) -> None:
-    out = tmp_path / "found.json"
+    out = tmp_path / "out.json"
     shapes = ["--heads", "2", "--tokens", "64", "--head_dim", "8", "--contexts", "2"]
     rest = ["--hidden", "8", "--objective", "listwise", "--network", "loop", "--steps", "1"]
     run_benchmark("ranker_training", *shapes, *rest, "--out", str(out))
     report = json.loads(out.read_text())
     assert report["machine"]["torch"]
     assert report["settings"]["heads"] == 2
-    (row,) = report["results"]
-    assert (row["objective"], row["network"]) == ("listwise", "loop")
-    assert all(row[part] >= 0 for part in PARTS)
-    assert 0 < sum(row[part] for part in PARTS) <= row["seconds"] * 1.001
-    assert row["paper_minutes"] == pytest.approx(row["seconds"] * 4000 / 60)
-    assert row["peak_gb"] > 0
+    (record,) = report["results"]
+    assert (record["objective"], record["network"]) == ("listwise", "loop")
+    assert all(record[part] >= 0 for part in PARTS)
+    assert 0 < sum(record[part] for part in PARTS) <= record["seconds"] * 1.001
+    assert record["paper_minutes"] == pytest.approx(record["seconds"] * 4000 / 60)
+    assert record["peak_gb"] > 0

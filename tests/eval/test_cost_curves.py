@@ -57,42 +57,52 @@ def _config(**fields: object) -> EvalConfig:
     return EvalConfig(out="unused", **fields)  # type: ignore[arg-type]
 
 
-def _importance(trace: Trace, layer: int, head: int, cut: int) -> np.ndarray:
+def _importance(trace: Trace, layer: int, head: int, prefix: int) -> np.ndarray:
     """Future attention in float64, query by query."""
     assert trace.queries is not None
     queries = trace.queries[layer, head].double().numpy()
     keys = trace.keys[layer, head].double().numpy()
-    total = np.zeros(cut)
-    for j in range(cut, LENGTH):
+    total = np.zeros(prefix)
+    for j in range(prefix, LENGTH):
         logits = queries[:, j] @ keys[: j + 1].T / np.sqrt(8)
         weights = np.exp(logits - logits.max(-1, keepdims=True))
-        total += (weights / weights.sum(-1, keepdims=True)).max(0)[:cut]
+        total += (weights / weights.sum(-1, keepdims=True)).max(0)[:prefix]
     return total
 
 
 def test_curves_agree_with_an_independent_computation() -> None:
-    trace, cut = _trace(0), 32
+    trace, prefix = _trace(0), 32
     methods = build_methods(["full", "knorm", "oracle"])
-    prompt = TracedPrompt(trace, cut)
+    prompt = TracedPrompt(trace, prefix)
     results = {
         (method.name, flag): prompt.measure(
-            prompt.scored(method, grid_budgets(cut)), SAFE if flag else UNPROTECTED
+            prompt.scored(method, grid_budgets(prefix)), SAFE if flag else UNPROTECTED
         )
         for method in methods[1:]
         for flag in (True, False)
     }
     for layer, head in ((0, 1), (1, 0)):
-        importance = _importance(trace, layer, head, cut)
-        norms = trace.keys[layer, head, :cut].double().norm(dim=-1).numpy()
+        importance = _importance(trace, layer, head, prefix)
+        norms = trace.keys[layer, head, :prefix].double().norm(dim=-1).numpy()
         for name, order in (("knorm", np.argsort(norms)), ("oracle", np.argsort(-importance))):
             lost = [
-                importance[order[budget:]].sum() / importance.sum() for budget in range(cut + 1)
+                importance[order[budget:]].sum() / importance.sum() for budget in range(prefix + 1)
             ]
             area = results[name, False].area[layer, head].item()
             assert area == pytest.approx(np.mean(lost), abs=1e-6)
-        safe = [cut - 1, 0, cut - 2, 1, cut - 3, 2, cut - 4, 3, *range(cut - 5, cut - 17, -1)]
+        safe = [
+            prefix - 1,
+            0,
+            prefix - 2,
+            1,
+            prefix - 3,
+            2,
+            prefix - 4,
+            3,
+            *range(prefix - 5, prefix - 17, -1),
+        ]
         rest = [token for token in np.argsort(norms) if token not in safe]
-        kept = (safe + rest)[: cut * 3 // 4]
+        kept = (safe + rest)[: prefix * 3 // 4]
         expected = 1 - importance[kept].sum() / importance.sum()
         cost = results["knorm", True].cost[layer, head, 48].item()
         assert cost == pytest.approx(expected, abs=1e-6)
@@ -100,27 +110,29 @@ def test_curves_agree_with_an_independent_computation() -> None:
 
 def test_methods_that_read_the_budget_rank_anew_along_the_curve() -> None:
     """Streaming keeps min(4, b // 2) sinks, so budget 2 keeps one sink and the newest token."""
-    trace, cut = _trace(1), 32
+    trace, prefix = _trace(1), 32
     (streaming,) = build_methods(["streaming_llm"])
-    prompt = TracedPrompt(trace, cut)
-    measured = prompt.measure(prompt.scored(streaming, grid_budgets(cut)), UNPROTECTED)
-    importance = _importance(trace, 0, 0, cut)
+    prompt = TracedPrompt(trace, prefix)
+    measured = prompt.measure(prompt.scored(streaming, grid_budgets(prefix)), UNPROTECTED)
+    importance = _importance(trace, 0, 0, prefix)
     for budget, kept in ((2, [0, 31]), (4, [0, 1, 31, 30]), (12, [0, 1, 2, 3, *range(24, 32)])):
         expected = 1 - importance[kept].sum() / importance.sum()
         assert measured.cost[0, 0, 2 * budget].item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_rows_average_held_out_sequences_of_both_protocols(tmp_path: Path) -> None:
+def test_records_average_held_out_sequences_of_both_protocols(tmp_path: Path) -> None:
     store = _store(tmp_path / "traces", ["train", "test", "test", "validation"])
     config = _config(methods="full,knorm,random", protection="off")
     methods: tuple[Method, ...] = methods_of(config)
-    rows = measure_traces(trace_settings(config), methods, open_traces(str(store), GEOMETRY)).curves
-    assert len(rows) == 2 * 2 * 4  # methods, protocols, heads
-    assert {row["sequences"] for row in rows} == {2}
-    assert all(len(row["cost"]) == len(row["budgets"]) == 65 for row in rows)
-    row = next(
-        row for row in rows
-        if (row["method"], row["protocol"], row["layer"], row["head"])
+    records = measure_traces(
+        trace_settings(config), methods, open_traces(str(store), GEOMETRY)
+    ).curves
+    assert len(records) == 2 * 2 * 4  # methods, protocols, heads
+    assert {record["sequences"] for record in records} == {2}
+    assert all(len(record["cost"]) == len(record["budgets"]) == 65 for record in records)
+    record = next(
+        record for record in records
+        if (record["method"], record["protocol"], record["layer"], record["head"])
         == ("knorm", "query_agnostic", 1, 1)
     )  # fmt: skip
     areas = []
@@ -129,8 +141,8 @@ def test_rows_average_held_out_sequences_of_both_protocols(tmp_path: Path) -> No
         importance = _importance(trace, 1, 1, 24)
         order = trace.keys[1, 1, :24].norm(dim=-1).argsort().numpy()
         areas.append(np.mean([importance[order[b:]].sum() for b in range(25)]) / importance.sum())
-    assert row["area"] == pytest.approx(np.mean(areas), abs=1e-6)
-    assert row["metrics_version"] == METRICS_VERSION
+    assert record["area"] == pytest.approx(np.mean(areas), abs=1e-6)
+    assert record["metrics_version"] == METRICS_VERSION
 
 
 def test_boundaries_are_those_of_the_protocols() -> None:
@@ -150,9 +162,9 @@ def test_stores_that_cannot_give_curves_are_refused(tmp_path: Path) -> None:
 def test_kept_attention_is_the_mean_over_heads_of_what_stays() -> None:
     importance = torch.tensor([[[6.0, 3.0, 1.0], [0.0, 0.0, 0.0]], [[1.0, 1.0, 2.0], [4, 0, 0]]])
     ranking = torch.tensor([[[0, 1, 2], [0, 1, 2]], [[2, 0, 1], [1, 2, 0]]])
-    found = attention_recall(importance.double(), ranking, torch.tensor([[2, 1], [1, 2]]))
-    assert found.share == pytest.approx((0.9 + 1.0 + 0.5 + 0.0) / 4)
-    assert (found.kept_tokens, found.cached_tokens) == (1.5, 3)
+    recall = attention_recall(importance.double(), ranking, torch.tensor([[2, 1], [1, 2]]))
+    assert recall.share == pytest.approx((0.9 + 1.0 + 0.5 + 0.0) / 4)
+    assert (recall.kept_tokens, recall.cached_tokens) == (1.5, 3)
 
 
 def test_allocators_are_compared_by_what_the_whole_model_keeps(tmp_path: Path) -> None:
@@ -162,22 +174,24 @@ def test_allocators_are_compared_by_what_the_whole_model_keeps(tmp_path: Path) -
         budgets="25%", protection="off", protocols="query_aware",
     )  # fmt: skip
     methods = methods_of(config)
-    rows = measure_traces(trace_settings(config), methods, open_traces(str(store), GEOMETRY)).kept
-    found = {(row["method"], row["allocator"]): row for row in rows}
-    assert set(found) == {
+    records = measure_traces(
+        trace_settings(config), methods, open_traces(str(store), GEOMETRY)
+    ).kept
+    by_method = {(record["method"], record["allocator"]): record for record in records}
+    assert set(by_method) == {
         (name, rule) for name in ("knorm", "oracle") for rule in ("uniform", "global:kvzip")
     }
     shares = []
     for index in (0, 1):
         trace = _trace(index)
-        worth = np.stack([_importance(trace, *divmod(head, 2), 32) for head in range(4)])
-        best = np.sort(worth, axis=1)[:, ::-1]
+        importance = np.stack([_importance(trace, *divmod(head, 2), 32) for head in range(4)])
+        best = np.sort(importance, axis=1)[:, ::-1]
         shares.append((best[:, :8].sum(1) / best.sum(1)).mean())
-    uniform = found["oracle", "uniform"]
+    uniform = by_method["oracle", "uniform"]
     assert uniform["kept"] == pytest.approx(np.mean(shares), abs=1e-5)
     assert uniform["low"] <= uniform["kept"] <= uniform["high"]
     assert (uniform["budget_spec"], uniform["kept_tokens"], uniform["sequences"]) == ("25%", 8, 2)
-    together = found["oracle", "global:kvzip"]
+    together = by_method["oracle", "global:kvzip"]
     assert together["kept_tokens"] == 8
 
 
@@ -190,15 +204,18 @@ def test_the_model_serves_what_traces_do_not_hold(tmp_path: Path, tiny_folder: P
     )  # fmt: skip
     reader = open_traces(str(store), GEOMETRY)
     measured = measure_traces(trace_settings(config), methods_of(config), reader, model, tokenizer)
-    rows = {(row["method"], row["budget_spec"], row["protected"]): row for row in measured.kept}
-    assert set(rows) == {
+    records = {
+        (record["method"], record["budget_spec"], record["protected"]): record
+        for record in measured.kept
+    }
+    assert set(records) == {
         (*name, flag)
         for name in (("expected_attention", "25%"), ("gvote", "own"), ("contrastkv", "25%"))
         for flag in (True, False)
     }
-    own = rows["gvote", "own", False]
-    assert 1 <= own["kept_tokens"] <= 32
-    assert 0 < own["kept"] <= 1
+    gvote = records["gvote", "own", False]
+    assert 1 <= gvote["kept_tokens"] <= 32
+    assert 0 < gvote["kept"] <= 1
     assert len(measured.curves) == 3 * 2 * 4  # methods, protection, heads
 
 

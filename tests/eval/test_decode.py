@@ -16,20 +16,20 @@ def _prefix(model: PreTrainedModel, ids: torch.Tensor) -> Prefix:
     return Prefix(keys=seen.keys, values=seen.values)
 
 
-def _random_rows(prefix: Prefix, sizes: list[int], seed: int) -> list[Kept]:
+def _random_caches(prefix: Prefix, sizes: list[int], seed: int) -> list[Kept]:
     generator = torch.Generator().manual_seed(seed)
-    rows = []
+    caches = []
     for size in sizes:
         noise = torch.rand(2, 2, prefix.tokens, generator=generator)
-        rows.append(Kept(indices=noise.argsort(-1)[..., :size].sort(-1).values))
-    return rows
+        caches.append(Kept(indices=noise.argsort(-1)[..., :size].sort(-1).values))
+    return caches
 
 
 def _generate(
-    model: PreTrainedModel, prefix: Prefix, row: Kept, ids: torch.Tensor, new: int
+    model: PreTrainedModel, prefix: Prefix, kept: Kept, ids: torch.Tensor, new: int
 ) -> list[int]:
-    """Unmodified `generate` from a cache of this row alone."""
-    indices = [row.indices[None, layer] for layer in range(2)]
+    """Unmodified `generate` from a cache of these tokens alone."""
+    indices = [kept.indices[None, layer] for layer in range(2)]
     cache = EvictingCache.select(prefix.keys, prefix.values, indices, seen=BOUNDARY)
     out = model.generate(
         ids[None],
@@ -43,31 +43,33 @@ def _generate(
 
 
 @pytest.mark.parametrize("decode_batch", [3, 64])
-def test_every_row_decodes_as_generate_does_alone(
+def test_every_cache_decodes_as_generate_does_alone(
     tiny_model: PreTrainedModel, decode_batch: int
 ) -> None:
     ended = 0
     for seed in (0, 2):
         ids = torch.randint(1, 40, (PROMPT,), generator=torch.Generator().manual_seed(seed))
         prefix = _prefix(tiny_model, ids)
-        rows = [*_random_rows(prefix, [3, 18, 5, 8, 5, 12], seed), all_kept(prefix)]
+        caches = [*_random_caches(prefix, [3, 18, 5, 8, 5, 12], seed), all_kept(prefix)]
         answers = greedy(
             tiny_model,
             prefix,
-            rows,
+            caches,
             ids[BOUNDARY:],
             max_new_tokens=12,
             decode_batch=decode_batch,
             ends=[0],
         )
         assert [answer.result for answer in answers] == [
-            _generate(tiny_model, prefix, row, ids, 12) for row in rows
+            _generate(tiny_model, prefix, kept, ids, 12) for kept in caches
         ]
         ended += sum(answer.result[-1] == 0 for answer in answers)
-    assert 0 < ended < 14  # some rows end early and some do not, so rows really leave the batch
+    assert (
+        0 < ended < 14
+    )  # some answers end early and some do not, so caches really leave the batch
 
 
-def test_the_full_row_answers_as_the_plain_model(tiny_model: PreTrainedModel) -> None:
+def test_the_full_cache_answers_as_the_plain_model(tiny_model: PreTrainedModel) -> None:
     ids = torch.randint(1, 40, (PROMPT,), generator=torch.Generator().manual_seed(9))
     prefix = _prefix(tiny_model, ids)
     (answer,) = greedy(
@@ -85,10 +87,12 @@ def test_the_full_row_answers_as_the_plain_model(tiny_model: PreTrainedModel) ->
     assert answer.result == plain[0, PROMPT:].tolist()
 
 
-def test_equal_rows_run_once(tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_caches_run_once(
+    tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = torch.arange(1, PROMPT + 1)
     prefix = _prefix(tiny_model, ids)
-    first, second = _random_rows(prefix, [6, 6], 0)
+    first, second = _random_caches(prefix, [6, 6], 0)
     widths = []
     tiny_model_forward = tiny_model.forward
 
@@ -116,16 +120,17 @@ def test_forced_reply_has_the_likelihood_of_a_plain_forward(tiny_model: PreTrain
     assert loss.result == pytest.approx(expected, abs=1e-4)
 
 
-def test_forced_reply_of_evicted_rows_does_not_depend_on_the_batch(
+def test_forced_reply_of_evicted_caches_does_not_depend_on_the_batch(
     tiny_model: PreTrainedModel,
 ) -> None:
     ids = torch.randint(1, 40, (PROMPT,), generator=torch.Generator().manual_seed(4))
     reply = torch.tensor([7, 7, 30])
     prefix = _prefix(tiny_model, ids)
-    rows = _random_rows(prefix, [4, 7, 12, 7], 1)
-    together = forced(tiny_model, prefix, rows, ids[BOUNDARY:], reply, decode_batch=8)
+    caches = _random_caches(prefix, [4, 7, 12, 7], 1)
+    together = forced(tiny_model, prefix, caches, ids[BOUNDARY:], reply, decode_batch=8)
     alone = [
-        forced(tiny_model, prefix, [row], ids[BOUNDARY:], reply, decode_batch=1)[0] for row in rows
+        forced(tiny_model, prefix, [kept], ids[BOUNDARY:], reply, decode_batch=1)[0]
+        for kept in caches
     ]
     losses = [loss.result for loss in together]
     assert losses == pytest.approx([loss.result for loss in alone], abs=1e-4)
@@ -138,13 +143,13 @@ def test_gathered_cache_holds_the_kept_tokens_at_their_positions(
 ) -> None:
     ids = torch.arange(1, PROMPT + 1)
     prefix = _prefix(tiny_model, ids)
-    rows = _random_rows(prefix, [3, 5], 2)
-    cache = gather(prefix, rows)
+    caches = _random_caches(prefix, [3, 5], 2)
+    cache = gather(prefix, caches)
     assert cache.get_seq_length() == BOUNDARY
     layer = cache.layers[1]
-    assert layer.positions[1, 0].tolist() == rows[1].indices[1, 0].tolist()
-    assert layer.positions[0, 1, :3].tolist() == rows[0].indices[1, 1].tolist()
+    assert layer.positions[1, 0].tolist() == caches[1].indices[1, 0].tolist()
+    assert layer.positions[0, 1, :3].tolist() == caches[0].indices[1, 1].tolist()
     assert (layer.positions[0, :, 3:] == torch.iinfo(torch.int64).max).all()
-    kept = prefix.keys[1][0, 0, rows[1].indices[1, 0]]
-    before = int(layer.lengths[0].sum())  # heads lie one after the other, row after row
+    kept = prefix.keys[1][0, 0, caches[1].indices[1, 0]]
+    before = int(layer.lengths[0].sum())  # heads lie one after the other, sequence after sequence
     assert torch.equal(layer.keys[before : before + 5], kept)

@@ -1,4 +1,4 @@
-"""One prompt, many variants: each row must be what running that variant alone gives."""
+"""One prompt, many variants: each record must be what running that variant alone gives."""
 
 from __future__ import annotations
 
@@ -74,25 +74,27 @@ def test_answers_are_those_of_each_method_alone(
         *_settings("snapkv,kvzip,expected_attention,snapkv+ada,kvzip+global,tova+pyramid", "25%"),
         *_settings("gvote+self_sized", None),
     ]
-    rows = evaluate(bench, prompt, protocol, settings)
-    assert len(rows) == len(settings)
+    records = evaluate(bench, prompt, protocol, settings)
+    assert len(records) == len(settings)
     ids = prompt.ids[None]
     boundary = prompt.boundary(protocol)
     predictions = set()
     uneven = 0
-    for row in rows:
+    for record in records:
         cache = prefill_and_evict(
             bench.model,
             ids[:, :boundary],
-            make_scorer(row["method"]),
-            row["budget"] or 40,
-            SAFE if row["protected"] else UNPROTECTED,
-            allocator=None if row["allocator"] == "uniform" else make_allocator(row["allocator"]),
+            make_scorer(record["method"]),
+            record["budget"] or 40,
+            SAFE if record["protected"] else UNPROTECTED,
+            allocator=None
+            if record["allocator"] == "uniform"
+            else make_allocator(record["allocator"]),
             tokenizer=bench.tokenizer,
         )
-        assert row["cache_bytes"] == cache.nbytes, row["method"]
+        assert record["cache_bytes"] == cache.nbytes, record["method"]
         bytes_per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, channels, float32
-        assert row["kept_tokens"] * bytes_per_token == pytest.approx(cache.nbytes)
+        assert record["kept_tokens"] * bytes_per_token == pytest.approx(cache.nbytes)
         uneven += any(type(layer).__name__ == "RaggedLayer" for layer in cache.layers)
         out = bench.model.generate(
             ids,
@@ -102,12 +104,14 @@ def test_answers_are_those_of_each_method_alone(
             do_sample=False,
         )
         answer = bench.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
-        assert row["prediction"] == answer, row["method"]
+        assert record["prediction"] == answer, record["method"]
         predictions.add(answer)
     assert len(predictions) > 4  # eviction changes what this model says, so equality means much
     assert uneven >= 4  # heads of one cache really kept different numbers of tokens
-    own = [row for row in rows if row["allocator"] == "self_sized"]
-    assert [(row["budget_spec"], row["budget"]) for row in own] == [("own", None)] * 2
+    self_sized = [record for record in records if record["allocator"] == "self_sized"]
+    assert [(record["budget_spec"], record["budget"]) for record in self_sized] == [
+        ("own", None)
+    ] * 2
 
 
 def test_one_scoring_pass_serves_all_allocators(
@@ -123,12 +127,14 @@ def test_one_scoring_pass_serves_all_allocators(
         for budget in ("25%", "50%")
         for each in _settings("knorm,knorm+ada,knorm+global", budget)
     ]
-    rows = evaluate(bench, prompts["chat"], "query_aware", settings)
-    assert calls == [0, 1]  # each layer once for 12 rows
-    assert {row["allocator"] for row in rows} == {"uniform", "ada", "global"}
-    for row in rows:
-        share = float(row["budget_spec"].rstrip("%")) / 100
-        assert row["kept_tokens"] == row["budget"] == int(share * row["cached_tokens"] + 0.5)
+    records = evaluate(bench, prompts["chat"], "query_aware", settings)
+    assert calls == [0, 1]  # each layer once for 12 records
+    assert {record["allocator"] for record in records} == {"uniform", "ada", "global"}
+    for record in records:
+        share = float(record["budget_spec"].rstrip("%")) / 100
+        assert (
+            record["kept_tokens"] == record["budget"] == int(share * record["cached_tokens"] + 0.5)
+        )
 
 
 def test_full_reply_loss_is_that_of_a_plain_forward(
@@ -137,14 +143,14 @@ def test_full_reply_loss_is_that_of_a_plain_forward(
     prompt = prompts["chat"]
     full = Setting(method=build_methods(["full"])[0], budget=None)
     for protocol in ("query_aware", "query_agnostic"):
-        (row,) = evaluate(bench, prompt, protocol, [full])
+        (record,) = evaluate(bench, prompt, protocol, [full])
         tokens = torch.cat([prompt.ids, prompt.reply])
         logits = bench.model(input_ids=tokens[None]).logits[0].double()
         log_probs = logits.log_softmax(-1)[len(prompt.ids) - 1 : -1]
         expected = -log_probs.gather(1, prompt.reply[:, None]).sum().item()
-        assert row["nll"] == pytest.approx(expected, rel=1e-5)
-        assert row["reply_tokens"] == len(prompt.reply)
-        assert (row["kept_tokens"], row["score"]) == (row["cached_tokens"], None)
+        assert record["nll"] == pytest.approx(expected, rel=1e-5)
+        assert record["reply_tokens"] == len(prompt.reply)
+        assert (record["kept_tokens"], record["score"]) == (record["cached_tokens"], None)
 
 
 def test_a_budget_of_the_whole_cache_changes_nothing(
@@ -155,17 +161,17 @@ def test_a_budget_of_the_whole_cache_changes_nothing(
         bench, prompt, "query_aware", _settings("knorm", "100%")[:1] + _settings("tova", "9999")[:1]
     )
     full = Setting(method=build_methods(["full"])[0], budget=None)
-    (row,) = evaluate(bench, prompt, "query_aware", [full])
-    assert everything["nll"] == nothing_left_out["nll"] == row["nll"]
+    (record,) = evaluate(bench, prompt, "query_aware", [full])
+    assert everything["nll"] == nothing_left_out["nll"] == record["nll"]
     assert nothing_left_out["budget"] == 9999
-    assert nothing_left_out["kept_tokens"] == row["kept_tokens"]
+    assert nothing_left_out["kept_tokens"] == record["kept_tokens"]
 
 
 @pytest.mark.parametrize("task", ["niah_single_1", "chat"])
 def test_hindsight_is_the_attention_the_future_pays(
     bench: Bench, prompts: dict[str, Prompt], task: str
 ) -> None:
-    """Against the attention weights of transformers' own eager attention over the whole text."""
+    """Against the attention weights of the eager attention of transformers over the whole text."""
     prompt = prompts[task]
     start = run_prefix(bench, prompt, "query_agnostic")
     point = prompt.boundary("query_agnostic")

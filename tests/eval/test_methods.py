@@ -27,7 +27,7 @@ def _config(**fields: object) -> EvalConfig:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"protocols": "query_awre"}, "--protocols: no protocol 'query_awre'"),
         ({"prompts": 0}, "--prompts must be at least 1"),
@@ -38,8 +38,8 @@ def _config(**fields: object) -> EvalConfig:
         ({"max_new_tokens": 0}, "--max_new_tokens must be at least 1"),
     ],
 )
-def test_impossible_settings_name_their_flag(fields: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_impossible_settings_name_their_flag(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         _config(**fields)
 
 
@@ -156,7 +156,7 @@ def test_learned_policies_take_allocators(tiny_policy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"methods": "snapvk"}, "unknown method 'snapvk' .*: choose from .*random.*, kvp, full"),
         ({"methods": "snapkv+adda"}, "unknown allocator 'adda'"),
@@ -165,8 +165,8 @@ def test_learned_policies_take_allocators(tiny_policy: Path) -> None:
         ({"methods": "snapkv+ada(safeguard=2)"}, "safeguard"),
     ],
 )
-def test_what_cannot_be_combined_is_refused(fields: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_cannot_be_combined_is_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         methods_of(_config(**fields))
 
 

@@ -1,4 +1,4 @@
-"""A user's own rows and tasks, from the command line to rows.jsonl."""
+"""Data rows and tasks of a user, from the command line to rows.jsonl."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def _run(folder: Path, out: Path, **changes: object) -> int:
     return main([part for k, v in arguments.items() for part in (f"--{k}", str(v))])
 
 
-def _rows(out: Path) -> list[dict[str, object]]:
+def _records(out: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
 
 
-def test_rows_of_ones_own_are_scored(
+def test_rows_of_a_file_are_scored(
     tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [
@@ -58,13 +58,13 @@ def test_rows_of_ones_own_are_scored(
     lines = [f"{r['context']},{r['question']},e,sky,4" for r in rows]
     data.write_text("context,question,answer,task,max_new_tokens\n" + "\n".join([*lines, ",q,e,,"]))
     assert _run(tiny_folder, tmp_path / "out", tasks="data", data=data, split="all") == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert "data: only 2 of the 9 prompts asked for" in said
-    assert "skipped 1 of 3 rows: line 4 has no text in context" in said
-    found = _rows(tmp_path / "out")
-    assert len(found) == 2 * 2 * 2  # prompts, protocols, methods
-    assert {row["task"] for row in found} == {"sky"}
-    assert all(isinstance(row["score"], float) for row in found)
+    message = " ".join(capsys.readouterr().err.split())
+    assert "data: only 2 of the 9 requested prompts" in message
+    assert "skipped 1 of 3 rows: line 4 has no text in context" in message
+    records = _records(tmp_path / "out")
+    assert len(records) == 2 * 2 * 2  # prompts, protocols, methods
+    assert {record["task"] for record in records} == {"sky"}
+    assert all(isinstance(record["score"], float) for record in records)
 
 
 def test_a_task_of_ones_own_is_scored_by_itself(
@@ -74,9 +74,9 @@ def test_a_task_of_ones_own_is_scored_by_itself(
     monkeypatch.chdir(tmp_path)
     name = "kvp_test_letters:Letters"
     assert _run(tiny_folder, tmp_path / "out", tasks=name, prompts=1) == 0
-    found = _rows(tmp_path / "out")
-    assert {(row["task"], row["score"]) for row in found} == {("letters", 0.25)}
-    assert len(found) == 4
+    records = _records(tmp_path / "out")
+    assert {(record["task"], record["score"]) for record in records} == {("letters", 0.25)}
+    assert len(records) == 4
 
 
 def test_a_task_object_from_python(
@@ -90,7 +90,7 @@ def test_a_task_object_from_python(
         tasks=[task], model=str(tiny_folder), length=200, methods="full", prompts=1,
         timing_prompts=0, bootstrap=5, tokens=False, out=str(tmp_path / "out"),
     )  # fmt: skip
-    assert {row["score"] for row in _rows(tmp_path / "out")} == {0.25}
+    assert {record["score"] for record in _records(tmp_path / "out")} == {0.25}
 
 
 def test_flags_that_no_task_reads_are_refused(
@@ -99,5 +99,5 @@ def test_flags_that_no_task_reads_are_refused(
     assert _run(tiny_folder, tmp_path / "out", tasks="chat", data="x.jsonl") == 2
     assert "--data is what the task data reads" in " ".join(capsys.readouterr().err.split())
     assert _run(tiny_folder, tmp_path / "out", tasks="chat", chat=tmp_path / "none.jsonl") == 2
-    assert "--chat" in (said := " ".join(capsys.readouterr().err.split()))
-    assert "--data" not in said
+    assert "--chat" in (message := " ".join(capsys.readouterr().err.split()))
+    assert "--data" not in message

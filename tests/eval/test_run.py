@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eval.cli import main
 from eval.config import EvalConfig
-from eval.results.records import read_rows
+from eval.results.records import read_records
 from eval.run import run
 from kvp.data.string_match import string_match_all
 from kvp.geometry import Geometry
@@ -35,16 +35,16 @@ def _arguments(folder: Path, policy: Path, out: Path, **changes: object) -> list
     return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
 
 
-def _rows(out: Path) -> list[dict[str, Any]]:
+def _records(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
 
 
-def _by_key(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
+def _by_key(records: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
     names = (
         "method", "allocator", "protected", "policy", "protocol", "task", "budget_spec", "example",
     )  # fmt: skip
-    keyed = {tuple(row[name] for name in names): row for row in rows}
-    assert len(keyed) == len(rows), "two rows share a key"
+    keyed = {tuple(record[name] for name in names): record for record in records}
+    assert len(keyed) == len(records), "two records share a key"
     return keyed
 
 
@@ -70,48 +70,48 @@ def test_the_program_says_what_it_does_and_what_to_open(
     assert printed.out.splitlines()[-1].startswith("At 12.5% of the cache (the question seen")
 
 
-def test_every_variant_has_its_row(finished: Path) -> None:
-    rows = _rows(finished)
-    # full, 5 methods x 2 budgets x 2 protections, an own size; 2 prompts of 2 tasks, 2 protocols
-    assert len(_by_key(rows)) == (1 + 5 * 2 * 2 + 2) * 2 * 2 * 2
-    for row in rows:
-        if row["method"] == "full":
-            assert (row["budget"], row["kept_tokens"]) == (None, row["cached_tokens"])
-        elif row["method"] == "gvote":
-            assert (row["budget_spec"], row["budget"]) == ("own", None)
-            assert 4 <= row["kept_tokens"] <= row["cached_tokens"]
+def test_every_variant_has_its_record(finished: Path) -> None:
+    records = _records(finished)
+    # full, 5 methods x 2 budgets x 2 protections, self-sized x 2; 2 prompts of 2 tasks, 2 protocols
+    assert len(_by_key(records)) == (1 + 5 * 2 * 2 + 2) * 2 * 2 * 2
+    for record in records:
+        if record["method"] == "full":
+            assert (record["budget"], record["kept_tokens"]) == (None, record["cached_tokens"])
+        elif record["method"] == "gvote":
+            assert (record["budget_spec"], record["budget"]) == ("own", None)
+            assert 4 <= record["kept_tokens"] <= record["cached_tokens"]
         else:
-            assert row["budget"] == row["kept_tokens"]
-            share = float(row["budget_spec"].rstrip("%")) / 100
-            assert abs(row["budget"] - share * row["cached_tokens"]) <= 0.5
-        if row["protocol"] == "query_aware":
-            assert row["cached_tokens"] == row["prompt_tokens"] - 1
+            assert record["budget"] == record["kept_tokens"]
+            share = float(record["budget_spec"].rstrip("%")) / 100
+            assert abs(record["budget"] - share * record["cached_tokens"]) <= 0.5
+        if record["protocol"] == "query_aware":
+            assert record["cached_tokens"] == record["prompt_tokens"] - 1
         else:
-            assert row["cached_tokens"] < row["prompt_tokens"] - 1
-        assert row["cache_bytes"] == row["kept_tokens"] * BYTES_PER_TOKEN
-        assert row["policy_seed"] == (5 if row["method"] == "kvp" else None)
+            assert record["cached_tokens"] < record["prompt_tokens"] - 1
+        assert record["cache_bytes"] == record["kept_tokens"] * BYTES_PER_TOKEN
+        assert record["policy_seed"] == (5 if record["method"] == "kvp" else None)
 
 
 def test_scores_are_string_matches_and_replies_have_likelihoods(finished: Path) -> None:
-    for row in _rows(finished):
-        if row["task"] == "chat":
-            assert row["score"] is None
-            assert row["nll"] > 0
-            assert row["reply_tokens"] > 0
+    for record in _records(finished):
+        if record["task"] == "chat":
+            assert record["score"] is None
+            assert record["nll"] > 0
+            assert record["reply_tokens"] > 0
         else:
-            assert row["nll"] is None
-            assert row["score"] == string_match_all(row["prediction"], row["references"])
-            assert len(row["references"]) == 1
+            assert record["nll"] is None
+            assert record["score"] == string_match_all(record["prediction"], record["references"])
+            assert len(record["references"]) == 1
 
 
 def test_the_other_files_cover_all_methods(finished: Path) -> None:
     timing = [json.loads(line) for line in (finished / "timing.jsonl").read_text().splitlines()]
     assert len(timing) == 1 + 5 * 2 + 1
-    for row in timing:
-        assert row["cache_bytes"] == row["kept_tokens"] * BYTES_PER_TOKEN
-        assert min(row["evict_seconds"], row["decode_seconds_per_token"]) > 0
-        if row["method"] in ("random", "knorm"):
-            assert row["kept_tokens"] == row["budget"]
+    for record in timing:
+        assert record["cache_bytes"] == record["kept_tokens"] * BYTES_PER_TOKEN
+        assert min(record["evict_seconds"], record["decode_seconds_per_token"]) > 0
+        if record["method"] in ("random", "knorm"):
+            assert record["kept_tokens"] == record["budget"]
     tokens = json.loads((finished / "tokens.json").read_text())
     assert set(tokens["methods"]) == {"kvp/seed0", "random", "snapkv", "oracle", "knorm", "gvote"}
     for heads in tokens["methods"].values():
@@ -122,7 +122,7 @@ def test_the_other_files_cover_all_methods(finished: Path) -> None:
     assert "special magic" in "".join(tokens["tokens"])
 
 
-def test_a_killed_run_resumes_to_the_same_rows(
+def test_a_killed_run_resumes_to_the_same_records(
     finished: Path, tmp_path: Path, tiny_folder: Path, tiny_policy: Path
 ) -> None:
     out = tmp_path / "results"
@@ -131,7 +131,7 @@ def test_a_killed_run_resumes_to_the_same_rows(
     lines = whole.splitlines(keepends=True)
     (out / "rows.jsonl").write_bytes(b"".join(lines[:50]) + lines[50][:25])
     assert main(_arguments(tiny_folder, tiny_policy, out, timing_prompts=0)) == 0
-    assert _by_key(_rows(out)) == _by_key(_rows(finished))
+    assert _by_key(_records(out)) == _by_key(_records(finished))
 
 
 def test_a_finished_run_can_be_extended(
@@ -144,18 +144,20 @@ def test_a_finished_run_can_be_extended(
     assert main(_arguments(tiny_folder, tiny_policy, out, **changes)) == 0
     after = (out / "rows.jsonl").read_bytes()
     assert after.startswith(before)
-    added = [row for row in _rows(out)[len(_rows(finished)) :] if row["method"] == "full"]
+    added = [
+        record for record in _records(out)[len(_records(finished)) :] if record["method"] == "full"
+    ]
     assert len(added) == 2 * 2  # one new prompt per task, both protocols
     methods = {spec.partition("+")[0] for spec in METHODS.split(",")}
-    assert {row["method"] for row in _rows(out)} == {*methods, "tova"}
+    assert {record["method"] for record in _records(out)} == {*methods, "tova"}
 
 
 def _refusal(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     assert main(arguments) == 2
-    said = capsys.readouterr().err.strip().splitlines()
-    assert said[-1].startswith("kvp-eval: error: ")
-    assert "loading the model ..." not in said, "what can be refused is refused before"
-    return said[-1]
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("kvp-eval: error: ")
+    assert "loading the model ..." not in lines, "what can be refused is refused before"
+    return lines[-1]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_budgets_below_the_protected_tokens_run_without_protection(
         "protocols": "query_aware", "timing_prompts": 0, "tokens": "false",
     }  # fmt: skip
     assert main(_arguments(tiny_folder, tiny_policy, out, **changes)) == 0
-    assert {(row["budget"], row["protected"]) for row in _rows(out)} == {
+    assert {(record["budget"], record["protected"]) for record in _records(out)} == {
         (8, False), (30, True), (30, False),
     }  # fmt: skip
     (note,) = json.loads((out / "manifest.json").read_text())["notes"]
@@ -211,12 +213,12 @@ def test_a_short_prompt_keeps_the_protected_tokens(
         "timing_prompts": 0, "tokens": "false", "protection": "on",
     }  # fmt: skip
     assert main(_arguments(tiny_folder, tiny_policy, out, **changes)) == 0
-    rows = _rows(out)
-    assert len(rows) == 2 * 4 * 2
-    for row in rows:
-        expected = max(20, int(0.09 * row["cached_tokens"] + 0.5))
-        assert row["kept_tokens"] == row["budget"] == min(expected, row["cached_tokens"])
-    assert 20 in {row["kept_tokens"] for row in rows}
+    records = _records(out)
+    assert len(records) == 2 * 4 * 2
+    for record in records:
+        expected = max(20, int(0.09 * record["cached_tokens"] + 0.5))
+        assert record["kept_tokens"] == record["budget"] == min(expected, record["cached_tokens"])
+    assert 20 in {record["kept_tokens"] for record in records}
 
 
 def test_a_dry_run_tells_the_work_and_writes_nothing(
@@ -224,9 +226,11 @@ def test_a_dry_run_tells_the_work_and_writes_nothing(
 ) -> None:
     out = tmp_path / "results"
     assert main(_arguments(tiny_folder, tiny_policy, out, dry_run="true")) == 0
-    told = capsys.readouterr().err
-    assert "4 prompts of 2 tasks, 8 evaluations of 23 settings each; 4 KV heads in 2 layers" in told
-    assert "for all 8 evaluations" in told
+    output = capsys.readouterr().err
+    assert (
+        "4 prompts of 2 tasks, 8 evaluations of 23 settings each; 4 KV heads in 2 layers" in output
+    )
+    assert "for all 8 evaluations" in output
     assert not out.exists()
 
 
@@ -240,7 +244,7 @@ def test_from_python_scorer_objects_run_and_records_come_back(
     )  # fmt: skip
     records = run(config)
     assert [record["method"] for record in records] == ["full", "newest"]
-    assert records == list(read_rows(tmp_path / "results" / "rows.jsonl"))
+    assert records == list(read_records(tmp_path / "results" / "rows.jsonl"))
     manifest = json.loads((tmp_path / "results" / "manifest.json").read_text())
     assert manifest["config"]["methods"] == "full,newest"
 
@@ -260,8 +264,8 @@ def test_results_of_another_configuration_are_refused(
     finished: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (finished / "manifest.json").read_bytes()
-    said = _refusal(capsys, _arguments(tiny_folder, tiny_policy, finished, length=280))
-    assert "was begun with other settings (length: 260 there, 280 here)" in said
+    message = _refusal(capsys, _arguments(tiny_folder, tiny_policy, finished, length=280))
+    assert "was begun with other settings (length: 260 there, 280 here)" in message
     assert (finished / "manifest.json").read_bytes() == before
 
 
@@ -278,8 +282,8 @@ def test_policies_of_another_geometry_and_truncated_ones_are_refused(
     shutil.copytree(tiny_policy, broken)
     head = broken / "layer_01_head_00.safetensors"
     head.write_bytes(head.read_bytes()[:-9])
-    said = _refusal(capsys, _arguments(tiny_folder, broken, out))
-    assert "layer_01_head_00.safetensors" in said
+    message = _refusal(capsys, _arguments(tiny_folder, broken, out))
+    assert "layer_01_head_00.safetensors" in message
     assert not out.exists()
 
 
@@ -292,5 +296,5 @@ def test_sliding_window_models_are_refused(
     config |= {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 0}
     config.pop("layer_types", None)
     (windowed / "config.json").write_text(json.dumps(config))
-    said = _refusal(capsys, _arguments(windowed, tiny_policy, tmp_path / "results"))
-    assert "sliding window" in said
+    message = _refusal(capsys, _arguments(windowed, tiny_policy, tmp_path / "results"))
+    assert "sliding window" in message

@@ -10,7 +10,7 @@ from eval.summary import headline, perplexity_headline, print_headline
 BUDGETS = ["6%", "9%", "12.5%", "19%", "25%", "37.5%", "50%"]
 
 
-def _row(method: str, budget: str | None, example: str, **fields: Any) -> dict[str, Any]:
+def _record(method: str, budget: str | None, example: str, **fields: Any) -> dict[str, Any]:
     return {
         "method": method, "variant": "auto", "allocator": "uniform",
         "protected": False, "policy": None,
@@ -20,34 +20,34 @@ def _row(method: str, budget: str | None, example: str, **fields: Any) -> dict[s
 
 
 def test_seeds_of_a_policy_form_one_line_and_protection_makes_two() -> None:
-    rows = [
-        _row("kvp", "6%", "a", policy="seed0", policy_seed=0, score=1.0),
-        _row("kvp", "6%", "a", policy="seed1", policy_seed=1, score=0.0),
-        _row("kvp", "6%", "a", policy="seed0", policy_seed=0, protected=True, score=1.0),
-        _row("full", None, "a", score=1.0),
-        _row("full", None, "b", nll=3.0, reply_tokens=3),
+    records = [
+        _record("kvp", "6%", "a", policy="seed0", policy_seed=0, score=1.0),
+        _record("kvp", "6%", "a", policy="seed1", policy_seed=1, score=0.0),
+        _record("kvp", "6%", "a", policy="seed0", policy_seed=0, protected=True, score=1.0),
+        _record("full", None, "a", score=1.0),
+        _record("full", None, "b", nll=3.0, reply_tokens=3),
     ]
-    lines = {line.label: line.cells for line in headline(rows, resamples=10)}
+    lines = {line.label: line.cells for line in headline(records, resamples=10)}
     assert list(lines) == ["kvp", "kvp +p", "full"]
     assert lines["kvp"]["6%"].mean == 0.5
     assert lines["full"]["full"].prompts == 1
-    (loss,) = perplexity_headline(rows, resamples=10)
+    (loss,) = perplexity_headline(records, resamples=10)
     assert round(loss.cells["full"].mean, 4) == 2.7183
 
 
-def test_allocators_have_their_lines_and_own_sizes_their_column() -> None:
+def test_allocators_have_their_lines_and_chosen_sizes_their_column() -> None:
     size = {"kept_tokens": 18.4, "cached_tokens": 100, "score": 1.0}
-    rows = [
-        _row("snapkv", "6%", "a", score=1.0),
-        _row("snapkv", "6%", "a", score=0.0, allocator="ada(safeguard=0.5)"),
-        _row("gvote", "own", "a", allocator="own", **size),
-        _row("full", None, "a", score=1.0),
+    records = [
+        _record("snapkv", "6%", "a", score=1.0),
+        _record("snapkv", "6%", "a", score=0.0, allocator="ada(safeguard=0.5)"),
+        _record("gvote", "own", "a", allocator="own", **size),
+        _record("full", None, "a", score=1.0),
     ]
-    lines = {line.label: line for line in headline(rows, resamples=10)}
+    lines = {line.label: line for line in headline(records, resamples=10)}
     assert list(lines) == ["snapkv", "snapkv+ada(safeguard=0.5)", "gvote+own", "full"]
-    assert lines["gvote+own"].own_share == 0.184
+    assert lines["gvote+own"].self_sized_share == 0.184
     stream = io.StringIO()
-    print_headline(Console(file=stream, width=100), rows, resamples=10, seed=0)
+    print_headline(Console(file=stream, width=100), records, resamples=10, seed=0)
     header = next(line for line in stream.getvalue().splitlines() if line.startswith("method"))
     assert header.split() == ["method", "6%", "own", "full"]
     # one prompt, answered: Beta(1.5, 0.5), stretched, from 0.04 or so to 1
@@ -55,13 +55,13 @@ def test_allocators_have_their_lines_and_own_sizes_their_column() -> None:
 
 
 def test_table_fits_a_hundred_columns() -> None:
-    rows = [
-        _row("snapkv", budget, str(number), variant="kvpress", protected=True, score=number / 9)
+    records = [
+        _record("snapkv", budget, str(number), variant="kvpress", protected=True, score=number / 9)
         for budget in BUDGETS
         for number in range(10)
-    ] + [_row("full", None, "0", score=1.0)]
+    ] + [_record("full", None, "0", score=1.0)]
     stream = io.StringIO()
-    print_headline(Console(file=stream, width=100), rows, resamples=100, seed=0)
+    print_headline(Console(file=stream, width=100), records, resamples=100, seed=0)
     lines = stream.getvalue().splitlines()
     table = next(line for line in lines if line.startswith("snapkv:kvpress +p"))
     assert table.count("50 ±") == 7  # every budget is there, uncut

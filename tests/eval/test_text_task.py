@@ -1,4 +1,4 @@
-"""The task `text`: stretches of running text, cut once, in disjoint splits."""
+"""The task `text`: stretches of running text in disjoint splits."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def _load(
 def test_stretches_are_disjoint_and_of_one_length(tokenizer: PreTrainedTokenizerBase) -> None:
     texts = [_text(1, 60), _text(2, 20)]
     whole = [tokenizer.encode(text) for text in texts]
-    found = list(stretches(texts, tokenizer, 40))
+    parts = list(stretches(texts, tokenizer, 40))
     first, second = (len(ids) // 40 for ids in whole)
     assert first > second >= 1
-    assert len(found) == first + second
-    assert all(len(ids) == 40 for ids in found)
-    assert found[0] == tuple(whole[0][:40])  # every text once before any text twice
-    assert found[1] == tuple(whole[1][:40])
-    assert found[-1] == tuple(whole[0][(first - 1) * 40 : first * 40])
+    assert len(parts) == first + second
+    assert all(len(ids) == 40 for ids in parts)
+    assert parts[0] == tuple(whole[0][:40])  # every text once before any text twice
+    assert parts[1] == tuple(whole[1][:40])
+    assert parts[-1] == tuple(whole[0][(first - 1) * 40 : first * 40])
 
 
 def test_context_and_continuation_are_one_stretch(
@@ -102,14 +102,14 @@ def test_a_plain_text_is_shared_out_by_position(
         parts[split] = [
             tokenizer.decode([*prompt.ids.tolist(), *prompt.reply.tolist()]) for prompt in prompts
         ]
-    places = {split: [whole.index(text) for text in texts] for split, texts in parts.items()}
-    assert max(places["train"]) < 0.8 * len(whole) <= min(places["validation"])
-    assert max(places["validation"]) < 0.9 * len(whole) <= min(places["test"])
+    indices = {split: [whole.index(text) for text in texts] for split, texts in parts.items()}
+    assert max(indices["train"]) < 0.8 * len(whole) <= min(indices["validation"])
+    assert max(indices["validation"]) < 0.9 * len(whole) <= min(indices["test"])
     assert max(whole.index(text) + len(text) for text in parts["train"]) <= 0.8 * len(whole)
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"text": None}, "--tasks text needs --text"),
         ({"length": 2000}, "--length 2000: the model has 1024 positions"),
@@ -119,11 +119,11 @@ def test_a_plain_text_is_shared_out_by_position(
     ],
 )
 def test_texts_that_do_not_fit_are_refused(
-    fields: dict[str, object], said: str, tokenizer: PreTrainedTokenizerBase, jsonl: Path
+    fields: dict[str, object], message: str, tokenizer: PreTrainedTokenizerBase, jsonl: Path
 ) -> None:
     text = None if "text" in fields else jsonl
     changes = {name: value for name, value in fields.items() if name != "text"}
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         _load(_config(text, **changes), tokenizer, positions=1024)
 
 
@@ -140,14 +140,16 @@ def test_a_model_without_chat_template_is_measured_on_text(
         "timing_prompts": 1, "bootstrap": 5, "out": out,
     }  # fmt: skip
     assert main([part for k, v in arguments.items() for part in (f"--{k}", str(v))]) == 0
-    rows = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
-    assert {row["protocol"] for row in rows} == {"query_agnostic"}
-    assert len(rows) == 2 * 2
+    records = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
+    assert {record["protocol"] for record in records} == {"query_agnostic"}
+    assert len(records) == 2 * 2
     model, tokenizer = load_model(str(folder))
     prompts, _ = _load(_config(jsonl, prompts=2), tokenizer)
-    for row, prompt in zip([row for row in rows if row["method"] == "full"], prompts, strict=True):
+    for record, prompt in zip(
+        [record for record in records if record["method"] == "full"], prompts, strict=True
+    ):
         tokens = torch.cat([prompt.ids, prompt.reply])[None]
         log_probs = model(input_ids=tokens).logits[0].double().log_softmax(-1)[47:-1]
         expected = -log_probs.gather(1, prompt.reply[:, None]).sum().item()
-        assert row["nll"] == pytest.approx(expected, rel=1e-5)
-        assert row["reply_tokens"] == 16
+        assert record["nll"] == pytest.approx(expected, rel=1e-5)
+        assert record["reply_tokens"] == 16

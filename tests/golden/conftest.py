@@ -1,4 +1,4 @@
-"""Makes `reference`, the independent NumPy implementations, importable by the tests beside it."""
+"""Makes `reference`, the independent NumPy implementations, importable by the tests here."""
 
 from __future__ import annotations
 

@@ -66,21 +66,21 @@ def test_competition(spec: str, geometry: tuple[int, int, int], levels: int) -> 
         for budget in {1, 2, 7, 21, 24, tokens // 2, tokens - 1, tokens}:
             if not max(1, min(protection.tokens, tokens)) <= budget <= tokens:
                 continue
-            asked = request(scores_of(*geometry, levels=levels), budget, protection)
-            truth = COMPETING[spec](asked.scores.double().numpy(), budget, asked.floor)
-            assert allocator.allocate(asked).tolist() == truth.tolist(), (protection, budget)
+            case = request(scores_of(*geometry, levels=levels), budget, protection)
+            truth = COMPETING[spec](case.scores.double().numpy(), budget, case.floor)
+            assert allocator.allocate(case).tolist() == truth.tolist(), (protection, budget)
 
 
 @pytest.mark.parametrize("layers", [2, 4, 7, 28, 32])
 @pytest.mark.parametrize(("tokens", "budget"), [(5000, 128), (5000, 512), (300, 100), (200, 127)])
 def test_pyramid(layers: int, tokens: int, budget: int) -> None:
-    asked = request(np.zeros((layers, 2, tokens)), budget, UNPROTECTED)
+    case = request(np.zeros((layers, 2, tokens)), budget, UNPROTECTED)
     for window, beta in ((8, 20), (16, 5)):
         options = f"(window={window},beta={beta})"
-        counts = make_allocator(f"pyramid{options}").allocate(asked)
+        counts = make_allocator(f"pyramid{options}").allocate(case)
         truth = allocation.pyramid(layers, tokens, budget, window, beta)
         assert counts.tolist() == [[count] * 2 for count in truth]
-        counts = make_allocator(f"pyramid{options[:-1]},rounding=faithful)").allocate(asked)
+        counts = make_allocator(f"pyramid{options[:-1]},rounding=faithful)").allocate(case)
         truth = allocation.pyramid_published(layers, tokens, budget, window, beta)
         assert counts.tolist() == [[count] * 2 for count in truth]
 
@@ -92,8 +92,8 @@ def test_pyramid_of_kvpress(tokens: int, budget: int, layers: int) -> None:
     """kvpress's real-valued budget tokens * (1 - ratio) is the integer here."""
     if budget >= tokens:
         return
-    asked = request(np.zeros((layers, 1, tokens)), budget, UNPROTECTED)
-    counts = make_allocator("pyramid:kvpress").allocate(asked)[:, 0].tolist()
+    case = request(np.zeros((layers, 1, tokens)), budget, UNPROTECTED)
+    counts = make_allocator("pyramid:kvpress").allocate(case)[:, 0].tolist()
     if layers == 1:
         assert counts == [budget]
     else:
@@ -103,7 +103,7 @@ def test_pyramid_of_kvpress(tokens: int, budget: int, layers: int) -> None:
 @pytest.mark.parametrize(("layers", "gamma"), [(28, 7), (32, 8), (8, 2), (30, 7)])
 @pytest.mark.parametrize("budget", [100, 512, 1024])
 def test_windowkv_rule(layers: int, gamma: int, budget: int) -> None:
-    asked = request(np.zeros((layers, 2, 5000)), budget, UNPROTECTED)
+    case = request(np.zeros((layers, 2, 5000)), budget, UNPROTECTED)
     wanted = {
         f"windowkv(group={gamma},rounding=faithful)": allocation.windowkv_published(
             layers, budget, gamma
@@ -115,13 +115,12 @@ def test_windowkv_rule(layers: int, gamma: int, budget: int) -> None:
             layers, budget, gamma, code=False
         )
     for spec, truth in wanted.items():
-        counts = make_allocator(spec).allocate(asked)
+        counts = make_allocator(spec).allocate(case)
         assert counts.tolist() == [[count] * 2 for count in truth], spec
     if (layers, gamma) in ((28, 7), (32, 8)):
-        automatic = make_allocator("windowkv").allocate(asked)
+        automatic = make_allocator("windowkv").allocate(case)
         assert (
-            automatic.tolist()
-            == make_allocator(f"windowkv(group={gamma})").allocate(asked).tolist()
+            automatic.tolist() == make_allocator(f"windowkv(group={gamma})").allocate(case).tolist()
         )
 
 
@@ -135,10 +134,10 @@ def test_falling_budgets_meet_sum_and_bounds(
     allocator = make_allocator(spec)
     for tokens in (21, 60):
         for budget in range(max(1, protection.tokens), tokens + 1, 3):
-            asked = request(np.zeros((layers, 2, tokens)), budget, protection)
-            counts = allocator.allocate(asked)
+            case = request(np.zeros((layers, 2, tokens)), budget, protection)
+            counts = allocator.allocate(case)
             assert int(counts.sum()) == layers * 2 * budget
-            assert int(counts.min()) >= asked.floor
+            assert int(counts.min()) >= case.floor
             assert int(counts.max()) <= tokens
             assert (counts[:, 0] == counts[:, 1]).all()
             assert (counts[1:] <= counts[:-1]).all()
@@ -147,8 +146,8 @@ def test_falling_budgets_meet_sum_and_bounds(
 @pytest.mark.parametrize("rounding", ["exact", "faithful"])
 @pytest.mark.parametrize("budget", [60, 128, 500])
 def test_evolved_completion(tmp_path: Path, budget: int, rounding: str) -> None:
-    found = (40, 33, 97, 70, 11, 12, 21, 50)
-    point = BudgetPoint(budget=42, cached_tokens=900, counts=found)
+    layer_counts = (40, 33, 97, 70, 11, 12, 21, 50)
+    point = BudgetPoint(budget=42, cached_tokens=900, counts=layer_counts)
     file = BudgetFile(
         model={"id": "any", "revision": None}, layers=8, kv_heads=2, scorer="snapkv",
         protocol="query_aware", protection=UNPROTECTED, level="layer", points=(point,), seed=0,
@@ -156,9 +155,9 @@ def test_evolved_completion(tmp_path: Path, budget: int, rounding: str) -> None:
     save_budgets(tmp_path / "budgets.json", file, {})
     spec = f"evolved:{tmp_path / 'budgets.json'}"
     spec += "" if rounding == "exact" else "(rounding=faithful)"
-    asked = request(np.zeros((8, 2, 5000)), budget, UNPROTECTED)
-    counts = make_allocator(spec).allocate(asked)
-    truth = allocation.completed(found, budget, exact=rounding == "exact")
+    case = request(np.zeros((8, 2, 5000)), budget, UNPROTECTED)
+    counts = make_allocator(spec).allocate(case)
+    truth = allocation.completed(layer_counts, budget, exact=rounding == "exact")
     assert counts.tolist() == [[count] * 2 for count in truth]
 
 
@@ -168,8 +167,8 @@ def test_self_sized_takes_the_scorers_sizes() -> None:
     scores = scorer.score(inputs.view(scorer.needs, 20))
     sizes = scorer.sizes(scores)  # type: ignore[attr-defined]
     assert sizes.tolist() == (scores >= 1).sum(dim=-1).clamp(min=4).tolist()
-    asked = Request(scores=scores, budget=20, floor=1, sizes=sizes)
-    assert make_allocator("self_sized").allocate(asked).tolist() == sizes.tolist()
+    case = Request(scores=scores, budget=20, floor=1, sizes=sizes)
+    assert make_allocator("self_sized").allocate(case).tolist() == sizes.tolist()
 
 
 def test_counts_become_the_best_tokens_of_each_head() -> None:
@@ -177,9 +176,9 @@ def test_counts_become_the_best_tokens_of_each_head() -> None:
     counts = np.array([[1, 40], [7, 20], [0, 39]])
     chosen = allocated_tokens(torch.from_numpy(scores), torch.from_numpy(counts), UNPROTECTED)
     for layer, head in np.ndindex(3, 2):
-        row = chosen[layer, head].tolist()
-        real = row[: counts[layer, head]]
-        assert row[len(real) :] == [EMPTY_SLOT] * (len(row) - len(real))
+        slots = chosen[layer, head].tolist()
+        real = slots[: counts[layer, head]]
+        assert slots[len(real) :] == [EMPTY_SLOT] * (len(slots) - len(real))
         assert real == np.flatnonzero(kept(scores[layer, head], counts[layer, head])).tolist()
 
 
@@ -191,15 +190,15 @@ def test_ada_keeps_the_sets_of_kvpress(scorer: str, ratio: float) -> None:
     budget = kvpress.kept_tokens(tokens, ratio)
     made = make_scorer(scorer)
     scores = made.score(inputs.view(made.needs, budget))
-    own = kvpress.snapkv if scorer.startswith("snapkv") else kvpress.expected_attention
-    truth = kvpress.adakv(own(inputs), ratio)
-    for row in range(2):
-        asked = Request(scores=scores[row][None], budget=budget, floor=1)
-        counts = make_allocator("ada:kvpress").allocate(asked)
-        chosen = allocated_tokens(scores[row][None], counts, UNPROTECTED)[0]
+    method = kvpress.snapkv if scorer.startswith("snapkv") else kvpress.expected_attention
+    truth = kvpress.adakv(method(inputs), ratio)
+    for entry in range(2):
+        case = Request(scores=scores[entry][None], budget=budget, floor=1)
+        counts = make_allocator("ada:kvpress").allocate(case)
+        chosen = allocated_tokens(scores[entry][None], counts, UNPROTECTED)[0]
         for head in range(2):
-            found = {i for i in chosen[head].tolist() if i != EMPTY_SLOT}
-            assert found == set(np.flatnonzero(truth[row, head]).tolist())
+            result = {i for i in chosen[head].tolist() if i != EMPTY_SLOT}
+            assert result == set(np.flatnonzero(truth[entry, head]).tolist())
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
@@ -222,8 +221,8 @@ def test_global_keeps_as_many_per_layer_as_kvzip_in_kvpress(ratio: float) -> Non
 
 def test_budgets_of_uniform_are_what_is_kept() -> None:
     scores = scores_of(2, 2, 30)
-    asked = request(scores, 11, UNPROTECTED)
-    counts = make_allocator("uniform").allocate(asked)
+    case = request(scores, 11, UNPROTECTED)
+    counts = make_allocator("uniform").allocate(case)
     chosen = allocated_tokens(torch.from_numpy(scores), counts, UNPROTECTED)
     assert torch.equal(chosen, keep_tokens(torch.from_numpy(scores), 11))
 

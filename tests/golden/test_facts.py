@@ -18,9 +18,9 @@ def test_evolved_completion_overshoots_by_less_than_a_token_per_layer(layers: in
     """Rounded up as published: 0 to L - 1 too many; by largest remainders: none."""
     rng = np.random.default_rng(layers)
     for _ in range(50):
-        found = torch.from_numpy(rng.integers(1, 900, layers))
+        weights = torch.from_numpy(rng.integers(1, 900, layers))
         total = int(rng.integers(layers, 2000)) * layers
-        assert 0 <= int(completed(found, total).sum()) - total <= layers - 1
+        assert 0 <= int(completed(weights, total).sum()) - total <= layers - 1
 
 
 def test_kvzip_is_contrastkv_without_fusion_also_across_heads() -> None:

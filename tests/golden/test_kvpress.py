@@ -1,8 +1,8 @@
 """The presets named after kvpress keep what kvpress 0.5.5 keeps, wherever definitions coincide.
 
 Its selection is torch.topk, whose ties are unspecified, so sets are compared where no tie or near
-tie lies at the cut, and as one of the valid top-k sets (LagKV, StreamingLLM) where ties are part of
-its definition. Budgets are its own: `kept_tokens`, with its truncation. Random is left out.
+tie lies at the budget, and as one of the valid top-k sets (LagKV, StreamingLLM) where ties are part
+of its definition. Budgets are those of kvpress: `kept_tokens`, truncated. Random is left out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def chosen(spec: str, inputs: Inputs, budget: int) -> np.ndarray:
     return mask.scatter_(-1, indices, True).numpy()
 
 
-def test_truncation_is_kvpress_own() -> None:
+def test_truncation_is_that_of_kvpress() -> None:
     numbers = [(100, 0.9), (1000, 0.9), (200, 0.8), (10, 0.99)]
     assert [kvpress.kept_tokens(*number) for number in numbers] == [9, 99, 39, 1]
 

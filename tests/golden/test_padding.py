@@ -1,4 +1,4 @@
-"""A left-padded batch keeps, row by row, the tokens each prompt keeps alone; for every method.
+"""Prompts of a left-padded batch keep the tokens that each keeps alone, for every method.
 
 The model computes in float64, so that both runs agree to rounding and no near tie flips.
 """
@@ -45,15 +45,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def kept(
-    spec: str, model: Any, tokenizer: Any, rows: list[torch.Tensor], protection: Protection
+    spec: str, model: Any, tokenizer: Any, prompts: list[torch.Tensor], protection: Protection
 ) -> list[list[list[list[int]]]]:
-    """Positions that stay, per row, layer and KV head, of rows fed as one left-padded batch."""
-    longest = max(len(row) for row in rows)
-    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
+    """Positions that stay, per prompt, layer and KV head, of one left-padded batch."""
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
     mask = torch.zeros_like(ids)
-    for place, row in enumerate(rows):
-        ids[place, longest - len(row) :] = row
-        mask[place, longest - len(row) :] = 1
+    for index, prompt in enumerate(prompts):
+        ids[index, longest - len(prompt) :] = prompt
+        mask[index, longest - len(prompt) :] = 1
     scorer, allocator = make_method(spec)
     with evicting(model, scorer, "50%", protection, allocator=allocator, tokenizer=tokenizer):
         cache = model.generate(
@@ -63,24 +63,24 @@ def kept(
     end = torch.iinfo(torch.int64).max
     return [
         [
-            [[p for p in head.tolist() if 0 <= p < end] for head in layer.positions[place]]
+            [[p for p in head.tolist() if 0 <= p < end] for head in layer.positions[index]]
             for layer in cache.layers
         ]
-        for place in range(len(rows))
+        for index in range(len(prompts))
     ]
 
 
 @pytest.mark.parametrize("spec", [*METHOD_SPECS, *SPLIT_SPECS, *PRESETS])
-def test_rows_keep_what_they_keep_alone(spec: str, model: Any, tokenizer: Any) -> None:
+def test_prompts_keep_what_they_keep_alone(spec: str, model: Any, tokenizer: Any) -> None:
     generator = torch.Generator().manual_seed(8)
-    rows = [torch.randint(1, 42, (length,), generator=generator) for length in LENGTHS]
+    prompts = [torch.randint(1, 42, (length,), generator=generator) for length in LENGTHS]
     protection = Protection(sinks=2, recents=3) if "+" in spec else UNPROTECTED
-    together = kept(spec, model, tokenizer, rows, protection)
-    for row, found in zip(rows, together, strict=True):
-        assert found == kept(spec, model, tokenizer, [row], protection)[0]
-        budget = (len(row) + 1) // 2
+    together = kept(spec, model, tokenizer, prompts, protection)
+    for prompt, result in zip(prompts, together, strict=True):
+        assert result == kept(spec, model, tokenizer, [prompt], protection)[0]
+        budget = (len(prompt) + 1) // 2
         if "self_sized" not in spec:
-            assert sum(len(head) for layer in found for head in layer) == 3 * 2 * budget
+            assert sum(len(head) for layer in result for head in layer) == 3 * 2 * budget
 
 
 def test_every_allocator_that_needs_no_file_is_run() -> None:

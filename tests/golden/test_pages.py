@@ -25,7 +25,7 @@ each = pytest.mark.parametrize(
 
 
 def rows_of(text: str) -> dict[str, list[str]]:
-    """Table rows by the name in their first cell, which stands in backticks."""
+    """Table rows by the name in backticks in their first cell."""
     rows = re.findall(r"^\| `([\w]+)` \|(.*)\|$", text, flags=re.MULTILINE)
     return {name: [cell.strip() for cell in rest.split(" | ")] for name, rest in rows}
 
@@ -53,13 +53,13 @@ def test_options_with_their_defaults(page: str, entry: Any) -> None:
     rows = rows_of((PAGES / f"{page}.md").read_text())
     for option in fields(entry.builder):
         assert option.name in rows, f"{page}.md does not list the option {option.name}"
-        told = rows[option.name][0].strip("`")
+        documented = rows[option.name][0].strip("`")
         default = default_of(option)
         if default:
-            same = told == default
+            same = documented == default
             if not same and re.fullmatch(r"[\d.]+", default):
-                same = float(told) == float(default)
-            assert same, f"{page}.md says {option.name} is {told}, the code says {default}"
+                same = float(documented) == float(default)
+            assert same, f"{page}.md says {option.name} is {documented}, the code says {default}"
 
 
 @each

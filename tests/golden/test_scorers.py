@@ -43,9 +43,9 @@ def compare(golden: Golden, inputs: Inputs, *, ties: bool = True) -> tuple[int, 
         assert scores.shape == truth.shape
         assert scores.dtype == torch.float32
         if golden.values:
-            told = np.abs(truth) < FORCED
+            unforced = np.abs(truth) < FORCED
             np.testing.assert_allclose(
-                scores.numpy()[told], truth[told], rtol=golden.rtol, atol=golden.atol
+                scores.numpy()[unforced], truth[unforced], rtol=golden.rtol, atol=golden.atol
             )
         for protection in (UNPROTECTED, DEFAULT):
             if budget < protection.tokens:
@@ -54,8 +54,8 @@ def compare(golden: Golden, inputs: Inputs, *, ties: bool = True) -> tuple[int, 
             decided = ~undecided(expected, budget, golden.rtol, golden.atol)
             if not ties:
                 decided &= ~tied(expected, budget)
-            found = mask_of(keep_tokens(scores, budget, protection), tokens)
-            same = (found == kept(expected, budget)).all(axis=-1)
+            kept_mask = mask_of(keep_tokens(scores, budget, protection), tokens)
+            same = (kept_mask == kept(expected, budget)).all(axis=-1)
             assert same[decided].all(), (golden.spec, tokens, budget, protection)
             compared, total = compared + int(decided.sum()), total + decided.size
     return compared, total
@@ -71,7 +71,7 @@ def test_scores_and_kept_sets(golden: Golden, shape: tuple[int, int, int, int]) 
 
 @each
 def test_ties_go_to_the_newer_token(golden: Golden) -> None:
-    """Nothing tells tokens apart, so every cut is a tie."""
+    """All tokens are equal, so every budget ends in a tie."""
     for tokens in (golden.lengths[-1], 26):
         compared, total = compare(golden, constant(tokens), ties=golden.sums_tie)
         assert compared == total or not golden.sums_tie
@@ -84,9 +84,9 @@ def test_contrastkv_with_tokens_on_its_quantiles() -> None:
     for seed in range(80):
         inputs = draw(21, seed=seed)
         truth = contrastkv(inputs, 10)
-        found = rank_tokens(scorer.score(inputs.view(scorer.needs, 10))).numpy()
-        near = np.any([undecided(truth, cut, 0.0, 1e-6) for cut in range(1, 21)], axis=0)
-        assert (found == order(truth))[~near].all()
+        rankings = rank_tokens(scorer.score(inputs.view(scorer.needs, 10))).numpy()
+        near = np.any([undecided(truth, budget, 0.0, 1e-6) for budget in range(1, 21)], axis=0)
+        assert (rankings == order(truth))[~near].all()
         compared, total = compared + int((~near).sum()), total + near.size
     assert compared >= 0.9 * total
 

@@ -10,7 +10,7 @@ from kvp.scoring import Needs, View
 
 
 class _ByNorm:
-    """Ranks by key norm; counts how often it is asked."""
+    """Ranks by key norm; counts its calls."""
 
     name = "by_norm"
 

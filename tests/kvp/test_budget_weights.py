@@ -73,10 +73,10 @@ def test_weighted_cost_is_the_weighted_sum_over_budgets(text: str, protected: in
         beta(weights, budget, cached) * ranked[budget - protected :].sum()
         for budget in range(protected + 1, cached)
     )
-    found = rank_coefficients(weights, tokens, protected=protected).numpy()
-    assert (found * ranked).sum() == pytest.approx(lost, rel=1e-12, abs=1e-12)
-    assert found[0] == 0
-    assert (np.diff(found) >= 0).all()
+    result = rank_coefficients(weights, tokens, protected=protected).numpy()
+    assert (result * ranked).sum() == pytest.approx(lost, rel=1e-12, abs=1e-12)
+    assert result[0] == 0
+    assert (np.diff(result) >= 0).all()
 
 
 def test_closed_forms() -> None:

@@ -24,8 +24,8 @@ def test_expected_cost_is_the_mean_over_all_rankings() -> None:
             rest.remove(token)
         mean += probability * sum(rank * importance[token] for rank, token in enumerate(ranking))
     for block in (1, 2, 256):
-        found = expected_cost(torch.tensor(importance), torch.tensor(scores), block).item()
-        assert found == pytest.approx(mean, rel=1e-12)
+        result = expected_cost(torch.tensor(importance), torch.tensor(scores), block).item()
+        assert result == pytest.approx(mean, rel=1e-12)
 
 
 def test_expected_cost_agrees_with_sampling() -> None:
@@ -54,8 +54,8 @@ def test_rloo_gradient_estimates_the_exact_gradient() -> None:
     (advantages * log_prob(sampled, rankings)).mean().backward()
     assert exact.grad is not None
     assert sampled.grad is not None
-    alike = torch.nn.functional.cosine_similarity(-exact.grad, sampled.grad, dim=0).item()
-    assert alike > 0.99
+    similarity = torch.nn.functional.cosine_similarity(-exact.grad, sampled.grad, dim=0).item()
+    assert similarity > 0.99
 
 
 def test_gradient_agrees_with_finite_differences_whatever_the_tiles() -> None:

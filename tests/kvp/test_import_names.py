@@ -85,7 +85,7 @@ def test_programs_from_python_take_the_flags_as_keywords(tmp_path: Path) -> None
     with pytest.raises(UsageError, match="unknown setting 'lenght'; did you mean length"):
         kvp.train(out="o", traces="t", lenght=3)
     with pytest.raises(ValueError, match="no protocol 'b'"):
-        kvp.evaluate(out="o", protocols=["query_aware", "b"])  # a list stands for commas
+        kvp.evaluate(out="o", protocols=["query_aware", "b"])  # a list in place of commas
     assert kvp.collect(out=str(tmp_path / "traces"), dry_run=True, rate=100.0) is None
 
 

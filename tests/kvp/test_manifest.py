@@ -62,8 +62,8 @@ def test_every_flipped_byte_of_a_sealed_file_is_noticed_or_harmless(tmp_path: Pa
             path.write_bytes(
                 whole[:position] + bytes([whole[position] ^ mask]) + whole[position + 1 :]
             )
-            found, complaint = _outcome(path)
-            assert found == CONTENT if found else str(path) in complaint
+            result, complaint = _outcome(path)
+            assert result == CONTENT if result else str(path) in complaint
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "{}", "\x00", '{"sha256": 3}'])

@@ -153,19 +153,21 @@ def test_training_and_evaluation_give_one_number_for_one_trace(tmp_path: Path) -
         protocols="query_aware",
     )  # fmt: skip
     reader = open_traces(str(tmp_path / "traces"), GEOMETRY)
-    rows = measure_traces(trace_settings(config), methods_of(config), reader).curves
+    records = measure_traces(trace_settings(config), methods_of(config), reader).curves
     for protection in (UNPROTECTED, Protection()):
         evaluator = BaselineEvaluator(GEOMETRY, reward_protection=protection)
         list(evaluator.watch([replace(context) for context in contexts]))
         baselines = evaluator.result()
-        for row in rows:
-            head = 2 * row["layer"] + row["head"]
-            if row["method"] == "oracle":
-                assert row["skill"] == pytest.approx(1, abs=1e-9)
-            elif row["protected"] is (protection != UNPROTECTED):
-                number = baselines.names.index(row["method"])
+        for record in records:
+            head = 2 * record["layer"] + record["head"]
+            if record["method"] == "oracle":
+                assert record["skill"] == pytest.approx(1, abs=1e-9)
+            elif record["protected"] is (protection != UNPROTECTED):
+                number = baselines.names.index(record["method"])
                 trained = baselines.skill[number, head].item()
-                assert row["skill"] == pytest.approx(trained, abs=1e-6), row["method"]
-            if row["method"] != "oracle" and row["protected"]:
-                number = baselines.names.index(row["method"])
-                assert row["area"] == pytest.approx(baselines.area[number, head].item(), abs=1e-6)
+                assert record["skill"] == pytest.approx(trained, abs=1e-6), record["method"]
+            if record["method"] != "oracle" and record["protected"]:
+                number = baselines.names.index(record["method"])
+                assert record["area"] == pytest.approx(
+                    baselines.area[number, head].item(), abs=1e-6
+                )

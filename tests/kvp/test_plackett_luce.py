@@ -33,8 +33,8 @@ def _closed_form_gradient(scores: np.ndarray, ranking: np.ndarray) -> np.ndarray
 def test_equals_the_stepwise_product() -> None:
     rng = np.random.default_rng(0)
     scores, ranking = rng.normal(size=9) * 3, rng.permutation(9)
-    found = log_prob(torch.tensor(scores), torch.tensor(ranking)).item()
-    assert found == pytest.approx(_stepwise(scores, ranking), abs=1e-12)
+    result = log_prob(torch.tensor(scores), torch.tensor(ranking)).item()
+    assert result == pytest.approx(_stepwise(scores, ranking), abs=1e-12)
 
 
 def test_probabilities_of_all_rankings_sum_to_one() -> None:
@@ -45,8 +45,8 @@ def test_probabilities_of_all_rankings_sum_to_one() -> None:
 
 def test_known_probability() -> None:
     # e/(e+1+1/e) * 1/(1+1/e)
-    found = log_prob(torch.tensor([1.0, 0.0, -1.0]), torch.tensor([0, 1, 2])).exp().item()
-    assert found == pytest.approx(0.4863, abs=5e-5)
+    result = log_prob(torch.tensor([1.0, 0.0, -1.0]), torch.tensor([0, 1, 2])).exp().item()
+    assert result == pytest.approx(0.4863, abs=5e-5)
 
 
 def test_gradient_is_the_closed_form_and_sums_to_zero() -> None:
@@ -67,10 +67,10 @@ def test_gradcheck() -> None:
 
 def test_long_contexts_with_peaked_scores_stay_finite_in_float32() -> None:
     scores = (torch.randn(4096) * 30).requires_grad_()
-    found = log_prob(scores, gumbel_sort(scores, 2))
-    found.sum().backward()
+    result = log_prob(scores, gumbel_sort(scores, 2))
+    result.sum().backward()
     assert scores.grad is not None
-    assert found.isfinite().all()
+    assert result.isfinite().all()
     assert scores.grad.isfinite().all()
 
 

@@ -35,7 +35,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "good_one.py").write_text(CODE)
     (tmp_path / "bad_one.py").write_text("raise SystemExit('bye\\nbye')")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     yield
     for name in ("good_one", "bad_one"):
         sys.modules.pop(name, None)

@@ -186,9 +186,9 @@ def test_leave_one_out_advantages() -> None:
     assert rloo_advantages(torch.tensor([1.0, 2.0, 3.0])).tolist() == [-1.5, 0.0, 1.5]
     rewards = np.random.default_rng(0).normal(size=(5, 3))
     expected = [row - np.delete(rewards, k, axis=0).mean(0) for k, row in enumerate(rewards)]
-    found = rloo_advantages(torch.tensor(rewards))
-    np.testing.assert_allclose(found, np.stack(expected), atol=1e-12)
-    np.testing.assert_allclose(found.sum(0), 0, atol=1e-12)
+    result = rloo_advantages(torch.tensor(rewards))
+    np.testing.assert_allclose(result, np.stack(expected), atol=1e-12)
+    np.testing.assert_allclose(result.sum(0), 0, atol=1e-12)
 
 
 def test_importance_broadcasts_over_samples() -> None:

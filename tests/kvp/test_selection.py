@@ -32,10 +32,10 @@ class _Fixed:
 
     def __init__(self, counts: list[list[int]]) -> None:
         self.counts = torch.tensor(counts)
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
 
     def allocate(self, request: Request) -> Tensor:
-        self.asked.append(request)
+        self.requests.append(request)
         return self.counts
 
 
@@ -45,7 +45,7 @@ def test_allocated_heads_keep_their_own_numbers_of_tokens() -> None:
     sizes = torch.tensor([[5, 6]])
     selection = _selection(scores, Protection(sinks=1, recents=0), sizes)
     assert selection.tokens(2, rule).tolist() == [[[0, -1, -1], [0, 2, 5]]]
-    (request,) = rule.asked
+    (request,) = rule.requests
     assert (request.budget, request.floor, request.total) == (2, 1, 4)
     assert request.scores[..., 0].isinf().all()
     assert request.scores[..., 1:].isfinite().all()

@@ -17,7 +17,7 @@ Array = np.ndarray
 
 @pytest.fixture
 def make_view() -> Callable[..., View]:
-    """Factory of views that carry everything a scorer may ask for.
+    """Factory of views that carry everything a scorer may need.
 
     Hidden states have 6 channels; `project` multiplies them by a fixed random matrix. Tensors are
     unrelated: queries are no projections of hidden states.

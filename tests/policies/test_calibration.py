@@ -34,14 +34,14 @@ floats = st.floats(-50, 50, width=32)
 knots = st.lists(floats, min_size=2, max_size=12, unique=True).map(sorted)
 
 
-@given(places=knots, values=knots, scores=st.lists(floats, min_size=2, max_size=30))
+@given(points=knots, values=knots, scores=st.lists(floats, min_size=2, max_size=30))
 def test_a_map_never_changes_a_ranking(
-    places: list[float], values: list[float], scores: list[float]
+    points: list[float], values: list[float], scores: list[float]
 ) -> None:
-    most = min(len(places), len(values))
+    most = min(len(points), len(values))
     calibration = Calibration(
         target="future_attention",
-        scores=torch.tensor([places[:most]]),
+        scores=torch.tensor([points[:most]]),
         values=torch.tensor([values[:most]]),
     )
     ascending = torch.tensor([sorted(scores)])

@@ -44,9 +44,9 @@ def _fused(
     fused = np.zeros_like(positive)
     for h in range(heads):
         pos, neg = positive[h], negative[h]
-        rows = slice(None) if scope == "layer" else slice(h, h + 1)
-        low_neg, high_neg = negative[rows].min(), negative[rows].max()
-        cap = positive[rows].max()
+        scope_heads = slice(None) if scope == "layer" else slice(h, h + 1)
+        low_neg, high_neg = negative[scope_heads].min(), negative[scope_heads].max()
+        cap = positive[scope_heads].max()
         high_p, low_p = np.quantile(pos, [1 - beta, beta])
         high_n, low_n = np.quantile(neg, [1 - beta, beta])
         for i in range(tokens):
@@ -171,16 +171,16 @@ def test_a_constant_noise_signal_adds_nothing(make: Callable[..., View]) -> None
     )
 
 
-def test_rows_do_not_touch_each_other(make: Callable[..., View]) -> None:
+def test_sequences_do_not_touch_each_other(make: Callable[..., View]) -> None:
     view = make(60, batch=3, grid=20)
     scores = ContrastKV().score(view)
-    for row in range(3):
+    for entry in range(3):
         alone = replace(
             view,
-            reconstruction=view.reconstruction[row : row + 1],  # type: ignore[index]
-            noise=view.noise[row : row + 1],  # type: ignore[index]
+            reconstruction=view.reconstruction[entry : entry + 1],  # type: ignore[index]
+            noise=view.noise[entry : entry + 1],  # type: ignore[index]
         )
-        assert torch.equal(ContrastKV().score(alone)[0], scores[row])
+        assert torch.equal(ContrastKV().score(alone)[0], scores[entry])
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 20, 31, 100])

@@ -87,7 +87,7 @@ def test_prompts_of_sinks_alone_are_ranked_by_recency(make_view: MakeView, token
 
 
 def test_one_token_beyond_the_sinks(make_view: MakeView) -> None:
-    """Its statistics are one query without spread; it is the only token judged."""
+    """Its statistics are one query without spread; it is the only token ranked."""
     view = make_view(tokens=5, batch=1)
     scores = ExpectedAttention(epsilon=0.0).score(view)
     norms = view.values[..., 4, :].norm(dim=-1)

@@ -41,11 +41,11 @@ def test_every_prefix_of_the_ranking_is_the_set_of_its_budget(
     view = make_view(tokens=tokens)
     ranking = rank_tokens(H2O().score(view))
     weights = _sums(causal_attention(view), 2)
-    for row in range(2):
+    for entry in range(2):
         for head in range(2):
             for budget in range(1, tokens + 1):
-                expected = _kept(weights[row, head], budget)
-                assert set(ranking[row, head, :budget].tolist()) == expected
+                expected = _kept(weights[entry, head], budget)
+                assert set(ranking[entry, head, :budget].tolist()) == expected
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(1, 12))

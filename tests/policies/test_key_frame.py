@@ -1,4 +1,4 @@
-"""Keys seen from the end of the cache: a ranker cannot tell where the text stands."""
+"""Keys seen from the end of the cache: scores do not depend on the position of the text."""
 
 from __future__ import annotations
 
@@ -30,22 +30,24 @@ def test_scores_do_not_depend_on_the_position_of_the_text(shift: int) -> None:
     generator = torch.Generator().manual_seed(0)
     keys, values = (torch.randn(HEADS, TOKENS, WIDTH, generator=generator) for _ in range(2))
     rankers = HeadRankers(spec_of(), HEADS, generator)
-    places = torch.arange(TOKENS)
-    scores = rankers(rotated(keys, places), values, places, TOKENS)
-    moved = rankers(rotated(keys, places + shift), values, places + shift, TOKENS + shift)
+    positions = torch.arange(TOKENS)
+    scores = rankers(rotated(keys, positions), values, positions, TOKENS)
+    moved = rankers(rotated(keys, positions + shift), values, positions + shift, TOKENS + shift)
     torch.testing.assert_close(moved, scores, atol=2e-3 if shift > 1_000 else 1e-5, rtol=0)
     as_stored = HeadRankers(spec_of(key_frequencies=()), HEADS, torch.Generator().manual_seed(0))
-    one = as_stored(rotated(keys, places), values, places, TOKENS)
-    other = as_stored(rotated(keys, places + shift), values, places + shift, TOKENS + shift)
+    one = as_stored(rotated(keys, positions), values, positions, TOKENS)
+    other = as_stored(rotated(keys, positions + shift), values, positions + shift, TOKENS + shift)
     assert (one - other).abs().max() > 0.01
 
 
 def test_a_query_after_the_end_sees_the_turned_key_at_its_distance() -> None:
     generator = torch.Generator().manual_seed(1)
     query, key = torch.randn(2, 1, WIDTH, generator=generator)
-    length, ahead, place = 40, 5, 12
-    logit = rotated(query, torch.tensor([length + ahead])) @ rotated(key, torch.tensor([place])).T
-    turned = keys_seen_from_the_end(spec_of(), rotated(key, torch.tensor([place])), length)
+    length, ahead, position = 40, 5, 12
+    logit = (
+        rotated(query, torch.tensor([length + ahead])) @ rotated(key, torch.tensor([position])).T
+    )
+    turned = keys_seen_from_the_end(spec_of(), rotated(key, torch.tensor([position])), length)
     torch.testing.assert_close(rotated(query, torch.tensor([ahead])) @ turned.T, logit)
 
 

@@ -1,4 +1,4 @@
-"""KVzip: the signal is the score, and what it asks for."""
+"""KVzip: the signal is the score; the inputs that it needs."""
 
 from __future__ import annotations
 

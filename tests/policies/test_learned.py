@@ -32,14 +32,14 @@ def test_heads_are_layer_major(policy: LearnedScorer, make_view: MakeView, layer
     view = make_view(tokens=20, layer=layer, batch=3)
     scores = policy.score(view)
     assert not scores.requires_grad
-    for row in range(3):
+    for entry in range(3):
         for head in range(2):
             index = layer * 2 + head
             expected = policy.rankers(
-                view.keys[row, head][None], view.values[row, head][None], torch.arange(20), 20,
+                view.keys[entry, head][None], view.values[entry, head][None], torch.arange(20), 20,
                 heads=slice(index, index + 1),
             )  # fmt: skip
-            torch.testing.assert_close(scores[row, head], expected[0], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(scores[entry, head], expected[0], rtol=1e-5, atol=1e-5)
 
 
 def test_true_positions_count_not_indices(policy: LearnedScorer, make_view: MakeView) -> None:

@@ -38,23 +38,23 @@ def test_both_sides_are_built_and_names_rebuild_them(
 
 
 @pytest.mark.parametrize(
-    "place", ["plain.json", "with space/a=b:c [x]/öäü-1.5.json", "folder", "12"]
+    "name", ["plain.json", "with space/a=b:c [x]/öäü-1.5.json", "folder", "12"]
 )
 def test_files_may_have_any_name_without_comma_plus_and_parentheses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     point = BudgetPoint(budget=8, cached_tokens=64, counts=(12, 4))
     budgets = BudgetFile(
         model={"id": "m", "revision": None}, layers=2, kv_heads=1, scorer="snapkv", level="layer",
         protocol="query_aware", protection=UNPROTECTED, points=(point,), seed=0,
     )  # fmt: skip
-    path = tmp_path / place
+    path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    if place == "folder":
+    if name == "folder":
         path.mkdir()
-    save_budgets(path / "budgets.json" if place == "folder" else path, budgets, {})
+    save_budgets(path / "budgets.json" if name == "folder" else path, budgets, {})
     monkeypatch.chdir(tmp_path)
-    for written in (str(path), place):
+    for written in (str(path), name):
         for rounding in ("", "(rounding=faithful)"):
             _, allocator = make_method(f"keydiff+evolved:{written}{rounding}")
             assert allocator.name == f"evolved:{written}{rounding}"

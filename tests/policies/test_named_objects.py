@@ -59,7 +59,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A module `my_methods` in the working folder, which is not on the path."""
     (tmp_path / "my_methods.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     yield
     sys.modules.pop("my_methods", None)
 
@@ -143,10 +143,12 @@ class Leaving(Mine):
 def test_a_scorer_or_allocator_that_exits_is_an_error() -> None:
     keys = torch.zeros(1, 2, 5, 4)
     view = View(layer=0, keys=keys, values=keys, positions=torch.arange(5)[None], budget=2)
-    with pytest.raises(UsageError, match="method mine tried to end the program"):
+    with pytest.raises(
+        UsageError, match=r"method mine failed \(SystemExit: 0; test_named_objects.py line"
+    ):
         score_layers(Leaving(), [view])
     request = Request(scores=torch.zeros(1, 2, 5), budget=2, floor=1)
-    with pytest.raises(UsageError, match="allocator mine tried to end the program"):
+    with pytest.raises(UsageError, match=r"allocator mine failed \(SystemExit: 0; "):
         allocated_counts(Leaving(), request)
 
 

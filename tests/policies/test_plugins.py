@@ -59,7 +59,7 @@ def test_an_installed_package_adds_a_scorer_and_an_allocator(installed: Path) ->
 import sys
 from policies import make_allocator, make_method, make_scorer
 assert make_scorer("snapkv").name == "snapkv"
-assert "kvp_example_plugin" not in sys.modules  # imported only when asked for
+assert "kvp_example_plugin" not in sys.modules  # imported only when its name is used
 scorer, allocator = make_method("newest:coarse+tilt")
 assert (scorer.name, scorer.step, allocator.name) == ("newest:coarse", 16, "tilt")
 assert make_scorer("newest(step=3)") == make_scorer("newest", step=3)

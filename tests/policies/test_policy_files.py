@@ -261,10 +261,10 @@ def _calibration(heads: int = 4) -> Calibration:
 
 def test_calibrations_round_trip_and_can_be_replaced(tmp_path: Path) -> None:
     save_policy(tmp_path, _rankers(), META, calibration=_calibration())
-    found = load_policy(tmp_path).calibration
-    assert found is not None
-    assert torch.equal(found.scores, _calibration().scores)
-    assert torch.equal(found.values, _calibration().values)
+    result = load_policy(tmp_path).calibration
+    assert result is not None
+    assert torch.equal(result.scores, _calibration().scores)
+    assert torch.equal(result.values, _calibration().values)
     before = {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
     recalibrate(tmp_path, None)
     assert load_policy(tmp_path).calibration is None

@@ -99,13 +99,13 @@ def test_scores_match_numpy(spec: RankerSpec, stacked: bool) -> None:
             trends = [p / 64, np.log(1 + p) / np.log(65), np.log(50 - p) / np.log(65)]
             angles = 2 * np.pi * p[:, None] / wavelengths
             features = np.column_stack([*trends, np.sin(angles), np.cos(angles)])
-            place = _linear(features, state, "position")
+            position = _linear(features, state, "position")
         else:
-            place = state["position_table"][np.minimum(np.arange(50), 39)]
+            position = state["position_table"][np.minimum(np.arange(50), 39)]
         parts = {"key": _linear(k, state, "key"), "value": _linear(v, state, "value")}
-        expected = _reference(state, {**parts, "position": place})
-        found = scores[head].detach().numpy()
-        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+        expected = _reference(state, {**parts, "position": position})
+        result = scores[head].detach().numpy()
+        np.testing.assert_allclose(result, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
 @subsets
@@ -124,8 +124,8 @@ def test_scores_of_every_subset_match_numpy(
         "distance": [np.log(50 - p) / np.log(65)],
         "waves": [np.sin(angles), np.cos(angles)],
     }
-    told = {*inputs, "waves"} if "position" in inputs else set(inputs)
-    features = [column for name in columns if name in told for column in columns[name]]
+    used = {*inputs, "waves"} if "position" in inputs else set(inputs)
+    features = [column for name in columns if name in used for column in columns[name]]
     for head, tensors in enumerate(rankers.head_states()):
         state = {name: tensor.double().numpy() for name, tensor in tensors.items()}
         tokens = {"key": keys[head], "value": values[head]}
@@ -133,8 +133,8 @@ def test_scores_of_every_subset_match_numpy(
         if features:
             parts["position"] = _linear(np.column_stack(features), state, "position")
         expected = _reference(state, parts, blocks)
-        found = scores[head].detach().numpy()
-        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+        result = scores[head].detach().numpy()
+        np.testing.assert_allclose(result, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
 @subsets
@@ -143,17 +143,19 @@ def test_inputs_that_are_left_out_leave_no_trace(inputs: tuple[str, ...], blocks
     """Neither tensors nor influence; what is there has parameters that all learn."""
     spec = replace(FOURIER, inputs=inputs, blocks=blocks)
     rankers = _rankers(spec)
-    places = (12 if "position" in inputs else 0) + ("distance" in inputs)
+    position_inputs = (12 if "position" in inputs else 0) + ("distance" in inputs)
     vectors = [name for name in ("key", "value") if name in inputs]
-    incoming = 12 * len(vectors) + 6 * (places > 0)
+    incoming = 12 * len(vectors) + 6 * (position_inputs > 0)
     shapes = head_shapes(spec)
-    assert shapes.get("position_weight") == ((places, 6) if places else None)
+    assert shapes.get("position_weight") == ((position_inputs, 6) if position_inputs else None)
     assert shapes["first_weight"] == (incoming, 12)
     named = {name.split("_")[0] for name in shapes}
     hidden = {"first", "second"} if blocks == 2 else {"first"}
-    assert named == {*vectors, *hidden, "score"} | ({"position"} if places else set())
+    assert named == {*vectors, *hidden, "score"} | ({"position"} if position_inputs else set())
     per_block = 12 + 2 * 12
-    count = len(vectors) * (8 * 12 + per_block) + ((places + 3) * 6 if places else 0)
+    count = len(vectors) * (8 * 12 + per_block) + (
+        (position_inputs + 3) * 6 if position_inputs else 0
+    )
     count += incoming * 12 + per_block + (blocks - 1) * (144 + per_block) + 13
     assert parameters_per_head(spec) == count
     assert rankers.parameter_count == 4 * count
@@ -162,9 +164,9 @@ def test_inputs_that_are_left_out_leave_no_trace(inputs: tuple[str, ...], blocks
     given = {"key": keys, "value": values, "position": positions, "distance": positions[-1] + 1}
 
     def scores(**changed: Tensor) -> Tensor:
-        told = {**given, **changed}
-        positions, end = told["position"], told["distance"] + told["position"] - given["position"]
-        return rankers(told["key"], told["value"], positions, end)
+        now = {**given, **changed}
+        end = now["distance"] + now["position"] - given["position"]
+        return rankers(now["key"], now["value"], now["position"], end)
 
     base = scores()
     (base * torch.randn(base.shape)).sum().backward()

@@ -84,7 +84,7 @@ def test_scores_are_float32_finite_and_repeatable(
 
 
 @every_method
-def test_rows_of_a_batch_do_not_touch_each_other(make_view: MakeView, spec: str) -> None:
+def test_sequences_of_a_batch_do_not_touch_each_other(make_view: MakeView, spec: str) -> None:
     scorer = make_scorer(spec)
     view = _supply(make_view(tokens=40, batch=3), scorer)
     together = scorer.score(view)

@@ -1,4 +1,4 @@
-"""What prompts ask for, judged by their wording."""
+"""The task type of prompts, guessed from their wording."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ def test_kvpress_preset_forces_the_last_token(
     expected = causal_attention(view)[:, :, -1].mean(axis=1)
     expected[:, -1] = expected.max() + 1
     ranking = rank_tokens(TOVA(**TOVA.presets["kvpress"]).score(view))
-    for row in range(2):
-        kept = set(np.argsort(-expected[row])[:budget].tolist())
-        assert set(ranking[row, 0, :budget].tolist()) == kept
+    for entry in range(2):
+        kept = set(np.argsort(-expected[entry])[:budget].tolist())
+        assert set(ranking[entry, 0, :budget].tolist()) == kept
     assert not (rank_tokens(TOVA().score(view))[..., 0] == 39).any()
 
 

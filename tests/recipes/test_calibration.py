@@ -35,13 +35,13 @@ def test_its_table_averages_prompts_and_orders_settings(tmp_path: Path) -> None:
         ("uniform", False, "25%", [1.0, 1.0]),
         ("global", True, "25%", [1.0, 0.8]),
     ]
-    rows = [
+    records = [
         {**name, "allocator": rule, "protected": protected, "budget_spec": budget, "score": score}
         for rule, protected, budget, scores in settings
         for score in scores
     ]
-    rows.append({"method": "full", "budget_spec": None, "score": 1.0})
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    records.append({"method": "full", "budget_spec": None, "score": 1.0})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     done = subprocess.run(
         [sys.executable, str(RECIPE / "table.py"), str(tmp_path)],
         capture_output=True, text=True, check=True,

@@ -58,7 +58,7 @@ def test_a_loop_repeats_and_its_first_turn_is_given(recipe: Recipe) -> None:
         assert ids[period:] == ids[:-period]
 
 
-def test_every_value_asked_for_is_in_the_context(recipe: Recipe, encoder: Any) -> None:
+def test_every_requested_value_is_in_the_context(recipe: Recipe, encoder: Any) -> None:
     for seed in range(30):
         ids, weights = recipe["dense"].recall(
             random.Random(seed), 256, encoder, lambda rng, count: "plain " * count, brief=0.5

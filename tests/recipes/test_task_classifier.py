@@ -143,9 +143,9 @@ def test_paper_settings_keep_the_relu(
 
 
 def test_measures_by_hand(recipe: ModuleType, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said 1 1 0 0 1, meant 1 0 0 1 1: accuracy 3/5, recall 2/3, F1 2 * 2 / (3 + 3)."""
-    said = iter(torch.tensor([[0.0, 1], [0, 1], [1, 0], [1, 0], [0, 1]]).split(1))
-    monkeypatch.setattr(recipe, "class_logits", lambda *arguments: next(said))
+    """Predicted 1 1 0 0 1, true 1 0 0 1 1: accuracy 3/5, recall 2/3, F1 2 * 2 / (3 + 3)."""
+    predictions = iter(torch.tensor([[0.0, 1], [0, 1], [1, 0], [1, 0], [0, 1]]).split(1))
+    monkeypatch.setattr(recipe, "class_logits", lambda *arguments: next(predictions))
     model = BertModel.from_pretrained(base)
     examples = [([2, 3], label) for label in (1, 0, 0, 1, 1)]
     measured = recipe.measure(model, examples, 1)

@@ -34,7 +34,7 @@ def run(model_folder: Path, tmp_path: Path) -> Callable[..., int]:
 
 @pytest.fixture
 def refused() -> Callable[[pytest.CaptureFixture[str]], str]:
-    """Read the one line in which the program said why it ended."""
+    """Read the one line of the error."""
 
     def line(capsys: pytest.CaptureFixture[str]) -> str:
         errors = capsys.readouterr().err.splitlines()

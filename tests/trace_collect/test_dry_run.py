@@ -20,9 +20,9 @@ def test_a_dry_run_needs_only_a_configuration(
     (tmp_path / "bare").mkdir()
     shutil.copy(model_folder / "config.json", tmp_path / "bare")
     assert run("--dry-run", "--model", str(tmp_path / "bare"), "--rate=152") == 0
-    told = capsys.readouterr().out
-    assert f"at most {5 * 304 * 512 / 1000:.1f} kB" in told
-    assert "about 10 s at 152 tokens/s" in told
+    output = capsys.readouterr().out
+    assert f"at most {5 * 304 * 512 / 1000:.1f} kB" in output
+    assert "about 10 s at 152 tokens/s" in output
     assert run("--dry_run", "true", "--model", str(tmp_path / "bare")) == 0
     assert "give --rate" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
@@ -57,5 +57,5 @@ def test_a_dry_run_says_what_a_grid_saves(
     config.save_pretrained(tmp_path / "qwen")
     flags = ("--length=4372", "--max_new_tokens=128", "--dtype=bfloat16", "--train=6000")
     assert run("--dry-run", "--model", str(tmp_path / "qwen"), *flags, "--store=importance") == 0
-    told = capsys.readouterr().out
-    assert "0.267 of the bytes with queries (keys and values alone: 0.222)" in told
+    output = capsys.readouterr().out
+    assert "0.267 of the bytes with queries (keys and values alone: 0.222)" in output

@@ -48,7 +48,7 @@ def test_an_importance_grid_in_place_of_queries() -> None:
     assert lines[2] == "0.267 of the bytes with queries (keys and values alone: 0.222)"
 
 
-def test_a_grid_larger_than_the_queries_is_said() -> None:
+def test_a_grid_larger_than_the_queries_is_reported() -> None:
     geometry = Geometry(layers=5, query_heads=8, kv_heads=4, head_dim=8)
     plain = StoreEstimate(geometry=geometry, dtype="float32", sequences=1, tokens=9)
     assert not any("warning" in line for line in plain.lines(None))

@@ -16,7 +16,7 @@ Collect = Callable[..., int]
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--model=/no/such/folder"], "--model /no/such/folder: no such folder"),
         (["--model=no-such-org/no-such-model"], "--model no-such-org/no-such-model: no model"),
@@ -36,11 +36,11 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     flags: list[str],
-    said: str,
+    message: str,
     refused: Any,
 ) -> None:
     assert run(*flags) == 2
-    assert said in refused(capsys)
+    assert message in refused(capsys)
     assert not (tmp_path / "out").exists()
 
 
@@ -97,8 +97,8 @@ def test_short_chats_say_which_length_keeps_them(
             file.write(json.dumps(pair) + "\n")
     counts = ("--train=1", "--validation=1", "--test=1")
     assert run("--data", str(data), *counts, "--length=900") == 2
-    said = r"left out 1 chat shorter than half of --length 900 \(\d+ tokens\): a smaller one"
-    assert re.search(said, refused(capsys))
+    message = r"left out 1 chat shorter than half of --length 900 \(\d+ tokens\): a smaller one"
+    assert re.search(message, refused(capsys))
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--tasks=niah_single_9"], "unknown task 'niah_single_9'"),
         (["--data=none.jsonl"], "cannot be read"),
@@ -124,10 +124,10 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_can_be_refused_is_refused_before_the_weights_are_loaded(
-    run: Collect, capsys: pytest.CaptureFixture[str], flags: list[str], said: str, refused: Any
+    run: Collect, capsys: pytest.CaptureFixture[str], flags: list[str], message: str, refused: Any
 ) -> None:
     assert run(*flags) == 2
-    assert said in refused(capsys)
+    assert message in refused(capsys)
 
 
 def test_another_collection_is_refused_before_the_weights_are_loaded(

@@ -31,10 +31,10 @@ def test_a_store_holds_exactly_the_requested_samples(
     run: Collect, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run() == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     # 2 layers x 2 KV heads x 8 channels x 4 bytes x (queries 2 + keys 1 + values 1) per token
-    assert f"{5 * 304} tokens" in told
-    assert f"at most {5 * 304 * 512 / 1000:.1f} kB" in told
+    assert f"{5 * 304} tokens" in output
+    assert f"at most {5 * 304 * 512 / 1000:.1f} kB" in output
     reader = TraceReader(tmp_path / "out")
     assert reader.complete
     records = reader.records()
@@ -51,13 +51,13 @@ def test_a_store_holds_exactly_the_requested_samples(
         expected = collect(
             model, tokenizer, jobs[index], index=index, continuation="model", max_new_tokens=4
         )
-        found = reader.trace(index)
-        assert found.record == expected.record
-        assert found.queries is not None
+        result = reader.trace(index)
+        assert result.record == expected.record
+        assert result.queries is not None
         assert expected.queries is not None
-        assert torch.equal(found.queries, expected.queries)
-        assert torch.equal(found.keys, expected.keys)
-        assert torch.equal(found.values, expected.values)
+        assert torch.equal(result.queries, expected.queries)
+        assert torch.equal(result.keys, expected.keys)
+        assert torch.equal(result.values, expected.values)
     gram = reader.output_gram()
     assert gram is not None
     torch.testing.assert_close(gram, output_gram(model))
@@ -139,12 +139,12 @@ def test_fewer_sequences_than_requested_and_skipped_rows_are_reported(
     lines = [json.dumps({"text": f"Text {n} is short."}) for n in range(12)]
     data.write_text("\n".join([*lines, '{"text": null}', "{", '{"text": ""}', "[]"]) + "\n")
     assert run("--data", str(data), "--train=50", "--validation=0", *flags) == 0
-    told = capsys.readouterr().out
-    count = int(re.search(r"only (\d+) of the 50 train sequences requested", told)[1])  # type: ignore[index]
-    assert f"{count} sequences, " in told
+    output = capsys.readouterr().out
+    count = int(re.search(r"only (\d+) of the 50 train sequences requested", output)[1])  # type: ignore[index]
+    assert f"{count} sequences, " in output
     assert 5 < count <= 12
-    assert "skipped 4 of 16 rows: line 13 has no text, line 14 is not JSON" in told
-    assert "and 1 more" in told
+    assert "skipped 4 of 16 rows: line 13 has no text, line 14 is not JSON" in output
+    assert "and 1 more" in output
 
 
 def test_answers_of_the_data_leave_out_rows_without_one(
@@ -156,8 +156,8 @@ def test_answers_of_the_data_leave_out_rows_without_one(
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ("--data", str(data), "--train=20", "--validation=0", "--answers=reference")
     assert run(*flags) == 0
-    told = capsys.readouterr().out
-    assert re.search(r"left out \d+ rows: line \d+ has no answer to measure", told)
+    output = capsys.readouterr().out
+    assert re.search(r"left out \d+ rows: line \d+ has no answer to measure", output)
 
 
 def test_labels_are_the_scorer_inputs_of_the_prompt(
@@ -204,17 +204,17 @@ def test_importance_is_that_of_the_queries_at_every_point(
         assert {record.prompt_length - 1, record.context_length} <= set(record.maximum_edges)
         assert torch.equal(short.kv(record.index)[0], trace.keys)
         assert torch.equal(short.kv(record.index)[1], trace.values)
-        for cut in record.edges[:-1]:
+        for prefix in record.edges[:-1]:
             torch.testing.assert_close(
-                short.future_attention(record.index, cut),
-                reference.future_attention(trace.queries, trace.keys, cut),
+                short.future_attention(record.index, prefix),
+                reference.future_attention(trace.queries, trace.keys, prefix),
                 rtol=allowed,
                 atol=0,
             )
-        for cut in record.maximum_edges:
+        for prefix in record.maximum_edges:
             torch.testing.assert_close(
-                short.max_future_attention(record.index, cut),
-                reference.max_future_attention(trace.queries, trace.keys, cut),
+                short.max_future_attention(record.index, prefix),
+                reference.max_future_attention(trace.queries, trace.keys, prefix),
                 rtol=allowed,
                 atol=0,
             )

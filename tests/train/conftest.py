@@ -24,7 +24,7 @@ MakeStore = Callable[..., Path]
 def _one_thread() -> Iterator[None]:
     """Tiny tensors gain nothing from threads; exact comparisons need equal numbers of them.
 
-    For a module at a time, so that what its own fixtures train has one thread, too.
+    For a module at a time, so that what its fixtures train has one thread, too.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

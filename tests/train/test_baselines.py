@@ -35,7 +35,7 @@ def context(
     )
 
 
-def judged(
+def evaluated(
     contexts: list[Context],
     heads: range | None = None,
     protection: Protection = UNPROTECTED,
@@ -47,7 +47,7 @@ def judged(
 
 
 def test_the_registry_decides_which_methods_are_baselines() -> None:
-    names = judged([context(torch.rand(12, TOKENS))]).names
+    names = evaluated([context(torch.rand(12, TOKENS))]).names
     assert set(names) == {"random", "streaming_llm", "knorm", "keydiff", "lagkv"}
 
 
@@ -57,7 +57,7 @@ def test_a_head_that_looks_back_belongs_to_streaming_llm_and_one_of_small_keys_t
     importance = torch.rand(12, TOKENS, generator=random)
     importance[5] = torch.arange(TOKENS) ** 2.0  # the newer, the better
     importance[7] = 1 / keys[7].norm(dim=-1)
-    baselines = judged([context(importance, keys=keys)], protection=Protection())
+    baselines = evaluated([context(importance, keys=keys)], protection=Protection())
     best = baselines.best()
     assert best[5] == ("streaming_llm", pytest.approx(1.0, abs=1e-4))
     assert best[7] == ("knorm", pytest.approx(1.0, abs=1e-4))
@@ -65,13 +65,13 @@ def test_a_head_that_looks_back_belongs_to_streaming_llm_and_one_of_small_keys_t
 
 
 def lost(
-    budget: int, protection: Protection, asked: dict[int, np.ndarray], weights: np.ndarray
+    budget: int, protection: Protection, scores_at: dict[int, np.ndarray], weights: np.ndarray
 ) -> float:
-    """Importance lost at a budget by the scores asked for at the next larger one.
+    """Importance lost at a budget by the scores of the next larger grid budget.
 
     The order among protected tokens is any: budgets below their number are not looked at.
     """
-    scores = asked[min(point for point in asked if point >= budget)]
+    scores = scores_at[min(point for point in scores_at if point >= budget)]
     recent = TOKENS - protection.recents
     first = [i for i in range(TOKENS) if i < protection.sinks or i >= recent]
     rest = sorted(set(range(TOKENS)) - set(first), key=lambda i: (-scores[i], -i))
@@ -80,16 +80,16 @@ def lost(
 
 @pytest.mark.parametrize("protection", [UNPROTECTED, Protection()])
 def test_numbers_are_those_of_one_budget_after_the_other(protection: Protection) -> None:
-    """lagkv, which looks at the budget: asked at the grid, evicting budget by budget."""
+    """lagkv, which looks at the budget: scored at the grid, evicting budget by budget."""
     random = torch.Generator().manual_seed(4)
     one = context(torch.rand(12, TOKENS, generator=random) ** 4)
-    baselines = judged([one], protection=protection)
-    place = baselines.names.index("lagkv")
+    baselines = evaluated([one], protection=protection)
+    method = baselines.names.index("lagkv")
     scorer = METHODS["lagkv"].builder()
     for index in (0, 6):
         layer, head = divmod(index, 4)
         weights = one.importance[index].double().numpy()
-        asked = {}
+        scores_at = {}
         for point in grid_budgets(TOKENS):
             view = View(
                 layer=layer,
@@ -98,34 +98,34 @@ def test_numbers_are_those_of_one_budget_after_the_other(protection: Protection)
                 positions=one.positions[None],
                 budget=point,
             )
-            asked[point] = scorer.score(view)[0, head].numpy()
+            scores_at[point] = scorer.score(view)[0, head].numpy()
         aside = protection.tokens
-        own = weights[protection.sinks : TOKENS - protection.recents]
-        chance = own.sum() * (len(own) - 1) / 2
-        ideal = (np.arange(len(own)) * np.sort(own)[::-1]).sum()
+        evictable = weights[protection.sinks : TOKENS - protection.recents]
+        chance = evictable.sum() * (len(evictable) - 1) / 2
+        ideal = (np.arange(len(evictable)) * np.sort(evictable)[::-1]).sum()
         budgets = range(aside + 1, TOKENS)
-        cost = sum(lost(budget, protection, asked, weights) for budget in budgets)
-        assert baselines.skill[place, index].item() == pytest.approx(
+        cost = sum(lost(budget, protection, scores_at, weights) for budget in budgets)
+        assert baselines.skill[method, index].item() == pytest.approx(
             (chance - cost) / (chance - ideal), abs=1e-4
         )
         # Above the protected tokens the area's curve is the protected one, too.
-        rankings = [(torch.from_numpy(scores)[None], point) for point, scores in asked.items()]
+        rankings = [(torch.from_numpy(scores)[None], point) for point, scores in scores_at.items()]
         curve = lost_importance(one.importance[index : index + 1], rankings, Protection())[0]
         for budget in (25, 40, 63):
-            expected = lost(budget, Protection(), asked, weights)
+            expected = lost(budget, Protection(), scores_at, weights)
             assert curve[budget].item() == pytest.approx(expected, rel=1e-4)
         area = (curve / curve[0]).mean().item()
-        assert baselines.area[place, index].item() == pytest.approx(area, rel=1e-4)
+        assert baselines.area[method, index].item() == pytest.approx(area, rel=1e-4)
 
 
 def test_some_heads_are_evaluated_as_among_all() -> None:
     """Slices may begin and end within a layer; `random` draws by layer and head."""
     random = torch.Generator().manual_seed(5)
     whole = context(torch.rand(12, TOKENS, generator=random))
-    everything = judged([whole])
+    everything = evaluated([whole])
     for heads in (range(2, 7), range(5, 6), range(4, 8), range(9, 12)):
         part = slice(heads.start, heads.stop)
-        own = Context(
+        shard = Context(
             keys=whole.keys[part],
             values=whole.values[part],
             positions=whole.positions,
@@ -133,7 +133,7 @@ def test_some_heads_are_evaluated_as_among_all() -> None:
             importance=whole.importance[part],
             future=5,
         )
-        some = judged([own], heads)
+        some = evaluated([shard], heads)
         assert torch.allclose(some.skill, everything.skill[:, part], atol=1e-6), heads
         assert torch.allclose(some.area, everything.area[:, part], atol=1e-6), heads
 
@@ -143,8 +143,8 @@ def test_means_leave_out_contexts_in_which_a_head_has_no_signal() -> None:
     first, second = (torch.rand(12, TOKENS, generator=random) for _ in range(2))
     second[3] = 1.0
     second[8] = first[8] = 1.0
-    both = judged([context(first), context(second, seed=1)])
-    one, other = judged([context(first)]), judged([context(second, seed=1)])
+    both = evaluated([context(first), context(second, seed=1)])
+    one, other = evaluated([context(first)]), evaluated([context(second, seed=1)])
     assert torch.equal(both.skill[:, 3], one.skill[:, 3])
     assert torch.allclose(both.skill[:, 0], (one.skill[:, 0] + other.skill[:, 0]) / 2)
     assert torch.allclose(both.area, (one.area + other.area) / 2)

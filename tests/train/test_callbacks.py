@@ -69,8 +69,8 @@ def test_the_exported_file_holds_every_head_s_best_average(
     exported = load_policy(out)
     assert exported.metadata["training"]["best_step"] == [2, 4, 2, 4]
     states = exported.rankers.head_states()
-    for head, place in enumerate([0, 1, 0, 1]):
-        expected = seen[place].head_states()[head]
+    for head, index in enumerate([0, 1, 0, 1]):
+        expected = seen[index].head_states()[head]
         for name, tensor in states[head].items():
             assert torch.equal(tensor, expected[name]), (head, name)
 
@@ -94,9 +94,9 @@ def test_validation_evaluates_the_averaged_weights(store: Path) -> None:
     trainer.global_step = 9  # the last step
     validation.on_train_batch_end(trainer, module)
 
-    def skill(judged: HeadRankers) -> torch.Tensor:
+    def skill(rankers: HeadRankers) -> torch.Tensor:
         contexts = (source.context(point) for point in points)
-        return evaluate(judged, contexts, reward_protection=Protection()).skill
+        return evaluate(rankers, contexts, reward_protection=Protection()).skill
 
     assert validation.latest_skill is not None
     assert torch.equal(validation.latest_skill, skill(module.average))

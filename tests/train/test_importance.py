@@ -84,7 +84,7 @@ def test_an_exact_grid_trains_the_same_policy(store: Path, exact: Path, tmp_path
     for path in sorted((tmp_path / "qkv").glob("*.safetensors")):
         ours, theirs = load_file(tmp_path / "grid" / path.name), load_file(path)
         assert ours.keys() == theirs.keys()
-        # the last bias moves all scores of a head alike: nothing but rounding decides it
+        # the last bias moves all scores of a head equally: nothing but rounding decides it
         weights = {name: tensor for name, tensor in theirs.items() if tensor.numel() > 1}
         assert len(weights) > 3
         for name, tensor in weights.items():

@@ -221,7 +221,7 @@ def test_a_checkpoint_of_another_run_is_not_taken_over(
 def test_one_training_writes_a_folder(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A second one would leave its weights beside the settings of the first."""
+    """A second one would leave its weights next to the settings of the first."""
     out = tmp_path / "policy"
     unfinished(store, out)
     lock = FolderLock(out, UsageError)

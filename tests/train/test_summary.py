@@ -38,16 +38,16 @@ def test_heads_are_named_by_layer_and_head() -> None:
 
 
 def test_lost_heads_are_named_with_both_skills() -> None:
-    said = verdict(result([0.95, 0.79, torch.nan], SOME), ["1.2", "1.3", "2.0"])
-    assert said == (
+    message = verdict(result([0.95, 0.79, torch.nan], SOME), ["1.2", "1.3", "2.0"])
+    assert message == (
         "The policy loses to the best attention-free heuristic on 1 of 2 heads: "
         "1.3 (keydiff 0.812 > 0.790)."
     )
 
 
 def test_a_policy_without_losses_is_said_to_win_on_the_heads_that_have_signal() -> None:
-    said = verdict(result([0.95, 0.85, torch.nan], SOME), ["1.2", "1.3", "2.0"])
-    assert said == "The policy beats the best attention-free heuristic on all 2 heads."
+    message = verdict(result([0.95, 0.85, torch.nan], SOME), ["1.2", "1.3", "2.0"])
+    assert message == "The policy beats the best attention-free heuristic on all 2 heads."
     flat = verdict(result([torch.nan], SOME[:, 2:]), ["1.2"])
     assert flat == "No head saw tokens that differ: nothing to compare with heuristics."
 

@@ -21,7 +21,7 @@ STEEPNESS = {(0, 0): 30.0, (0, 1): 20.0, (1, 0): 4.0, (1, 1): 2.0}
 """Layer 0 needs few tokens, layer 1 many."""
 
 
-def _row(layer: int, head: int, **changes: Any) -> dict[str, Any]:
+def _record(layer: int, head: int, **changes: Any) -> dict[str, Any]:
     rate = STEEPNESS[layer, head]
     floor = np.exp(-rate)
     cost = [(float(np.exp(-rate * share)) - floor) / (1 - floor) for share in GRID]
@@ -39,15 +39,15 @@ def results(tmp_path: Path) -> Path:
     folder.mkdir()
     identity = {"model": "tiny", "revision": None, "length": 260, "sinks": 4, "recents": 16}
     (folder / "manifest.json").write_text(json.dumps({"identity": identity}))
-    rows = [_row(*key) for key in STEEPNESS]
-    rows += [_row(*key, protected=True) for key in STEEPNESS]
-    rows += [_row(*key, allocator="ada", cost=[0.0] * 65) for key in STEEPNESS]
-    rows += [
-        _row(*key, method="snapkv", policy=None, protocol="query_agnostic") for key in STEEPNESS
+    records = [_record(*key) for key in STEEPNESS]
+    records += [_record(*key, protected=True) for key in STEEPNESS]
+    records += [_record(*key, allocator="ada", cost=[0.0] * 65) for key in STEEPNESS]
+    records += [
+        _record(*key, method="snapkv", policy=None, protocol="query_agnostic") for key in STEEPNESS
     ]
-    (folder / "curves.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "curves.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     lengths = [{"protocol": "query_aware", "cached_tokens": tokens} for tokens in (250, 256, 260)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lengths))
+    (folder / "rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lengths))
     return folder
 
 

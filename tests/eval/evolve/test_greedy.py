@@ -13,9 +13,9 @@ from eval.evolve.greedy import greedy_counts, greedy_order, hull, hull_costs
 
 
 def test_hull_by_hand() -> None:
-    places = np.array([0.0, 1, 2, 3, 4])
-    assert hull(places, np.array([10.0, 9, 4, 3, 0])).tolist() == [0, 2, 4]
-    assert hull(places, np.array([8.0, 4, 2, 1, 0])).tolist() == [0, 1, 2, 4]
+    budgets = np.array([0.0, 1, 2, 3, 4])
+    assert hull(budgets, np.array([10.0, 9, 4, 3, 0])).tolist() == [0, 2, 4]
+    assert hull(budgets, np.array([8.0, 4, 2, 1, 0])).tolist() == [0, 1, 2, 4]
 
 
 def test_hull_costs_begin_at_the_floor() -> None:
@@ -32,7 +32,7 @@ def test_hull_costs_begin_at_the_floor() -> None:
 )
 def test_greedy_is_optimal_on_convex_costs(gains: list[list[int]], extra: int) -> None:
     costs = np.array(
-        [np.concatenate([[100.0], 100 - np.cumsum(sorted(own)[::-1])]) for own in gains]
+        [np.concatenate([[100.0], 100 - np.cumsum(sorted(gain)[::-1])]) for gain in gains]
     )
     units, floor = len(gains), 2
     total = floor * units + min(extra, 4 * units)
@@ -40,13 +40,13 @@ def test_greedy_is_optimal_on_convex_costs(gains: list[list[int]], extra: int) -
     assert counts.sum() == total
     assert floor <= counts.min()
     assert counts.max() <= floor + 4
-    found = sum(own[count - floor] for own, count in zip(costs, counts, strict=True))
+    lost = sum(cost[count - floor] for cost, count in zip(costs, counts, strict=True))
     best = min(
-        sum(own[step] for own, step in zip(costs, steps, strict=True))
+        sum(cost[step] for cost, step in zip(costs, steps, strict=True))
         for steps in itertools.product(range(5), repeat=units)
         if sum(steps) == total - floor * units
     )
-    assert found == best
+    assert lost == best
 
 
 def test_equal_curves_share_equally_and_larger_totals_contain_smaller_ones() -> None:

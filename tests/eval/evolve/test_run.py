@@ -40,8 +40,8 @@ def _arguments(folder: Path, out: Path, **changes: object) -> list[str]:
 
 
 def _journal(out: Path) -> list[dict[str, Any]]:
-    rows = list(JsonLines(out / "search.jsonl"))
-    return [{**row, "seconds": 0} for row in rows]
+    records = list(JsonLines(out / "search.jsonl"))
+    return [{**record, "seconds": 0} for record in records]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_a_run_ends_in_a_budget_file(finished: Path, tiny_folder: Path) -> None:
     assert (budgets.model["id"], budgets.scorer) == (str(tiny_folder), "keydiff")
     made = budgets.made_by
     assert made["generations"] == 2
-    assert made["evaluations"] == sum(row["evaluated"] for row in _journal(finished))
+    assert made["evaluations"] == sum(record["evaluated"] for record in _journal(finished))
     assert made["elite"]["fitness"] >= made["uniform"]["fitness"]
     assert budgets.held_out is not None
     assert budgets.held_out["prompts"] == 4
@@ -85,9 +85,9 @@ def test_the_cache_really_keeps_what_was_searched(finished: Path, tiny_folder: P
     model, _ = load_model(str(tiny_folder))
     ids = torch.arange(point.cached_tokens)[None] % 300
     cache = prefill_and_evict(model, ids, scorer, point.budget, allocator=allocator)
-    held = [layer.nbytes for layer in cache.layers]
+    nbytes = [layer.nbytes for layer in cache.layers]
     per_token = 2 * 2 * 8 * 4  # keys and values, KV heads, channels, float32
-    assert held == [count * per_token for count in point.counts]
+    assert nbytes == [count * per_token for count in point.counts]
 
 
 def test_a_finished_run_is_left_alone(
@@ -98,9 +98,9 @@ def test_a_finished_run_is_left_alone(
     monkeypatch.setattr(eval.evolve.run, "load_model", lambda *_, **__: pytest.fail("ran a model"))
     assert main(_arguments(tiny_folder, finished)) == 0
     assert {path: path.read_bytes() for path in finished.iterdir()} == before
-    said = capsys.readouterr()
-    assert "is finished" in said.err
-    assert "held out" in said.out
+    output = capsys.readouterr()
+    assert "is finished" in output.err
+    assert "held out" in output.out
 
 
 def test_another_configuration_is_refused(
@@ -138,9 +138,9 @@ def test_prompts_that_do_not_fit_the_memory_change_nothing(
     out = tmp_path / "search"
     assert main(_arguments(tiny_folder, out, memory_gb=0, decode_batch=2)) == 0
     ours, theirs = _journal(out), _journal(finished)
-    assert [row["schemes"] for row in ours] == [row["schemes"] for row in theirs]
-    for own, other in zip(ours, theirs, strict=True):
-        assert own["scores"] == pytest.approx(other["scores"], rel=1e-4)
+    assert [record["schemes"] for record in ours] == [record["schemes"] for record in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine["scores"] == pytest.approx(other["scores"], rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,10 @@ def test_mistakes_are_one_line(
 ) -> None:  # fmt: skip
     out = tmp_path / "search"
     assert main(_arguments(tiny_folder, out, **changes)) == 2
-    said = capsys.readouterr().err.strip().splitlines()
-    assert said[-1].startswith("kvp-evolve: error: ")
-    assert "loading the model ..." not in said, "what can be refused is refused before"
-    assert words in said[-1]
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("kvp-evolve: error: ")
+    assert "loading the model ..." not in lines, "what can be refused is refused before"
+    assert words in lines[-1]
     assert not out.exists()
 
 
@@ -203,14 +203,14 @@ def test_percentages_follow_each_prompt() -> None:
 def test_held_out_prompts_are_others(tiny_folder: Path) -> None:
     _, tokenizer = load_model(str(tiny_folder))
     config = EvolveConfig(out="unused", tasks="niah_single_1,niah_single_2", length=260)
-    chosen, held_out = eval.evolve.run.load_prompts(
+    searched, held_out = eval.evolve.run.load_prompts(
         prompt_request(config, count=1, seed=config.seed), tokenizer, searched=3, compared=5
     )
-    tasks = [prompt.task for prompt in chosen]
+    tasks = [prompt.task for prompt in searched]
     assert tasks == ["niah_single_1"] * 2 + ["niah_single_2"]
-    ids = [tuple(prompt.ids.tolist()) for prompt in (*chosen, *held_out)]
+    ids = [tuple(prompt.ids.tolist()) for prompt in (*searched, *held_out)]
     assert len(set(ids)) == 8
-    assert {prompt.sample.split for prompt in (*chosen, *held_out)} == {"validation"}
+    assert {prompt.sample.split for prompt in (*searched, *held_out)} == {"validation"}
 
 
 def test_shipped_settings_are_settings() -> None:

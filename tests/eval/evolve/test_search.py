@@ -27,7 +27,7 @@ from kvp.artifacts.jsonl import JsonLines
 from kvp.errors import ResultsError
 
 PLAN = SearchPlan(
-    layers=6, budget=100, least=4, most=500, group=3, generations=12, sigma=0.3, reach=16.0,
+    layers=6, budget=100, minimum=4, maximum=500, group=3, generations=12, sigma=0.3, reach=16.0,
     constraint="project", lambda_=0.3, gamma=0.2, seed=3,
 )  # fmt: skip
 BEST = np.array([200, 50, 25, 150, 100, 75])
@@ -39,7 +39,7 @@ def _score(scheme: Scheme) -> float:
 
 
 class Evaluator:
-    """Counts what it is asked for; may be told to fail, as a killed run does."""
+    """Counts evaluated schemes; can fail at one of them, as a killed run does."""
 
     def __init__(self, fail_after: int = 10**9) -> None:
         self.seen: list[Scheme] = []
@@ -54,12 +54,12 @@ class Evaluator:
 
 
 def _content(path: Path) -> list[dict[str, object]]:
-    rows = list(JsonLines(path))
-    return [{**row, "seconds": 0} for row in rows]
+    records = list(JsonLines(path))
+    return [{**record, "seconds": 0} for record in records]
 
 
 def test_groups_go_bottom_up_and_the_last_may_be_smaller() -> None:
-    assert [range(32)[own] for own in layer_groups(10, 4)] == [
+    assert [range(32)[group] for group in layer_groups(10, 4)] == [
         range(4), range(4, 8), range(8, 10),
     ]  # fmt: skip
     assert len(layer_groups(32, 8)) == 4
@@ -84,7 +84,7 @@ def test_projected_candidates_have_the_exact_total(x: list[float]) -> None:
     weights = PLAN.budget * PLAN.reach ** (np.array(x) - 0.5)
     scheme = PLAN.scheme(weights)
     assert sum(scheme) == 600
-    assert PLAN.least <= min(scheme) <= max(scheme) <= PLAN.most
+    assert PLAN.minimum <= min(scheme) <= max(scheme) <= PLAN.maximum
     soft = replace(PLAN, constraint="soft").scheme(weights)
     assert max(abs(count - weight) for count, weight in zip(soft, weights, strict=True)) <= 0.5
 
@@ -147,7 +147,7 @@ def test_the_journal_of_another_search_is_refused(tmp_path: Path) -> None:
 
 
 def test_equal_schemes_are_evaluated_once(tmp_path: Path) -> None:
-    plan = replace(PLAN, layers=2, budget=3, least=2, most=4, group=2)  # three schemes exist
+    plan = replace(PLAN, layers=2, budget=3, minimum=2, maximum=4, group=2)  # three schemes exist
     seen: list[Scheme] = []
 
     def flat(schemes: Sequence[Scheme]) -> list[float]:

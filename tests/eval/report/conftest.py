@@ -14,7 +14,7 @@ from eval.report.cli import main
 from eval.report.load import load_results
 from kvp.manifest import digest_json
 
-Row = dict[str, Any]
+Record = dict[str, Any]
 PROTOCOLS = ("query_aware", "query_agnostic")
 TASKS = {"one": ("e1", "e2"), "two": ("e3", "e4")}
 
@@ -41,7 +41,7 @@ FACTORS = (1.0, 1.2, 0.8, 1.0, 0.9, 1.1)
 """Seconds of the timed prompts, as multiples of their median."""
 
 
-def result_row(
+def result_record(
     method: str = "knorm",
     *,
     protected: bool = True,
@@ -50,7 +50,7 @@ def result_row(
     budget_spec: str | None = "25%",
     protocol: str = "query_aware",
     **changes: Any,
-) -> Row:
+) -> Record:
     share = None if budget_spec is None else float(budget_spec.rstrip("%")) / 100
     return {
         "model": "toy", "method": method, "variant": "auto", "allocator": "uniform",
@@ -64,43 +64,43 @@ def result_row(
     }  # fmt: skip
 
 
-def answer_rows() -> list[Row]:
+def answer_records() -> list[Record]:
     """Generated answers of both protocols; everything scores zero in query_agnostic but full."""
-    rows = []
+    records = []
     for protocol in PROTOCOLS:
         for (method, protected, policy, seed, budget), scores in SCORES.items():
             units = [(task, example) for task, names in TASKS.items() for example in names]
             for (task, example), score in zip(units, scores, strict=True):
                 seen = protocol == "query_aware" or method == "full"
-                rows.append(
-                    result_row(
+                records.append(
+                    result_record(
                         method, protected=protected, policy=policy, policy_seed=seed,
                         budget_spec=budget, protocol=protocol, task=task, example=example,
                         score=float(score) if seen else 0.0,
                     )
                 )  # fmt: skip
-    return rows
+    return records
 
 
-def reply_rows() -> list[Row]:
+def reply_records() -> list[Record]:
     """Given replies: two dialogues of 10 and 30 tokens."""
-    rows = []
+    records = []
     for method, budget, nll in (
         ("full", None, (10.0, 30.0)),
         ("knorm", "25%", (20.0, 60.0)),
         ("knorm", "50%", (10.0, 50.0)),
     ):  # fmt: skip
         for example, tokens, loss in zip(("d1", "d2"), (10, 30), nll, strict=True):
-            rows.append(
-                result_row(
+            records.append(
+                result_record(
                     method, protected=method != "full", budget_spec=budget, task="chat",
                     example=example, nll=loss, reply_tokens=tokens,
                 )
             )  # fmt: skip
-    return rows
+    return records
 
 
-def curve_rows() -> list[Row]:
+def curve_records() -> list[Record]:
     """Two heads; areas 0.1 + 0.3 of the oracle, 0.2 + 0.3 and 0.3 + 0.4 of the policies."""
     cells = (
         ("oracle", None, None, (0.1, 0.3)), ("kvp", "seed0", 0, (0.2, 0.3)),
@@ -119,7 +119,7 @@ def curve_rows() -> list[Row]:
     ]  # fmt: skip
 
 
-def timing_rows() -> list[Row]:
+def timing_records() -> list[Record]:
     """The full cache, and one method at half of it."""
     return [
         {
@@ -143,7 +143,7 @@ def token_ranks() -> dict[str, Any]:
     """Sixteen tokens, two heads: oracle keeps the first longest in both, knorm in one only."""
     up, down = list(range(TOKENS)), list(range(TOKENS))[::-1]
     return {
-        "tokens": ["<b>", "&", "line\n", *(f" w{place}" for place in range(3, TOKENS))],
+        "tokens": ["<b>", "&", "line\n", *(f" w{index}" for index in range(3, TOKENS))],
         "methods": {"knorm": [up, down], "oracle": [up, up], "kvp/seed0": [down, down]},
         "prompt_length": TOKENS,
         "geometry": {"layers": 1, "query_heads": 2, "kv_heads": 2, "head_dim": 4},
@@ -177,16 +177,16 @@ def write_results() -> Write:
     def write(
         folder: Path,
         *,
-        rows: list[Row] | None = None,
-        timing: list[Row] | None = None,
-        curves: list[Row] | None = None,
+        records: list[Record] | None = None,
+        timing: list[Record] | None = None,
+        curves: list[Record] | None = None,
         tokens: dict[str, Any] | None = None,
         **identity: Any,
     ) -> Path:
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text(json.dumps(manifest(**identity)))
         for name, lines in (
-            ("rows.jsonl", answer_rows() if rows is None else rows),
+            ("rows.jsonl", answer_records() if records is None else records),
             ("timing.jsonl", timing),
             ("curves.jsonl", curves),
         ):
@@ -200,15 +200,15 @@ def write_results() -> Write:
 
 
 @pytest.fixture
-def make_row() -> Callable[..., Row]:
-    """One row of rows.jsonl with given fields."""
-    return result_row
+def make_record() -> Callable[..., Record]:
+    """One record of rows.jsonl with given fields."""
+    return result_record
 
 
 @pytest.fixture
-def answers() -> list[Row]:
-    """Rows with scores."""
-    return answer_rows()
+def answers() -> list[Record]:
+    """Records with scores."""
+    return answer_records()
 
 
 @pytest.fixture
@@ -218,29 +218,29 @@ def make_comparison(tmp_path: Path, write_results: Write) -> Callable[..., Compa
     def make(**parts: Any) -> Comparison:
         folder = write_results(tmp_path / f"compared{len(list(tmp_path.iterdir()))}", **parts)
         results = load_results(folder)
-        found = compare(results, "accuracy", "query_aware", validation=None, resamples=50)
-        assert found is not None
-        return found
+        comparison = compare(results, "accuracy", "query_aware", validation=None, resamples=50)
+        assert comparison is not None
+        return comparison
 
     return make
 
 
 @pytest.fixture
-def replies() -> list[Row]:
-    """Rows with likelihoods."""
-    return reply_rows()
+def replies() -> list[Record]:
+    """Records with likelihoods."""
+    return reply_records()
 
 
 @pytest.fixture
-def curves() -> list[Row]:
-    """Rows of curves.jsonl."""
-    return curve_rows()
+def curves() -> list[Record]:
+    """Records of curves.jsonl."""
+    return curve_records()
 
 
 @pytest.fixture
-def timing() -> list[Row]:
-    """Rows of timing.jsonl."""
-    return timing_rows()
+def timing() -> list[Record]:
+    """Records of timing.jsonl."""
+    return timing_records()
 
 
 @pytest.fixture
@@ -254,9 +254,9 @@ def reported(tmp_path_factory: pytest.TempPathFactory, write_results: Write) -> 
     """A complete results folder with its report, made once: report.html and figures/."""
     folder = write_results(
         tmp_path_factory.mktemp("reported") / "results",
-        rows=[*answer_rows(), *reply_rows()],
-        timing=timing_rows(),
-        curves=curve_rows(),
+        records=[*answer_records(), *reply_records()],
+        timing=timing_records(),
+        curves=curve_records(),
         tokens=token_ranks(),
     )
     assert main([str(folder), "--bootstrap", "50"]) == 0

@@ -16,17 +16,17 @@ from eval.report.aggregates import (
 )
 from eval.results.records import policy_groups
 
-Row = dict[str, Any]
-MakeRow = Callable[..., Row]
+Record = dict[str, Any]
+MakeRecord = Callable[..., Record]
 
 
 def _setting(method: str, *, protected: bool = True) -> ReportedMethod:
     return ReportedMethod(method=method, group="", variant="auto", protected=protected)
 
 
-def test_tasks_weigh_the_same_and_seeds_are_averaged_per_prompt(answers: list[Row]) -> None:
-    rows = [row for row in answers if row["protocol"] == "query_aware"]
-    grid = score_grid(rows, policy_groups(rows), resamples=10)
+def test_tasks_weigh_the_same_and_seeds_are_averaged_per_prompt(answers: list[Record]) -> None:
+    records = [record for record in answers if record["protocol"] == "query_aware"]
+    grid = score_grid(records, policy_groups(records), resamples=10)
     kvp = grid[_setting("kvp")]["25%"]
     # per prompt (1 + 1) / 2, (0 + 1) / 2, (1 + 0) / 2, (1 + 1) / 2; per task 0.75 and 0.75
     assert kvp.interval.mean == 0.75
@@ -36,23 +36,25 @@ def test_tasks_weigh_the_same_and_seeds_are_averaged_per_prompt(answers: list[Ro
     assert grid[_setting("full", protected=False)][None].interval.mean == 1.0
 
 
-def test_an_uneven_number_of_prompts_does_not_change_a_tasks_weight(make_row: MakeRow) -> None:
-    rows = [
-        make_row(task="one", example="e1", score=1.0),
-        *(make_row(task="two", example=f"e{n}", score=0.0) for n in (2, 3, 4)),
+def test_an_uneven_number_of_prompts_does_not_change_a_tasks_weight(
+    make_record: MakeRecord,
+) -> None:
+    records = [
+        make_record(task="one", example="e1", score=1.0),
+        *(make_record(task="two", example=f"e{n}", score=0.0) for n in (2, 3, 4)),
     ]
-    grid = score_grid(rows, {None: ""}, resamples=10)
+    grid = score_grid(records, {None: ""}, resamples=10)
     assert grid[_setting("knorm")]["25%"].interval.mean == 0.5
 
 
-def test_perplexity_weighs_tokens(replies: list[Row]) -> None:
+def test_perplexity_weighs_tokens(replies: list[Record]) -> None:
     grid = perplexity_grid(replies, {None: ""}, resamples=10)
     cells = grid[_setting("knorm")]
     assert cells["25%"].interval.mean == pytest.approx(np.exp((20 + 60) / (10 + 30)))
     assert cells["50%"].interval.mean == pytest.approx(np.exp((10 + 50) / (10 + 30)))
 
 
-def test_two_protocols_are_never_one_grid(answers: list[Row]) -> None:
+def test_two_protocols_are_never_one_grid(answers: list[Record]) -> None:
     with pytest.raises(ValueError, match="2 protocols"):
         score_grid(answers, policy_groups(answers), resamples=10)
 
@@ -71,20 +73,21 @@ def test_two_protocols_are_never_one_grid(answers: list[Row]) -> None:
     ],
 )
 def test_policies_that_differ_only_in_seed_are_one_group(
-    make_row: MakeRow, labels: dict[str, int | None], groups: dict[str, str]
+    make_record: MakeRecord, labels: dict[str, int | None], groups: dict[str, str]
 ) -> None:
-    rows = [
-        make_row("kvp", policy=label, policy_seed=seed, score=0.0) for label, seed in labels.items()
+    records = [
+        make_record("kvp", policy=label, policy_seed=seed, score=0.0)
+        for label, seed in labels.items()
     ]
-    assert policy_groups(rows) == {None: "", **groups}
+    assert policy_groups(records) == {None: "", **groups}
 
 
-def test_budgets_are_percent_where_all_are(make_row: MakeRow) -> None:
-    rows = [make_row(budget_spec=spec) for spec in ("50%", "12.5%", "25%")]
-    budgets = budget_axis([*rows, make_row("full", budget_spec=None)])
+def test_budgets_are_percent_where_all_are(make_record: MakeRecord) -> None:
+    records = [make_record(budget_spec=spec) for spec in ("50%", "12.5%", "25%")]
+    budgets = budget_axis([*records, make_record("full", budget_spec=None)])
     assert budgets.specs == ("12.5%", "25%", "50%")
     assert budgets.positions == (12.5, 25.0, 50.0)
-    mixed = budget_axis([*rows, make_row(budget_spec="64", budget=64)])
+    mixed = budget_axis([*records, make_record(budget_spec="64", budget=64)])
     assert mixed.specs == ("12.5%", "25%", "50%", "64")
     assert mixed.positions == (2.0, 4.0, 8.0, 64.0)
     assert "tokens per KV head" in mixed.label

@@ -1,4 +1,4 @@
-"""Which setting stands for a method, and who is the best baseline."""
+"""The best setting of a method, and the best baseline."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from eval.report.best_settings import (
 from eval.report.tables import summary
 from eval.results.records import policy_groups
 
-Row = dict[str, Any]
+Record = dict[str, Any]
 FREE = {"random", "knorm"}
 
 
-def _grid(answers: list[Row]) -> Any:
-    rows = [row for row in answers if row["protocol"] == "query_aware"]
-    return score_grid(rows, policy_groups(rows), resamples=50)
+def _grid(answers: list[Record]) -> Any:
+    records = [record for record in answers if record["protocol"] == "query_aware"]
+    return score_grid(records, policy_groups(records), resamples=50)
 
 
-def test_one_setting_serves_the_whole_curve(answers: list[Row]) -> None:
+def test_one_setting_serves_the_whole_curve(answers: list[Record]) -> None:
     grid = _grid(answers)
     choice = choose(grid, higher_is_better=True)["knorm"]
     # protected: 25 % and 100 %; unprotected: 37.5 % and 50 %
     assert choice.setting.protected
-    assert (choice.settings, choice.note) == (2, "protected, best of 2")
+    assert (choice.candidates, choice.note) == (2, "protected, best of 2")
     assert not choose(grid, higher_is_better=False)["knorm"].setting.protected
 
 
-def test_allocators_are_settings_and_own_sizes_are_methods_apart(answers: list[Row]) -> None:
-    knorm = [row for row in answers if row["method"] == "knorm" and row["protected"]]
-    ada = [{**row, "allocator": "ada", "score": 1.0} for row in knorm]
-    own = [
-        {**row, "allocator": "own", "budget_spec": "own", "budget": None, "kept_tokens": 6.4}
-        for row in knorm if row["budget_spec"] == "25%"
+def test_allocators_are_settings_and_self_sized_methods_are_families(answers: list[Record]) -> None:
+    knorm = [record for record in answers if record["method"] == "knorm" and record["protected"]]
+    ada = [{**record, "allocator": "ada", "score": 1.0} for record in knorm]
+    self_sized = [
+        {**record, "allocator": "own", "budget_spec": "own", "budget": None, "kept_tokens": 6.4}
+        for record in knorm if record["budget_spec"] == "25%"
     ]  # fmt: skip
-    grid = _grid([*answers, *ada, *own])
+    grid = _grid([*answers, *ada, *self_sized])
     choices = choose(grid, higher_is_better=True)
     assert choices["knorm"].legend == "knorm+ada"
     assert choices["knorm"].note == "+ada, protected, best of 3"
@@ -58,26 +58,27 @@ def test_allocators_are_settings_and_own_sizes_are_methods_apart(answers: list[R
     assert set(shown_first(grid, choices, 99, higher_is_better=True)) == set(choices)
 
 
-def test_only_shared_budgets_decide(answers: list[Row]) -> None:
+def test_only_shared_budgets_decide(answers: list[Record]) -> None:
     kept = [
-        row for row in answers
-        if not (row["method"] == "knorm" and row["protected"] and row["budget_spec"] == "50%")
+        record for record in answers
+        if not (record["method"] == "knorm" and record["protected"])
+        or record["budget_spec"] != "50%"
     ]  # fmt: skip
     assert not choose(_grid(kept), higher_is_better=True)["knorm"].setting.protected
 
 
-def test_validation_decides_where_it_is_given(answers: list[Row]) -> None:
+def test_validation_decides_where_it_is_given(answers: list[Record]) -> None:
     grid = _grid(answers)
     swapped = [
-        {**row, "protected": not row["protected"]} if row["method"] == "knorm" else row
-        for row in answers
+        {**record, "protected": not record["protected"]} if record["method"] == "knorm" else record
+        for record in answers
     ]
     choice = choose(grid, higher_is_better=True, validation=_grid(swapped))["knorm"]
     assert not choice.setting.protected
     assert choice.note == "unprotected, chosen on validation"
 
 
-def test_the_best_method_may_read_attention_and_references_never_win(answers: list[Row]) -> None:
+def test_the_best_method_may_read_attention_and_references_never_win(answers: list[Record]) -> None:
     grid = _grid(answers)
     choices = choose(grid, higher_is_better=True)
     # snapkv 100, oracle 75, kvp 75, knorm 25
@@ -86,7 +87,7 @@ def test_the_best_method_may_read_attention_and_references_never_win(answers: li
     assert best_methods(grid, choices, "25%", higher_is_better=False) == ["random"]
 
 
-def test_best_baseline_reads_no_attention_and_is_not_learned(answers: list[Row]) -> None:
+def test_best_baseline_reads_no_attention_and_is_not_learned(answers: list[Record]) -> None:
     grid = _grid(answers)
     choices = choose(grid, higher_is_better=True)
     for spec in ("25%", "50%"):
@@ -107,20 +108,24 @@ def test_differences_are_paired(make_comparison: Callable[..., Comparison]) -> N
 
 
 def test_methods_without_answers_to_a_task_are_compared_on_the_others_only(
-    answers: list[Row], make_comparison: Callable[..., Comparison]
+    answers: list[Record], make_comparison: Callable[..., Comparison]
 ) -> None:
-    fewer = [row for row in answers if not (row["method"] == "knorm" and row["task"] == "two")]
-    comparison = make_comparison(rows=fewer)
+    fewer = [
+        record
+        for record in answers
+        if not (record["method"] == "knorm" and record["task"] == "two")
+    ]
+    comparison = make_comparison(records=fewer)
     assert "knorm" not in {setting.family for setting in comparison.grid}
     assert comparison.estimate("knorm", "25%") is None
-    assert "without knorm, which have answers to some of the tasks only" in comparison.conditions
+    assert "without knorm, which answered only some of the tasks" in comparison.conditions
     knorm = comparison.choices["knorm"].setting
     assert comparison.tasks["one"][knorm]["25%"].interval.mean == 0.5
     assert knorm not in comparison.tasks["two"]
     # the settings of a method that are over all tasks come before those that are not
-    some = [row for row in answers if row["method"] != "knorm" or row["task"] == "one"
-            or not row["protected"]]  # fmt: skip
-    assert not make_comparison(rows=some).choices["knorm"].setting.protected
+    some = [record for record in answers if record["method"] != "knorm" or record["task"] == "one"
+            or not record["protected"]]  # fmt: skip
+    assert not make_comparison(records=some).choices["knorm"].setting.protected
 
 
 def test_the_summary_names_the_best_method_whoever_it_is(

@@ -11,15 +11,15 @@ import pytest
 from eval.report.load import load_results
 from eval.report.run import _report, build
 
-Row = dict[str, Any]
+Record = dict[str, Any]
 Write = Callable[..., Path]
 Run = Mapping[str, Sequence[Any]]
 
 
-def _rows(make_row: Callable[..., Row], run: Run) -> list[Row]:
-    """Rows of one run: every method on every task, example, budget and protocol."""
+def _records(make_record: Callable[..., Record], run: Run) -> list[Record]:
+    """Records of one run: every method on every task, example, budget and protocol."""
     return [
-        make_row(
+        make_record(
             method, task=task, example=example, protocol=protocol, budget_spec=spec,
             protected=method != "full", policy="seed0" if method == "kvp" else None,
             policy_seed=0 if method == "kvp" else None,
@@ -52,40 +52,44 @@ FIRST = {"methods": ("full", "knorm", "keydiff"), "tasks": ("A",)}
     ],
 )
 def test_extended_folders_have_a_report(
-    tmp_path: Path, write_results: Write, make_row: Callable[..., Row], second: Run
+    tmp_path: Path, write_results: Write, make_record: Callable[..., Record], second: Run
 ) -> None:
-    rows = [*_rows(make_row, FIRST), *_rows(make_row, second)]
-    page = build(_report(load_results(write_results(tmp_path / "r", rows=rows)), None, 3))
+    records = [*_records(make_record, FIRST), *_records(make_record, second)]
+    page = build(_report(load_results(write_results(tmp_path / "r", records=records)), None, 3))
     for method in {*FIRST["methods"], *second["methods"]} - {"full"}:
         assert f"<span>{method}</span>" in page
 
 
 def test_means_over_different_tasks_are_never_compared(
-    tmp_path: Path, write_results: Write, make_row: Callable[..., Row]
+    tmp_path: Path, write_results: Write, make_record: Callable[..., Record]
 ) -> None:
-    rows = [
-        *_rows(make_row, FIRST),
-        *_rows(make_row, {"methods": ("full", "knorm"), "tasks": ("B",)}),
+    records = [
+        *_records(make_record, FIRST),
+        *_records(make_record, {"methods": ("full", "knorm"), "tasks": ("B",)}),
     ]
-    page = build(_report(load_results(write_results(tmp_path / "r", rows=rows)), None, 3))
+    page = build(_report(load_results(write_results(tmp_path / "r", records=records)), None, 3))
     headline = page[page.index('id="accuracy-query_aware"') :].partition("</table>")[0]
     assert "<span>knorm</span>" in headline
     assert "<span>keydiff</span>" not in headline
-    assert "without keydiff, which have answers to some of the tasks only" in headline
+    assert "without keydiff, which answered only some of the tasks" in headline
 
 
 def test_curves_without_the_oracle_of_their_heads_have_no_ratio(
-    tmp_path: Path, write_results: Write, curves: list[Row]
+    tmp_path: Path, write_results: Write, curves: list[Record]
 ) -> None:
-    fewer = [row for row in curves if not (row["method"] == "oracle" and row["head"] == 1)]
+    fewer = [
+        record for record in curves if not (record["method"] == "oracle" and record["head"] == 1)
+    ]
     page = build(_report(load_results(write_results(tmp_path / "r", curves=fewer)), None, 3))
     assert "Area under the cost curves" in page
 
 
 def test_the_caption_defines_the_skill_that_was_measured(
-    tmp_path: Path, write_results: Write, curves: list[Row]
+    tmp_path: Path, write_results: Write, curves: list[Record]
 ) -> None:
-    new = [{**row, "method": "tova", "metrics_version": 2, "skill": None} for row in curves[-2:]]
+    new = [
+        {**record, "method": "tova", "metrics_version": 2, "skill": None} for record in curves[-2:]
+    ]
     for name, records, words in (
         ("old", curves, "both of rankings without protection"),
         ("mixed", [*curves, *new], "both with the same protected tokens: 1 is ideal, 0 is chance"),

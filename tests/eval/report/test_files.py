@@ -80,7 +80,7 @@ def test_a_full_disk_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.Mon
     assert [path.name for path in tmp_path.glob("report*")] == ["report.html"]
 
 
-def test_places_that_cannot_be_are_one_line(
+def test_paths_that_cannot_be_written_are_one_line(
     tmp_path: Path, write_results: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_results(tmp_path / "r")

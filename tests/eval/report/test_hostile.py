@@ -21,7 +21,7 @@ from eval.report.run import _report, build
 from kvp.errors import KvpError, ResultsError
 from kvp.manifest import digest_json
 
-Row = dict[str, Any]
+Record = dict[str, Any]
 Write = Callable[..., Path]
 SCRIPT = "</script><script>alert(1)</script>"
 QUOTE = "\"' onmouseover='alert(1)"
@@ -32,15 +32,15 @@ TRAVERSAL = "/../../../victim"
 def folder(
     tmp_path: Path,
     write_results: Write,
-    answers: list[Row],
-    replies: list[Row],
-    curves: list[Row],
-    timing: list[Row],
-    tokens: Row,
+    answers: list[Record],
+    replies: list[Record],
+    curves: list[Record],
+    timing: list[Record],
+    tokens: Record,
 ) -> Path:
     """A folder with every file that kvp-eval writes."""
     folder = write_results(
-        tmp_path / "r", rows=[*answers, *replies], timing=timing, curves=curves, tokens=tokens
+        tmp_path / "r", records=[*answers, *replies], timing=timing, curves=curves, tokens=tokens
     )
     kept = {
         **{name: curves[-1][name] for name in ("model", "method", "variant", "allocator", "policy",

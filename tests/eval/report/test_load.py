@@ -23,7 +23,7 @@ def test_a_torn_last_line_is_left_out_with_a_note(tmp_path: Path, write_results:
     with (folder / "rows.jsonl").open("a") as file:
         file.write('{"model": "toy", "meth')
     torn = load_results(folder)
-    assert torn.rows == whole.rows
+    assert torn.records == whole.records
     assert whole.notes == ()
     assert torn.notes == ("The last line of rows.jsonl is torn (an interrupted run) and left out.",)
 
@@ -33,11 +33,11 @@ def test_folders_of_version_1_are_read_as_uniform(tmp_path: Path, write_results:
     now = load_results(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**manifest, "format_version": 1}))
-    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
-    for row in rows:
-        del row["allocator"]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert load_results(folder).rows == now.rows
+    records = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    for record in records:
+        del record["allocator"]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert load_results(folder).records == now.records
 
 
 def test_missing_parts_are_empty(tmp_path: Path, write_results: Write) -> None:
@@ -52,7 +52,7 @@ def _broken_json(folder: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def _change_row(**changes: Any) -> Callable[[Path], None]:
+def _change_record(**changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         path = folder / "rows.jsonl"
         lines = path.read_text().splitlines()
@@ -70,7 +70,7 @@ def _change_manifest(**changes: Any) -> Callable[[Path], None]:
     return change
 
 
-def _no_rows(folder: Path) -> None:
+def _no_records(folder: Path) -> None:
     (folder / "rows.jsonl").write_text("")
 
 
@@ -86,13 +86,13 @@ def _broken_tokens(folder: Path) -> None:
     ("damage", "named"),
     [
         (_broken_json, "rows.jsonl line 3"),
-        (_change_row(score=1.5), "rows.jsonl line 3 is damaged: 'score'"),
-        (_change_row(protected="yes"), "rows.jsonl line 3 is damaged: 'protected'"),
-        (_change_row(nll=float("nan")), "rows.jsonl line 3 is damaged: 'nll'"),
+        (_change_record(score=1.5), "rows.jsonl line 3 is damaged: 'score'"),
+        (_change_record(protected="yes"), "rows.jsonl line 3 is damaged: 'protected'"),
+        (_change_record(nll=float("nan")), "rows.jsonl line 3 is damaged: 'nll'"),
         (_change_manifest(format_version=3), "has format_version 3"),
         (_change_manifest(format="kvp-traces"), "describes no results"),
         (_change_manifest(identity={"model": "other"}), "its identity has another digest"),
-        (_no_rows, "holds no rows yet"),
+        (_no_records, "holds no records yet"),
         (_no_manifest, "holds no manifest.json"),
         (_broken_tokens, "tokens.json is damaged"),
     ],
@@ -110,7 +110,7 @@ def test_damage_is_one_line_that_names_the_file(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["{missing}"], "is not a folder; give the results folder of kvp-eval"),
         (["{results}", "--out", "{results}"], "--out"),
@@ -126,16 +126,16 @@ def test_what_cannot_work_is_refused_with_exit_code_2(
     write_results: Write,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
-    said: str,
+    message: str,
 ) -> None:
     results = write_results(tmp_path / "r")
     longer = write_results(tmp_path / "longer", length=40)
-    places = {"results": results, "missing": tmp_path / "no", "longer": longer}
-    assert main([argument.format(**places) for argument in arguments]) == 2
+    paths = {"results": results, "missing": tmp_path / "no", "longer": longer}
+    assert main([argument.format(**paths) for argument in arguments]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert error.startswith("kvp-report: error: ")
-    assert said in error
+    assert message in error
     assert not list(tmp_path.rglob("*.html"))
 
 
@@ -144,7 +144,7 @@ def test_curves_of_two_definitions_never_share_a_table(
 ) -> None:
     old = load_results(write_results(tmp_path / "old", curves=curves))
     assert len(old.curves) == len(curves)
-    new = [{**row, "metrics_version": METRICS_VERSION} for row in curves]
+    new = [{**record, "metrics_version": METRICS_VERSION} for record in curves]
     today = load_results(write_results(tmp_path / "new", curves=new))
     assert (len(today.curves), today.notes) == (len(new), ())
     mixed = load_results(write_results(tmp_path / "mixed", curves=[new[0], *curves[1:]]))

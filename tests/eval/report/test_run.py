@@ -83,14 +83,14 @@ def page(html: str) -> Page:
     return Page(html)
 
 
-def test_the_page_asks_for_nothing(html: str, page: Page) -> None:
+def test_the_page_loads_nothing(html: str, page: Page) -> None:
     for tag, attributes in page.tags:
         assert tag not in ("link", "img", "iframe", "object", "embed", "base", "source", "form")
         assert not {"src", "srcset", "data", "poster", "action", "background"} & set(attributes)
         assert (attributes.get("href") or "#").startswith("#")
-    own = html.replace(get_plotlyjs(), "")
-    assert len(html) - len(own) == len(get_plotlyjs()), "the library is in the page once"
-    assert not re.search(r"url\(|@import|https?:|//cdn|fetch\(|XMLHttpRequest", own)
+    ours = html.replace(get_plotlyjs(), "")
+    assert len(html) - len(ours) == len(get_plotlyjs()), "the library is in the page once"
+    assert not re.search(r"url\(|@import|https?:|//cdn|fetch\(|XMLHttpRequest", ours)
     (policy,) = (
         attributes["content"]
         for tag, attributes in page.tags
@@ -200,22 +200,22 @@ def test_tokens_can_be_chosen_and_are_escaped(html: str, page: Page) -> None:
     assert len(kept) == 2 * (1 + 2)
 
 
-def test_missing_parts_are_said_and_texts_are_escaped(
-    tmp_path: Path, write_results: Write, make_row: Callable[..., dict[str, Any]]
+def test_missing_parts_are_named_and_texts_are_escaped(
+    tmp_path: Path, write_results: Write, make_record: Callable[..., dict[str, Any]]
 ) -> None:
     evil = '"><img src=x onerror=alert(1)>$x^2$</script>'
-    rows = [
-        make_row(method, policy=policy, task=evil, budget_spec=budget, example=evil, score=1.0)
+    records = [
+        make_record(method, policy=policy, task=evil, budget_spec=budget, example=evil, score=1.0)
         for method, policy, budget in (("kvp", evil, "25%"), ("full", None, None))
     ]
-    folder = write_results(tmp_path / "r", rows=rows, model=evil)
+    folder = write_results(tmp_path / "r", records=records, model=evil)
     out = tmp_path / "deep" / "page.html"
     assert main([str(folder), "--out", str(out), "--bootstrap", "5"]) == 0
     text = out.read_text(encoding="utf-8").replace(get_plotlyjs(), "")
     assert "<img" not in text
     assert "</script>$" not in text
-    found = Page(text)
-    assert evil in found.text
+    page = Page(text)
+    assert evil in page.text
     for sentence in (
         "No given replies in this folder: run kvp-eval --tasks chat or text.",
         "No traces measured in this folder: run kvp-eval --traces TRACES.",
@@ -223,7 +223,7 @@ def test_missing_parts_are_said_and_texts_are_escaped(
         "No token ranks in this folder: run kvp-eval --tokens true.",
         "No timing pass in this folder: run kvp-eval --timing_prompts 6.",
     ):
-        assert sentence in found.text
+        assert sentence in page.text
     assert [path.name for path in (tmp_path / "deep" / "figures").iterdir()] == [
         "accuracy-query_aware.png"
     ]
@@ -233,12 +233,12 @@ def test_validation_chooses_the_setting(
     tmp_path: Path, write_results: Write, answers: list[dict[str, Any]]
 ) -> None:
     swapped = [
-        {**row, "protected": not row["protected"]} if row["method"] == "knorm" else row
-        for row in answers
+        {**record, "protected": not record["protected"]} if record["method"] == "knorm" else record
+        for record in answers
     ]
-    validation = write_results(tmp_path / "v", rows=swapped, split="validation")
-    rows = [row for row in answers if row["protocol"] == "query_aware"]
-    folder = write_results(tmp_path / "r", rows=rows)
+    validation = write_results(tmp_path / "v", records=swapped, split="validation")
+    records = [record for record in answers if record["protocol"] == "query_aware"]
+    folder = write_results(tmp_path / "r", records=records)
     assert main([str(folder), "--validation_results", str(validation), "--bootstrap", "5"]) == 0
     page = Page((folder / "report.html").read_text(encoding="utf-8"))
     table = page.table("Accuracy, %, mean", BEST)
@@ -263,44 +263,44 @@ def test_it_reads_what_kvp_eval_writes(tmp_path: Path, tiny_folder: Path) -> Non
         "No traces measured in this folder: run kvp-eval --traces TRACES.",
         "No cost curves in this folder: run kvp-eval --traces TRACES.",
     ]
-    held = page.table("Bytes of keys and values right after the eviction")
-    assert held["knorm"][0].endswith("0.250 of full")
+    nbytes = page.table("Bytes of keys and values right after the eviction")
+    assert nbytes["knorm"][0].endswith("0.250 of full")
 
 
-def test_own_sizes_bytes_and_kept_attention_are_shown(
-    tmp_path: Path, write_results: Write, make_row: Callable[..., Any]
+def test_self_sized_methods_bytes_and_attention_recall_are_shown(
+    tmp_path: Path, write_results: Write, make_record: Callable[..., Any]
 ) -> None:
-    rows = [
-        make_row("full", protected=False, budget_spec=None, score=1.0, cache_bytes=1600),
-        make_row("knorm", score=0.5, cache_bytes=400),
-        make_row("knorm", score=1.0, allocator="ada", cache_bytes=408),
-        make_row(
+    records = [
+        make_record("full", protected=False, budget_spec=None, score=1.0, cache_bytes=1600),
+        make_record("knorm", score=0.5, cache_bytes=400),
+        make_record("knorm", score=1.0, allocator="ada", cache_bytes=408),
+        make_record(
             "gvote", score=1.0, allocator="own", budget_spec=None, budget=None, kept_tokens=6.5,
             cache_bytes=650,
         ) | {"budget_spec": "own"},
     ]  # fmt: skip
     kept = [
         {
-            **{name: rows[1][name] for name in ("model", "method", "variant", "policy",
-                                                "policy_seed", "protected", "protocol")},
+            **{name: records[1][name] for name in ("model", "method", "variant", "policy",
+                                                   "policy_seed", "protected", "protocol")},
             "allocator": allocator, "budget_spec": "25%", "kept": share, "low": share - 0.1,
             "high": share + 0.1, "kept_tokens": 4, "cached_tokens": 16, "sequences": 3,
         }
         for allocator, share in (("uniform", 0.5), ("ada", 0.625))
     ]  # fmt: skip
-    folder = write_results(tmp_path / "r", rows=rows)
-    (folder / "kept.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    folder = write_results(tmp_path / "r", records=records)
+    (folder / "kept.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
     assert main([str(folder), "--bootstrap", "5"]) == 0
     page = Page((folder / "report.html").read_text(encoding="utf-8"))
     table = page.table("Accuracy", "highlighted")
     assert table["method"] == ["25% (4)", "own size"]
     assert table["gvote+self_sized"][1].startswith("100.0|")
     assert table["gvote+self_sized"][1].endswith("at 40.6 % (6)")
-    held = page.table("Bytes of keys and values right after the eviction")
-    assert held["knorm"] == ["408|0.255 of full", "–"]  # the setting that stands for it: +ada
-    assert held["gvote+self_sized"] == ["–", "650|0.406 of full"]
+    nbytes = page.table("Bytes of keys and values right after the eviction")
+    assert nbytes["knorm"] == ["408|0.255 of full", "–"]  # its best setting: +ada
+    assert nbytes["gvote+self_sized"] == ["–", "650|0.406 of full"]
     every = page.table("Future attention kept", "every setting")
-    assert every["knorm"] == ["62.5|52.5 to 72.5"]  # the later of two rows of that name
+    assert every["knorm"] == ["62.5|52.5 to 72.5"]  # the later of two settings of that name
     assert "single points size the cache themselves" in " ".join(page.captions)
     assert (folder / "figures" / "kept-query_aware.png").exists()
 

@@ -11,23 +11,23 @@ from eval.report.tokens import protected_ranges, rank_color, token_map
 
 
 def test_ranks_become_percent_below_and_sixteen_levels(tokens: dict[str, Any]) -> None:
-    found = token_map(tokens, ("kvp", "oracle", "knorm"))
-    assert found.methods == ("kvp/seed0", "oracle", "knorm")
-    oracle, knorm = found.means[1], found.means[2]
+    shown = token_map(tokens, ("kvp", "oracle", "knorm"))
+    assert shown.methods == ("kvp/seed0", "oracle", "knorm")
+    oracle, knorm = shown.means[1], shown.means[2]
     assert (oracle[0], oracle[-1]) == (100.0, 0.0)
     assert knorm == pytest.approx((50.0,) * 16)
-    assert found.heads == ("mean over heads", "layer 0, head 0", "layer 0, head 1")
-    assert found.levels["oracle"] == ("fedcba9876543210",) * 3
-    assert found.levels["knorm"] == ("8" * 16, "fedcba9876543210", "0123456789abcdef")
-    assert found.left_out == 0
+    assert shown.heads == ("mean over heads", "layer 0, head 0", "layer 0, head 1")
+    assert shown.levels["oracle"] == ("fedcba9876543210",) * 3
+    assert shown.levels["knorm"] == ("8" * 16, "fedcba9876543210", "0123456789abcdef")
+    assert shown.left_out == 0
 
 
 def test_large_maps_leave_heads_out_evenly(tokens: dict[str, Any]) -> None:
     tokens["methods"] = {"knorm": [list(range(16))] * 9}
     tokens["geometry"]["kv_heads"] = 1
-    found = token_map(tokens, (), maximum_digits=16 * 4)
-    assert found.heads[1:] == ("layer 0, head 0", "layer 4, head 0", "layer 8, head 0")
-    assert found.left_out == 6
+    shown = token_map(tokens, (), maximum_digits=16 * 4)
+    assert shown.heads[1:] == ("layer 0, head 0", "layer 4, head 0", "layer 8, head 0")
+    assert shown.left_out == 6
 
 
 @pytest.mark.parametrize(

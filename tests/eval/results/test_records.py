@@ -8,35 +8,47 @@ from typing import Any
 
 import pytest
 
-from eval.results.records import KEY_FIELDS, RowFile, key_of, merge_rows, method_label, read_rows
+from eval.results.records import (
+    KEY_FIELDS,
+    RecordFile,
+    key_of,
+    merge_records,
+    method_label,
+    read_records,
+)
 from kvp.errors import ResultsError
 
 
-def _row(example: str, **fields: Any) -> dict[str, Any]:
+def _record(example: str, **fields: Any) -> dict[str, Any]:
     return {**dict.fromkeys(KEY_FIELDS), "example": example, "score": 1.0, **fields}
 
 
-def test_rows_come_back_in_order_and_their_keys_are_known(tmp_path: Path) -> None:
+def test_records_come_back_in_order_and_their_keys_are_known(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    file = RowFile(path)
-    file.append([_row("a"), _row("b", prediction="é\n")])
-    file.append([_row("c")])
-    assert [row["example"] for row in read_rows(path)] == ["a", "b", "c"]
-    assert next(row for row in read_rows(path) if row["example"] == "b")["prediction"] == "é\n"
-    assert RowFile(path).keys == file.keys == {key_of(_row(name)) for name in "abc"}
+    file = RecordFile(path)
+    file.append([_record("a"), _record("b", prediction="é\n")])
+    file.append([_record("c")])
+    assert [record["example"] for record in read_records(path)] == ["a", "b", "c"]
+    assert (
+        next(record for record in read_records(path) if record["example"] == "b")["prediction"]
+        == "é\n"
+    )
+    assert RecordFile(path).keys == file.keys == {key_of(_record(name)) for name in "abc"}
 
 
-@pytest.mark.parametrize("cut", [1, 7, 30])
-def test_a_torn_last_line_is_dropped_and_written_again(tmp_path: Path, cut: int) -> None:
+@pytest.mark.parametrize("removed", [1, 7, 30])
+def test_a_torn_last_line_is_dropped_and_written_again(tmp_path: Path, removed: int) -> None:
     path = tmp_path / "rows.jsonl"
-    RowFile(path).append([_row("a"), _row("b")])
+    RecordFile(path).append([_record("a"), _record("b")])
     whole = path.read_bytes()
-    path.write_bytes(whole[:-cut])
-    assert [row["example"] for row in read_rows(path)] == ["a"]  # a reader leaves the file alone
-    assert path.read_bytes() == whole[:-cut]
-    file = RowFile(path)
-    assert file.keys == {key_of(_row("a"))}
-    file.append([_row("b")])
+    path.write_bytes(whole[:-removed])
+    assert [record["example"] for record in read_records(path)] == [
+        "a"
+    ]  # a reader leaves the file alone
+    assert path.read_bytes() == whole[:-removed]
+    file = RecordFile(path)
+    assert file.keys == {key_of(_record("a"))}
+    file.append([_record("b")])
     assert path.read_bytes() == whole
 
 
@@ -44,31 +56,31 @@ def test_damage_before_the_last_line_names_file_and_line(tmp_path: Path) -> None
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n{"a": \n{"a": 3}\n')
     with pytest.raises(ResultsError, match=r"rows\.jsonl line 2 is damaged"):
-        list(read_rows(path))
+        list(read_records(path))
     path.write_text("[1]\n")
     with pytest.raises(ResultsError, match="line 1 is no record"):
-        list(read_rows(path))
+        list(read_records(path))
     path.write_text('{"a": 1}\n')
     with pytest.raises(ResultsError, match="line 1 lacks 'model'"):
-        RowFile(path)
+        RecordFile(path)
     with pytest.raises(ResultsError, match="does not exist"):
-        list(read_rows(tmp_path / "none.jsonl"))
+        list(read_records(tmp_path / "none.jsonl"))
 
 
-def test_two_rows_of_one_key_are_refused(tmp_path: Path) -> None:
+def test_two_records_of_one_key_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    rows = RowFile(path)
-    rows.append([_row("a"), _row("b")])
-    rows.append([_row("a", score=0.5)])
+    records = RecordFile(path)
+    records.append([_record("a"), _record("b")])
+    records.append([_record("a", score=0.5)])
     with pytest.raises(ResultsError, match=r"rows\.jsonl line 3 repeats line 1"):
-        RowFile(path)
+        RecordFile(path)
 
 
-def test_merging_replaces_rows_of_the_same_key_only(tmp_path: Path) -> None:
+def test_merging_replaces_records_of_the_same_key_only(tmp_path: Path) -> None:
     path = tmp_path / "timing.jsonl"
-    merge_rows(path, [{"m": "a", "s": 1}, {"m": "b", "s": 2}], ["m"])
-    merge_rows(path, [{"m": "b", "s": 3}, {"m": "c", "s": 4}], ["m"])
-    assert list(read_rows(path)) == [
+    merge_records(path, [{"m": "a", "s": 1}, {"m": "b", "s": 2}], ["m"])
+    merge_records(path, [{"m": "b", "s": 3}, {"m": "c", "s": 4}], ["m"])
+    assert list(read_records(path)) == [
         {"m": "a", "s": 1}, {"m": "b", "s": 3}, {"m": "c", "s": 4},
     ]  # fmt: skip
     assert [entry.name for entry in tmp_path.iterdir()] == ["timing.jsonl"]
@@ -82,19 +94,19 @@ def test_labels_name_presets_and_options() -> None:
 
 def test_former_names_of_allocators_are_read_as_the_present_ones(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    rows = [_row("a", allocator="own", budget_spec="own"), _row("b", allocator="ada")]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert [row["allocator"] for row in read_rows(path)] == ["self_sized", "ada"]
+    records = [_record("a", allocator="own", budget_spec="own"), _record("b", allocator="ada")]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert [record["allocator"] for record in read_records(path)] == ["self_sized", "ada"]
 
 
-def test_groups_of_long_labels_are_found_in_linear_time() -> None:
+def test_groups_of_long_labels_take_linear_time() -> None:
     """In a process with a time limit: a backtracking expression took a quarter of an hour."""
     code = """
 from eval.results.records import policy_groups
 wide = 100_000
 labels = {"-" * wide + "x": "-" * wide + "x", "a" + "-" * wide + "seed" + "_" * wide + "3": "a",
           "run13": "run13", "runs3": "run"}
-rows = [{"policy": label, "policy_seed": 3} for label in labels]
-assert policy_groups(rows) == {None: "", **labels}
+records = [{"policy": label, "policy_seed": 3} for label in labels]
+assert policy_groups(records) == {None: "", **labels}
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

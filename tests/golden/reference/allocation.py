@@ -24,8 +24,8 @@ def best_tokens(scores: Array, total: int, guaranteed: int) -> Array:
     counts = [guaranteed] * heads
     rest = []
     for h in range(heads):
-        own = sorted(entry for entry in everything if entry[2] == h)
-        rest += own[guaranteed:]
+        of_head = sorted(entry for entry in everything if entry[2] == h)
+        rest += of_head[guaranteed:]
     for _, _, h in sorted(rest)[: total - heads * guaranteed]:
         counts[h] += 1
     return np.array(counts)

@@ -16,7 +16,7 @@ def softmax(logits: Array) -> Array:
     return result
 
 
-def rows(inputs: Inputs, window: int) -> Array:
+def last_attention(inputs: Inputs, window: int) -> Array:
     """What the last `window` tokens attend to: [B, H, G, window, N]."""
     batch, heads, tokens, width = inputs.shape
     queries = inputs.queries[:, :, tokens - window :].astype(np.float64)

@@ -39,7 +39,7 @@ def contrastkv(
 ) -> Array:
     """Scores in the order of (fused score, positive signal), spread out so that margins show.
 
-    Fused scores tie in three places: at 1, at 0, and at the cap max(S+). There the positive signal
+    Fused scores tie at three values: at 1, at 0, and at the cap max(S+). There the positive signal
     decides, so it is written above 10, below -5 and above 5.
     """
     positive, negative = inputs.reconstruction.astype(np.float64), inputs.noise.astype(np.float64)

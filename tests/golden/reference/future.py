@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from reference.attention import rows, softmax
+from reference.attention import last_attention, softmax
 from reference.inputs import Inputs
 from reference.ranking import FORCED
 
@@ -63,8 +63,8 @@ def expected_attention(
 
 def nucleus(attention: Array, p_nuc: float) -> int:
     """Size of the smallest set of tokens that holds `p_nuc` of the attention [N]."""
-    held = np.cumsum(np.sort(attention)[::-1])
-    return min(int((held < p_nuc).sum()) + 1, len(attention))
+    cumulative = np.cumsum(np.sort(attention)[::-1])
+    return min(int((cumulative < p_nuc).sum()) + 1, len(attention))
 
 
 def gvote(
@@ -84,7 +84,7 @@ def gvote(
     if guesses is None:
         guesses = inputs.project(np.concatenate(inputs.drawn, axis=1))
     guesses = guesses @ mean_rotation(inputs, future).T
-    current = rows(inputs, 1)[..., 0, :]
+    current = last_attention(inputs, 1)[..., 0, :]
     scores = np.zeros((batch, heads, tokens))
     for b, h in np.ndindex(batch, heads):
         keys = inputs.keys[b, h].astype(np.float64)

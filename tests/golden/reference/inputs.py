@@ -40,7 +40,7 @@ class Inputs:
     future: Array
     text: str | None = None
     drawn: list[Array] = field(default_factory=list, compare=False)
-    """Hidden states a method asked queries of, in order: how tests see its random draws."""
+    """Hidden states that a method projected to queries, in order: its random draws, for tests."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -67,7 +67,7 @@ class Inputs:
         return rotated(plain, positions, self.frequencies).astype(np.float32)
 
     def view(self, needs: Needs, budget: int) -> View:
-        """The product's view with exactly what `needs` asks for."""
+        """The view with exactly the inputs that `needs` names."""
         self.drawn.clear()
         batch, _, tokens, _ = self.shape
         window = tokens if needs.queries == ALL_QUERIES else min(needs.queries, tokens)

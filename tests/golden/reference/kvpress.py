@@ -1,14 +1,14 @@
 """kvpress 0.5.5 by its formulas: scores [B, H, T] (or masks) that its top-k selection reads.
 
 Written from a description of that package, in float64; nothing of it is imported. `ratio` is its
-compression ratio, the share dropped. Its own truncation (`kept_tokens`) is part of the contract.
+compression ratio, the share dropped. Its truncation (`kept_tokens`) is part of the contract.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from reference.attention import rows, softmax
+from reference.attention import last_attention, softmax
 from reference.inputs import Inputs
 
 Array = np.ndarray
@@ -45,7 +45,7 @@ def streaming_llm(inputs: Inputs, ratio: float) -> Array:
 
 def snapkv(inputs: Inputs, window: int = 64, kernel: int = 5) -> Array:
     tokens = inputs.shape[2]
-    votes = rows(inputs, window)[..., : tokens - window].mean(axis=3)
+    votes = last_attention(inputs, window)[..., : tokens - window].mean(axis=3)
     edges = [(0, 0)] * 3 + [(kernel // 2, kernel // 2)]
     shifted = np.pad(votes, edges)
     pooled = sum(shifted[..., k : k + votes.shape[-1]] for k in range(kernel)) / kernel
@@ -53,14 +53,14 @@ def snapkv(inputs: Inputs, window: int = 64, kernel: int = 5) -> Array:
 
 
 def tova(inputs: Inputs) -> Array:
-    last = rows(inputs, 1)[:, :, :, 0, :-1].mean(axis=(1, 2))
+    last = last_attention(inputs, 1)[:, :, :, 0, :-1].mean(axis=(1, 2))
     heads = inputs.shape[1]
     return _padded(np.repeat(last[:, None], heads, axis=1), back=1)
 
 
 def observed_attention(inputs: Inputs) -> Array:
     tokens = inputs.shape[2]
-    matrix = rows(inputs, tokens)
+    matrix = last_attention(inputs, tokens)
     return (matrix.sum(axis=3) / np.arange(tokens, 0, -1)).mean(axis=2)
 
 
@@ -146,8 +146,8 @@ def adakv(scores: Array, ratio: float, safeguard: float = 0.2) -> Array:
     np.put_along_axis(raised, best, np.inf, axis=-1)
     mask = np.ones((batch, heads * tokens), dtype=bool)
     pruned = heads * (tokens - kept)
-    for row in range(batch):
-        mask[row, np.argsort(raised[row].ravel(), kind="stable")[:pruned]] = False
+    for entry in range(batch):
+        mask[entry, np.argsort(raised[entry].ravel(), kind="stable")[:pruned]] = False
     return mask.reshape(batch, heads, tokens)
 
 

@@ -36,7 +36,7 @@ class Golden:
     """float32 against float64, absolute."""
     sums_tie: bool = True
     """Tokens with equal inputs score equal in float32, too. A sum of many unequal terms can round
-    differently at different places of a vector."""
+    differently at different indices of a vector."""
 
     @property
     def method(self) -> str:

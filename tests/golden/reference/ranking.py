@@ -6,7 +6,7 @@ import numpy as np
 
 Array = np.ndarray
 FORCED = 1e6
-"""True scores from here on stand for tokens a method keeps whatever the numbers say."""
+"""Scores from here on mark tokens that a method always keeps."""
 
 
 def significant(scores: Array, digits: int = 12) -> Array:
@@ -39,7 +39,7 @@ def kept(scores: Array, budget: int) -> Array:
     return mask
 
 
-def _at_the_cut(scores: Array, budget: int) -> tuple[Array, Array]:
+def _at_the_boundary(scores: Array, budget: int) -> tuple[Array, Array]:
     """Scores [...] of the last token kept and of the first one dropped."""
     falling = np.take_along_axis(significant(scores), order(scores), axis=-1)
     return falling[..., budget - 1], falling[..., budget]
@@ -47,17 +47,17 @@ def _at_the_cut(scores: Array, budget: int) -> tuple[Array, Array]:
 
 def tied(scores: Array, budget: int) -> Array:
     """[...]: the last token kept and the first one dropped have the same score (budget < N)."""
-    last, first = _at_the_cut(scores, budget)
+    last, first = _at_the_boundary(scores, budget)
     same: Array = last == first
     return same
 
 
 def undecided(scores: Array, budget: int, rtol: float, atol: float) -> Array:
-    """[...]: float32 may cut here differently, because the first token dropped is nearly kept.
+    """[...]: float32 may decide differently here, because the first token dropped is nearly kept.
 
     An exact tie is decided: by the rule that the newer token wins. budget < N.
     """
-    last, first = _at_the_cut(scores, budget)
+    last, first = _at_the_boundary(scores, budget)
     gap = np.where(last == first, 0.0, last - first)  # inf - inf
     scale = np.where(np.abs(last) < FORCED, np.maximum(np.abs(last), np.abs(first)), 0.0)
     near: Array = (gap > 0) & (gap <= atol + rtol * scale)

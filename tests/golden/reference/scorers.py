@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from reference.attention import rows, softmax
+from reference.attention import last_attention, softmax
 from reference.inputs import Inputs
 from reference.ranking import FORCED
 
@@ -46,7 +46,7 @@ def keydiff(inputs: Inputs, budget: int) -> Array:
 
 
 def lagkv_spread(inputs: Inputs, n_sink: int, lag: int) -> Array:
-    """What LagKV compares: [B, H, judged partitions, lag], keys and values averaged."""
+    """What LagKV compares: [B, H, scored partitions, lag], keys and values averaged."""
     batch, heads, tokens, width = inputs.shape
     partitions = (tokens - n_sink) // lag
     total = np.zeros((batch, heads, partitions - 1, lag))
@@ -65,7 +65,7 @@ def _blurred(spread: Array, ranks: Array) -> Array:
     """Ranks [P, lag] of one head in which float32 may swap two; those differ by next to nothing.
 
     Where two neighbours of a partition are that close, all tokens of these two ranks are moved to
-    the middle, a hair apart, so that a cut among them counts as undecided.
+    the middle, a hair apart, so that a budget that ends among them counts as undecided.
     """
     step = 1 / ranks.shape[-1]
     falling = np.sort(spread, axis=-1)
@@ -87,8 +87,8 @@ def lagkv(inputs: Inputs, budget: int, n_sink: int = 4, lag: int | None = None) 
         # Equal spreads: the newer token ranks higher, as everywhere.
         ranks = np.argsort(np.argsort(spread, axis=-1, kind="stable"), axis=-1)
         for b, h in np.ndindex(ranks.shape[:2]):
-            judged = _blurred(spread[b, h], ranks[b, h] / lag)
-            scores[b, h, n_sink : n_sink + judged.size] = judged.ravel()
+            blurred = _blurred(spread[b, h], ranks[b, h] / lag)
+            scores[b, h, n_sink : n_sink + blurred.size] = blurred.ravel()
     for sink in range(min(n_sink, tokens)):
         scores[..., sink] = 3 * FORCED - sink
     return scores
@@ -103,7 +103,7 @@ def snapkv(
     before = scores.shape[-1] - window
     if before <= 0:
         return scores
-    votes = rows(inputs, window)[..., :before].mean(axis=-2)
+    votes = last_attention(inputs, window)[..., :before].mean(axis=-2)
     reach = kernel // 2
     pooled = np.zeros_like(votes)
     for token in range(before):
@@ -117,7 +117,7 @@ def tova(
     inputs: Inputs, budget: int, *, per_kv_head: bool = False, force_last: bool = False
 ) -> Array:
     """The last token's attention, averaged over the layer's query heads."""
-    attention = rows(inputs, 1)[..., 0, :]
+    attention = last_attention(inputs, 1)[..., 0, :]
     scores = attention.mean(axis=2)
     if not per_kv_head:
         scores = np.broadcast_to(scores.mean(axis=1, keepdims=True), scores.shape).copy()
@@ -129,7 +129,7 @@ def tova(
 def received(inputs: Inputs, *, visible: bool) -> Array:
     """Attention received from all queries, mean over the group; per query that sees the token."""
     tokens = inputs.shape[2]
-    sums = rows(inputs, tokens).sum(axis=-2)
+    sums = last_attention(inputs, tokens).sum(axis=-2)
     if visible:
         sums = sums / (tokens - np.arange(tokens))
     return sums.mean(axis=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from reference.attention import rows
+from reference.attention import last_attention
 from reference.inputs import Inputs
 from reference.ranking import FORCED
 
@@ -20,7 +20,7 @@ def windowkv(
     *,
     per_head: bool = False,
 ) -> Array:
-    """Place of the token's window plus its own attention; observation tokens above, newest first.
+    """Rank of the token's window plus its attention; observation tokens above, newest first.
 
     The same for every head of the layer.
     """
@@ -29,23 +29,23 @@ def windowkv(
     before = tokens - observed
     if before <= 0:
         return scores
-    attention = rows(inputs, observed)[..., :before].mean(axis=3)
+    attention = last_attention(inputs, observed)[..., :before].mean(axis=3)
     for b in range(batch):
         every_head = attention[b].reshape(-1, before)
         votes = every_head.mean(axis=0)
         starts = range(0, before, window)
 
-        def worth(x: Array, start: int) -> float:
+        def window_score(x: Array, start: int) -> float:
             best = np.sort(x[start : start + window])[::-1][:top]
             return float(best.sum() / min(top, window))
 
         if per_head:
-            marks = [np.mean([worth(x, s) for x in every_head]) for s in starts]
+            marks = [np.mean([window_score(x, s) for x in every_head]) for s in starts]
         else:
-            marks = [worth(votes, s) for s in starts]
+            marks = [window_score(votes, s) for s in starts]
         marks = list(np.round(marks, 14))
         worst_first = sorted(range(len(marks)), key=lambda k: (marks[k], k))
-        for place, k in enumerate(worst_first):
+        for rank, k in enumerate(worst_first):
             part = slice(k * window, min((k + 1) * window, before))
-            scores[b, :, part] = place + votes[part]
+            scores[b, :, part] = rank + votes[part]
     return scores

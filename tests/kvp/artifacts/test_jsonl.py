@@ -59,10 +59,12 @@ def test_records_of_earlier_versions_have_no_checksum(lines: JsonLines) -> None:
     assert list(lines)[2] == {"name": "new"}
 
 
-@pytest.mark.parametrize("cut", [1, 5, 40])
-def test_a_torn_last_line_is_left_out_and_cut_off_by_the_writer(lines: JsonLines, cut: int) -> None:
+@pytest.mark.parametrize("removed", [1, 5, 40])
+def test_a_torn_last_line_is_left_out_and_cut_off_by_the_writer(
+    lines: JsonLines, removed: int
+) -> None:
     whole = lines.path.read_bytes()
-    lines.path.write_bytes(whole[:-cut])
+    lines.path.write_bytes(whole[:-removed])
     assert lines.torn
     assert list(lines) == RECORDS[:1]
     lines.cut_torn_line()

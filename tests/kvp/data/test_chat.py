@@ -22,7 +22,7 @@ def names(chat: Sequence[Turn]) -> list[str]:
     return [turn["content"].split()[0] for turn in chat[::2]]
 
 
-def test_threads_follow_each_other_and_are_cut_where_the_room_ends() -> None:
+def test_threads_follow_each_other_and_are_truncated_at_the_capacity() -> None:
     # Prompt words: 10 per exchange, less the 5 of the last reply.
     chats = list(pack([thread("a", 2), thread("b", 3), thread("c", 1)], words, 35))
     assert [names(chat) for chat in chats] == [["a0", "a1", "b0", "b1"]]
@@ -51,7 +51,7 @@ def test_a_thread_that_opens_a_chat_is_cut_to_it() -> None:
 def test_a_first_exchange_too_long_for_any_chat_is_left_out() -> None:
     long: list[tuple[int, int]] = []
     dialogues = [thread("a", 1, 50), thread("b", 1), thread("c", 1, 50), thread("d", 1)]
-    chats = list(pack(dialogues, words, 20, too_long=lambda *found: long.append(found)))
+    chats = list(pack(dialogues, words, 20, too_long=lambda *thread: long.append(thread)))
     assert [names(chat) for chat in chats] == [["b0", "d0"]]
     assert long == [(0, 50), (2, 50)]
 

@@ -57,13 +57,13 @@ def test_several_needles_are_worded_in_the_plural() -> None:
         "Some special magic numbers are hidden within the following text. Make sure to memorize "
         "it. I will quiz you about the numbers afterwards.\n"
     )
-    found = re.fullmatch(
+    result = re.fullmatch(
         r"What are all the special magic numbers for (\S+), (\S+), (\S+), and (\S+) "
         r"mentioned in the provided text\?",
         sample.question,
     )
-    assert found is not None
-    a, b, c, d = found.groups()
+    assert result is not None
+    a, b, c, d = result.groups()
     assert sample.answer_prefix == (
         f" The special magic numbers for {a}, {b}, {c}, and {d} mentioned in the provided text are"
     )
@@ -73,16 +73,16 @@ def test_several_needles_are_worded_in_the_plural() -> None:
 
 def test_values_of_one_key_are_in_document_order() -> None:
     sample = make("niah_multivalue")
-    places = [sample.context.index(value) for value in sample.references]
-    assert len(places) == 4
-    assert places == sorted(places)
+    positions = [sample.context.index(value) for value in sample.references]
+    assert len(positions) == 4
+    assert positions == sorted(positions)
     key = sample.question.removeprefix("What are all the special magic numbers for ").split(" ")[0]
-    told = ",".join(f" {key} is: {value}" for value in sorted(sample.references))
-    assert sample.reply == f"{told}."
+    expected = ",".join(f" {key} is: {value}" for value in sorted(sample.references))
+    assert sample.reply == f"{expected}."
     assert sample.question.startswith("What are all the special magic numbers for ")
 
 
-def test_uuid_tasks_ask_for_uuids() -> None:
+def test_uuid_tasks_have_uuids_as_values() -> None:
     uuid = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
     for task, key in (("niah_single_3", r"[a-z-]+"), ("niah_multikey_3", uuid)):
         sample = make(task)
@@ -101,17 +101,17 @@ def test_needle_haystack_has_one_needle_a_line_with_different_keys() -> None:
         re.match(r"One of the special magic numbers for (\S+) is: \d{7}\.$", line) for line in lines
     ]
     assert len(lines) > 40
-    assert len({found.group(1) for found in keys if found}) == len(lines)
+    assert len({match.group(1) for match in keys if match}) == len(lines)
 
 
-def test_a_chain_of_variables_is_told_in_order_among_noise() -> None:
+def test_a_chain_of_variables_comes_in_order_among_noise() -> None:
     sample = make("vt_0shot", length=600)
     value = re.findall(r"\d{5}", sample.question)[0]
     first, *others = sample.references
     statements = [f"VAR {first} = {value}"]
     statements += [f"VAR {new} = VAR {old}" for old, new in zip(sample.references, others)]  # noqa: B905
-    places = [sample.context.index(f"{statement}") for statement in statements]
-    assert places == sorted(places)
+    positions = [sample.context.index(f"{statement}") for statement in statements]
+    assert positions == sorted(positions)
     assert sample.context.startswith(
         "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
     )

@@ -73,8 +73,8 @@ def test_splits_share_no_sentence_key_or_value(tokenizer: PreTrainedTokenizerBas
     seen: dict[str, set[str]] = {}
     for split in SPLITS:
         text = [sample.context for sample in opened(tokenizer, split=split, count=4)]
-        found = {part for one in text for part in sentences(one.partition("\n")[2])}
-        seen[split] = found | set(re.findall(r"\d{7}|[a-z]+-[a-z]+", " ".join(text)))
+        parts = {part for one in text for part in sentences(one.partition("\n")[2])}
+        seen[split] = parts | set(re.findall(r"\d{7}|[a-z]+-[a-z]+", " ".join(text)))
     assert all(len(some) > 50 for some in seen.values())
     for one, other in (("train", "validation"), ("train", "test"), ("validation", "test")):
         shared = seen[one] & seen[other]
@@ -111,11 +111,12 @@ def test_running_text_is_cut_before_a_word(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     data = jsonl(tmp_path / "t.jsonl", *({"text": f"text{n} of several words"} for n in range(30)))
-    cut = list(opened(tokenizer, data, length=16, count=99))
+    pieces = list(opened(tokenizer, data, length=16, count=99))
     assert all(
-        re.fullmatch(r"text\d+ of", sample.context) for sample in cut
+        re.fullmatch(r"text\d+ of", sample.context) for sample in pieces
     )  # "several" ends at 16+
-    assert {sample.reply for sample in cut} == {" several words"}  # what follows is the reference
+    # What follows is the reference.
+    assert {sample.reply for sample in pieces} == {" several words"}
     whole = list(opened(tokenizer, data, length=50, count=99))
     assert all(sample.context.endswith("words") for sample in whole)
     assert {(sample.metric, sample.reply, sample.messages) for sample in whole} == {
@@ -184,7 +185,7 @@ def test_essays_replace_the_prose(tmp_path: Path, tokenizer: PreTrainedTokenizer
 
 
 @pytest.mark.parametrize(
-    ("data", "changes", "said"),
+    ("data", "changes", "message"),
     [
         ("ruler", {"tasks": ("niah_single_9",)}, "--tasks: unknown task 'niah_single_9'"),
         ("ruler", {"tasks": ()}, "--tasks is empty"),
@@ -192,13 +193,13 @@ def test_essays_replace_the_prose(tmp_path: Path, tokenizer: PreTrainedTokenizer
         ("ruler", {"essays": "/no/such/file"}, "--essays /no/such/file"),
         ("ruler", {"length": 100}, "--length"),
         ("chat", {"length": 10}, "--length 10: the smallest chat already has"),
-        ("none.jsonl", {}, "--data none.jsonl: cannot be read"),
+        ("none.jsonl", {}, "--data none.jsonl: no such file or folder"),
     ],
 )
 def test_requests_that_cannot_work(
-    data: str, changes: dict[str, Any], said: str, tokenizer: PreTrainedTokenizerBase
+    data: str, changes: dict[str, Any], message: str, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    with pytest.raises(UsageError, match=re.escape(said)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         opened(tokenizer, data, **changes)[0]
 
 

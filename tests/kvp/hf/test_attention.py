@@ -27,11 +27,11 @@ def test_plain_forward_is_bitwise_sdpa(model: PreTrainedModel, prompt: Prompt) -
     padding = torch.ones_like(ids)
     padding[0, :9] = 0
     for mask in (None, padding):
-        own = model(ids, attention_mask=mask, use_cache=False).logits
+        ours = model(ids, attention_mask=mask, use_cache=False).logits
         model.set_attn_implementation("sdpa")
         stock = model(ids, attention_mask=mask, use_cache=False).logits
         model.set_attn_implementation(ATTENTION)
-        assert torch.equal(own, stock)
+        assert torch.equal(ours, stock)
 
 
 def test_dynamic_cache_is_bitwise_sdpa(model: PreTrainedModel, prompt: Prompt) -> None:
@@ -78,25 +78,29 @@ def test_grouped_attention_against_a_loop() -> None:
     visible[1, 0, 1] = False  # a query that sees nothing
     result = grouped_attention(query, keys, values, visible, scaling=0.7)
     assert result.shape == (2, 3, 6, 4)
-    for row in range(2):
+    for entry in range(2):
         for head in range(6):
             kv_head = head // 3
             for token in range(3):
-                seen = [s for s in range(5) if visible[row, kv_head, token, s]]
-                q = query[row, head, token].tolist()
+                seen = [s for s in range(5) if visible[entry, kv_head, token, s]]
+                q = query[entry, head, token].tolist()
                 weights = [
                     math.exp(
                         0.7
-                        * sum(a * b for a, b in zip(q, keys[row, kv_head, s].tolist(), strict=True))
+                        * sum(
+                            a * b for a, b in zip(q, keys[entry, kv_head, s].tolist(), strict=True)
+                        )
                     )
                     for s in seen
                 ]
                 for dim in range(4):
                     expected = sum(
-                        w * float(values[row, kv_head, s, dim])
+                        w * float(values[entry, kv_head, s, dim])
                         for w, s in zip(weights, seen, strict=True)
                     ) / (sum(weights) or 1.0)
-                    assert float(result[row, token, head, dim]) == pytest.approx(expected, abs=1e-5)
+                    assert float(result[entry, token, head, dim]) == pytest.approx(
+                        expected, abs=1e-5
+                    )
 
 
 def test_grouped_attention_without_mask_sees_everything() -> None:

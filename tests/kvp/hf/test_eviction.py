@@ -67,7 +67,7 @@ def test_evicting_around_generate(
     scorer = fixed(40)
     with watched(model) as calls, evicting(model, scorer, "50%", Protection(sinks=2, recents=5)):
         output = generate(model, ids, 9)
-    assert calls == [(40, [list(range(40))])] + [(1, [[place]]) for place in range(40, 48)]
+    assert calls == [(40, [list(range(40))])] + [(1, [[index]]) for index in range(40, 48)]
     kept = scorer.kept(20, sinks=2, recents=5)
     cache = output.past_key_values
     assert isinstance(cache, EvictingCache)
@@ -100,30 +100,33 @@ def test_a_budget_of_the_whole_prompt_changes_nothing(
 def test_a_padded_batch_equals_each_prompt_alone(
     model: PreTrainedModel, prompt: Prompt, by_content: Any, budget: int | str, generate: Any
 ) -> None:
-    """Lengths 40, 26 and 9: with a budget of 24 or 30 some rows keep everything."""
+    """Lengths 40, 26 and 9: with a budget of 24 or 30 some prompts keep everything."""
     lengths = (40, 26, 9)
-    rows = [prompt(length, seed=length) for length in lengths]
-    ids = torch.cat([torch.nn.functional.pad(row, (40 - row.shape[1], 0)) for row in rows])
+    sequences = [prompt(length, seed=length) for length in lengths]
+    ids = torch.cat(
+        [torch.nn.functional.pad(sequence, (40 - sequence.shape[1], 0)) for sequence in sequences]
+    )
     mask = torch.cat([(torch.arange(40) >= 40 - length).long()[None] for length in lengths])
     protection = Protection(sinks=2, recents=3)
     with evicting(model, by_content(), budget, protection):
         together = generate(model, ids, 8, attention_mask=mask, output_logits=True)
-    for place, row in enumerate(rows):
+    for index, sequence in enumerate(sequences):
         scorer = by_content()
         with evicting(model, scorer, budget, protection):
-            alone = generate(model, row, 8, output_logits=True)
+            alone = generate(model, sequence, 8, output_logits=True)
         assert (
-            together.sequences[place, 40:].tolist() == alone.sequences[0, row.shape[1] :].tolist()
+            together.sequences[index, 40:].tolist()
+            == alone.sequences[0, sequence.shape[1] :].tolist()
         )
-        difference = torch.stack(together.logits)[:, place] - torch.stack(alone.logits)[:, 0]
+        difference = torch.stack(together.logits)[:, index] - torch.stack(alone.logits)[:, 0]
         assert difference.abs().max() <= 1e-4
-        for mine, own in zip(
+        for mine, single in zip(
             together.past_key_values.layers, alone.past_key_values.layers, strict=True
         ):
             for head in range(2):
-                stored = mine.positions[place, head]
+                stored = mine.positions[index, head]
                 real = stored[stored < torch.iinfo(torch.int64).max]
-                assert real.tolist() == own.positions[0, head].tolist()
+                assert real.tolist() == single.positions[0, head].tolist()
 
 
 def test_views_inside_a_padded_batch_hold_no_padding(
@@ -182,7 +185,7 @@ def test_a_second_turn_continues_the_shrunk_cache(
         with watched(qwen) as calls:
             output = generate(qwen, turn, 4, past_key_values=first.past_key_values)
         assert [tokens for tokens, _ in calls] == [6, 1, 1, 1]
-        assert [position for _, rows in calls for position in rows[0]] == list(range(42, 51))
+        assert [position for _, fed in calls for position in fed[0]] == list(range(42, 51))
         sequences: Tensor = output.sequences
         return sequences
 

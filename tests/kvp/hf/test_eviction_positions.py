@@ -44,7 +44,7 @@ def test_longrope_on_one_side_of_its_switch(
         cache = prefill_and_evict(longrope, ids[:, :-1], fixed(tokens - 1), 22)
         with watched(longrope) as calls:
             generate(longrope, ids, 6, past_key_values=cache)
-        assert calls == [(1, [[place]]) for place in range(tokens - 1, tokens + 5)]
+        assert calls == [(1, [[index]]) for index in range(tokens - 1, tokens + 5)]
 
 
 def test_longrope_prompts_beyond_the_switch(

@@ -33,7 +33,7 @@ def test_greedy_answers_are_those_of_generate(
     ends = (whole[0][4], whole[2][0])
     expected = []
     for answer in whole:
-        stops = [place for place, token in enumerate(answer) if token in ends]
+        stops = [index for index, token in enumerate(answer) if token in ends]
         expected.append(answer[: stops[0] + 1] if stops else answer)
     assert greedy(qwen, EvictingCache(), ids, 0, max_new_tokens=12, ends=ends) == expected
     assert greedy(qwen, EvictingCache(), ids, 0, max_new_tokens=12, ends=()) == whole

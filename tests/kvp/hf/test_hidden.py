@@ -35,8 +35,8 @@ def entering() -> Callable[[PreTrainedModel, Tensor], list[Tensor]]:
     return run
 
 
-def _close(found: tuple[Tensor, Tensor], states: Tensor) -> None:
-    mean, variance = found
+def _close(result: tuple[Tensor, Tensor], states: Tensor) -> None:
+    mean, variance = result
     assert mean.dtype == variance.dtype == torch.float32
     torch.testing.assert_close(mean, states.mean(1).float(), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(
@@ -96,9 +96,11 @@ def test_padding_is_left_out(
     recorder = HiddenRecorder((4,), padding=[0, 8])
     with recorder.recording(qwen):
         qwen(ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp_min(0))
-    for row, alone in enumerate((long, short)):
+    for entry, alone in enumerate((long, short)):
         for layer, states in enumerate(entering(qwen, alone)):
-            _close(recorder.record.batch(slice(row, row + 1)).statistics(4, layer), states[:, 4:])
+            _close(
+                recorder.record.batch(slice(entry, entry + 1)).statistics(4, layer), states[:, 4:]
+            )
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5])

@@ -23,8 +23,8 @@ def test_norms_behind_the_projection_are_those_of_the_model(model: PreTrainedMod
                 moved = projection(padded.view(1, -1)) - projection(torch.zeros(1, padded.numel()))
                 squares.append(moved.square().sum())
             expected = torch.stack(squares).mean()
-            found = value @ gram[layer, head] @ value
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            result = value @ gram[layer, head] @ value
+            torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
 
 class Packed(nn.Module):

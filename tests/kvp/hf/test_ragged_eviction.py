@@ -39,8 +39,8 @@ class Drawn:
         counts = torch.full((layers, heads), request.floor)
         while int(counts.sum()) < request.total:
             layer, head = (int(torch.randint(n, (), generator=generator)) for n in (layers, heads))
-            room = min(tokens - int(counts[layer, head]), request.total - int(counts.sum()))
-            counts[layer, head] += int(torch.randint(room + 1, (), generator=generator))
+            missing = min(tokens - int(counts[layer, head]), request.total - int(counts.sum()))
+            counts[layer, head] += int(torch.randint(missing + 1, (), generator=generator))
         return counts
 
 
@@ -59,7 +59,7 @@ class Best:
 
 
 class Given:
-    """The same counts whatever is asked."""
+    """The same counts for every request."""
 
     name = "given"
 
@@ -81,8 +81,8 @@ def kept_by(scorer: Any, counts: Tensor, protection: Protection = PROTECTION) ->
     ]
 
 
-def positions(layer: Any, row: int = 0) -> list[list[int]]:
-    return [[p for p in head if p < EMPTY] for head in layer.positions[row].tolist()]
+def positions(layer: Any, entry: int = 0) -> list[list[int]]:
+    return [[p for p in head if p < EMPTY] for head in layer.positions[entry].tolist()]
 
 
 def test_prefill_and_evict_with_an_allocator(
@@ -126,7 +126,7 @@ def test_evicting_with_an_allocator(
         evicting(model, scorer, "30%", PROTECTION, allocator=allocator),
     ):
         output = generate(model, ids, 9)
-    assert calls == [(40, [list(range(40))])] + [(1, [[place]]) for place in range(40, 48)]
+    assert calls == [(40, [list(range(40))])] + [(1, [[index]]) for index in range(40, 48)]
     kept = kept_by(scorer, allocator.allocate(allocator.requests[0]))
     cache = output.past_key_values
     assert isinstance(cache, EvictingCache)
@@ -153,27 +153,27 @@ def test_sampling_feels_exactly_the_kept_tokens(
         evicting(qwen, scorer, 9, PROTECTION, allocator=allocator),
     ):
         output = generate(qwen, ids, 6, do_sample=True, num_return_sequences=3, output_logits=True)
-    assert [(tokens, rows[0]) for tokens, rows in calls[1:]] == [(1, [p]) for p in range(30, 35)]
-    assert len({tuple(row) for row in output.sequences.tolist()}) > 1
+    assert [(tokens, fed[0]) for tokens, fed in calls[1:]] == [(1, [p]) for p in range(30, 35)]
+    assert len({tuple(sequence) for sequence in output.sequences.tolist()}) > 1
     kept = kept_by(scorer, allocator.allocate(allocator.requests[0]))
-    found = torch.stack(output.logits, dim=1)
-    for row in range(3):
-        expected = masked_logits(qwen, output.sequences[row : row + 1], 30, kept)[0, 29:-1]
-        assert (found[row] - expected).abs().max() <= 1e-4
+    result = torch.stack(output.logits, dim=1)
+    for index in range(3):
+        expected = masked_logits(qwen, output.sequences[index : index + 1], 30, kept)[0, 29:-1]
+        assert (result[index] - expected).abs().max() <= 1e-4
 
 
 def test_beams_are_scored_as_under_a_mask(
     qwen: PreTrainedModel, prompt: Prompt, fixed: Any, masked_logits: Any, generate: Any
 ) -> None:
-    """Rows are reordered at every token; each beam's score is that of its own tokens."""
+    """Beams are reordered at every token; each beam's score is that of its own tokens."""
     ids = prompt(30)
     scorer, allocator = fixed(30), Drawn()
     with evicting(qwen, scorer, 9, PROTECTION, allocator=allocator):
         output = generate(qwen, ids, 7, num_beams=4, num_return_sequences=4, output_scores=True)
     assert {type(layer) for layer in output.past_key_values.layers} >= {RaggedLayer}
     kept = kept_by(scorer, allocator.allocate(allocator.requests[0]))
-    for row, score in enumerate(output.sequences_scores.tolist()):
-        sequence = output.sequences[row : row + 1]
+    for beam, score in enumerate(output.sequences_scores.tolist()):
+        sequence = output.sequences[beam : beam + 1]
         logits = masked_logits(qwen, sequence, 30, kept)[0, 29:-1]
         chosen = logits.log_softmax(-1).gather(1, sequence[0, 30:, None]).sum()
         assert score == pytest.approx(float(chosen) / 7, abs=1e-4)
@@ -189,22 +189,24 @@ def test_a_padded_batch_equals_each_prompt_alone(
     allocator: Any,
     generate: Any,
 ) -> None:
-    """Lengths 40, 26 and 9, each row's budget split by itself."""
+    """Lengths 40, 26 and 9, each prompt's budget split by itself."""
     lengths = (40, 26, 9)
-    rows = [prompt(length, seed=length) for length in lengths]
-    ids = torch.cat([torch.nn.functional.pad(row, (40 - row.shape[1], 0)) for row in rows])
+    sequences = [prompt(length, seed=length) for length in lengths]
+    ids = torch.cat(
+        [torch.nn.functional.pad(sequence, (40 - sequence.shape[1], 0)) for sequence in sequences]
+    )
     mask = torch.cat([(torch.arange(40) >= 40 - length).long()[None] for length in lengths])
     with evicting(qwen, by_content(), budget, PROTECTION, allocator=allocator):
         together = generate(qwen, ids, 8, attention_mask=mask, output_logits=True)
-    for place, row in enumerate(rows):
+    for index, sequence in enumerate(sequences):
         with evicting(qwen, by_content(), budget, PROTECTION, allocator=allocator):
-            alone = generate(qwen, row, 8, output_logits=True)
-        difference = torch.stack(together.logits)[:, place] - torch.stack(alone.logits)[:, 0]
+            alone = generate(qwen, sequence, 8, output_logits=True)
+        difference = torch.stack(together.logits)[:, index] - torch.stack(alone.logits)[:, 0]
         assert difference.abs().max() <= 1e-4
-        for mine, own in zip(
+        for mine, single in zip(
             together.past_key_values.layers, alone.past_key_values.layers, strict=True
         ):
-            assert positions(mine, place) == positions(own)
+            assert positions(mine, index) == positions(single)
 
 
 def test_equal_counts_are_what_no_allocator_keeps(
@@ -249,7 +251,9 @@ def test_an_allocator_runs_at_any_budget(qwen: PreTrainedModel, prompt: Prompt, 
     assert not whole.evicted
 
 
-def test_own_sizes_reach_the_allocator(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
+def test_sizes_of_a_scorer_reach_the_allocator(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any
+) -> None:
     class Sized(fixed):  # type: ignore[misc]
         def sizes(self, scores: Tensor) -> Tensor:
             assert int(scores.isinf().sum()) == scores[..., 0].numel() * 20  # 4 + 16 are protected
@@ -319,8 +323,10 @@ def test_views_carry_the_scorer_inputs(
     """Inside `evicting`, with a padded batch, as from a prefill of each prompt alone."""
     tokenizer = letters()
     lengths = (30, 21)
-    rows = [prompt(length, seed=length) for length in lengths]
-    ids = torch.cat([torch.nn.functional.pad(row, (30 - row.shape[1], 0)) for row in rows])
+    sequences = [prompt(length, seed=length) for length in lengths]
+    ids = torch.cat(
+        [torch.nn.functional.pad(sequence, (30 - sequence.shape[1], 0)) for sequence in sequences]
+    )
     mask = torch.cat([(torch.arange(30) >= 30 - length).long()[None] for length in lengths])
     scorer = Everything(text=text)
     hooks = len(model.model.layers[0].self_attn._forward_pre_hooks)
@@ -328,28 +334,28 @@ def test_views_carry_the_scorer_inputs(
     with evicting(model, scorer, "50%", PROTECTION, **options):
         together = generate(model, ids, 6, attention_mask=mask, output_logits=True)
         assert len(model.model.layers[0].self_attn._forward_pre_hooks) == hooks
-    for place, row in enumerate(rows):
-        seen = observe(model, row, hidden_after=(2,))
+    for index, sequence in enumerate(sequences):
+        seen = observe(model, sequence, hidden_after=(2,))
         scorer_inputs = ScorerInputs(
-            model, row, seen.keys, seen.values, hidden=seen.hidden, tokenizer=tokenizer
+            model, sequence, seen.keys, seen.values, hidden=seen.hidden, tokenizer=tokenizer
         )
         for layer, extras in enumerate(scorer_inputs.for_needs(scorer.needs)):
-            view = scorer.views[3 * place + layer]
+            view = scorer.views[3 * index + layer]
             assert view.text == extras.text
             assert view.hidden is not None
             assert extras.hidden is not None
-            for mine, own in (
+            for mine, single in (
                 (view.reconstruction, extras.reconstruction),
                 (view.noise, extras.noise),
                 (view.hidden.variance, extras.hidden.variance),
             ):
                 assert mine is not None
-                assert own is not None
-                assert (mine - own).abs().max() <= 1e-4
-        cache = prefill_and_evict(model, row, scorer, "50%", PROTECTION, **options)
-        for mine, own in zip(together.past_key_values.layers, cache.layers, strict=True):
-            kept = [[p for p in head if p < row.shape[1]] for head in positions(mine, place)]
-            assert kept == positions(own)
+                assert single is not None
+                assert (mine - single).abs().max() <= 1e-4
+        cache = prefill_and_evict(model, sequence, scorer, "50%", PROTECTION, **options)
+        for mine, single in zip(together.past_key_values.layers, cache.layers, strict=True):
+            kept = [[p for p in head if p < sequence.shape[1]] for head in positions(mine, index)]
+            assert kept == positions(single)
 
 
 def test_a_missing_tokenizer_is_an_error(

@@ -29,17 +29,17 @@ def test_inputs_of_every_chunk(
     tokenizer = letters(chat=chat)
     context = torch.randint(1, 30, (2, tokens))
     turn = "<e><a>" if chat else ""
-    found = list(reconstruction_inputs(context, tokenizer, chunk))
-    assert [part.start for part, _ in found] == starts
-    assert [part.stop for part, _ in found] == [*starts[1:], tokens]
-    for part, fed in found:
-        for row in range(2):
-            ids = context[row].tolist()
+    result = list(reconstruction_inputs(context, tokenizer, chunk))
+    assert [part.start for part, _ in result] == starts
+    assert [part.stop for part, _ in result] == [*starts[1:], tokens]
+    for part, fed in result:
+        for entry in range(2):
+            ids = context[entry].tolist()
             text = GO_ON if part.start else REQUEST
             expected = tokenizer.convert_tokens_to_ids(list(text))
             expected += ids[max(part.start - 8, 0) : part.start]
             expected += tokenizer.convert_tokens_to_ids(["<e>", "<a>"]) if turn else []
-            assert fed[row].tolist() == expected + ids[part]
+            assert fed[entry].tolist() == expected + ids[part]
 
 
 def test_turn_change_of_the_bundled_model() -> None:

@@ -78,12 +78,12 @@ def _expected(
             columns = set(range(part.start, part.stop)) | set(range(spec.sinks))
             seen = range(cached) if spec.full else sorted(c for c in columns if c < part.stop)
             targets = range(cached) if spec.full else range(part.start, part.stop)
-            own = range(cached, attention.shape[1])
+            repeated = range(cached, attention.shape[1])
             for head in range(4):
-                rows = attention[head][cached:]
-                rows = rows / rows[:, [*seen, *own]].sum(axis=1, keepdims=True)
+                weights = attention[head][cached:]
+                weights = weights / weights[:, [*seen, *repeated]].sum(axis=1, keepdims=True)
                 for i in targets:
-                    received = rows[:, i]
+                    received = weights[:, i]
                     if spec.weighted:
                         added = (
                             output[:, head * width : (head + 1) * width]
@@ -94,9 +94,9 @@ def _expected(
     return result
 
 
-def _check(found: Sequence[Tensor], expected: Sequence[Array]) -> None:
-    assert len(found) == len(expected)
-    for layer, signal in enumerate(found):
+def _check(result: Sequence[Tensor], expected: Sequence[Array]) -> None:
+    assert len(result) == len(expected)
+    for layer, signal in enumerate(result):
         assert signal.dtype == torch.float32
         assert signal.shape == (1, *expected[layer].shape)
         np.testing.assert_allclose(signal[0], expected[layer], rtol=5e-4, atol=1e-6)
@@ -120,10 +120,10 @@ def test_replay_is_the_plain_models_attention(
     """One chunk and several, chunks shorter than the repeated tail, sinks beyond a chunk."""
     ids = prompt(31 if spec.chunk > 3 else 11)
     passes = list(reconstruction_inputs(ids, tokenizer, spec.chunk))
-    found = _inputs(model, ids, tokenizer).reconstruction(spec)
-    _check(found, _expected(model, ids, passes, spec))
+    result = _inputs(model, ids, tokenizer).reconstruction(spec)
+    _check(result, _expected(model, ids, passes, spec))
     if not spec.weighted:
-        assert all(0 < float(signal.min()) <= float(signal.max()) <= 1 for signal in found)
+        assert all(0 < float(signal.min()) <= float(signal.max()) <= 1 for signal in result)
 
 
 def test_noise_is_the_plain_models_attention(
@@ -179,20 +179,20 @@ def test_model_and_cache_stay_as_they_were(
     assert torch.equal(late[0], _inputs(model, ids, tokenizer).reconstruction(Reconstruction())[0])
 
 
-def test_rows_of_a_batch_are_each_alone(
+def test_sequences_of_a_batch_are_each_alone(
     qwen: PreTrainedModel, prompt: Prompt, tokenizer: Tokenizer
 ) -> None:
     ids = prompt(31, batch=3)
     both = _inputs(qwen, ids, tokenizer)
-    for row in range(3):
-        alone = _inputs(qwen, ids[row : row + 1], tokenizer)
+    for entry in range(3):
+        alone = _inputs(qwen, ids[entry : entry + 1], tokenizer)
         for spec in (Reconstruction(chunk=12), Reconstruction(weighted=True)):
             for many, one in zip(
                 both.reconstruction(spec), alone.reconstruction(spec), strict=True
             ):
-                torch.testing.assert_close(many[row], one[0], atol=1e-5, rtol=1e-3)
+                torch.testing.assert_close(many[entry], one[0], atol=1e-5, rtol=1e-3)
         for many, one in zip(both.noise(Noise()), alone.noise(Noise()), strict=True):
-            torch.testing.assert_close(many[row], one[0], atol=1e-5, rtol=1e-3)
+            torch.testing.assert_close(many[entry], one[0], atol=1e-5, rtol=1e-3)
 
 
 def test_bfloat16_stays_near(qwen: PreTrainedModel, prompt: Prompt, tokenizer: Tokenizer) -> None:

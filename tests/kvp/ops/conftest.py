@@ -1,4 +1,4 @@
-"""The full T x T attention matrix in float64 NumPy: the truth that operators are held against."""
+"""The full T x T attention matrix in float64 NumPy: the truth that operators are compared with."""
 
 from __future__ import annotations
 

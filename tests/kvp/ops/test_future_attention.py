@@ -30,29 +30,29 @@ def _single(array: np.ndarray) -> Tensor:
 
 
 @pytest.mark.parametrize("group", [1, 2, 7])
-@pytest.mark.parametrize(("cut", "stop"), [(20, 37), (1, 37), (36, 37), (20, 31), (0, 5)])
+@pytest.mark.parametrize(("prefix", "stop"), [(20, 37), (1, 37), (36, 37), (20, 31), (0, 5)])
 @pytest.mark.parametrize("block", [1, 3, 256])
 def test_one_compression_point(
-    full_attention: FullAttention, group: int, cut: int, stop: int, block: int
+    full_attention: FullAttention, group: int, prefix: int, stop: int, block: int
 ) -> None:
     queries, keys = _case(group, 37)
-    largest = full_attention(queries, keys)[:, cut:stop, :cut].max(axis=0)
+    largest = full_attention(queries, keys)[:, prefix:stop, :prefix].max(axis=0)
     q, k = _single(queries), _single(keys)
-    for found in (
-        definition.future_attention(q, k, cut, stop, block),
-        interval_attention(q, k, (cut, stop), cut, block=block)[0],
-        future_attention(q, k, cut, stop),
+    for result in (
+        definition.future_attention(q, k, prefix, stop, block),
+        interval_attention(q, k, (prefix, stop), prefix, block=block)[0],
+        future_attention(q, k, prefix, stop),
     ):
-        assert found.dtype == torch.float32
-        assert found.shape == (cut,)
-        np.testing.assert_allclose(found, largest.sum(axis=0), rtol=2e-5, atol=2e-6)
-    for peak in (
-        definition.max_future_attention(q, k, cut, stop, block),
-        interval_attention(q, k, (cut, stop), cut, "max", block)[0],
-        max_future_attention(q, k, cut, stop),
+        assert result.dtype == torch.float32
+        assert result.shape == (prefix,)
+        np.testing.assert_allclose(result, largest.sum(axis=0), rtol=2e-5, atol=2e-6)
+    for largest_of_any in (
+        definition.max_future_attention(q, k, prefix, stop, block),
+        interval_attention(q, k, (prefix, stop), prefix, "max", block)[0],
+        max_future_attention(q, k, prefix, stop),
     ):
-        assert peak.shape == (cut,)
-        np.testing.assert_allclose(peak, largest.max(axis=0), rtol=2e-5, atol=2e-6)
+        assert largest_of_any.shape == (prefix,)
+        np.testing.assert_allclose(largest_of_any, largest.max(axis=0), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("group", [1, 3])
@@ -65,14 +65,14 @@ def test_grid(
     largest = full_attention(queries, keys).max(axis=0)
     expected = np.stack([largest[low:high, : edges[-1]].sum(0) for low, high in pairwise(edges)])
     q, k = _single(queries), _single(keys)
-    for found in (
+    for result in (
         definition.grid_attention(q, k, edges, block),
         interval_attention(q, k, edges, edges[-1], block=block),
         grid_attention(q, k, edges),
     ):
-        assert found.dtype == torch.float32
-        assert found.shape == (len(edges) - 1, edges[-1])
-        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+        assert result.dtype == torch.float32
+        assert result.shape == (len(edges) - 1, edges[-1])
+        np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-6)
     for interval, last in enumerate(edges[1:]):
         assert not grid_attention(q, k, edges)[interval, last:].any()
 
@@ -91,9 +91,9 @@ def test_sums_of_a_grid_are_the_labels_of_its_points(
     keys = torch.randn(2, 24, 4, generator=generator)
     first = data.draw(st.integers(0, len(edges) - 1))
     last = data.draw(st.integers(first, len(edges) - 1))
-    cut, stop = edges[first], edges[last]
-    grid = grid_attention(queries, keys, edges)[..., first:last, :cut].sum(dim=-2)
-    expected = definition.future_attention(queries, keys, cut, stop)
+    prefix, stop = edges[first], edges[last]
+    grid = grid_attention(queries, keys, edges)[..., first:last, :prefix].sum(dim=-2)
+    expected = definition.future_attention(queries, keys, prefix, stop)
     torch.testing.assert_close(grid, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -114,8 +114,8 @@ def test_the_maximum_over_query_heads_is_taken_per_query() -> None:
     queries = torch.zeros(2, 4, 2)
     queries[:, 2:] = looks
     # Keys 0/2 and 1/3 are twins: query 2 splits key 0's share with itself, query 3 both.
-    found = future_attention(queries, keys, prefix_length=2)
-    np.testing.assert_allclose(found, [0.5 + 0.5, 1.0 + 0.5], atol=1e-6)
+    result = future_attention(queries, keys, prefix_length=2)
+    np.testing.assert_allclose(result, [0.5 + 0.5, 1.0 + 0.5], atol=1e-6)
 
 
 def test_more_than_one_unit_per_query_only_with_groups() -> None:
@@ -162,10 +162,10 @@ def test_unset_memory_is_never_read() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         assert torch.empty(3).isnan().all()
-        found = interval_attention(queries, keys, [3, 12, 33], 33, block=7)
+        result = interval_attention(queries, keys, [3, 12, 33], 33, block=7)
     finally:
         torch.use_deterministic_algorithms(False)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
 
 
 def test_arguments_are_left_alone() -> None:
@@ -186,9 +186,9 @@ def test_every_precision_is_computed_in_float32(
 ) -> None:
     queries, keys = torch.randn(2, 33, 8).to(dtype), torch.randn(33, 8).to(dtype)
     exact = full_attention(queries.double().numpy(), keys.double().numpy())
-    found = future_attention(queries, keys, 20)
-    assert found.dtype == torch.float32
-    np.testing.assert_allclose(found, exact[:, 20:, :20].max(0).sum(0), rtol=1e-4, atol=1e-6)
+    result = future_attention(queries, keys, 20)
+    assert result.dtype == torch.float32
+    np.testing.assert_allclose(result, exact[:, 20:, :20].max(0).sum(0), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0])
@@ -216,9 +216,9 @@ def test_wrong_shapes_and_ranges_are_refused() -> None:
             attention(queries, torch.randn(9, 4), 3)
         with pytest.raises(ValueError, match="disagree"):
             attention(torch.randn(10, 4), keys, 3)
-        for cut, stop in ((5, 4), (3, 11), (11, None)):
+        for prefix, stop in ((5, 4), (3, 11), (11, None)):
             with pytest.raises(ValueError, match="no queries"):
-                attention(queries, keys, cut, stop)
+                attention(queries, keys, prefix, stop)
     for grid in (grid_attention, definition.grid_attention):
         for edges in ([5, 4], [-1, 4], [0, 5, 11], [3], []):
             with pytest.raises(ValueError, match="no queries"):

@@ -77,28 +77,30 @@ def test_the_error_is_that_of_float32_logits(
     queries, keys = (x.to(DEVICE, dtype) for x in _case(group, tokens, width, scale))
     exact = _reduced(_attention(queries.double(), keys.double()), edges, edges[-1])
     magnitudes = queries.double().abs() @ keys.double().abs()[:, None].mT * width**-0.5
-    found = interval_attention(queries, keys, edges, edges[-1], block=16)
-    assert found.dtype == torch.float32
+    result = interval_attention(queries, keys, edges, edges[-1], block=16)
+    assert result.dtype == torch.float32
     bound = 8 * 2**-24 * magnitudes.max().item()
-    torch.testing.assert_close(found.double(), exact, rtol=bound, atol=1e-37)
+    torch.testing.assert_close(result.double(), exact, rtol=bound, atol=1e-37)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "max"])
-@pytest.mark.parametrize(("cut", "stop"), [(20, 37), (1, 37), (36, 37), (20, 31), (0, 5), (9, 9)])
-def test_one_compression_point(reduction: Literal["sum", "max"], cut: int, stop: int) -> None:
+@pytest.mark.parametrize(
+    ("prefix", "stop"), [(20, 37), (1, 37), (36, 37), (20, 31), (0, 5), (9, 9)]
+)
+def test_one_compression_point(reduction: Literal["sum", "max"], prefix: int, stop: int) -> None:
     queries, keys = (x.to(DEVICE) for x in _case(3, 37, 8, scale=3.0))
-    found = interval_attention(queries, keys, (cut, stop), cut, reduction, block=16)
+    result = interval_attention(queries, keys, (prefix, stop), prefix, reduction, block=16)
     form = definition.future_attention if reduction == "sum" else definition.max_future_attention
     torch.testing.assert_close(
-        found[:, 0], form(queries, keys, cut, stop), rtol=1e-5, atol=1e-6, check_stride=False
+        result[:, 0], form(queries, keys, prefix, stop), rtol=1e-5, atol=1e-6, check_stride=False
     )
 
 
 def test_leading_axes_and_the_default_block() -> None:
     queries, keys = (x.to(DEVICE).unflatten(0, (2, 2)) for x in _case(2, 70, 8, heads=4))
-    found = interval_attention(queries, keys, (5, 40, 66), 66)
-    assert found.shape == (2, 2, 2, 66)
-    torch.testing.assert_close(found, definition.grid_attention(queries, keys, (5, 40, 66)))
+    result = interval_attention(queries, keys, (5, 40, 66), 66)
+    assert result.shape == (2, 2, 2, 66)
+    torch.testing.assert_close(result, definition.grid_attention(queries, keys, (5, 40, 66)))
     assert interval_attention(queries[:0], keys[:0], (5, 40), 40).shape == (0, 2, 1, 40)
 
 
@@ -107,8 +109,8 @@ def test_transposed_inputs_and_other_precisions() -> None:
     expected = definition.future_attention(queries, keys, 17)
     views = queries.mT.contiguous().mT, keys.mT.contiguous().mT
     for q, k in (views, (queries.double(), keys), (queries, keys.double())):
-        found = interval_attention(q, k, (17, 33), 17, block=16)[:, 0]
-        torch.testing.assert_close(found, expected)
+        result = interval_attention(q, k, (17, 33), 17, block=16)[:, 0]
+        torch.testing.assert_close(result, expected)
 
 
 def test_neither_unset_memory_nor_padding_is_read() -> None:
@@ -118,10 +120,10 @@ def test_neither_unset_memory_nor_padding_is_read() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         assert torch.empty(3, device=DEVICE).isnan().all()
-        found = interval_attention(queries, keys, (9, 20, 33), 33, block=16)
+        result = interval_attention(queries, keys, (9, 20, 33), 33, block=16)
     finally:
         torch.use_deterministic_algorithms(False)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
 
 
 def test_wrong_shapes_and_ranges_are_refused() -> None:
@@ -137,9 +139,9 @@ def test_wrong_shapes_and_ranges_are_refused() -> None:
 def test_long_sequences_on_a_gpu_are_labelled_by_the_kernel() -> None:
     queries, keys = (x.to(DEVICE, torch.bfloat16) for x in _case(7, 2500, 128, 3.0, heads=2))
     edges = (0, 700, 701, 2300)
-    found = grid_attention(queries, keys, edges)
+    result = grid_attention(queries, keys, edges)
     torch.testing.assert_close(
-        found, definition.grid_attention(queries, keys, edges), rtol=1e-4, atol=1e-5
+        result, definition.grid_attention(queries, keys, edges), rtol=1e-4, atol=1e-5
     )
 
 
@@ -159,8 +161,8 @@ for function, capability, more in (
 ):
     names, values = function.arg_names, constants | more
     types = {n: "constexpr" if n in values else pointers.get(n, "i32") for n in names}
-    by_place = {(names.index(n),): v for n, v in values.items()}
-    source = ASTSource(function, types, constexprs=by_place)
+    by_index = {(names.index(n),): v for n, v in values.items()}
+    source = ASTSource(function, types, constexprs=by_index)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
     assert made.asm["cubin"]
     assert made.metadata.shared <= 64 * 1024, made.metadata.shared

@@ -47,8 +47,8 @@ def largest_result(compute: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize("shape", [(1, 1, 3), (2, 3, 7), (2, 4, 1)])
 def test_equals_the_broadcast_product(shape: tuple[int, int, int]) -> None:
-    heads, group, rows = shape
-    queries, keys = drawn(5, heads, group, rows, 6).double(), drawn(5, heads, 11, 6).double()
+    heads, group, count = shape
+    queries, keys = drawn(5, heads, group, count, 6).double(), drawn(5, heads, 11, 6).double()
     broadcast = queries @ keys[:, :, None].mT
     torch.testing.assert_close(group_products(queries, keys), broadcast, rtol=1e-12, atol=1e-12)
 
@@ -57,8 +57,8 @@ def test_operators_hold_no_keys_per_group() -> None:
     keys = drawn(BATCH, HEADS, TOKENS, WIDTH)
     queries = drawn(BATCH, HEADS, GROUP, TOKENS, WIDTH)
     few = queries[..., :2, :]
-    rows = attention_blocks(queries, keys, TOKENS - 2, TOKENS, 2)
-    assert largest_result(lambda: list(rows)) <= keys.numel()
+    blocks = attention_blocks(queries, keys, TOKENS - 2, TOKENS, 2)
+    assert largest_result(lambda: list(blocks)) <= keys.numel()
 
     def replayed() -> Tensor:
         return reconstruction_attention(few, keys, keys[..., :2, :], scaling=1.0)

@@ -27,23 +27,23 @@ def case(
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
     def surrounded(stored: int) -> Tensor:
-        room = torch.full((stored + 80, width), torch.nan, dtype=dtype)
-        room[40 : 40 + stored] = draw(stored, width)
-        return room[40 : 40 + stored]
+        buffer = torch.full((stored + 80, width), torch.nan, dtype=dtype)
+        buffer[40 : 40 + stored] = draw(stored, width)
+        return buffer[40 : 40 + stored]
 
-    def roomy(rows: int, heads: int) -> Tensor:
-        room = torch.full((rows, heads, tail + 5, width), torch.nan, dtype=dtype)
-        room[:, :, :tail] = draw(rows, heads, tail, width)
-        return room[:, :, :tail]
+    def with_spare(batch: int, heads: int) -> Tensor:
+        buffer = torch.full((batch, heads, tail + 5, width), torch.nan, dtype=dtype)
+        buffer[:, :, :tail] = draw(batch, heads, tail, width)
+        return buffer[:, :, :tail]
 
     counts = torch.tensor(lengths)
-    rows, heads = counts.shape
+    batch, heads = counts.shape
     stored = int(counts.sum())
-    visible = torch.rand(rows, tokens, tail, generator=generator) < 0.5
+    visible = torch.rand(batch, tokens, tail, generator=generator) < 0.5
     return {
-        "query": 3 * draw(rows, heads * group, tokens, width), "lengths": counts,
+        "query": 3 * draw(batch, heads * group, tokens, width), "lengths": counts,
         "keys": surrounded(stored), "values": surrounded(stored),
-        "tail_keys": roomy(rows, heads), "tail_values": roomy(rows, heads),
+        "tail_keys": with_spare(batch, heads), "tail_values": with_spare(batch, heads),
         "tail_visible": visible if masked else None,
     }  # fmt: skip
 
@@ -53,17 +53,17 @@ def masked_dense(
     tail_values: Tensor, tail_visible: Tensor | None, scaling: float,
 ) -> Tensor:  # fmt: skip
     """Every head padded to the longest, keys repeated per query head, one mask: float64."""
-    rows, heads = lengths.shape
+    batch, heads = lengths.shape
     longest, tail = int(lengths.max()), tail_keys.shape[2]
-    padded = torch.zeros(2, rows, heads, longest + tail, query.shape[-1], dtype=torch.float64)
-    allowed = torch.zeros(rows, heads, query.shape[2], longest + tail, dtype=torch.bool)
+    padded = torch.zeros(2, batch, heads, longest + tail, query.shape[-1], dtype=torch.float64)
+    allowed = torch.zeros(batch, heads, query.shape[2], longest + tail, dtype=torch.bool)
     start = 0
-    for row in range(rows):
+    for entry in range(batch):
         for head in range(heads):
-            count = int(lengths[row, head])
-            padded[0, row, head, :count] = keys[start : start + count]
-            padded[1, row, head, :count] = values[start : start + count]
-            allowed[row, head, :, :count] = True
+            count = int(lengths[entry, head])
+            padded[0, entry, head, :count] = keys[start : start + count]
+            padded[1, entry, head, :count] = values[start : start + count]
+            allowed[entry, head, :, :count] = True
             start += count
     padded[0, :, :, longest:], padded[1, :, :, longest:] = tail_keys, tail_values
     allowed[..., longest:] = True if tail_visible is None else tail_visible[:, None]
@@ -95,9 +95,9 @@ def test_equals_masked_dense_attention(
     arguments = case(lengths, group=group, tokens=tokens, tail=tail, masked=masked, seed=seed)
     expected = masked_dense(**arguments, scaling=0.4)
     for attention in (ragged_attention, ragged_attention_reference):
-        found = attention(**arguments, scaling=0.4)
-        assert found.shape == arguments["query"].shape
-        assert (found - expected).abs().max() <= 1e-12
+        result = attention(**arguments, scaling=0.4)
+        assert result.shape == arguments["query"].shape
+        assert (result - expected).abs().max() <= 1e-12
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_long_heads(attention: Any, lengths: list[list[int]]) -> None:
 def test_parts_of_any_size_give_the_same(working_floats: int) -> None:
     arguments = case([[30, 2], [0, 0], [7, 40]], tokens=5, tail=5)
     expected = masked_dense(**arguments, scaling=0.3)
-    found = attend_by_heads(**arguments, scaling=0.3, working_floats=working_floats)
-    assert (found - expected).abs().max() <= 1e-12
+    result = attend_by_heads(**arguments, scaling=0.3, working_floats=working_floats)
+    assert (result - expected).abs().max() <= 1e-12
 
 
 @both
@@ -123,9 +123,9 @@ def test_a_query_that_sees_nothing_gets_zeros(attention: Any) -> None:
     for tokens in (1, 2):
         arguments = case([[0, 3]], tokens=tokens, tail=2)
         arguments["tail_visible"] = torch.zeros(1, tokens, 2, dtype=torch.bool)
-        found = attention(**arguments)
-        assert not found[:, :2].any()
-        assert found[:, 2:].all()
+        result = attention(**arguments)
+        assert not result[:, :2].any()
+        assert result[:, 2:].all()
 
 
 @pytest.mark.parametrize("tokens", [1, 6])
@@ -136,9 +136,9 @@ def test_half_precision_errs_no_more_than_its_own_rounding(dtype: torch.dtype, t
     expected = masked_dense(**arguments, scaling=64**-0.5)
     rounding = (expected.to(dtype).double() - expected).abs()
     for attention in (ragged_attention, ragged_attention_reference):
-        found = attention(**arguments)
-        assert found.dtype == dtype
-        assert ((found.double() - expected).abs() <= 1.01 * rounding + 1e-5).all()
+        result = attention(**arguments)
+        assert result.dtype == dtype
+        assert ((result.double() - expected).abs() <= 1.01 * rounding + 1e-5).all()
 
 
 @both

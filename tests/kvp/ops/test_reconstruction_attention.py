@@ -19,12 +19,14 @@ both = pytest.mark.parametrize(
 )
 
 
-def _loops(queries: Array, keys: Array, own: Array, w: Array, u: Array, scaling: float) -> Array:
+def _loops(
+    queries: Array, keys: Array, pass_keys: Array, w: Array, u: Array, scaling: float
+) -> Array:
     group, tokens, _ = queries.shape
     result = np.zeros(len(keys))
     for g in range(group):
         for j in range(tokens):
-            seen = np.concatenate([keys, own[: j + 1]])
+            seen = np.concatenate([keys, pass_keys[: j + 1]])
             weights = np.exp(scaling * (seen @ queries[g, j]))
             attention = weights[: len(keys)] / weights.sum()
             result = np.maximum(result, u[j] * w[g] * attention)
@@ -50,20 +52,20 @@ def _float32(*arrays: Array) -> tuple[torch.Tensor, ...]:
 def test_against_loops(
     group: int, cached: int, tokens: int, weighted: bool, block: int | None
 ) -> None:
-    queries, keys, own, w, u = _case(group, cached, tokens)
+    queries, keys, pass_keys, w, u = _case(group, cached, tokens)
     options: dict[str, Any] = {"scaling": 0.7}
     if weighted:
         options["key_weights"], options["query_weights"] = _float32(w, u)
     else:
         w, u = np.ones_like(w), np.ones_like(u)
-    inputs = _float32(queries, keys, own)
+    inputs = _float32(queries, keys, pass_keys)
     if block is None:
-        found = reconstruction_attention_reference(*inputs, **options)
+        result = reconstruction_attention_reference(*inputs, **options)
     else:
-        found = reconstruction_attention(*inputs, **options, block=block)
-    assert found.dtype == torch.float32
-    expected = _loops(queries, keys, own, w, u, 0.7)
-    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-7)
+        result = reconstruction_attention(*inputs, **options, block=block)
+    assert result.dtype == torch.float32
+    expected = _loops(queries, keys, pass_keys, w, u, 0.7)
+    np.testing.assert_allclose(result, expected, rtol=2e-5, atol=1e-7)
 
 
 @both
@@ -82,34 +84,36 @@ def test_one_query_by_hand(signal: Any) -> None:
 
 @both
 def test_leading_axes_are_independent(signal: Any) -> None:
-    queries, keys, own = (
+    queries, keys, pass_keys = (
         torch.randn(2, 3, 2, 5, 4),
         torch.randn(2, 3, 8, 4),
         torch.randn(2, 3, 5, 4),
     )
-    found = signal(queries, keys, own, scaling=0.5)
-    assert found.shape == (2, 3, 8)
-    for row in range(2):
+    result = signal(queries, keys, pass_keys, scaling=0.5)
+    assert result.shape == (2, 3, 8)
+    for entry in range(2):
         for head in range(3):
-            alone = signal(queries[row, head], keys[row, head], own[row, head], scaling=0.5)
-            torch.testing.assert_close(found[row, head], alone)
+            alone = signal(
+                queries[entry, head], keys[entry, head], pass_keys[entry, head], scaling=0.5
+            )
+            torch.testing.assert_close(result[entry, head], alone)
 
 
 @both
 def test_later_keys_of_the_pass_are_not_seen(signal: Any) -> None:
     """The maximum sits at the first query, so what the others bring must not matter to it."""
-    queries, keys, own = torch.zeros(1, 4, 2), torch.randn(6, 2), torch.zeros(4, 2)
+    queries, keys, pass_keys = torch.zeros(1, 4, 2), torch.randn(6, 2), torch.zeros(4, 2)
     queries[0, 1:] = torch.tensor([60.0, 0.0])
-    own[1:] = torch.tensor([60.0, 0.0])  # takes all attention of the later queries
+    pass_keys[1:] = torch.tensor([60.0, 0.0])  # takes all attention of the later queries
     np.testing.assert_allclose(
-        signal(queries, keys, own, scaling=1.0), np.full(6, 1 / 7), rtol=1e-6
+        signal(queries, keys, pass_keys, scaling=1.0), np.full(6, 1 / 7), rtol=1e-6
     )
 
 
 @both
 def test_half_precision_and_huge_logits(signal: Any) -> None:
-    queries, keys, own, w, u = _case(2, 9, 6)
-    half = [tensor.bfloat16() for tensor in _float32(queries, keys, own)]
+    queries, keys, pass_keys, w, u = _case(2, 9, 6)
+    half = [tensor.bfloat16() for tensor in _float32(queries, keys, pass_keys)]
     expected = _loops(*(t.double().numpy() for t in half), np.ones_like(w), np.ones_like(u), 0.5)
     np.testing.assert_allclose(signal(*half, scaling=0.5), expected, rtol=1e-4, atol=1e-6)
     assert signal(*(1e4 * t for t in half), scaling=0.5).isfinite().all()
@@ -117,17 +121,18 @@ def test_half_precision_and_huge_logits(signal: Any) -> None:
 
 @both
 def test_shapes_that_disagree(signal: Any) -> None:
-    queries, keys, own = torch.randn(2, 5, 4), torch.randn(8, 4), torch.randn(5, 4)
+    queries, keys, pass_keys = torch.randn(2, 5, 4), torch.randn(8, 4), torch.randn(5, 4)
     for bad in (
-        (queries[:, :4], keys, own), (queries[0], keys, own), (queries, keys[:, :3], own),
-        (queries, keys[None], own),
+        (queries[:, :4], keys, pass_keys), (queries[0], keys, pass_keys),
+        (queries, keys[:, :3], pass_keys),
+        (queries, keys[None], pass_keys),
     ):  # fmt: skip
         with pytest.raises(ValueError, match="disagree"):
             signal(*bad, scaling=1.0)
     with pytest.raises(ValueError, match="disagree"):
-        signal(queries, keys, own, scaling=1.0, key_weights=torch.ones(2, 5))
+        signal(queries, keys, pass_keys, scaling=1.0, key_weights=torch.ones(2, 5))
     with pytest.raises(ValueError, match="disagree"):
-        signal(queries, keys, own, scaling=1.0, query_weights=torch.ones(4))
+        signal(queries, keys, pass_keys, scaling=1.0, query_weights=torch.ones(4))
 
 
 def test_blocks_need_a_query() -> None:

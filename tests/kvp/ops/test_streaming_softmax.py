@@ -18,17 +18,17 @@ FullAttention = Callable[[np.ndarray, np.ndarray], np.ndarray]
 def test_column_sums(full_attention: FullAttention, group: int, block: int) -> None:
     rng = np.random.default_rng(group)
     queries, keys = 3 * rng.normal(size=(group, 37, 8)), rng.normal(size=(37, 8))
-    found = column_sums(torch.tensor(queries).float(), torch.tensor(keys).float(), block)
-    assert found.shape == (group, 37)
-    np.testing.assert_allclose(found, full_attention(queries, keys).sum(1), rtol=2e-5, atol=2e-6)
-    np.testing.assert_allclose(found.sum(-1), 37, rtol=1e-5)
+    result = column_sums(torch.tensor(queries).float(), torch.tensor(keys).float(), block)
+    assert result.shape == (group, 37)
+    np.testing.assert_allclose(result, full_attention(queries, keys).sum(1), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(result.sum(-1), 37, rtol=1e-5)
 
 
 def test_column_sums_of_one_unit_per_query_by_hand() -> None:
     # Keys 0 and 1; the query at 1 scores them log 3 and 0, so they get 3/4 and 1/4.
     keys = torch.tensor([[np.log(3.0)], [0.0]], dtype=torch.float32)
-    found = column_sums(torch.ones(1, 2, 1), keys)
-    np.testing.assert_allclose(found, [[1.75, 0.25]], rtol=1e-6)
+    result = column_sums(torch.ones(1, 2, 1), keys)
+    np.testing.assert_allclose(result, [[1.75, 0.25]], rtol=1e-6)
 
 
 def test_leading_axes_are_independent() -> None:

@@ -28,14 +28,14 @@ FILES = [
 def _content(store: Path) -> list[Any]:
     """Everything a reader can tell about a store."""
     reader = TraceReader(store)
-    found: list[Any] = [reader.manifest, reader.complete]
+    result: list[Any] = [reader.manifest, reader.complete]
     for record in reader.records():
         trace = reader.trace(record.index)
         assert trace.queries is not None
         tensors = (trace.queries, trace.keys, trace.values)
-        found += [record, *(tensor.float().numpy().tobytes() for tensor in tensors)]
-        found += [tensor.float().numpy().tobytes() for tensor in reader.head(record.index, 1, 1)]
-    return found
+        result += [record, *(tensor.float().numpy().tobytes() for tensor in tensors)]
+        result += [tensor.float().numpy().tobytes() for tensor in reader.head(record.index, 1, 1)]
+    return result
 
 
 def _outcome(store: Path) -> tuple[list[Any] | None, str]:
@@ -56,13 +56,13 @@ def test_flipped_bytes(store: Path, name: str) -> None:
     for position in sorted({*edges, *draw.sample(range(len(whole)), min(60, len(whole)))}):
         changed = whole[position] ^ (1 << draw.randrange(8))
         path.write_bytes(whole[:position] + bytes([changed]) + whole[position + 1 :])
-        found, complaint = _outcome(store)
-        if found is None:
+        result, complaint = _outcome(store)
+        if result is None:
             noticed += 1
             assert str(path) in complaint, complaint
             assert "\n" not in complaint
         else:
-            assert found == expected, f"byte {position} of {name} changed what is read"
+            assert result == expected, f"byte {position} of {name} changed what is read"
     assert noticed > 20
     path.write_bytes(whole)
     assert _content(store) == expected
@@ -75,9 +75,9 @@ def test_truncated_files(store: Path, name: str, keep: float) -> None:
     whole = path.read_bytes()
     size = int(len(whole) * keep) if 0 < keep < 1 else int(keep) % len(whole)
     path.write_bytes(whole[:size])
-    found, complaint = _outcome(store)
+    result, complaint = _outcome(store)
     if whole[size:].strip():
-        assert found is None
+        assert result is None
         assert str(path) in complaint
 
 

@@ -83,7 +83,7 @@ def test_an_array_of_the_older_zarr_format_is_never_opened(store: Path) -> None:
 
 
 def test_a_chunk_that_expands_beyond_its_plan_is_not_expanded(store: Path) -> None:
-    """A Blosc frame of 300 kB stands for 64 MB of zeros."""
+    """A Blosc frame of 300 kB decompresses to 64 MB of zeros."""
     frame = numcodecs.blosc.compress(np.zeros(2**26, np.uint8), b"zstd", 9)
     assert len(frame) < 2**20
     index = np.array([[0, len(frame)]] * 4, "<u8").tobytes()
@@ -141,7 +141,7 @@ def test_copies_of_records_are_not_sequences(store: Path) -> None:
     record = store / "sequences" / "000000.json"
     (record.parent / "000000 (copy).json").write_bytes(record.read_bytes())
     (record.parent / "000001.json~").write_bytes(record.read_bytes())
-    assert [found.index for found in TraceReader(store).records()] == [0, 2]
+    assert [record.index for record in TraceReader(store).records()] == [0, 2]
 
 
 def test_a_record_beyond_the_plan_is_named(store: Path) -> None:

@@ -47,7 +47,7 @@ def peaked(grid_dtype: Literal["float32", "float16"]) -> tuple[StorePlan, Trace,
     )  # fmt: skip
     random = torch.Generator().manual_seed(5)
     queries = 3 * torch.randn(1, 2, 2, TOKENS, 8, generator=random)
-    queries[..., 0] += 12  # some tokens are worth little to all of them
+    queries[..., 0] += 12  # some tokens have little importance for all of them
     keys, values = torch.randn(2, 1, 2, TOKENS, 8, generator=random)
     boundaries = (CONTEXT, PROMPT - 1)
     edges = grid_edges(TOKENS, boundaries, plan.grid)
@@ -92,17 +92,17 @@ def test_labels_are_those_of_the_queries_at_every_point(
     allowed, smallest = TOLERANCE[grid_dtype], 1.0
     for head in range(2):
         paid = attention(trace, queries, head)
-        for place, cut in enumerate(edges[:-1]):
-            for stop in (*edges[place + 1 :: 4], None):
-                label = reader.future_attention(0, cut, stop)[0, head].double().numpy()
-                expected = paid[cut:stop, :cut].sum(0)
+        for index, prefix in enumerate(edges[:-1]):
+            for stop in (*edges[index + 1 :: 4], None):
+                label = reader.future_attention(0, prefix, stop)[0, head].double().numpy()
+                expected = paid[prefix:stop, :prefix].sum(0)
                 np.testing.assert_allclose(label, expected, rtol=allowed)
                 smallest = min(smallest, expected.min())
-            whole = reader.trace(0).future_attention(cut)
-            assert torch.equal(whole, reader.future_attention(0, cut))
-        for cut in trace.record.maximum_edges:
-            largest = reader.max_future_attention(0, cut)[0, head].double().numpy()
-            np.testing.assert_allclose(largest, paid[cut:, :cut].max(0), rtol=allowed)
+            whole = reader.trace(0).future_attention(prefix)
+            assert torch.equal(whole, reader.future_attention(0, prefix))
+        for prefix in trace.record.maximum_edges:
+            largest = reader.max_future_attention(0, prefix)[0, head].double().numpy()
+            np.testing.assert_allclose(largest, paid[prefix:, :prefix].max(0), rtol=allowed)
     assert smallest < 1e-7  # the tolerance held for small labels, too
     assert reader.future_attention(0, edges[2], edges[5] - 1).equal(
         reader.future_attention(0, edges[2], edges[5])

@@ -1,4 +1,4 @@
-"""Labels: float32 arrays beside the tensors, one number per prompt token and KV head."""
+"""Labels: float32 arrays next to the tensors, one number per prompt token and KV head."""
 
 from __future__ import annotations
 

@@ -203,9 +203,9 @@ def test_the_output_projection_is_kept_and_checked(
 ) -> None:
     gram = torch.rand(2, 2, 4, 4, generator=torch.Generator().manual_seed(0))
     TraceWriter.create_or_resume(tmp_path / "store", plan, manifest, gram).close()
-    found = TraceReader(tmp_path / "store").output_gram()
-    assert found is not None
-    assert torch.equal(found, gram)
+    result = TraceReader(tmp_path / "store").output_gram()
+    assert result is not None
+    assert torch.equal(result, gram)
     path = tmp_path / "store" / "output_gram.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1

@@ -46,10 +46,10 @@ def test_tensors_are_those_of_the_heads(heads: slice, store: Path) -> None:
 
 def test_labels_and_grids_are_those_of_the_heads(grids: Path) -> None:
     whole, part = TraceReader(grids), TraceReader(grids, heads=slice(1, 3))
-    cut = whole.record(0).maximum_edges[0]
+    prefix = whole.record(0).maximum_edges[0]
     for ours, theirs in (
         (part.label("kvzip", 0), whole.label("kvzip", 0)),
-        (part.future_attention(0, cut), whole.future_attention(0, cut)),
-        (part.max_future_attention(0, cut), whole.max_future_attention(0, cut)),
+        (part.future_attention(0, prefix), whole.future_attention(0, prefix)),
+        (part.max_future_attention(0, prefix), whole.max_future_attention(0, prefix)),
     ):
         assert torch.equal(ours, theirs.flatten(0, 1)[1:3][None])

@@ -101,8 +101,8 @@ def test_counts_become_the_best_tokens_of_each_head(request: Request) -> None:
     kept = allocated_tokens(scores, counts, Protection(sinks=0, recents=0))
     for layer in range(counts.shape[0]):
         for head, count in enumerate(counts[layer].tolist()):
-            own = kept[layer, head][kept[layer, head] >= 0]
-            assert torch.equal(own, keep_tokens(scores[layer, head], count))
+            head_tokens = kept[layer, head][kept[layer, head] >= 0]
+            assert torch.equal(head_tokens, keep_tokens(scores[layer, head], count))
 
 
 @every

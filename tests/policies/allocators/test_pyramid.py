@@ -16,7 +16,7 @@ LayersOf = Callable[..., Request]
 
 def per_layer(spec: str, request: Request) -> list[int]:
     counts = make_allocator(spec).allocate(request)
-    assert (counts == counts[:, :1]).all()  # all heads of a layer alike
+    assert (counts == counts[:, :1]).all()  # all heads of a layer equally
     return counts[:, 0].tolist()
 
 

@@ -26,22 +26,22 @@ def test_a_known_map_is_recovered() -> None:
     scores = random.normal(size=60_000)
     expected = np.exp(1.5 * scores - 6)
     noise = random.gamma(0.5, 2.0, size=len(scores))  # mean 1, most of it near 0
-    places, values = fit_head(scores, expected * noise)
-    assert (np.diff(places) > 0).all()
+    points, values = fit_head(scores, expected * noise)
+    assert (np.diff(points) > 0).all()
     assert (np.diff(values) > 0).all()
     grid = np.linspace(-1, 2.5, 8)
-    np.testing.assert_allclose(np.interp(grid, places, values), 1.5 * grid - 6, atol=0.25)
+    np.testing.assert_allclose(np.interp(grid, points, values), 1.5 * grid - 6, atol=0.25)
 
 
 def test_a_score_that_says_nothing_gives_an_almost_flat_map() -> None:
     random = np.random.default_rng(1)
-    places, values = fit_head(random.normal(size=20_000), random.gamma(1.0, size=20_000))
-    middle = np.interp([-1, 0, 1], places, values)
+    points, values = fit_head(random.normal(size=20_000), random.gamma(1.0, size=20_000))
+    middle = np.interp([-1, 0, 1], points, values)
     np.testing.assert_allclose(middle, 0, atol=0.1)
 
 
 @pytest.mark.parametrize(
-    ("scores", "worth"),
+    ("scores", "importance"),
     [
         (np.zeros(50), np.ones(50)),
         (np.arange(50.0), np.zeros(50)),
@@ -51,10 +51,10 @@ def test_a_score_that_says_nothing_gives_an_almost_flat_map() -> None:
         (np.linspace(1, 1 + 1e-7, 400), np.arange(400.0)),
     ],
 )
-def test_odd_heads_still_get_an_increasing_map(scores: np.ndarray, worth: np.ndarray) -> None:
-    places, values = fit_head(scores, worth)
-    assert len(places) >= 2
-    for knots in (places.astype(np.float32), values.astype(np.float32)):
+def test_odd_heads_still_get_an_increasing_map(scores: np.ndarray, importance: np.ndarray) -> None:
+    points, values = fit_head(scores, importance)
+    assert len(points) >= 2
+    for knots in (points.astype(np.float32), values.astype(np.float32)):
         assert np.isfinite(knots).all()
         assert (np.diff(knots) > 0).all()
     assert values[0] >= np.log(FLOOR) - 1e-9
@@ -73,8 +73,8 @@ def test_bins_grow_from_the_top_and_cover_everything() -> None:
 
 
 def test_added_knots_do_not_change_the_map() -> None:
-    places, values = lengthened(np.array([0.0, 2.0]), np.array([1.0, 2.0]), knots=4)
-    assert places.tolist() == [0.0, 2.0, 3.0, 4.0]
+    points, values = lengthened(np.array([0.0, 2.0]), np.array([1.0, 2.0]), knots=4)
+    assert points.tolist() == [0.0, 2.0, 3.0, 4.0]
     assert values.tolist() == [1.0, 2.0, 2.5, 3.0]
 
 
@@ -100,14 +100,14 @@ def test_targets_by_hand() -> None:
         future=4,
     )
     gram = torch.tensor([[[4.0, 0.0], [0.0, 1.0]]])  # norms sqrt(36 + 16) and 1
-    worth = {name: target_values for name, (_, target_values) in TARGET_IMPORTANCE.items()}
-    assert worth["share"](sample, gram).tolist() == [[0.75, 0.25]]
-    assert worth["future_attention"](sample, gram).tolist() == [[1.5, 0.5]]
-    assert worth["max_future_attention"](sample, gram).tolist() == [[6.0, 2.0]]
+    importance = {name: target_values for name, (_, target_values) in TARGET_IMPORTANCE.items()}
+    assert importance["share"](sample, gram).tolist() == [[0.75, 0.25]]
+    assert importance["future_attention"](sample, gram).tolist() == [[1.5, 0.5]]
+    assert importance["max_future_attention"](sample, gram).tolist() == [[6.0, 2.0]]
     torch.testing.assert_close(
-        worth["contribution"](sample, gram), torch.tensor([[6 * 52**0.5, 2.0]])
+        importance["contribution"](sample, gram), torch.tensor([[6 * 52**0.5, 2.0]])
     )
-    assert worth["contribution"](sample, None).tolist() == [[30.0, 2.0]]
+    assert importance["contribution"](sample, None).tolist() == [[30.0, 2.0]]
 
 
 @pytest.mark.parametrize("target", sorted(TARGET_IMPORTANCE))

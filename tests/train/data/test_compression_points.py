@@ -162,7 +162,7 @@ def test_validation_of_a_grid_uses_points_that_calibration_can() -> None:
     gridded = replace(record(), edges=edges, maximum_edges=(300, 400, 499, 550))
     uniform = replace(RECIPE, compress_prompt=0, compress_context=0)
     assert [point.prefix_length for point in held_out_points([gridded], uniform, limit=9)] == [300]
-    one = replace(uniform, uniform_points=1)  # the edge at 50, of which no peak is known
+    one = replace(uniform, uniform_points=1)  # the edge at 50, of which no maximum is known
     assert [point.prefix_length for point in held_out_points([gridded], one, limit=9)] == [300]
     late = replace(uniform, min_prefix=510)
     assert [point.prefix_length for point in held_out_points([gridded], late, limit=9)] == [550]

@@ -26,14 +26,14 @@ def points_of(step: int) -> list[CompressionPoint]:
 
 
 class Recorded(ContextSource):
-    """A source that notes which thread asked for which point."""
+    """A source that notes which thread requested which point."""
 
     def __init__(self, reader: TraceReader, **options: int) -> None:
         super().__init__(reader, memory_bytes=options.get("memory_bytes", 10**8))
-        self.asked: list[tuple[CompressionPoint, int]] = []
+        self.requested: list[tuple[CompressionPoint, int]] = []
 
     def context(self, point: CompressionPoint) -> Context:
-        self.asked.append((point, threading.get_ident()))
+        self.requested.append((point, threading.get_ident()))
         return super().context(point)
 
 
@@ -67,10 +67,10 @@ def test_one_step_is_made_ahead_in_another_thread_and_none_after_the_last(store:
     ahead.contexts(1)
     ahead.contexts(2)
     here = threading.get_ident()
-    assert [point for point, _ in source.asked] == [
+    assert [point for point, _ in source.requested] == [
         point for step in range(3) for point in points_of(step)
     ]
-    assert [thread == here for _, thread in source.asked] == [True] * 2 + [False] * 4
+    assert [thread == here for _, thread in source.requested] == [True] * 2 + [False] * 4
     readers = [thread for thread in threading.enumerate() if thread.name.startswith("contexts")]
     for thread in readers:
         thread.join(timeout=10)

@@ -148,14 +148,14 @@ def test_every_head_keeps_the_average_of_its_best_validation(store: Path) -> Non
     averages: dict[int, HeadRankers] = {}
     skills = {2: [0.9, 0.1, 0.5, float("nan")], 4: [0.8, 0.6, 0.5, float("nan")]}
 
-    class Judge(Callback):
+    class Check(Callback):
         def on_train_batch_end(self, trainer: pl.Trainer, *args: object) -> None:
             step = trainer.global_step
             if step in skills:
                 averages[step] = copy.deepcopy(module.average)
                 module.keep_best(torch.tensor(skills[step]))
 
-    fit(module, 4, Judge())
+    fit(module, 4, Check())
     best_steps = [2, 4, 2, 4]  # equal skill keeps the earlier, no skill the later weights
     assert module.best_step.tolist() == best_steps
     for head, step in enumerate(best_steps):

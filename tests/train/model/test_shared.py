@@ -64,18 +64,21 @@ def test_scores_are_those_of_the_exported_rankers(spec: RankerSpec, stacked: boo
 
 def test_a_head_is_the_shared_network_with_its_own_first_bias() -> None:
     shared = _shared()
-    own = dict(shared.named_parameters())
+    weights = dict(shared.named_parameters())
     states = shared.head_states()
     for head, state in enumerate(states):
         for name, tensor in state.items():
             if name == "first_bias":
-                expected = own["first_bias"][0].double()
+                expected = weights["first_bias"][0].double()
                 for channel in range(5):
-                    step = own["embedding"][head, channel] * own["embedding_weight"][0, channel]
+                    step = (
+                        weights["embedding"][head, channel]
+                        * weights["embedding_weight"][0, channel]
+                    )
                     expected = expected + step.double()
                 torch.testing.assert_close(tensor.double(), expected, rtol=1e-5, atol=1e-6)
-            elif name in own:
-                assert torch.equal(tensor, own[name][0])
+            elif name in weights:
+                assert torch.equal(tensor, weights[name][0])
             else:
                 assert torch.equal(tensor, shared.state_dict()[name][head])
 
@@ -98,12 +101,12 @@ def test_shared_gradients_are_sums_over_the_heads_own() -> None:
     rankers = shared.materialise()
     for module in (shared, rankers):
         (module(*tokens) * weights).sum().backward()
-    own, alone = dict(shared.named_parameters()), dict(rankers.named_parameters())
+    weights, alone = dict(shared.named_parameters()), dict(rankers.named_parameters())
     for name, parameter in alone.items():
         total = parameter.grad.sum(0, keepdim=True)
-        torch.testing.assert_close(own[name].grad, total, rtol=1e-4, atol=5e-5)
-    embedded = alone["first_bias"].grad @ own["embedding_weight"][0].T
-    torch.testing.assert_close(own["embedding"].grad, embedded, rtol=1e-4, atol=5e-5)
+        torch.testing.assert_close(weights[name].grad, total, rtol=1e-4, atol=5e-5)
+    embedded = alone["first_bias"].grad @ weights["embedding_weight"][0].T
+    torch.testing.assert_close(weights["embedding"].grad, embedded, rtol=1e-4, atol=5e-5)
 
 
 def test_a_materialised_copy_is_independent() -> None:

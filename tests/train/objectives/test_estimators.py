@@ -103,11 +103,11 @@ def test_baselines_do_not_look_at_their_own_episode(baseline: Baseline) -> None:
     batch = copied(1)
     rewards = torch.randn(3, 4, 1, dtype=torch.float64)
     jacobian: Any = torch.autograd.functional.jacobian(lambda r: baseline(r, batch), rewards)
-    own = jacobian.reshape(12, 12)
-    torch.testing.assert_close(own.diagonal(), torch.ones(12, dtype=torch.float64))
-    torch.testing.assert_close(own.sum(-1), torch.zeros(12, dtype=torch.float64))
+    derivatives = jacobian.reshape(12, 12)
+    torch.testing.assert_close(derivatives.diagonal(), torch.ones(12, dtype=torch.float64))
+    torch.testing.assert_close(derivatives.sum(-1), torch.zeros(12, dtype=torch.float64))
     same = torch.block_diag(*[torch.ones(4, 4)] * 3).bool()
-    others = own[~same]
+    others = derivatives[~same]
     expected = torch.zeros_like(others) if baseline is within_context else others * 0 - 1 / 11
     torch.testing.assert_close(others, expected)
 
@@ -166,9 +166,9 @@ def test_the_objective_is_the_normalised_estimate(name: Any) -> None:
         ]
     )
     variance = rewards.var() if name == "rloo_batch" else rewards.var(1).mean()
-    found = torch.cat([-gradient[0] for gradient in gradients]) * variance.sqrt()
+    result = torch.cat([-gradient[0] for gradient in gradients]) * variance.sqrt()
     truth = torch.cat(expected)
-    assert (found - truth).norm() < 0.05 * truth.norm()
+    assert (result - truth).norm() < 0.05 * truth.norm()
 
 
 def test_one_ranking_of_each_context_is_enough_for_baselines_over_the_step() -> None:

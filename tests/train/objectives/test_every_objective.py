@@ -219,7 +219,7 @@ def test_shifted_scores_are_the_same_ranker(recipe: Recipe) -> None:
 
 
 class TwoProcesses:
-    """`Batch.across` for two threads that stand for the processes of a data-parallel step."""
+    """`Batch.across` for two threads in place of the processes of a data-parallel step."""
 
     def __init__(self) -> None:
         self._barrier = Barrier(2, timeout=20)

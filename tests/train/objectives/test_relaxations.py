@@ -61,7 +61,7 @@ def projected(z: np.ndarray) -> np.ndarray:
     total = tokens * (tokens + 1) / 2
     plane = LinearConstraint(np.ones(tokens), lb=total, ub=total)
     start = np.full(tokens, (tokens + 1) / 2)
-    found = minimize(
+    result = minimize(
         lambda y: ((y - z) ** 2).sum(),
         start,
         jac=lambda y: 2 * (y - z),
@@ -69,7 +69,7 @@ def projected(z: np.ndarray) -> np.ndarray:
         constraints=[plane, *facets],
         options={"ftol": 1e-14, "maxiter": 500},
     )
-    return np.asarray(found.x)
+    return np.asarray(result.x)
 
 
 @pytest.mark.parametrize(("strength", "ranks"), [(2.0, [3, 1.25, 1.75]), (1.0, [3, 1, 2])])
@@ -189,8 +189,8 @@ def test_neural_sort_by_its_formula() -> None:
     for row in range(1, tokens + 1):
         logits = ((tokens + 1 - 2 * row) * scores - spread) / temperature
         expected = np.exp(logits) / np.exp(logits).sum()
-        found = neural_sort(torch.from_numpy(scores), temperature)[row - 1]
-        np.testing.assert_allclose(found, expected, rtol=1e-10)
+        result = neural_sort(torch.from_numpy(scores), temperature)[row - 1]
+        np.testing.assert_allclose(result, expected, rtol=1e-10)
 
 
 def test_ranks_of_a_matrix_by_hand() -> None:
@@ -198,8 +198,8 @@ def test_ranks_of_a_matrix_by_hand() -> None:
     # Columns 1/2, 1/4, 0 and 1/2, 3/4, 1/4 and 0, 0, 3/4, each divided by its sum.
     expected = torch.tensor([1.0 / 0.75, 2.75 / 1.5, 3.0])
     torch.testing.assert_close(ranks_of(rows), expected)
-    worth = mean_at_rank(rows, torch.tensor([0.0, 1.0, 5.0]))
-    torch.testing.assert_close(worth, torch.tensor([0.25 / 0.75, (0.75 + 1.25) / 1.5, 5.0]))
+    values = mean_at_rank(rows, torch.tensor([0.0, 1.0, 5.0]))
+    torch.testing.assert_close(values, torch.tensor([0.25 / 0.75, (0.75 + 1.25) / 1.5, 5.0]))
 
 
 def test_a_permutation_matrix_has_the_ranks_it_permutes() -> None:

@@ -58,10 +58,10 @@ def test_budget_weights_reach_the_soft_cost(name: str, budgets: str, protected: 
     coefficients = rank_coefficients(weights, 15, protected=protected)
     ranking = scores.argsort(descending=True)
     expected = -skill_reward(importance, ranking, coefficients)
-    found = losses(
+    result = losses(
         name, scores, importance, temperature=HARD, budget_weights=budgets, protected=protected
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize("name", SORTS)
@@ -72,8 +72,8 @@ def test_the_rank_variant_is_zero_for_the_right_order_only(name: str) -> None:
     assert losses(name, right, importance, **limit).max() < 1e-20
     # Reversed ranks are r and 16 - r: mean of (16 - 2 r)^2 over 15^2.
     reverse = sum((16 - 2 * rank) ** 2 for rank in range(1, 16)) / 15 / 15**2
-    found = losses(name, -right, importance, **limit)
-    torch.testing.assert_close(found, torch.full_like(found, reverse))
+    result = losses(name, -right, importance, **limit)
+    torch.testing.assert_close(result, torch.full_like(result, reverse))
 
 
 @pytest.mark.parametrize("sort_loss", ["ranks", "cost"])
@@ -101,15 +101,15 @@ def test_rank_error_by_hand() -> None:
 
 
 def test_standardised_scores() -> None:
-    found = standardised(torch.tensor([[1.0, 3.0], [-40.0, 60.0], [2.0, 2.0]]))
-    torch.testing.assert_close(found, torch.tensor([[-1.0, 1.0], [-1.0, 1.0], [0.0, 0.0]]))
+    result = standardised(torch.tensor([[1.0, 3.0], [-40.0, 60.0], [2.0, 2.0]]))
+    torch.testing.assert_close(result, torch.tensor([[-1.0, 1.0], [-1.0, 1.0], [0.0, 0.0]]))
 
 
 @pytest.mark.parametrize("name", SORTS)
 def test_scale_of_the_scores_does_not_matter(name: str) -> None:
     scores, importance = draw(10)
-    found = losses(name, scores * 40, importance)
-    torch.testing.assert_close(found, losses(name, scores, importance))
+    result = losses(name, scores * 40, importance)
+    torch.testing.assert_close(result, losses(name, scores, importance))
 
 
 @pytest.mark.parametrize("name", SORTS)

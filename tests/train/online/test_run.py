@@ -81,9 +81,9 @@ class Watch:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.numbers: list[int] = []
         self.most_bytes = 0
-        self.most_held = 0
+        self.most_buffered = 0
         self.stop_after = 10**6
-        held = ModelTraces.kv
+        kv = ModelTraces.kv
 
         def counted(*args: Any, index: int, **settings: Any) -> Trace:
             if len(self.numbers) == self.stop_after:
@@ -92,10 +92,10 @@ class Watch:
             return collect(*args, index=index, **settings)
 
         def watched(traces: ModelTraces, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-            found = held(traces, index)
+            result = kv(traces, index)
             self.most_bytes = max(self.most_bytes, traces.used_bytes)
-            self.most_held = max(self.most_held, len(traces.sequences))
-            return found
+            self.most_buffered = max(self.most_buffered, len(traces.sequences))
+            return result
 
         monkeypatch.setattr("train.online.model_runner.collect", counted)
         monkeypatch.setattr(ModelTraces, "kv", watched)
@@ -114,15 +114,15 @@ def test_a_policy_without_a_store(
     # 36 draws are 9 passes of 4; each but the first brings 2 new sequences; 2 for validation
     needed = 4 + 8 * 2
     assert sorted(watch.numbers) == list(range(needed + 2)), "each once"
-    assert watch.most_held == 4 + 2
-    told = capsys.readouterr().out
+    assert watch.most_buffered == 4 + 2
+    output = capsys.readouterr().out
     # 118 tokens of 4 heads, each: keys and values of 8 channels, attention at 2 points or 6
     most = 118 * 4 * (4 * (2 * 8 + 2) + 2 * (2 * 8 + 6)) * 4
     assert watch.most_bytes <= most
-    assert f"at most {decimal(most)} of RAM (keys, values and their attention" in told
-    assert f"{needed + 2} sequences of at most 118 tokens" in told
-    assert ", the first 4 before the first step, for the statistics" in told
-    assert "tokens/s; the 16 that follow" in told
+    assert f"at most {decimal(most)} of RAM (keys, values and their attention" in output
+    assert f"{needed + 2} sequences of at most 118 tokens" in output
+    assert ", the first 4 before the first step, for the statistics" in output
+    assert "tokens/s; the 16 that follow" in output
     assert load_policy(out).rankers.total_kv_heads == 4
     content = json.loads((out / "policy.json").read_text())
     assert content["model"] == {"id": str(base["model"]), "revision": None}
@@ -190,7 +190,7 @@ def test_some_heads(base: dict[str, Any], tmp_path: Path) -> None:
     part, whole = weights(tmp_path / "part"), weights(tmp_path / "whole")
     assert len(part) == 2
     for name, state in part.items():
-        del state["score_bias"]  # shifts all scores alike, so its gradient is rounding alone
+        del state["score_bias"]  # shifts all scores equally, so its gradient is rounding alone
         for key, tensor in state.items():
             torch.testing.assert_close(tensor, whole[name][key], rtol=1e-4, atol=1e-5)
 
@@ -213,15 +213,15 @@ def test_prompts_too_short_to_compress_are_skipped(
     none["data"].write_text("\n".join(short))
     out = tmp_path / "none"
     assert main(flags(out=out, **STREAM, **few, **none)) == 2
-    said = "no prompt is longer than --min_prefix 40; lower it or raise --length 110"
-    assert said in capsys.readouterr().err
+    message = "no prompt is longer than --min_prefix 40; lower it or raise --length 110"
+    assert message in capsys.readouterr().err
     # what has saved nothing does not occupy its directory
     assert main(flags(out=out, **STREAM, **few, **given)) == 0
     assert_same(out, tmp_path / "policy")
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"source": "traces"}, "--model needs --source model"),
         ({"traces": "x"}, "--traces cannot be used with --source model"),
@@ -247,12 +247,12 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     changes: dict[str, Any],
-    said: str,
+    message: str,
 ) -> None:
     assert main(flags(**{"out": tmp_path / "out", **STREAM, **TRAIN, **base, **changes})) == 2
     lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("kvp-train:")]
     assert len(lines) == 1
-    assert said in lines[0]
+    assert message in lines[0]
     assert not (tmp_path / "out").exists()
 
 

@@ -39,9 +39,9 @@ def test_draws_are_computed_ahead(
     )
     expected: dict[int, list[int]] = {}
     for draw in range(13 * 4):
-        passes, place = divmod(draw // points_per_sequence, schedule.size)
+        passes, index = divmod(draw // points_per_sequence, schedule.size)
         order = sequence_order(schedule.size, seed=3, passes=passes)
-        expected.setdefault(schedule.start(passes) + int(order[place]), []).append(draw)
+        expected.setdefault(schedule.start(passes) + int(order[index]), []).append(draw)
     needed = schedule.needed(recipe)
     assert max(expected) < needed
     for number in range(needed + 2):

@@ -11,7 +11,7 @@ from kvp.store import SequenceRecord, StorePlan, Trace
 from train.online.trace_buffer import Attention, ModelTraces, RecordWindow, Tracing
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
-ASKED: list[Attention] = [
+POINTS: list[Attention] = [
     ("future_attention", 20, 48),
     ("max_future_attention", 30, 40),
     ("future_attention", 20, 48),
@@ -52,7 +52,7 @@ def traces(store: str = "importance", heads: slice | None = None) -> ModelTraces
         labels=("kvzip",),
     )
     tracing = Tracing(
-        trace=trace_of, attention=lambda record: ASKED, manifest={"model": {}}, output_gram=GRAM
+        trace=trace_of, attention=lambda record: POINTS, manifest={"model": {}}, output_gram=GRAM
     )
     return ModelTraces(tracing, plan, capacity=3, pinned=range(100, 102), heads=heads)
 
@@ -98,9 +98,9 @@ def test_some_heads_only() -> None:
     buffer, whole = traces(heads=slice(1, 3)), traces()
     for part, full in zip(buffer.kv(5), whole.kv(5), strict=True):
         assert torch.equal(part, full.flatten(0, 1)[1:3][None])
-    for asked in (20, 33):
-        full = whole.importance("future_attention", 5, asked)
-        part = buffer.importance("future_attention", 5, asked)
+    for prefix in (20, 33):
+        full = whole.importance("future_attention", 5, prefix)
+        part = buffer.importance("future_attention", 5, prefix)
         torch.testing.assert_close(part, full.flatten(0, 1)[1:3][None])
     assert buffer.label("kvzip", 5).shape == (1, 2, 40)
     gram = buffer.output_gram()

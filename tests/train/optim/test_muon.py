@@ -28,9 +28,9 @@ def rankers_with_gradients(seed: int = 0) -> HeadRankers:
 @pytest.mark.parametrize("shape", [(6, 20), (20, 6), (10, 10)])
 def test_directions_are_kept_and_lengths_made_equal(shape: tuple[int, int]) -> None:
     matrices = torch.randn(HEADS, *shape, generator=torch.Generator().manual_seed(1))
-    found = orthogonalised(matrices)
+    result = orthogonalised(matrices)
     left, lengths, right = torch.linalg.svd(matrices, full_matrices=False)
-    inside = left.transpose(1, 2) @ found @ right.transpose(1, 2)
+    inside = left.transpose(1, 2) @ result @ right.transpose(1, 2)
     diagonal = inside.diagonal(dim1=1, dim2=2)
     long = lengths > 0.05 * lengths.norm(dim=1, keepdim=True)
     assert long.float().mean() > 0.8

@@ -47,9 +47,9 @@ def test_text_and_messages(tmp_path: Path) -> None:
 
 def test_equal_rows_share_a_split_and_all_splits_occur(tmp_path: Path) -> None:
     rows = [{"text": f"text {number % 150}"} for number in range(300)]
-    found = documents(jsonl(tmp_path / "d.jsonl", *rows))
-    owner = {document.text: document.split for document in found}
-    assert all(owner[document.text] == document.split for document in found)
+    result = documents(jsonl(tmp_path / "d.jsonl", *rows))
+    owner = {document.text: document.split for document in result}
+    assert all(owner[document.text] == document.split for document in result)
     counts = {split: list(owner.values()).count(split) for split in ("train", "validation", "test")}
     assert counts["train"] > 90
     assert min(counts.values()) >= 5
@@ -59,7 +59,7 @@ GOOD = '{"text": "good"}\n'
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ('{"answer": "b", "query": "c"}', "has none of the accepted columns (it has: answer,"),
         ('{"text": 3}', "has a value that is not text"),
@@ -83,7 +83,7 @@ GOOD = '{"text": "good"}\n'
     ],
 )
 def test_one_bad_row_is_skipped_and_a_file_of_them_refused(
-    tmp_path: Path, line: str, said: str
+    tmp_path: Path, line: str, message: str
 ) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text(GOOD + "\n" + line + "\n" + GOOD)
@@ -92,7 +92,7 @@ def test_one_bad_row_is_skipped_and_a_file_of_them_refused(
     note = read.note()
     assert note is not None
     assert note.startswith("skipped 1 of 3 rows: line 3 ")
-    assert said in note
+    assert message in note
     path.write_text(line + "\n" + line + "\n")
     with pytest.raises(UsageError) as error:
         read_documents(str(path), "chat")
@@ -166,7 +166,7 @@ def test_questions_and_their_answers(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_missing_or_empty(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="no such file or folder"):
         documents(str(tmp_path / "none.jsonl"))
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(UsageError, match="there is nothing in it"):
@@ -206,8 +206,8 @@ def test_kinds_of_files(
 ) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     write(tmp_path / name)
-    found = [document.text for document in documents(str(tmp_path / name))]
-    assert found == [row["text"] for row in ROWS]
+    result = [document.text for document in documents(str(tmp_path / name))]
+    assert result == [row["text"] for row in ROWS]
 
 
 def test_a_folder_of_files_and_one_of_save_to_disk(
@@ -230,8 +230,8 @@ def test_a_folder_of_files_and_one_of_save_to_disk(
         str(tmp_path / "parts")
     )
     for name in ("plain", "parts"):
-        found = [document.text for document in documents(str(tmp_path / name))]
-        assert found == [row["text"] for row in ROWS]
+        result = [document.text for document in documents(str(tmp_path / name))]
+        assert result == [row["text"] for row in ROWS]
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UsageError, match="no data in this folder"):
         documents(str(tmp_path / "nothing"))
@@ -252,8 +252,8 @@ def test_a_text_file_belongs_to_all_splits_by_position(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text(text)
     parts = {document.split: document.text for document in documents(str(tmp_path / "book.txt"))}
     assert list(parts) == ["train", "validation", "test"]
-    places = [text.index(part) for part in parts.values()]
-    assert places == sorted(places)
+    positions = [text.index(part) for part in parts.values()]
+    assert positions == sorted(positions)
     assert 0.79 < len(parts["train"]) / len(text) <= 0.8
 
 
@@ -268,9 +268,9 @@ def test_the_best_ranked_thread_of_a_tree() -> None:
         message("abba", "abb"),
         message("abbac", "abba"),
     ]
-    found = best_thread(tree)
-    assert [turn["content"] for turn in found] == ["text a", "text ab", "text abb", "text abba"]
-    assert [turn["role"] for turn in found] == ["user", "assistant"] * 2
+    result = best_thread(tree)
+    assert [turn["content"] for turn in result] == ["text a", "text ab", "text abb", "text abba"]
+    assert [turn["role"] for turn in result] == ["user", "assistant"] * 2
     assert best_thread(tree[1:]) == ()
 
 

@@ -21,10 +21,10 @@ def test_roles_alternate_and_the_assistant_is_last(seed: int, split: str, turns:
 @given(seed=st.integers(0, 10**9), split=SPLITS, turns=st.integers(2, 24))
 def test_the_last_reply_repeats_something_said_before(seed: int, split: str, turns: int) -> None:
     *before, question, reply = dialogue(seed=seed, split=split, turns=turns)
-    said = " ".join(turn["content"] for turn in before)
+    earlier = " ".join(turn["content"] for turn in before)
     value = reply["content"].partition(" is ")[2].removesuffix(".")
     assert value
-    assert value in said
+    assert value in earlier
     assert value not in question["content"]
 
 

@@ -25,10 +25,10 @@ def _sentences(text: str) -> set[str]:
 
 
 def test_no_sentence_occurs_in_two_splits(texts: dict[str, str]) -> None:
-    found = {split: _sentences(text) for split, text in texts.items()}
-    assert all(len(some) > 2000 for some in found.values())
+    parts = {split: _sentences(text) for split, text in texts.items()}
+    assert all(len(some) > 2000 for some in parts.values())
     for one, other in (("train", "validation"), ("train", "test"), ("validation", "test")):
-        assert not found[one] & found[other]
+        assert not parts[one] & parts[other]
 
 
 def test_names_and_towns_belong_to_one_split() -> None:

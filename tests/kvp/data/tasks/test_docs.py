@@ -1,4 +1,4 @@
-"""The task that docs/data.md shows works as it stands there."""
+"""The task that docs/data.md shows works as it is written there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task `data` and the dialogues of `chat`: a user's own rows in evaluation."""
+"""The task `data` and the dialogues of `chat`: rows of a user's files in evaluation."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def test_a_prompt_without_completion_is_collected(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     data = jsonl(tmp_path / "p.jsonl", *({"prompt": f"What is {n}?"} for n in range(20)))
-    asked: dict[str, Any] = {"split": "train", "count": 9, "seed": 0, "length": 60}
-    source = open_source(data, tasks=(), tokenizer=tokenizer, **asked)
+    options: dict[str, Any] = {"split": "train", "count": 9, "seed": 0, "length": 60}
+    source = open_source(data, tasks=(), tokenizer=tokenizer, **options)
     assert len(source) == 9
     assert source[0].messages is not None
     assert encode(source[0], tokenizer).reply_ids == ()
-    with_replies = open_source(data, tasks=(), tokenizer=tokenizer, needs_reply=True, **asked)
+    with_replies = open_source(data, tasks=(), tokenizer=tokenizer, needs_reply=True, **options)
     assert len(with_replies) == 0
 
 
@@ -97,19 +97,19 @@ def test_a_source_of_ones_own(
         "thing = 3\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    asked: dict[str, Any] = {"split": "train", "count": 9, "seed": 0, "length": 60}
-    source = open_source("kvp_test_source:make", tasks=(), tokenizer=tokenizer, **asked)
+    options: dict[str, Any] = {"split": "train", "count": 9, "seed": 0, "length": 60}
+    source = open_source("kvp_test_source:make", tasks=(), tokenizer=tokenizer, **options)
     assert [sample.context for sample in source] == ["x"] * 3
     with pytest.raises(UsageError, match="a source is called with"):
-        open_source("kvp_test_source:thing", tasks=(), tokenizer=tokenizer, **asked)
+        open_source("kvp_test_source:thing", tasks=(), tokenizer=tokenizer, **options)
 
 
-def test_a_text_file_gives_as_many_prompts_as_it_has_room_for(
+def test_a_text_file_gives_as_many_prompts_as_fit(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     (tmp_path / "book.txt").write_text(" ".join(f"w{n}" for n in range(2000)))
-    asked: dict[str, Any] = {"split": "train", "count": 20, "seed": 0, "length": 100}
-    source = open_source(str(tmp_path / "book.txt"), tasks=(), tokenizer=tokenizer, **asked)
+    options: dict[str, Any] = {"split": "train", "count": 20, "seed": 0, "length": 100}
+    source = open_source(str(tmp_path / "book.txt"), tasks=(), tokenizer=tokenizer, **options)
     assert len(source) == 20
     words = [word for sample in source for word in sample.context.split()]
     assert words == [f"w{n}" for n in range(len(words))]

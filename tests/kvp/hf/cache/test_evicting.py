@@ -15,26 +15,28 @@ Prompt = Callable[..., Tensor]
 TOLERANCE = 1e-4
 
 
-def random_sets(rows: int, layers: int, heads: int, tokens: int, sizes: Sequence[int]) -> list:
-    """Kept tokens [row][layer][head], a different random set everywhere."""
+def random_sets(batch: int, layers: int, heads: int, tokens: int, sizes: Sequence[int]) -> list:
+    """Kept tokens [entry][layer][head], a different random set everywhere."""
     generator = torch.Generator().manual_seed(5)
     return [
         [
             [
-                sorted(torch.randperm(tokens, generator=generator)[: sizes[row]].tolist())
+                sorted(torch.randperm(tokens, generator=generator)[: sizes[entry]].tolist())
                 for _ in range(heads)
             ]
             for _ in range(layers)
         ]
-        for row in range(rows)
+        for entry in range(batch)
     ]
 
 
 def slots(sets: list, layers: int) -> list[Tensor]:
-    """Per layer [R, H, S], filled up with -1."""
-    width = max(len(head) for row in sets for layer in row for head in layer)
+    """Per layer [B, H, S], filled up with -1."""
+    width = max(len(head) for entry in sets for layer in entry for head in layer)
     return [
-        torch.tensor([[head + [-1] * (width - len(head)) for head in row[layer]] for row in sets])
+        torch.tensor(
+            [[head + [-1] * (width - len(head)) for head in entry[layer]] for entry in sets]
+        )
         for layer in range(layers)
     ]
 
@@ -68,7 +70,7 @@ def test_nothing_evicted_is_bitwise_the_plain_model(
 def test_dropping_equals_masking(
     model: PreTrainedModel, prompt: Prompt, masked_logits: Callable[..., Tensor], chunk: int
 ) -> None:
-    """Four rows of one prefill, each layer and head with its own set; then 14 more tokens."""
+    """Four entries of one prefill, each layer and head with its own set; then 14 more tokens."""
     tokens, follow = 40, 14
     ids = prompt(tokens + follow)
     seen = observe(model, ids[:, :tokens])
@@ -81,10 +83,10 @@ def test_dropping_equals_masking(
     ]
     logits = torch.cat(parts, dim=1)
     full = model(ids, use_cache=False).logits[0, tokens:]
-    for row in range(4):
-        expected = masked_logits(model, ids, tokens, sets[row])[0, tokens:]
-        assert (logits[row] - expected).abs().max() <= TOLERANCE
-        assert (logits[row] - full).abs().max() > 0.01  # the eviction is felt
+    for entry in range(4):
+        expected = masked_logits(model, ids, tokens, sets[entry])[0, tokens:]
+        assert (logits[entry] - expected).abs().max() <= TOLERANCE
+        assert (logits[entry] - full).abs().max() > 0.01  # the eviction is felt
 
 
 def test_keeping_everything_through_select_equals_the_plain_model(
@@ -100,13 +102,13 @@ def test_keeping_everything_through_select_equals_the_plain_model(
 
 
 @pytest.mark.parametrize("sizes", [(9, 6), (9, 9)])
-def test_left_padded_rows_equal_each_alone(
+def test_left_padded_sequences_equal_each_alone(
     model: PreTrainedModel,
     prompt: Prompt,
     masked_logits: Callable[..., Tensor],
     sizes: tuple[int, int],
 ) -> None:
-    """Rows of 40 and 28 tokens are shrunk; then come a chunk of 7, padded in one row, and 1."""
+    """Prompts of 40 and 28 tokens are shrunk; then a chunk of 7, padded in one entry, and 1."""
     long, short = prompt(48, seed=2), prompt(34, seed=3)
     ids = torch.cat([long[:, :40], torch.nn.functional.pad(short[:, :28], (12, 0))])
     mask = torch.ones_like(ids)
@@ -150,7 +152,7 @@ def test_bf16_stays_near_the_masked_reference(
     assert own_error <= 1.5 * (reference - truth).abs().mean()
 
 
-def test_bytes_are_those_of_the_tensors_held(model: PreTrainedModel, prompt: Prompt) -> None:
+def test_bytes_are_those_of_the_tensors(model: PreTrainedModel, prompt: Prompt) -> None:
     head_dim = model.config.head_dim if model.config.model_type == "qwen3" else 8
     seen = observe(model, prompt(80))
     per_token = 3 * 2 * head_dim * 4 * 2  # layers, heads, dimensions, bytes, key and value
@@ -163,13 +165,13 @@ def test_bytes_are_those_of_the_tensors_held(model: PreTrainedModel, prompt: Pro
     for step in range(4):
         model(prompt(1).expand(5, -1), past_key_values=cache)
         model(prompt(1), past_key_values=seen.cache)
-        for grown, slots_held in ((cache, 5 * (10 + step + 1)), (seen.cache, 80 + 10)):
+        for grown, slots_stored in ((cache, 5 * (10 + step + 1)), (seen.cache, 80 + 10)):
             storages = {
                 tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
                 for layer in grown.layers
                 for tensor in (layer.keys, layer.values)
             }
-            assert grown.nbytes == sum(storages.values()) == slots_held * per_token
+            assert grown.nbytes == sum(storages.values()) == slots_stored * per_token
 
 
 def test_lengths_seen_and_stored(qwen: PreTrainedModel, prompt: Prompt) -> None:
@@ -189,7 +191,9 @@ def test_lengths_seen_and_stored(qwen: PreTrainedModel, prompt: Prompt) -> None:
     assert cache.get_seq_length() == 0
 
 
-def test_rows_can_be_reordered_repeated_and_chosen(qwen: PreTrainedModel, prompt: Prompt) -> None:
+def test_entries_can_be_reordered_repeated_and_chosen(
+    qwen: PreTrainedModel, prompt: Prompt
+) -> None:
     seen = observe(qwen, prompt(20))
     sets = random_sets(3, 3, 2, 20, sizes=(4, 6, 5))
 
@@ -200,7 +204,7 @@ def test_rows_can_be_reordered_repeated_and_chosen(qwen: PreTrainedModel, prompt
     plain = cache()
     qwen(first, past_key_values=plain)
     expected = qwen(then.expand(3, -1), past_key_values=plain).logits
-    for change, rows in (
+    for change, entries in (
         (lambda c: c.reorder_cache(torch.tensor([2, 0, 0])), [2, 0, 0]),
         (lambda c: c.batch_select_indices(torch.tensor([1])), [1]),
         (lambda c: c.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
@@ -208,8 +212,8 @@ def test_rows_can_be_reordered_repeated_and_chosen(qwen: PreTrainedModel, prompt
         changed = cache()
         qwen(first, past_key_values=changed)
         change(changed)
-        logits = qwen(then.expand(len(rows), -1), past_key_values=changed).logits
-        assert (logits - expected[rows]).abs().max() <= 1e-5
+        logits = qwen(then.expand(len(entries), -1), past_key_values=changed).logits
+        assert (logits - expected[entries]).abs().max() <= 1e-5
 
 
 def test_a_copy_is_independent(qwen: PreTrainedModel, prompt: Prompt) -> None:
@@ -222,7 +226,9 @@ def test_a_copy_is_independent(qwen: PreTrainedModel, prompt: Prompt) -> None:
 
 
 @pytest.mark.parametrize("feed", [1, 20])
-def test_tokens_already_held_are_refused(qwen: PreTrainedModel, prompt: Prompt, feed: int) -> None:
+def test_tokens_already_cached_are_refused(
+    qwen: PreTrainedModel, prompt: Prompt, feed: int
+) -> None:
     ids = prompt(20)
     seen = observe(qwen, ids)
     shrunk = EvictingCache.select(

@@ -18,45 +18,46 @@ from kvp.hf.cache.ragged import TAIL_GROWTH, RaggedLayer
 
 Prompt = Callable[..., Tensor]
 Sets = list[list[list[list[int]]]]
-"""Kept tokens [row][layer][head]."""
+"""Kept tokens [entry][layer][head]."""
 
 TOLERANCE = 1e-4
 
 
 @pytest.fixture(autouse=True)
 def uninitialised_memory_is_nan() -> Iterator[None]:
-    """Whatever reads room to grow, or another head's place, reads NaN."""
+    """Spare capacity, and the slots of other heads, read as NaN."""
     torch.use_deterministic_algorithms(True)
     assert torch.utils.deterministic.fill_uninitialized_memory
     yield
     torch.use_deterministic_algorithms(False)
 
 
-def uneven_sets(rows: int, tokens: int, *, seed: int = 5, full_layer: int | None = 2) -> Sets:
+def uneven_sets(batch: int, tokens: int, *, seed: int = 5, full_layer: int | None = 2) -> Sets:
     """Of 3 layers with 2 heads: sizes from 1 token (first head) to all (a whole layer)."""
     generator = torch.Generator().manual_seed(seed)
 
-    def some(row: int, layer: int, head: int) -> list[int]:
+    def some(entry: int, layer: int, head: int) -> list[int]:
         size = int(torch.randint(2, tokens, (1,), generator=generator))
         size = 1 if (layer, head) == (0, 0) else tokens if layer == full_layer else size
         return sorted(torch.randperm(tokens, generator=generator)[:size].tolist())
 
     return [
-        [[some(row, layer, head) for head in range(2)] for layer in range(3)] for row in range(rows)
+        [[some(entry, layer, head) for head in range(2)] for layer in range(3)]
+        for entry in range(batch)
     ]
 
 
 def slots(sets: Sets, layer: int, offsets: tuple[int, ...] = (0,)) -> Tensor:
-    """[R, H, S], filled up with -1; `offsets` are the padding columns of the rows."""
-    width = max(len(head) for row in sets for head in row[layer])
+    """[B, H, S], filled up with -1; `offsets` are the padding columns of the entries."""
+    width = max(len(head) for entry in sets for head in entry[layer])
     return torch.tensor(
         [
             [
-                [token + offsets[place % len(offsets)] for token in head]
+                [token + offsets[index % len(offsets)] for token in head]
                 + [-1] * (width - len(head))
-                for head in row[layer]
+                for head in entry[layer]
             ]
-            for place, row in enumerate(sets)
+            for index, entry in enumerate(sets)
         ]
     )
 
@@ -70,7 +71,7 @@ def shrunk(model: PreTrainedModel, ids: Tensor, sets: Sets) -> EvictingCache:
 def test_dropping_equals_masking_after_chunks_of_any_length(
     model: PreTrainedModel, prompt: Prompt, masked_logits: Callable[..., Tensor]
 ) -> None:
-    """Three rows of one prefill; then 1, 2, 7, 64, 1 and 1 more tokens."""
+    """Three entries of one prefill; then 1, 2, 7, 64, 1 and 1 more tokens."""
     tokens, chunks = 40, (1, 2, 7, 64, 1, 1)
     ids = prompt(tokens + sum(chunks))
     sets = uneven_sets(3, tokens)
@@ -84,10 +85,10 @@ def test_dropping_equals_masking_after_chunks_of_any_length(
         dim=1,
     )
     full = model(ids, use_cache=False).logits[0, tokens:]
-    for row in range(3):
-        expected = masked_logits(model, ids, tokens, sets[row])[0, tokens:]
-        assert (logits[row] - expected).abs().max() <= TOLERANCE
-        assert (logits[row] - full).abs().max() > 0.01  # the eviction is felt
+    for entry in range(3):
+        expected = masked_logits(model, ids, tokens, sets[entry])[0, tokens:]
+        assert (logits[entry] - expected).abs().max() <= TOLERANCE
+        assert (logits[entry] - full).abs().max() > 0.01  # the eviction is felt
 
 
 @pytest.mark.parametrize("chunk", [2, 64])
@@ -98,15 +99,15 @@ def test_a_first_chunk_of_several_tokens(
     sets = uneven_sets(2, 30, full_layer=None)
     cache = shrunk(qwen, ids[:, :30], sets)
     logits = qwen(ids[:, 30:], past_key_values=cache).logits
-    for row in range(2):
-        expected = masked_logits(qwen, ids[row : row + 1], 30, sets[row])[0, 30:]
-        assert (logits[row] - expected).abs().max() <= TOLERANCE
+    for entry in range(2):
+        expected = masked_logits(qwen, ids[entry : entry + 1], 30, sets[entry])[0, 30:]
+        assert (logits[entry] - expected).abs().max() <= TOLERANCE
 
 
-def test_left_padded_rows_equal_each_alone(
+def test_left_padded_sequences_equal_each_alone(
     model: PreTrainedModel, prompt: Prompt, masked_logits: Callable[..., Tensor]
 ) -> None:
-    """Rows of 40 and 28 tokens, then chunks of 7 (padded in one row), 1 and 64 tokens."""
+    """Prompts of 40 and 28 tokens, then chunks of 7 (padded in one entry), 1 and 64 tokens."""
     long, short = prompt(112, seed=2), prompt(98, seed=3)
     pad = torch.nn.functional.pad
     ids = torch.cat([long, torch.cat([pad(short[:, :28], (12, 0)), pad(short[:, 28:], (2, 0))], 1)])
@@ -128,12 +129,12 @@ def test_left_padded_rows_equal_each_alone(
             for layer in range(3):
                 chosen = slots(sets, layer, offsets=(0, 12))
                 cache.layers[layer] = cache.layers[layer].select(chosen)
-    found = torch.cat(logits[1:], dim=1)
-    assert not found.isnan().any()
+    result = torch.cat(logits[1:], dim=1)
+    assert not result.isnan().any()
     expected = masked_logits(model, long, 40, sets[0])[0, 40:]
-    assert (found[0] - expected).abs().max() <= TOLERANCE
+    assert (result[0] - expected).abs().max() <= TOLERANCE
     expected = masked_logits(model, short, 28, sets[1])[0, 28:]
-    assert (found[1, 2:] - expected).abs().max() <= TOLERANCE
+    assert (result[1, 2:] - expected).abs().max() <= TOLERANCE
 
 
 def test_equal_lengths_through_the_ragged_layer_equal_the_dense_one(
@@ -175,18 +176,18 @@ def test_bf16_stays_near_the_masked_reference(
 
 def test_memory_is_that_of_the_tokens_kept() -> None:
     """Keys, values, positions and lengths of a long cache: within 2 % of the tokens' bytes."""
-    tokens, width, rows, heads = 20_000, 64, 2, 4
-    keys = torch.zeros(rows, heads, tokens, width, dtype=torch.bfloat16)
+    tokens, width, batch, heads = 20_000, 64, 2, 4
+    keys = torch.zeros(batch, heads, tokens, width, dtype=torch.bfloat16)
     lengths = torch.tensor([[20_000, 1, 700, 12_345], [8_192, 30, 19_999, 4_000]])
-    indices = torch.arange(tokens).expand(rows, heads, -1)
+    indices = torch.arange(tokens).expand(batch, heads, -1)
     indices = indices.where(indices < lengths[..., None], -1)
     cache = EvictingCache.select([keys], [keys], [indices], seen=tokens)
     token = 2 * width * 2
     kept = int(lengths.sum()) * token
     assert cache.nbytes == kept
-    assert cache.entry_nbytes == [int(row.sum()) * token for row in lengths]
+    assert cache.entry_nbytes == [int(entry.sum()) * token for entry in lengths]
 
-    def held() -> int:
+    def storage_bytes() -> int:
         layer = cache.layers[0]
         storages = {
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
@@ -195,23 +196,23 @@ def test_memory_is_that_of_the_tokens_kept() -> None:
         }
         return sum(storages.values())
 
-    assert held() <= 1.02 * kept + 1000
+    assert storage_bytes() <= 1.02 * kept + 1000
     cache.update(keys[:, :, :1], keys[:, :, :1], 0)
-    constant = TAIL_GROWTH * rows * heads * token
+    constant = TAIL_GROWTH * batch * heads * token
     assert cache.nbytes == kept + constant
-    assert held() <= 1.02 * kept + constant + 2000
+    assert storage_bytes() <= 1.02 * kept + constant + 2000
     cache.update(keys[:, :, :100], keys[:, :, :100], 0)
-    assert cache.nbytes == kept + 101 * rows * heads * token
+    assert cache.nbytes == kept + 101 * batch * heads * token
 
 
-def test_every_byte_counts_a_row(qwen: PreTrainedModel, prompt: Prompt) -> None:
+def test_every_byte_counts_for_one_entry(qwen: PreTrainedModel, prompt: Prompt) -> None:
     sets = uneven_sets(2, 20)
     cache = shrunk(qwen, prompt(20), sets)
     token = 2 * 8 * 4  # key and value, dimensions, bytes
 
-    def bytes_of(row: int, room: int) -> int:
-        ragged = sum(len(head) for layer in sets[row][:2] for head in layer)
-        return (ragged + 2 * 2 * room + 2 * (20 + min(room, 2))) * token
+    def bytes_of(entry: int, capacity: int) -> int:
+        ragged = sum(len(head) for layer in sets[entry][:2] for head in layer)
+        return (ragged + 2 * 2 * capacity + 2 * (20 + min(capacity, 2))) * token
 
     assert cache.entry_nbytes == [bytes_of(0, 0), bytes_of(1, 0)]
     qwen(prompt(1).expand(2, -1), past_key_values=cache)
@@ -233,18 +234,20 @@ def test_positions_of_what_is_stored(qwen: PreTrainedModel, prompt: Prompt) -> N
     assert layer.positions.tolist() == expected
     assert (cache.get_seq_length(), cache.get_mask_sizes(4, 0)) == (20, (4, 20))
     qwen(prompt(2).expand(2, -1), past_key_values=cache)
-    assert layer.positions.tolist() == [[[*head, 20, 21] for head in row] for row in expected]
+    assert layer.positions.tolist() == [[[*head, 20, 21] for head in entry] for entry in expected]
     cache.reset()
     assert (cache.get_seq_length(), cache.nbytes, cache.evicted) == (0, 0, False)
 
 
-def test_rows_can_be_reordered_repeated_and_chosen(qwen: PreTrainedModel, prompt: Prompt) -> None:
+def test_entries_can_be_reordered_repeated_and_chosen(
+    qwen: PreTrainedModel, prompt: Prompt
+) -> None:
     sets = uneven_sets(3, 20)
     first, then = prompt(2, seed=8).expand(3, -1), prompt(1, seed=9)
     plain = shrunk(qwen, prompt(20), sets)
     qwen(first, past_key_values=plain)
     expected = qwen(then.expand(3, -1), past_key_values=plain).logits
-    for change, rows in (
+    for change, entries in (
         (lambda c: c.reorder_cache(torch.tensor([2, 0, 0])), [2, 0, 0]),
         (lambda c: c.batch_select_indices(torch.tensor([1])), [1]),
         (lambda c: c.batch_select_indices(torch.tensor([True, False, True])), [0, 2]),
@@ -253,28 +256,28 @@ def test_rows_can_be_reordered_repeated_and_chosen(qwen: PreTrainedModel, prompt
         changed = shrunk(qwen, prompt(20), sets)
         qwen(first, past_key_values=changed)
         change(changed)
-        assert len(changed.entry_nbytes) == len(rows)
-        logits = qwen(then.expand(len(rows), -1), past_key_values=changed).logits
-        assert (logits - expected[rows]).abs().max() <= 1e-5
+        assert len(changed.entry_nbytes) == len(entries)
+        logits = qwen(then.expand(len(entries), -1), past_key_values=changed).logits
+        assert (logits - expected[entries]).abs().max() <= 1e-5
 
 
 def stored(layer: RaggedLayer) -> dict[tuple[int, int], list[float]]:
-    """(head, position) of every token of a single row -> its key and value."""
-    flat, found = 0, {}
+    """(head, position) of every token of a single entry -> its key and value."""
+    flat, stored_tokens = 0, {}
     for head, positions in enumerate(layer.positions[0].tolist()):
         length, longest = int(layer.lengths[0, head]), int(layer.lengths.max())
-        for place, position in enumerate(positions):
-            if place < longest and position < EMPTY:
+        for index, position in enumerate(positions):
+            if index < longest and position < EMPTY:
                 key, value = layer.keys[flat], layer.values[flat]
                 flat += 1
-            elif place >= longest:
-                key = layer.tail_keys[0, head, place - longest]
-                value = layer.tail_values[0, head, place - longest]
+            elif index >= longest:
+                key = layer.tail_keys[0, head, index - longest]
+                value = layer.tail_values[0, head, index - longest]
             else:
-                assert place >= length
+                assert index >= length
                 continue
-            found[head, position] = [*key.tolist(), *value.tolist()]
-    return found
+            stored_tokens[head, position] = [*key.tolist(), *value.tolist()]
+    return stored_tokens
 
 
 def test_a_shrunk_layer_can_be_shrunk_again(qwen: PreTrainedModel, prompt: Prompt) -> None:
