@@ -159,7 +159,7 @@ def perplexity(
     draws: Floats = mean + factor * ((weights @ losses) / (weights @ lengths) - mean)
     means = [nats(part) for part in _answered_by_all(nll, pooled)]
     draws += _seed_draws(means, resamples, generator)
-    interval = _interval(mean, draws, len(losses), None)
+    interval = _interval(mean, draws, len(losses), (0, math.inf))
     return Interval(
         mean=math.exp(mean),
         low=math.exp(interval.low),

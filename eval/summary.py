@@ -214,7 +214,7 @@ def _cell(line: Line, column: str, scale: int, *, spread: bool) -> str:
         if column == SELF_SIZED and line.self_sized_share is not None
         else ""
     )
-    around = f" ±{half:.{digits}f}" if spread else ""
+    around = f" ±{half:.{digits}f}" if spread and half else ""  # of one text there is no interval
     return f"{value.mean * scale:.{digits}f}{around}{size}"
 
 
@@ -266,7 +266,7 @@ def planned_resolution(tasks: Iterable[str]) -> str:
     enough = math.ceil(prompts_to_resolve(WORST_SD, WANTED) / len(sizes))
     return (
         f"with {'/'.join(map(str, sorted(set(sizes))))} prompts per task differences below "
-        f"{100 * smallest_resolved(WORST_SD, effective):.0f} points are not resolved between "
+        f"{100 * min(1.0, smallest_resolved(WORST_SD, effective)):.0f} points are not resolved between "
         f"unrelated methods; {100 * WANTED:.0f} points need {enough} per task"
     )
 

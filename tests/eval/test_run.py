@@ -110,6 +110,10 @@ def test_the_other_files_cover_all_methods(finished: Path) -> None:
     for record in timing:
         assert record["cache_bytes"] == record["kept_tokens"] * BYTES_PER_TOKEN
         assert min(record["evict_seconds"], record["decode_seconds_per_token"]) > 0
+        assert record["by_prompt"] == {  # of one prompt the median is its value
+            name: [record[name]]
+            for name in ("prefill_seconds", "evict_seconds", "decode_seconds_per_token")
+        }
         if record["method"] in ("random", "knorm"):
             assert record["kept_tokens"] == record["budget"]
     tokens = json.loads((finished / "tokens.json").read_text())
@@ -231,6 +235,7 @@ def test_a_dry_run_tells_the_work_and_writes_nothing(
         "4 prompts of 2 tasks, 8 evaluations of 23 settings each; 4 KV heads in 2 layers" in output
     )
     assert "for all 8 evaluations" in output
+    assert "with 2 prompts per task differences below 100 points are not resolved" in output
     assert not out.exists()
 
 

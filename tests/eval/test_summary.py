@@ -5,7 +5,13 @@ from typing import Any
 
 from rich.console import Console
 
-from eval.summary import headline, perplexity_headline, print_headline
+from eval.summary import (
+    ONE_SEED,
+    SEVERAL_SEEDS,
+    headline,
+    perplexity_headline,
+    print_headline,
+)
 
 BUDGETS = ["6%", "9%", "12.5%", "19%", "25%", "37.5%", "50%"]
 
@@ -33,6 +39,22 @@ def test_seeds_of_a_policy_form_one_line_and_protection_makes_two() -> None:
     assert lines["full"]["full"].prompts == 1
     (loss,) = perplexity_headline(records, resamples=10)
     assert round(loss.cells["full"].mean, 4) == 2.7183
+
+
+def test_the_table_says_what_its_intervals_are_over() -> None:
+    def text(records: list[dict[str, Any]]) -> str:
+        stream = io.StringIO()
+        print_headline(Console(file=stream, width=100), records, resamples=10, seed=0)
+        return stream.getvalue()
+
+    one = _record("kvp", "6%", "a", policy="seed0", policy_seed=0, score=1.0)
+    two = {**one, "policy": "seed1", "policy_seed": 1, "score": 0.0}
+    full = _record("full", None, "b", nll=3.0, reply_tokens=3)
+    assert ONE_SEED in text([one])
+    assert SEVERAL_SEEDS not in text([one])
+    assert SEVERAL_SEEDS in text([one, two])
+    assert "kvp" not in text([full])
+    assert "2.72\n" in text([full])  # and no interval of a single text
 
 
 def test_allocators_have_their_lines_and_chosen_sizes_their_column() -> None:
