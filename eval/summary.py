@@ -263,10 +263,11 @@ def planned_resolution(tasks: Iterable[str]) -> str:
     if not sizes:
         return ""
     effective = len(sizes) ** 2 / sum(1 / size for size in sizes)  # every task weighs the same
+    smallest = min(1.0, smallest_resolved(WORST_SD, effective))
     enough = math.ceil(prompts_to_resolve(WORST_SD, WANTED) / len(sizes))
     return (
         f"with {'/'.join(map(str, sorted(set(sizes))))} prompts per task differences below "
-        f"{100 * min(1.0, smallest_resolved(WORST_SD, effective)):.0f} points are not resolved between "
+        f"{100 * smallest:.0f} points are not resolved between "
         f"unrelated methods; {100 * WANTED:.0f} points need {enough} per task"
     )
 
