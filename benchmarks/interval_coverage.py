@@ -149,7 +149,7 @@ def _both(
         mean = mean - theirs[0]
         now = paired_difference(
             scores_of(case, ours), {None: scores_of(case, theirs)["0"]},
-            resamples=max(1, resamples // 10), seed=number,
+            resamples=resamples, seed=number,
         )  # fmt: skip
     return percentile_interval(mean, case.tasks, resamples, generator), now
 
@@ -160,7 +160,7 @@ def _tables(
     marked, before = 0, 0
     for number in range(rows):
         drawn = answers(case, COMPARISONS, generator)
-        both = [_both(case, values, 3 * resamples, number, generator) for values in drawn]
+        both = [_both(case, values, resamples, number, generator) for values in drawn]
         before += any(low > 0 or high < 0 for (low, high), _ in both)
         marked += any(holm([now for _, now in both]))
     return {"before": before / rows, "now": marked / rows}

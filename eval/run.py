@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.filesize import decimal
 
+from eval.conclusion import conclusion, planned_resolution
 from eval.config import EvalConfig
 from eval.cost_curves import (
     CURVE_KEY,
@@ -39,7 +40,7 @@ from eval.results.folder import (
 )
 from eval.results.records import Record, RecordFile, key_of, merge_records, read_records
 from eval.settings import Setting
-from eval.summary import conclusion, planned_resolution, print_headline
+from eval.summary import print_headline
 from eval.tasks import Prompt
 from eval.timing import TIMING_KEY, timing_records
 from eval.token_ranks import token_ranks
@@ -117,7 +118,11 @@ def load_bench(config: EvalConfig) -> Bench:
     torch.manual_seed(config.seed)
     phase("loading the model")
     model, tokenizer = load_model(
-        config.model, device=config.device, dtype=config.dtype, revision=config.revision
+        config.model,
+        device=config.device,
+        dtype=config.dtype,
+        revision=config.revision,
+        attention=config.attention,
     )
     return Bench(
         model=model,

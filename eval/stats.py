@@ -37,8 +37,6 @@ POWER = 0.8
 """Share of runs in which a difference that counts as resolved has an interval without 0."""
 PSEUDO_PROMPTS = 0.5
 """Prompts added at each end of the range, all tasks together."""
-DIFFERENCE_FACTOR = 10
-"""Draws of a difference per draw of a mean: `holm` needs p-values far below 5 %."""
 
 _Z = float(special.ndtri(1 - LEVEL / 2))
 
@@ -82,6 +80,11 @@ def by_policy(
     return dict(scores)
 
 
+def prompts_of(scores: Scores) -> set[Unit]:
+    """Prompts that some policy answered."""
+    return {unit for answers in scores.values() for unit in answers}
+
+
 def bootstrap_mean(
     scores: Scores, *, bounds: Bounds | None = (0, 1), resamples: int = 2000, seed: int = 0
 ) -> Interval:
@@ -116,16 +119,20 @@ def paired_difference(
     if not shared:
         raise ValueError("the two methods share no prompt")
     generator = np.random.default_rng(seed)
-    draws = np.concatenate(
-        [_prompt_draws(shared, bounds, resamples, generator) for _ in range(DIFFERENCE_FACTOR)]
-    )
+    draws = _prompt_draws(shared, bounds, resamples, generator)
     sides: list[Scores] = [ours, theirs]
     if set(ours) == set(theirs):
         sides = [{policy: _minus(ours[policy], theirs[policy]) for policy in ours}]
-    for side in sides:
-        draws += _seed_draws(_means_of_seeds(side, shared), len(draws), generator)
-    beyond = min(int((draws <= 0).sum()), int((draws >= 0).sum()))
-    p = min(1.0, 2 * (beyond + 1) / (len(draws) + 1))
+    sides.sort(key=lambda side: _standard_error(_means_of_seeds(side, shared)))
+    for side in sides[:-1]:
+        draws += _seed_draws(_means_of_seeds(side, shared), resamples, generator)
+    widest = _means_of_seeds(sides[-1], shared)
+    if _standard_error(widest) > 0:
+        p = _p_value_of_seeds(draws, widest)
+        draws += _seed_draws(widest, resamples, generator)
+    else:
+        degrees = len(shared) - len({task for task, _ in shared})
+        p = _p_value_of_prompts(draws, degrees, stretched=bounds is None)
     return _interval(_mean(shared), draws, len(shared), bounds, p)
 
 
@@ -322,6 +329,27 @@ def _seed_draws(means: Sequence[float], resamples: int, generator: np.random.Gen
         return np.zeros(resamples)
     draws: Floats = generator.standard_t(len(means) - 1, resamples)
     return draws * _standard_error(means)
+
+
+def _p_value_of_seeds(draws: Floats, means: Sequence[float]) -> float:
+    """Two-sided, of draws [resamples] to which the deviations of seeds are still to be added.
+
+    Their distribution is known, so that small p-values are not a matter of counting draws.
+    """
+    ratio, degrees = draws / _standard_error(means), len(means) - 1
+    tails = [float(special.stdtr(degrees, side * ratio).mean()) for side in (-1, 1)]
+    return min(1.0, 2 * min(tails))
+
+
+def _p_value_of_prompts(draws: Floats, degrees: int, *, stretched: bool) -> float:
+    """Two-sided, by Student's t; `stretched` draws have its quantile in their spread already."""
+    if degrees < 1:
+        return 1.0
+    mean = abs(float(draws.mean()))
+    spread = float(draws.std()) / (_student(degrees) if stretched else 1.0)
+    if spread == 0:  # the same difference on every prompt
+        return 0.0 if mean > 0 else 1.0
+    return 2 * float(special.stdtr(degrees, -mean / spread))
 
 
 def _interval(

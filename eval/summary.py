@@ -1,60 +1,30 @@
-"""The end of a run: a table per protocol, and a few sentences.
-
-The table holds the mean score of every method and budget with its interval, the sentences what a
-small cache costs by the best methods, and which differences the prompts can tell.
-"""
+"""The table at the end of a run: mean score per method and budget, with its interval."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from eval.results.records import (
-    FULL,
-    LEARNED,
-    ORACLE,
-    SELF_SIZED,
-    Record,
-    method_label,
-    policy_groups,
-)
-from eval.stats import (
-    Interval,
-    Scores,
-    bootstrap_mean,
-    by_policy,
-    holm,
-    paired_difference,
-    perplexity,
-    prompts_to_resolve,
-    resolved_by,
-    smallest_resolved,
-)
+from eval.nulls import best_values, over_null, prompt_values
+from eval.results.records import FULL, SELF_SIZED, Record, method_label, policy_groups
+from eval.stats import Interval, Scores, bootstrap_mean, by_policy, holm, perplexity
 from kvp.budgets import parse_budget
-from policies.registry import METHODS
+from policies.registry import NULLS
 
 FULL_COLUMN = "full"
 PROTECTED = " +p"
+NO_BETTER = "°"
+"""Behind a mean that is not shown to be above the best null's."""
 SPREAD = "(± half of the 95 % interval)"
 """Shown next to each mean where the screen is wide enough."""
 SEVERAL_SEEDS = "kvp: intervals are over prompts and training seeds"
 ONE_SEED = "kvp, one training seed: what another seed would change is not in the interval"
-
-USUAL_BUDGET = "12.5%"
-"""The budget the sentences are about where it was run; else the middle one of the run."""
-NOT_COMPARED = (FULL, ORACLE, "random")
-WORST_SD = 0.5**0.5
-"""Standard deviation of a paired difference of two methods that answer half of the prompts each,
-independently of each other."""
-WANTED = 0.05
-"""Difference of mean scores that a dry run says the number of prompts for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,21 +38,25 @@ class Line:
     """Method, preset, allocator, and `+p` where first and last tokens are always kept."""
     cells: Mapping[str, Interval]
     """By budget spec; `full` for the full cache, `own` where the method sizes the cache."""
+    scores: Mapping[str, Scores]
+    """By budget, the number of every prompt (`eval.nulls`)."""
     policies: int
     """Policies averaged, 0 for methods without."""
-    scores: Mapping[str, Scores] = field(default_factory=dict)
-    """By budget, what the means are over; empty for perplexities."""
+    over_null: Mapping[str, Interval | None]
+    """By budget, the difference to the best null of the same protection where one was run; None
+    where they share no prompt."""
     self_sized_share: float | None = None
     """Share of the cache it keeps where it sizes the cache itself, mean over records."""
 
 
 def headline(records: Iterable[Record], *, resamples: int = 2000, seed: int = 0) -> list[Line]:
-    """Mean string-match score over all generated tasks, policy seeds averaged."""
+    """Mean string-match score over all generated tasks; policy seeds averaged."""
 
     def score(group: list[Record]) -> Interval:
         return bootstrap_mean(by_policy(group), resamples=resamples, seed=seed)
 
-    return _lines((record for record in records if record["score"] is not None), score, by_policy)
+    over = partial(over_null, bounds=(-1, 1), resamples=resamples, seed=seed)
+    return _lines((record for record in records if record["score"] is not None), score, over)
 
 
 def perplexity_headline(
@@ -93,7 +67,8 @@ def perplexity_headline(
     def score(group: list[Record]) -> Interval:
         return perplexity(group, resamples=resamples, seed=seed)
 
-    return _lines((record for record in records if record["nll"] is not None), score)
+    over = partial(over_null, bounds=None, resamples=resamples, seed=seed)
+    return _lines((record for record in records if record["nll"] is not None), score, over)
 
 
 def print_headline(
@@ -110,7 +85,7 @@ def print_headline(
 def _lines(
     records: Iterable[Record],
     score: Callable[[list[Record]], Interval],
-    scores: Callable[[list[Record]], Scores] | None = None,
+    over: Callable[[Scores, Scores], Interval | None],
 ) -> list[Line]:
     records = list(records)
     policies = policy_groups(records)
@@ -123,20 +98,41 @@ def _lines(
     def order(key: tuple[str, str]) -> tuple[int, bool]:
         return methods.index(key[1].removesuffix(PROTECTED)), key[1].endswith(PROTECTED)
 
-    return [
-        Line(
-            protocol=key[0],
-            method=next(iter(groups[key].values()))[0]["method"],
-            label=key[1],
-            cells={budget: score(group) for budget, group in groups[key].items()},
-            policies=_policies(groups[key].values()),
-            scores={budget: scores(group) for budget, group in groups[key].items()}
-            if scores
-            else {},
-            self_sized_share=_share(groups[key].get(SELF_SIZED, [])),
-        )
-        for key in sorted(groups, key=order)
-    ]
+    best = _best_nulls(records)
+    lines = []
+    for key in sorted(groups, key=order):
+        first = next(iter(groups[key].values()))[0]
+        place = key[0], first["protected"]
+        scores = {budget: prompt_values(group) for budget, group in groups[key].items()}
+        compared = {} if first["method"] in (FULL, *NULLS) else scores
+        lines.append(
+            Line(
+                protocol=key[0],
+                method=first["method"],
+                label=key[1],
+                cells={budget: score(group) for budget, group in groups[key].items()},
+                scores=scores,
+                policies=_policies(groups[key].values()),
+                over_null={
+                    budget: over(values, best[*place, budget])
+                    for budget, values in compared.items() if (*place, budget) in best
+                },
+                self_sized_share=_share(groups[key].get(SELF_SIZED, [])),
+            )
+        )  # fmt: skip
+    return lines
+
+
+def _best_nulls(records: Iterable[Record]) -> dict[tuple[str, bool, str], Scores]:
+    """Values of the best null by protocol, protection and budget."""
+    nulls: dict[tuple[str, bool, str], dict[str, list[Record]]] = {}
+    for record in records:
+        if record["method"] in NULLS:
+            key = record["protocol"], record["protected"], record["budget_spec"]
+            name = method_label(record["method"], record["variant"], record["allocator"])
+            nulls.setdefault(key, {}).setdefault(name, []).append(record)
+    found = {key: best_values(map(prompt_values, by.values())) for key, by in nulls.items()}
+    return {key: values for key, values in found.items() if values is not None}
 
 
 def _label(record: Record, policies: Mapping[str | None, str]) -> str:
@@ -164,11 +160,12 @@ def _print(console: Console, lines: list[Line], what: str, scale: int) -> None:
         columns = sorted(
             {budget for line in of_protocol for budget in line.cells}, key=budget_order
         )
-        table = _table(of_protocol, columns, scale, spread=True)
+        no_better = _no_better(of_protocol)
+        table = _table(of_protocol, columns, scale, no_better, spread=True)
         fits = _width(console, table) <= console.width
         console.print(f"{protocol}: {what}{f' {SPREAD}' if fits else ''}")
         if not fits:
-            table = _table(of_protocol, columns, scale, spread=False)
+            table = _table(of_protocol, columns, scale, no_better, spread=False)
         console.print(table, width=max(console.width, _width(console, table)), crop=False)
     if lines:
         console.print("+p: first and last tokens are always kept")
@@ -176,8 +173,29 @@ def _print(console: Console, lines: list[Line], what: str, scale: int) -> None:
         console.print(SEVERAL_SEEDS)
     if any(line.policies == 1 for line in lines):
         console.print(ONE_SEED)
+    if any(line.over_null for line in lines):
+        names = dict.fromkeys(line.method for line in lines if line.method in NULLS)
+        console.print(
+            f"{NO_BETTER}: not shown to be better than the best null ({', '.join(names)}) with the "
+            "same protection (paired by prompt, at 5 %, Holm's correction for the table)"
+        )
     if any(line.self_sized_share is not None for line in lines):
         console.print("own @: the size that the method chose, as a share of the cache")
+
+
+def _no_better(lines: list[Line]) -> set[tuple[str, str]]:
+    """Label and budget of the means of one table that are not shown to be above the best null's."""
+    over = {
+        (line.label, budget): gap
+        for line in lines
+        for budget, gap in line.over_null.items() if gap is not None
+    }  # fmt: skip
+    above = {
+        key
+        for (key, gap), resolved in zip(over.items(), holm(list(over.values())), strict=True)
+        if resolved and gap.mean > 0
+    }
+    return {(line.label, budget) for line in lines for budget in line.over_null} - above
 
 
 def _width(console: Console, table: Table) -> int:
@@ -185,13 +203,24 @@ def _width(console: Console, table: Table) -> int:
     return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
 
 
-def _table(lines: list[Line], columns: list[str], scale: int, *, spread: bool) -> Table:
+def _table(
+    lines: list[Line],
+    columns: list[str],
+    scale: int,
+    no_better: set[tuple[str, str]],
+    *,
+    spread: bool,
+) -> Table:
+    def cell(line: Line, column: str) -> str:
+        mark = NO_BETTER if (line.label, column) in no_better else ""
+        return _cell(line, column, scale, mark, spread=spread)
+
     table = Table(box=None, pad_edge=False)
     table.add_column("method", no_wrap=True)
     for budget in columns:
         table.add_column(budget, justify="right", no_wrap=True)
     for line in lines:
-        table.add_row(line.label, *(_cell(line, name, scale, spread=spread) for name in columns))
+        table.add_row(line.label, *(cell(line, column) for column in columns))
     return table
 
 
@@ -203,7 +232,7 @@ def budget_order(column: str) -> tuple[bool, bool, Decimal]:
     return False, budget.percent is None, budget.percent or Decimal(budget.count or 0)
 
 
-def _cell(line: Line, column: str, scale: int, *, spread: bool) -> str:
+def _cell(line: Line, column: str, scale: int, mark: str, *, spread: bool) -> str:
     value = line.cells.get(column)
     if value is None:
         return ""
@@ -215,169 +244,4 @@ def _cell(line: Line, column: str, scale: int, *, spread: bool) -> str:
         else ""
     )
     around = f" ±{half:.{digits}f}" if spread and half else ""  # of one text there is no interval
-    return f"{value.mean * scale:.{digits}f}{around}{size}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Best:
-    """The best methods of one protocol at one budget."""
-
-    protocol: str
-    budget: str
-    full: float | None
-    """Mean of the full cache."""
-    learned: Line | None
-    attention_free: Line | None
-    """Of the methods without training; None where that is `other`."""
-    other: Line | None
-    """The best method without training."""
-
-    @property
-    def lines(self) -> list[Line]:
-        """Those that there are, the learned one first."""
-        return [line for line in (self.learned, self.attention_free, self.other) if line]
-
-
-def conclusion(records: Iterable[Record], *, resamples: int = 200, seed: int = 0) -> str:
-    """A few sentences on the results of the first protocol with generated answers.
-
-    Where nothing was generated it is about perplexity; without methods to compare it is empty.
-    "Best" is by the mean over the prompts of this very run.
-    """
-    records = list(records)
-    scores = headline(records, resamples=resamples, seed=seed)
-    lines = scores or perplexity_headline(records, resamples=resamples, seed=seed)
-    best = _best(lines, losses=not scores)
-    if best is None:
-        return ""
-    sentence = _sentence(best, losses=not scores)
-    return "\n".join([sentence, *_differences(best, resamples=resamples, seed=seed)])
-
-
-def planned_resolution(tasks: Iterable[str]) -> str:
-    """What differences can be shown by prompts of these tasks, one entry per prompt.
-
-    For the worst case of two unrelated methods; empty without prompts.
-    """
-    sizes = Counter(tasks).values()
-    if not sizes:
-        return ""
-    effective = len(sizes) ** 2 / sum(1 / size for size in sizes)  # every task weighs the same
-    smallest = min(1.0, smallest_resolved(WORST_SD, effective))
-    enough = math.ceil(prompts_to_resolve(WORST_SD, WANTED) / len(sizes))
-    return (
-        f"with {'/'.join(map(str, sorted(set(sizes))))} prompts per task differences below "
-        f"{100 * smallest:.0f} points are not resolved between "
-        f"unrelated methods; {100 * WANTED:.0f} points need {enough} per task"
-    )
-
-
-def _best(lines: Sequence[Line], *, losses: bool) -> Best | None:
-    protocol = next((line.protocol for line in lines), "")
-    lines = [line for line in lines if line.protocol == protocol]
-    full = next((line.cells[FULL_COLUMN].mean for line in lines if FULL_COLUMN in line.cells), None)
-    compared = [line for line in lines if line.method not in NOT_COMPARED]
-    budgets = {name for line in compared for name in line.cells} - {FULL_COLUMN, SELF_SIZED}
-    if not budgets:
-        return None
-    ordered = sorted(budgets, key=budget_order)
-    budget = USUAL_BUDGET if USUAL_BUDGET in budgets else ordered[len(ordered) // 2]
-    compared = [line for line in compared if budget in line.cells]
-
-    def value(line: Line) -> float:
-        return -line.cells[budget].mean if losses else line.cells[budget].mean
-
-    def best(some: Sequence[Line]) -> Line | None:
-        return max(some, key=value, default=None)
-
-    others = [line for line in compared if line.method != LEARNED]
-    other = best(others)
-    free = best([line for line in others if _attention_free(line.method)])
-    return Best(
-        protocol=protocol,
-        budget=budget,
-        full=full,
-        learned=best([line for line in compared if line.method == LEARNED]),
-        attention_free=None if free is other else free,
-        other=other,
-    )
-
-
-def _sentence(best: Best, *, losses: bool) -> str:
-    budget, full = best.budget, best.full
-    names = {
-        id(best.learned): "{}",
-        id(best.attention_free): "the best attention-free method without training, {},",
-        id(best.other): "the best method without training, {},",
-    }
-    parts = [(names[id(line)].format(line.label), line.cells[budget].mean) for line in best.lines]
-    verb, unit = _words(full, losses=losses)
-    numbers = [_number(mean, full, losses=losses) for _, mean in parts]
-    text = f"{parts[0][0]} {verb} {numbers[0]}{unit}"
-    for (name, _), number in zip(parts[1:], numbers[1:], strict=True):
-        text += f"; {name} {number}"
-    where = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
-    seen = "the question seen" if best.protocol == "query_aware" else "the question not seen"
-    return f"{where} ({seen} before compression) {text}."
-
-
-def _differences(best: Best, *, resamples: int, seed: int) -> list[str]:
-    """The first of the methods minus the others, and what size of difference was to be seen.
-
-    Nothing where they were not scored (perplexities), or share no prompts.
-    """
-    first, budget = best.lines[0], best.budget
-    pairs = [
-        (line, first.scores[budget], line.scores[budget])
-        for line in best.lines[1:]
-        if line.scores and _share_prompts(first, line, budget)
-    ]
-    if not pairs:
-        return []
-    gaps = [
-        paired_difference(ours, theirs, resamples=resamples, seed=seed) for _, ours, theirs in pairs
-    ]
-    parts = [
-        f"minus {line.label} {100 * difference.mean:+.1f} "
-        f"({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
-        f"{' *' if resolved else ''}"
-        for (line, _, _), difference, resolved in zip(pairs, gaps, holm(gaps), strict=True)
-    ]
-    last = gaps[-1]
-    tasks = {task for answers in pairs[-1][1].values() for task, _ in answers}
-    each = round(last.prompts / len(tasks))
-    return [
-        f"Paired by prompt, in points (95 % interval): {first.label} {', '.join(parts)}.",
-        "* differs from 0 at 5 %, corrected for the number of differences (Holm)."
-        if any(holm(gaps))
-        else "None of these differences can be told from 0 with these prompts.",
-        f"With {each} prompt{'s' * (each != 1)} per task, differences below "
-        f"{100 * min(1.0, resolved_by(last)):.0f} points are not resolved.",
-    ]
-
-
-def _share_prompts(first: Line, second: Line, budget: str) -> bool:
-    ours, theirs = (
-        {unit for answers in line.scores[budget].values() for unit in answers}
-        for line in (first, second)
-    )
-    return not ours.isdisjoint(theirs)
-
-
-def _attention_free(method: str) -> bool:
-    entry = METHODS.get(method)
-    return entry is not None and entry.attention_free
-
-
-def _words(full: float | None, *, losses: bool) -> tuple[str, str]:
-    """Text before and after the first number."""
-    if losses:
-        relative = " times the perplexity of the full cache" if full else " as its perplexity"
-        return "has", relative
-    return ("answers", " of what the full cache answers") if full else ("scores", "")
-
-
-def _number(mean: float, full: float | None, *, losses: bool) -> str:
-    """Relative to the full cache where that was run."""
-    relative = mean / full if full else mean
-    return f"{relative:.2f}" if losses else f"{relative:.0%}"
+    return f"{value.mean * scale:.{digits}f}{around}{mark}{size}"

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eval.config import PromptConfig
 from kvp.data.encode import Encoded, encode
+from kvp.data.evidence import evidence_tokens
 from kvp.data.sample import Sample
 from kvp.data.task import TaskSettings
 from kvp.data.tasks import TEXT, build_samples, expand_tasks, find_task
@@ -41,6 +42,8 @@ class Prompt:
     encoded: Encoded
     scored_by: Callable[[Sample, str], float]
     """The task's score of an answer."""
+    evidence: tuple[int, ...] = ()
+    """Tokens of the prompt that spell its answers (`kvp.data.evidence`)."""
 
     @property
     def forced(self) -> bool:
@@ -55,6 +58,10 @@ class Prompt:
         if protocol == "query_aware":
             return self.encoded.prompt_length - 1
         return self.encoded.context_length
+
+    def question_tokens(self, protocol: str) -> int:
+        """Cached tokens after the context when it is compressed: 0 if query_agnostic."""
+        return max(0, self.boundary(protocol) - self.encoded.context_length)
 
     @property
     def ids(self) -> Tensor:
@@ -167,6 +174,7 @@ def load_prompts(
                 sample=sample,
                 encoded=encoded,
                 scored_by=task.score,
+                evidence=evidence_tokens(sample, encoded, tokenizer),
             )
         )
     notes = list(getattr(samples, "notes", ()))

@@ -63,6 +63,8 @@ class Needs:
     """Not None to get the attention received while the model repeats its context."""
     noise: Noise | None = None
     """Not None to get the attention received from random tokens."""
+    question: bool = False
+    """True to be told which cached tokens are the question."""
     text: int = 0
     """Prompt tokens, counted from the end, whose text the method reads (0: none)."""
     classifier: str | None = None
@@ -112,6 +114,8 @@ class View:
     """[B, H, N] float32 largest attention, over query group and repeating tokens."""
     noise: Tensor | None = None
     """[B, H, N] float32 largest attention, over query group and random tokens."""
+    question: int = 0
+    """Tokens of the question, the last ones of the cache; 0 where it is not cached, or unknown."""
     text: str | None = None
     """Text of the last `needs.text` cached tokens (views that carry it have B = 1)."""
     text_class: str | None = None

@@ -49,6 +49,9 @@ from policies.plugins import (
     with_plugins,
 )
 from policies.random import Random
+from policies.random_per_layer import RandomPerLayer
+from policies.random_pinned import RandomPinned
+from policies.ring import Ring
 from policies.snapkv import SnapKV
 from policies.streaming_llm import StreamingLLM
 from policies.tova import TOVA
@@ -58,10 +61,21 @@ METHODS: Mapping[str, ScorerEntry] = {
     entry.name: entry
     for entry in (
         ScorerEntry(
-            builder=Random, line="random tokens, seeded", cost="one random number per token"
+            builder=Random, line="random tokens, seeded", cost="one random number per token",
+            null=True,
         ),
         ScorerEntry(
-            builder=StreamingLLM, line="first tokens and the most recent ones", cost="nothing"
+            builder=RandomPinned, line="the question, and random tokens",
+            cost="one random number per token", null=True,
+        ),
+        ScorerEntry(
+            builder=RandomPerLayer, line="random tokens, the same in all heads of a layer",
+            cost="one random number per token", null=True,
+        ),
+        ScorerEntry(builder=Ring, line="the most recent tokens", cost="nothing", null=True),
+        ScorerEntry(
+            builder=StreamingLLM, line="first tokens and the most recent ones", cost="nothing",
+            null=True,
         ),
         ScorerEntry(builder=KNorm, line="keys of low norm", cost="one pass over the keys, O(N D)"),
         ScorerEntry(
@@ -111,6 +125,9 @@ METHODS: Mapping[str, ScorerEntry] = {
     )
 }  # fmt: skip
 """Built-in scorers: method name -> entry."""
+
+NULLS = tuple(name for name, entry in METHODS.items() if entry.null)
+"""Scorers that score nothing: a method that does not beat them has learned nothing of a prompt."""
 
 ALLOCATORS: Mapping[str, AllocatorEntry] = {
     entry.name: entry

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from eval.nulls import prompt_values
 from eval.results.records import FULL, SELF_SIZED, UNIFORM, Record
 from eval.stats import Interval, Scores, bootstrap_mean, by_policy, perplexity, with_seeds
 
@@ -64,7 +65,7 @@ class Estimate:
     policies: int
     """Policies averaged, 0 for methods without."""
     scores: Scores
-    """Score per policy and prompt; empty for perplexities."""
+    """Score per policy and prompt, or log-likelihood per token (`eval.nulls`); empty for traces."""
     tasks: frozenset[str] = frozenset()
     """Tasks it is over; empty for traces."""
     kept_tokens: float = 0.0
@@ -175,7 +176,7 @@ def perplexity_grid(
         return Estimate(
             interval=perplexity(part, resamples=resamples),
             policies=_policies(part),
-            scores={},
+            scores=prompt_values(part),
             tasks=frozenset(record["task"] for record in part),
             **_sizes(part),
         )

@@ -27,7 +27,7 @@ from eval.report.aggregates import (
 from eval.report.load import Results
 from eval.report.schema import PROTOCOL_NAMES
 from eval.results.records import FULL, LEARNED, ORACLE, UNIFORM, Record, policy_groups
-from eval.stats import Interval, Unit, paired_difference
+from eval.stats import Interval, paired_difference, prompts_of
 
 CLOSE = 0.02
 """A score at most this far below the full cache's (0 to 1) counts as reaching it."""
@@ -85,6 +85,8 @@ class Comparison:
     """The chosen setting of each method, by family, in display order."""
     conditions: str
     """n, split, seeds, protection and protocol, for captions."""
+    resamples: int
+    """Resamples behind each interval."""
 
     @property
     def higher_is_better(self) -> bool:
@@ -153,6 +155,7 @@ def compare(
         choices={family: choices[family] for family in in_order(list(choices))},
         conditions=_conditions(results, kind, records, grid, choices, protocol)
         + _left_out(partial),
+        resamples=resamples,
     )
 
 
@@ -285,7 +288,7 @@ def differences_to_baseline(
         policy = comparison.estimate(family, spec)
         if choice.setting.method != LEARNED or policy is None:
             continue
-        if not _prompts(policy) & _prompts(baseline):
+        if prompts_of(policy.scores).isdisjoint(prompts_of(baseline.scores)):
             continue
         lower = min(policy.interval.mean, baseline.interval.mean)
         differences.append(
@@ -297,10 +300,6 @@ def differences_to_baseline(
             )
         )
     return differences
-
-
-def _prompts(estimate: Estimate) -> set[Unit]:
-    return {unit for answers in estimate.scores.values() for unit in answers}
 
 
 def in_order(families: Sequence[str]) -> list[str]:

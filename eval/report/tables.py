@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from eval.report.against_nulls import OverNulls, null_words, over_nulls, with_null
 from eval.report.aggregates import Budgets, Estimate, Grid, ReportedMethod
 from eval.report.best_settings import (
     BaselineDifference,
@@ -20,9 +21,9 @@ from eval.stats import Interval, holm
 
 BEST = "highlighted: the best mean of the column, full cache and oracle apart"
 """Meaning of the mark `best`, for captions."""
-RESOLVED = "* differs from 0 at 5 % after Holm's correction for all differences of the table"
-"""Meaning of the star, for captions."""
 SECONDS_LEFT_OUT = "; seconds are left out where fewer than 6 prompts were timed one by one"
+Line = tuple[str, str, ReportedMethod]
+"""A line of a table: name, note and setting."""
 
 
 def summary(comparison: Comparison, attention_free: Collection[str]) -> str | None:
@@ -73,28 +74,27 @@ def _in_words(comparison: Comparison, family: str, spec: str | None) -> str:
 
 def headline(comparison: Comparison, attention_free: Collection[str], *, resamples: int) -> Table:
     """One line per method, and each learned policy minus the best attention-free baseline."""
-    rows = _grid_rows(
-        comparison,
-        comparison.grid,
-        [(choice.name, choice.note, choice.setting) for choice in comparison.choices.values()],
-        highlight=True,
-    )
-    corrected = ""
-    if comparison.kind == "accuracy":
-        differences = _differences(comparison, attention_free, resamples=resamples)
-        rows += _difference_rows(comparison, differences)
-        if differences:
-            corrected = f"{RESOLVED}, {len(differences)} of them; "
+    lines = lines_shown(comparison)
+    over = over_nulls(comparison, comparison.grid, lines)
+    gaps = _gaps(comparison, attention_free, resamples=resamples)
+    resolved = _resolved({**_intervals(over), **{key: gap.difference for key, gap in gaps.items()}})
+    rows = _grid_rows(comparison, comparison.grid, lines, over, resolved, highlight=True)
+    rows += _difference_rows(comparison, gaps, resolved)
     return Table(
-        caption=f"{_title(comparison)} ({comparison.interval}); "
-        f"{BEST}; {corrected}{comparison.conditions}.",
+        caption=f"{_title(comparison)} ({comparison.interval}); {BEST}{null_words(comparison)}"
+        f"{_star_words(len(over) + len(gaps))}; {comparison.conditions}.",
         header=_header(comparison),
         rows=rows,
     )
 
 
-def every_setting(comparison: Comparison) -> Table:
-    """All presets and allocators, with and without protection."""
+def lines_shown(comparison: Comparison) -> list[Line]:
+    """Name, note and setting of each method, in the setting that was chosen for it."""
+    return [(choice.name, choice.note, choice.setting) for choice in comparison.choices.values()]
+
+
+def lines_of_all(comparison: Comparison) -> list[Line]:
+    """Name, details and setting: all presets and allocators, with and without protection."""
     ordered = in_order(list(dict.fromkeys(setting.family for setting in comparison.grid)))
     settings = sorted(
         comparison.grid,
@@ -107,21 +107,36 @@ def every_setting(comparison: Comparison) -> Table:
             not item.protected,
         ),
     )
+    return [_named(setting) for setting in settings]
+
+
+def every_setting(comparison: Comparison) -> Table:
+    """All presets and allocators, with and without protection."""
+    return some_settings(comparison, lines_of_all(comparison), ", every setting of every method")
+
+
+def some_settings(comparison: Comparison, lines: Sequence[Line], which: str = "") -> Table:
+    """The numbers of some settings; `which` are they, for the caption."""
+    over = over_nulls(comparison, comparison.grid, lines)
     return Table(
-        caption=f"{_title(comparison)}, every setting of every method; {comparison.conditions}.",
+        caption=f"{_title(comparison)}{which} ({comparison.interval}){null_words(comparison)}"
+        f"{_star_words(len(over))}; {comparison.conditions}.",
         header=_header(comparison),
-        rows=_grid_rows(comparison, comparison.grid, [_named(setting) for setting in settings]),
+        rows=_grid_rows(comparison, comparison.grid, lines, over, _resolved(_intervals(over))),
     )
 
 
 def one_task(comparison: Comparison, task: str) -> Table:
     """The headline's methods on one task."""
     lines = [(choice.name, "", choice.setting) for choice in comparison.choices.values()]
+    grid = comparison.tasks[task]
+    over = over_nulls(comparison, grid, lines)
+    resolved = _resolved(_intervals(over))
     return Table(
-        caption=f"{task}: accuracy, % ({comparison.interval}); {BEST}; "
-        f"{PROTOCOL_NAMES[comparison.protocol]}.",
+        caption=f"{task}: accuracy, % ({comparison.interval}); {BEST}{null_words(comparison)}"
+        f"{_star_words(len(over))}; {PROTOCOL_NAMES[comparison.protocol]}.",
         header=_header(comparison),
-        rows=_grid_rows(comparison, comparison.tasks[task], lines, highlight=True),
+        rows=_grid_rows(comparison, grid, lines, over, resolved, highlight=True),
     )
 
 
@@ -253,7 +268,9 @@ def _has_self_sized(comparison: Comparison) -> bool:
 def _grid_rows(
     comparison: Comparison,
     grid: Grid,
-    lines: Sequence[tuple[str, str, ReportedMethod]],
+    lines: Sequence[Line],
+    over: OverNulls,
+    resolved: Collection[object],
     *,
     highlight: bool = False,
 ) -> list[Sequence[Field | str]]:
@@ -273,9 +290,11 @@ def _grid_rows(
         row: list[Field | str] = [Field(text=name, small=note, mark=mark)]
         for spec in comparison.budgets.specs:
             estimate = estimates.get(None if setting.method == FULL else spec)
-            row.append(
-                _number(comparison, estimate, "best" if (setting.family, spec) in best else mark)
+            number = _number(
+                comparison, estimate, "best" if (setting.family, spec) in best else mark
             )
+            key = setting, spec
+            row.append(with_null(number, comparison, over.get(key), resolved=key in resolved))
         if _has_self_sized(comparison):
             row.append(_number(comparison, estimates.get(SELF_SIZED), mark, with_size=True))
         rows.append(row)
@@ -298,10 +317,12 @@ def _number(
     return Field(text=mean, small=small, mark=mark)
 
 
-def _differences(
+def _gaps(
     comparison: Comparison, attention_free: Collection[str], *, resamples: int
 ) -> dict[tuple[str, str], BaselineDifference]:
-    """By policy group and budget."""
+    """Policies minus the best attention-free baseline, by policy group and budget; of scores."""
+    if comparison.kind != "accuracy":
+        return {}
     return {
         (gap.family, spec): gap
         for spec in comparison.budgets.specs
@@ -309,21 +330,36 @@ def _differences(
     }
 
 
+def _intervals(over: OverNulls) -> dict[object, Interval]:
+    return {key: gap for key, (_, gap) in over.items()}
+
+
+def _resolved(gaps: Mapping[object, Interval]) -> set[object]:
+    """Keys of the differences of one table that are not 0 (Holm)."""
+    return {key for key, resolved in zip(gaps, holm(list(gaps.values())), strict=True) if resolved}
+
+
+def _star_words(count: int) -> str:
+    """Meaning of the star, for captions; empty in a table without differences."""
+    if not count:
+        return ""
+    several = f"Holm's correction for the {count} differences of the table"
+    return f"; * differs from 0 at 5 %{f' after {several}' if count > 1 else ''}"
+
+
 def _difference_rows(
-    comparison: Comparison, differences: Mapping[tuple[str, str], BaselineDifference]
+    comparison: Comparison,
+    gaps: Mapping[tuple[str, str], BaselineDifference],
+    resolved: Collection[object],
 ) -> list[Sequence[Field | str]]:
-    resolved = holm([gap.difference for gap in differences.values()])
-    fields = {
-        key: _difference(gap, resolved=is_resolved)
-        for (key, gap), is_resolved in zip(differences.items(), resolved, strict=True)
-    }
+    fields = {key: _difference(gap, resolved=key in resolved) for key, gap in gaps.items()}
     return [
         [
             Field(text=f"{family} minus best attention-free", small="points, paired by prompt"),
             *(fields.get((family, spec), Field(text="–")) for spec in comparison.budgets.specs),
             *(["–"] if _has_self_sized(comparison) else []),
         ]
-        for family in dict.fromkeys(family for family, _ in differences)
+        for family in dict.fromkeys(family for family, _ in gaps)
     ]
 
 

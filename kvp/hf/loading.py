@@ -28,7 +28,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import logging
 
 from kvp.errors import ModelError, UsageError
-from kvp.hf.attention import ATTENTION
+from kvp.hf.attention import ATTENTIONS
 from kvp.hf.checks import check_config, check_model, check_weights
 from kvp.hf.model_geometry import geometry_of
 from kvp.progress import phase
@@ -48,17 +48,26 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def load_model(
-    name: str, *, device: str = "cpu", dtype: str = "float32", revision: str | None = None
+    name: str,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    revision: str | None = None,
+    attention: str = "sdpa",
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model and tokenizer for inference: evaluation mode, frozen weights, kvp's attention.
 
-    `name` is "nano", a folder or a hub id; `dtype` float32, bfloat16 or float16. Raises ModelError
-    (no such model, no tokenizer, weights that are missing or not finite, a kind of attention kvp
-    cannot evict from) and UsageError (dtype, device), one line each.
+    `name` is "nano", a folder or a hub id; `dtype` float32, bfloat16 or float16; `attention`
+    sdpa or eager (`kvp.hf.attention.ATTENTIONS`). Raises ModelError (no such model, no tokenizer,
+    weights that are missing or not finite, a kind of attention kvp cannot evict from) and
+    UsageError (dtype, device, attention), one line each.
     """
     target = torch_device(device)
     if dtype not in _DTYPES:
         raise UsageError(f"--dtype {dtype} is not one of {', '.join(_DTYPES)}")
+    if attention not in ATTENTIONS:
+        raise UsageError(f"--attention {attention} is not one of {', '.join(ATTENTIONS)}")
+    kind = ATTENTIONS[attention]
     config = load_config(name, revision=revision)
     tokenizer = load_tokenizer(name, revision=revision)
     source, options = _source(name, revision)
@@ -67,7 +76,7 @@ def load_model(
         name,
         "model weights",
         source,
-        {**options, "config": config, "dtype": _DTYPES[dtype], "attn_implementation": ATTENTION},
+        {**options, "config": config, "dtype": _DTYPES[dtype], "attn_implementation": kind},
     )
     check_weights(model, name, missing=report["missing_keys"])
     model.requires_grad_(False).train(False).to(target)

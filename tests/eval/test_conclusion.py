@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from eval.summary import conclusion, planned_resolution
+from eval.conclusion import conclusion, planned_resolution
 
 
 def _record(method: str, budget: str | None, **fields: Any) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def test_learned_attention_free_and_best_methods_are_compared_with_the_full_cach
         "what the full cache answers; the best attention-free method without training, keydiff, "
         "25%; the best method without training, kvzip, 75%.\n"
         "Paired by prompt, in points (95 % interval): kvp+global minus keydiff +52.0 "
-        "(-100.0 to +100.0), minus kvzip +12.0 (-100.0 to +100.0).\n"
+        "(-100.0 to +100.0), minus kvzip +12.0 (-100.0 to +98.0).\n"
         "None of these differences can be told from 0 with these prompts.\n"
         "With 1 prompt per task, differences below 100 points are not resolved."
     )
@@ -71,6 +71,20 @@ def test_planned_prompts_say_what_they_can_show() -> None:
         ["a", "a", *["b"] * 100]
     )
     assert planned_resolution([]) == ""
+
+
+def test_nulls_are_named_apart() -> None:
+    records = [
+        _record("full", None, score=1.0),
+        _record("ring", "25%", score=0.5),
+        _record("random", "25%", score=0.6),
+        _record("knorm", "25%", score=0.4),
+    ]
+    assert (
+        "the best method without training, knorm, answers 40% of what the full cache answers; "
+        "the best null, random, 60%.\nPaired by prompt, in points (95 % interval): knorm minus "
+        "random -20.0 (-100.0 to +100.0).\n"
+    ) in conclusion(records)
 
 
 def test_without_answers_the_sentence_is_about_perplexity() -> None:

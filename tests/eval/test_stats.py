@@ -160,7 +160,8 @@ def test_pairing_takes_away_what_prompts_have_in_common() -> None:
     found = paired_difference(ours, theirs, resamples=200)
     assert (found.prompts, round(found.mean, 9)) == (300, 0.125)
     assert 0.11 < found.low < found.high < 0.14
-    assert found.p == pytest.approx(2 / 2001)  # no draw on the other side of 0
+    assert found.p is not None
+    assert found.p < 1e-12
     same = paired_difference(theirs, theirs, resamples=200)
     assert same.low < 0 < same.high
     assert same.p is not None
@@ -171,9 +172,23 @@ def test_pairing_takes_away_what_prompts_have_in_common() -> None:
 
 def test_a_p_value_is_that_of_the_paired_t_test() -> None:
     values = np.random.default_rng(8).standard_normal(60) + 0.25
-    found = paired_difference(_scores(values.tolist()), _scores([0.0] * 60), bounds=None)
-    assert found.p == pytest.approx(stats.ttest_1samp(values, 0).pvalue, abs=0.01)
-    assert (found.p < 0.05) == (found.low > 0)
+    for shift in (0.0, 0.1, 0.7):
+        moved = (values + shift).tolist()
+        found = paired_difference(_scores(moved), _scores([0.0] * 60), bounds=None, resamples=MANY)
+        assert found.p == pytest.approx(stats.ttest_1samp(moved, 0).pvalue, rel=0.25)
+        assert found.p is not None
+        assert (found.p < 0.05) == (found.low > 0)
+
+
+def test_a_p_value_with_seeds_is_that_of_their_t_test() -> None:
+    # prompts alike, so that the three means of seeds decide: t = 0.3 / (0.1 / sqrt(3)), 2 degrees
+    units = [("a", str(n)) for n in range(400)]
+    theirs: Scores = {None: dict.fromkeys(units, 0.0)}
+    ours = {f"s{n}": dict.fromkeys(units, level) for n, level in enumerate((0.2, 0.3, 0.4))}
+    found = paired_difference(ours, theirs, resamples=MANY)
+    expected = 2 * stats.t.sf(0.3 / (0.1 / math.sqrt(3)), 2)
+    assert found.p == pytest.approx(expected, rel=0.05)
+    assert paired_difference(theirs, ours, resamples=MANY).p == pytest.approx(expected, rel=0.05)
 
 
 def test_the_same_policies_are_paired_and_others_are_not() -> None:

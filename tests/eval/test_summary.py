@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from eval.summary import (
@@ -89,3 +90,65 @@ def test_table_fits_a_hundred_columns() -> None:
     assert table.count("50 ±") == 7  # every budget is there, uncut
     assert "…" not in stream.getvalue()
     assert max(map(len, lines)) <= 100
+
+
+def test_means_that_do_not_beat_the_best_null_of_their_protection_are_marked() -> None:
+    rows = [
+        _record(method, "25%", str(number), protected=protected, score=score)
+        for method, protected, score in (
+            ("ring", False, 0.2), ("random", False, 0.4), ("random", True, 0.9),
+            ("keydiff", False, 0.6), ("snapkv", False, 0.4), ("keydiff", True, 0.6),
+        )
+        for number in range(60)
+    ] + [_record("full", None, "0", score=1.0)]  # fmt: skip
+    lines = {line.label: line for line in headline(rows, resamples=200)}
+    assert [label for label, line in lines.items() if line.over_null] == [
+        "keydiff", "keydiff +p", "snapkv",
+    ]  # fmt: skip
+    stream = io.StringIO()
+    print_headline(Console(file=stream, width=100), rows, resamples=200, seed=0)
+    text = stream.getvalue()
+    marked = [line.split()[:2] for line in text.splitlines() if "°" in line]
+    assert marked == [["keydiff", "+p"], ["snapkv", "40"], ["°:", "not"]]
+    assert "the best null (ring, random) with the same protection" in " ".join(text.split())
+
+
+def test_without_nulls_nothing_is_compared() -> None:
+    stream = io.StringIO()
+    rows = [_record("snapkv", "25%", str(number), score=0.0) for number in range(3)]
+    print_headline(Console(file=stream, width=100), rows, resamples=10, seed=0)
+    assert "°" not in stream.getvalue()
+
+
+def test_perplexities_are_compared_by_likelihood_per_token() -> None:
+    rows = [
+        _record(method, "25%", str(number), nll=nll * (number + 1), reply_tokens=number + 1)
+        for method, nll in (("ring", 3.0), ("keydiff", 2.0), ("snapkv", 4.0))
+        for number in range(4)
+    ]
+    lines = {line.label: line for line in perplexity_headline(rows, resamples=10)}
+    for label, nats in (("keydiff", 1.0), ("snapkv", -1.0)):
+        gap = lines[label].over_null["25%"]
+        assert gap is not None
+        assert (gap.mean, gap.low, gap.high) == pytest.approx((nats, nats, nats))
+    stream = io.StringIO()
+    print_headline(Console(file=stream, width=100), rows, resamples=10, seed=0)
+    marked = [line.split()[0] for line in stream.getvalue().splitlines() if "°" in line]
+    assert marked == ["snapkv", "°:"]
+
+
+def test_what_beats_a_null_is_corrected_for_the_size_of_the_table() -> None:
+    # 34 prompts against 16: p is near 0.01, so that it survives alone and not among ten
+    rows = [_record("ring", "25%", str(n), score=float(n % 60 < 22)) for n in range(60)]
+    rows += [_record("knorm", "25%", str(n), score=float(16 <= n < 56)) for n in range(60)]
+    alone = io.StringIO()
+    print_headline(Console(file=alone, width=100), rows, resamples=500, seed=0)
+    assert "°" not in alone.getvalue().splitlines()[3]
+    rows += [
+        _record("keydiff", "25%", str(n), variant=f"p{k}", score=float((n + k) % 60 < 22))
+        for n in range(60) for k in range(9)
+    ]  # fmt: skip
+    among = io.StringIO()
+    print_headline(Console(file=among, width=100), rows, resamples=500, seed=0)
+    (line,) = (line for line in among.getvalue().splitlines() if line.startswith("knorm"))
+    assert "°" in line

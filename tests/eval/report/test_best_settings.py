@@ -104,7 +104,8 @@ def test_differences_are_paired(make_comparison: Callable[..., Comparison]) -> N
     assert (small.family, small.baseline, small.both_reach_full) == ("kvp", "knorm", False)
     (large,) = differences_to_baseline(comparison, "50%", FREE, resamples=50)
     assert (large.difference.mean, large.both_reach_full) == (0.0, True)
-    assert large.difference.p == 1.0
+    assert large.difference.p is not None
+    assert large.difference.p > 0.5
 
 
 def test_methods_without_answers_to_a_task_are_compared_on_the_others_only(
