@@ -52,7 +52,8 @@ class Allocator(Protocol):
     def allocate(self, request: Request) -> Tensor:
         """Tokens per layer and KV head: [L, H] int64, floor <= count <= N, sum `request.total`.
 
-        Rules that size the cache themselves, or reproduce a published rounding, miss the sum.
+        A rule that misses the sum on purpose (it sizes the cache itself, or reproduces a published
+        rounding) has the attribute `meets_budget = False`.
         """
         ...
 
@@ -60,8 +61,8 @@ class Allocator(Protocol):
 def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
     """Ask `allocator` and check its answer: [L, H] int64.
 
-    Raises UsageError when the counts have another shape or type, or lie outside floor..N, and when
-    a user's own allocator fails.
+    Raises UsageError when the counts have another shape or type, lie outside floor..N or miss the
+    total without saying so (`Allocator.allocate`), and when a user's own allocator fails.
     """
     layers, heads, tokens = request.scores.shape
     with own_errors(allocator, f"allocator {allocator.name}"):
@@ -78,6 +79,13 @@ def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
         raise UsageError(
             f"allocator {allocator.name} gave heads {low} to {high} tokens, allowed are "
             f"{request.floor} (protected tokens, at least 1) to {tokens} (all)"
+        )
+    total = int(counts.sum())
+    if total != request.total and getattr(allocator, "meets_budget", True):
+        raise UsageError(
+            f"allocator {allocator.name} gave all heads together {total} tokens, the budget is "
+            f"{request.total} (Request.total): change its counts (kvp.allocation.apportion meets a "
+            "total), or give it meets_budget = False"
         )
     return counts
 

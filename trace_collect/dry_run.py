@@ -16,6 +16,7 @@ from kvp.data.sources import is_rows
 from kvp.errors import ModelError
 from kvp.hf import load_model, load_tokenizer
 from kvp.hf.loading import local_folder
+from kvp.progress import phase
 from trace_collect.collection import Collection, planned
 from trace_collect.config import CollectConfig
 from trace_collect.estimate import estimate
@@ -33,6 +34,7 @@ def dry_run(config: CollectConfig, model_config: PreTrainedConfig, console: Cons
     )
     rate = config.rate
     if rate is None and jobs is not None and _has_local_weights(config.model):
+        phase(f"loading {config.model} to measure its rate")
         model, tokenizer = load_model(
             config.model, device=config.device, dtype=config.dtype, revision=config.revision
         )
@@ -49,6 +51,7 @@ def dry_run(config: CollectConfig, model_config: PreTrainedConfig, console: Cons
             f"--model {name} --length {config.length} --out POLICY_FOLDER trains on traces while "
             "the model makes them"
         )
+    console.print("dry run: nothing was written")
 
 
 def _jobs(config: CollectConfig, console: Console) -> CollectionPlan | None:

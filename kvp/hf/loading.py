@@ -91,8 +91,10 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
     """
     source, options = _source(name, revision)
     tokenizer: PreTrainedTokenizerBase = _load(_tokenizer, name, "tokenizer", source, options)
-    # Where the files are missing, transformers makes an empty tokenizer of the model's class.
-    if not tokenizer.encode("0", add_special_tokens=False):
+    # Where the files are missing, transformers makes an empty tokenizer of the model's class, which
+    # has no token for a letter, or an unknown one (BERT).
+    known = set(tokenizer.encode("0 a", add_special_tokens=False)) - {tokenizer.unk_token_id}
+    if not known:
         raise ModelError(f"--model {name}: no tokenizer (its files are missing or empty)")
     return tokenizer
 
@@ -103,13 +105,20 @@ def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:
     Names and errors are those of `load_model`.
     """
     source, options = _source(name, revision)
-    on_hub = not options.get("local_files_only")
-    if on_hub and not try_to_load_from_cache(source, "config.json", revision=options["revision"]):
+    if not options.get("local_files_only") and not _in_cache(source, options["revision"]):
         phase(f"looking for {name} on the model hub")  # retries without a network take a while
     config: PreTrainedConfig = _load(AutoConfig.from_pretrained, name, "model", source, options)
     geometry_of(config)
     check_config(config)
     return config
+
+
+def _in_cache(source: str, revision: str) -> bool:
+    """Whether the configuration of a hub id need not be asked for."""
+    try:
+        return try_to_load_from_cache(source, "config.json", revision=revision) is not None
+    except ValueError:  # no hub id; loading says so
+        return False
 
 
 def local_folder(name: str) -> Path | None:

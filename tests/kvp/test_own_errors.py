@@ -43,6 +43,11 @@ def test_labels_that_return_no_importance_are_refused() -> None:
     def negative(queries: Tensor, keys: Tensor, prefix_length: int, stop: int) -> Tensor:
         return keys[..., :prefix_length, 0] - 1
 
+    def undefined(queries: Tensor, keys: Tensor, prefix_length: int, stop: int) -> Tensor:
+        return keys[..., :prefix_length, 0].log() * 0
+
+    with pytest.raises(UsageError, match="undefined returned NaN or infinity"):
+        Label(from_queries=undefined).computed(queries, keys, 3, 6)
     with pytest.raises(UsageError, match=r"whole returned \(1, 2, 6\), expected \(1, 2, 3\)"):
         Label(from_queries=whole).computed(queries, keys, 3, 6)
     with pytest.raises(UsageError, match="negative returned negative importance"):

@@ -51,6 +51,8 @@ class Label:
             importance = self.from_queries(queries, keys, prefix_length, stop)
         if (shape := (*keys.shape[:2], prefix_length)) != tuple(importance.shape):
             raise UsageError(f"{what} returned {tuple(importance.shape)}, expected {shape}")
+        if not _finite(importance) and _finite(queries) and _finite(keys):  # else: broken traces
+            raise UsageError(f"{what} returned NaN or infinity")
         if bool((importance < 0).any()):
             raise UsageError(f"{what} returned negative importance")
         return importance
@@ -69,6 +71,10 @@ class Label:
                 "point; use --label future_attention, or collect with kvp-collect --store qkv"
             )
         return "was collected without queries; collect with kvp-collect --store qkv"
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(tensor.isfinite().all())
 
 
 @cache
