@@ -67,7 +67,11 @@ def test_the_program_says_what_it_does_and_what_to_open(
     assert printed.err.splitlines()[-1] == (
         f"results are in {finished}; to look at them: kvp-report {finished}"
     )
-    assert printed.out.splitlines()[-1].startswith("At 12.5% of the cache (the question seen")
+    sentence, paired, told, resolution = printed.out.splitlines()[-4:]
+    assert sentence.startswith("At 12.5% of the cache (the question seen")
+    assert paired.startswith("Paired by prompt, in points (95 % interval): kvp")
+    assert told == "None of these differences can be told from 0 with these prompts."
+    assert resolution.startswith("With 2 prompts per task, differences below ")
 
 
 def test_every_variant_has_its_record(finished: Path) -> None:

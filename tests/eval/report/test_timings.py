@@ -61,4 +61,4 @@ def test_seconds_of_few_prompts_are_left_out(timing: list[Record]) -> None:
         assert [part.cache_bytes for part in found] == [1024, 512]
         table = costs_of_requests(found)
         assert "left out where fewer than 6 prompts were timed" in table.caption
-        assert [str(getattr(cell, "text", cell)) for cell in table.records[1]][4:] == ["–"] * 4
+        assert [str(getattr(cell, "text", cell)) for cell in table.rows[1]][4:] == ["–"] * 4
