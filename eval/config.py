@@ -57,7 +57,7 @@ class PromptConfig(DataConfig):
 
     data: str | None = None  # type: ignore[assignment]
     split: Literal["train", "validation", "test", "all"] = "test"
-    """Which split of keys, values and haystack text (or rows) prompts come from; `all` takes every
+    """Which split of keys, values and haystack text (or rows) prompts come from. `all` takes every
     row of a file, for data that nothing was trained on."""
     chat: str | None = None
     """JSONL of dialogues for the task `chat`, instead of the built-in ones."""
