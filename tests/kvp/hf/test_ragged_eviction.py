@@ -59,9 +59,9 @@ class Best:
 
 
 class Given:
-    """The same counts for every request."""
+    """The same counts for every request, whatever its budget."""
 
-    name = "given"
+    name, meets_budget = "given", False
 
     def __init__(self, counts: Any) -> None:
         self.counts = counts
