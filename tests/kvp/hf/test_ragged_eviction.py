@@ -59,9 +59,10 @@ class Best:
 
 
 class Given:
-    """The same counts for every request, whatever its budget."""
+    """The same counts for every request."""
 
-    name, meets_budget = "given", False
+    name = "given"
+    meets_budget = False
 
     def __init__(self, counts: Any) -> None:
         self.counts = counts
