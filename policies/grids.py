@@ -51,13 +51,14 @@ class Numbers:
         return self._within(step, value, bound)
 
     def between(self, low: float, high: float) -> float | None:
-        """A value in the middle of two, None where none is left: floats differ by 10 % at least."""
+        """A value in the middle of two, None where they differ by less than a quarter."""
+        if high - low < 0.25 * high:
+            return None
+        middle: float = float(f"{(low + high) / 2:.2g}")
         if self.whole:
-            middle: float = (int(low) + int(high)) // 2
+            middle = (int(low) + int(high)) // 2
             middle = int(middle) | 1 if self.odd else middle
-            return middle if low < middle < high else None
-        middle = float(f"{(low + high) / 2:.2g}")
-        return middle if low < middle < high and high - low > 0.1 * high else None
+        return middle if low < middle < high else None
 
     def _within(self, step: float, value: float, bound: float) -> float | None:
         """A step from `value`, at most to the bound; None where that is no step."""

@@ -178,10 +178,13 @@ def open_ends(space: Space, scores: Scores) -> list[str]:
         value = _number(space, one, best, scores)
         if not isinstance(one.grid, Numbers) or value is None:
             continue
-        known = _numbers(one.value(each) for each in same)
-        lower = one.grid.below(value) is not None and min(known) >= value
-        upper = one.grid.above(value, space.tokens) is not None and max(known) <= value
-        if lower or upper:
+        known = [number for each in same if (number := one.value(each)) in _numbers([number])]
+        beyond = []
+        if min(known) >= value:
+            beyond.append(one.grid.below(value))
+        if max(known) <= value:
+            beyond.append(one.grid.above(value, space.tokens))
+        if any(next_ is not None and one.changed(best, next_) is not None for next_ in beyond):
             found.append(one.name)
     return found
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from eval.config import EvalConfig
 from kvp.errors import ResultsError, UsageError
 from kvp.manifest import read_sealed_json, write_sealed_json
 
@@ -19,6 +20,8 @@ FORMAT_VERSION = 1
 SETTINGS = "settings.json"
 TUNED = "tuned"
 """What precedes the colon where `--methods` names such a file."""
+COMPARED = ("model", "revision", "length", "sinks", "recents")
+"""Settings of an evaluation that should be those of the tuning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,21 +143,29 @@ def tuned_files(methods: Iterable[object]) -> list[str]:
     return [path.strip() for name, colon, path in found if name.strip() == TUNED and colon]
 
 
-def check_settings(
-    settings: TunedSettings, path: str, *, split: str, protocols: Sequence[str]
-) -> None:
-    """Raise UsageError where settings were chosen on the prompts to be evaluated.
+def check_settings(config: EvalConfig) -> list[str]:
+    """Notes on what differs from the tuning of every `tuned:FILE`.
 
-    So they are on the same split, and on all rows; also where nothing was chosen for a protocol.
+    Raises UsageError where settings were chosen on the prompts to be evaluated (the same split, or
+    all rows), and where nothing was chosen for a protocol.
     """
-    if split in (settings.split, "all"):
-        raise UsageError(
-            f"--methods {TUNED}:{path}: its settings were chosen on the {settings.split} split; "
-            f"evaluate them on another one than --split {split}"
-        )
-    known = {entry.protocol for entry in settings.methods}
-    if missing := [protocol for protocol in protocols if protocol not in known]:
-        raise UsageError(
-            f"--methods {TUNED}:{path}: nothing was chosen for {missing[0]}; tune it, too, or "
-            f"evaluate --protocols {','.join(known)}"
-        )
+    notes = []
+    for path in tuned_files(config.method_list):
+        settings = load_settings(Path(path))
+        label = f"--methods {TUNED}:{path}"
+        if config.split in (settings.split, "all"):
+            raise UsageError(
+                f"{label}: its settings were chosen on the {settings.split} split; choose another "
+                f"than --split {config.split}"
+            )
+        known = list(dict.fromkeys(entry.protocol for entry in settings.methods))
+        if missing := [each for each in config.protocol_list if each not in known]:
+            raise UsageError(
+                f"{label}: nothing was chosen for {missing[0]}; tune it, too, or use "
+                f"--protocols {','.join(known)}"
+            )
+        for name in COMPARED:
+            theirs, ours = settings.data.get(name), getattr(config, name)
+            if theirs != ours:
+                notes.append(f"{label}: chosen with --{name} {theirs}, this run has {ours}")
+    return notes

@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from eval.tune.settings_file import Scored, Tuned, TunedSettings
@@ -46,9 +47,9 @@ def print_settings(console: Console, settings: TunedSettings) -> None:
         table = Table(box=None, pad_edge=False)
         for name, right in (
             ("method", False), ("chosen", False), ("score", True), ("95 %", True),
-            ("default, presets", False), ("tried", True), ("at an end", False),
+            ("best published", False), ("score", True), ("tried", True), ("at an end", False),
         ):  # fmt: skip
-            table.add_column(name, justify="right" if right else "left")
+            table.add_column(name, justify="right" if right else "left", no_wrap=True)
         for entry in settings.methods:
             if entry.protocol == protocol:
                 table.add_row(*_row(entry, percent=percent))
@@ -56,10 +57,11 @@ def print_settings(console: Console, settings: TunedSettings) -> None:
             f"{protocol}: {what}, over the budgets {', '.join(settings.data['budgets'])} and "
             f"{len(settings.data['tasks'])} tasks, {settings.split} split"
         )
-        console.print(table, crop=False)
+        width = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+        console.print(table, width=max(console.width, width), crop=False)
     console.print(
         "+p: first and last tokens are always kept. The best of many settings is optimistic on the "
-        "prompts that chose it."
+        f"prompts that chose it. Best published: the default or a preset. All: {TABLE}."
     )
 
 
@@ -69,12 +71,14 @@ def _row(entry: Tuned, *, percent: bool) -> list[str]:
 
     group = f"/{entry.group}" if entry.group else ""
     low, high = entry.chosen.interval
+    published = max(entry.published, key=lambda each: each.score)
     return [
         f"{entry.requested}{group}",
         entry.chosen.label,
         text(entry.chosen.score),
         f"{text(low)} to {text(high)}",
-        ", ".join(f"{each.label} {text(each.score)}" for each in entry.published),
+        published.label,
+        text(published.score),
         f"{entry.tried}{' (all)' if entry.exhausted else ''}",
         ", ".join(entry.open_ends) or "none",
     ]
