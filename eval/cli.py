@@ -24,7 +24,7 @@ EXAMPLES = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run kvp-eval; returns the exit code (0, 2 on a user's error, 130 on Ctrl-C)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments == ["--list"]:
+    if "--list" in arguments:
         from eval.method_listing import print_methods
 
         return run_unconfigured(print_methods, prog="kvp-eval")

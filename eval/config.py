@@ -38,6 +38,7 @@ IDENTITY_FIELDS = (
     "continuation_tokens",
     "seed",
     "dtype",
+    "attention",
     "sinks",
     "recents",
     "max_new_tokens",
@@ -102,12 +103,16 @@ class EvalConfig(
     )
     """Methods, comma separated, each SCORER or SCORER+ALLOCATOR, both as `name`, `name:preset` or
     `name(option=value)`, or one of your own as `package.module:Class`; `kvp-eval --list` prints
-    them. From Python also a list that may hold scorer objects."""
+    them. `nulls` means all that score nothing: what the others have to beat. From Python also a
+    list that may hold scorer objects."""
     allocators: str = "uniform"
     """Allocators, comma separated, for every method that names none."""
     budgets: str = "6%,9%,12.5%,19%,25%,37.5%,50%"
     """Tokens kept per KV head on average, comma separated, protected ones included; `%` is of the
     tokens in the cache."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """What computes attention: torch's fused kernels, or products and softmax one by one as
+    transformers' eager does. Heads that keep different numbers of tokens have kvp's own."""
     protocols: str = "query_aware,query_agnostic"
     """Whether compression sees the question."""
     prompts: int = 100
@@ -180,6 +185,7 @@ class EvalConfig(
         """The settings every run of one results folder must share."""
         values = asdict(self)
         identity = {RECORDED_AS.get(name, name): values[name] for name in IDENTITY_FIELDS}
-        if self.data is None:  # folders of earlier versions do not have it
-            del identity["data"]
+        for name in ("data", "attention"):  # folders of earlier versions do not have them
+            if identity[name] == getattr(EvalConfig, name):
+                del identity[name]
         return identity

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from eval.decode import Decoder, Kept, Prefix, all_kept
+from eval.evidence import evidence_fields
 from eval.methods import Method, method_fields
 from eval.results.records import Record
 from eval.settings import Setting
@@ -54,6 +55,7 @@ def run_prefix(
     needs = [Needs(queries=ALL_QUERIES)]
     needs += [method.scorer.needs for method in methods if method.scorer]
     seen = prefill(bench.model, ids[None, :boundary], needs, tokenizer=bench.tokenizer)
+    seen = replace(seen, question=prompt.question_tokens(protocol))
     return Prefilled(prefill=seen, prefix=Prefix(keys=seen.keys, values=seen.values))
 
 
@@ -166,6 +168,7 @@ def _record(
         "prompt_tokens": prompt.encoded.prompt_length,
         "cached_tokens": tokens,
         "kept_tokens": int(kept.tokens) if kept.tokens.is_integer() else kept.tokens,
+        **evidence_fields(prompt.evidence, kept, tokens),
         "cache_bytes": None,
         "prediction": None,
         "references": list(prompt.sample.references),

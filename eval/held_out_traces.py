@@ -73,4 +73,5 @@ def stored_prefill(trace: Trace, prefix_length: int, device: str = "cpu") -> Pre
         keys=tuple(layer[None, :, :prefix_length] for layer in keys),
         values=tuple(layer[None, :, :prefix_length] for layer in values),
         queries=queries,
+        question=max(0, prefix_length - trace.record.context_length),
     )

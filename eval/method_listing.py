@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from eval.methods import ALL_NULLS
 from policies.method_spec import PLAIN, AllocatorEntry, ScorerEntry
 from policies.registry import every_allocator, every_method
 
@@ -25,7 +26,7 @@ def print_methods() -> None:
 
 
 def scorer_lines(methods: Mapping[str, ScorerEntry]) -> Iterator[str]:
-    """Lines on the scorers: which tokens stay."""
+    """Lines on the scorers, those that score nothing in a group of their own."""
     yield "Scorers: which tokens of a head stay"
     yield from _entry("full", "everything: the unmodified cache", [("reads", "nothing")])
     yield from _entry(
@@ -33,7 +34,14 @@ def scorer_lines(methods: Mapping[str, ScorerEntry]) -> Iterator[str]:
         "what the policies of --policies DIR learned (attention-free)",
         [("reads", f"{PLAIN}; trained by kvp-train"), ("costs", "a small network per head, O(N)")],
     )
-    for entry in methods.values():
+    yield from _scorers(entry for entry in methods.values() if not entry.null)
+    yield ""
+    yield f"Nulls: what a score has to beat ({ALL_NULLS} stands for all of them)"
+    yield from _scorers(entry for entry in methods.values() if entry.null)
+
+
+def _scorers(entries: Iterable[ScorerEntry]) -> Iterator[str]:
+    for entry in entries:
         yield from _entry(
             entry.name,
             f"{entry.line}{' (attention-free)' if entry.attention_free else ''}",

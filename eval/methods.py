@@ -27,7 +27,11 @@ from policies.budget_files import budget_path
 from policies.learned import LearnedScorer
 from policies.method_spec import parse
 from policies.policy_files import INDEX, check_geometry
-from policies.registry import RENAMED_ALLOCATORS
+from policies.random import Random
+from policies.registry import NULLS, RENAMED_ALLOCATORS
+
+ALL_NULLS = "nulls"
+"""What `--methods` calls all scorers that score nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +82,8 @@ def build_methods(
     """Methods of a run, in the order given; two spellings of one method count once.
 
     Args:
-        methods: `full`, SCORER, SCORER+ALLOCATOR, `tuned:FILE`, or scorer objects.
+        methods: `full`, SCORER, SCORER+ALLOCATOR, `nulls` for all of `NULLS`, `tuned:FILE`, or
+            scorer objects.
         allocators: for every method that names none.
         policies: policy directories of `kvp`, `DIR` or `label=DIR`.
         seed: of random methods.
@@ -101,8 +106,9 @@ def build_methods(
             built.append(Method(name=FULL))
             continue
         rules = allocators if rule is None else (rule,)
-        for ranking in _rankings(spec, policies, seed):
-            built += [allocated(ranking, each) for each in rules]
+        for scorer in NULLS if spec == ALL_NULLS else (spec,):
+            for ranking in _rankings(scorer, policies, seed):
+                built += [allocated(ranking, each) for each in rules]
     return tuple(dict.fromkeys(built))
 
 
@@ -179,7 +185,7 @@ def registered_method(spec: str, seed: int) -> Method:
     """A registered method; random ones draw from the run's seed unless the spec names one."""
     scorer = make_scorer(spec)
     method = method_of(scorer)
-    if method.name == "random" and "seed" not in parse(spec, "method").options:
+    if isinstance(scorer, Random) and "seed" not in parse(spec, "method").options:
         return replace(method, scorer=make_scorer(spec, seed=seed))
     return method
 

@@ -117,7 +117,11 @@ def load_bench(config: EvalConfig) -> Bench:
     torch.manual_seed(config.seed)
     phase("loading the model")
     model, tokenizer = load_model(
-        config.model, device=config.device, dtype=config.dtype, revision=config.revision
+        config.model,
+        device=config.device,
+        dtype=config.dtype,
+        revision=config.revision,
+        attention=config.attention,
     )
     return Bench(
         model=model,

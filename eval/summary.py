@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from eval.nulls import Values, beats, best_values, prompt_values
 from eval.results.records import (
     FULL,
     LEARNED,
@@ -25,15 +27,17 @@ from eval.results.records import (
 )
 from eval.stats import Interval, bootstrap_mean, per_prompt, perplexity
 from kvp.budgets import parse_budget
-from policies.registry import METHODS
+from policies.registry import METHODS, NULLS
 
 FULL_COLUMN = "full"
 PROTECTED = " +p"
+NO_BETTER = "°"
+"""Behind a mean that is not above the best null's."""
 SPREAD = "(± half of the 95 % interval)"
 """Shown next to each mean where the screen is wide enough."""
 USUAL_BUDGET = "12.5%"
 """The budget the sentence is about where it was run; else the middle one of the run."""
-NOT_COMPARED = (FULL, ORACLE, "random")
+NOT_COMPARED = (FULL, ORACLE, *NULLS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +51,10 @@ class Line:
     """Method, preset, allocator, and `+p` where first and last tokens are always kept."""
     cells: Mapping[str, Interval]
     """By budget spec; `full` for the full cache, `own` where the method sizes the cache."""
+    compared: bool = False
+    """Whether a null of the same protection was run."""
+    no_better: frozenset[str] = frozenset()
+    """Budgets at which it is not above the best null (`eval.nulls`)."""
     self_sized_share: float | None = None
     """Share of the cache it keeps where it sizes the cache itself, mean over records."""
 
@@ -57,7 +65,8 @@ def headline(records: Iterable[Record], *, resamples: int = 2000, seed: int = 0)
     def score(group: list[Record]) -> Interval:
         return bootstrap_mean(per_prompt(group), resamples=resamples, seed=seed)
 
-    return _lines((record for record in records if record["score"] is not None), score)
+    above = partial(beats, resamples=resamples, seed=seed)
+    return _lines((record for record in records if record["score"] is not None), score, above)
 
 
 def perplexity_headline(
@@ -68,7 +77,8 @@ def perplexity_headline(
     def score(group: list[Record]) -> Interval:
         return perplexity(group, resamples=resamples, seed=seed)
 
-    return _lines((record for record in records if record["nll"] is not None), score)
+    above = partial(beats, resamples=resamples, seed=seed)
+    return _lines((record for record in records if record["nll"] is not None), score, above)
 
 
 def print_headline(
@@ -82,7 +92,11 @@ def print_headline(
     _print(console, losses, "perplexity of the given text", 1)
 
 
-def _lines(records: Iterable[Record], score: Callable[[list[Record]], Interval]) -> list[Line]:
+def _lines(
+    records: Iterable[Record],
+    score: Callable[[list[Record]], Interval],
+    above: Callable[[Values, Values], bool],
+) -> list[Line]:
     records = list(records)
     policies = policy_groups(records)
     groups: dict[tuple[str, str], dict[str, list[Record]]] = {}
@@ -94,16 +108,43 @@ def _lines(records: Iterable[Record], score: Callable[[list[Record]], Interval])
     def order(key: tuple[str, str]) -> tuple[int, bool]:
         return methods.index(key[1].removesuffix(PROTECTED)), key[1].endswith(PROTECTED)
 
-    return [
-        Line(
-            protocol=key[0],
-            method=next(iter(groups[key].values()))[0]["method"],
-            label=key[1],
-            cells={budget: score(group) for budget, group in groups[key].items()},
-            self_sized_share=_share(groups[key].get(SELF_SIZED, [])),
-        )
-        for key in sorted(groups, key=order)
-    ]
+    best = _best_nulls(records)
+    lines = []
+    for key in sorted(groups, key=order):
+        first = next(iter(groups[key].values()))[0]
+        place = key[0], first["protected"]
+        compared = {
+            budget: prompt_values(group)
+            for budget, group in groups[key].items()
+            if first["method"] not in (FULL, *NULLS) and (*place, budget) in best
+        }
+        lines.append(
+            Line(
+                protocol=key[0],
+                method=first["method"],
+                label=key[1],
+                cells={budget: score(group) for budget, group in groups[key].items()},
+                compared=bool(compared),
+                no_better=frozenset(
+                    budget for budget, values in compared.items()
+                    if not above(values, best[*place, budget])
+                ),
+                self_sized_share=_share(groups[key].get(SELF_SIZED, [])),
+            )
+        )  # fmt: skip
+    return lines
+
+
+def _best_nulls(records: Iterable[Record]) -> dict[tuple[str, bool, str], Values]:
+    """Values of the best null by protocol, protection and budget."""
+    nulls: dict[tuple[str, bool, str], dict[str, list[Record]]] = {}
+    for record in records:
+        if record["method"] in NULLS:
+            key = record["protocol"], record["protected"], record["budget_spec"]
+            name = method_label(record["method"], record["variant"], record["allocator"])
+            nulls.setdefault(key, {}).setdefault(name, []).append(record)
+    found = {key: best_values(map(prompt_values, by.values())) for key, by in nulls.items()}
+    return {key: values for key, values in found.items() if values is not None}
 
 
 def _label(record: Record, policies: Mapping[str | None, str]) -> str:
@@ -135,6 +176,12 @@ def _print(console: Console, lines: list[Line], what: str, scale: int) -> None:
         console.print(table, width=max(console.width, _width(console, table)), crop=False)
     if lines:
         console.print("+p: first and last tokens are always kept")
+    if any(line.compared for line in lines):
+        names = dict.fromkeys(line.method for line in lines if line.method in NULLS)
+        console.print(
+            f"{NO_BETTER}: no better than the best null ({', '.join(names)}) with the same "
+            "protection, by the 95 % interval of the paired difference"
+        )
     if any(line.self_sized_share is not None for line in lines):
         console.print("own @: the size that the method chose, as a share of the cache")
 
@@ -174,7 +221,8 @@ def _cell(line: Line, column: str, scale: int, *, spread: bool) -> str:
         else ""
     )
     around = f" ±{half:.{digits}f}" if spread else ""
-    return f"{value.mean * scale:.{digits}f}{around}{size}"
+    mark = NO_BETTER if column in line.no_better else ""
+    return f"{value.mean * scale:.{digits}f}{around}{mark}{size}"
 
 
 def conclusion(records: Iterable[Record], *, resamples: int = 200, seed: int = 0) -> str:
@@ -219,6 +267,9 @@ def _sentence(lines: Sequence[Line], *, losses: bool) -> str:
         parts.append((f"the best attention-free method without training, {free.label},", free))
     if other:
         parts.append((f"the best method without training, {other.label},", other))
+    null = best([line for line in lines if line.method in NULLS and budget in line.cells])
+    if null:
+        parts.append((f"the best null, {null.label},", null))
     verb, unit = _words(full, losses=losses)
     numbers = [_number(line.cells[budget].mean, full, losses=losses) for _, line in parts]
     text = f"{parts[0][0]} {verb} {numbers[0]}{unit}"

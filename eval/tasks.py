@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 from torch import Tensor
 from torch import tensor as as_tensor
@@ -11,10 +12,12 @@ from transformers import PreTrainedTokenizerBase
 
 from eval.config import PromptConfig
 from kvp.data.encode import Encoded, encode
+from kvp.data.evidence import evidence_tokens
 from kvp.data.sample import Sample
 from kvp.data.task import TaskSettings
 from kvp.data.tasks import TEXT, build_samples, expand_tasks, find_task
 from kvp.errors import UsageError
+from kvp.plugins import own_errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,8 @@ class Prompt:
     encoded: Encoded
     scored_by: Callable[[Sample, str], float]
     """The task's score of an answer."""
+    evidence: tuple[int, ...] = ()
+    """Tokens of the prompt that spell its answers (`kvp.data.evidence`)."""
 
     @property
     def forced(self) -> bool:
@@ -54,6 +59,10 @@ class Prompt:
             return self.encoded.prompt_length - 1
         return self.encoded.context_length
 
+    def question_tokens(self, protocol: str) -> int:
+        """Cached tokens after the context when it is compressed: 0 if query_agnostic."""
+        return max(0, self.boundary(protocol) - self.encoded.context_length)
+
     @property
     def ids(self) -> Tensor:
         """[prompt tokens] int64."""
@@ -65,8 +74,13 @@ class Prompt:
         return as_tensor(self.encoded.reply_ids)
 
     def score(self, prediction: str) -> float:
-        """The task's score of a prediction, 0 to 1."""
-        return self.scored_by(self.sample, prediction)
+        """The task's score of a prediction, 0 to 1; UsageError where a user's own task fails."""
+        what = f"--tasks {self.requested_as}: its score"
+        with own_errors(self.scored_by, what):
+            score = self.scored_by(self.sample, prediction)
+        if not isinstance(score, Real):
+            raise UsageError(f"{what} must be a number from 0 to 1, got {score!r:.60}")
+        return float(score)
 
 
 def task_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -160,6 +174,7 @@ def load_prompts(
                 sample=sample,
                 encoded=encoded,
                 scored_by=task.score,
+                evidence=evidence_tokens(sample, encoded, tokenizer),
             )
         )
     notes = list(getattr(samples, "notes", ()))

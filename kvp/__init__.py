@@ -63,28 +63,23 @@ def evaluate(**settings: Any) -> Any:  # noqa: ANN401
 
 
 def _run(config_module: str, config_class: str, run_module: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
-    from kvp.command_line import suggestion
+    from kvp.command_line import flags_of, python_value, suggestion
     from kvp.errors import UsageError
     from kvp.own_packages import import_own
 
     if not isinstance(tasks := settings.get("tasks", ""), str):  # names and objects
         settings = {**settings, "tasks": import_own("kvp.data.tasks").named_tasks(tasks)}
-    settings = {name: _setting(value) for name, value in settings.items()}
     kind = getattr(import_own(config_module), config_class)
-    known = kind.__dataclass_fields__
+    flags = {flag.name: flag for flag in flags_of(kind)}
     for name in settings:
-        if name not in known:
-            meant = suggestion(name, list(known), getattr(kind, "RENAMED", {}))
+        if name not in flags:
+            meant = suggestion(name, list(flags), getattr(kind, "RENAMED", {}))
             raise UsageError(f"unknown setting {name!r}{meant}")
+    for name, flag in flags.items():
+        if flag.required and name not in settings:
+            raise UsageError(f"{name}= is missing")
+    settings = {name: python_value(flags[name], value) for name, value in settings.items()}
     return import_own(run_module).run(kind(**settings))
-
-
-def _setting(value: object) -> object:
-    """Names of a list as a flag has them; a list that holds objects stays one."""
-    if not isinstance(value, list | tuple):
-        return value
-    names = [one for one in value if isinstance(one, str)]
-    return ",".join(names) if len(names) == len(value) else tuple(value)
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

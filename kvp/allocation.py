@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
+from kvp.plugins import own_errors
 from kvp.ranking import Protection, rank_tokens
 
 EMPTY_SLOT = -1
@@ -51,7 +52,8 @@ class Allocator(Protocol):
     def allocate(self, request: Request) -> Tensor:
         """Tokens per layer and KV head: [L, H] int64, floor <= count <= N, sum `request.total`.
 
-        Rules that size the cache themselves, or reproduce a published rounding, miss the sum.
+        A rule that misses the sum on purpose (it sizes the cache itself, or reproduces a published
+        rounding) has the attribute `meets_budget = False`.
         """
         ...
 
@@ -59,14 +61,14 @@ class Allocator(Protocol):
 def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
     """Ask `allocator` and check its answer: [L, H] int64.
 
-    Raises UsageError when the counts have another shape or type, or lie outside floor..N, and when
-    the allocator calls exit.
+    Raises UsageError when the counts have another shape or type, lie outside floor..N or miss the
+    total without saying so (`Allocator.allocate`), and when a user's own allocator fails.
     """
     layers, heads, tokens = request.scores.shape
-    try:
+    with own_errors(allocator, f"allocator {allocator.name}"):
         counts = allocator.allocate(request)
-    except SystemExit as error:  # of foreign code: the program would end without a word
-        raise UsageError(f"allocator {allocator.name} tried to end the program") from error
+    if not isinstance(counts, Tensor):
+        raise UsageError(f"allocator {allocator.name} returned {type(counts).__name__}, no tensor")
     if counts.shape != (layers, heads) or counts.dtype != torch.int64:
         raise UsageError(
             f"allocator {allocator.name} returned {tuple(counts.shape)} {counts.dtype}, expected "
@@ -77,6 +79,13 @@ def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
         raise UsageError(
             f"allocator {allocator.name} gave heads {low} to {high} tokens, allowed are "
             f"{request.floor} (protected tokens, at least 1) to {tokens} (all)"
+        )
+    total = int(counts.sum())
+    if total != request.total and getattr(allocator, "meets_budget", True):
+        raise UsageError(
+            f"allocator {allocator.name} gave all heads together {total} tokens, the budget is "
+            f"{request.total} (Request.total): change its counts (kvp.allocation.apportion meets a "
+            "total), or give it meets_budget = False"
         )
     return counts
 

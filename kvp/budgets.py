@@ -5,6 +5,7 @@ Protected tokens count inside. Imports no torch, so that configs can check their
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
@@ -50,9 +51,11 @@ class Budget:
         return f"{text.rstrip('0').rstrip('.') if '.' in text else text}%"
 
 
-def parse_budget(text: str | int) -> Budget:
-    """Read "128" or "12.5%"; raises UsageError on anything else."""
+def parse_budget(text: str | int | float) -> Budget:
+    """Read "128" or "12.5%"; raises UsageError on anything else, for 0.125 with the remedy."""
     word = str(text).strip()
+    if re.fullmatch(r"0?\.\d*[1-9]\d*", word):  # a share, as other tools write it
+        raise UsageError(f"budget {word}: write a share of the cache as {_as_percent(word)}")
     try:
         if word.endswith("%"):
             return Budget(percent=Decimal(word[:-1].strip()))
@@ -61,6 +64,10 @@ def parse_budget(text: str | int) -> Budget:
         raise UsageError(
             f"budget {word!r} is neither a token count (128) nor a percentage (12.5%)"
         ) from None
+
+
+def _as_percent(share: str) -> str:
+    return f'"{Budget(percent=Decimal(share) * 100)}"'
 
 
 def parse_budgets(texts: str | Iterable[str | int]) -> tuple[Budget, ...]:

@@ -10,6 +10,7 @@ import difflib
 import functools
 import inspect
 import math
+import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -96,6 +97,26 @@ def parse_value(flag: Flag, value: object) -> object:
     if not isinstance(value, str):
         raise UsageError(f"--{flag.name} must be text; in YAML put it in quotes, got {value!r}")
     return value
+
+
+def python_value(flag: Flag, value: object) -> object:
+    """Value of a flag from a Python caller, who may also give paths, lists and bare numbers.
+
+    A list of names becomes what the flag has; one that holds objects stays a list. Raises
+    UsageError as `parse_value`, and on an object where only a name can stand.
+    """
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, list | tuple):
+        names = [str(one) for one in value if isinstance(one, str | int | float)]
+        return ",".join(names) if len(names) == len(value) else tuple(value)
+    if value is not None and not isinstance(value, str | int | float):
+        raise UsageError(
+            f"{flag.name}={value!r:.60} is an object; give its name, 'package.module:NAME'"
+        )
+    if flag.kind is str and not flag.choices and isinstance(value, int | float):
+        value = str(value)
+    return parse_value(flag, value)
 
 
 @dataclass(frozen=True)

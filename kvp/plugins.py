@@ -12,6 +12,7 @@ import importlib.util
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from kvp.errors import UsageError
+from kvp.errors import KvpError, UsageError
+from kvp.own_packages import NAMES
 
 _OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -43,7 +45,7 @@ class Registry:
     def check(self, name: str) -> None:
         """Raise ValueError unless a name can stand for a component; nothing is imported."""
         if ":" not in name and name not in self.names():
-            raise ValueError(f"{self.flag} {name!r} is unknown{_meant(name, self.names())}")
+            raise ValueError(f"{self.flag} {name!r} is unknown{name_meant(name, self.names())}")
 
     def load(self, name: str) -> Any:  # noqa: ANN401
         """The component of a name.
@@ -56,7 +58,7 @@ class Registry:
         if point is not None:
             return load_plugin(point)
         if not is_object_name(name):
-            raise UsageError(f"{self.flag} {name!r} is unknown{_meant(name, self.names())}")
+            raise UsageError(f"{self.flag} {name!r} is unknown{name_meant(name, self.names())}")
         return import_object(name, self.flag)
 
 
@@ -141,6 +143,43 @@ def reason_of(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
+def name_meant(name: str, names: Iterable[str]) -> str:
+    """For messages on an unknown `name`: the nearest known one, and all of them."""
+    known = list(names)
+    near = get_close_matches(name, known, n=1)
+    guess = f" (did you mean {near[0]}?)" if near else ""
+    return f"{guess}; use {', '.join(known)} or package.module:Name"
+
+
+@contextmanager
+def own_errors(code: object, what: str) -> Iterator[None]:
+    """Around a call of `code`, a component: where it is a user's own, its errors become one line.
+
+    The line begins with `what` and ends with the place of the error. Errors of what kvp brings are
+    bugs of kvp and pass as they are.
+    """
+    module = getattr(code, "__module__", None) or ""
+    try:
+        yield
+    except KvpError:
+        raise
+    except (Exception, SystemExit) as error:
+        if module.partition(".")[0] in ("kvp", *NAMES):
+            raise
+        raise UsageError(f"{what} failed ({reason_of(error)}{_place(error)})") from error
+
+
+def _place(error: BaseException) -> str:
+    """The last line outside of installed packages that an error came through."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((sys.prefix, sys.base_prefix, "<"))
+        and frame.filename != __file__
+    ]
+    return f"; {os.path.basename(frames[-1].filename)} line {frames[-1].lineno}" if frames else ""
+
+
 def _attribute(name: str) -> Any:  # noqa: ANN401
     module, _, path = name.partition(":")
     attribute: Any = importlib.import_module(module)
@@ -161,10 +200,3 @@ def _working_folder() -> Iterator[None]:
         yield
     finally:
         sys.path.remove(here)
-
-
-def _meant(name: str, names: Iterable[str]) -> str:
-    known = list(names)
-    near = get_close_matches(name, known, n=1)
-    guess = f" (did you mean {near[0]}?)" if near else ""
-    return f"{guess}; use {', '.join(known)} or package.module:Name"

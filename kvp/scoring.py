@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from kvp.errors import UsageError
+from kvp.plugins import own_errors
 from kvp.rope import Rope
 
 ALL_QUERIES = -1
@@ -62,6 +63,8 @@ class Needs:
     """Not None to get the attention received while the model repeats its context."""
     noise: Noise | None = None
     """Not None to get the attention received from random tokens."""
+    question: bool = False
+    """True to be told which cached tokens are the question."""
     text: int = 0
     """Prompt tokens, counted from the end, whose text the method reads (0: none)."""
     classifier: str | None = None
@@ -111,6 +114,8 @@ class View:
     """[B, H, N] float32 largest attention, over query group and repeating tokens."""
     noise: Tensor | None = None
     """[B, H, N] float32 largest attention, over query group and random tokens."""
+    question: int = 0
+    """Tokens of the question, the last ones of the cache; 0 where it is not cached, or unknown."""
     text: str | None = None
     """Text of the last `needs.text` cached tokens (views that carry it have B = 1)."""
     text_class: str | None = None
@@ -152,7 +157,7 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
     """Score every layer of a model, in order: one [B, H, N] float32 tensor per layer.
 
     Layers of a group (`Needs.layer_group`) get the tensor of its first one. Raises UsageError when
-    a scorer returns another shape or NaN.
+    a scorer returns another shape or NaN, or a user's own one fails.
     """
     layers = list(views)
     size = layers_per_group(len(layers), scorer.needs.layer_group)
@@ -161,10 +166,10 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
         if index % size:
             scores.append(scores[-1])
             continue
-        try:
+        with own_errors(scorer, f"method {scorer.name}"):
             scored = scorer.score(view)
-        except SystemExit as error:  # of foreign code: the program would end without a word
-            raise UsageError(f"method {scorer.name} tried to end the program") from error
+        if not isinstance(scored, Tensor):
+            raise UsageError(f"method {scorer.name} returned {type(scored).__name__}, no tensor")
         if scored.shape != view.keys.shape[:3] or bool(scored.isnan().any()):
             raise UsageError(
                 f"method {scorer.name} returned scores {tuple(scored.shape)} in layer {view.layer},"

@@ -69,6 +69,11 @@ class BaseAllocator(Options):
     sized_by_scorer: ClassVar[bool] = False
     """True if it ignores the budget and takes the sizes that the scorer gives."""
 
+    @property
+    def meets_budget(self) -> bool:
+        """Whether its counts add up to the budget; not where sizes or a rounding are others'."""
+        return not self.sized_by_scorer
+
 
 def _text(value: object) -> str:
     if isinstance(value, bool):

@@ -102,6 +102,9 @@ class Entry(Generic[T]):
 class ScorerEntry(Entry[Scorer]):
     """One method of the registry."""
 
+    null: bool = False
+    """Whether it scores nothing: what every other method is compared with."""
+
     @property
     def attention_free(self) -> bool:
         """True if the method reads keys, values and positions only."""
@@ -139,18 +142,16 @@ def needs_in_words(needs: Needs) -> str:
         words.append("every query")
     elif needs.queries:
         words.append("last query" if needs.queries == 1 else f"last {needs.queries} queries")
-    if needs.hidden_after is not None:
-        words.append("hidden states")
-    if needs.rope:
-        words.append("rotary embedding")
-    if needs.reconstruction is not None:
-        words.append("extra passes that repeat the context")
-    if needs.noise is not None:
-        words.append("an extra pass of random tokens")
-    if needs.text:
-        words.append("the prompt's text")
-    if needs.classifier is not None:
-        words.append("a text classifier")
+    others = (
+        (needs.hidden_after is not None, "hidden states"),
+        (needs.rope, "rotary embedding"),
+        (needs.reconstruction is not None, "extra passes that repeat the context"),
+        (needs.noise is not None, "an extra pass of random tokens"),
+        (needs.question, "where the question begins"),
+        (needs.text > 0, "the prompt's text"),
+        (needs.classifier is not None, "a text classifier"),
+    )
+    words += [word for needed, word in others if needed]
     return ", ".join(words) or PLAIN
 
 

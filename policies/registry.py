@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 from kvp.allocation import Allocator
 from kvp.errors import UsageError
-from kvp.plugins import plugin_names
+from kvp.plugins import is_object_name, plugin_names
 from kvp.scoring import Scorer, SelfSizing
 from policies.allocators.ada import Ada
 from policies.allocators.evolved import Evolved
@@ -32,6 +32,7 @@ from policies.lagkv import LagKV
 from policies.method_spec import (
     AllocatorEntry,
     ScorerEntry,
+    Specification,
     Value,
     parse,
     sizes_itself,
@@ -49,6 +50,9 @@ from policies.plugins import (
     with_plugins,
 )
 from policies.random import Random
+from policies.random_per_layer import RandomPerLayer
+from policies.random_pinned import RandomPinned
+from policies.ring import Ring
 from policies.snapkv import SnapKV
 from policies.streaming_llm import StreamingLLM
 from policies.tova import TOVA
@@ -58,10 +62,21 @@ METHODS: Mapping[str, ScorerEntry] = {
     entry.name: entry
     for entry in (
         ScorerEntry(
-            builder=Random, line="random tokens, seeded", cost="one random number per token"
+            builder=Random, line="random tokens, seeded", cost="one random number per token",
+            null=True,
         ),
         ScorerEntry(
-            builder=StreamingLLM, line="first tokens and the most recent ones", cost="nothing"
+            builder=RandomPinned, line="the question, and random tokens",
+            cost="one random number per token", null=True,
+        ),
+        ScorerEntry(
+            builder=RandomPerLayer, line="random tokens, the same in all heads of a layer",
+            cost="one random number per token", null=True,
+        ),
+        ScorerEntry(builder=Ring, line="the most recent tokens", cost="nothing", null=True),
+        ScorerEntry(
+            builder=StreamingLLM, line="first tokens and the most recent ones", cost="nothing",
+            null=True,
         ),
         ScorerEntry(builder=KNorm, line="keys of low norm", cost="one pass over the keys, O(N D)"),
         ScorerEntry(
@@ -111,6 +126,9 @@ METHODS: Mapping[str, ScorerEntry] = {
     )
 }  # fmt: skip
 """Built-in scorers: method name -> entry."""
+
+NULLS = tuple(name for name, entry in METHODS.items() if entry.null)
+"""Scorers that score nothing: a method that does not beat them has learned nothing of a prompt."""
 
 ALLOCATORS: Mapping[str, AllocatorEntry] = {
     entry.name: entry
@@ -183,7 +201,7 @@ def make_scorer(spec: str | Scorer | type[Scorer], **options: Value) -> Scorer:
         return entry.build(written.argument, {**written.options, **options})
     named = named_object(written, "method")
     if named is None:
-        raise _unknown("method", written.name, METHODS, SCORER_GROUP)
+        raise _unknown("method", written, METHODS, SCORER_GROUP)
     label = f"method {written.name}:{written.argument}"
     return _checked_scorer(named, {**written.options, **options}, label)
 
@@ -202,7 +220,7 @@ def make_allocator(spec: str | Allocator | type[Allocator]) -> Allocator:
         return entry.build(written.argument, written.options)
     named = named_object(written, "allocator")
     if named is None:
-        raise _unknown("allocator", written.name, ALLOCATORS, ALLOCATOR_GROUP)
+        raise _unknown("allocator", written, ALLOCATORS, ALLOCATOR_GROUP)
     label = f"allocator {written.name}:{written.argument}"
     return allocator_from(named, written.options, label)
 
@@ -243,10 +261,12 @@ def _label(thing: object) -> str:
     return thing.__name__ if isinstance(thing, type) else type(thing).__name__
 
 
-def _unknown(kind: str, name: str, registry: Iterable[str], group: str) -> UsageError:
+def _unknown(kind: str, written: Specification, registry: Iterable[str], group: str) -> UsageError:
     names = list(dict.fromkeys((*registry, *plugin_names(group))))
-    near = get_close_matches(name, names, n=1)
-    guess = f" (did you mean {near[0]}?)" if near else ""
-    return UsageError(
-        f"unknown {kind} {name!r}{guess}: choose from {', '.join(names)}, package.module:Name"
-    )
+    module = is_object_name(f"{written.name}:{written.argument or ''}")
+    near = get_close_matches(written.name, names, n=1, cutoff=0.75 if module else 0.6)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    if module and not near:
+        hint = f" (no module {written.name} can be found, in the working folder neither)"
+    choices = f"{', '.join(names)}, package.module:Name"
+    return UsageError(f"unknown {kind} {written.name!r}{hint}: choose from {choices}")

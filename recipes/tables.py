@@ -16,28 +16,13 @@ from eval.report import tables
 from eval.report.best_settings import Kind, compare
 from eval.report.costs import areas, timings
 from eval.report.load import Results, load_results
-from eval.report.page import Field, Table
+from eval.report.markdown import markdown
 from eval.report.run import ATTENTION_FREE
 from eval.report.schema import PROTOCOL_NAMES
 from eval.results.records import policy_groups
 
 RESAMPLES = 2000
 KINDS: tuple[Kind, ...] = ("accuracy", "perplexity", "kept")
-
-
-def markdown(table: Table) -> str:
-    """A table with its caption as bold text above it."""
-    lines = [[_cell(cell) for cell in row] for row in (table.header, *table.rows)]
-    body = [f"| {' | '.join(line)} |" for line in lines]
-    rule = "|---" + "|--:" * (len(table.header) - 1) + "|"
-    return "\n".join([f"**{table.caption}**", "", body[0], rule, *body[1:], ""])
-
-
-def _cell(cell: Field | str) -> str:
-    if isinstance(cell, str):
-        return cell
-    small = cell.small.replace("\n", ", ")
-    return f"{cell.text} ({small})" if small else cell.text
 
 
 def all_tables(results: Results, validation: Results | None) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
+from collections.abc import Mapping
 
 from rich.console import Console
 from transformers import PreTrainedConfig
@@ -15,6 +16,7 @@ from kvp.data.sources import is_rows
 from kvp.errors import ModelError
 from kvp.hf import load_model, load_tokenizer
 from kvp.hf.loading import local_folder
+from kvp.progress import phase
 from trace_collect.collection import Collection, planned
 from trace_collect.config import CollectConfig
 from trace_collect.estimate import estimate
@@ -24,14 +26,20 @@ _LARGE = 100 * 10**9
 """Bytes on disk from which training without a store is recommended."""
 
 
-def dry_run(config: CollectConfig, model: PreTrainedConfig, console: Console) -> None:
+def dry_run(config: CollectConfig, model_config: PreTrainedConfig, console: Console) -> None:
     """Print the estimate; raises as the collection itself would where it can be known."""
     jobs = _jobs(config, console)
-    sequences = len(jobs) if jobs is not None else _max_sequences(config, console)
+    sequences = (
+        len(jobs) if jobs is not None else _max_sequences(config.data, config.counts, console)
+    )
     rate = config.rate
     if rate is None and jobs is not None and _has_local_weights(config.model):
-        rate = _measured_rate(config, jobs)
-    expected = estimate(config, model, sequences)
+        phase(f"loading {config.model} to measure its rate")
+        model, tokenizer = load_model(
+            config.model, device=config.device, dtype=config.dtype, revision=config.revision
+        )
+        rate = _measured_rate(Collection(config, model, tokenizer, jobs))
+    expected = estimate(config, model_config, sequences)
     for line in expected.lines(rate):
         console.print(line)
     if rate is None:
@@ -43,6 +51,7 @@ def dry_run(config: CollectConfig, model: PreTrainedConfig, console: Console) ->
             f"--model {name} --length {config.length} --out POLICY_FOLDER trains on traces while "
             "the model makes them"
         )
+    console.print("dry run: nothing was written")
 
 
 def _jobs(config: CollectConfig, console: Console) -> CollectionPlan | None:
@@ -56,23 +65,23 @@ def _jobs(config: CollectConfig, console: Console) -> CollectionPlan | None:
     return jobs
 
 
-def _max_sequences(config: CollectConfig, console: Console) -> int:
-    """Sequences without a tokenizer: the configured number, or that of the rows if smaller."""
-    if not is_rows(config.data):
-        return config.sequences
-    documents = read_documents(config.data)
+def _max_sequences(data: str, counts: Mapping[str, int], console: Console) -> int:
+    """Sequences without a tokenizer: `counts` of each split, or as many as it has rows."""
+    requested = sum(counts.values())
+    if not is_rows(data):
+        return requested
+    documents = read_documents(data)
     rows_by_split = Counter(document.split for document in documents.usable)
     files = any(document.long for document in documents.usable)
     if (note := documents.note()) is not None:
-        console.print(f"note: --data {config.data}: {note}")
+        console.print(f"note: --data {data}: {note}")
     count = sum(
-        count if files else min(count, rows_by_split[split])
-        for split, count in config.counts.items()
+        count if files else min(count, rows_by_split[split]) for split, count in counts.items()
     )
-    if count < config.sequences:
+    if count < requested:
         console.print(
-            f"note: --data {config.data}: at most {count} of the {config.sequences} sequences "
-            "requested (counted without a tokenizer)"
+            f"note: --data {data}: at most {count} of the {requested} sequences requested "
+            "(counted without a tokenizer)"
         )
     return count
 
@@ -82,13 +91,9 @@ def _has_local_weights(model: str) -> bool:
     return folder is not None and any(folder.glob("*.safetensors"))
 
 
-def _measured_rate(config: CollectConfig, jobs: CollectionPlan) -> float:
+def _measured_rate(parts: Collection) -> float:
     """Tokens per second of one sequence, the second of two, without writing."""
-    model, tokenizer = load_model(
-        config.model, device=config.device, dtype=config.dtype, revision=config.revision
-    )
-    parts = Collection(config, model, tokenizer, jobs)
     parts.trace(0)
     started = time.monotonic()
-    trace = parts.trace(len(jobs) - 1)
+    trace = parts.trace(len(parts.jobs) - 1)
     return trace.record.length / (time.monotonic() - started)

@@ -11,7 +11,7 @@ from kvp.artifacts.claim import check_folder
 from kvp.data.collection_plan import CollectionPlan, DataRequest
 from kvp.errors import StoreError
 from kvp.hf.identity import tokenizer_digest
-from kvp.store.sequence_records import committed
+from kvp.store.sequence_records import committed, has_no_sequence
 from kvp.store.store_manifest import STORE
 from trace_collect.config import CollectConfig
 
@@ -64,7 +64,9 @@ def check_out(
     marker = STORE.read_marker(out) if out.is_dir() else None
     model = marker["identity"].get("model") if marker else None
     weights = model.get("weights") if isinstance(model, dict) else None
-    refusal = check_folder(out, STORE, identity(config, jobs, tokenizer, weights))
+    refusal = check_folder(
+        out, STORE, identity(config, jobs, tokenizer, weights), replaceable=has_no_sequence
+    )
     if refusal:
         raise StoreError(refusal)
     return len(committed(out)) if marker else 0

@@ -21,6 +21,9 @@ from kvp.scoring import Scorer, View
 from policies.registry import METHODS
 from train.data.contexts import Context
 
+_SAME = ("random_per_layer", "ring")
+"""Methods that rank the tokens of a single head as `random` does, or nearly as `streaming_llm`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
@@ -56,7 +59,9 @@ class BaselineEvaluator:
         self._geometry = geometry
         self._protection = reward_protection
         self._heads = range(geometry.total_kv_heads) if heads is None else heads
-        entries = [entry for entry in METHODS.values() if entry.attention_free]
+        entries = [
+            entry for entry in METHODS.values() if entry.attention_free and entry.name not in _SAME
+        ]
         self._scorers = [entry.builder() for entry in entries]
         self._skills: list[Tensor] = []  # per context [M, A]
         self._areas: list[Tensor] = []

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from rich.filesize import decimal
 
 from kvp.errors import UsageError
+from kvp.progress import phase
 from policies.ranker import HeadRankers
 from train.fit import fit, new_training
 from train.job import Job, initial_rankers
@@ -48,6 +49,7 @@ def print_dry_run(job: Job) -> None:
     print_start(job, rankers)
     size = 4 * sum(weight.numel() for weight in rankers.materialise().parameters())
     print(f"policy: {decimal(size)} on disk; {decimal(_COPIES * size)} of memory while training")
+    phase("measuring a few steps and validations")
     steps, per_step = job.recipe.steps, _seconds_per_step(job, rankers)
     contexts = job.held_out(job.config.validation_contexts)
     per_context = _seconds_per_context(job, rankers)

@@ -44,6 +44,7 @@ class EvolveConfig(
     """Whether compression sees the question."""
     protection: Literal["on", "off"] = "on"
     split: Literal["validation", "train"] = "validation"
+    """Which split of keys, values and haystack text (or rows) prompts come from."""
     memory_gb: float = 8.0
     search_prompts: int = 30
     """Prompts of the search, spread evenly over the tasks; the same ones for every candidate."""

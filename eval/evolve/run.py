@@ -72,38 +72,24 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     protection = UNPROTECTED
     if config.protection == "on":
         protection = Protection(sinks=config.sinks, recents=config.recents)
-    cached = [prompt.boundary(config.protocol) for prompt in search_prompts]
-    target, reference = target_of(config.target, protection, cached)
-    longest = max(cached + [prompt.boundary(config.protocol) for prompt in held_out])
-    plan = _plan(config, geometry.layers, target, reference=reference, longest=longest)
-    phase("loading the model")
-    model, tokenizer = load_model(
-        config.model, device=config.device, dtype=config.dtype, revision=config.revision
-    )
+    cached = [prompt.boundary(config.protocol) for prompt in (*search_prompts, *held_out)]
+    target, reference = target_of(config.target, protection, cached[: len(search_prompts)])
+    plan = _plan(config, geometry.layers, target, reference=reference, longest=max(cached))
+    decoder = _load_decoder(config)
     phase(f"searching on {len(search_prompts)} prompts, {len(held_out)} held out")
-    identity["model_digest"] = model_identity(config.model, config.revision, model, tokenizer)
+    identity["model_digest"] = model_identity(
+        config.model, config.revision, decoder.model, decoder.tokenizer
+    )
     manifest = run_manifest(identity, seed=config.seed)
     begin_search(output, identity, manifest)
 
-    def print_generation(entry: Generation) -> None:
-        say(_line(plan, entry))
-
-    journal = Journal(folder / JOURNAL, on_append=print_generation)
+    journal = Journal(folder / JOURNAL, on_append=lambda entry: say(_line(plan, entry)))
     keep_bytes = int(config.memory_gb * 1e9)
-    decoder = Decoder(
-        model=model,
-        tokenizer=tokenizer,
-        decode_batch=config.decode_batch,
-        max_new_tokens=config.max_new_tokens,
-    )
     searched = PromptSet(
         decoder, scorer, target, search_prompts, protocol=config.protocol, keep_bytes=keep_bytes
     )
     elite = search(plan, searched.scores, journal)
-    comparison = None
-    if held_out:
-        others = searched.of(held_out)
-        comparison = _held_out(others, plan, elite, resamples=config.bootstrap)
+    others = searched.of(held_out)
     budgets = BudgetFile(
         model={"id": config.model, "revision": config.revision},
         layers=geometry.layers,
@@ -115,10 +101,24 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         points=(BudgetPoint(budget=target.tokens, cached_tokens=reference, counts=elite.scheme),),
         seed=config.seed,
         made_by=_summary(plan, journal, elite),
-        held_out=comparison,
+        held_out=_held_out(others, plan, elite, resamples=config.bootstrap),
         data=_data(search_prompts, split=config.split, length=config.length),
     )
     save_budgets(folder / BUDGET_FILE, budgets, manifest)
+
+
+def _load_decoder(config: EvolveConfig) -> Decoder:
+    """Load the model."""
+    phase("loading the model")
+    model, tokenizer = load_model(
+        config.model, device=config.device, dtype=config.dtype, revision=config.revision
+    )
+    return Decoder(
+        model=model,
+        tokenizer=tokenizer,
+        decode_batch=config.decode_batch,
+        max_new_tokens=config.max_new_tokens,
+    )
 
 
 def load_prompts(
@@ -238,8 +238,13 @@ def _summary(plan: SearchPlan, journal: Journal, elite: Elite) -> dict[str, Any]
 
 def _held_out(
     others: PromptSet, plan: SearchPlan, elite: Elite, *, resamples: int
-) -> dict[str, Any]:
-    """Elite and uniform at the exact budget, side by side on prompts the search never saw."""
+) -> dict[str, Any] | None:
+    """Elite and uniform at the exact budget, side by side on prompts the search never saw.
+
+    None where there are no such prompts.
+    """
+    if not others.prompts:
+        return None
     exact = replace(plan, constraint="project").scheme(np.array(elite.scheme, dtype=np.float64))
     values = others.values([exact, plan.uniform])
     units = [(prompt.task, prompt.sample.id) for prompt in others.prompts]

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from eval.nulls import prompt_values
 from eval.results.records import FULL, SELF_SIZED, UNIFORM, Record
 from eval.stats import Interval, Unit, bootstrap_mean, per_prompt, perplexity
 
@@ -65,7 +66,7 @@ class Estimate:
     policies: int
     """Policies averaged, 0 for methods without."""
     values: Mapping[Unit, float]
-    """Score per prompt; empty for perplexities."""
+    """Score per prompt, or log-likelihood per token of a reply (`eval.nulls`); empty for traces."""
     tasks: frozenset[str] = frozenset()
     """Tasks it is over; empty for traces."""
     kept_tokens: float = 0.0
@@ -176,7 +177,7 @@ def perplexity_grid(
         return Estimate(
             interval=perplexity(part, resamples=resamples),
             policies=_policies(part),
-            values={},
+            values=prompt_values(part),
             tasks=frozenset(record["task"] for record in part),
             **_sizes(part),
         )

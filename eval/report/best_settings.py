@@ -47,6 +47,8 @@ class Comparison:
     """The chosen setting of each method, by family, in display order."""
     conditions: str
     """n, split, seeds, protection and protocol, for captions."""
+    resamples: int
+    """Resamples behind each interval."""
 
     @property
     def higher_is_better(self) -> bool:
@@ -106,6 +108,7 @@ def compare(
         choices={family: choices[family] for family in in_order(list(choices))},
         conditions=_conditions(results, kind, records, grid, choices, protocol)
         + _left_out(partial),
+        resamples=resamples,
     )
 
 

@@ -111,6 +111,7 @@ def load_results(folder: Path) -> Results:
         for name, schema in ((TIMING, TIMING_SCHEMA), (CURVES, CURVE_SCHEMA), (KEPT, KEPT_SCHEMA))
     }
     _check_grid(folder / CURVES, optional[CURVES])
+    _check_heads(folder / ROWS, records)
     tokens = folder / TOKENS
     return Results(
         folder=folder,
@@ -151,6 +152,16 @@ def _checked_records(path: Path, schema: RecordSchema, notes: list[str]) -> tupl
     if not path.read_bytes().endswith(b"\n") and path.stat().st_size:
         notes.append(f"The last line of {path.name} is torn (an interrupted run) and left out.")
     return tuple(records.values())
+
+
+def _check_heads(path: Path, records: Sequence[Record]) -> None:
+    """Raise ResultsError where evidence was counted in models of different shape."""
+    kept = [each["evidence_kept"] for each in records if each.get("evidence_kept") is not None]
+    if len({(len(layers), len(layers[0])) for layers in kept}) > 1:
+        raise ResultsError(
+            f"{path} is damaged: 'evidence_kept' has different numbers of heads; "
+            "choose another --out and run kvp-eval again"
+        )
 
 
 def _check_grid(path: Path, curves: Sequence[Record]) -> None:

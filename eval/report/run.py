@@ -12,6 +12,7 @@ from eval.report.aggregates import method_of
 from eval.report.best_settings import Comparison, Kind, compare, in_order
 from eval.report.config import ReportConfig
 from eval.report.costs import areas, head_curves, middle_budget, shown_curves, timings
+from eval.report.failures import cells_of, evidence_table, failure_table
 from eval.report.figure_types import Figure, Style, assign_styles
 from eval.report.files import check_targets, write_report
 from eval.report.load import Results, load_results
@@ -93,6 +94,7 @@ def build(report: Report) -> str:
         [
             ("accuracy", "Accuracy against budget", _accuracy(report, accuracy)),
             ("perplexity", "Perplexity against budget", _perplexity(report, perplexity)),
+            ("failures", "Answers lost and evidence kept", _failures(report, accuracy)),
             ("kept", "Future attention kept by the whole model", _kept(report, kept)),
             ("cost", "Cost per budget and head", _costs(report)),
             ("tokens", "What each method keeps", _tokens(report)),
@@ -158,6 +160,28 @@ def _accuracy_section(report: Report, comparison: Comparison) -> str:
     return _protocol_section(comparison, parts)
 
 
+def _failures(report: Report, comparisons: Sequence[Comparison]) -> str:
+    """Right answers that eviction lost, and the tokens of the answer that heads kept."""
+    sections = []
+    for comparison in comparisons:
+        cells = cells_of(report.results, comparison.protocol)
+        shown = tables.lines_shown(comparison)
+        specs = comparison.budgets.specs
+        found = [
+            failure_table(cells, comparison, shown),
+            evidence_table(cells, comparison, specs[(len(specs) - 1) // 2], shown),
+        ]
+        parts = [table(each) for each in found if each is not None]
+        every = failure_table(cells, comparison, tables.lines_of_all(comparison))
+        if every is not None:
+            parts.append(details("every setting of every method", [table(every)]))
+        if parts:
+            sections.append(_protocol_section(comparison, parts, name="failures"))
+    return "\n".join(sections) or missing(
+        "No answers of the full cache to compare with: run kvp-eval --methods full,..."
+    )
+
+
 def _perplexity(report: Report, comparisons: Sequence[Comparison]) -> str:
     if not comparisons:
         return missing("No given replies in this folder: run kvp-eval --tasks chat or text.")
@@ -189,9 +213,11 @@ def _over_all_tasks(report: Report, comparison: Comparison) -> list[str]:
     ]
 
 
-def _protocol_section(comparison: Comparison, parts: Sequence[str]) -> str:
+def _protocol_section(comparison: Comparison, parts: Sequence[str], name: str | None = None) -> str:
     protocol = comparison.protocol
-    return section(f"{comparison.kind}-{protocol}", PROTOCOL_NAMES[protocol], parts, level=3)
+    return section(
+        f"{name or comparison.kind}-{protocol}", PROTOCOL_NAMES[protocol], parts, level=3
+    )
 
 
 def _costs(report: Report) -> str:

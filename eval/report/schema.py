@@ -78,6 +78,16 @@ def _shares(value: Any) -> bool:  # noqa: ANN401
     return isinstance(value, list) and len(value) > 1 and all(map(_share, value))
 
 
+def _counts_of_heads(value: Any) -> bool:  # noqa: ANN401
+    """Whether a value is a list of layers, each a list of one count per head."""
+    return (
+        isinstance(value, list)
+        and len(value) > 0
+        and all(isinstance(layer, list) and len(layer) == len(value[0]) > 0 for layer in value)
+        and all(is_count(count) for layer in value for count in layer)
+    )
+
+
 def _protocol(value: Any) -> bool:  # noqa: ANN401
     return isinstance(value, str) and value in PROTOCOL_NAMES
 
@@ -139,6 +149,14 @@ def _reply_is_whole(record: Record) -> bool:
     return bool(tokens) and -1 < record["nll"] / tokens < math.log(LARGEST)
 
 
+def _evidence_is_whole(record: Record) -> bool:
+    """No head keeps more evidence than there is; all fields are there, or none is."""
+    tokens, kept, lost = (record.get(f"evidence_{name}") for name in ("tokens", "kept", "lost"))
+    if tokens is None or kept is None or lost is None:
+        return tokens is kept is lost is None
+    return lost <= tokens and all(count <= tokens for layer in kept for count in layer)
+
+
 def _full_has_no_budget(record: Record) -> bool:
     return bool((record["method"] == "full") == (record["budget_spec"] is None))
 
@@ -179,7 +197,17 @@ ROW_SCHEMA = RecordSchema(
         "cached_tokens": _positive,
         "cache_bytes": _maybe(_size),
     },
-    rules={"budget": _needs_budget, "nll": _reply_is_whole, "budget_spec": _full_has_no_budget},
+    optional={
+        "evidence_tokens": _maybe(_positive),
+        "evidence_kept": _maybe(_counts_of_heads),
+        "evidence_lost": _maybe(is_count),
+    },
+    rules={
+        "budget": _needs_budget,
+        "nll": _reply_is_whole,
+        "budget_spec": _full_has_no_budget,
+        "evidence_kept": _evidence_is_whole,
+    },
     key=KEY_FIELDS,
 )
 TIMING_SCHEMA = RecordSchema(

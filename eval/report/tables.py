@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from eval.report.against_nulls import null_words, with_null
 from eval.report.aggregates import Budgets, Estimate, Grid, ReportedMethod
 from eval.report.best_settings import (
     BaselineDifference,
@@ -19,6 +20,8 @@ from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED, UNIFORM
 
 BEST = "highlighted: the best mean of the column, full cache and oracle apart"
 """Meaning of the mark `best`, for captions."""
+Line = tuple[str, str, ReportedMethod]
+"""A line of a table: name, note and setting."""
 
 
 def summary(comparison: Comparison, attention_free: Collection[str]) -> str | None:
@@ -69,24 +72,24 @@ def _in_words(comparison: Comparison, family: str, spec: str | None) -> str:
 
 def headline(comparison: Comparison, attention_free: Collection[str], *, resamples: int) -> Table:
     """One line per method, and each learned policy minus the best attention-free baseline."""
-    rows = _grid_rows(
-        comparison,
-        comparison.grid,
-        [(choice.name, choice.note, choice.setting) for choice in comparison.choices.values()],
-        highlight=True,
-    )
+    rows = _grid_rows(comparison, comparison.grid, lines_shown(comparison), highlight=True)
     if comparison.kind == "accuracy":
         rows += _difference_rows(comparison, attention_free, resamples=resamples)
     return Table(
         caption=f"{_title(comparison)} (95 % bootstrap interval over prompts); "
-        f"{BEST}; {comparison.conditions}.",
+        f"{BEST}{null_words(comparison)}; {comparison.conditions}.",
         header=_header(comparison),
         rows=rows,
     )
 
 
-def every_setting(comparison: Comparison) -> Table:
-    """All presets and allocators, with and without protection."""
+def lines_shown(comparison: Comparison) -> list[Line]:
+    """Name, note and setting of each method, in the setting that was chosen for it."""
+    return [(choice.name, choice.note, choice.setting) for choice in comparison.choices.values()]
+
+
+def lines_of_all(comparison: Comparison) -> list[Line]:
+    """Name, details and setting: all presets and allocators, with and without protection."""
     ordered = in_order(list(dict.fromkeys(setting.family for setting in comparison.grid)))
     settings = sorted(
         comparison.grid,
@@ -99,10 +102,20 @@ def every_setting(comparison: Comparison) -> Table:
             not item.protected,
         ),
     )
+    return [_named(setting) for setting in settings]
+
+
+def every_setting(comparison: Comparison) -> Table:
+    """All presets and allocators, with and without protection."""
+    return some_settings(comparison, lines_of_all(comparison), ", every setting of every method")
+
+
+def some_settings(comparison: Comparison, lines: Sequence[Line], which: str = "") -> Table:
+    """The numbers of some settings; `which` are they, for the caption."""
     return Table(
-        caption=f"{_title(comparison)}, every setting of every method; {comparison.conditions}.",
+        caption=f"{_title(comparison)}{which}{null_words(comparison)}; {comparison.conditions}.",
         header=_header(comparison),
-        rows=_grid_rows(comparison, comparison.grid, [_named(setting) for setting in settings]),
+        rows=_grid_rows(comparison, comparison.grid, lines),
     )
 
 
@@ -110,8 +123,8 @@ def one_task(comparison: Comparison, task: str) -> Table:
     """The headline's methods on one task."""
     lines = [(choice.name, "", choice.setting) for choice in comparison.choices.values()]
     return Table(
-        caption=f"{task}: accuracy, % (95 % bootstrap interval over prompts); {BEST}; "
-        f"{PROTOCOL_NAMES[comparison.protocol]}.",
+        caption=f"{task}: accuracy, % (95 % bootstrap interval over prompts); {BEST}"
+        f"{null_words(comparison)}; {PROTOCOL_NAMES[comparison.protocol]}.",
         header=_header(comparison),
         rows=_grid_rows(comparison, comparison.tasks[task], lines, highlight=True),
     )
@@ -241,7 +254,7 @@ def _has_self_sized(comparison: Comparison) -> bool:
 def _grid_rows(
     comparison: Comparison,
     grid: Grid,
-    lines: Sequence[tuple[str, str, ReportedMethod]],
+    lines: Sequence[Line],
     *,
     highlight: bool = False,
 ) -> list[Sequence[Field | str]]:
@@ -261,9 +274,10 @@ def _grid_rows(
         row: list[Field | str] = [Field(text=name, small=note, mark=mark)]
         for spec in comparison.budgets.specs:
             estimate = estimates.get(None if setting.method == FULL else spec)
-            row.append(
-                _number(comparison, estimate, "best" if (setting.family, spec) in best else mark)
+            number = _number(
+                comparison, estimate, "best" if (setting.family, spec) in best else mark
             )
+            row.append(with_null(number, comparison, grid, setting, spec))
         if _has_self_sized(comparison):
             row.append(_number(comparison, estimates.get(SELF_SIZED), mark, with_size=True))
         rows.append(row)

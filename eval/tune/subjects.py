@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.methods import Method, allocated, learned_methods, method_of, registered_method
+from eval.methods import ALL_NULLS, Method, allocated, learned_methods, method_of, registered_method
 from eval.results.records import FULL, LEARNED, policy_groups
 from eval.settings import PROTECTIONS
 from eval.tune.config import TuneConfig
@@ -19,6 +19,7 @@ from policies import make_allocator, make_scorer, sizes_itself, split_method
 from policies.base import Options
 from policies.grids import Grid
 from policies.method_spec import parse
+from policies.registry import NULLS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +109,10 @@ def subjects_of(config: TuneConfig) -> list[Subject]:
         }
         if spec == LEARNED:
             found += _learned(config, common)
-        else:
-            found.append(_registered(spec, config.seed, common))
+            continue
+        for name in NULLS if spec == ALL_NULLS else (spec,):
+            requested = name if rule is None else f"{name}+{rule}"
+            found.append(_registered(name, config.seed, {**common, "requested": requested}))
     return found
 
 

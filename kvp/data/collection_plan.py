@@ -17,7 +17,7 @@ from kvp.data.rows.files import files_of
 from kvp.data.sample import Sample, Source
 from kvp.data.sources import SOURCES, open_source, takes_tasks
 from kvp.data.task import TaskSettings
-from kvp.data.tasks import RULER, find_task, is_ruler
+from kvp.data.tasks import DATA, RULER, TEXT, find_task, is_ruler
 from kvp.errors import UsageError
 from kvp.manifest import digest_json, sha256_file, sha256_input
 
@@ -115,6 +115,8 @@ def plan_collection(
 
 
 def _nothing(request: DataRequest, split: str, count: int, notes: Sequence[str]) -> str:
+    if takes_tasks(request.data):
+        return f"--tasks {','.join(request.tasks)}: a task makes nothing for the {split} split"
     refusal = (
         f"--data {request.data}: nothing in it belongs to the {split} split, of which {count} "
         "sequences are requested: give it more rows (about 8 of 10 are train), or request none"
@@ -132,6 +134,11 @@ def fitting_tasks(request: DataRequest, tokenizer: PreTrainedTokenizerBase) -> t
     for name in request.tasks:
         if name == RULER:
             chosen += [task for task in ruler.OWN_TASKS if _fits(task, request, tokenizer)]
+        elif name in (TEXT, DATA):
+            raise UsageError(
+                f"--tasks {name} is a task of kvp-eval; to collect or train on data of your own, "
+                "give --data FILE alone"
+            )
         else:
             find_task(name)
             chosen.append(name)

@@ -6,7 +6,7 @@ with `(tasks, settings, tokenizer)`, or an entry point of the group `kvp.sources
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
@@ -15,13 +15,20 @@ from kvp.data.rows.samples import row_samples
 from kvp.data.sample import Sample, Source
 from kvp.data.synthetic.needles import SPLITS
 from kvp.data.task import ALL, TaskSettings
-from kvp.data.tasks import CHAT, RULER, TASKS, build_samples
+from kvp.data.tasks import CHAT, RULER, TASKS, build_samples, listed_samples
 from kvp.errors import UsageError
-from kvp.plugins import find_plugin, is_object_name, load_object, load_plugin, module_exists
+from kvp.plugins import (
+    find_plugin,
+    is_object_name,
+    load_object,
+    load_plugin,
+    module_exists,
+    own_errors,
+)
 
 GROUP = "kvp.sources"
 """Entry point group of data sources."""
-SourceMaker = Callable[[Sequence[str], TaskSettings, PreTrainedTokenizerBase], Sequence[Sample]]
+SourceMaker = Callable[[Sequence[str], TaskSettings, PreTrainedTokenizerBase], Iterable[Sample]]
 """From task names, settings and a tokenizer to samples."""
 
 
@@ -113,10 +120,11 @@ def open_source(
     maker = _maker(data)
     if maker is None:
         return row_samples(data, settings, tokenizer, flag="data")
-    samples = maker(tasks, settings, tokenizer)
-    if isinstance(samples, Source):
-        return samples
-    return Source(size=min(count, len(samples)), make=samples.__getitem__)
+    with own_errors(maker, f"--data {data}"):
+        samples = maker(tasks, settings, tokenizer)
+        if isinstance(samples, Source):
+            return samples
+        return listed_samples(samples, count, f"--data {data}")
 
 
 def _maker(data: str) -> SourceMaker | None:

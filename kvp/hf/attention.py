@@ -25,6 +25,9 @@ from kvp.scoring import ALL_QUERIES
 
 ATTENTION = "kvp"
 """Name of the attention implementation: `model.set_attn_implementation(ATTENTION)`."""
+ATTENTIONS: Mapping[str, str] = {"sdpa": ATTENTION, "eager": "kvp_eager"}
+"""How products are computed -> name of the implementation: by torch's fused kernels, or softmax and
+products one after the other, as transformers' `eager` does."""
 
 
 class QueryRecorder:
@@ -109,14 +112,72 @@ def kvp_attention(
     """Attention as transformers calls it: query [B, Q, T, D] -> ([B, T, Q, D], no weights)."""
     if not isinstance(key, StoredKeys):
         assert isinstance(value, Tensor)
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return plain_attention(module, query, key, value, attention_mask, **options), None
     if key.recorder is not None:
         key.recorder.record(key.index, query)
     return key.layer.attend(module, query, attention_mask, options, first=key.index == 0), None
 
 
-AttentionInterface.register(ATTENTION, kvp_attention)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+for _name in ATTENTIONS.values():
+    AttentionInterface.register(_name, kvp_attention)
+    AttentionMaskInterface.register(_name, sdpa_mask)
+
+
+def is_eager(module: nn.Module) -> bool:
+    """Whether a layer of the model computes its products one after the other."""
+    config = getattr(module, "config", None)
+    return getattr(config, "_attn_implementation", None) == ATTENTIONS["eager"]
+
+
+def plain_attention(
+    module: nn.Module,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    **options: Any,  # noqa: ANN401
+) -> Tensor:
+    """Attention over keys and values [B, H, S, D] as transformers computes it: [B, T, Q, D].
+
+    `mask` is a bool [B, 1, T, S], or None for causal attention of S tokens (of one: to all).
+    """
+    if not is_eager(module):
+        attended, _ = sdpa_attention_forward(module, query, keys, values, mask, **options)
+        return attended
+    tokens = query.shape[2]
+    if mask is None and tokens > 1:
+        mask = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).tril()[None, None]
+    scaling, dropout = options.get("scaling"), options.get("dropout", 0.0)
+    attended = eager_attention(query, keys, values, mask, scaling=scaling, dropout=dropout)
+    return attended.transpose(1, 2).contiguous()
+
+
+def eager_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Logits and sums in the dtype of `query`, softmax in float32: [B, Q, T, D], shape of `query`.
+
+    Keys and values [B, H, S, D], visible [B, H or 1, T, S] bool (None: all). A query that sees no
+    slot gets zeros.
+    """
+    group = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    logits = query @ keys.transpose(2, 3) * scaling
+    if visible is not None:
+        if visible.shape[1] > 1:
+            visible = visible.repeat_interleave(group, dim=1)
+        logits = logits.masked_fill(~visible, torch.finfo(logits.dtype).min)
+    weights = logits.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    if visible is not None:
+        weights = weights.masked_fill(~visible, 0.0)
+    return nn.functional.dropout(weights, p=dropout, training=dropout > 0) @ values
 
 
 def grouped_attention(
@@ -127,6 +188,7 @@ def grouped_attention(
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
+    eager: bool = False,
 ) -> Tensor:
     """Attention with one mask per KV head, without copying keys once per query head.
 
@@ -136,6 +198,9 @@ def grouped_attention(
     """
     batch, query_heads, tokens, head_dim = query.shape
     kv_heads, slots = keys.shape[1], keys.shape[2]
+    if eager:
+        attended = eager_attention(query, keys, values, visible, scaling=scaling, dropout=dropout)
+        return attended.transpose(1, 2).contiguous()
     group = query_heads // kv_heads
     packed = query.reshape(batch, kv_heads, group * tokens, head_dim)  # [B, H, G * T, D]
     mask = None
@@ -164,7 +229,7 @@ def kvp_attention_set(model: PreTrainedModel) -> Iterator[None]:
     with _LOCK:
         users, before = _USERS.get(model, (0, model.config._attn_implementation))
         _USERS[model] = users + 1, before
-        if model.config._attn_implementation != ATTENTION:
+        if model.config._attn_implementation not in ATTENTIONS.values():
             model.set_attn_implementation(ATTENTION)
     try:
         yield
@@ -175,5 +240,5 @@ def kvp_attention_set(model: PreTrainedModel) -> Iterator[None]:
                 _USERS[model] = users - 1, before
             else:
                 del _USERS[model]
-                if before != ATTENTION:
+                if before not in ATTENTIONS.values():
                     model.set_attn_implementation(before)

@@ -112,6 +112,8 @@ def _rule(
     protection: Protection | None,
     allocator: Allocator | None,
 ) -> EvictionRule:
+    if isinstance(scorer, type):
+        raise UsageError(f"{scorer.__name__} is a class: pass an object, {scorer.__name__}()")
     if not hasattr(scorer, "score"):
         raise UsageError(f"{scorer!r} is no scorer: pass make_scorer(...) or load_policy(...)")
     if allocator is not None and not hasattr(allocator, "allocate"):

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kvp.errors import ModelError, UsageError
-from kvp.hf.attention import StoredKeys, kvp_attention_set
+from kvp.hf.attention import StoredKeys, kvp_attention_set, plain_attention
 from kvp.hf.limits import rope_switch
 from kvp.hf.model_access import on_meta, rope_kept, states_watched
 from kvp.hf.output_projection import projected_norms
@@ -149,7 +148,7 @@ class _LentLayer(DynamicLayer):
         self._measure(
             module, query, pass_keys, query.shape[-1] ** -0.5 if scaling is None else scaling
         )
-        attended, _ = sdpa_attention_forward(
+        return plain_attention(
             module,
             query,
             torch.cat([self.keys, pass_keys], dim=2),
@@ -157,7 +156,6 @@ class _LentLayer(DynamicLayer):
             mask,
             **options,
         )
-        return attended
 
     def _measure(self, module: nn.Module, query: Tensor, pass_keys: Tensor, scaling: float) -> None:
         batch, query_heads, tokens, width = query.shape

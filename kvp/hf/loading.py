@@ -13,6 +13,7 @@ from textwrap import shorten
 from typing import Any, TypeVar
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -27,9 +28,11 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import logging
 
 from kvp.errors import ModelError, UsageError
-from kvp.hf.attention import ATTENTION
+from kvp.hf.attention import ATTENTIONS
 from kvp.hf.checks import check_config, check_model, check_weights
 from kvp.hf.model_geometry import geometry_of
+from kvp.progress import phase
+from kvp.quiet_logs import quiet_logs
 
 NANO = "nano"
 """Name of the bundled model."""
@@ -45,17 +48,26 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def load_model(
-    name: str, *, device: str = "cpu", dtype: str = "float32", revision: str | None = None
+    name: str,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    revision: str | None = None,
+    attention: str = "sdpa",
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model and tokenizer for inference: evaluation mode, frozen weights, kvp's attention.
 
-    `name` is "nano", a folder or a hub id; `dtype` float32, bfloat16 or float16. Raises ModelError
-    (no such model, no tokenizer, weights that are missing or not finite, a kind of attention kvp
-    cannot evict from) and UsageError (dtype, device), one line each.
+    `name` is "nano", a folder or a hub id; `dtype` float32, bfloat16 or float16; `attention`
+    sdpa or eager (`kvp.hf.attention.ATTENTIONS`). Raises ModelError (no such model, no tokenizer,
+    weights that are missing or not finite, a kind of attention kvp cannot evict from) and
+    UsageError (dtype, device, attention), one line each.
     """
     target = torch_device(device)
     if dtype not in _DTYPES:
         raise UsageError(f"--dtype {dtype} is not one of {', '.join(_DTYPES)}")
+    if attention not in ATTENTIONS:
+        raise UsageError(f"--attention {attention} is not one of {', '.join(ATTENTIONS)}")
+    kind = ATTENTIONS[attention]
     config = load_config(name, revision=revision)
     tokenizer = load_tokenizer(name, revision=revision)
     source, options = _source(name, revision)
@@ -64,7 +76,7 @@ def load_model(
         name,
         "model weights",
         source,
-        {**options, "config": config, "dtype": _DTYPES[dtype], "attn_implementation": ATTENTION},
+        {**options, "config": config, "dtype": _DTYPES[dtype], "attn_implementation": kind},
     )
     check_weights(model, name, missing=report["missing_keys"])
     model.requires_grad_(False).train(False).to(target)
@@ -79,8 +91,10 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
     """
     source, options = _source(name, revision)
     tokenizer: PreTrainedTokenizerBase = _load(_tokenizer, name, "tokenizer", source, options)
-    # Where the files are missing, transformers makes an empty tokenizer of the model's class.
-    if not tokenizer.encode("0", add_special_tokens=False):
+    # Where the files are missing, transformers makes an empty tokenizer of the model's class, which
+    # has no token for a letter, or an unknown one (BERT).
+    known = set(tokenizer.encode("0 a", add_special_tokens=False)) - {tokenizer.unk_token_id}
+    if not known:
         raise ModelError(f"--model {name}: no tokenizer (its files are missing or empty)")
     return tokenizer
 
@@ -91,10 +105,20 @@ def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:
     Names and errors are those of `load_model`.
     """
     source, options = _source(name, revision)
+    if not options.get("local_files_only") and not _in_cache(source, options["revision"]):
+        phase(f"looking for {name} on the model hub")  # retries without a network take a while
     config: PreTrainedConfig = _load(AutoConfig.from_pretrained, name, "model", source, options)
     geometry_of(config)
     check_config(config)
     return config
+
+
+def _in_cache(source: str, revision: str) -> bool:
+    """Whether the configuration of a hub id need not be asked for."""
+    try:
+        return try_to_load_from_cache(source, "config.json", revision=revision) is not None
+    except ValueError:  # no hub id; loading says so
+        return False
 
 
 def local_folder(name: str) -> Path | None:
@@ -117,6 +141,8 @@ def torch_device(device: str) -> torch.device:
 
 def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
     """Where to load `name` from, and the options that keep local names off the network."""
+    if not name.strip():
+        raise ModelError("--model is empty: name `nano`, a local folder or a hub id")
     if name == NANO:
         from kvp import nano
 
@@ -165,7 +191,8 @@ def _load(
     loader: Callable[..., _Loaded], name: str, what: str, source: str, options: dict[str, Any]
 ) -> _Loaded:
     try:
-        return loader(source, trust_remote_code=False, **options)
+        with quiet_logs():
+            return loader(source, trust_remote_code=False, **options)
     except _LOADING_ERRORS as error:
         raise ModelError(f"--model {name}: no {what} ({_first_line(error)})") from error
 

@@ -30,6 +30,8 @@ class Prefill:
     """Per layer [B, Q, W, D], after RoPE, of the last W tokens; empty when none were recorded."""
     inputs: ScorerInputs | None = None
     """Inputs beyond keys, values and queries; None where no scorer reads them."""
+    question: int = 0
+    """Last cached tokens that are the question; 0 where there are none, or it is unknown."""
     observation: Observation | None = None
     """The forward pass this comes from, with logits and cache; None for stored tensors."""
 
@@ -83,6 +85,7 @@ class Prefill:
                 values=values,
                 positions=torch.arange(tokens, device=keys.device).expand(batch, tokens),
                 budget=budget,
+                question=self.question if needs.question else 0,
                 queries=self._recent_queries(index, needs),
                 future=future[index] if needs.future and future is not None else None,
                 **vars(extras[index]),

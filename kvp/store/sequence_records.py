@@ -69,6 +69,11 @@ def load_record(
     return record
 
 
+def has_no_sequence(store: Path) -> bool:
+    """Whether a store that was begun can be begun anew without loss."""
+    return not any(record_path(store, 0).parent.glob("*"))
+
+
 def committed(store: Path) -> list[int]:
     """Indices of the committed sequences, ascending; files of other names are not records."""
     names = (path.name for path in record_path(store, 0).parent.glob("*.json"))

@@ -42,8 +42,14 @@ def create_metadata(
 ) -> None:
     """Create the arrays (no data) and, last, the manifest that makes the directory a store."""
     files = ["zarr.json", *(f"{array}/zarr.json" for array in plan.arrays)]
-    for leftover in ("zarr.json", *(f"{array}/zarr.json" for array in ARRAYS)):
-        (store / leftover).unlink(missing_ok=True)  # zarr's own overwrite would empty the directory
+    # Of a store that was begun and has no sequence; zarr's own overwrite would empty the directory.
+    for leftover in (MANIFEST, "zarr.json"):
+        (store / leftover).unlink(missing_ok=True)
+    for array in ARRAYS:
+        for path in (store / array / "zarr.json", *(store / array).glob("c.*")):
+            path.unlink(missing_ok=True)
+        if (store / array).is_dir() and not any((store / array).iterdir()):
+            (store / array).rmdir()
     zarr.create_group(store)
     for array in plan.arrays:
         zarr.create_array(store=store / array, **array_settings(plan, array))

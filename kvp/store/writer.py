@@ -25,7 +25,12 @@ from kvp.manifest import differences
 from kvp.store.importance_grid import encode, root_scale
 from kvp.store.paths import record_path, shard_path
 from kvp.store.schema import DTYPES, GRIDS, SequenceRecord, Trace, label_array
-from kvp.store.sequence_records import commit_record, committed, load_record
+from kvp.store.sequence_records import (
+    commit_record,
+    committed,
+    has_no_sequence,
+    load_record,
+)
 from kvp.store.store_manifest import RESERVED, STORE, create_metadata, load_metadata
 from kvp.store.store_plan import StorePlan
 
@@ -96,13 +101,17 @@ class TraceWriter:
     ) -> TraceWriter:
         """`resume` a store that is there and has this plan, `create` one otherwise.
 
+        A store without a single sequence holds nothing to keep: it is begun anew.
+
         Raises:
             StoreError: as `create` and `resume`, or the plans differ.
         """
         _check_manifest(manifest)
         _check_gram(output_gram, plan.geometry)
-        folder = OutputFolder.claim(Path(path), STORE, _identity(manifest))
-        if folder.existing_marker is None:
+        folder = OutputFolder.claim(
+            Path(path), STORE, _identity(manifest), replaceable=has_no_sequence
+        )
+        if folder.existing_marker is None or has_no_sequence(folder.path):
             return cls._begun(folder, plan, manifest, output_gram)
         writer = cls._resumed(folder)
         if different := differences(writer.plan.to_dict(), plan.to_dict()):

@@ -47,6 +47,11 @@ class Ada(BaseAllocator):
         check_number(self.method, "safeguard", self.safeguard, minimum=0, maximum=1)
         check_choice(self.method, "rule", self.rule, ("kvpress", "paper"))
 
+    @property
+    def meets_budget(self) -> bool:
+        """The published code rounds and misses it."""
+        return self.rule == "kvpress"
+
     def allocate(self, request: Request) -> Tensor:
         """Tokens of each head: [L, H] int64, every layer H * budget (`paper`: about that)."""
         scores, heads = request.scores, request.scores.shape[1]

@@ -58,6 +58,11 @@ class Pyramid(BaseAllocator):
         check_integer(self.method, "window", self.window, minimum=0)
         check_choice(self.method, "rounding", self.rounding, (*ROUNDINGS, "kvpress"))
 
+    @property
+    def meets_budget(self) -> bool:
+        """Published roundings miss it."""
+        return self.rounding == "exact"
+
     def allocate(self, request: Request) -> Tensor:
         """Falling counts: [L, H] int64, sum `request.total`; published roundings miss it."""
         if self.rounding == "kvpress":

@@ -52,6 +52,11 @@ class WindowKVAllocator(BaseAllocator):
         check_integer(self.method, "group", self.group, minimum=1, auto=True)
         check_choice(self.method, "rounding", self.rounding, ROUNDINGS)
 
+    @property
+    def meets_budget(self) -> bool:
+        """Published roundings miss it."""
+        return self.rounding == "exact"
+
     def allocate(self, request: Request) -> Tensor:
         """Falling counts: [L, H] int64, sum `request.total`; `faithful` misses it."""
         layers, budget = request.scores.shape[0], request.budget

@@ -35,6 +35,19 @@ def test_learned_attention_free_and_best_methods_are_compared_with_the_full_cach
     )
 
 
+def test_nulls_are_named_apart() -> None:
+    records = [
+        _record("full", None, score=1.0),
+        _record("ring", "25%", score=0.5),
+        _record("random", "25%", score=0.6),
+        _record("knorm", "25%", score=0.4),
+    ]
+    assert conclusion(records).endswith(
+        "the best method without training, knorm, answers 40% of what the full cache answers; "
+        "the best null, random, 60%."
+    )
+
+
 def test_without_answers_the_sentence_is_about_perplexity() -> None:
     records = [
         _record("full", None, nll=0.0, reply_tokens=2),

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.evaluate import Bench, evaluate, hindsight, run_prefix
+from eval.evaluate import Bench, evaluate, hindsight, keep, run_prefix
 from eval.methods import build_methods
 from eval.settings import Setting
 from eval.tasks import Prompt, load_all, prompt_request, task_names
@@ -112,6 +112,43 @@ def test_answers_are_those_of_each_method_alone(
     assert [(record["budget_spec"], record["budget"]) for record in self_sized] == [
         ("own", None)
     ] * 2
+
+
+@pytest.mark.parametrize("protocol", ["query_aware", "query_agnostic"])
+def test_records_count_the_evidence_of_every_head(
+    bench: Bench, prompts: dict[str, Prompt], protocol: str
+) -> None:
+    prompt = prompts["niah_single_1"]
+    settings = [*_settings("full", None)[1:], *_settings("ring,random,knorm+ada", "40%")]
+    rows = evaluate(bench, prompt, protocol, settings)
+    start = run_prefix(bench, prompt, protocol)
+    kept = {(s.method.label, s.protected): k.indices for s, k in keep(start, settings, None)}
+    assert rows[0]["evidence_kept"] == [[len(prompt.evidence)] * 2] * 2
+    assert rows[0]["evidence_lost"] == 0
+    for row, setting in zip(rows, [s for s, _ in keep(start, settings, None)], strict=True):
+        heads = kept[setting.method.label, setting.protected].tolist()
+        counts = [[sum(t in head for t in prompt.evidence) for head in layer] for layer in heads]
+        anywhere = {token for layer in heads for head in layer for token in head}
+        assert row["evidence_tokens"] == len(prompt.evidence) > 3
+        assert row["evidence_kept"] == counts
+        assert row["evidence_lost"] == sum(t not in anywhere for t in prompt.evidence)
+    (chat,) = evaluate(bench, prompts["chat"], protocol, _settings("full", None)[1:])
+    assert chat["evidence_tokens"] is chat["evidence_kept"] is chat["evidence_lost"] is None
+
+
+def test_the_pinned_question_is_kept_where_it_is_seen(
+    bench: Bench, prompts: dict[str, Prompt]
+) -> None:
+    prompt = prompts["niah_single_1"]
+    settings = _settings("random_pinned,random", "70%")[1::2]
+    for protocol in ("query_aware", "query_agnostic"):
+        start = run_prefix(bench, prompt, protocol)
+        (_, pinned), (_, plain) = keep(start, settings, None)
+        question = range(prompt.encoded.context_length, start.prefix.tokens)
+        assert len(question) == prompt.question_tokens(protocol)
+        for head in pinned.indices.flatten(0, 1).tolist():
+            assert set(question) <= set(head)
+        assert torch.equal(pinned.indices, plain.indices) is (protocol == "query_agnostic")
 
 
 def test_one_scoring_pass_serves_all_allocators(

@@ -16,7 +16,7 @@ from kvp.errors import PolicyError, UsageError
 from kvp.ranking import Protection
 from kvp.scoring import Needs, View
 from policies import make_scorer
-from policies.registry import ALLOCATORS, METHODS
+from policies.registry import ALLOCATORS, METHODS, NULLS
 
 TOVA = Method(name="tova", scorer=make_scorer("tova"))
 FULL = Method(name="full")
@@ -41,6 +41,11 @@ def _config(**fields: object) -> EvalConfig:
 def test_impossible_settings_name_their_flag(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _config(**fields)
+
+
+def test_attention_is_part_of_a_folder_unless_it_is_the_default() -> None:
+    assert "attention" not in _config().identity()
+    assert _config(attention="eager").identity()["attention"] == "eager"
 
 
 def test_methods_carry_preset_and_options_as_variant() -> None:
@@ -135,6 +140,16 @@ def test_lists_name_everything_with_what_it_reads_and_costs(
     assert "forward pass" in kvzip[2]
     assert "kvpress" in kvzip[3]
     assert any(line.endswith("(attention-free)") for line in lines)
+    after = lines[next(n for n, line in enumerate(lines) if line.startswith("Nulls")) :]
+    group = after[: after.index("")]
+    assert [line.split()[0] for line in group if line[:3].strip()[:1].islower()] == list(NULLS)
+
+
+def test_nulls_stand_for_all_of_them_drawn_by_the_seed_of_the_run() -> None:
+    methods = methods_of(_config(methods="full,nulls+ada", seed=3))
+    assert [method.label for method in methods] == ["full", *(f"{name}+ada" for name in NULLS)]
+    seeds = [getattr(method.scorer, "seed", None) for method in methods]
+    assert seeds == [None, 3, 3, 3, None, None]
 
 
 def test_allocators_apply_to_methods_that_name_none() -> None:

@@ -66,3 +66,40 @@ def test_table_fits_a_hundred_columns() -> None:
     assert table.count("50 ±") == 7  # every budget is there, uncut
     assert "…" not in stream.getvalue()
     assert max(map(len, lines)) <= 100
+
+
+def test_means_that_do_not_beat_the_best_null_of_their_protection_are_marked() -> None:
+    rows = [
+        _record(method, "25%", str(number), protected=protected, score=score)
+        for method, protected, score in (
+            ("ring", False, 0.2), ("random", False, 0.4), ("random", True, 0.9),
+            ("keydiff", False, 0.6), ("snapkv", False, 0.4), ("keydiff", True, 0.6),
+        )
+        for number in range(4)
+    ] + [_record("full", None, "0", score=1.0)]  # fmt: skip
+    lines = {line.label: line for line in headline(rows, resamples=10)}
+    assert [label for label, line in lines.items() if line.no_better] == ["keydiff +p", "snapkv"]
+    assert lines["keydiff +p"].no_better == {"25%"}
+    assert not any(lines[label].compared for label in ("ring", "random", "random +p", "full"))
+    stream = io.StringIO()
+    print_headline(Console(file=stream, width=100), rows, resamples=10, seed=0)
+    text = stream.getvalue()
+    assert text.count("°") == 3  # two means and the line that explains them
+    assert "the best null (ring, random) with the same protection" in " ".join(text.split())
+
+
+def test_without_nulls_nothing_is_compared() -> None:
+    stream = io.StringIO()
+    rows = [_record("snapkv", "25%", str(number), score=0.0) for number in range(3)]
+    print_headline(Console(file=stream, width=100), rows, resamples=10, seed=0)
+    assert "°" not in stream.getvalue()
+
+
+def test_perplexities_are_compared_by_likelihood_per_token() -> None:
+    rows = [
+        _record(method, "25%", str(number), nll=nll * (number + 1), reply_tokens=number + 1)
+        for method, nll in (("ring", 3.0), ("keydiff", 2.0), ("snapkv", 4.0))
+        for number in range(4)
+    ]
+    lines = {line.label: line for line in perplexity_headline(rows, resamples=10)}
+    assert (lines["keydiff"].no_better, lines["snapkv"].no_better) == (set(), {"25%"})

@@ -55,3 +55,11 @@ def test_lists() -> None:
         parse_budgets("")
     with pytest.raises(UsageError, match="either"):
         Budget()
+
+
+@pytest.mark.parametrize(
+    ("share", "percent"), [("0.25", "25%"), (0.5, "50%"), (".125", "12.5%"), (0.07, "7%")]
+)
+def test_a_share_is_refused_with_the_percentage_to_write(share: str | float, percent: str) -> None:
+    with pytest.raises(UsageError, match=f'write a share of the cache as "{percent}"'):
+        parse_budget(share)

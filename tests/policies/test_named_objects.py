@@ -114,7 +114,9 @@ def test_a_module_of_the_working_folder_is_found() -> None:
         ("my_methods:Plain(step=3)", "method my_methods:Plain cannot be made: TypeError: "),
         ("my_methods:plain(step=3)", "method my_methods:plain is an object; options are for clas"),
         ("my_methods:Thief", "method my_methods:Thief: kvp has its own 'snapkv'; give it another"),
-        ("their_methods:Newest", "unknown method 'their_methods': choose from random, "),
+        ("their_methods:Newest", "unknown method 'their_methods' (no module their_methods can be "),
+        ("nomod:Foo", "unknown method 'nomod' (no module nomod can be found, in the working fold"),
+        ("snapkv+nomod:Foo", "unknown allocator 'nomod' (no module nomod can be found, in the wor"),
         ("snapkw:paper", "unknown method 'snapkw' (did you mean snapkv?): choose from random, "),
         ("plain+my_methods:Half", "unknown method 'plain'"),
         ("snapkv+my_methods:Plain", "allocator my_methods:Plain is no allocator: it takes name"),
@@ -143,11 +145,39 @@ class Leaving(Mine):
 def test_a_scorer_or_allocator_that_exits_is_an_error() -> None:
     keys = torch.zeros(1, 2, 5, 4)
     view = View(layer=0, keys=keys, values=keys, positions=torch.arange(5)[None], budget=2)
-    with pytest.raises(UsageError, match="method mine tried to end the program"):
+    with pytest.raises(
+        UsageError, match=r"method mine failed \(SystemExit: 0; test_named_objects.py line"
+    ):
         score_layers(Leaving(), [view])
     request = Request(scores=torch.zeros(1, 2, 5), budget=2, floor=1)
-    with pytest.raises(UsageError, match="allocator mine tried to end the program"):
+    with pytest.raises(UsageError, match=r"allocator mine failed \(SystemExit: 0; "):
         allocated_counts(Leaving(), request)
+
+
+class Generous:
+    """Gives every head one token too many."""
+
+    name = "generous"
+
+    def allocate(self, request: Request) -> Tensor:
+        """One more than the budget: [L, H] int64."""
+        return torch.full(request.scores.shape[:2], request.budget + 1)
+
+
+class Declared(Generous):
+    """Says so."""
+
+    meets_budget = False
+
+
+def test_an_allocator_that_misses_the_budget_says_so_or_is_refused() -> None:
+    request = Request(scores=torch.zeros(2, 3, 9), budget=4, floor=1)
+    with pytest.raises(UsageError) as error:
+        allocated_counts(Generous(), request)
+    assert str(error.value).startswith(
+        "allocator generous gave all heads together 30 tokens, the budget is 24 (Request.total): "
+    )
+    assert int(allocated_counts(Declared(), request).sum()) == 30
 
 
 def test_the_former_name_of_self_sized_is_read() -> None:

@@ -16,7 +16,9 @@ from policies.registry import METHODS, make_scorer
 
 MakeView = Callable[..., View]
 
-ATTENTION_FREE = {"random", "streaming_llm", "knorm", "keydiff", "lagkv"}
+ATTENTION_FREE = {
+    "random", "random_per_layer", "ring", "streaming_llm", "knorm", "keydiff", "lagkv",
+}  # fmt: skip
 SPECS = [
     *(spec for entry in METHODS.values()
       for spec in (entry.name, *(f"{entry.name}:{preset}" for preset in entry.presets))),
@@ -145,6 +147,7 @@ def test_attention_free_methods_and_needs_in_words() -> None:
     assert METHODS["snapkv"].needs == "last 32 queries"
     assert METHODS["h2o"].needs == "every query"
     assert METHODS["oracle"].needs == "future attention"
+    assert METHODS["random_pinned"].needs == "where the question begins"
     assert METHODS["knorm"].needs == "keys, values, positions"
     assert all(entry.line for entry in METHODS.values())
 
@@ -160,8 +163,8 @@ def test_options_override_presets_and_text() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("magic", "unknown method 'magic': choose from random, streaming_llm, knorm, keydiff, "
-                  "lagkv, snapkv, tova, h2o, "),
+        ("magic", "unknown method 'magic': choose from random, random_pinned, random_per_layer, "
+                  "ring, streaming_llm, knorm, keydiff, lagkv, snapkv, tova, h2o, "),
         ("", "method '' is not of the form name, name:preset or name(option=value)"),
         ("snapkv(window=16", "is not of the form"),
         ("snapkv:nobody", "snapkv has no preset 'nobody': its presets are kvpress, paper, off"),

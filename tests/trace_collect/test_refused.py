@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import BertConfig
 
 Collect = Callable[..., int]
 
@@ -21,7 +22,7 @@ Collect = Callable[..., int]
         (["--model=/no/such/folder"], "--model /no/such/folder: no such folder"),
         (["--model=no-such-org/no-such-model"], "--model no-such-org/no-such-model: no model"),
         (["--tasks=niah_single_9"], "--tasks: unknown task 'niah_single_9'"),
-        (["--data=none.jsonl"], "--data none.jsonl: cannot be read"),
+        (["--data=none.jsonl"], "--data none.jsonl: no such file"),
         (["--length=1021"], "--max_new_tokens 4 exceeds the context"),
         (["--length=60"], "--length 60: the smallest niah_single_1 prompt"),
         (["--tasks=ruler", "--length=20"], "no RULER task fits"),
@@ -56,6 +57,10 @@ def test_models_that_cannot_be_collected_from(
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (mute / name).unlink()
     assert run("--model", str(mute)) == 2
+    assert "no tokenizer" in refused(capsys)
+    encoder = tmp_path / "encoder"
+    BertConfig().save_pretrained(encoder)
+    assert run("--model", str(encoder)) == 2
     assert "no tokenizer" in refused(capsys)
     windowed = tmp_path / "windowed"
     shutil.copytree(model_folder, windowed)
@@ -116,7 +121,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     ("flags", "message"),
     [
         (["--tasks=niah_single_9"], "unknown task 'niah_single_9'"),
-        (["--data=none.jsonl"], "cannot be read"),
+        (["--data=none.jsonl"], "no such file"),
         (["--length=60"], "the smallest niah_single_1 prompt"),
         (["--essays=/no/such/file"], "--essays"),
         (["--device=cuda:99"], "--device cuda:99"),

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
 
 from kvp.ranking import rank_tokens
 from kvp.scoring import View
@@ -70,21 +71,25 @@ def test_training_learns_what_attention_follows(trained: Path) -> None:
     assert area <= 1.1 * sum(head["oracle_area"] for head in held_out)
 
 
-def test_the_export_ranks_by_what_was_learned(trained: Path, store: Path) -> None:
-    scorer = load_policy(trained)
-    keys, values = TraceReader(store).kv(7)
-    overlaps = []
-    for layer in range(2):
+def held_out_scores(policy: Path, store: Path) -> Iterator[tuple[Tensor, Tensor]]:
+    """Keys [H, N, D] and a policy's scores [H, N] of a held-out sequence, layer by layer."""
+    scorer = load_policy(policy)
+    for layer, (keys, values) in enumerate(zip(*TraceReader(store).kv(7), strict=True)):
         view = View(
             layer=layer,
-            keys=keys[layer][None],
-            values=values[layer][None],
+            keys=keys[None],
+            values=values[None],
             positions=torch.arange(96)[None],
             budget=12,
         )
-        scores = scorer.score(view)[0]
+        yield keys, scorer.score(view)[0]
+
+
+def test_the_export_ranks_by_what_was_learned(trained: Path, store: Path) -> None:
+    overlaps = []
+    for layer, (keys, scores) in enumerate(held_out_scores(trained, store)):
         for head in range(2):
-            signal = keys[layer, head, :, 2 * layer + head]
+            signal = keys[head, :, 2 * layer + head]
             best = set(rank_tokens(signal)[:12].tolist())
             kept = set(rank_tokens(scores[head])[:12].tolist())
             overlaps.append(len(best & kept))
@@ -94,18 +99,10 @@ def test_the_export_ranks_by_what_was_learned(trained: Path, store: Path) -> Non
 
 def learned_channels(policy: Path, store: Path) -> list[int]:
     """Per head, the key channel its scores follow most on a held-out sequence."""
-    scorer, result = load_policy(policy), []
-    keys, values = TraceReader(store).kv(7)
-    for layer in range(2):
-        view = View(
-            layer=layer,
-            keys=keys[layer][None],
-            values=values[layer][None],
-            positions=torch.arange(96)[None],
-            budget=12,
-        )
-        for head, scores in enumerate(scorer.score(view)[0]):
-            channels = torch.cat([keys[layer, head].T, scores[None]])
+    result = []
+    for layer_keys, layer_scores in held_out_scores(policy, store):
+        for keys, scores in zip(layer_keys, layer_scores, strict=True):
+            channels = torch.cat([keys.T, scores[None]])
             result.append(int(torch.corrcoef(channels)[-1, :-1].abs().argmax()))
     return result
 

@@ -168,7 +168,7 @@ class ContextSource:
                 self._label_name, point.sequence, point.prefix_length, point.stop
             )
         queries, keys = self._queries_and_keys(point.sequence)
-        return label.from_queries(queries, keys, point.prefix_length, point.stop).cpu()
+        return label.computed(queries, keys, point.prefix_length, point.stop).cpu()
 
 
 class _Memory(Generic[KeyT, ItemT]):

@@ -9,6 +9,7 @@ from functools import cache
 from torch import Tensor
 
 from kvp.errors import UsageError
+from kvp.plugins import own_errors
 from kvp.store import StorePlan
 from train.labels import LABELS
 
@@ -39,6 +40,23 @@ class Label:
         if (self.from_queries is None) == (self.stored is None):
             raise ValueError("a label is either computed from queries or stored")
 
+    def computed(self, queries: Tensor, keys: Tensor, prefix_length: int, stop: int) -> Tensor:
+        """The label from the queries of a trace, shapes as `FromQueries`.
+
+        Raises UsageError where a user's own label fails or returns what is no importance.
+        """
+        assert self.from_queries is not None, "stored labels come with the trace"
+        what = f"label {getattr(self.from_queries, '__name__', self.from_queries)}"
+        with own_errors(self.from_queries, what):
+            importance = self.from_queries(queries, keys, prefix_length, stop)
+        if (shape := (*keys.shape[:2], prefix_length)) != tuple(importance.shape):
+            raise UsageError(f"{what} returned {tuple(importance.shape)}, expected {shape}")
+        if not _finite(importance) and _finite(queries) and _finite(keys):  # else: broken traces
+            raise UsageError(f"{what} returned NaN or infinity")
+        if bool((importance < 0).any()):
+            raise UsageError(f"{what} returned negative importance")
+        return importance
+
     def missing(self, plan: StorePlan) -> str | None:
         """Error message if a store of this plan lacks the label, with the remedy; else None."""
         if self.stored is not None:
@@ -53,6 +71,10 @@ class Label:
                 "point; use --label future_attention, or collect with kvp-collect --store qkv"
             )
         return "was collected without queries; collect with kvp-collect --store qkv"
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(tensor.isfinite().all())
 
 
 @cache

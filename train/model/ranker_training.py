@@ -32,6 +32,7 @@ from train.model.shared import clip_gradients
 from train.objectives.objective_batch import (
     Batch,
     learnable,
+    losses_of,
     mean_of_counted,
     objective_of,
     top_entropy,
@@ -111,7 +112,8 @@ class RankerTraining(pl.LightningModule):
         seeds = [
             noise_seed(self._seed, step, index) for index in workers.share(range(recipe.contexts))
         ]
-        losses, logged = self._objective(self._batch(contexts, scores, counted, seeds), recipe)
+        batch = self._batch(contexts, scores, counted, seeds)
+        losses, logged = losses_of(self._objective, batch, recipe)
         if len(losses) > len(counted[0]):
             losses = losses[self._heads]  # [A], without the padding
         entropy = torch.stack([top_entropy(score.detach()) for score in scores])  # [C, A]

@@ -11,6 +11,7 @@ from torch import Tensor
 from kvp.budgets import parse_budget_weights
 from kvp.errors import UsageError
 from kvp.metrics import has_signal
+from kvp.plugins import own_errors
 from kvp.reward import rank_coefficients
 from train.objectives import OBJECTIVES
 from train.recipe import Recipe
@@ -67,6 +68,20 @@ def objective_of(name: str) -> Objective:
     if not callable(objective):
         raise UsageError(f"--objective {name} is not a function")
     return objective
+
+
+def losses_of(
+    objective: Objective, batch: Batch, recipe: Recipe
+) -> tuple[Tensor, dict[str, float]]:
+    """Loss of every head and numbers for the log; UsageError where a user's own objective fails."""
+    what = f"--objective {recipe.objective}"
+    with own_errors(objective, what):
+        losses, logged = objective(batch, recipe)
+        heads = batch.counted.shape[1]
+        if losses.ndim != 1 or len(losses) < heads:
+            shape = tuple(losses.shape)
+            raise UsageError(f"{what} returned losses {shape}, expected one for each head: {heads}")
+    return losses, logged
 
 
 def learnable(importance: Tensor) -> Tensor:

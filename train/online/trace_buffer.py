@@ -177,11 +177,8 @@ class ModelTraces:
         queries, keys = trace.queries.to(self._device), trace.keys.to(self._device)
         computed: dict[Attention, Tensor] = {}
         for name, prefix_length, stop in needed:
-            from_queries = label_of(name).from_queries
-            assert from_queries is not None, "stored labels come with the trace"
-            computed[name, prefix_length, stop] = from_queries(
-                queries, keys, prefix_length, stop
-            ).cpu()
+            importance = label_of(name).computed(queries, keys, prefix_length, stop)
+            computed[name, prefix_length, stop] = importance.cpu()
         return computed
 
 

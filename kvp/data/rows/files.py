@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from kvp.errors import UsageError
+from kvp.plugins import is_object_name, module_exists
+from kvp.quiet_logs import quiet_logs
 
 TEXT_SUFFIXES = (".txt", ".md")
 """Files that are one running text."""
@@ -39,8 +41,12 @@ def read_rows(data: str, flag: str) -> Iterator[Row]:
     such data or it cannot be read at all.
     """
     path = Path(data)
+    if not data.strip():
+        raise UsageError(f"--{flag} is empty")
     if path.is_dir():
         yield from _folder(path, flag)
+    elif not path.exists() and _is_local(data):
+        raise UsageError(f"--{flag} {data}: no such file or folder")
     elif (reader := reader_of(path)) is not None:
         try:
             yield from reader(path)
@@ -132,7 +138,8 @@ def _parquet(path: Path) -> Iterator[Row]:
         rows = load_dataset(
             "parquet", data_files=glob.escape(str(path)), split="train", streaming=True
         )
-        yield from _numbered(rows, "row")
+        with quiet_logs():
+            yield from _numbered(rows, "row")
     except Exception as error:  # whatever pyarrow makes of a damaged file
         raise OSError(_first_line(error)) from error
 
@@ -167,12 +174,26 @@ def _saved(folder: Path, flag: str) -> Iterator[Row]:
         raise UsageError(f"--{flag} {folder}: cannot be read ({_first_line(error)})") from error
 
 
+def _is_local(data: str) -> bool:
+    """Whether a name can only be that of a file or folder, not of a data set of the hub."""
+    return (
+        reader_of(Path(data)) is not None or data.startswith((".", "/", "~")) or data.count("/") > 1
+    )
+
+
 def _hub(name: str, flag: str) -> Iterator[Row]:
     from datasets import load_dataset
 
+    if is_object_name(name) and module_exists(name):
+        raise UsageError(
+            f"--{flag} {name}: sources of your own are read by kvp-collect and kvp-train; here "
+            "write a task and give it by --tasks (docs/data.md)"
+        )
     base, _, configuration = name.partition(":")
     try:
-        yield from _parts(load_dataset(base, configuration or None))
+        with quiet_logs():
+            loaded = load_dataset(base, configuration or None)
+        yield from _parts(loaded)
     except Exception as error:  # whatever a hub, a cache or a foreign file format can raise
         raise UsageError(
             f"--{flag} {name}: not a file ({', '.join(KINDS)}), a folder of such files, a folder "

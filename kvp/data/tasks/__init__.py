@@ -21,12 +21,14 @@ from kvp.data.tasks.dialogue import CHAT, DialogueTask
 from kvp.data.tasks.rows import DATA, RowsTask
 from kvp.data.tasks.ruler import RulerTask
 from kvp.data.tasks.text import TEXT, TextTask
-from kvp.errors import KvpError, UsageError
+from kvp.errors import UsageError
 from kvp.plugins import (
     find_plugin,
     is_object_name,
     load_object,
     load_plugin,
+    name_meant,
+    own_errors,
     plugin_names,
     reason_of,
 )
@@ -93,8 +95,8 @@ def find_task(name: str) -> Task:
         return _checked(load_object(name, "tasks"), f"--tasks {name}")
     if (point := find_plugin(GROUP, name)) is not None:
         return _checked(load_plugin(point), f"--tasks {name}")
-    known = ", ".join((RULER, *TASKS, *plugin_names(GROUP)))
-    raise UsageError(f"--tasks: unknown task {name!r}; known are {known}, or package.module:Name")
+    meant = name_meant(name, (RULER, *TASKS, *plugin_names(GROUP)))
+    raise UsageError(f"--tasks: unknown task {name!r}{meant}")
 
 
 def build_samples(
@@ -108,17 +110,21 @@ def build_samples(
     task = find_task(name)
     if task.name in _BUILT_IN:
         return task.build(settings, tokenizer)
-    try:
+    with own_errors(task, f"--tasks {name}: its build"):
         built = task.build(settings, tokenizer)
-        samples = list(islice(iter(built), settings.count))
-    except (KeyboardInterrupt, KvpError):
-        raise
-    except BaseException as error:  # foreign code: SystemExit and all
-        raise UsageError(f"--tasks {name}: its build failed ({reason_of(error)})") from error
+        return listed_samples(built, settings.count, f"--tasks {name}: build")
+
+
+def listed_samples(made: Iterable[Sample], count: int, what: str) -> Source:
+    """The first `count` samples of what a user's own code returned or yields.
+
+    Raises UsageError, which begins with `what`, where one is no sample.
+    """
+    samples = list(islice(iter(made), count))
     for sample in samples:
         if not isinstance(sample, Sample):
-            raise UsageError(f"--tasks {name}: build made {sample!r:.60}, not a kvp.data Sample")
-    return Source(size=len(samples), make=samples.__getitem__, notes=getattr(built, "notes", ()))
+            raise UsageError(f"{what} made {sample!r:.60}, not a kvp.data Sample")
+    return Source(size=len(samples), make=samples.__getitem__, notes=getattr(made, "notes", ()))
 
 
 def expand_tasks(names: Sequence[str]) -> tuple[str, ...]:

@@ -100,6 +100,8 @@ class _Maker:
     @cached_property
     def _around(self) -> int:
         """Tokens of the chat template."""
-        # The question is not empty: running text would get no chat template.
-        empty = replace(blank_sample(self.settings, self.task, ""), question=" ")
+        # The question is not empty: running text would get no chat template. Some tokenizers have
+        # no token for a space.
+        question = " " if self.tokenizer.encode(" ", add_special_tokens=False) else "a"
+        empty = replace(blank_sample(self.settings, self.task, ""), question=question)
         return encode(empty, self.tokenizer).prompt_length - 1

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from kvp.hf.attention import grouped_attention
+from kvp.hf.attention import grouped_attention, is_eager, plain_attention
 from kvp.hf.cache.base import EMPTY, StoredLayer, source_entries
 from kvp.hf.cache.ragged import RaggedLayer, ragged_layer
 
@@ -81,10 +80,7 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
         self._gaps |= mask is not None
         self._position_storage[:, :, self._stored - tokens : self._stored] = new_positions[:, None]
         if not self.evicted:
-            attended, _ = sdpa_attention_forward(
-                module, query, self.keys, self.values, mask, **options
-            )
-            return attended
+            return plain_attention(module, query, self.keys, self.values, mask, **options)
         visible = None  # one new token sees every slot, unless some are empty
         if tokens > 1 or self._gaps:
             slots = self._position_storage[:, :, None, : self._stored]  # [B, H or 1, 1, S]
@@ -96,6 +92,7 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
             visible,
             scaling=options.get("scaling"),
             dropout=options.get("dropout", 0.0),
+            eager=is_eager(module),
         )
 
     def select(self, indices: Tensor) -> EvictingLayer | RaggedLayer:

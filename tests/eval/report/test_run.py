@@ -121,6 +121,9 @@ def test_headline_numbers_are_the_hand_computed_ones(page: Page) -> None:
     assert table["kvp minus best attention-free"][1].endswith(
         "|knorm|interval includes 0|both reach full"
     )
+    assert table["kvp"][0].split("|")[2] == "+75.0 over random"
+    assert table["knorm"][1].split("|")[2] == "+75.0 over random"
+    assert "over" not in table["random"][0] + table["full cache"][0]
     other = page.table("Accuracy, %, mean", BEST, "query_agnostic,")
     assert [cell.split("|")[0] for cell in other["kvp"]] == ["0.0", "0.0"]
 
@@ -154,7 +157,7 @@ def test_full_tables_show_every_setting(page: Page) -> None:
 
 
 def test_perplexity_area_and_timing_tables(page: Page) -> None:
-    losses = page.table("Perplexity", BEST)
+    losses = page.table("Perplexity", BEST, "no null was run")
     assert [cell.split("|")[0] for cell in losses["full cache"]] == ["2.72", "2.72"]
     assert [cell.split("|")[0] for cell in losses["knorm"]] == ["7.39", "4.48"]
     areas = page.table("Area under the cost curves")

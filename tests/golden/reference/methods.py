@@ -16,7 +16,8 @@ Array = np.ndarray
 Truth = Callable[[Inputs, int], Array]
 
 NOT_COMPUTED = {
-    "random": "drawn, not computed: tests/policies/test_random.py checks keys and repeatability",
+    name: f"drawn, not computed: tests/policies/test_{name}.py checks the draws"
+    for name in ("random", "random_pinned", "random_per_layer")
 }
 """Registered scorers without a formula to check, and why."""
 
@@ -61,6 +62,7 @@ GOLDEN: tuple[Golden, ...] = (
         lengths=(1, 3, 4, 5, 30),
         values=False,
     ),
+    Golden(spec="ring", truth=scorers.ring, lengths=_WIDE, values=False),
     Golden(spec="knorm", truth=scorers.knorm, lengths=_WIDE),
     Golden(spec="knorm:kvpress", truth=scorers.knorm, lengths=_WIDE),
     Golden(spec="keydiff:kvpress", truth=scorers.keydiff, lengths=(1, 3, 30, 90), atol=1e-6),

@@ -31,6 +31,18 @@ def streaming_llm(
     return scores
 
 
+def ring(inputs: Inputs, budget: int) -> Array:
+    """Slot t mod budget holds token t until it is overwritten: newest first, by simulation."""
+    batch, heads, tokens, _ = inputs.shape
+    slots = {}
+    for token in range(tokens):
+        slots[token % budget] = token
+    scores = np.full((batch, heads, tokens), -1.0)
+    for token in slots.values():
+        scores[..., token] = token
+    return scores
+
+
 def knorm(inputs: Inputs, budget: int) -> Array:
     """Minus the Euclidean norm of the key."""
     return -np.sqrt((inputs.keys.astype(np.float64) ** 2).sum(axis=-1))

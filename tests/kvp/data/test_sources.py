@@ -193,7 +193,7 @@ def test_essays_replace_the_prose(tmp_path: Path, tokenizer: PreTrainedTokenizer
         ("ruler", {"essays": "/no/such/file"}, "--essays /no/such/file"),
         ("ruler", {"length": 100}, "--length"),
         ("chat", {"length": 10}, "--length 10: the smallest chat already has"),
-        ("none.jsonl", {}, "--data none.jsonl: cannot be read"),
+        ("none.jsonl", {}, "--data none.jsonl: no such file or folder"),
     ],
 )
 def test_requests_that_cannot_work(

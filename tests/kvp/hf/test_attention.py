@@ -11,7 +11,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kvp.errors import ModelError
 from kvp.hf import EvictingCache
-from kvp.hf.attention import ATTENTION, grouped_attention, kvp_attention, kvp_attention_set
+from kvp.hf.attention import (
+    ATTENTION,
+    ATTENTIONS,
+    grouped_attention,
+    kvp_attention,
+    kvp_attention_set,
+)
 
 Prompt = Callable[..., Tensor]
 
@@ -57,6 +63,54 @@ def test_gradients_are_sdpas(qwen: PreTrainedModel, prompt: Prompt) -> None:
         gradients.append(torch.autograd.grad(loss, weight)[0])
     assert gradients[0].abs().max() > 0
     assert torch.equal(gradients[0], gradients[1])
+
+
+def test_eager_is_transformers_eager(model: PreTrainedModel, prompt: Prompt) -> None:
+    """Without a cache, with an ordinary one, and with an evicting one that keeps everything."""
+    ids = prompt(24, batch=2)
+    model.set_attn_implementation("eager")
+    stock = model(ids, use_cache=False).logits
+    model.set_attn_implementation(ATTENTIONS["eager"])
+    torch.testing.assert_close(model(ids, use_cache=False).logits, stock, rtol=0, atol=1e-6)
+    for cache in (DynamicCache(config=model.config), EvictingCache()):
+        first = model(ids[:, :15], past_key_values=cache).logits
+        rest = model(ids[:, 15:], past_key_values=cache).logits
+        parts = torch.cat([first, rest], dim=1)
+        torch.testing.assert_close(parts, stock, rtol=0, atol=2e-5)
+
+
+def test_eager_keeps_padding_out(model: PreTrainedModel, prompt: Prompt) -> None:
+    ids = prompt(24, batch=2)
+    padding = torch.ones_like(ids)
+    padding[0, :9] = 0
+    model.set_attn_implementation("eager")
+    stock = model(ids, attention_mask=padding, use_cache=False).logits
+    model.set_attn_implementation(ATTENTIONS["eager"])
+    own = model(ids, attention_mask=padding, use_cache=False).logits
+    torch.testing.assert_close(own[0, 9:], stock[0, 9:], rtol=0, atol=1e-5)
+    torch.testing.assert_close(own[1], stock[1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask_heads", [1, 2])
+def test_eager_products_are_the_fused_ones(mask_heads: int) -> None:
+    generator = torch.Generator().manual_seed(4)
+    query = torch.randn(2, 6, 3, 4, generator=generator)
+    keys, values = torch.randn(2, 2, 2, 5, 4, generator=generator)
+    visible = torch.rand(2, mask_heads, 3, 5, generator=generator) < 0.5
+    visible[0, 0, 0] = False  # a query that sees nothing
+    for mask in (visible, None):
+        fused, products = (
+            grouped_attention(query, keys, values, mask, scaling=0.3, eager=eager)
+            for eager in (False, True)
+        )
+        torch.testing.assert_close(products, fused, rtol=0, atol=1e-6)
+
+
+def test_an_open_block_leaves_eager_alone(qwen: PreTrainedModel) -> None:
+    qwen.set_attn_implementation(ATTENTIONS["eager"])
+    with kvp_attention_set(qwen):
+        assert qwen.config._attn_implementation == ATTENTIONS["eager"]
+    assert qwen.config._attn_implementation == ATTENTIONS["eager"]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -83,6 +83,13 @@ def test_a_folder_is_loaded_without_the_network(
     assert torch.equal(model(ids).logits, stock(ids).logits)
 
 
+def test_attention_is_chosen_by_name(folder: Path) -> None:
+    model, _ = load_model(str(folder), attention="eager")
+    assert model.config._attn_implementation == "kvp_eager"
+    with pytest.raises(UsageError, match="--attention flash is not one of sdpa, eager"):
+        load_model(str(folder), attention="flash")
+
+
 def test_the_bundled_model_is_loaded_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nano = pytest.importorskip("kvp.nano")
     monkeypatch.setattr(nano, "path", lambda: folder)

@@ -253,6 +253,7 @@ def test_traces_and_plans_that_do_not_fit_are_refused(
         ]:
             with pytest.raises((ValueError, StoreError), match=message):
                 writer.write(replace(trace, **changes))
+        writer.write(trace)
     with pytest.raises(StoreError, match=r"planned differently \(.*grid"):
         TraceWriter.create_or_resume(tmp_path / "store", replace(lean, grid=7), manifest)
     for settings in ({"store": "q"}, {"grid": 4}, {"store": "importance"}, {"grid_dtype": "int8"}):

@@ -36,6 +36,25 @@ def test_another_plan_is_refused(store: Path, plan: StorePlan, manifest: dict[st
     TraceWriter.create_or_resume(store, plan, manifest).close()
 
 
+def test_a_store_without_a_sequence_is_begun_anew(
+    tmp_path: Path, plan: StorePlan, manifest: dict[str, Any], make_trace: MakeTrace
+) -> None:
+    """Also where a writer was killed inside its first sequence."""
+    path = tmp_path / "store"
+    with TraceWriter.create_or_resume(path, plan, manifest) as writer:
+        writer.write(make_trace(plan, 0))
+    (path / "sequences" / "000000.json").unlink()
+    other, lean = {"identity": {"seed": 1}}, replace(plan, store="kv")
+    with TraceWriter.create_or_resume(path, lean, other) as writer:
+        assert writer.missing() == [0, 1, 2]
+        assert not (path / "q").exists()
+        assert not any((path / "k").glob("c.*"))
+        writer.write(replace(make_trace(plan, 0), queries=None))
+    assert TraceReader(path).plan == lean
+    with pytest.raises(StoreError, match="seed: 1 there, 0 here"):
+        TraceWriter.create_or_resume(path, plan, manifest)
+
+
 def test_create_refuses_what_it_did_not_make(
     tmp_path: Path, plan: StorePlan, manifest: dict[str, Any], store: Path
 ) -> None:

@@ -11,10 +11,15 @@ from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import TraceReader
 from policies.ranker_spec import RankerSpec
 from train.data.compression_points import CompressionPoint
-from train.data.contexts import ContextSource
+from train.data.contexts import Context, ContextSource
 from train.model.feature_statistics import feature_statistics
 
 POINT = CompressionPoint(sequence=1, prefix_length=40, stop=90)
+
+
+def read_alone(store: Path, point: CompressionPoint) -> Context:
+    """The context of a point from a source that has read nothing before."""
+    return ContextSource(TraceReader(store), memory_bytes=10**8).context(point)
 
 
 def test_a_context_is_the_stored_prefix_with_its_future_attention(store: Path) -> None:
@@ -83,13 +88,8 @@ def test_points_of_one_turn_read_their_sequence_once(
     source = ContextSource(reader, memory_bytes=memory_bytes)
     for sequence in (1, 4, 1):
         for tokens in (30, 40, 50):
-            context = source.context(
-                CompressionPoint(sequence=sequence, prefix_length=tokens, stop=90)
-            )
-            fresh = ContextSource(TraceReader(store), memory_bytes=10**8)
-            again = fresh.context(
-                CompressionPoint(sequence=sequence, prefix_length=tokens, stop=90)
-            )
+            point = CompressionPoint(sequence=sequence, prefix_length=tokens, stop=90)
+            context, again = source.context(point), read_alone(store, point)
             assert torch.equal(context.importance, again.importance)
             assert torch.equal(context.keys, again.keys)
     assert read == ([1, 4, 1] if memory_bytes == 1 else [1, 4])
@@ -105,13 +105,8 @@ def test_queries_stay_where_everything_fits(
     source = ContextSource(reader, memory_bytes=memory_bytes)
     for tokens in (30, 40, 50):
         for sequence in (1, 4):
-            context = source.context(
-                CompressionPoint(sequence=sequence, prefix_length=tokens, stop=90)
-            )
-            fresh = ContextSource(TraceReader(store), memory_bytes=10**8)
-            again = fresh.context(
-                CompressionPoint(sequence=sequence, prefix_length=tokens, stop=90)
-            )
+            point = CompressionPoint(sequence=sequence, prefix_length=tokens, stop=90)
+            context, again = source.context(point), read_alone(store, point)
             assert torch.equal(context.importance, again.importance)
     assert len(read) == reads
     assert source.used_bytes <= memory_bytes

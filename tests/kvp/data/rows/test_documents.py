@@ -166,7 +166,7 @@ def test_questions_and_their_answers(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_missing_or_empty(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="no such file or folder"):
         documents(str(tmp_path / "none.jsonl"))
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(UsageError, match="there is nothing in it"):

@@ -117,7 +117,7 @@ def test_a_task_of_an_entry_point(module: str, monkeypatch: pytest.MonkeyPatch) 
     points = EntryPoints([EntryPoint("back", f"{module}:Reversed", registry.GROUP)])
     monkeypatch.setattr("kvp.plugins.entry_points", lambda **by: points.select(**by))
     assert find_task("back").name == "reversed"
-    with pytest.raises(UsageError, match=r"unknown task 'forth'; known are .*, data, back, or"):
+    with pytest.raises(UsageError, match=r"unknown task 'forth'.*; use .*, data, back or"):
         find_task("forth")
 
 

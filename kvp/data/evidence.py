@@ -1,0 +1,49 @@
+"""Evidence: the tokens of a context that an answer has to be read from.
+
+They are the tokens that spell a reference answer wherever it stands in the context as a whole word:
+the values of RULER's needles, the names along its chains of variables, the words to be counted, the
+answer in a document. Answers that occur by chance (`yes`, `A`) have evidence that means nothing.
+"""
+
+from __future__ import annotations
+
+import re
+
+from transformers import PreTrainedTokenizerBase
+
+from kvp.data.encode import Encoded
+from kvp.data.sample import Sample
+
+
+def evidence_tokens(
+    sample: Sample, encoded: Encoded, tokenizer: PreTrainedTokenizerBase
+) -> tuple[int, ...]:
+    """Indices into `encoded.ids`, ascending.
+
+    Empty where no reference occurs, in chats and running text, and where the tokenizer does not say
+    which characters a token stands for.
+    """
+    words = "|".join(re.escape(answer.strip()) for answer in sample.references if answer.strip())
+    if not words or not sample.context or not getattr(tokenizer, "is_fast", False):
+        return ()
+    spans = [
+        found.span() for found in re.finditer(rf"(?i)(?<!\w)(?:{words})(?!\w)", sample.context)
+    ]
+    if not spans:
+        return ()
+    pieces = tokenizer(
+        sample.context,
+        add_special_tokens=False,
+        split_special_tokens=True,
+        return_offsets_mapping=True,
+        verbose=False,
+    )
+    ids, offsets = pieces["input_ids"], pieces["offset_mapping"]
+    start = encoded.context_length - len(ids)
+    if list(encoded.ids[max(start, 0) : encoded.context_length]) != list(ids):
+        return ()
+    return tuple(
+        start + token
+        for token, (low, high) in enumerate(offsets)
+        if any(low < stop and begin < high for begin, stop in spans)
+    )

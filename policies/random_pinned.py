@@ -1,0 +1,41 @@
+"""Random tokens per KV head, with the question always kept.
+
+Formula: score_i = 2 for tokens of the question, else that of `random`, u_i ~ U(0, 1) per KV head.
+After Random Attention (arXiv 2609.03430, equation 3), which pins the whole prompt and evicts from
+what the model generates; here the prompt is what is evicted from, so that its question is pinned:
+everything after the context, chat template and answer prefix included. Where a question has more
+tokens than the budget, its last ones stay. Compressed before the question is read, or outside
+kvp-eval, nothing is pinned and this is `random`. Default seed 0. Cost: negligible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from kvp.scoring import Needs, View
+from policies.random import Random
+
+PINNED = 2.0
+"""Score of a pinned token: above every draw."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomPinned(Random):
+    """Keep the question and random tokens of the context."""
+
+    method: ClassVar[str] = "random_pinned"
+
+    @property
+    def needs(self) -> Needs:
+        """Where the question begins."""
+        return Needs(question=True)
+
+    def score(self, view: View) -> Tensor:
+        """Uniform numbers, the question above all: [B, H, N] float32."""
+        scores = super().score(view)
+        tokens = scores.shape[-1]
+        scores[..., tokens - min(view.question, tokens) :] = PINNED
+        return scores

@@ -1,0 +1,116 @@
+"""The page of an audit, as Markdown: one results folder per attention backend, the main one first.
+
+    python recipes/audit/table.py RUN/sdpa RUN/eager
+
+Question seen and not seen, protected and unprotected each have their tables: scores against the
+best null, answers lost, evidence kept in each head (`kvp-report` computes and words them). The last
+tables say what another attention backend changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from eval.report import tables
+from eval.report.best_settings import Comparison, compare
+from eval.report.failures import Cells, cells_of, evidence_table, failure_table
+from eval.report.load import Results, load_results
+from eval.report.markdown import markdown
+from eval.report.page import Field, Table, commands
+from eval.report.schema import PROTOCOL_NAMES
+from eval.results.records import FULL, Record
+from eval.stats import paired_difference, per_prompt
+
+RESAMPLES = 2000
+PROTECTED = {True: "protected", False: "unprotected"}
+
+
+def page(folders: Sequence[Path]) -> Iterator[str]:
+    """Parts of the page in order."""
+    results = [load_results(folder) for folder in folders]
+    lines = [line for each in results for line in commands(each.manifest)]
+    yield "\n".join(["```", *dict.fromkeys(lines), "```", ""])
+    for protocol in results[0].protocols:
+        main = compare(results[0], "accuracy", protocol, validation=None, resamples=RESAMPLES)
+        if main is None:
+            continue
+        cells = cells_of(results[0], protocol)
+        every = tables.lines_of_all(main)
+        for protected, word in PROTECTED.items():
+            lines_of = [
+                line for line in every if line[2].protected == protected or line[2].method == FULL
+            ]
+            if len(lines_of) > 1:
+                yield f"## {PROTOCOL_NAMES[protocol]}; {word}\n"
+                yield from _tables(main, cells, lines_of)
+        for other in results[1:]:
+            what = f"{_backend(other)} instead of {_backend(results[0])}"
+            yield f"## {PROTOCOL_NAMES[protocol]}; {what}\n"
+            yield markdown(backends(results[0], other, main, every))
+
+
+def _tables(comparison: Comparison, cells: Cells, lines: Sequence[tables.Line]) -> Iterator[str]:
+    yield markdown(tables.some_settings(comparison, lines))
+    middle = comparison.budgets.specs[(len(comparison.budgets.specs) - 1) // 2]
+    for table in (
+        failure_table(cells, comparison, lines),
+        evidence_table(cells, comparison, middle, lines),
+    ):
+        if table is not None:
+            yield markdown(table)
+
+
+def backends(
+    main: Results, other: Results, comparison: Comparison, lines: Sequence[tables.Line]
+) -> Table:
+    """What another attention backend changes: points, paired by prompt, and answers that differ."""
+    before, after = (cells_of(results, comparison.protocol) for results in (main, other))
+    rows: list[Sequence[Field | str]] = []
+    for name, note, setting in lines:
+        specs = (None,) if setting.method == FULL else comparison.budgets.specs
+        fields = [
+            _changed(before.get(setting, {}).get(spec, ()), after.get(setting, {}).get(spec, ()))
+            for spec in specs
+        ]
+        if setting.method == FULL:
+            fields *= len(comparison.budgets.specs)
+        rows.append([Field(text=name, small=note), *fields])
+    return Table(
+        caption=f"Points by {_backend(other)} minus points by {_backend(main)} (95 % bootstrap "
+        "interval, paired by prompt; answers that are other words).",
+        header=("method", *tables.budget_names(comparison.budgets)),
+        rows=rows,
+    )
+
+
+def _changed(before: Sequence[Record], after: Sequence[Record]) -> Field:
+    said = {_answer(record): record["prediction"] for record in before}
+    both = [record for record in after if _answer(record) in said]
+    if not both:
+        return Field(text="–")
+    found = paired_difference(per_prompt(after), per_prompt(before), resamples=RESAMPLES)
+    changed = sum(said[_answer(record)] != record["prediction"] for record in both)
+    low, high = 100 * found.low, 100 * found.high
+    small = f"{low:+.1f} to {high:+.1f}\n{changed} of {len(both)} answers"
+    return Field(text=f"{100 * found.mean:+.1f}", small=small)
+
+
+def _answer(record: Record) -> tuple[str, str, str | None]:
+    return record["task"], record["example"], record["policy"]
+
+
+def _backend(results: Results) -> str:
+    return str(results.setting("attention") or "sdpa")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("results", type=Path, nargs="+")
+    print("\n".join(page(parser.parse_args().results)))
+
+
+if __name__ == "__main__":
+    main()

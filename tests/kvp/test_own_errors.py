@@ -1,0 +1,69 @@
+"""Errors of a user's own code are one line that names it and its place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvp.errors import UsageError
+from kvp.plugins import own_errors
+from kvp.reward import rank_coefficients
+from train.labels.label import Label
+from train.objectives.objective_batch import Batch, losses_of
+from train.recipe import PRESETS, Recipe
+
+
+def fails() -> None:
+    raise KeyError("oops")
+
+
+def test_own_code_is_named_and_that_of_kvp_keeps_its_error() -> None:
+    with (
+        pytest.raises(
+            UsageError, match=r"thing failed \(KeyError: 'oops'; test_own_errors.py line"
+        ),
+        own_errors(fails, "thing"),
+    ):
+        fails()
+    with pytest.raises(KeyError), own_errors(rank_coefficients, "thing"):
+        fails()
+    with pytest.raises(UsageError, match=r"failed .SystemExit: 3"), own_errors(fails, "thing"):
+        raise SystemExit(3)
+    with pytest.raises(KeyboardInterrupt), own_errors(fails, "thing"):
+        raise KeyboardInterrupt
+
+
+def test_labels_that_return_no_importance_are_refused() -> None:
+    queries, keys = torch.zeros(1, 2, 1, 6, 4), torch.zeros(1, 2, 6, 4)
+
+    def whole(queries: Tensor, keys: Tensor, prefix_length: int, stop: int) -> Tensor:
+        return keys[..., 0]
+
+    def negative(queries: Tensor, keys: Tensor, prefix_length: int, stop: int) -> Tensor:
+        return keys[..., :prefix_length, 0] - 1
+
+    def undefined(queries: Tensor, keys: Tensor, prefix_length: int, stop: int) -> Tensor:
+        return keys[..., :prefix_length, 0].log() * 0
+
+    with pytest.raises(UsageError, match="undefined returned NaN or infinity"):
+        Label(from_queries=undefined).computed(queries, keys, 3, 6)
+    with pytest.raises(UsageError, match=r"whole returned \(1, 2, 6\), expected \(1, 2, 3\)"):
+        Label(from_queries=whole).computed(queries, keys, 3, 6)
+    with pytest.raises(UsageError, match="negative returned negative importance"):
+        Label(from_queries=negative).computed(queries, keys, 3, 6)
+
+
+def test_objectives_that_return_no_losses_are_refused() -> None:
+    batch = Batch(
+        scores=[torch.zeros(2, 5)],
+        importances=[torch.ones(2, 5)],
+        counted=torch.ones(1, 2, dtype=torch.bool),
+        seeds=[0],
+    )
+
+    def total(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
+        return batch.scores[0].sum(), {}
+
+    with pytest.raises(UsageError, match=r"returned losses \(\), expected one for each head: 2"):
+        losses_of(total, batch, PRESETS["fourier"])

@@ -1,0 +1,51 @@
+"""Settings that a Python caller gives: wrong ones are one line, as on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvp
+from eval.config import EvalConfig
+from kvp.command_line import flags_of, python_value
+from kvp.errors import UsageError
+
+EVAL_FLAGS = {flag.name: flag for flag in flags_of(EvalConfig)}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "value"),
+    [
+        ("budgets", 64, "64"),
+        ("budgets", ["25%", 64], "25%,64"),
+        ("out", Path("runs") / "x", "runs/x"),
+        ("prompts", 3, 3),
+        ("methods", "full", "full"),
+    ],
+)
+def test_values_become_what_the_flag_has(name: str, given: object, value: object) -> None:
+    assert python_value(EVAL_FLAGS[name], given) == value
+
+
+def test_a_list_may_hold_objects() -> None:
+    scorer = object()
+    assert python_value(EVAL_FLAGS["methods"], ["full", scorer]) == ("full", scorer)
+
+
+@pytest.mark.parametrize(
+    ("program", "settings", "message"),
+    [
+        (kvp.train, {"traces": "x"}, "out= is missing"),
+        (kvp.train, {"traces": "x", "out": "y", "steps": "five"}, "--steps must be a whole number"),
+        (kvp.train, {"traces": "x", "out": "y", "label": max}, "give its name, 'package.module:N"),
+        (kvp.collect, {"out": "y", "data": max}, "data=<built-in function max> is an object"),
+        (kvp.evaluate, {"out": "y", "methods": "full", "taks": "vt"}, "did you mean tasks?"),
+    ],
+)
+def test_mistakes_are_one_line(program: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        program(**settings)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
