@@ -20,7 +20,7 @@ class TuneConfig(
     """What is written. A results folder with settings.json and settings.csv: new, empty, or one of
     the same configuration to resume or extend."""
     methods: str = "random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o"
-    """Methods, comma separated, as kvp-eval has them. What is written with a name is fixed
+    """Methods, comma separated. What is written with a name is fixed
     (`snapkv(kernel=7)+ada`), everything else is searched."""
     allocators: str = "uniform,pyramid,ada,global"
     """Allocators, comma separated, for every method that names none."""
@@ -34,8 +34,12 @@ class TuneConfig(
     prompts: int = 20
     """Prompts per task."""
     split: Literal["validation", "train"] = "validation"
+    """Which split of keys, values and haystack text (or rows) prompts come from."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {**EvalConfig.RENAMED}
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "continuation": "continuation_tokens",
+        "rows": "decode_batch",
+    }
     MINIMUMS: ClassVar[Mapping[str, float]] = {"settings_per_method": 2, "prompts": 1}
     MAXIMUMS: ClassVar[Mapping[str, float]] = {"prompts": 1_000_000}
 
