@@ -172,7 +172,8 @@ class TracedPrompt:
         self._future = [layer[None] for layer in future]  # per layer [1, H, N]
         self.importance = future.cpu().double()
         """[L, H, N] float64, future attention of every token."""
-        self._token_ids = torch.tensor([trace.record.token_ids[:prefix_length]], device=device)
+        seen = trace.record.token_ids[: prefix_length + self._stored.fed_again]
+        self._token_ids = torch.tensor([seen], device=device)
         self._model = model
         self._tokenizer = tokenizer
         self._inputs: dict[int | None, ScorerInputs | None] = {}

@@ -8,8 +8,8 @@ those of `model.generate(do_sample=False)` on the same cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import torch
@@ -18,7 +18,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.tasks import Prompt
 from kvp.allocation import EMPTY_SLOT
-from kvp.hf import EvictingCache, generation
+from kvp.hf import EvictingCache, Prefill, generation, prefill
+from kvp.scoring import Needs
 
 ResultT = TypeVar("ResultT")
 
@@ -36,6 +37,15 @@ class Prefix:
     """Per layer [1, H, N, D], after RoPE."""
     values: Sequence[Tensor]
     """Per layer [1, H, N, D]."""
+
+    @classmethod
+    def of(cls, prefill: Prefill) -> Prefix:
+        """What a cache may keep of a prefill: not the tokens that are fed again."""
+        tokens = prefill.tokens
+        return cls(
+            keys=[keys[:, :, :tokens] for keys in prefill.keys],
+            values=[values[:, :, :tokens] for values in prefill.values],
+        )
 
     @property
     def tokens(self) -> int:
@@ -85,6 +95,15 @@ class Decoder:
     """Maximum number of compressed caches decoded as one batch."""
     max_new_tokens: int | None = None
     """Maximum number of generated tokens; None for the number of each task."""
+
+    def prefill(
+        self, prompt: Prompt, protocol: str, needs: Needs | Iterable[Needs] = ()
+    ) -> Prefill:
+        """Run a prompt up to the boundary of a protocol, with the token that is fed again."""
+        again = prompt.fed_again(protocol)
+        ids = prompt.ids[None, : prompt.boundary(protocol) + again].to(self.model.device)
+        seen = prefill(self.model, ids, needs, tokenizer=self.tokenizer, fed_again=again)
+        return replace(seen, question=prompt.question_tokens(protocol))
 
     def answers(
         self, prompt: Prompt, prefix: Prefix, compressed: Sequence[Kept]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from eval.results.records import Record
 from eval.settings import Setting
 from eval.tasks import Prompt
 from kvp.budget_scores import ViewsAt, score_budgets
-from kvp.hf import Prefill, observe, prefill
+from kvp.hf import Prefill, observe
 from kvp.ops.future_attention import future_attention
 from kvp.ranking import Protection
 from kvp.scoring import ALL_QUERIES, Needs
@@ -39,7 +39,9 @@ class Prefilled:
     """A prompt run up to the boundary of a protocol."""
 
     prefill: Prefill
+    """What scorers see: the token that is fed again, too."""
     prefix: Prefix
+    """What caches are gathered from: not that token."""
 
     def views_at(self, needs: Needs, future: list[Tensor] | None) -> ViewsAt:
         """Views of all layers, with the inputs a method needs, as a function of the budget."""
@@ -49,14 +51,11 @@ class Prefilled:
 def run_prefix(
     bench: Bench, prompt: Prompt, protocol: str, methods: Iterable[Method] = ()
 ) -> Prefilled:
-    """Prefill the prefix of a prompt; record all queries and the inputs that the methods need."""
-    ids = prompt.ids.to(bench.model.device)
-    boundary = prompt.boundary(protocol)
+    """Prefill a prompt up to the boundary; record all queries and what the methods need."""
     needs = [Needs(queries=ALL_QUERIES)]
     needs += [method.scorer.needs for method in methods if method.scorer]
-    seen = prefill(bench.model, ids[None, :boundary], needs, tokenizer=bench.tokenizer)
-    seen = replace(seen, question=prompt.question_tokens(protocol))
-    return Prefilled(prefill=seen, prefix=Prefix(keys=seen.keys, values=seen.values))
+    seen = bench.prefill(prompt, protocol, needs)
+    return Prefilled(prefill=seen, prefix=Prefix.of(seen))
 
 
 def evaluate(
@@ -100,15 +99,16 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefilled) -> list[Tensor]:
     else:
         (answer,) = bench.answers(prompt, start.prefix, [all_kept(start.prefix)])
         reply = torch.tensor(answer.result)
-    fed = torch.cat([prompt.ids[start.prefix.tokens :], reply]).to(bench.model.device)
     seen = start.prefill.observation
     assert seen is not None, "a prompt that was just run has an observation"
+    rest = prompt.ids[seen.cache.get_seq_length() :]
+    fed = torch.cat([rest, reply]).to(bench.model.device)
     after = observe(bench.model, fed[None], cache=seen.cache, last_logits=True)
     result = []
     for keys, before, later in zip(after.keys, seen.queries, after.queries, strict=True):
-        queries = torch.cat([before, later], dim=2)  # [1, Q, N + F, D]
+        queries = torch.cat([before, later], dim=2)  # [1, Q, T, D], T tokens of prompt and reply
         heads = keys.shape[1]
-        grouped = queries.view(1, heads, -1, *queries.shape[2:])  # [1, H, G, N + F, D]
+        grouped = queries.view(1, heads, -1, *queries.shape[2:])  # [1, H, G, T, D]
         result.append(future_attention(grouped, keys, prefix_length=start.prefix.tokens))
     return result
 

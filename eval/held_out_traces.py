@@ -54,6 +54,11 @@ def boundary(record: SequenceRecord, protocol: str) -> int:
     return min(record.context_length, record.prompt_length - 1)
 
 
+def fed_again(record: SequenceRecord, prefix_length: int) -> int:
+    """Tokens after the prefix that scorers see, as in `eval.tasks.Prompt.fed_again`."""
+    return int(prefix_length == record.prompt_length - 1)
+
+
 def protocols_apart(protocols: Sequence[str], records: Sequence[SequenceRecord]) -> tuple[str, ...]:
     """Protocols to measure: of two with the same compression point, query_agnostic."""
     if all(boundary(record, "query_aware") == boundary(record, "query_agnostic")
@@ -63,15 +68,18 @@ def protocols_apart(protocols: Sequence[str], records: Sequence[SequenceRecord])
 
 
 def stored_prefill(trace: Trace, prefix_length: int, device: str = "cpu") -> Prefill:
-    """The first `prefix_length` tokens of a trace, as if the model had just run over them."""
+    """The prefill of a trace up to a boundary, as if the model had just run over it."""
+    again = fed_again(trace.record, prefix_length)
+    tokens = prefix_length + again
     keys, values = trace.keys.to(device), trace.values.to(device)  # [L, H, T, D]
     queries: tuple[Tensor, ...] = ()
     if trace.queries is not None:
-        stored = trace.queries.to(device)[..., :prefix_length, :]  # [L, H, G, N, D]
-        queries = tuple(layer.flatten(0, 1)[None] for layer in stored)  # [1, Q, N, D]
+        stored = trace.queries.to(device)[..., :tokens, :]  # [L, H, G, T, D]
+        queries = tuple(layer.flatten(0, 1)[None] for layer in stored)  # [1, Q, T, D]
     return Prefill(
-        keys=tuple(layer[None, :, :prefix_length] for layer in keys),
-        values=tuple(layer[None, :, :prefix_length] for layer in values),
+        keys=tuple(layer[None, :, :tokens] for layer in keys),
+        values=tuple(layer[None, :, :tokens] for layer in values),
         queries=queries,
+        fed_again=again,
         question=max(0, prefix_length - trace.record.context_length),
     )

@@ -124,7 +124,7 @@ def trace_settings(config: EvalConfig) -> TraceSettings:
 def cache_bytes(
     prepared: Prepared, *, bytes_per_number: int, decode_batch: int, new_tokens: int | None
 ) -> int:
-    """Largest memory that the caches of one prompt take: the prefix, its queries, and one batch.
+    """Largest memory that the caches of one prompt take: the prefill, its queries, and one batch.
 
     An estimate: activations and the memory of scorers are not in it.
     """
@@ -135,11 +135,12 @@ def cache_bytes(
     for prompt, protocol in prepared.work:
         cached = prompt.boundary(protocol)
         answer = len(prompt.encoded.reply_ids) if prompt.forced else new_tokens
+        seen = cached + prompt.fed_again(protocol)
         added = prompt.encoded.prompt_length - cached
         added += prompt.sample.max_new_tokens if answer is None else answer
         kept = sorted(
             min(setting.tokens(cached), cached) for setting in prepared.settings(prompt, protocol)
         )[-decode_batch:]
         batch = sum(tokens + added for tokens in kept)
-        largest = max(largest, (cached + batch) * per_token + cached * queries)
+        largest = max(largest, (seen + batch) * per_token + seen * queries)
     return largest

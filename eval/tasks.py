@@ -59,6 +59,14 @@ class Prompt:
             return self.encoded.prompt_length - 1
         return self.encoded.context_length
 
+    def fed_again(self, protocol: str) -> int:
+        """Tokens after the boundary that scorers see: 1 where it is all that is left, else 0.
+
+        A method that has read the whole prompt has the query of its last token; so it is prefilled,
+        and fed once more after the eviction, as the first token whose attention feels it.
+        """
+        return int(self.boundary(protocol) == self.encoded.prompt_length - 1)
+
     def question_tokens(self, protocol: str) -> int:
         """Cached tokens after the context when it is compressed: 0 if query_agnostic."""
         return max(0, self.boundary(protocol) - self.encoded.context_length)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ from eval.results.records import Record
 from eval.settings import Setting
 from eval.tasks import Prompt
 from kvp.budget_scores import score_budgets
-from kvp.hf import EvictingCache, Prefill, prefill
+from kvp.hf import EvictingCache, Prefill
 from kvp.hf.generation import next_logits
 from kvp.scoring import Needs
 from kvp.selection import select
@@ -80,7 +81,7 @@ def _time_prompt(
 ) -> list[Measures]:
     ids = prompt.ids.to(bench.model.device)
     boundary = prompt.boundary(protocol)
-    before = ids[None, :boundary]
+    before = ids[None, : boundary + prompt.fed_again(protocol)]
     prefills: dict[tuple[int, int | None], tuple[Prefill, float]] = {}
     future: list[Tensor] | None = None
     results = []
@@ -90,7 +91,7 @@ def _time_prompt(
             future = hindsight(bench, prompt, run_prefix(bench, prompt, protocol))
         recorded = needs.queries, needs.hidden_after
         if recorded not in prefills:
-            run = partial(prefill, bench.model, before, needs, tokenizer=bench.tokenizer)
+            run = partial(bench.prefill, prompt, protocol, needs)
             prefills[recorded] = _timed(bench, run)
         seen, prefill_seconds = prefills[recorded]
         evicting = partial(_evict, bench, seen, before, setting, future)
@@ -113,15 +114,15 @@ def _evict(
     bench: Bench, seen: Prefill, ids: Tensor, setting: Setting, future: list[Tensor] | None
 ) -> tuple[EvictingCache, Kept]:
     """Extra passes, scores, selection and gathering of one prompt; the full cache is gathered."""
-    prefix = Prefix(keys=seen.keys, values=seen.values)
+    prefix = Prefix.of(seen)
     budget = setting.tokens(prefix.tokens)
     scorer = setting.method.scorer
     kept = all_kept(prefix)
     if scorer is not None and (setting.method.self_sized or budget < prefix.tokens):
         assert seen.observation is not None, "the prompt was just run"
         # Anew for every setting, so that its time includes the extra passes that it needs.
-        fresh = Prefill.of(seen.observation, bench.model, ids, bench.tokenizer)
-        at = partial(fresh.views, scorer.needs, future=future)
+        fresh = Prefill.of(seen.observation, bench.model, ids, bench.tokenizer).inputs
+        at = partial(replace(seen, inputs=fresh).views, scorer.needs, future=future)
         (scored,) = score_budgets(scorer, at, [budget])
         indices = select(
             scored.scores, budget, setting.protection, setting.method.rule, sizes=scored.sizes

@@ -17,7 +17,7 @@ from kvp.plugins import own_errors
 from kvp.rope import Rope
 
 ALL_QUERIES = -1
-"""`Needs.queries` value of a method that reads the query of every cached token."""
+"""`Needs.queries` value of a method that reads the query of every token."""
 
 AUTO_GROUP = 0
 """`Needs.layer_group` value: groups of at most 8 layers, at least 4 groups."""
@@ -87,9 +87,10 @@ class HiddenStates:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """One layer's cache at the moment of compression, without padding.
+    """One layer's keys, values and queries at the moment of compression, without padding.
 
-    Batches with padding are scored one prompt at a time, so every token of a view is real.
+    Batches with padding are scored one prompt at a time, so every token of a view is real. N counts
+    all of them, also the `fed_again` last ones, which no cache keeps.
     """
 
     layer: int
@@ -102,6 +103,8 @@ class View:
     """[B, N] int64 true positions, ascending."""
     budget: int
     """Tokens per KV head to be kept, protected ones included (methods with windows adapt)."""
+    fed_again: int = 0
+    """Last tokens that are fed once more after the eviction; their scores are dropped."""
     queries: Tensor | None = None
     """[B, Q, W, D] queries after RoPE of the last W tokens, W = min(needs.queries, N)."""
     future: Tensor | None = None
@@ -115,11 +118,11 @@ class View:
     noise: Tensor | None = None
     """[B, H, N] float32 largest attention, over query group and random tokens."""
     question: int = 0
-    """Tokens of the question, the last ones of the cache; 0 where it is not cached, or unknown."""
+    """Tokens of the question, the last ones; 0 where it has not been read, or is unknown."""
     text: str | None = None
-    """Text of the last `needs.text` cached tokens (views that carry it have B = 1)."""
+    """Text of the last `needs.text` tokens (views that carry it have B = 1)."""
     text_class: str | None = None
-    """Class that `needs.classifier` gives the text of all cached tokens (B = 1, too)."""
+    """Class that `needs.classifier` gives the text of all tokens (B = 1, too)."""
 
 
 @runtime_checkable
@@ -154,10 +157,11 @@ class SelfSizing(Protocol):
 
 
 def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
-    """Score every layer of a model, in order: one [B, H, N] float32 tensor per layer.
+    """Score every layer of a model, in order: one [B, H, N - fed_again] float32 tensor per layer.
 
-    Layers of a group (`Needs.layer_group`) get the tensor of its first one. Raises UsageError when
-    a scorer returns another shape or NaN, or a user's own one fails.
+    Scorers score all N tokens of a view; the scores of those that are fed again are dropped here,
+    for every method alike. Layers of a group (`Needs.layer_group`) get the tensor of its first one.
+    Raises UsageError when a scorer returns another shape or NaN, or a user's own one fails.
     """
     layers = list(views)
     size = layers_per_group(len(layers), scorer.needs.layer_group)
@@ -175,7 +179,7 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
                 f"method {scorer.name} returned scores {tuple(scored.shape)} in layer {view.layer},"
                 f" expected {tuple(view.keys.shape[:3])} without NaN"
             )
-        scores.append(scored)
+        scores.append(scored[..., : scored.shape[-1] - view.fed_again])
     return scores
 
 

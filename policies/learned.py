@@ -68,7 +68,8 @@ class LearnedScorer:
         keys = view.keys.transpose(0, 1).reshape(heads, batch * tokens, width)
         values = view.values.transpose(0, 1).reshape(heads, batch * tokens, width)
         positions = view.positions.reshape(-1)
-        length = (view.positions[:, -1:] + 1).expand(batch, tokens).reshape(-1)
+        cached = view.positions[:, -1:] + 1 - view.fed_again  # the length rankers are trained with
+        length = cached.expand(batch, tokens).reshape(-1)
         blocks = [slice(start, start + BLOCK) for start in range(0, batch * tokens, BLOCK)]
         parts = [
             rankers(keys[:, b], values[:, b], positions[b], length[b], heads=of_layer)

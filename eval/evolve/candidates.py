@@ -19,7 +19,6 @@ from eval.evolve.search import Scheme, reply_score
 from eval.tasks import Prompt
 from kvp.allocation import apportion
 from kvp.budgets import Budget
-from kvp.hf import prefill
 from kvp.ranking import Protection
 from kvp.scoring import Scorer, score_layers
 from kvp.selection import Selection
@@ -111,7 +110,7 @@ class PromptSet:
         prompt, decoder = self.prompts[index], self._decoder
         if index in self._scored:
             scored = self._scored[index]
-            prefix = scored.prefix or self._prefill(prompt)
+            prefix = scored.prefix or Prefix.of(decoder.prefill(prompt, self._protocol))
         else:
             scored, prefix = self._score(index)
         heads = scored.scores.shape[1]
@@ -129,27 +128,17 @@ class PromptSet:
 
     def _score(self, index: int) -> tuple[ScoredPrompt, Prefix]:
         """Prefill with what the scorer reads, score every layer, keep what fits."""
-        ids = self._cached_ids(self.prompts[index])
-        decoder, needs = self._decoder, self._scorer.needs
-        seen = prefill(decoder.model, ids, needs, tokenizer=decoder.tokenizer)
+        needs = self._scorer.needs
+        seen = self._decoder.prefill(self.prompts[index], self._protocol, needs)
         budget = min(self._target.budget.tokens(seen.tokens), seen.tokens)
         scores = score_layers(self._scorer, seen.views(needs, budget))
-        prefix = Prefix(keys=seen.keys, values=seen.values)
+        prefix = Prefix.of(seen)
         size = sum(part.nbytes for part in (*seen.keys, *seen.values))
         fits = size <= self._free_bytes
         self._free_bytes -= size if fits else 0
         scored = ScoredPrompt(scores=torch.cat(scores), prefix=prefix if fits else None)
         self._scored[index] = scored
         return scored, prefix
-
-    def _prefill(self, prompt: Prompt) -> Prefix:
-        seen = prefill(self._decoder.model, self._cached_ids(prompt))
-        return Prefix(keys=seen.keys, values=seen.values)
-
-    def _cached_ids(self, prompt: Prompt) -> Tensor:
-        """Tokens before the boundary, [1, N]."""
-        boundary = prompt.boundary(self._protocol)
-        return prompt.ids[None, :boundary].to(self._decoder.model.device)
 
 
 def target_of(budget: Budget, protection: Protection, cached: Sequence[int]) -> tuple[Target, int]:

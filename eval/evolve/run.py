@@ -20,7 +20,14 @@ from eval.evolve.candidates import PromptSet, Target, target_of
 from eval.evolve.config import EvolveConfig
 from eval.evolve.print_budgets import print_budgets
 from eval.evolve.search import Elite, SearchPlan, layer_groups, search
-from eval.evolve.search_folder import JOURNAL, SEARCH, Generation, Journal, begin_search
+from eval.evolve.search_folder import (
+    JOURNAL,
+    SEARCH,
+    Generation,
+    Journal,
+    begin_search,
+    check_resumable,
+)
 from eval.results.folder import input_digests
 from eval.results.records import LEARNED
 from eval.stats import paired_difference
@@ -49,6 +56,7 @@ def run_search(config: EvolveConfig) -> None:
         if (folder.path / BUDGET_FILE).exists():
             say(f"{folder.path} is finished; nothing to do")
         else:
+            check_resumable(folder)
             _search(config, folder, identity)
         print_budgets(load_budgets(folder.path))
         name = folder.path / BUDGET_FILE

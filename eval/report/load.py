@@ -41,6 +41,12 @@ from kvp.metrics import METRICS_VERSION
 OLD_FIELDS: Mapping[str, Any] = {"allocator": UNIFORM}
 """Fields that records of format version 1 lack, with their values."""
 
+LAST_QUERY_UNSEEN = (
+    "Written by an earlier kvp-eval, whose methods did not see the query of a prompt's last token: "
+    "do not compare query_aware results with later ones."
+)
+"""Note on folders of format versions 1 and 2."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
@@ -91,10 +97,10 @@ def load_results(folder: Path) -> Results:
     if manifest.get("format") != FORMAT:
         raise ResultsError(f"{folder / MANIFEST} describes no results of kvp-eval")
     version = manifest.get("format_version")
-    if version not in (1, FORMAT_VERSION):
+    if version not in range(1, FORMAT_VERSION + 1):
         raise ResultsError(
             f"{folder / MANIFEST} has format_version {version!r}, this kvp-report reads "
-            f"1 and {FORMAT_VERSION}; use the kvp that wrote it"
+            f"1 to {FORMAT_VERSION}; use the kvp that wrote it"
         )
     if digest_json(manifest.get("identity")) != manifest.get("identity_digest"):
         raise ResultsError(f"{folder / MANIFEST} is damaged: its identity has another digest")
@@ -103,6 +109,8 @@ def load_results(folder: Path) -> Results:
     if (lost := lost_records(folder, manifest)) is not None:
         raise ResultsError(f"{lost}; run the same kvp-eval command again")
     notes: list[str] = list(manifest.get("notes", []))
+    if version in (1, 2):
+        notes.append(LAST_QUERY_UNSEEN)
     records = _checked_records(folder / ROWS, ROW_SCHEMA, notes)
     if not records:
         raise ResultsError(f"{folder / ROWS} holds no records yet; run kvp-eval first")

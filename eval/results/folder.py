@@ -29,8 +29,9 @@ from kvp.manifest import (
 from kvp.progress import say
 
 FORMAT = "kvp-results"
-FORMAT_VERSION = 2
-"""2 added `allocator` (1 knew `uniform` alone), `cache_bytes` in records, kept.jsonl."""
+FORMAT_VERSION = 3
+"""2 added `allocator` (1 knew `uniform` alone), `cache_bytes` in records, kept.jsonl. In 3 methods
+that see a whole prompt see the query of its last token, too."""
 
 MANIFEST = "manifest.json"
 ROWS = "rows.jsonl"
@@ -92,7 +93,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if manifest.get("format_version") != FORMAT_VERSION:
         raise ResultsError(
             f"{path} has format_version {manifest.get('format_version')!r}, this kvp-eval writes "
-            f"{FORMAT_VERSION}; choose another --out"
+            f"{FORMAT_VERSION}, where methods see the query of a prompt's last token; "
+            "choose another --out"
         )
     identity = manifest.get("identity")
     if digest_json(identity) != manifest.get("identity_digest") or not identity:

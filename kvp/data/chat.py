@@ -31,7 +31,8 @@ def pack(
 ) -> Iterator[tuple[Turn, ...]]:
     """Chats of at most `length` prompt tokens, filled with one exchange after the other.
 
-    A dialogue that does not fit to its end is cut there and its rest dropped. One whose first
+    A dialogue that does not fit to its end is cut there and its rest dropped; the next one goes on
+    in the same chat where that is below half of `length`, else opens a new one. One whose first
     exchange is too long for a chat of its own is left out: `too_long` gets its index and tokens.
     So is a chat of less than half of `length`, such as a last one: `too_short` gets its tokens.
     """
@@ -55,6 +56,8 @@ def pack(
                 break
             chat = longer
         else:
+            continue
+        if len(chat) > before and 2 * prompt_tokens(chat) < length:
             continue
         yield from finished()
         # A dialogue that has not begun in the chat just filled opens the next one.

@@ -32,6 +32,8 @@ class EvictionRule:
     protection: Protection
     allocator: Allocator | None = None
     """None: the same number of tokens in every head."""
+    fed_again: int = 0
+    """Last tokens of a prompt that scorers see and no cache keeps: they are fed once more."""
 
 
 def evict(
@@ -45,28 +47,54 @@ def evict(
 ) -> None:
     """Shrink `observation.cache` in place; a cache of which everything stays is left as it is.
 
-    `padding` are the columns of left padding of each prompt; `input_ids` [B, N] int64 include them
+    Arguments and errors are those of `kept_slots`; nothing of `rule` is fed again.
+    """
+    kept = kept_slots(
+        model, observation, rule, padding=padding, input_ids=input_ids, tokenizer=tokenizer
+    )
+    if kept is None:
+        return
+    cache = observation.cache
+    for index, layer in enumerate(cache.layers):
+        cache.layers[index] = layer.select(kept[index])
+
+
+def kept_slots(
+    model: PreTrainedModel,
+    observation: Observation,
+    rule: EvictionRule,
+    *,
+    padding: Sequence[int],
+    input_ids: Tensor | None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> list[Tensor] | None:
+    """Columns of an observed cache that stay, per layer [B, H, S] int64; None where all T do.
+
+    `padding` are the columns of left padding of each prompt; `input_ids` [B, T] int64 include them
     (None when the prompts were given as embeddings). Raises UsageError when an absolute budget is
     below the protected tokens, or when an allocator returns counts that cannot be kept; and as
     `ScorerInputs.for_needs`.
     """
-    cache, scorer = observation.cache, rule.scorer
-    seen = cache.get_seq_length()
-    lengths = [seen - pad for pad in padding]
+    scorer = rule.scorer
+    seen = observation.cache.get_seq_length()
+    lengths = [seen - rule.fed_again - pad for pad in padding]
     budgets = [kept_tokens(rule.budget, length, rule.protection) for length in lengths]
-    if rule.allocator is None and budgets == lengths:
-        return
+    if rule.allocator is None and budgets == [seen - pad for pad in padding]:
+        return None
     reads_text = scorer.needs.text > 0 or scorer.needs.classifier is not None
-    parts = unpadded(observation, padding, model, input_ids, tokenizer, one_by_one=reads_text)
+    parts = unpadded(
+        observation, padding, model, input_ids, tokenizer,
+        one_by_one=reads_text, fed_again=rule.fed_again,
+    )  # fmt: skip
     kept: list[Tensor] = []  # per prompt [L, H, S], counted with padding
     for batch, part in parts:
         pad = padding[batch.start]
         for tokens in _kept(part, budgets[batch.start], rule):
             kept.append(torch.where(tokens == EMPTY_SLOT, tokens, tokens + pad))
     if all(tokens.shape[-1] == seen and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
-        return
-    for index, layer in enumerate(cache.layers):
-        cache.layers[index] = layer.select(_stacked([tokens[index] for tokens in kept]))
+        return None
+    layers = range(len(observation.cache.layers))
+    return [_stacked([tokens[index] for tokens in kept]) for index in layers]
 
 
 def _kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[Tensor]:

@@ -2,13 +2,15 @@
 
 `evicting` wraps an unmodified `model.generate`; the cache is compressed right after the prefill, so
 the first new token still comes from full attention (as in the KVP paper). `prefill_and_evict`
-returns the compressed cache: the tokens that are fed next attend to the kept tokens only. New
-tokens are appended and never evicted. Left out: eviction during decoding.
+returns the compressed cache: the tokens that are fed next attend to the kept tokens only, also the
+last token of a prompt, which the method has seen before. New tokens are appended and never evicted.
+Left out: eviction during decoding.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,7 +21,7 @@ from kvp.errors import UsageError
 from kvp.hf.block import EvictingBlock
 from kvp.hf.cache import EvictingCache
 from kvp.hf.checks import check_model
-from kvp.hf.evict import EvictionRule, evict
+from kvp.hf.evict import EvictionRule, kept_slots
 from kvp.hf.identity import warn_of_another_model
 from kvp.hf.prefill import prefill
 from kvp.hf.wrappers import refuse_inside_block, unwrapped
@@ -37,32 +39,47 @@ def prefill_and_evict(
     *,
     allocator: Allocator | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    fed_again: int = 0,
 ) -> EvictingCache:
-    """Prefill `input_ids` [B, N] int64 (no padding) and keep `budget` tokens per KV head.
+    """Prefill `input_ids` [B, T] int64 (no padding) and keep `budget` tokens per KV head.
 
-    Leave out the tokens that you feed afterwards: pass `input_ids[:, :-1]` of a prompt. A budget
-    of N or more keeps the whole cache; without an allocator nothing is scored then. A
-    percentage keeps at least the protected tokens. `protection` defaults to the first 4 and the
-    last 16 tokens. An `allocator` splits the budget over layers and KV heads instead of giving each
-    head the same; `tokenizer` is for methods that repeat or read the prompt.
+    The cache has seen the first N = T - `fed_again` tokens; feed the rest afterwards. With a whole
+    prompt pass `fed_again=1`, so that the method sees the query of its last token; leave out what
+    the method is not to see, such as a question. A budget of N or more keeps all N tokens; without
+    an allocator nothing is scored then. A percentage keeps at least the protected tokens.
+    `protection` defaults to the first 4 and the last 16 of the N tokens. An `allocator` splits the
+    budget over layers and KV heads instead of giving each head the same; `tokenizer` is for methods
+    that repeat or read the prompt.
 
     Raises UsageError when an absolute budget is below the protected tokens, when the scorer needs
     the future or a tokenizer it was not given, for counts of an allocator that cannot be kept, and
-    inside an `evicting` block of the same model; ModelError for models kvp cannot evict from. Warns
-    when a learned policy was trained on another model.
+    where `fed_again` leaves no token, and inside an `evicting` block of the same model; ModelError
+    for models kvp cannot evict from. Warns when a learned policy was trained on another model.
     """
     model = unwrapped(model)
     refuse_inside_block(model)
-    rule = _rule(scorer, budget, protection, allocator)
+    rule = replace(_rule(scorer, budget, protection, allocator), fed_again=fed_again)
     check_model(model)
     warn_of_another_model(model, scorer)
     batch, tokens = input_ids.shape
-    kept = kept_tokens(rule.budget, tokens, rule.protection)
-    needs = scorer.needs if allocator is not None or kept < tokens else Needs()
+    if not 0 <= fed_again < tokens:
+        raise UsageError(f"fed_again must be 0 to {tokens - 1} of {tokens} tokens, got {fed_again}")
+    cached = tokens - fed_again
+    kept = kept_tokens(rule.budget, cached, rule.protection)
+    needs = scorer.needs if allocator is not None or kept < cached else Needs()
     seen = prefill(model, input_ids, needs, tokenizer=tokenizer).observation
     assert seen is not None
-    evict(model, seen, rule, padding=[0] * batch, input_ids=input_ids, tokenizer=tokenizer)
-    return seen.cache
+    slots = kept_slots(
+        model, seen, rule, padding=[0] * batch, input_ids=input_ids, tokenizer=tokenizer
+    )
+    if slots is None:
+        return seen.cache
+    return EvictingCache.select(
+        [keys[:, :, :cached] for keys in seen.keys],
+        [values[:, :, :cached] for values in seen.values],
+        slots,
+        seen=cached,
+    )
 
 
 def evicting(

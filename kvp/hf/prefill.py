@@ -2,6 +2,10 @@
 
 The one path from a model to scores: eviction, evaluation and calibration build a `Prefill` and
 iterate over `Prefill.views`. A `Prefill` holds no padding; `unpadded` splits a padded batch.
+
+Before a prompt is answered, its last token is fed again (`fed_again`), because its logits are to
+feel the eviction. Scorers still see it, above all its query: views hold every token of the prefill,
+and so do the statistics and extra passes behind them. It is not ranked, and no cache keeps it.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -20,20 +25,25 @@ from kvp.scoring import ALL_QUERIES, Needs, View
 
 @dataclass(frozen=True, kw_only=True)
 class Prefill:
-    """Keys, values and queries of prompts of one length, and further inputs of scorers."""
+    """Keys, values and queries of prompts of one length, and further inputs of scorers.
+
+    T = N + `fed_again` tokens, of which a cache may keep the first N.
+    """
 
     keys: Sequence[Tensor]
-    """Per layer [B, H, N, D], after RoPE."""
+    """Per layer [B, H, T, D], after RoPE."""
     values: Sequence[Tensor]
-    """Per layer [B, H, N, D]."""
+    """Per layer [B, H, T, D]."""
     queries: Sequence[Tensor] = ()
     """Per layer [B, Q, W, D], after RoPE, of the last W tokens; empty when none were recorded."""
     inputs: ScorerInputs | None = None
     """Inputs beyond keys, values and queries; None where no scorer reads them."""
     question: int = 0
-    """Last cached tokens that are the question; 0 where there are none, or it is unknown."""
+    """The last of the first N tokens that are the question; 0 where none are, or it is unknown."""
     observation: Observation | None = None
     """The forward pass this comes from, with logits and cache; None for stored tensors."""
+    fed_again: int = 0
+    """Last tokens that are fed once more after the eviction."""
 
     @classmethod
     def of(
@@ -42,8 +52,10 @@ class Prefill:
         model: PreTrainedModel,
         input_ids: Tensor | None,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        fed_again: int = 0,
     ) -> Prefill:
-        """Wrap an observation of `input_ids` [B, N] int64 (None for embeddings)."""
+        """Wrap an observation of `input_ids` [B, T] int64 (None for embeddings)."""
         keys, values = observation.keys, observation.values
         inputs = ScorerInputs(
             model, input_ids, keys, values, hidden=observation.hidden, tokenizer=tokenizer
@@ -54,19 +66,21 @@ class Prefill:
             queries=observation.queries,
             inputs=inputs,
             observation=observation,
+            fed_again=fed_again,
         )
 
     @property
     def tokens(self) -> int:
-        """Cached tokens, N."""
-        return self.keys[0].shape[2]
+        """Tokens that a cache may keep, N."""
+        return self.keys[0].shape[2] - self.fed_again
 
     def views(
         self, needs: Needs, budget: int, *, future: Sequence[Tensor] | None = None
     ) -> Iterator[View]:
         """Yield the view of every layer for a scorer with `needs` that keeps `budget` tokens.
 
-        `future` is per layer [B, H, N] float32 importance, for `needs.future`. Raises ValueError
+        `future` is per layer [B, H, N] float32 importance, for `needs.future`; tokens that are fed
+        again have none (0 in the view). Raises ValueError
         when fewer queries were recorded than the scorer reads, or when `future` or `inputs` is
         needed and missing; otherwise as `ScorerInputs.for_needs`.
         """
@@ -85,17 +99,26 @@ class Prefill:
                 values=values,
                 positions=torch.arange(tokens, device=keys.device).expand(batch, tokens),
                 budget=budget,
-                question=self.question if needs.question else 0,
+                fed_again=self.fed_again,
+                question=self._question(needs),
                 queries=self._recent_queries(index, needs),
-                future=future[index] if needs.future and future is not None else None,
+                future=self._future(future[index]) if needs.future and future is not None else None,
                 **vars(extras[index]),
             )
+
+    def _question(self, needs: Needs) -> int:
+        """The last tokens of a view that are the question, those that are fed again included."""
+        return self.question + self.fed_again if needs.question and self.question else 0
+
+    def _future(self, future: Tensor) -> Tensor:
+        """Future attention [B, H, N] of a layer, 0 for tokens that are fed again: [B, H, T]."""
+        return F.pad(future, (0, self.fed_again)) if self.fed_again else future
 
     def _recent_queries(self, layer: int, needs: Needs) -> Tensor | None:
         """[B, Q, W, D]: the last queries of a layer that a scorer with `needs` reads."""
         if needs.queries == 0:
             return None
-        tokens = self.tokens
+        tokens = self.keys[layer].shape[2]
         window = tokens if needs.queries == ALL_QUERIES else min(needs.queries, tokens)
         recorded = self.queries[layer].shape[2] if self.queries else 0
         if recorded < window:
@@ -109,11 +132,13 @@ def prefill(
     needs: Needs | Iterable[Needs] = (),
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    fed_again: int = 0,
 ) -> Prefill:
-    """Run the model once over `input_ids` [B, N] int64 (no padding) and record what `needs` lists.
+    """Run the model once over `input_ids` [B, T] int64 (no padding) and record what `needs` lists.
 
-    `needs` are those of one scorer, or of all scorers that will read the result. Raises as
-    `observe`, and ModelError for a model whose hidden states cannot be recorded.
+    `needs` are those of one scorer, or of all scorers that will read the result; `fed_again` of the
+    tokens are fed once more after the eviction. Raises as `observe`, and ModelError for a model
+    whose hidden states cannot be recorded.
     """
     all_needs = (needs,) if isinstance(needs, Needs) else tuple(needs)
     observation = observe(
@@ -123,7 +148,7 @@ def prefill(
         last_logits=True,
         hidden_after=recorded_hidden(all_needs),
     )
-    return Prefill.of(observation, model, input_ids, tokenizer)
+    return Prefill.of(observation, model, input_ids, tokenizer, fed_again=fed_again)
 
 
 def recorded_queries(needs: Iterable[Needs]) -> int:
@@ -145,6 +170,7 @@ def unpadded(
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     one_by_one: bool = False,
+    fed_again: int = 0,
 ) -> list[tuple[slice, Prefill]]:
     """Split an observed batch into parts of the batch without padding.
 
@@ -166,5 +192,6 @@ def unpadded(
             hidden=None if hidden is None else hidden.batch(batch),
         )
         ids = None if input_ids is None else input_ids[batch, pad:]
-        parts.append((batch, Prefill.of(part, model, ids, tokenizer)))
+        prefilled = Prefill.of(part, model, ids, tokenizer, fed_again=fed_again)
+        parts.append((batch, prefilled))
     return parts

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import eval.cost_curves
 from eval.attention_recall import attention_recall
 from eval.config import EvalConfig
 from eval.cost_curves import TracedPrompt, measure_traces
@@ -148,6 +149,39 @@ def test_records_average_held_out_sequences_of_both_protocols(tmp_path: Path) ->
 def test_boundaries_are_those_of_the_protocols() -> None:
     record = _trace(0).record
     assert (boundary(record, "query_aware"), boundary(record, "query_agnostic")) == (32, 24)
+
+
+@pytest.mark.parametrize(("prefix", "last"), [(32, 32), (24, 23)])
+def test_traces_show_the_last_query_of_the_prompt(prefix: int, last: int) -> None:
+    """Query-aware the scorers see 33 tokens and rank 32; at the end of the context, they see 24."""
+    trace, (tova,) = _trace(0), build_methods(["tova"])
+    (scored,) = TracedPrompt(trace, prefix).scored(tova, [8])
+    assert trace.queries is not None
+    for layer in range(2):
+        queries = trace.queries[layer, :, :, last].double()  # [H, G, D]
+        logits = torch.einsum("hgd,hnd->hgn", queries, trace.keys[layer, :, : last + 1].double())
+        expected = (logits / 8**0.5).softmax(-1).mean((0, 1))[:prefix]
+        for head in range(2):
+            assert torch.allclose(scored.scores[layer, head].double(), expected, atol=1e-5)
+
+
+def test_what_the_model_adds_to_traces_is_of_the_whole_prompt(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = load_model(str(tiny_folder))
+    seen: list[int] = []
+    run = eval.cost_curves.prefill
+    monkeypatch.setattr(
+        eval.cost_curves, "prefill",
+        lambda model, ids, *rest, **options: seen.append(ids.shape[1])
+        or run(model, ids, *rest, **options),
+    )  # fmt: skip
+    (method,) = build_methods(["expected_attention"])
+    for prefix in (32, 24):
+        prompt = TracedPrompt(_trace(0), prefix, model=model, tokenizer=tokenizer)
+        (scored,) = prompt.scored(method, [8])
+        assert scored.scores.shape == (2, 2, prefix)
+    assert seen == [33, 24]
 
 
 def test_stores_that_cannot_give_curves_are_refused(tmp_path: Path) -> None:

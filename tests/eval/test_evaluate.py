@@ -77,13 +77,13 @@ def test_answers_are_those_of_each_method_alone(
     records = evaluate(bench, prompt, protocol, settings)
     assert len(records) == len(settings)
     ids = prompt.ids[None]
-    boundary = prompt.boundary(protocol)
+    boundary, fed_again = prompt.boundary(protocol), prompt.fed_again(protocol)
     predictions = set()
     uneven = 0
     for record in records:
         cache = prefill_and_evict(
             bench.model,
-            ids[:, :boundary],
+            ids[:, : boundary + fed_again],
             make_scorer(record["method"]),
             record["budget"] or 40,
             SAFE if record["protected"] else UNPROTECTED,
@@ -91,6 +91,7 @@ def test_answers_are_those_of_each_method_alone(
             if record["allocator"] == "uniform"
             else make_allocator(record["allocator"]),
             tokenizer=bench.tokenizer,
+            fed_again=fed_again,
         )
         assert record["cache_bytes"] == cache.nbytes, record["method"]
         bytes_per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, channels, float32
@@ -204,14 +205,15 @@ def test_a_budget_of_the_whole_cache_changes_nothing(
     assert nothing_left_out["kept_tokens"] == record["kept_tokens"]
 
 
+@pytest.mark.parametrize("protocol", ["query_aware", "query_agnostic"])
 @pytest.mark.parametrize("task", ["niah_single_1", "chat"])
 def test_hindsight_is_the_attention_the_future_pays(
-    bench: Bench, prompts: dict[str, Prompt], task: str
+    bench: Bench, prompts: dict[str, Prompt], task: str, protocol: str
 ) -> None:
     """Against the attention weights of the eager attention of transformers over the whole text."""
     prompt = prompts[task]
-    start = run_prefix(bench, prompt, "query_agnostic")
-    point = prompt.boundary("query_agnostic")
+    start = run_prefix(bench, prompt, protocol)
+    point = prompt.boundary(protocol)
     future = hindsight(bench, prompt, start)
     if task == "chat":
         text = torch.cat([prompt.ids, prompt.reply])[None]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -48,6 +49,18 @@ def test_a_method_that_reads_the_budget_is_scored_for_each() -> None:
     assert scorer.calls == [0, 1, 0, 1]
     assert [scored.budgets for scored in results] == [(2,), (4,)]
     assert torch.equal(results[1].scores, 2 * results[0].scores)
+
+
+def test_scores_of_tokens_that_are_fed_again_are_dropped() -> None:
+    def fed_again(budget: int) -> Iterator[View]:
+        return (replace(view, fed_again=2) for view in _views_at(budget))
+
+    for group in (1, 2):
+        scorer = _ByNorm(reads_budget=True, layer_group=group)
+        whole = score_budgets(scorer, _views_at, [2, 4])
+        dropped = score_budgets(scorer, fed_again, [2, 4])
+        for part, all_of_it in zip(dropped, whole, strict=True):
+            assert torch.equal(part.scores, all_of_it.scores[..., :4])
 
 
 def test_layers_that_share_are_scored_once_per_group() -> None:

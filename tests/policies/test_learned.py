@@ -57,6 +57,26 @@ def test_true_positions_count_not_indices(policy: LearnedScorer, make_view: Make
     torch.testing.assert_close(scores[1], expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("frequencies", [(), (1.0, 0.3, 0.1, 0.03)])
+def test_a_token_that_is_fed_again_changes_no_score(
+    make_view: MakeView, frequencies: tuple[float, ...]
+) -> None:
+    """Positions count from the end of the cache, as in training, not from the end of the view."""
+    spec = RankerSpec(head_dim=8, hidden=12, max_positions=64, key_frequencies=frequencies)
+    rankers = HeadRankers(spec, GEOMETRY.total_kv_heads, torch.Generator().manual_seed(0))
+    policy = LearnedScorer(rankers=rankers, geometry=GEOMETRY)
+    whole = make_view(tokens=20, layer=1)
+    cached = replace(
+        whole,
+        keys=whole.keys[:, :, :19],
+        values=whole.values[:, :, :19],
+        positions=whole.positions[:, :19],
+    )
+    scores = policy.score(replace(whole, fed_again=1))[..., :19]
+    torch.testing.assert_close(scores, policy.score(cached), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(policy.score(whole)[..., :19], scores, rtol=1e-5, atol=1e-5)
+
+
 def test_long_caches_are_scored_in_blocks(
     policy: LearnedScorer, make_view: MakeView, monkeypatch: pytest.MonkeyPatch
 ) -> None:

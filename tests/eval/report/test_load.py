@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from eval.report.cli import main
-from eval.report.load import load_results
+from eval.report.load import LAST_QUERY_UNSEEN, load_results
 from kvp.errors import ResultsError
 from kvp.metrics import METRICS_VERSION
 
@@ -37,7 +37,9 @@ def test_folders_of_version_1_are_read_as_uniform(tmp_path: Path, write_results:
     for record in records:
         del record["allocator"]
     (folder / "rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert load_results(folder).records == now.records
+    earlier = load_results(folder)
+    assert earlier.records == now.records
+    assert (earlier.notes, now.notes) == ((LAST_QUERY_UNSEEN,), ())
 
 
 def test_missing_parts_are_empty(tmp_path: Path, write_results: Write) -> None:
@@ -89,7 +91,7 @@ def _broken_tokens(folder: Path) -> None:
         (_change_record(score=1.5), "rows.jsonl line 3 is damaged: 'score'"),
         (_change_record(protected="yes"), "rows.jsonl line 3 is damaged: 'protected'"),
         (_change_record(nll=float("nan")), "rows.jsonl line 3 is damaged: 'nll'"),
-        (_change_manifest(format_version=3), "has format_version 3"),
+        (_change_manifest(format_version=4), "has format_version 4"),
         (_change_manifest(format="kvp-traces"), "describes no results"),
         (_change_manifest(identity={"model": "other"}), "its identity has another digest"),
         (_no_records, "holds no records yet"),

@@ -119,11 +119,11 @@ def test_folders_that_hold_no_results_are_left_alone(tmp_path: Path) -> None:
     (results / "manifest.json").write_text("{}")
     with pytest.raises(ResultsError, match=r"manifest\.json does not belong to a results folder"):
         open_folder(config, {})
-    (results / "manifest.json").write_text('{"format": "kvp-results", "format_version": 2}')
+    (results / "manifest.json").write_text('{"format": "kvp-results", "format_version": 3}')
     with pytest.raises(ResultsError, match=r"manifest\.json is damaged"):
         open_folder(config, {})
     (results / "manifest.json").write_text('{"format": "kvp-results", "format_version": 1}')
-    with pytest.raises(ResultsError, match="has format_version 1, this kvp-eval writes 2"):
+    with pytest.raises(ResultsError, match="has format_version 1, this kvp-eval writes 3"):
         open_folder(config, {})
     with pytest.raises(ResultsError, match="is a file"):
         open_folder(replace(config, out=str(results / "letter.txt")), {})

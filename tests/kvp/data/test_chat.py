@@ -75,3 +75,12 @@ def test_a_generated_chat_fills_its_length() -> None:
         chat = generated_chat(seed=4, split="test", prompt_tokens=words, length=length)
         assert length - 60 <= words(chat) <= length
     assert len(generated_chat(seed=4, split="test", prompt_tokens=words, length=1)) == 2
+
+
+def test_a_thread_cut_below_half_of_the_length_is_followed_by_the_next() -> None:
+    """The first exchanges fill the chat; each long second one would not have fitted."""
+    threads = [[*thread(name, 1), *thread(f"{name}long", 1, size=20)] for name in "abcd"]
+    short: list[int] = []
+    chats = list(pack(threads, words, 25, too_short=short.append))
+    assert [names(chat) for chat in chats] == [["a0", "b0"], ["c0", "d0"]]
+    assert short == []

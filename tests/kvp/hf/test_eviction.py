@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from kvp.errors import UsageError
 from kvp.hf import EvictingCache, evicting, prefill_and_evict
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import Needs
+from policies import make_allocator
 
 Prompt = Callable[..., Tensor]
 
@@ -35,6 +37,56 @@ def test_prefill_and_evict_then_generate(
         answer = generate(model, ids, 9, past_key_values=cache).sequences[0, 40:].tolist()
     assert calls == [(1, [[position]]) for position in range(39, 48)]
     assert answer == masked_greedy(model, ids, 39, kept, 9)
+
+
+@pytest.mark.parametrize("allocated", [False, True])
+def test_the_last_token_is_scored_and_fed_again(
+    model: PreTrainedModel,
+    prompt: Prompt,
+    fixed: Any,
+    masked_greedy: Any,
+    generate: Any,
+    watched: Any,
+    *,
+    allocated: bool,
+) -> None:
+    """All 40 tokens are scored, 39 are ranked, and the last one is fed at its own position."""
+    ids = prompt(40)
+    scorer, ranked = fixed(40), fixed(39)
+    scorer.scores[..., 39] = 2.0  # the best of all, and yet not kept
+    ranked.scores = scorer.scores[..., :39]
+    allocator = make_allocator("uniform") if allocated else None
+    cache = prefill_and_evict(model, ids, scorer, 22, allocator=allocator, fed_again=1)
+    kept = ranked.kept(22)
+    assert [layer.positions[0].tolist() for layer in cache.layers] == kept
+    assert cache.get_seq_length() == 39
+    assert cache.nbytes == sum(2 * 22 * layer.keys.shape[-1] * 4 * 2 for layer in cache.layers)
+    with watched(model) as calls:
+        answer = generate(model, ids, 9, past_key_values=cache).sequences[0, 40:].tolist()
+    assert calls == [(1, [[position]]) for position in range(39, 48)]
+    assert answer == masked_greedy(model, ids, 39, kept, 9)
+
+
+@pytest.mark.parametrize("allocated", [False, True])
+def test_with_everything_kept_feeding_again_changes_nothing(
+    model: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any, *, allocated: bool
+) -> None:
+    ids = prompt(40)
+    plain = generate(model, ids, 8, output_logits=True)
+    allocator = make_allocator("uniform") if allocated else None
+    cache = prefill_and_evict(model, ids, fixed(40), 39, allocator=allocator, fed_again=1)
+    assert cache.layers[0].positions[0].tolist() == [list(range(39))] * 2
+    fed = plain.sequences[:, 39:-1]
+    logits = model(input_ids=fed, past_key_values=cache).logits[0]
+    assert (logits - torch.cat(plain.logits)).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("fed_again", [-1, 5])
+def test_feeding_everything_again_is_refused(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, fed_again: int
+) -> None:
+    with pytest.raises(UsageError, match=f"fed_again must be 0 to 4 of 5 tokens, got {fed_again}"):
+        prefill_and_evict(qwen, prompt(5), fixed(5), 2, UNPROTECTED, fed_again=fed_again)
 
 
 def test_several_tokens_after_the_boundary(
@@ -229,7 +281,7 @@ def test_everything_is_given_back(
             generate(qwen, prompt(30), 4, **options)
 
     run(fixed(30))
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(UsageError, match="method failing"):
         run(Failing(), past_key_values=cache)
     assert cache.recorder is None
     assert dict(vars(qwen.config)) == before

@@ -35,6 +35,31 @@ def test_views_carry_what_was_declared(seen: Prefill) -> None:
     assert bare.future is None
 
 
+def test_views_hold_the_token_that_is_fed_again(qwen: PreTrainedModel, prompt: Prompt) -> None:
+    ids, needs = prompt(12), Needs(queries=3, future=True, hidden_after=2)
+    whole = prefill(qwen, ids, needs)
+    seen = prefill(qwen, ids, needs, fed_again=1)
+    assert (whole.tokens, seen.tokens) == (12, 11)
+    future = [torch.rand(1, 2, 11) for _ in range(3)]
+    for view, (index, other) in zip(
+        seen.views(needs, 7, future=future),
+        enumerate(whole.views(Needs(queries=3, hidden_after=2), 7)),
+        strict=True,
+    ):
+        assert torch.equal(view.keys, other.keys)
+        assert torch.equal(view.positions, other.positions)
+        assert view.queries is not None
+        assert other.queries is not None
+        assert torch.equal(view.queries, other.queries)
+        assert view.hidden is not None
+        assert other.hidden is not None
+        assert torch.equal(view.hidden.mean, other.hidden.mean)
+        assert view.future is not None
+        assert torch.equal(view.future[..., :11], future[index])
+        assert view.future[..., 11].tolist() == [[0.0, 0.0]]
+        assert (view.fed_again, other.fed_again) == (1, 0)
+
+
 def test_views_refuse_what_was_not_observed(seen: Prefill) -> None:
     with pytest.raises(ValueError, match="12 queries are needed, 5"):
         next(iter(seen.views(Needs(queries=ALL_QUERIES), 7)))

@@ -1,0 +1,195 @@
+"""The query of a prompt's last token is seen by every method, and that token is fed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from eval.config import EvalConfig
+from eval.decode import Kept
+from eval.evaluate import Bench, evaluate, keep, run_prefix
+from eval.evolve.candidates import PromptSet, target_of
+from eval.methods import Method, build_methods
+from eval.settings import Setting
+from eval.tasks import Prompt, load_all, prompt_request
+from eval.timing import timing_records
+from kvp.budgets import parse_budget
+from kvp.config_groups import split_list
+from kvp.hf import load_model
+from kvp.ranking import UNPROTECTED, Protection
+from kvp.scoring import ALL_QUERIES, Needs, View
+
+BOTH = ["query_aware", "query_agnostic"]
+HEURISTICS = "random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,expected_attention,kvzip"
+
+
+@pytest.fixture(scope="module")
+def bench(tiny_folder: Path) -> Bench:
+    model, tokenizer = load_model(str(tiny_folder))
+    return Bench(
+        model=model, tokenizer=tokenizer, name=str(tiny_folder), split="test", length=200, seed=0,
+        decode_batch=256, max_new_tokens=8,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def prompts(bench: Bench, tiny_folder: Path) -> list[Prompt]:
+    config = EvalConfig(
+        out="unused", model=str(tiny_folder), tasks="niah_single_1", prompts=3, length=200
+    )
+    return load_all(prompt_request(config, count=3, seed=0), bench.tokenizer)[0]
+
+
+def _setting(method: Method, budget: str, protection: Protection = UNPROTECTED) -> Setting:
+    return Setting(
+        method=method, budget=parse_budget(budget), protected=protection.tokens > 0,
+        protection=protection,
+    )  # fmt: skip
+
+
+def _kept(bench: Bench, prompt: Prompt, protocol: str, setting: Setting) -> Kept:
+    start = run_prefix(bench, prompt, protocol, [setting.method])
+    ((_, kept),) = keep(start, [setting], None)
+    return kept
+
+
+def _attention(bench: Bench, prompt: Prompt) -> list[Tensor]:
+    """Attention weights of the whole prompt by transformers' eager attention: [Q, T, T]."""
+    bench.model.set_attn_implementation("eager")
+    try:
+        output = bench.model(input_ids=prompt.ids[None], output_attentions=True)
+    finally:
+        bench.model.set_attn_implementation("kvp")
+    return [weights[0] for weights in output.attentions]
+
+
+def _best(scores: Tensor, budget: int) -> list[int]:
+    """Indices of the largest scores, the newer of equal ones."""
+    order = sorted(range(len(scores)), key=lambda token: (-float(scores[token]), -token))
+    return sorted(order[:budget])
+
+
+def _of_tova(weights: Tensor, head: int) -> Tensor:
+    """The last query's attention, averaged over all query heads of the layer: [T]."""
+    return weights[:, -1].mean(0)
+
+
+def _of_snapkv(weights: Tensor, head: int) -> Tensor:
+    """Attention of the last 8 queries of the group, mean, pooled over 5 tokens; then the 8: [T]."""
+    window, group = 8, weights[2 * head : 2 * head + 2]
+    tokens = weights.shape[-1]
+    votes = group[:, -window:, : tokens - window].mean(1)  # [G, T - 8]
+    pooled = torch.stack(
+        [votes[:, max(token - 2, 0) : token + 3].amax(1) for token in range(tokens - window)], 1
+    )
+    return torch.cat([pooled.mean(0), torch.full((window,), 2.0)])
+
+
+@pytest.mark.parametrize(
+    ("spec", "scores_of"), [("tova", _of_tova), ("snapkv(window=8)", _of_snapkv)]
+)
+def test_the_last_token_votes_for_what_is_kept(
+    bench: Bench, prompts: list[Prompt], spec: str, scores_of: Callable[[Tensor, int], Tensor]
+) -> None:
+    """Against the attention of transformers over the whole prompt: its last row is the vote."""
+    prompt, budget = prompts[0], 40
+    (method,) = build_methods([spec])
+    kept = _kept(bench, prompt, "query_aware", _setting(method, str(budget)))
+    last = len(prompt.ids) - 1
+    for layer, weights in enumerate(_attention(bench, prompt)):
+        for head in range(2):
+            expected = _best(scores_of(weights, head)[:last], budget)
+            assert kept.indices[layer, head].tolist() == expected
+            earlier = _best(scores_of(weights[:, :last, :last], head), budget)
+            assert expected != earlier, "one query less keeps other tokens"
+
+
+class _Recording:
+    """Reads all queries and where the question is; keeps the views that it scored."""
+
+    needs = Needs(queries=ALL_QUERIES, question=True)
+    name = "recording"
+
+    def __init__(self) -> None:
+        self.views: list[View] = []
+
+    def score(self, view: View) -> Tensor:
+        self.views.append(view)
+        return torch.rand(view.keys.shape[:3])
+
+
+@pytest.mark.parametrize("protocol", BOTH)
+def test_every_program_shows_the_same_tokens(
+    bench: Bench, prompts: list[Prompt], protocol: str
+) -> None:
+    """Evaluation, timing and search: the whole prompt, or its context and no more."""
+    prompt = prompts[0]
+    scorer = _Recording()
+    (method,) = build_methods([scorer])
+    setting = _setting(method, "25%")
+    evaluate(bench, prompt, protocol, [setting])
+    timing_records(bench, [prompt], protocol, [setting])
+    target, cached = target_of(parse_budget("25%"), UNPROTECTED, [prompt.boundary(protocol)])
+    searched = PromptSet(bench, scorer, target, [prompt], protocol=protocol, keep_bytes=0)
+    searched.scores([(target.tokens, target.tokens)])
+    tokens = {
+        "query_aware": prompt.encoded.prompt_length,
+        "query_agnostic": prompt.encoded.context_length,
+    }[protocol]
+    assert len(scorer.views) == 2 * (1 + 2 + 1)  # timing runs its first prompt twice
+    for view in scorer.views:
+        assert view.queries is not None
+        assert view.queries.shape[2] == view.keys.shape[2] == view.positions.shape[1] == tokens
+        assert view.fed_again == (protocol == "query_aware")
+        assert view.question == tokens - prompt.encoded.context_length
+        assert view.budget == parse_budget("25%").tokens(cached)
+
+
+@pytest.mark.parametrize("protection", [UNPROTECTED, Protection(sinks=4, recents=16)])
+def test_the_last_token_is_never_kept(
+    bench: Bench, prompts: list[Prompt], protection: Protection
+) -> None:
+    prompt = prompts[0]
+    cached = prompt.encoded.prompt_length - 1
+    for method in build_methods(split_list(HEURISTICS)):
+        kept = _kept(bench, prompt, "query_aware", _setting(method, "30", protection))
+        assert (kept.counts == 30).all(), method.name
+        assert int(kept.indices.max()) < cached, method.name
+        if protection.recents:
+            newest = list(range(cached - protection.recents, cached))
+            assert kept.indices[..., -protection.recents :].unique().tolist() == newest
+
+
+def test_a_method_that_sizes_the_cache_counts_tokens_that_can_be_kept(
+    bench: Bench, prompts: list[Prompt]
+) -> None:
+    """GVote told to keep at least everything keeps the whole cache, and not one token more."""
+    (method,) = build_methods(["gvote(min_keep=9999)+self_sized"])
+    kept = _kept(bench, prompts[0], "query_aware", Setting(method=method, budget=None))
+    assert kept.counts.unique().tolist() == [prompts[0].encoded.prompt_length - 1]
+
+
+@pytest.mark.parametrize("protocol", BOTH)
+def test_with_everything_kept_answers_are_those_of_plain_generation(
+    bench: Bench, prompts: list[Prompt], protocol: str
+) -> None:
+    settings = [
+        Setting(method=build_methods(["full"])[0], budget=None),
+        _setting(build_methods(["tova"])[0], "100%"),
+        Setting(method=build_methods(["gvote(min_keep=9999)+self_sized"])[0], budget=None),
+    ]
+    for prompt in prompts:
+        out = bench.model.generate(
+            prompt.ids[None],
+            attention_mask=torch.ones_like(prompt.ids[None]),
+            max_new_tokens=8,
+            do_sample=False,
+        )
+        answer = bench.tokenizer.decode(out[0, len(prompt.ids) :], skip_special_tokens=True)
+        records = evaluate(bench, prompt, protocol, settings)
+        assert [record["prediction"] for record in records] == [answer] * 3
+        assert {record["kept_tokens"] for record in records} == {prompt.boundary(protocol)}
