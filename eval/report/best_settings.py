@@ -298,7 +298,7 @@ def _protection(results: Results, choices: Mapping[str, Choice]) -> str:
     words = "(no preset or options, uniform budgets, protected, as far as they were run)"
     if len(defaults) == len(several):
         return (
-            f"{protected}, each method in its default {words}, not in its best setting; all are in "
-            "the table of every setting"
+            f"{protected}, each method in its default {words}, not in its best one; all that were "
+            "run are listed below"
         )
     return f"{on}; {', '.join(defaults)} in the default {words}"
