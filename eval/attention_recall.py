@@ -56,7 +56,7 @@ def kept_record(
 ) -> Record:
     """One line of kept.jsonl: means over sequences, and the interval of the recall."""
     values = {("", str(number)): part.share for number, part in enumerate(parts)}
-    interval = bootstrap_mean(values, resamples=bootstrap, seed=seed)
+    interval = bootstrap_mean({None: values}, bounds=None, resamples=bootstrap, seed=seed)
     return {
         "model": model,
         **method_fields(setting.method),
@@ -64,8 +64,8 @@ def kept_record(
         "protocol": protocol,
         "budget_spec": setting.spec,
         "kept": interval.mean,
-        "low": interval.low,
-        "high": interval.high,
+        "low": max(0.0, interval.low),
+        "high": min(1.0, interval.high),
         "kept_tokens": sum(part.kept_tokens for part in parts) / len(parts),
         "cached_tokens": sum(part.cached_tokens for part in parts) / len(parts),
         "sequences": len(parts),

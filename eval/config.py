@@ -117,8 +117,9 @@ class EvalConfig(
     """Whether compression sees the question."""
     prompts: int = 100
     """Prompts per task."""
-    timing_prompts: int = 3
-    """Prompts timed one at a time after the scored ones (0: none)."""
+    timing_prompts: int = 6
+    """Prompts timed one at a time after the scored ones (0: none); fewer than 6 give no interval,
+    and kvp-report then leaves the seconds out."""
     traces: str | None = None
     """Trace store written by kvp-collect. Its held-out sequences give the cost-per-budget curves;
     without it there are none."""

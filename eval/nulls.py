@@ -9,15 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from eval.stats import Unit, bootstrap_mean, paired_difference, per_prompt
+from eval.stats import (
+    Bounds,
+    Interval,
+    Scores,
+    bootstrap_mean,
+    by_policy,
+    paired_difference,
+    prompts_of,
+)
 
-Values = Mapping[Unit, float]
-"""A number per prompt, higher = better."""
 
-
-def prompt_values(records: Iterable[Mapping[str, Any]]) -> dict[Unit, float]:
-    """Score per prompt, or log-likelihood per token of a given reply, over policy seeds."""
-    return per_prompt(
+def prompt_values(records: Iterable[Mapping[str, Any]]) -> Scores:
+    """Per policy and prompt: score, or log-likelihood per token of a given reply."""
+    return by_policy(
         [
             {**record, "value": record["score"] if record["nll"] is None else _likelihood(record)}
             for record in records
@@ -30,12 +35,19 @@ def _likelihood(record: Mapping[str, Any]) -> float:
     return -float(record["nll"]) / float(record["reply_tokens"])
 
 
-def best_values(nulls: Iterable[Values]) -> Values | None:
+def best_values(nulls: Iterable[Scores]) -> Scores | None:
     """Those of the highest mean; every task weighs the same. None without any."""
-    return max(nulls, key=lambda values: bootstrap_mean(values, resamples=1).mean, default=None)
+    return max(
+        nulls,
+        key=lambda scores: bootstrap_mean(scores, bounds=None, resamples=1).mean,
+        default=None,
+    )
 
 
-def beats(ours: Values, null: Values, *, resamples: int, seed: int) -> bool:
-    """Whether the 95 % interval of the paired difference is above zero."""
-    shared = any(unit in null for unit in ours)
-    return shared and paired_difference(ours, null, resamples=resamples, seed=seed).low > 0
+def over_null(
+    ours: Scores, null: Scores, *, bounds: Bounds | None, resamples: int, seed: int
+) -> Interval | None:
+    """Difference to a null, paired by prompt; None where the two share no prompt."""
+    if prompts_of(ours).isdisjoint(prompts_of(null)):
+        return None
+    return paired_difference(ours, null, bounds=bounds, resamples=resamples, seed=seed)

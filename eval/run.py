@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.filesize import decimal
 
+from eval.conclusion import conclusion, planned_resolution
 from eval.config import EvalConfig
 from eval.cost_curves import (
     CURVE_KEY,
@@ -39,7 +40,7 @@ from eval.results.folder import (
 )
 from eval.results.records import Record, RecordFile, key_of, merge_records, read_records
 from eval.settings import Setting
-from eval.summary import conclusion, print_headline
+from eval.summary import print_headline
 from eval.tasks import Prompt
 from eval.timing import TIMING_KEY, timing_records
 from eval.token_ranks import token_ranks
@@ -160,6 +161,8 @@ def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
         f"dry run: {seconds:.1f} s for one prompt, so about {duration(seconds * count)} for all "
         f"{count} evaluations; timing, curves and token ranks come on top. Nothing was written."
     )
+    if note := planned_resolution(p.task for p in prepared.prompts if not p.forced):
+        say(note)
     return records
 
 

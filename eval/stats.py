@@ -1,23 +1,44 @@
-"""Intervals and comparisons over prompts. NumPy only, seeded, no model.
+"""Intervals and comparisons over prompts and policy seeds. NumPy and SciPy, seeded, no model.
 
-The unit of resampling is the prompt: every method answers the same prompts, so differences are
-paired, and several policy seeds are first averaged per prompt. Tasks are strata: prompts are
-resampled within their task, and every task weighs the same.
+One bootstrap with two crossed levels (docs/decisions/0076, coverage in benchmarks/results):
+
+- Prompts are reweighted within their task (Bayesian bootstrap, Rubin 1981), and every task weighs
+  the same. Where the range of a value is known, half a prompt at each end of it is added (Jeffreys'
+  prior), so that no interval has width 0 near 0 and 100 %; where it is not, Student's t is used.
+- Policy seeds add Student's t of the means of the seeds. With one seed there is nothing to
+  estimate their spread from: the interval is then about prompts alone.
+
+All methods answer the same prompts, so differences are paired.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 Floats = NDArray[np.float64]
 Unit = tuple[str, str]
 """A prompt: (task, example)."""
+Scores = Mapping[Hashable, Mapping[Unit, float]]
+"""Policy (None of a method without) -> prompt -> value. Policies differ in their seed alone."""
+Bounds = tuple[float, float]
+"""Least and largest value that a prompt can have."""
+
+LEVEL = 0.05
+"""1 minus the confidence of every interval, and the error rate of a table of comparisons."""
+POWER = 0.8
+"""Share of runs in which a difference that counts as resolved has an interval without 0."""
+PSEUDO_PROMPTS = 0.5
+"""Prompts added at each end of the range, all tasks together."""
+
+_Z = float(special.ndtri(1 - LEVEL / 2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +50,9 @@ class Interval:
     high: float
     prompts: int
     """Prompts the estimate rests on."""
-
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether a difference is significant at 5 %, two-sided."""
-        return self.low > 0 or self.high < 0
+    p: float | None = None
+    """Two-sided p-value that a difference is 0, None for means; not corrected for the number of
+    comparisons (`holm`)."""
 
 
 def wilson(successes: float, trials: int) -> tuple[float, float]:
@@ -43,91 +62,306 @@ def wilson(successes: float, trials: int) -> tuple[float, float]:
     """
     if trials < 1:
         raise ValueError("a proportion needs at least one trial")
-    z = 1.959963984540054
     share = successes / trials
-    centre = share + z * z / (2 * trials)
-    spread = z * np.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    scale = 1 + z * z / trials
+    centre = share + _Z * _Z / (2 * trials)
+    spread = _Z * np.sqrt(share * (1 - share) / trials + _Z * _Z / (4 * trials * trials))
+    scale = 1 + _Z * _Z / trials
     return max(0.0, float((centre - spread) / scale)), min(1.0, float((centre + spread) / scale))
 
 
-def per_prompt(records: Iterable[Mapping[str, Any]], field: str = "score") -> dict[Unit, float]:
-    """Mean of a field per prompt, over policy seeds; records without the field are left out."""
-    values: dict[Unit, list[float]] = defaultdict(list)
+def by_policy(
+    records: Iterable[Mapping[str, Any]], field: str = "score"
+) -> dict[Hashable, dict[Unit, float]]:
+    """A field of the records of one setting; records without the field are left out."""
+    scores: dict[Hashable, dict[Unit, float]] = defaultdict(dict)
     for record in records:
         if record[field] is not None:
-            values[record["task"], record["example"]].append(float(record[field]))
-    return {unit: float(np.mean(list_)) for unit, list_ in values.items()}
+            scores[record["policy"]][record["task"], record["example"]] = float(record[field])
+    return dict(scores)
+
+
+def prompts_of(scores: Scores) -> set[Unit]:
+    """Prompts that some policy answered."""
+    return {unit for answers in scores.values() for unit in answers}
 
 
 def bootstrap_mean(
-    values: Mapping[Unit, float], *, resamples: int = 2000, seed: int = 0
+    scores: Scores, *, bounds: Bounds | None = (0, 1), resamples: int = 2000, seed: int = 0
 ) -> Interval:
-    """Mean over tasks of the mean over prompts, with its percentile bootstrap interval.
+    """Mean over tasks of the mean over prompts, policies averaged, with its interval.
 
-    Raises ValueError without values.
+    Without `bounds` an interval needs two prompts: of a single one it has width 0. Raises
+    ValueError without values.
     """
+    values = _over_policies(scores)
     if not values:
         raise ValueError("no prompts to average")
-    strata = _by_task(values)
     generator = np.random.default_rng(seed)
-    draws = np.mean([_resampled(stratum, resamples, generator).mean(1) for stratum in strata], 0)
-    mean = float(np.mean([stratum.mean() for stratum in strata]))
-    return _interval(mean, draws, len(values))
+    draws = _prompt_draws(values, bounds, resamples, generator)
+    draws += _seed_draws(_means_of_seeds(scores, values), resamples, generator)
+    return _interval(_mean(values), draws, len(values), bounds)
 
 
 def paired_difference(
-    ours: Mapping[Unit, float],
-    theirs: Mapping[Unit, float],
+    ours: Scores,
+    theirs: Scores,
     *,
+    bounds: Bounds | None = (-1, 1),
     resamples: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """Mean of ours minus theirs over the prompts both answered, with its bootstrap interval.
+    """Mean of ours minus theirs over the prompts both answered, with interval and p-value.
 
+    Where both sides have the same policies, these are paired, too; else they are independent.
     Raises ValueError where they share no prompt.
     """
-    shared = {unit: ours[unit] - theirs[unit] for unit in ours if unit in theirs}
+    shared = _minus(_over_policies(ours), _over_policies(theirs))
     if not shared:
         raise ValueError("the two methods share no prompt")
-    return bootstrap_mean(shared, resamples=resamples, seed=seed)
+    generator = np.random.default_rng(seed)
+    draws = _prompt_draws(shared, bounds, resamples, generator)
+    sides: list[Scores] = [ours, theirs]
+    if set(ours) == set(theirs):
+        sides = [{policy: _minus(ours[policy], theirs[policy]) for policy in ours}]
+    sides.sort(key=lambda side: _standard_error(_means_of_seeds(side, shared)))
+    for side in sides[:-1]:
+        draws += _seed_draws(_means_of_seeds(side, shared), resamples, generator)
+    widest = _means_of_seeds(sides[-1], shared)
+    if _standard_error(widest) > 0:
+        p = _p_value_of_seeds(draws, widest)
+        draws += _seed_draws(widest, resamples, generator)
+    else:
+        degrees = len(shared) - len({task for task, _ in shared})
+        p = _p_value_of_prompts(draws, degrees, stretched=bounds is None)
+    return _interval(_mean(shared), draws, len(shared), bounds, p)
 
 
 def perplexity(
     records: Iterable[Mapping[str, Any]], *, resamples: int = 2000, seed: int = 0
 ) -> Interval:
-    """exp(sum of nll / sum of reply tokens) with its interval over prompts (KVP, section 4.2).
+    """exp(sum of nll / sum of reply tokens) with its interval over texts (KVP, section 4.2).
 
-    Policy seeds of one prompt are pooled. Raises ValueError without records that carry an nll.
+    Policies are pooled. The interval is made in nats per token; of a single text it has width 0.
+    Raises ValueError without records that carry an nll.
     """
-    nll: dict[Hashable, float] = defaultdict(float)
-    tokens: dict[Hashable, float] = defaultdict(float)
-    for record in records:
-        if record["nll"] is not None:
-            nll[record["task"], record["example"]] += record["nll"]
-            tokens[record["task"], record["example"]] += record["reply_tokens"]
+    records = list(records)
+    nll = by_policy(records, "nll")
     if not nll:
         raise ValueError("no replies to average")
-    pairs = np.array([[nll[unit], tokens[unit]] for unit in nll])
+    tokens = {
+        (record["task"], record["example"]): float(record["reply_tokens"] or 0)
+        for record in records
+    }
+    pooled = _over_policies(nll)
+    losses = np.array([pooled[unit] for unit in pooled])
+    lengths = np.array([tokens[unit] for unit in pooled])
+
+    def nats(of: Mapping[Unit, float]) -> float:
+        return sum(of.values()) / sum(tokens[unit] for unit in of)
+
     generator = np.random.default_rng(seed)
-    samples = generator.integers(len(pairs), size=(resamples, len(pairs)))
-    sums = pairs[samples].sum(1)
-    total = pairs.sum(0)
-    return _interval(float(np.exp(total[0] / total[1])), np.exp(sums[:, 0] / sums[:, 1]), len(nll))
+    weights = generator.standard_exponential((resamples, len(losses)))
+    mean = nats(pooled)
+    factor = _small_sample(len(losses)) * _student(len(losses) - 1)
+    draws: Floats = mean + factor * ((weights @ losses) / (weights @ lengths) - mean)
+    means = [nats(part) for part in _answered_by_all(nll, pooled)]
+    draws += _seed_draws(means, resamples, generator)
+    interval = _interval(mean, draws, len(losses), (0, math.inf))
+    return Interval(
+        mean=math.exp(mean),
+        low=math.exp(interval.low),
+        high=math.exp(interval.high),
+        prompts=len(losses),
+    )
+
+
+def with_seeds(interval: Interval, means: Sequence[float], bounds: Bounds) -> Interval:
+    """An interval over prompts widened by the spread of the means of policy seeds.
+
+    For records that hold intervals instead of values: half-widths are added in squares.
+    """
+    half = _student(len(means) - 1) * _Z * _standard_error(means)
+    low = interval.mean - math.hypot(interval.mean - interval.low, half)
+    high = interval.mean + math.hypot(interval.high - interval.mean, half)
+    return Interval(
+        mean=interval.mean,
+        low=max(bounds[0], low),
+        high=min(bounds[1], high),
+        prompts=interval.prompts,
+    )
+
+
+def median_interval(values: Sequence[float]) -> Interval | None:
+    """Median and its interval between order statistics; None for fewer than 6 values.
+
+    No distribution is assumed: the number of values below the median is binomial. Of 6 to 8 values
+    the interval is from the smallest to the largest.
+    """
+    ordered = sorted(values)
+    beyond = int((special.bdtr(np.arange(len(ordered)), len(ordered), 0.5) < LEVEL / 2).sum())
+    if not beyond:
+        return None
+    return Interval(
+        mean=float(np.median(ordered)),
+        low=ordered[beyond - 1],
+        high=ordered[-beyond],
+        prompts=len(ordered),
+    )
+
+
+def holm(differences: Sequence[Interval]) -> list[bool]:
+    """Which differences are not 0, so that any wrong one among them has a chance of 5 % at most.
+
+    Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
+    """
+    p_values = [1.0 if gap.p is None else gap.p for gap in differences]
+    kept = [False] * len(p_values)
+    for rank, index in enumerate(np.argsort(p_values)):
+        if p_values[index] > LEVEL / (len(p_values) - rank):
+            break
+        kept[index] = True
+    return kept
+
+
+def smallest_resolved(sd: float, prompts: float) -> float:
+    """Difference whose interval leaves out 0 in 80 % of runs of that many prompts, all tasks.
+
+    `sd` is the standard deviation of a prompt's paired difference. One comparison, no seeds.
+    """
+    return float((_Z + special.ndtri(POWER)) * sd / math.sqrt(prompts))
+
+
+def resolved_by(difference: Interval) -> float:
+    """Difference whose interval would leave out 0 in 80 % of runs such as the one measured."""
+    return (difference.high - difference.low) / 2 * (1 + float(special.ndtri(POWER)) / _Z)
+
+
+def prompts_to_resolve(sd: float, difference: float) -> int:
+    """Prompts that make `difference` the smallest resolved one."""
+    return math.ceil((float(_Z + special.ndtri(POWER)) * sd / difference) ** 2)
+
+
+def _over_policies(scores: Scores) -> dict[Unit, float]:
+    """Mean over the policies that answered a prompt."""
+    values: dict[Unit, list[float]] = defaultdict(list)
+    for answers in scores.values():
+        for unit, value in answers.items():
+            values[unit].append(value)
+    return {unit: float(np.mean(values[unit])) for unit in sorted(values)}
+
+
+def _minus(ours: Mapping[Unit, float], theirs: Mapping[Unit, float]) -> dict[Unit, float]:
+    return {unit: ours[unit] - theirs[unit] for unit in ours if unit in theirs}
 
 
 def _by_task(values: Mapping[Unit, float]) -> list[Floats]:
     strata: dict[str, list[float]] = defaultdict(list)
-    for (task, _), value in sorted(values.items()):
+    for (task, _), value in values.items():
         strata[task].append(value)
     return [np.array(stratum) for stratum in strata.values()]
 
 
-def _resampled(values: Floats, resamples: int, generator: np.random.Generator) -> Floats:
-    samples: Floats = values[generator.integers(len(values), size=(resamples, len(values)))]
-    return samples
+def _mean(values: Mapping[Unit, float]) -> float:
+    return float(np.mean([stratum.mean() for stratum in _by_task(values)]))
 
 
-def _interval(mean: float, draws: Floats, prompts: int) -> Interval:
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return Interval(mean=mean, low=float(low), high=float(high), prompts=prompts)
+def _prompt_draws(
+    values: Mapping[Unit, float],
+    bounds: Bounds | None,
+    resamples: int,
+    generator: np.random.Generator,
+) -> Floats:
+    """Means [resamples] under random weights of the prompts.
+
+    The prompts added at the ends are divided so that tasks of few prompts, which decide the width,
+    get most of them. Draws are stretched about their own mean to the variance of a mean.
+    """
+    strata = _by_task(values)
+    precision = sum(1 / len(stratum) for stratum in strata)
+    degrees = len(values) - len(strata)
+    draws = np.zeros(resamples)
+    for stratum in strata:
+        n = len(stratum)
+        weights = generator.standard_exponential((resamples, n))
+        total, weight = weights @ stratum, weights.sum(1)
+        centre, factor = float(stratum.mean()), _small_sample(n)
+        if bounds is None:
+            factor *= _student(degrees)
+        else:
+            added = PSEUDO_PROMPTS / n / precision
+            ends = generator.standard_gamma(added, (resamples, 2))
+            total, weight = total + ends @ np.array(bounds), weight + ends.sum(1)
+            centre = (float(stratum.sum()) + added * sum(bounds)) / (n + 2 * added)
+        draws += (centre + factor * (total / weight - centre)) / len(strata)
+    return draws
+
+
+def _small_sample(n: int) -> float:
+    """Ratio of two standard errors of a mean, the unbiased one to that under Dirichlet weights.
+
+    With s^2 the variance with divisor n - 1: s^2 / n against (n - 1) s^2 / (n (n + 1)).
+    """
+    return math.sqrt((n + 1) / max(n - 1, 1))
+
+
+def _student(degrees: int) -> float:
+    """Quantile of Student's t as a multiple of the normal one; 1 without degrees of freedom."""
+    return float(special.stdtrit(degrees, 1 - LEVEL / 2)) / _Z if degrees > 0 else 1.0
+
+
+def _answered_by_all(scores: Scores, units: Mapping[Unit, float]) -> list[dict[Unit, float]]:
+    """Values of every policy on the prompts that all of them answered; empty without any."""
+    shared = [unit for unit in units if all(unit in answers for answers in scores.values())]
+    return [{unit: answers[unit] for unit in shared} for answers in scores.values() if shared]
+
+
+def _means_of_seeds(scores: Scores, units: Mapping[Unit, float]) -> list[float]:
+    return [_mean(part) for part in _answered_by_all(scores, units)]
+
+
+def _standard_error(means: Sequence[float]) -> float:
+    return float(np.std(means, ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else 0.0
+
+
+def _seed_draws(means: Sequence[float], resamples: int, generator: np.random.Generator) -> Floats:
+    """Deviations [resamples] of the mean over seeds; 0 for fewer than two seeds."""
+    if len(means) < 2:
+        return np.zeros(resamples)
+    draws: Floats = generator.standard_t(len(means) - 1, resamples)
+    return draws * _standard_error(means)
+
+
+def _p_value_of_seeds(draws: Floats, means: Sequence[float]) -> float:
+    """Two-sided, of draws [resamples] to which the deviations of seeds are still to be added.
+
+    Their distribution is known, so that small p-values are not a matter of counting draws.
+    """
+    ratio, degrees = draws / _standard_error(means), len(means) - 1
+    tails = [float(special.stdtr(degrees, side * ratio).mean()) for side in (-1, 1)]
+    return min(1.0, 2 * min(tails))
+
+
+def _p_value_of_prompts(draws: Floats, degrees: int, *, stretched: bool) -> float:
+    """Two-sided, by Student's t; `stretched` draws have its quantile in their spread already."""
+    if degrees < 1:
+        return 1.0
+    mean = abs(float(draws.mean()))
+    spread = float(draws.std()) / (_student(degrees) if stretched else 1.0)
+    if spread == 0:  # the same difference on every prompt
+        return 0.0 if mean > 0 else 1.0
+    return 2 * float(special.stdtr(degrees, -mean / spread))
+
+
+def _interval(
+    mean: float, draws: Floats, prompts: int, bounds: Bounds | None, p: float | None = None
+) -> Interval:
+    """Percentiles of the draws, within the bounds and around the mean."""
+    low, high = np.quantile(draws, [LEVEL / 2, 1 - LEVEL / 2])
+    least, largest = (-math.inf, math.inf) if bounds is None else bounds
+    return Interval(
+        mean=mean,
+        low=min(mean, max(least, float(low))),
+        high=max(mean, min(largest, float(high))),
+        prompts=prompts,
+        p=p,
+    )

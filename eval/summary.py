@@ -1,12 +1,8 @@
-"""The end of a run: a table per protocol, and one sentence.
-
-The table holds the mean score of every method and budget with its interval, the sentence what a
-small cache costs by the best methods.
-"""
+"""The table at the end of a run: mean score per method and budget, with its interval."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -15,29 +11,20 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from eval.nulls import Values, beats, best_values, prompt_values
-from eval.results.records import (
-    FULL,
-    LEARNED,
-    ORACLE,
-    SELF_SIZED,
-    Record,
-    method_label,
-    policy_groups,
-)
-from eval.stats import Interval, bootstrap_mean, per_prompt, perplexity
+from eval.nulls import best_values, over_null, prompt_values
+from eval.results.records import FULL, SELF_SIZED, Record, method_label, policy_groups
+from eval.stats import Interval, Scores, bootstrap_mean, by_policy, holm, perplexity
 from kvp.budgets import parse_budget
-from policies.registry import METHODS, NULLS
+from policies.registry import NULLS
 
 FULL_COLUMN = "full"
 PROTECTED = " +p"
 NO_BETTER = "°"
-"""Behind a mean that is not above the best null's."""
+"""Behind a mean that is not shown to be above the best null's."""
 SPREAD = "(± half of the 95 % interval)"
 """Shown next to each mean where the screen is wide enough."""
-USUAL_BUDGET = "12.5%"
-"""The budget the sentence is about where it was run; else the middle one of the run."""
-NOT_COMPARED = (FULL, ORACLE, *NULLS)
+SEVERAL_SEEDS = "kvp: intervals are over prompts and training seeds"
+ONE_SEED = "kvp, one training seed: what another seed would change is not in the interval"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,22 +38,25 @@ class Line:
     """Method, preset, allocator, and `+p` where first and last tokens are always kept."""
     cells: Mapping[str, Interval]
     """By budget spec; `full` for the full cache, `own` where the method sizes the cache."""
-    compared: bool = False
-    """Whether a null of the same protection was run."""
-    no_better: frozenset[str] = frozenset()
-    """Budgets at which it is not above the best null (`eval.nulls`)."""
+    scores: Mapping[str, Scores]
+    """By budget, the number of every prompt (`eval.nulls`)."""
+    policies: int
+    """Policies averaged, 0 for methods without."""
+    over_null: Mapping[str, Interval | None]
+    """By budget, the difference to the best null of the same protection where one was run; None
+    where they share no prompt."""
     self_sized_share: float | None = None
     """Share of the cache it keeps where it sizes the cache itself, mean over records."""
 
 
 def headline(records: Iterable[Record], *, resamples: int = 2000, seed: int = 0) -> list[Line]:
-    """Mean string-match score over all generated tasks; policy seeds are averaged per prompt."""
+    """Mean string-match score over all generated tasks; policy seeds averaged."""
 
     def score(group: list[Record]) -> Interval:
-        return bootstrap_mean(per_prompt(group), resamples=resamples, seed=seed)
+        return bootstrap_mean(by_policy(group), resamples=resamples, seed=seed)
 
-    above = partial(beats, resamples=resamples, seed=seed)
-    return _lines((record for record in records if record["score"] is not None), score, above)
+    over = partial(over_null, bounds=(-1, 1), resamples=resamples, seed=seed)
+    return _lines((record for record in records if record["score"] is not None), score, over)
 
 
 def perplexity_headline(
@@ -77,8 +67,8 @@ def perplexity_headline(
     def score(group: list[Record]) -> Interval:
         return perplexity(group, resamples=resamples, seed=seed)
 
-    above = partial(beats, resamples=resamples, seed=seed)
-    return _lines((record for record in records if record["nll"] is not None), score, above)
+    over = partial(over_null, bounds=None, resamples=resamples, seed=seed)
+    return _lines((record for record in records if record["nll"] is not None), score, over)
 
 
 def print_headline(
@@ -95,7 +85,7 @@ def print_headline(
 def _lines(
     records: Iterable[Record],
     score: Callable[[list[Record]], Interval],
-    above: Callable[[Values, Values], bool],
+    over: Callable[[Scores, Scores], Interval | None],
 ) -> list[Line]:
     records = list(records)
     policies = policy_groups(records)
@@ -113,29 +103,27 @@ def _lines(
     for key in sorted(groups, key=order):
         first = next(iter(groups[key].values()))[0]
         place = key[0], first["protected"]
-        compared = {
-            budget: prompt_values(group)
-            for budget, group in groups[key].items()
-            if first["method"] not in (FULL, *NULLS) and (*place, budget) in best
-        }
+        scores = {budget: prompt_values(group) for budget, group in groups[key].items()}
+        compared = {} if first["method"] in (FULL, *NULLS) else scores
         lines.append(
             Line(
                 protocol=key[0],
                 method=first["method"],
                 label=key[1],
                 cells={budget: score(group) for budget, group in groups[key].items()},
-                compared=bool(compared),
-                no_better=frozenset(
-                    budget for budget, values in compared.items()
-                    if not above(values, best[*place, budget])
-                ),
+                scores=scores,
+                policies=_policies(groups[key].values()),
+                over_null={
+                    budget: over(values, best[*place, budget])
+                    for budget, values in compared.items() if (*place, budget) in best
+                },
                 self_sized_share=_share(groups[key].get(SELF_SIZED, [])),
             )
         )  # fmt: skip
     return lines
 
 
-def _best_nulls(records: Iterable[Record]) -> dict[tuple[str, bool, str], Values]:
+def _best_nulls(records: Iterable[Record]) -> dict[tuple[str, bool, str], Scores]:
     """Values of the best null by protocol, protection and budget."""
     nulls: dict[tuple[str, bool, str], dict[str, list[Record]]] = {}
     for record in records:
@@ -155,6 +143,10 @@ def _label(record: Record, policies: Mapping[str | None, str]) -> str:
     return f"{label}{PROTECTED if record['protected'] else ''}"
 
 
+def _policies(groups: Iterable[list[Record]]) -> int:
+    return len({record["policy"] for group in groups for record in group} - {None})
+
+
 def _share(records: list[Record]) -> float | None:
     if not records:
         return None
@@ -168,22 +160,42 @@ def _print(console: Console, lines: list[Line], what: str, scale: int) -> None:
         columns = sorted(
             {budget for line in of_protocol for budget in line.cells}, key=budget_order
         )
-        table = _table(of_protocol, columns, scale, spread=True)
+        no_better = _no_better(of_protocol)
+        table = _table(of_protocol, columns, scale, no_better, spread=True)
         fits = _width(console, table) <= console.width
         console.print(f"{protocol}: {what}{f' {SPREAD}' if fits else ''}")
         if not fits:
-            table = _table(of_protocol, columns, scale, spread=False)
+            table = _table(of_protocol, columns, scale, no_better, spread=False)
         console.print(table, width=max(console.width, _width(console, table)), crop=False)
     if lines:
         console.print("+p: first and last tokens are always kept")
-    if any(line.compared for line in lines):
+    if any(line.policies > 1 for line in lines):
+        console.print(SEVERAL_SEEDS)
+    if any(line.policies == 1 for line in lines):
+        console.print(ONE_SEED)
+    if any(line.over_null for line in lines):
         names = dict.fromkeys(line.method for line in lines if line.method in NULLS)
         console.print(
-            f"{NO_BETTER}: no better than the best null ({', '.join(names)}) with the same "
-            "protection, by the 95 % interval of the paired difference"
+            f"{NO_BETTER}: not shown to be better than the best null ({', '.join(names)}) with the "
+            "same protection (paired by prompt, at 5 %, Holm's correction for the table)"
         )
     if any(line.self_sized_share is not None for line in lines):
         console.print("own @: the size that the method chose, as a share of the cache")
+
+
+def _no_better(lines: list[Line]) -> set[tuple[str, str]]:
+    """Label and budget of the means of one table that are not shown to be above the best null's."""
+    over = {
+        (line.label, budget): gap
+        for line in lines
+        for budget, gap in line.over_null.items() if gap is not None
+    }  # fmt: skip
+    above = {
+        key
+        for (key, gap), resolved in zip(over.items(), holm(list(over.values())), strict=True)
+        if resolved and gap.mean > 0
+    }
+    return {(line.label, budget) for line in lines for budget in line.over_null} - above
 
 
 def _width(console: Console, table: Table) -> int:
@@ -191,13 +203,24 @@ def _width(console: Console, table: Table) -> int:
     return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
 
 
-def _table(lines: list[Line], columns: list[str], scale: int, *, spread: bool) -> Table:
+def _table(
+    lines: list[Line],
+    columns: list[str],
+    scale: int,
+    no_better: set[tuple[str, str]],
+    *,
+    spread: bool,
+) -> Table:
+    def cell(line: Line, column: str) -> str:
+        mark = NO_BETTER if (line.label, column) in no_better else ""
+        return _cell(line, column, scale, mark, spread=spread)
+
     table = Table(box=None, pad_edge=False)
     table.add_column("method", no_wrap=True)
     for budget in columns:
         table.add_column(budget, justify="right", no_wrap=True)
     for line in lines:
-        table.add_row(line.label, *(_cell(line, name, scale, spread=spread) for name in columns))
+        table.add_row(line.label, *(cell(line, column) for column in columns))
     return table
 
 
@@ -209,7 +232,7 @@ def budget_order(column: str) -> tuple[bool, bool, Decimal]:
     return False, budget.percent is None, budget.percent or Decimal(budget.count or 0)
 
 
-def _cell(line: Line, column: str, scale: int, *, spread: bool) -> str:
+def _cell(line: Line, column: str, scale: int, mark: str, *, spread: bool) -> str:
     value = line.cells.get(column)
     if value is None:
         return ""
@@ -220,80 +243,5 @@ def _cell(line: Line, column: str, scale: int, *, spread: bool) -> str:
         if column == SELF_SIZED and line.self_sized_share is not None
         else ""
     )
-    around = f" ±{half:.{digits}f}" if spread else ""
-    mark = NO_BETTER if column in line.no_better else ""
+    around = f" ±{half:.{digits}f}" if spread and half else ""  # of one text there is no interval
     return f"{value.mean * scale:.{digits}f}{around}{mark}{size}"
-
-
-def conclusion(records: Iterable[Record], *, resamples: int = 200, seed: int = 0) -> str:
-    """One sentence on the results of the first protocol with generated answers.
-
-    Where nothing was generated it is about perplexity; without methods to compare it is empty.
-    "Best" is by the mean over the prompts of this very run.
-    """
-    records = list(records)
-    scores = headline(records, resamples=resamples, seed=seed)
-    if scores:
-        return _sentence(scores, losses=False)
-    return _sentence(perplexity_headline(records, resamples=resamples, seed=seed), losses=True)
-
-
-def _sentence(lines: Sequence[Line], *, losses: bool) -> str:
-    protocol = next((line.protocol for line in lines), None)
-    lines = [line for line in lines if line.protocol == protocol]
-    full = next((line.cells[FULL_COLUMN].mean for line in lines if FULL_COLUMN in line.cells), None)
-    compared = [line for line in lines if line.method not in NOT_COMPARED]
-    budgets = {name for line in compared for name in line.cells} - {FULL_COLUMN, SELF_SIZED}
-    if not budgets:
-        return ""
-    ordered = sorted(budgets, key=budget_order)
-    budget = USUAL_BUDGET if USUAL_BUDGET in budgets else ordered[len(ordered) // 2]
-    compared = [line for line in compared if budget in line.cells]
-
-    def value(line: Line) -> float:
-        return -line.cells[budget].mean if losses else line.cells[budget].mean
-
-    def best(some: Sequence[Line]) -> Line | None:
-        return max(some, key=value, default=None)
-
-    learned = best([line for line in compared if line.method == LEARNED])
-    others = [line for line in compared if line.method != LEARNED]
-    other = best(others)
-    free = best([line for line in others if _attention_free(line.method)])
-    parts = []
-    if learned:
-        parts.append((learned.label, learned))
-    if free and free is not other:
-        parts.append((f"the best attention-free method without training, {free.label},", free))
-    if other:
-        parts.append((f"the best method without training, {other.label},", other))
-    null = best([line for line in lines if line.method in NULLS and budget in line.cells])
-    if null:
-        parts.append((f"the best null, {null.label},", null))
-    verb, unit = _words(full, losses=losses)
-    numbers = [_number(line.cells[budget].mean, full, losses=losses) for _, line in parts]
-    text = f"{parts[0][0]} {verb} {numbers[0]}{unit}"
-    for (name, _), number in zip(parts[1:], numbers[1:], strict=True):
-        text += f"; {name} {number}"
-    where = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
-    protocol_words = "the question seen" if protocol == "query_aware" else "the question not seen"
-    return f"{where} ({protocol_words} before compression) {text}."
-
-
-def _attention_free(method: str) -> bool:
-    entry = METHODS.get(method)
-    return entry is not None and entry.attention_free
-
-
-def _words(full: float | None, *, losses: bool) -> tuple[str, str]:
-    """Text before and after the first number."""
-    if losses:
-        relative = " times the perplexity of the full cache" if full else " as its perplexity"
-        return "has", relative
-    return ("answers", " of what the full cache answers") if full else ("scores", "")
-
-
-def _number(mean: float, full: float | None, *, losses: bool) -> str:
-    """Relative to the full cache where that was run."""
-    relative = mean / full if full else mean
-    return f"{relative:.2f}" if losses else f"{relative:.0%}"

@@ -35,6 +35,9 @@ TIMING_KEY = (
     "model", "method", "variant", "allocator", "protected", "policy", "protocol", "budget_spec",
 )  # fmt: skip
 
+SECONDS = ("prefill_seconds", "evict_seconds", "decode_seconds_per_token")
+"""Measures that differ from run to run, so that a median needs an interval."""
+
 Measures = dict[str, float]
 
 ValueT = TypeVar("ValueT")
@@ -48,7 +51,10 @@ def timing_records(
     *,
     advance: Callable[[], None] = lambda: None,
 ) -> list[Record]:
-    """One record per setting: the (lower) median over the prompts of everything measured."""
+    """One record per setting: the (lower) median over the prompts of everything measured.
+
+    `by_prompt` holds the seconds of every prompt, in the order of the prompts.
+    """
     measured: dict[int, list[Measures]] = {number: [] for number in range(len(settings))}
     for index, prompt in enumerate(prompts):
         if index == 0:  # the first run of anything pays for start-up
@@ -70,6 +76,7 @@ def timing_records(
                 name: statistics.median_low(values[name] for values in measured[number])
                 for name in measured[number][0]
             },
+            "by_prompt": {name: [values[name] for values in measured[number]] for name in SECONDS},
         }
         for number, setting in enumerate(settings)
     ]

@@ -47,7 +47,7 @@ def all_tables(results: Results, validation: Results | None) -> Iterator[str]:
     if results.timing:
         yield "## Bytes and seconds\n"
         measured = timings(results.timing, policy_groups(results.timing))
-        yield markdown(tables.costs_of_requests(measured, ""))
+        yield markdown(tables.costs_of_requests(measured))
 
 
 def main() -> None:

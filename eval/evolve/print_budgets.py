@@ -42,7 +42,7 @@ def print_budgets(budgets: BudgetFile, console: Console | None = None) -> None:
     )
     if held_out is not None and low <= 0:
         console.print(
-            "note: on held-out prompts not significantly better than uniform budgets",
+            "note: on held-out prompts the interval includes 0: not shown to beat uniform",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 

@@ -257,7 +257,7 @@ def _held_out(
     values = others.values([exact, plan.uniform])
     units = [(prompt.task, prompt.sample.id) for prompt in others.prompts]
     ours, theirs = (dict(zip(units, column, strict=True)) for column in values.T.tolist())
-    interval = paired_difference(ours, theirs, resamples=resamples, seed=plan.seed)
+    interval = paired_difference({None: ours}, {None: theirs}, resamples=resamples, seed=plan.seed)
     score, uniform = others.means(values)
     return {
         "prompts": len(units),

@@ -2,56 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from eval.nulls import over_null
 from eval.report.aggregates import Grid, ReportedMethod
 from eval.report.best_settings import Comparison
 from eval.report.page import Field
 from eval.results.records import FULL
-from eval.stats import Interval, paired_difference
+from eval.stats import Interval
 from policies.registry import NULLS
 
+OverNulls = Mapping[tuple[ReportedMethod, str], tuple[str, Interval]]
+"""Setting and budget -> the best null with its protection, and what the setting has over it."""
 
-def over_null(
-    grid: Grid, setting: ReportedMethod, spec: str, *, higher_is_better: bool, resamples: int
-) -> tuple[str, Interval] | None:
-    """The best null of a budget with the protection of a setting, and what the setting has over it.
 
-    The difference is paired by prompt: of scores, or of nats per token. None for nulls, the full
-    cache and traces, and where no null was run or it answered other prompts.
+def over_nulls(
+    comparison: Comparison, grid: Grid, lines: Sequence[tuple[str, str, ReportedMethod]]
+) -> OverNulls:
+    """Differences of the settings of a table (name, note, setting) to nulls.
+
+    Paired by prompt, of scores or of nats per token. Without those of nulls, of the full cache and
+    of traces, and where no null was run or it answered other prompts.
     """
-    ours = grid.get(setting, {}).get(spec)
-    if ours is None or setting.method in (FULL, *NULLS):
-        return None
+    over = {}
+    for _, _, setting in lines:
+        for spec in comparison.budgets.specs:
+            if setting.method not in (FULL, *NULLS) and spec in grid.get(setting, {}):
+                found = _over_null(comparison, grid, setting, spec)
+                if found is not None:
+                    over[setting, spec] = found
+    return over
+
+
+def _over_null(
+    comparison: Comparison, grid: Grid, setting: ReportedMethod, spec: str
+) -> tuple[str, Interval] | None:
     nulls = {
         null: budgets[spec]
         for null, budgets in grid.items()
         if null.method in NULLS and null.protected == setting.protected and spec in budgets
     }
-    sign = 1.0 if higher_is_better else -1.0
+    sign = 1.0 if comparison.higher_is_better else -1.0
     best = max(nulls, key=lambda null: sign * nulls[null].interval.mean, default=None)
-    if best is None or not set(ours.values) & set(nulls[best].values):
+    if best is None:
         return None
-    return best.method, paired_difference(ours.values, nulls[best].values, resamples=resamples)
+    gap = over_null(
+        grid[setting][spec].scores,
+        nulls[best].scores,
+        bounds=(-1, 1) if comparison.kind == "accuracy" else None,
+        resamples=comparison.resamples,
+        seed=0,
+    )
+    return None if gap is None else (best.method, gap)
 
 
 def with_null(
-    number: Field, comparison: Comparison, grid: Grid, setting: ReportedMethod, spec: str
+    number: Field, comparison: Comparison, over: tuple[str, Interval] | None, *, resolved: bool
 ) -> Field:
     """A method's number with its distance to the best null below."""
-    found = over_null(
-        grid,
-        setting,
-        spec,
-        higher_is_better=comparison.higher_is_better,
-        resamples=comparison.resamples,
-    )
-    if found is None:
+    if over is None:
         return number
-    null, over = found
+    null, gap = over
     scale, digits = (100, 1) if comparison.kind == "accuracy" else (1, 2)
-    mean, low, high = (f"{scale * value:+.{digits}f}" for value in (over.mean, over.low, over.high))
-    return replace(number, small=f"{number.small}\n{mean} over {null}\n{low} to {high}")
+    mean, low, high = (f"{scale * value:+.{digits}f}" for value in (gap.mean, gap.low, gap.high))
+    star = " *" if resolved else ""
+    return replace(number, small=f"{number.small}\n{mean}{star} over {null}\n{low} to {high}")
 
 
 def null_words(comparison: Comparison) -> str:

@@ -1,9 +1,8 @@
 """Scores and perplexities per method and budget: every number of the result tables.
 
 Pure functions of records. A method is reported as it was run: preset, allocator, protection, and
-for `kvp` the group of policies that differ only in their training seed. Seeds are averaged per
-prompt, intervals are over prompts (`eval.stats`). Callers select one protocol; records of two are
-refused.
+for `kvp` the group of policies that differ only in their training seed. Intervals are over prompts
+and policy seeds (`eval.stats`). Callers select one protocol; records of two are refused.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 
 from eval.nulls import prompt_values
 from eval.results.records import FULL, SELF_SIZED, UNIFORM, Record
-from eval.stats import Interval, Unit, bootstrap_mean, per_prompt, perplexity
+from eval.stats import Interval, Scores, bootstrap_mean, by_policy, perplexity, with_seeds
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -65,8 +64,8 @@ class Estimate:
     interval: Interval
     policies: int
     """Policies averaged, 0 for methods without."""
-    values: Mapping[Unit, float]
-    """Score per prompt, or log-likelihood per token of a reply (`eval.nulls`); empty for traces."""
+    scores: Scores
+    """Score per policy and prompt, or log-likelihood per token (`eval.nulls`); empty for traces."""
     tasks: frozenset[str] = frozenset()
     """Tasks it is over; empty for traces."""
     kept_tokens: float = 0.0
@@ -156,11 +155,11 @@ def score_grid(
     """Mean score, 0 to 1, of one protocol's generated answers; every task weighs the same."""
 
     def estimate(part: list[Record]) -> Estimate:
-        values = per_prompt(part)
+        scores = by_policy(part)
         return Estimate(
-            interval=bootstrap_mean(values, resamples=resamples),
+            interval=bootstrap_mean(scores, resamples=resamples),
             policies=_policies(part),
-            values=values,
+            scores=scores,
             tasks=frozenset(record["task"] for record in part),
             **_sizes(part),
         )
@@ -177,7 +176,7 @@ def perplexity_grid(
         return Estimate(
             interval=perplexity(part, resamples=resamples),
             policies=_policies(part),
-            values=prompt_values(part),
+            scores=prompt_values(part),
             tasks=frozenset(record["task"] for record in part),
             **_sizes(part),
         )
@@ -188,13 +187,15 @@ def perplexity_grid(
 def attention_grid(records: Sequence[Record], groups: Mapping[str | None, str]) -> Grid:
     """Future attention the whole model keeps, 0 to 1, of one protocol's traces.
 
-    Policies of one group are averaged, and so are the ends of their intervals.
+    Policies of one group are averaged, and so are the ends of their intervals, which the spread
+    between policies then widens.
     """
 
     def estimate(part: list[Record]) -> Estimate:
         mean, low, high = (float(np.mean([record[name] for record in part])) for name in _ATTENTION)
-        interval = Interval(mean=mean, low=low, high=high, prompts=part[0]["sequences"])
-        return Estimate(interval=interval, policies=_policies(part), values={}, **_sizes(part))
+        sequences = Interval(mean=mean, low=low, high=high, prompts=part[0]["sequences"])
+        interval = with_seeds(sequences, [record["kept"] for record in part], bounds=(0, 1))
+        return Estimate(interval=interval, policies=_policies(part), scores={}, **_sizes(part))
 
     return _grid(records, groups, estimate)
 

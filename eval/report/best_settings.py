@@ -23,7 +23,7 @@ from eval.report.choose_settings import Choice, choose, means_of
 from eval.report.load import Results
 from eval.report.schema import PROTOCOL_NAMES
 from eval.results.records import FULL, LEARNED, ORACLE, Record, policy_groups
-from eval.stats import Interval, paired_difference
+from eval.stats import Interval, paired_difference, prompts_of
 
 CLOSE = 0.02
 """A score at most this far below the full cache's (0 to 1) counts as reaching it."""
@@ -60,6 +60,19 @@ class Comparison:
         if family not in self.choices:
             return None
         return self.grid.get(self.choices[family].setting, {}).get(spec)
+
+    @property
+    def interval(self) -> str:
+        """What the intervals are over, for captions."""
+        units = "sequences" if self.kind == "kept" else "prompts"
+        seeds = {
+            estimate.policies
+            for setting, estimates in self.grid.items() if setting.method == LEARNED
+            for estimate in estimates.values()
+        }  # fmt: skip
+        policies = " and policy seeds" if max(seeds, default=0) > 1 else ""
+        alone = "; of one policy seed: what another would change is not in it" if 1 in seeds else ""
+        return f"95 % bootstrap interval over {units}{policies}{alone}"
 
     @property
     def full(self) -> Estimate | None:
@@ -213,14 +226,14 @@ def differences_to_baseline(
         policy = comparison.estimate(family, spec)
         if choice.setting.method != LEARNED or policy is None:
             continue
-        if not set(policy.values) & set(baseline.values):
+        if prompts_of(policy.scores).isdisjoint(prompts_of(baseline.scores)):
             continue
         lower = min(policy.interval.mean, baseline.interval.mean)
         differences.append(
             BaselineDifference(
                 family=family,
                 baseline=best[0],
-                difference=paired_difference(policy.values, baseline.values, resamples=resamples),
+                difference=paired_difference(policy.scores, baseline.scores, resamples=resamples),
                 both_reach_full=full is not None and lower >= full.interval.mean - CLOSE,
             )
         )

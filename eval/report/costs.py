@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from eval.report.aggregates import ReportedMethod, method_of
 from eval.results.records import FULL, ORACLE, Record
+from eval.stats import Interval, median_interval
 
+DECODE = "decode_seconds_per_token"
 Head = tuple[int, int]
 """(layer, KV head)."""
 
@@ -129,18 +131,23 @@ class Timing:
     budget: float | None
     """Tokens per KV head, the realised ones of a self-sized method; None for the full cache."""
     cache_bytes: float
-    prefill_seconds: float
-    evict_seconds: float
-    decode_seconds: float
+    prefill: Interval | None
+    """Median seconds over prompts; None where there are too few for an interval."""
+    evict: Interval | None
+    """The same of scoring and evicting."""
+    decode: Interval | None
     """Seconds per decoded token."""
     bytes_to_full: float | None
     """Cache bytes divided by those of the full cache; None without a record of the full cache."""
-    decode_to_full: float | None
-    """Seconds per decoded token divided by those of the full cache."""
+    decode_to_full: Interval | None
+    """Seconds per decoded token divided by those of the full cache on the same prompt."""
 
 
 def timings(records: Iterable[Record], groups: Mapping[str | None, str]) -> list[Timing]:
-    """Means over prompts and policies, the full cache first, then by budget and method."""
+    """Bytes and medians of seconds, the full cache first, then by budget and method.
+
+    Policies are averaged, the seconds of each prompt by itself.
+    """
     parts: dict[tuple[str | None, str | None, ReportedMethod], list[Record]] = {}
     for record in records:
         size = record.get("budget_spec") or record["budget"]
@@ -159,11 +166,11 @@ def timings(records: Iterable[Record], groups: Mapping[str | None, str]) -> list
                 protocol=protocol,
                 budget=None if spec is None else _size(same),
                 cache_bytes=_mean(same, "cache_bytes"),
-                prefill_seconds=_mean(same, "prefill_seconds"),
-                evict_seconds=_mean(same, "evict_seconds"),
-                decode_seconds=_mean(same, "decode_seconds_per_token"),
-                bytes_to_full=_to_full(same, reference, "cache_bytes"),
-                decode_to_full=_to_full(same, reference, "decode_seconds_per_token"),
+                prefill=median_interval(_by_prompt(same, "prefill_seconds")),
+                evict=median_interval(_by_prompt(same, "evict_seconds")),
+                decode=median_interval(_by_prompt(same, DECODE)),
+                bytes_to_full=_bytes_to_full(same, reference),
+                decode_to_full=_decode_to_full(same, reference),
             )
         )
     return sorted(measured, key=lambda timing: (timing.budget is not None, timing.budget or 0.0))
@@ -185,9 +192,24 @@ def _mean(records: Iterable[Record], field: str) -> float:
     return float(np.mean([record[field] for record in records]))
 
 
-def _to_full(
-    records: Sequence[Record], reference: Sequence[Record] | None, field: str
-) -> float | None:
-    """Mean of a field divided by the full cache's; None without one that is above 0."""
-    whole = 0.0 if reference is None else _mean(reference, field)
-    return _mean(records, field) / whole if whole > 0 else None
+def _by_prompt(records: Sequence[Record], field: str) -> list[float]:
+    """A measure of every prompt, policies averaged; empty where some record lacks it."""
+    timed = [record.get("by_prompt", {}).get(field, []) for record in records]
+    if len({len(values) for values in timed}) != 1:
+        return []
+    return [float(np.mean(values)) for values in zip(*timed, strict=True)]
+
+
+def _bytes_to_full(records: Sequence[Record], reference: Sequence[Record] | None) -> float | None:
+    """Mean bytes divided by the full cache's; None without one that is above 0."""
+    whole = 0.0 if reference is None else _mean(reference, "cache_bytes")
+    return _mean(records, "cache_bytes") / whole if whole > 0 else None
+
+
+def _decode_to_full(
+    records: Sequence[Record], reference: Sequence[Record] | None
+) -> Interval | None:
+    ours, whole = _by_prompt(records, DECODE), _by_prompt(reference or (), DECODE)
+    if len(ours) != len(whole) or not all(whole):
+        return None
+    return median_interval([own / full for own, full in zip(ours, whole, strict=True)])

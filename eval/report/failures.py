@@ -18,7 +18,7 @@ from eval.report.page import Field, Table
 from eval.report.schema import PROTOCOL_NAMES
 from eval.report.tables import Line, budget_names
 from eval.results.records import FULL, Record, policy_groups
-from eval.stats import Interval, Unit, bootstrap_mean, per_prompt
+from eval.stats import Interval, Unit, bootstrap_mean, by_policy
 
 Cells = Mapping[ReportedMethod, Mapping[str | None, Sequence[Record]]]
 """Records by method and budget spec."""
@@ -52,7 +52,7 @@ def failures(
     failed = [record for record in had if not _right(record)]
     lost_evidence = [record["evidence_lost"] for record in failed if _evidence(record)]
     return Failures(
-        lost=bootstrap_mean(per_prompt(marked, "lost"), resamples=resamples),
+        lost=bootstrap_mean(by_policy(marked, "lost"), resamples=resamples),
         answers=len(had),
         failed=len(failed),
         gained=sum(map(_right, known)) - (len(had) - len(failed)),
@@ -107,8 +107,9 @@ def failure_table(
         return None
     return Table(
         caption="Right answers of the full cache that are lost, % (95 % bootstrap interval over "
-        "prompts; lost of all, and gained where the full cache is wrong; losses of which no head "
-        "kept some token of the answer); an answer is right where it contains all references; "
+        "prompts and policy seeds; lost of all, and gained where the full cache is wrong; losses "
+        "of which no head kept some token of the answer); an answer is right where it contains "
+        "all references; "
         f"{PROTOCOL_NAMES[comparison.protocol]}.",
         header=("method", *budget_names(comparison.budgets)),
         rows=rows,

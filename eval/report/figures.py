@@ -66,9 +66,8 @@ def _against_budget(
     )
     return LineFigure(
         name=name,
-        caption=f"{title}, against cache budget; bars are 95 % bootstrap intervals over "
-        f"{'sequences' if comparison.kind == 'kept' else 'prompts'}; points of one budget are "
-        f"drawn next to each other{_remarks(comparison)}; {comparison.conditions}.",
+        caption=f"{title}, against cache budget; bars: {comparison.interval}; points of one "
+        f"budget are drawn next to each other{_remarks(comparison)}; {comparison.conditions}.",
         panels=drawn,
         columns=columns,
         x=Axis(

@@ -269,14 +269,11 @@ def _bytes(comparisons: Sequence[Comparison]) -> str:
 def _timing(report: Report) -> str:
     records = report.results.timing
     if not records:
-        return missing("No timing pass in this folder: run kvp-eval --timing_prompts 3.")
+        return missing("No timing pass in this folder: run kvp-eval --timing_prompts 6.")
     groups = policy_groups([*report.results.records, *report.results.curves, *records])
-    prompts = {record["prompts"] for record in records if "prompts" in record}
-    counts = "/".join(str(n) for n in sorted(prompts))
     measured = timings(records, groups)
-    words = f", median over {counts} prompts" if prompts else ""
-    whole = table(tables.costs_of_requests(measured, words))
+    whole = table(tables.costs_of_requests(measured))
     shown = middle_budget(measured)
     if len(shown) == len(measured):
         return whole
-    return table(tables.costs_of_requests(shown, words)) + details("every budget", [whole])
+    return table(tables.costs_of_requests(shown)) + details("every budget", [whole])

@@ -78,6 +78,13 @@ def _shares(value: Any) -> bool:  # noqa: ANN401
     return isinstance(value, list) and len(value) > 1 and all(map(_share, value))
 
 
+def _seconds_by_prompt(value: Any) -> bool:  # noqa: ANN401
+    """Whether a value is lists of seconds by name of what was timed."""
+    return isinstance(value, dict) and all(
+        isinstance(times, list) and all(map(_size, times)) for times in value.values()
+    )
+
+
 def _counts_of_heads(value: Any) -> bool:  # noqa: ANN401
     """Whether a value is a list of layers, each a list of one count per head."""
     return (
@@ -224,6 +231,7 @@ TIMING_SCHEMA = RecordSchema(
         "budget_spec": _maybe(_budget_spec),
         "kept_tokens": _maybe(_size),
         "prompts": is_count,
+        "by_prompt": _seconds_by_prompt,
     },
     rules={"kept_tokens": _timed_size},
     key=(*_METHOD_KEY, "budget_spec", "budget"),

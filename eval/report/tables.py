@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from eval.report.against_nulls import null_words, with_null
+from eval.report.against_nulls import OverNulls, null_words, over_nulls, with_null
 from eval.report.aggregates import Budgets, Estimate, Grid, ReportedMethod
 from eval.report.best_settings import (
     BaselineDifference,
@@ -17,9 +17,11 @@ from eval.report.costs import Area, Timing
 from eval.report.page import Field, Table
 from eval.report.schema import PROTOCOL_NAMES
 from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED, UNIFORM
+from eval.stats import Interval, holm
 
 BEST = "highlighted: the best mean of the column, full cache and oracle apart"
 """Meaning of the mark `best`, for captions."""
+SECONDS_LEFT_OUT = "; seconds are left out where fewer than 6 prompts were timed one by one"
 Line = tuple[str, str, ReportedMethod]
 """A line of a table: name, note and setting."""
 
@@ -72,12 +74,15 @@ def _in_words(comparison: Comparison, family: str, spec: str | None) -> str:
 
 def headline(comparison: Comparison, attention_free: Collection[str], *, resamples: int) -> Table:
     """One line per method, and each learned policy minus the best attention-free baseline."""
-    rows = _grid_rows(comparison, comparison.grid, lines_shown(comparison), highlight=True)
-    if comparison.kind == "accuracy":
-        rows += _difference_rows(comparison, attention_free, resamples=resamples)
+    lines = lines_shown(comparison)
+    over = over_nulls(comparison, comparison.grid, lines)
+    gaps = _gaps(comparison, attention_free, resamples=resamples)
+    resolved = _resolved({**_intervals(over), **{key: gap.difference for key, gap in gaps.items()}})
+    rows = _grid_rows(comparison, comparison.grid, lines, over, resolved, highlight=True)
+    rows += _difference_rows(comparison, gaps, resolved)
     return Table(
-        caption=f"{_title(comparison)} (95 % bootstrap interval over prompts); "
-        f"{BEST}{null_words(comparison)}; {comparison.conditions}.",
+        caption=f"{_title(comparison)} ({comparison.interval}); {BEST}{null_words(comparison)}"
+        f"{_star_words(len(over) + len(gaps))}; {comparison.conditions}.",
         header=_header(comparison),
         rows=rows,
     )
@@ -112,21 +117,26 @@ def every_setting(comparison: Comparison) -> Table:
 
 def some_settings(comparison: Comparison, lines: Sequence[Line], which: str = "") -> Table:
     """The numbers of some settings; `which` are they, for the caption."""
+    over = over_nulls(comparison, comparison.grid, lines)
     return Table(
-        caption=f"{_title(comparison)}{which}{null_words(comparison)}; {comparison.conditions}.",
+        caption=f"{_title(comparison)}{which} ({comparison.interval}){null_words(comparison)}"
+        f"{_star_words(len(over))}; {comparison.conditions}.",
         header=_header(comparison),
-        rows=_grid_rows(comparison, comparison.grid, lines),
+        rows=_grid_rows(comparison, comparison.grid, lines, over, _resolved(_intervals(over))),
     )
 
 
 def one_task(comparison: Comparison, task: str) -> Table:
     """The headline's methods on one task."""
     lines = [(choice.name, "", choice.setting) for choice in comparison.choices.values()]
+    grid = comparison.tasks[task]
+    over = over_nulls(comparison, grid, lines)
+    resolved = _resolved(_intervals(over))
     return Table(
-        caption=f"{task}: accuracy, % (95 % bootstrap interval over prompts); {BEST}"
-        f"{null_words(comparison)}; {PROTOCOL_NAMES[comparison.protocol]}.",
+        caption=f"{task}: accuracy, % ({comparison.interval}); {BEST}{null_words(comparison)}"
+        f"{_star_words(len(over))}; {PROTOCOL_NAMES[comparison.protocol]}.",
         header=_header(comparison),
-        rows=_grid_rows(comparison, comparison.tasks[task], lines, highlight=True),
+        rows=_grid_rows(comparison, grid, lines, over, resolved, highlight=True),
     )
 
 
@@ -199,7 +209,7 @@ def areas(by_setting: Mapping[ReportedMethod, Area], protocol: str, version: int
     )
 
 
-def costs_of_requests(timings: Sequence[Timing], prompts: str) -> Table:
+def costs_of_requests(timings: Sequence[Timing]) -> Table:
     """Bytes and seconds per method and budget."""
     protocols = {timing.protocol for timing in timings}
     rows = [
@@ -208,17 +218,21 @@ def costs_of_requests(timings: Sequence[Timing], prompts: str) -> Table:
             "all" if timing.setting.method == FULL else f"{timing.budget:.0f}",
             f"{timing.cache_bytes:,.0f}",
             _ratio(timing.bytes_to_full),
-            f"{1000 * timing.prefill_seconds:.1f}",
-            f"{1000 * timing.evict_seconds:.1f}",
-            f"{1000 * timing.decode_seconds:.2f}",
-            _ratio(timing.decode_to_full),
+            _median(timing.prefill, 1000, 1),
+            _median(timing.evict, 1000, 1),
+            _median(timing.decode, 1000, 2),
+            _median(timing.decode_to_full, 1, 3),
         )
         for timing in timings
     ]
     named = ", ".join(PROTOCOL_NAMES[name] for name in protocols if name)
+    timed = [timing.decode for timing in timings]
+    counts = "/".join(str(n) for n in sorted({median.prompts for median in timed if median}))
+    left_out = SECONDS_LEFT_OUT if None in timed else ""
     return Table(
-        caption=f"One request at a time: cache bytes after eviction, and milliseconds{prompts}"
-        f"{'; ' + named if named else ''}. Ratios are to the full cache.",
+        caption="One request at a time: cache bytes after eviction, and milliseconds, median and "
+        f"its 95 % interval over {counts or 'no'} prompts{left_out}"
+        f"{'; ' + named if named else ''}. Ratios are to the full cache, prompt by prompt.",
         header=(
             "method",
             "tokens per head",
@@ -255,6 +269,8 @@ def _grid_rows(
     comparison: Comparison,
     grid: Grid,
     lines: Sequence[Line],
+    over: OverNulls,
+    resolved: Collection[object],
     *,
     highlight: bool = False,
 ) -> list[Sequence[Field | str]]:
@@ -277,7 +293,8 @@ def _grid_rows(
             number = _number(
                 comparison, estimate, "best" if (setting.family, spec) in best else mark
             )
-            row.append(with_null(number, comparison, grid, setting, spec))
+            key = setting, spec
+            row.append(with_null(number, comparison, over.get(key), resolved=key in resolved))
         if _has_self_sized(comparison):
             row.append(_number(comparison, estimates.get(SELF_SIZED), mark, with_size=True))
         rows.append(row)
@@ -294,40 +311,65 @@ def _number(
     mean, low, high = (
         f"{scale * value:.{digits}f}" for value in (interval.mean, interval.low, interval.high)
     )
-    small = f"{low} to {high}"
+    small = "" if interval.low == interval.high else f"{low} to {high}"
     if with_size:
         small += f"\nat {100 * estimate.share:.1f} % ({estimate.kept_tokens:.0f})"
     return Field(text=mean, small=small, mark=mark)
 
 
-def _difference_rows(
+def _gaps(
     comparison: Comparison, attention_free: Collection[str], *, resamples: int
+) -> dict[tuple[str, str], BaselineDifference]:
+    """Policies minus the best attention-free baseline, by policy group and budget; of scores."""
+    if comparison.kind != "accuracy":
+        return {}
+    return {
+        (gap.family, spec): gap
+        for spec in comparison.budgets.specs
+        for gap in differences_to_baseline(comparison, spec, attention_free, resamples=resamples)
+    }
+
+
+def _intervals(over: OverNulls) -> dict[object, Interval]:
+    return {key: gap for key, (_, gap) in over.items()}
+
+
+def _resolved(gaps: Mapping[object, Interval]) -> set[object]:
+    """Keys of the differences of one table that are not 0 (Holm)."""
+    return {key for key, resolved in zip(gaps, holm(list(gaps.values())), strict=True) if resolved}
+
+
+def _star_words(count: int) -> str:
+    """Meaning of the star, for captions; empty in a table without differences."""
+    if not count:
+        return ""
+    several = f"Holm's correction for the {count} differences of the table"
+    return f"; * differs from 0 at 5 %{f' after {several}' if count > 1 else ''}"
+
+
+def _difference_rows(
+    comparison: Comparison,
+    gaps: Mapping[tuple[str, str], BaselineDifference],
+    resolved: Collection[object],
 ) -> list[Sequence[Field | str]]:
-    by_family: dict[str, dict[str, BaselineDifference]] = {}
-    for spec in comparison.budgets.specs:
-        for gap in differences_to_baseline(comparison, spec, attention_free, resamples=resamples):
-            by_family.setdefault(gap.family, {})[spec] = gap
+    fields = {key: _difference(gap, resolved=key in resolved) for key, gap in gaps.items()}
     return [
         [
             Field(text=f"{family} minus best attention-free", small="points, paired by prompt"),
-            *(_difference(by_spec.get(spec)) for spec in comparison.budgets.specs),
+            *(fields.get((family, spec), Field(text="–")) for spec in comparison.budgets.specs),
             *(["–"] if _has_self_sized(comparison) else []),
         ]
-        for family, by_spec in by_family.items()
+        for family in dict.fromkeys(family for family, _ in gaps)
     ]
 
 
-def _difference(gap: BaselineDifference | None) -> Field:
-    if gap is None:
-        return Field(text="–")
+def _difference(gap: BaselineDifference, *, resolved: bool) -> Field:
     difference = gap.difference
     remarks = [gap.baseline]
-    if not difference.excludes_zero:
-        remarks.append("interval includes 0")
     if gap.both_reach_full:
         remarks.append("both reach full")
     return Field(
-        text=f"{100 * difference.mean:+.1f}",
+        text=f"{100 * difference.mean:+.1f}{' *' if resolved else ''}",
         small="\n".join([f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}", *remarks]),
     )
 
@@ -369,6 +411,15 @@ def _mark(family: str) -> str:
     if method == LEARNED:
         return "learned"
     return "reference" if method in (FULL, ORACLE) else ""
+
+
+def _median(median: Interval | None, scale: float, digits: int) -> Field:
+    if median is None:
+        return Field(text="–")
+    middle, low, high = (
+        f"{scale * value:.{digits}f}" for value in (median.mean, median.low, median.high)
+    )
+    return Field(text=middle, small=f"{low} to {high}")
 
 
 def _ratio(value: float | None) -> str:

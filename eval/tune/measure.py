@@ -7,7 +7,7 @@ their prompts: of the answers' scores, or of minus the nats per token where repl
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -123,16 +123,18 @@ class Measurement:
         *, resamples: int,
     ) -> Interval:  # fmt: skip
         """Score of a measured candidate on the prompts and budgets of this run."""
-        methods = subject.methods(candidate)
-        keys = [
-            _key(method, candidate, protocol, str(b)) for method in methods for b in self.budgets
-        ]
         units = [
             (prompt.task, prompt.sample.id)
             for prompt, name in self.prepared.work if name == protocol
         ]  # fmt: skip
-        values = {unit: sum(file.values[key][unit] for key in keys) / len(keys) for unit in units}
-        return bootstrap_mean(values, resamples=resamples)
+        scores: dict[Hashable, dict[Unit, float]] = {}
+        for method in subject.methods(candidate):
+            keys = [_key(method, candidate, protocol, str(budget)) for budget in self.budgets]
+            scores[method.policy] = {
+                unit: sum(file.values[key][unit] for key in keys) / len(keys) for unit in units
+            }
+        bounds = None if self.prepared.prompts[0].forced else (0, 1)
+        return bootstrap_mean(scores, bounds=bounds, resamples=resamples)
 
     def scores(
         self, file: MeasuredRecords, subject: Subject, protocol: str, batch: Sequence[Candidate]

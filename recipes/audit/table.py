@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eval.report import tables
+from eval.report.aggregates import ReportedMethod
 from eval.report.best_settings import Comparison, compare
 from eval.report.failures import Cells, cells_of, evidence_table, failure_table
 from eval.report.load import Results, load_results
@@ -21,7 +22,7 @@ from eval.report.markdown import markdown
 from eval.report.page import Field, Table, commands
 from eval.report.schema import PROTOCOL_NAMES
 from eval.results.records import FULL, Record
-from eval.stats import paired_difference, per_prompt
+from eval.stats import Interval, by_policy, holm, paired_difference
 
 RESAMPLES = 2000
 PROTECTED = {True: "protected", False: "unprotected"}
@@ -67,34 +68,52 @@ def backends(
 ) -> Table:
     """What another attention backend changes: points, paired by prompt, and answers that differ."""
     before, after = (cells_of(results, comparison.protocol) for results in (main, other))
+    changes: dict[tuple[ReportedMethod, str | None], tuple[Interval, str]] = {}
+    for _, _, setting in lines:
+        for spec in (None,) if setting.method == FULL else comparison.budgets.specs:
+            cells = (side.get(setting, {}).get(spec, ()) for side in (before, after))
+            change = _change(*cells)
+            if change is not None:
+                changes[setting, spec] = change
+    resolved = dict(zip(changes, holm([gap for gap, _ in changes.values()]), strict=True))
     rows: list[Sequence[Field | str]] = []
     for name, note, setting in lines:
-        specs = (None,) if setting.method == FULL else comparison.budgets.specs
-        fields = [
-            _changed(before.get(setting, {}).get(spec, ()), after.get(setting, {}).get(spec, ()))
-            for spec in specs
+        keys = [
+            (setting, spec)
+            for spec in ((None,) if setting.method == FULL else comparison.budgets.specs)
         ]
+        fields = [_field(changes.get(key), resolved=resolved.get(key, False)) for key in keys]
         if setting.method == FULL:
             fields *= len(comparison.budgets.specs)
         rows.append([Field(text=name, small=note), *fields])
     return Table(
         caption=f"Points by {_backend(other)} minus points by {_backend(main)} (95 % bootstrap "
-        "interval, paired by prompt; answers that are other words).",
+        "interval, paired by prompt; answers that are other words); * differs from 0 at 5 % after "
+        f"Holm's correction for the {len(changes)} differences of the table.",
         header=("method", *tables.budget_names(comparison.budgets)),
         rows=rows,
     )
 
 
-def _changed(before: Sequence[Record], after: Sequence[Record]) -> Field:
+def _change(before: Sequence[Record], after: Sequence[Record]) -> tuple[Interval, str] | None:
+    """Difference of scores, and answers changed in words; None without a common answer."""
     said = {_answer(record): record["prediction"] for record in before}
     both = [record for record in after if _answer(record) in said]
     if not both:
-        return Field(text="–")
-    found = paired_difference(per_prompt(after), per_prompt(before), resamples=RESAMPLES)
+        return None
+    gap = paired_difference(by_policy(after), by_policy(before), resamples=RESAMPLES)
     changed = sum(said[_answer(record)] != record["prediction"] for record in both)
-    low, high = 100 * found.low, 100 * found.high
-    small = f"{low:+.1f} to {high:+.1f}\n{changed} of {len(both)} answers"
-    return Field(text=f"{100 * found.mean:+.1f}", small=small)
+    return gap, f"{changed} of {len(both)} answers"
+
+
+def _field(change: tuple[Interval, str] | None, *, resolved: bool) -> Field:
+    if change is None:
+        return Field(text="–")
+    gap, words = change
+    return Field(
+        text=f"{100 * gap.mean:+.1f}{' *' if resolved else ''}",
+        small=f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}\n{words}",
+    )
 
 
 def _answer(record: Record) -> tuple[str, str, str | None]:

@@ -26,7 +26,7 @@ done
 for protocol in query_aware query_agnostic; do
   "$BIN/kvp-eval" --config configs/first/test.yaml --tasks $TASKS --protocols $protocol \
     --policies "$RUN/policies" --traces "$RUN/traces" \
-    --timing_prompts 1 --out "$RUN/test-$protocol"
+    --timing_prompts 6 --out "$RUN/test-$protocol"
   "$BIN/kvp-report" "$RUN/test-$protocol" --validation_results "$RUN/validation-$protocol" \
     --out "$RUN/report-$protocol.html" --png "$RUN/figures-$protocol"
   "$BIN/python" recipes/tables.py "$RUN/test-$protocol" \

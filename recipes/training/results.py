@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from eval.stats import Interval, paired_difference, per_prompt, perplexity
+from eval.stats import Interval, Scores, by_policy, paired_difference, perplexity
 
 Result = dict[str, Any]
 
@@ -93,22 +93,23 @@ def accuracy(records: Sequence[Result]) -> Mean:
 
 def difference(ours: Sequence[Result], theirs: Sequence[Result]) -> Interval:
     """Points of accuracy by which ours is better, over the same prompts (bootstrap)."""
-    interval = paired_difference(per_prompt(ours), per_prompt(theirs))
+    interval = paired_difference(by_policy(ours), by_policy(theirs))
     return Interval(
         mean=100 * interval.mean,
         low=100 * interval.low,
         high=100 * interval.high,
         prompts=interval.prompts,
+        p=interval.p,
     )
 
 
 def nats(ours: Sequence[Result], theirs: Sequence[Result]) -> Interval:
     """Nats per token by which ours is worse, over the same continuations (bootstrap)."""
-    return paired_difference(_nats_per_token(ours), _nats_per_token(theirs))
+    return paired_difference(_nats_per_token(ours), _nats_per_token(theirs), bounds=None)
 
 
-def _nats_per_token(records: Sequence[Result]) -> dict[tuple[str, str], float]:
-    return per_prompt(
+def _nats_per_token(records: Sequence[Result]) -> Scores:
+    return by_policy(
         ({**record, "nll": record["nll"] / record["reply_tokens"]} for record in records), "nll"
     )
 

@@ -37,6 +37,8 @@ from results import (
     transfers,
 )
 
+from eval.stats import holm
+
 BUDGETS = ("12.5%", "25%")
 
 
@@ -153,23 +155,34 @@ def area_ratio(result: Result) -> float:
 
 
 def accuracies(folder: Path, arms: Sequence[Arm], reference: str) -> str:
-    """Downstream accuracy of every arm and its difference to one of them."""
+    """Downstream accuracy of every arm and its difference to one of them.
+
+    A star marks differences other than 0 at 5 % after Holm's correction for the whole table.
+    """
     header = ["policies"]
     columns: list[dict[str, list[Result]]] = []
     for allocator in ("uniform", "global"):
         for budget in BUDGETS:
             header += [f"{allocator} {budget}", f"− {reference}"]
             columns.append(records_of(folder, budget_spec=budget, allocator=allocator))
+    names = [arm.name for arm in arms if arm.name in columns[0]]
+    gaps = {
+        (name, number): difference(column[name], column[reference])
+        for name in names if name != reference
+        for number, column in enumerate(columns)
+    }  # fmt: skip
+    stars = dict(zip(gaps, holm(list(gaps.values())), strict=True))
     rows = []
-    for arm in arms:
-        if arm.name not in columns[0]:
-            continue
-        cells = [arm.name]
-        for column in columns:
-            mean = accuracy(column[arm.name])
+    for name in names:
+        cells = [name]
+        for number, column in enumerate(columns):
+            mean = accuracy(column[name])
             cells.append(f"{mean.mean:.1f} ± {mean.half:.1f}")
-            gap = difference(column[arm.name], column[reference])
-            cells.append(f"{gap.mean:+.1f} ({gap.low:+.1f} to {gap.high:+.1f})")
+            gap = gaps.get((name, number))
+            star = " *" if stars.get((name, number)) else ""
+            cells.append(
+                f"{gap.mean:+.1f}{star} ({gap.low:+.1f} to {gap.high:+.1f})" if gap else "–"
+            )
         rows.append(cells)
     whole = [100 * record["score"] for record in records_of(folder, method="full")["full"]]
     caption = f"{folder.name}: accuracy, %; full cache {mean_of(whole).mean:.1f}"

@@ -67,7 +67,11 @@ def test_the_program_says_what_it_does_and_what_to_open(
     assert printed.err.splitlines()[-1] == (
         f"results are in {finished}; to look at them: kvp-report {finished}"
     )
-    assert printed.out.splitlines()[-1].startswith("At 12.5% of the cache (the question seen")
+    sentence, paired, told, resolution = printed.out.splitlines()[-4:]
+    assert sentence.startswith("At 12.5% of the cache (the question seen")
+    assert paired.startswith("Paired by prompt, in points (95 % interval): kvp")
+    assert told == "None of these differences can be told from 0 with these prompts."
+    assert resolution.startswith("With 2 prompts per task, differences below ")
 
 
 def test_every_variant_has_its_record(finished: Path) -> None:
@@ -110,6 +114,10 @@ def test_the_other_files_cover_all_methods(finished: Path) -> None:
     for record in timing:
         assert record["cache_bytes"] == record["kept_tokens"] * BYTES_PER_TOKEN
         assert min(record["evict_seconds"], record["decode_seconds_per_token"]) > 0
+        assert record["by_prompt"] == {  # of one prompt the median is its value
+            name: [record[name]]
+            for name in ("prefill_seconds", "evict_seconds", "decode_seconds_per_token")
+        }
         if record["method"] in ("random", "knorm"):
             assert record["kept_tokens"] == record["budget"]
     tokens = json.loads((finished / "tokens.json").read_text())
@@ -231,6 +239,7 @@ def test_a_dry_run_tells_the_work_and_writes_nothing(
         "4 prompts of 2 tasks, 8 evaluations of 23 settings each; 4 KV heads in 2 layers" in output
     )
     assert "for all 8 evaluations" in output
+    assert "with 2 prompts per task differences below 100 points are not resolved" in output
     assert not out.exists()
 
 

@@ -1,3 +1,5 @@
+"""Intervals against closed forms and numbers made by hand."""
+
 from __future__ import annotations
 
 import math
@@ -5,18 +7,39 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from eval.stats import (
+    Interval,
+    Scores,
     bootstrap_mean,
+    by_policy,
+    holm,
+    median_interval,
     paired_difference,
-    per_prompt,
     perplexity,
+    prompts_to_resolve,
+    resolved_by,
+    smallest_resolved,
     wilson,
+    with_seeds,
 )
 
+MANY = 20_000
 
-def _record(task: str, example: str, **fields: Any) -> dict[str, Any]:
-    return {"task": task, "example": example, "score": None, "nll": None, **fields}
+
+def _row(task: str, example: str, policy: str | None = None, **fields: Any) -> dict[str, Any]:
+    return {
+        "task": task, "example": example, "policy": policy, "score": None, "nll": None, **fields,
+    }  # fmt: skip
+
+
+def _scores(values: list[float], task: str = "a", policy: str | None = None) -> Scores:
+    return {policy: {(task, f"{number:03}"): value for number, value in enumerate(values)}}
+
+
+def _difference(p: float) -> Interval:
+    return Interval(mean=1.0, low=0.0, high=2.0, prompts=9, p=p)
 
 
 def test_wilson_matches_a_published_example() -> None:
@@ -34,57 +57,214 @@ def test_wilson_stays_inside_zero_and_one() -> None:
         wilson(0, 0)
 
 
-def test_policy_seeds_are_averaged_per_prompt() -> None:
-    records = [
-        _record("a", "1", score=1.0), _record("a", "1", score=0.0), _record("a", "2", score=1.0),
-        _record("a", "3"),
+def test_policies_are_averaged_and_records_without_the_field_left_out() -> None:
+    rows = [
+        _row("a", "1", "s0", score=1.0), _row("a", "1", "s1", score=0.0),
+        _row("a", "2", "s0", score=1.0), _row("a", "2", "s1", score=1.0), _row("a", "3", "s0"),
     ]  # fmt: skip
-    assert per_prompt(records) == {("a", "1"): 0.5, ("a", "2"): 1.0}
+    scores = by_policy(rows)
+    assert scores == {
+        "s0": {("a", "1"): 1.0, ("a", "2"): 1.0}, "s1": {("a", "1"): 0.0, ("a", "2"): 1.0},
+    }  # fmt: skip
+    found = bootstrap_mean(scores)
+    assert (found.mean, found.prompts) == (0.75, 2)
 
 
 def test_tasks_weigh_the_same_whatever_their_number_of_prompts() -> None:
     values = {("a", "1"): 1.0, ("b", "1"): 0.0, ("b", "2"): 0.0, ("b", "3"): 0.0}
-    interval = bootstrap_mean(values, resamples=50)
-    assert (interval.mean, interval.low, interval.high, interval.prompts) == (0.5, 0.5, 0.5, 4)
+    assert bootstrap_mean({None: values}, resamples=50).mean == 0.5
     with pytest.raises(ValueError, match="no prompts"):
         bootstrap_mean({})
 
 
-def test_bootstrap_interval_is_the_binomial_one() -> None:
-    values = {("a", str(i)): float(i < 30) for i in range(100)}
-    interval = bootstrap_mean(values, resamples=20_000, seed=1)
-    spread = 1.96 * math.sqrt(0.3 * 0.7 / 100)
-    assert interval.mean == pytest.approx(0.3)
-    assert interval.low == pytest.approx(0.3 - spread, abs=0.015)
-    assert interval.high == pytest.approx(0.3 + spread, abs=0.015)
-    assert bootstrap_mean(values, seed=5) == bootstrap_mean(values, seed=5)
+@pytest.mark.parametrize(("right", "prompts"), [(0, 20), (1, 20), (20, 20), (30, 100)])
+def test_of_one_task_the_interval_is_that_of_jeffreys_stretched(right: int, prompts: int) -> None:
+    # weights of x ones, n - x zeros and half a prompt at each end: Beta(x + 1/2, n - x + 1/2),
+    # stretched about its mean by sqrt((n + 1) / (n - 1))
+    centre = (right + 0.5) / (prompts + 1)
+    stretch = math.sqrt((prompts + 1) / (prompts - 1))
+    ends = stats.beta.ppf([0.025, 0.975], right + 0.5, prompts - right + 0.5)
+    low, high = centre + stretch * (ends - centre)
+    found = bootstrap_mean(_scores([1.0] * right + [0.0] * (prompts - right)), resamples=MANY)
+    assert found.mean == right / prompts
+    assert found.low == pytest.approx(max(0.0, min(low, found.mean)), abs=4e-3)
+    assert found.high == pytest.approx(min(1.0, max(high, found.mean)), abs=4e-3)
 
 
-def test_pairing_makes_a_constant_difference_certain() -> None:
+def test_the_same_seed_gives_the_same_interval() -> None:
+    scores = _scores([0.0, 1.0, 1.0, 0.25])
+    assert bootstrap_mean(scores, seed=5) == bootstrap_mean(scores, seed=5)
+    assert bootstrap_mean(scores, seed=5) != bootstrap_mean(scores, seed=6)
+
+
+def test_the_added_prompts_are_one_for_all_tasks_and_go_where_prompts_are_few() -> None:
+    # six tasks of 20 wrong answers: about as wide as 120 of one task, not as six times 20
+    six = {(str(k), str(n)): 0.0 for k in range(6) for n in range(20)}
+    assert bootstrap_mean({None: six}, resamples=MANY).high < 0.025
+    # two tasks; of the one added prompt the task of 2 prompts gets 25/26, that of 50 the rest:
+    # the upper end is half of that of Beta(25/52, 2 + 25/52), stretched by sqrt(3)
+    few = {("few", str(n)): 0.0 for n in range(2)} | {("many", str(n)): 0.0 for n in range(50)}
+    added = 25 / 52
+    centre = added / (2 + 2 * added)
+    end = stats.beta.ppf(0.975, added, 2 + added)
+    expected = (centre + math.sqrt(3) * (end - centre)) / 2
+    assert bootstrap_mean({None: few}, resamples=MANY).high == pytest.approx(expected, abs=0.01)
+
+
+def test_without_bounds_the_interval_is_students() -> None:
+    values = np.random.default_rng(3).standard_normal(40)
+    found = bootstrap_mean(_scores(values.tolist()), bounds=None, resamples=MANY)
+    half = stats.t.ppf(0.975, 39) * values.std(ddof=1) / math.sqrt(40)
+    assert found.high - found.low == pytest.approx(2 * half, rel=0.03)
+    single = bootstrap_mean(_scores([0.3]), bounds=None)
+    assert (single.low, single.high) == (0.3, 0.3)
+
+
+def test_the_spread_of_seeds_is_in_the_interval() -> None:
+    # every prompt alike, so prompts add next to nothing: Student's t over the three seeds
+    scores = {
+        seed: {("a", str(n)): level for n in range(400)}
+        for seed, level in (("s0", 0.4), ("s1", 0.5), ("s2", 0.6))
+    }
+    found = bootstrap_mean(scores, resamples=MANY)
+    half = stats.t.ppf(0.975, 2) * 0.1 / math.sqrt(3)
+    assert found.mean == pytest.approx(0.5)
+    assert (found.high - found.low) / 2 == pytest.approx(half, rel=0.06)
+    alone = bootstrap_mean({"s1": scores["s1"]}, resamples=MANY)
+    assert alone.high - alone.low < 0.02
+
+
+def test_seeds_are_compared_on_the_prompts_that_all_answered() -> None:
+    both = {("a", str(n)): 0.5 for n in range(100)}
+    more = both | {("a", f"more {n}"): 1.0 for n in range(100)}
+    found = bootstrap_mean({"s0": both, "s1": more})
+    assert found.mean == 0.75
+    assert found.high - found.low < 0.15  # of prompts; the seeds agree on the first hundred
+
+
+def test_half_widths_of_seeds_are_added_in_squares() -> None:
+    found = Interval(mean=0.5, low=0.5 - 0.03, high=0.5 + 0.3, prompts=7)
+    half = stats.t.ppf(0.975, 1) * 0.02 / 2  # means 0.49 and 0.51: half of their distance
+    wide = with_seeds(found, [0.49, 0.51], bounds=(0.0, 0.6))
+    assert wide.low == pytest.approx(0.5 - math.hypot(0.03, half))
+    assert wide.high == 0.6
+    assert with_seeds(found, [0.49], bounds=(0.0, 1.0)) == found
+
+
+def test_pairing_takes_away_what_prompts_have_in_common() -> None:
     generator = np.random.default_rng(0)
-    theirs = {("a", str(i)): float(x) for i, x in enumerate(generator.random(30))}
-    ours = {unit: value + 0.125 for unit, value in theirs.items()}
-    ours["b", "only ours"] = 9.0
-    difference = paired_difference(ours, theirs, resamples=200)
-    assert difference.prompts == 30
-    assert difference.mean == pytest.approx(0.125)
-    assert difference.low == pytest.approx(0.125)
-    assert difference.excludes_zero
-    assert not paired_difference(theirs, theirs).excludes_zero
+    hard = generator.random(300)
+    theirs = _scores(hard.tolist())
+    ours = _scores((hard + 0.125).tolist())
+    ours[None]["b", "only ours"] = 9.0  # type: ignore[index]
+    found = paired_difference(ours, theirs, resamples=200)
+    assert (found.prompts, round(found.mean, 9)) == (300, 0.125)
+    assert 0.11 < found.low < found.high < 0.14
+    assert found.p is not None
+    assert found.p < 1e-12
+    same = paired_difference(theirs, theirs, resamples=200)
+    assert same.low < 0 < same.high
+    assert same.p is not None
+    assert same.p > 0.9
     with pytest.raises(ValueError, match="share no prompt"):
-        paired_difference({("a", "x"): 1.0}, theirs)
+        paired_difference({None: {("a", "x"): 1.0}}, theirs)
 
 
-def test_perplexity_pools_tokens_of_all_replies() -> None:
-    records = [
-        _record("chat", "1", nll=2.0, reply_tokens=4),
-        _record("chat", "2", nll=6.0, reply_tokens=4),
-        _record("chat", "3"),
+def test_a_p_value_is_that_of_the_paired_t_test() -> None:
+    values = np.random.default_rng(8).standard_normal(60) + 0.25
+    for shift in (0.0, 0.1, 0.7):
+        moved = (values + shift).tolist()
+        found = paired_difference(_scores(moved), _scores([0.0] * 60), bounds=None, resamples=MANY)
+        assert found.p == pytest.approx(stats.ttest_1samp(moved, 0).pvalue, rel=0.25)
+        assert found.p is not None
+        assert (found.p < 0.05) == (found.low > 0)
+
+
+def test_a_p_value_with_seeds_is_that_of_their_t_test() -> None:
+    # prompts alike, so that the three means of seeds decide: t = 0.3 / (0.1 / sqrt(3)), 2 degrees
+    units = [("a", str(n)) for n in range(400)]
+    theirs: Scores = {None: dict.fromkeys(units, 0.0)}
+    ours = {f"s{n}": dict.fromkeys(units, level) for n, level in enumerate((0.2, 0.3, 0.4))}
+    found = paired_difference(ours, theirs, resamples=MANY)
+    expected = 2 * stats.t.sf(0.3 / (0.1 / math.sqrt(3)), 2)
+    assert found.p == pytest.approx(expected, rel=0.05)
+    assert paired_difference(theirs, ours, resamples=MANY).p == pytest.approx(expected, rel=0.05)
+
+
+def test_the_same_policies_are_paired_and_others_are_not() -> None:
+    units = [("a", str(n)) for n in range(400)]
+    levels = {"s0": 0.3, "s1": 0.5, "s2": 0.7}
+    ours = {seed: dict.fromkeys(units, level + 0.1) for seed, level in levels.items()}
+    theirs = {seed: dict.fromkeys(units, levels[seed]) for seed in ("s2", "s0", "s1")}
+    paired = paired_difference(ours, theirs)
+    assert paired.low == pytest.approx(0.1, abs=0.01)
+    apart = paired_difference(ours, {f"other {seed}": theirs[seed] for seed in theirs})
+    assert apart.mean == pytest.approx(0.1)
+    assert apart.low < -0.4  # two spreads of 0.2 over three seeds each
+
+
+def test_perplexity_pools_tokens_of_all_texts() -> None:
+    rows = [
+        _row("chat", "1", nll=2.0, reply_tokens=4),
+        _row("chat", "2", nll=6.0, reply_tokens=4),
+        _row("chat", "3", reply_tokens=None),
     ]
-    result = perplexity(records, resamples=500)
-    assert result.mean == pytest.approx(math.e)  # exp(8 / 8)
-    assert result.low == pytest.approx(math.exp(0.5))
-    assert result.high == pytest.approx(math.exp(1.5))
-    assert result.prompts == 2
+    found = perplexity(rows, resamples=500)
+    assert found.mean == pytest.approx(math.e)  # exp(8 / 8)
+    assert found.prompts == 2
+    assert found.low == 1.0  # the least perplexity there is
+    assert found.high > math.exp(1.5)
+    alone = perplexity(rows[:1])
+    assert alone.low == alone.high == alone.mean == pytest.approx(math.exp(0.5))
     with pytest.raises(ValueError, match="no replies"):
-        perplexity(records[2:])
+        perplexity(rows[2:])
+
+
+def test_perplexity_has_students_interval_in_nats_per_token() -> None:
+    nats = np.random.default_rng(4).normal(2.0, 0.3, 30)
+    rows = [_row("chat", str(n), nll=10 * value, reply_tokens=10) for n, value in enumerate(nats)]
+    found = perplexity(rows, resamples=MANY)
+    half = stats.t.ppf(0.975, 29) * nats.std(ddof=1) / math.sqrt(30)
+    assert math.log(found.high / found.low) == pytest.approx(2 * half, rel=0.04)
+    seeds = [
+        _row("chat", row["example"], seed, nll=row["nll"] + shift, reply_tokens=10)
+        for seed, shift in (("s0", -1.0), ("s1", 1.0)) for row in rows
+    ]  # fmt: skip
+    both = perplexity(seeds, resamples=MANY)
+    assert both.mean == pytest.approx(found.mean)
+    # two seeds, 0.2 nats apart: t of one degree of freedom times 0.1
+    spread = stats.t.ppf(0.975, 1) * 0.1
+    assert math.log(both.high / both.low) == pytest.approx(2 * math.hypot(spread, half), rel=0.1)
+
+
+def test_holm_stops_at_the_first_p_value_above_its_level() -> None:
+    # four comparisons: levels 0.0125, 0.0167, 0.025, 0.05 of the sorted p-values
+    assert holm([_difference(p) for p in (0.03, 0.0125, 0.04, 0.016)]) == [
+        False, True, False, True,
+    ]  # fmt: skip
+    # 0.02 is above 0.0167, so 0.024 is not tried at 0.025
+    assert holm([_difference(p) for p in (0.02, 0.0125, 0.024, 0.9)]) == [
+        False, True, False, False,
+    ]  # fmt: skip
+    assert holm([_difference(0.05)]) == [True]
+    assert holm([]) == []
+
+
+def test_the_median_lies_between_order_statistics() -> None:
+    assert median_interval([5.0, 1.0, 2.0, 3.0, 4.0]) is None  # 2 / 2^5 is above 5 %
+    six = median_interval([6.0, 1.0, 2.0, 3.0, 5.0, 4.0])
+    assert six == Interval(mean=3.5, low=1.0, high=6.0, prompts=6)
+    # of nine, (1 + 9) / 2^9 of the samples have at most one value on a side of the median
+    nine = median_interval([float(n) for n in range(1, 10)])
+    assert nine is not None
+    assert (nine.low, nine.high) == (2.0, 8.0)
+
+
+def test_the_smallest_resolved_difference_is_found_in_four_of_five_runs() -> None:
+    # independent halves: a paired difference has variance 1/2; 2.8016 = 1.9600 + 0.8416
+    assert smallest_resolved(0.5**0.5, 600) == pytest.approx(2.8016 / math.sqrt(1200), rel=1e-4)
+    assert prompts_to_resolve(0.5**0.5, 0.05) == 1570
+    assert smallest_resolved(0.5**0.5, 1570) <= 0.05 < smallest_resolved(0.5**0.5, 1569)
+    half = 1.959964 * 0.5 / 10  # of 100 prompts with standard deviation 0.5
+    found = Interval(mean=0.2, low=0.2 - half, high=0.2 + half, prompts=100)
+    assert resolved_by(found) == pytest.approx(smallest_resolved(0.5, 100), rel=1e-6)

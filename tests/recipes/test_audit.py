@@ -78,11 +78,11 @@ def test_the_page_has_every_part(tmp_path: Path) -> None:
     ]
     assert "kvp-eval sdpa\nkvp-eval eager" in text
     protected = text[: text.index("; unprotected")]
-    assert "| snapkv (protected) | 50.0 (0.0 to 100.0, -50.0 over ring, -100.0 to +0.0) |" in (
+    assert "| snapkv (protected) | 50.0 (0.0 to 100.0, -50.0 over ring, -100.0 to +100.0) |" in (
         protected
     )
     assert "1 of 2, 0 gained, 1 with a token gone" in protected
     assert "| snapkv (protected) | 50 | 50 (50 50) |" in protected
     backends = text[text.index("eager instead of sdpa") :].partition("\n## ")[0]
-    assert "| ring (protected) | -50.0 (-100.0 to +0.0, 1 of 2 answers) |" in backends
-    assert "| full cache | +0.0 (+0.0 to +0.0, 0 of 2 answers) |" in backends
+    assert "| ring (protected) | -50.0 (-100.0 to +100.0, 1 of 2 answers) |" in backends
+    assert "| full cache | +0.0 (-100.0 to +100.0, 0 of 2 answers) |" in backends

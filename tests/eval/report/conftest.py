@@ -37,6 +37,8 @@ SCORES: dict[tuple[str, bool, str | None, int | None, str | None], tuple[float, 
     ("snapkv", True, None, None, "50%"): (1, 1, 1, 1),
 }
 TOKENS = 16
+FACTORS = (1.0, 1.2, 0.8, 1.0, 0.9, 1.1)
+"""Seconds of the timed prompts, as multiples of their median."""
 
 
 def result_record(
@@ -124,9 +126,14 @@ def timing_records() -> list[Record]:
             "model": "toy", "method": method, "variant": "auto", "allocator": "uniform",
             "protected": method != "full",
             "policy": None, "policy_seed": None, "protocol": "query_aware",
-            "budget_spec": budget and "50%", "budget": budget, "prompts": 3, "prompt_tokens": 17,
+            "budget_spec": budget and "50%", "budget": budget, "prompts": 6, "prompt_tokens": 17,
             "cache_bytes": 64 * (budget or TOKENS), "prefill_seconds": 0.0125,
             "evict_seconds": 0.001, "decode_seconds_per_token": decode,
+            "by_prompt": {
+                "prefill_seconds": [0.0125 * factor for factor in FACTORS],
+                "evict_seconds": [0.001] * len(FACTORS),
+                "decode_seconds_per_token": [decode * factor for factor in FACTORS],
+            },
         }
         for method, budget, decode in (("full", None, 0.004), ("knorm", 8, 0.003))
     ]  # fmt: skip

@@ -31,7 +31,7 @@ def test_tasks_weigh_the_same_and_seeds_are_averaged_per_prompt(answers: list[Re
     # per prompt (1 + 1) / 2, (0 + 1) / 2, (1 + 0) / 2, (1 + 1) / 2; per task 0.75 and 0.75
     assert kvp.interval.mean == 0.75
     assert (kvp.interval.prompts, kvp.policies) == (4, 2)
-    assert kvp.values["one", "e2"] == 0.5
+    assert {seed: kvp.scores[seed]["one", "e2"] for seed in kvp.scores} == {"seed0": 0, "seed1": 1}
     assert grid[_setting("knorm", protected=False)]["25%"].interval.mean == 0.375
     assert grid[_setting("full", protected=False)][None].interval.mean == 1.0
 

@@ -133,7 +133,8 @@ def test_differences_are_paired(make_comparison: Callable[..., Comparison]) -> N
     assert (small.family, small.baseline, small.both_reach_full) == ("kvp", "knorm", False)
     (large,) = differences_to_baseline(comparison, "50%", FREE, resamples=50)
     assert (large.difference.mean, large.both_reach_full) == (0.0, True)
-    assert not large.difference.excludes_zero
+    assert large.difference.p is not None
+    assert large.difference.p > 0.5
 
 
 def test_methods_without_answers_to_a_task_are_compared_on_the_others_only(
@@ -162,7 +163,7 @@ def test_the_summary_names_the_best_method_whoever_it_is(
 ) -> None:
     assert summary(make_comparison(), FREE) == (
         "Accuracy, %, mean over 2 tasks, at 25% (the question is seen at compression): "
-        "best snapkv 100.0 (100.0 to 100.0); kvp 75.0 (52.8 to 100.0); "
-        "best attention-free knorm 25.0 (0.0 to 50.0); full cache 100.0 (100.0 to 100.0) "
+        "best snapkv 100.0 (58.2 to 100.0); kvp 75.0 (31.5 to 100.0); "
+        "best attention-free knorm 25.0 (0.0 to 94.1); full cache 100.0 (58.2 to 100.0) "
         "(higher is better)."
     )

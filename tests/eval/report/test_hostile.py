@@ -161,7 +161,9 @@ def _mutations(seed: int) -> Iterator[tuple[str, str, Any]]:
             "method variant allocator protected policy policy_seed protocol task example budget "
             "budget_spec score nll reply_tokens kept_tokens cached_tokens cache_bytes model"
         ),
-        "timing.jsonl": "method protocol budget budget_spec prompts cache_bytes kept_tokens",
+        "timing.jsonl": (
+            "method protocol budget budget_spec prompts cache_bytes kept_tokens by_prompt"
+        ),
         "curves.jsonl": "method policy layer head budgets cost area skill sequences protected",
         "kept.jsonl": "method budget_spec kept low high kept_tokens cached_tokens sequences",
         "tokens.json": "tokens methods prompt_length geometry task protocol",

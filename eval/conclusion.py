@@ -1,0 +1,191 @@
+"""The sentences under the closing table: what a small cache costs, what the prompts can tell."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED, Record
+from eval.stats import (
+    holm,
+    paired_difference,
+    prompts_of,
+    prompts_to_resolve,
+    resolved_by,
+    smallest_resolved,
+)
+from eval.summary import FULL_COLUMN, Line, budget_order, headline, perplexity_headline
+from policies.registry import METHODS, NULLS
+
+USUAL_BUDGET = "12.5%"
+"""The budget the sentences are about where it was run; else the middle one of the run."""
+NOT_COMPARED = (FULL, ORACLE, *NULLS)
+WORST_SD = 0.5**0.5
+"""Standard deviation of a paired difference of two methods that answer half of the prompts each,
+independently of each other."""
+WANTED = 0.05
+"""Difference of mean scores that a dry run says the number of prompts for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The best methods of one protocol at one budget."""
+
+    protocol: str
+    budget: str
+    full: float | None
+    """Mean of the full cache."""
+    learned: Line | None
+    attention_free: Line | None
+    """Of the methods without training; None where that is `other`."""
+    other: Line | None
+    """The best method without training."""
+    null: Line | None
+
+    @property
+    def lines(self) -> list[Line]:
+        """Those that there are, the learned one first."""
+        best = (self.learned, self.attention_free, self.other, self.null)
+        return [line for line in best if line]
+
+
+def conclusion(records: Iterable[Record], *, resamples: int = 200, seed: int = 0) -> str:
+    """A few sentences on the results of the first protocol with generated answers.
+
+    Where nothing was generated it is about perplexity; without methods to compare it is empty.
+    "Best" is by the mean over the prompts of this very run.
+    """
+    records = list(records)
+    scores = headline(records, resamples=resamples, seed=seed)
+    lines = scores or perplexity_headline(records, resamples=resamples, seed=seed)
+    best = _best(lines, losses=not scores)
+    if best is None:
+        return ""
+    sentence = _sentence(best, losses=not scores)
+    differences = _differences(best, resamples=resamples, seed=seed) if scores else []
+    return "\n".join([sentence, *differences])
+
+
+def planned_resolution(tasks: Iterable[str]) -> str:
+    """What differences can be shown by prompts of these tasks, one entry per prompt.
+
+    For the worst case of two unrelated methods; empty without prompts.
+    """
+    sizes = Counter(tasks).values()
+    if not sizes:
+        return ""
+    effective = len(sizes) ** 2 / sum(1 / size for size in sizes)  # every task weighs the same
+    smallest = min(1.0, smallest_resolved(WORST_SD, effective))
+    enough = math.ceil(prompts_to_resolve(WORST_SD, WANTED) / len(sizes))
+    return (
+        f"with {'/'.join(map(str, sorted(set(sizes))))} prompts per task differences below "
+        f"{100 * smallest:.0f} points are not resolved between "
+        f"unrelated methods; {100 * WANTED:.0f} points need {enough} per task"
+    )
+
+
+def _best(lines: Sequence[Line], *, losses: bool) -> Best | None:
+    protocol = next((line.protocol for line in lines), "")
+    lines = [line for line in lines if line.protocol == protocol]
+    full = next((line.cells[FULL_COLUMN].mean for line in lines if FULL_COLUMN in line.cells), None)
+    compared = [line for line in lines if line.method not in NOT_COMPARED]
+    budgets = {name for line in compared for name in line.cells} - {FULL_COLUMN, SELF_SIZED}
+    if not budgets:
+        return None
+    ordered = sorted(budgets, key=budget_order)
+    budget = USUAL_BUDGET if USUAL_BUDGET in budgets else ordered[len(ordered) // 2]
+    compared = [line for line in compared if budget in line.cells]
+
+    def value(line: Line) -> float:
+        return -line.cells[budget].mean if losses else line.cells[budget].mean
+
+    def best(some: Sequence[Line]) -> Line | None:
+        return max(some, key=value, default=None)
+
+    others = [line for line in compared if line.method != LEARNED]
+    other = best(others)
+    free = best([line for line in others if _attention_free(line.method)])
+    return Best(
+        protocol=protocol,
+        budget=budget,
+        full=full,
+        learned=best([line for line in compared if line.method == LEARNED]),
+        attention_free=None if free is other else free,
+        other=other,
+        null=best([line for line in lines if line.method in NULLS and budget in line.cells]),
+    )
+
+
+def _sentence(best: Best, *, losses: bool) -> str:
+    budget, full = best.budget, best.full
+    names = {
+        id(best.learned): "{}",
+        id(best.attention_free): "the best attention-free method without training, {},",
+        id(best.other): "the best method without training, {},",
+        id(best.null): "the best null, {},",
+    }
+    parts = [(names[id(line)].format(line.label), line.cells[budget].mean) for line in best.lines]
+    verb, unit = _words(full, losses=losses)
+    numbers = [_number(mean, full, losses=losses) for _, mean in parts]
+    text = f"{parts[0][0]} {verb} {numbers[0]}{unit}"
+    for (name, _), number in zip(parts[1:], numbers[1:], strict=True):
+        text += f"; {name} {number}"
+    where = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
+    seen = "the question seen" if best.protocol == "query_aware" else "the question not seen"
+    return f"{where} ({seen} before compression) {text}."
+
+
+def _differences(best: Best, *, resamples: int, seed: int) -> list[str]:
+    """The first of the methods minus the others, and what size of difference was to be seen.
+
+    Nothing where they share no prompts.
+    """
+    first, budget = best.lines[0], best.budget
+    pairs = [
+        (line, first.scores[budget], line.scores[budget])
+        for line in best.lines[1:]
+        if not prompts_of(first.scores[budget]).isdisjoint(prompts_of(line.scores[budget]))
+    ]
+    if not pairs:
+        return []
+    gaps = [
+        paired_difference(ours, theirs, resamples=resamples, seed=seed) for _, ours, theirs in pairs
+    ]
+    parts = [
+        f"minus {line.label} {100 * difference.mean:+.1f} "
+        f"({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
+        f"{' *' if resolved else ''}"
+        for (line, _, _), difference, resolved in zip(pairs, gaps, holm(gaps), strict=True)
+    ]
+    last = gaps[-1]
+    tasks = {task for task, _ in prompts_of(pairs[-1][1])}
+    each = round(last.prompts / len(tasks))
+    return [
+        f"Paired by prompt, in points (95 % interval): {first.label} {', '.join(parts)}.",
+        "* differs from 0 at 5 %, corrected for the number of differences (Holm)."
+        if any(holm(gaps))
+        else "None of these differences can be told from 0 with these prompts.",
+        f"With {each} prompt{'s' * (each != 1)} per task, differences below "
+        f"{100 * min(1.0, resolved_by(last)):.0f} points are not resolved.",
+    ]
+
+
+def _attention_free(method: str) -> bool:
+    entry = METHODS.get(method)
+    return entry is not None and entry.attention_free
+
+
+def _words(full: float | None, *, losses: bool) -> tuple[str, str]:
+    """Text before and after the first number."""
+    if losses:
+        relative = " times the perplexity of the full cache" if full else " as its perplexity"
+        return "has", relative
+    return ("answers", " of what the full cache answers") if full else ("scores", "")
+
+
+def _number(mean: float, full: float | None, *, losses: bool) -> str:
+    """Relative to the full cache where that was run."""
+    relative = mean / full if full else mean
+    return f"{relative:.2f}" if losses else f"{relative:.0%}"
