@@ -1,9 +1,9 @@
-"""Tiny random-weight models of five families, and an eviction reference without kvp."""
+"""Tiny random-weight models of six families, and an eviction reference without kvp."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -15,6 +15,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -46,6 +48,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
+    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**SIZES)),
     "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)),
 }
@@ -94,6 +97,28 @@ def prompt() -> Callable[..., Tensor]:
         return torch.randint(1, 64, (batch, tokens), generator=generator)
 
     return draw
+
+
+@pytest.fixture
+def attention_inputs() -> Callable[[PreTrainedModel], AbstractContextManager[list[Tensor]]]:
+    """States [B, N, W] that enter each layer's attention while the block lasts, without kvp."""
+
+    @contextmanager
+    def recorded(model: PreTrainedModel) -> Iterator[list[Tensor]]:
+        states: list[Tensor] = []
+
+        def hook(module: object, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+            states.append(args[0] if args else kwargs["hidden_states"])
+
+        handles = [
+            layer.self_attn.register_forward_pre_hook(hook, with_kwargs=True)
+            for layer in model.model.layers
+        ]
+        yield states
+        for handle in handles:
+            handle.remove()
+
+    return recorded
 
 
 @pytest.fixture

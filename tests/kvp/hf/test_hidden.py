@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -13,24 +14,19 @@ from kvp.hf import observe
 from kvp.hf.hidden import HiddenRecorder
 
 Prompt = Callable[..., Tensor]
+AttentionInputs = Callable[[PreTrainedModel], AbstractContextManager[list[Tensor]]]
 
 
 @pytest.fixture
-def entering() -> Callable[[PreTrainedModel, Tensor], list[Tensor]]:
-    """States [B, N, W] float64 after each layer's input norm, without kvp."""
+def entering(
+    attention_inputs: AttentionInputs,
+) -> Callable[[PreTrainedModel, Tensor], list[Tensor]]:
+    """States [B, N, W] float64 that enter each layer's attention."""
 
     def run(model: PreTrainedModel, ids: Tensor) -> list[Tensor]:
-        states: list[Tensor] = []
-        handles = [
-            layer.input_layernorm.register_forward_hook(
-                lambda m, i, out: states.append(out.double())
-            )
-            for layer in model.model.layers
-        ]
-        model(ids, use_cache=False)
-        for handle in handles:
-            handle.remove()
-        return states
+        with attention_inputs(model) as states:
+            model(ids, use_cache=False)
+        return [state.double() for state in states]
 
     return run
 

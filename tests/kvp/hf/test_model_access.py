@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ from kvp.hf.model_access import (
 from kvp.scoring import Needs, Noise
 
 Prompt = Callable[..., Tensor]
+AttentionInputs = Callable[[PreTrainedModel], AbstractContextManager[list[Tensor]]]
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -77,16 +79,12 @@ def _model(kind: str) -> PreTrainedModel:
     return model
 
 
-def _check(model: PreTrainedModel, ids: Tensor, **close: float) -> None:
+def _check(
+    model: PreTrainedModel, ids: Tensor, attention_inputs: AttentionInputs, **close: float
+) -> None:
     """Project the states that enter each attention, rotate, and compare with its queries."""
-    states: list[Tensor] = []
-    handles = [
-        layer.input_layernorm.register_forward_hook(lambda m, i, output: states.append(output))
-        for layer in model.model.layers
-    ]
-    seen = observe(model, ids)
-    for handle in handles:
-        handle.remove()
+    with attention_inputs(model) as states:
+        seen = observe(model, ids)
     rope = rope_of(model, ids.shape[1])
     for index, entering in enumerate(states):
         before = query_projection(model, index)(entering)
@@ -98,21 +96,25 @@ def _check(model: PreTrainedModel, ids: Tensor, **close: float) -> None:
         torch.testing.assert_close(back, before, **close)
 
 
-def test_five_families(model: PreTrainedModel, prompt: Prompt) -> None:
+def test_families(
+    model: PreTrainedModel, prompt: Prompt, attention_inputs: AttentionInputs
+) -> None:
     for module in model.modules():  # random biases and norms, so that forgetting one shows
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.normal_(module.bias)
         if "norm" in type(module).__name__.lower():
             nn.init.normal_(module.weight, 1.0, 0.3)
-    _check(model, prompt(50, batch=2), atol=1e-4, rtol=1e-4)
+    _check(model, prompt(50, batch=2), attention_inputs, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("tokens", [40, 60])
 @pytest.mark.parametrize("kind", sorted(ROPES))
-def test_every_kind_of_frequencies(kind: str, tokens: int, prompt: Prompt) -> None:
+def test_every_kind_of_frequencies(
+    kind: str, tokens: int, prompt: Prompt, attention_inputs: AttentionInputs
+) -> None:
     """Below and above the length at which LongRoPE and dynamic NTK change."""
     model = _model(kind)
-    _check(model, prompt(tokens), atol=1e-4, rtol=1e-4)
+    _check(model, prompt(tokens), attention_inputs, atol=1e-4, rtol=1e-4)
     rope = rope_of(model, tokens)
     assert rope.frequencies.shape == (2 if kind == "partial" else 4,)
     assert (rope.scaling == 1) == (kind not in ("yarn", "longrope"))
@@ -125,9 +127,11 @@ def test_longrope_is_read_at_the_requested_length() -> None:
     torch.testing.assert_close(rope_of(model, 10).frequencies, short.frequencies)
 
 
-def test_bfloat16(build: Callable[[str], PreTrainedModel], prompt: Prompt) -> None:
+def test_bfloat16(
+    build: Callable[[str], PreTrainedModel], prompt: Prompt, attention_inputs: AttentionInputs
+) -> None:
     model = build("qwen2").bfloat16()
-    _check(model, prompt(30), atol=0.1, rtol=0.05)
+    _check(model, prompt(30), attention_inputs, atol=0.1, rtol=0.05)
 
 
 def test_a_longer_pass_leaves_the_frequencies_alone(prompt: Prompt) -> None:

@@ -62,6 +62,7 @@ class Given:
     """The same counts for every request."""
 
     name = "given"
+    meets_budget = False
 
     def __init__(self, counts: Any) -> None:
         self.counts = counts

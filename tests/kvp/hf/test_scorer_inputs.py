@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields
 
 import numpy as np
@@ -21,6 +22,7 @@ from kvp.scoring import Needs, Noise, Reconstruction, View
 
 Array = np.ndarray
 Prompt = Callable[..., Tensor]
+AttentionInputs = Callable[[PreTrainedModel], AbstractContextManager[list[Tensor]]]
 
 
 @pytest.fixture
@@ -39,25 +41,21 @@ def _inputs(
     return ScorerInputs(model, ids, seen.keys, seen.values, tokenizer=tokenizer, **options)  # type: ignore[arg-type]
 
 
-def _plain(model: PreTrainedModel, ids: Tensor) -> tuple[list[Array], list[Array], list[Array]]:
+def _plain(
+    model: PreTrainedModel, ids: Tensor, attention_inputs: AttentionInputs
+) -> tuple[list[Array], list[Array], list[Array]]:
     """Per layer attention [Q, T, T], values [H, T, D], norms [T] of states entering attention."""
-    norms: list[Array] = []
-    handles = [
-        layer.input_layernorm.register_forward_hook(
-            lambda m, i, output: norms.append(output[0].double().norm(dim=-1).numpy())
-        )
-        for layer in model.model.layers
-    ]
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
-    output = model(ids, past_key_values=DynamicCache(config=model.config), output_attentions=True)
+    with attention_inputs(model) as states:
+        output = model(
+            ids, past_key_values=DynamicCache(config=model.config), output_attentions=True
+        )
     model.set_attn_implementation(before)
-    for handle in handles:
-        handle.remove()
     return (
         [attention[0].double().numpy() for attention in output.attentions],
         [layer.values[0].double().numpy() for layer in output.past_key_values.layers],
-        norms,
+        [state[0].double().norm(dim=-1).numpy() for state in states],
     )
 
 
@@ -66,12 +64,13 @@ def _expected(
     ids: Tensor,
     passes: Sequence[tuple[slice, Tensor]],
     spec: Reconstruction,
+    attention_inputs: AttentionInputs,
 ) -> list[Array]:
     """The signal of every layer [H, N], by renormalising the plain model's own attention."""
     cached = ids.shape[1]
     result = [np.zeros((2, cached)) for _ in model.model.layers]
     for part, fed in passes:
-        attentions, values, norms = _plain(model, torch.cat([ids, fed], dim=1))
+        attentions, values, norms = _plain(model, torch.cat([ids, fed], dim=1), attention_inputs)
         for layer, attention in enumerate(attentions):
             output = model.model.layers[layer].self_attn.o_proj.weight.double().numpy()
             width = output.shape[1] // 4
@@ -115,23 +114,32 @@ def _check(result: Sequence[Tensor], expected: Sequence[Array]) -> None:
     ids=str,
 )
 def test_replay_is_the_plain_models_attention(
-    model: PreTrainedModel, prompt: Prompt, tokenizer: Tokenizer, spec: Reconstruction
+    model: PreTrainedModel,
+    prompt: Prompt,
+    tokenizer: Tokenizer,
+    spec: Reconstruction,
+    attention_inputs: AttentionInputs,
 ) -> None:
     """One chunk and several, chunks shorter than the repeated tail, sinks beyond a chunk."""
     ids = prompt(31 if spec.chunk > 3 else 11)
     passes = list(reconstruction_inputs(ids, tokenizer, spec.chunk))
     result = _inputs(model, ids, tokenizer).reconstruction(spec)
-    _check(result, _expected(model, ids, passes, spec))
+    _check(result, _expected(model, ids, passes, spec, attention_inputs))
     if not spec.weighted:
         assert all(0 < float(signal.min()) <= float(signal.max()) <= 1 for signal in result)
 
 
 def test_noise_is_the_plain_models_attention(
-    model: PreTrainedModel, prompt: Prompt, tokenizer: Tokenizer
+    model: PreTrainedModel,
+    prompt: Prompt,
+    tokenizer: Tokenizer,
+    attention_inputs: AttentionInputs,
 ) -> None:
     ids, spec = prompt(31), Noise(tokens=9, seed=2)
     fed = noise_input(9, 2, vocabulary=64, tokenizer=tokenizer)[None]
-    expected = _expected(model, ids, [(slice(0, 31), fed)], Reconstruction(full=True))
+    expected = _expected(
+        model, ids, [(slice(0, 31), fed)], Reconstruction(full=True), attention_inputs
+    )
     scorer_inputs = _inputs(model, ids, tokenizer)
     _check(scorer_inputs.noise(spec), expected)
     for other in (Noise(tokens=9, seed=3), Noise(tokens=10, seed=2)):

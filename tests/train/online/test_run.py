@@ -233,7 +233,7 @@ def test_prompts_too_short_to_compress_are_skipped(
         ({"min_prefix": 600}, "longer than --min_prefix 600; lower it or raise --length 110"),
         ({"length": 1020}, "--max_new_tokens 8 exceeds the context"),
         ({"data": "ruler", "tasks": "niah_single_9"}, "--tasks: unknown task 'niah_single_9'"),
-        ({"data": "none.jsonl"}, "--data none.jsonl: cannot be read"),
+        ({"data": "none.jsonl"}, "--data none.jsonl: no such file or folder"),
         ({"model": "/no/such/folder"}, "--model /no/such/folder: no such folder"),
         ({"memory_gb": "0.0001"}, "--memory_gb 0.0001 are 75.0 kB; use --memory_gb 0.1"),
         ({"memory_gb": "0.0002", "buffer": 64}, "use --buffer 2 or --memory_gb 0.1"),
