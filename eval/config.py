@@ -101,10 +101,10 @@ class EvalConfig(
     methods: str | Sequence[object] = (
         "full,kvp,random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,oracle"
     )
-    """Methods, comma separated, each SCORER or SCORER+ALLOCATOR, both as `name`, `name:preset` or
+    """Methods, comma separated. Each is SCORER or SCORER+ALLOCATOR, both `name`, `name:preset` or
     `name(option=value)`, or one of your own as `package.module:Class`; `kvp-eval --list` prints
-    them. `nulls` means all that score nothing: what the others have to beat. From Python also a
-    list that may hold scorer objects."""
+    them. `nulls` means all that score nothing: what the others have to beat; `tuned:FILE` what
+    kvp-tune chose. From Python also a list that may hold scorer objects."""
     allocators: str = "uniform"
     """Allocators, comma separated, for every method that names none."""
     budgets: str = "6%,9%,12.5%,19%,25%,37.5%,50%"

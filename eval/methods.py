@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eval.results.records import FULL, LEARNED, UNIFORM, method_label
+from eval.results.records import FULL, LEARNED, UNIFORM, method_label, without_seed
+from eval.tune.settings_file import TUNED, Tuned, load_settings, tuned_files
 from kvp.allocation import Allocator
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry
@@ -53,6 +54,10 @@ class Method:
     """The scorer that ranks the tokens; None for the full cache."""
     rule: Allocator | None = field(default=None, compare=False)
     """The allocator that splits the budget; None: equally."""
+    protocol: str | None = None
+    """The protocol it is run under, for a setting that kvp-tune chose; None: every one."""
+    protected: bool | None = None
+    """Whether first and last tokens are kept, as kvp-tune chose; None: as `--protection` says."""
 
     @property
     def label(self) -> str:
@@ -77,7 +82,8 @@ def build_methods(
     """Methods of a run, in the order given; two spellings of one method count once.
 
     Args:
-        methods: `full`, SCORER, SCORER+ALLOCATOR, `nulls` for all of `NULLS`, or scorer objects.
+        methods: `full`, SCORER, SCORER+ALLOCATOR, `nulls` for all of `NULLS`, `tuned:FILE`, or
+            scorer objects.
         allocators: for every method that names none.
         policies: policy directories of `kvp`, `DIR` or `label=DIR`.
         seed: of random methods.
@@ -89,6 +95,10 @@ def build_methods(
     """
     built: list[Method] = []
     for method in methods:
+        if paths := tuned_files([method]):
+            for entry in load_settings(Path(paths[0])).methods:
+                built += tuned_method(entry, policies, seed)
+            continue
         spec, rule = split_method(method) if isinstance(method, str) else (method, None)
         if spec == FULL:
             if rule is not None:
@@ -117,6 +127,35 @@ def _rankings(scorer: str | Scorer, policies: Sequence[str], seed: int) -> list[
     except UsageError as error:
         more = f", {LEARNED}, {FULL}" if str(error).startswith("unknown method") else ""
         raise UsageError(f"--methods: {error}{more}") from None
+
+
+def tuned_method(entry: Tuned, policies: Sequence[str], seed: int) -> list[Method]:
+    """The setting that kvp-tune chose, one method per policy of its group.
+
+    Raises UsageError where `--policies` has none of them, and as `build_methods`.
+    """
+    chosen = entry.chosen
+    methods = _rankings(chosen.scorer, policies, seed)
+    if entry.group:
+        methods = [
+            method for method in methods
+            if method.policy and without_seed(method.policy, method.policy_seed) == entry.group
+        ]  # fmt: skip
+    if not methods:
+        raise UsageError(f"--methods {TUNED}: --policies has none called {entry.group}; name it")
+    return [
+        replace(
+            allocated(method, chosen.allocator), protocol=entry.protocol, protected=chosen.protected
+        )
+        for method in methods
+    ]
+
+
+def for_any_protocol(methods: Iterable[Method]) -> tuple[Method, ...]:
+    """Methods without the protocol and protection that kvp-tune chose, each once."""
+    return tuple(
+        dict.fromkeys(replace(method, protocol=None, protected=None) for method in methods)
+    )
 
 
 def spec_of(method: str | Scorer) -> str:

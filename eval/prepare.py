@@ -14,9 +14,10 @@ from transformers import PreTrainedTokenizerBase
 from eval.config import EvalConfig
 from eval.cost_curves import TraceSettings
 from eval.held_out_traces import open_traces
-from eval.methods import Method, build_methods, check_methods
-from eval.settings import Setting, plan
+from eval.methods import Method, build_methods, check_methods, for_any_protocol
+from eval.settings import Setting, plan, without_repeats
 from eval.tasks import Prompt, load_all, prompt_request, protocols_of, task_names
+from eval.tune.settings_file import check_settings
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_tokenizer
 from kvp.hf.loading import torch_device
@@ -66,6 +67,7 @@ def prepare(config: EvalConfig, methods: Sequence[Method]) -> Prepared:
     """Load and check all but the weights; raises KvpError on anything the user can mend."""
     task_names(config.task_list)
     torch_device(config.device)
+    tuning = check_settings(config)
     model_config = load_config(config.model, revision=config.revision)
     geometry = geometry_of(model_config)
     check_methods(methods, geometry)
@@ -74,6 +76,7 @@ def prepare(config: EvalConfig, methods: Sequence[Method]) -> Prepared:
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     request = prompt_request(config, count=config.prompts, seed=config.seed)
     prompts, notes = load_all(request, tokenizer, positions)
+    notes += tuning
     work = [
         (prompt, name)
         for prompt in prompts
@@ -82,18 +85,19 @@ def prepare(config: EvalConfig, methods: Sequence[Method]) -> Prepared:
     planned: dict[tuple[str, str], list[Setting]] = {}
     for task, protocol in dict.fromkeys((prompt.task, name) for prompt, name in work):
         lengths = [prompt.boundary(protocol) for prompt in prompts if prompt.task == task]
-        planned[task, protocol], small = plan(
-            methods,
+        settings, small = plan(
+            [method for method in methods if method.protocol in (None, protocol)],
             config.budget_list,
             lengths,
             protection=config.protection,
             protected=Protection(sinks=config.sinks, recents=config.recents),
         )
+        planned[task, protocol] = without_repeats(settings)
         notes += [f"{task}, {protocol}: {note}" for note in small]
     return Prepared(
         geometry=geometry,
         tokenizer=tokenizer,
-        methods=tuple(methods),
+        methods=for_any_protocol(methods),
         prompts=tuple(prompts),
         planned=planned,
         work=tuple(work),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eval.methods import Method
+from eval.methods import Method, method_fields
 from eval.results.records import SELF_SIZED
 from kvp.budgets import Budget
 from kvp.errors import UsageError
@@ -64,7 +64,8 @@ def plan(
             settings.append(Setting(method=method, budget=None))
             continue
         for budget in (None,) if method.self_sized else budgets:
-            for flag in PROTECTIONS[protection]:
+            chosen = PROTECTIONS[protection] if method.protected is None else (method.protected,)
+            for flag in chosen:
                 if not (flag and budget in small):
                     settings.append(
                         Setting(
@@ -75,6 +76,15 @@ def plan(
                         )
                     )
     return settings, notes
+
+
+def without_repeats(settings: Sequence[Setting]) -> list[Setting]:
+    """Settings whose records would have different keys: a tuned setting may also be a default."""
+    by_key = {
+        (*method_fields(each.method).values(), each.protected, each.spec): each
+        for each in reversed(settings)
+    }
+    return list(reversed(by_key.values()))
 
 
 def _small(

@@ -46,6 +46,11 @@ def evolve() -> int:
     return _main("eval.evolve.cli")
 
 
+def tune() -> int:
+    """Run kvp-tune and return the exit code."""
+    return _main("eval.tune.cli")
+
+
 def _main(module: str) -> int:
     code: int = import_own(module).main()
     return code

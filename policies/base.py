@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from kvp.errors import UsageError
 from kvp.scoring import Needs
+from policies.grids import Grid
 
 AUTO = "auto"
 """Value of an option that follows the budget, or the model."""
@@ -28,6 +29,8 @@ class Options:
     """Name in the registry."""
     presets: ClassVar[Presets] = {}
     """Published settings."""
+    grid: ClassVar[Grid] = {}
+    """Values that `kvp-tune` tries, by option; the most important option first."""
 
     @property
     def name(self) -> str:

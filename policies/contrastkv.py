@@ -29,6 +29,7 @@ from torch import Tensor
 
 from kvp.scoring import Needs, Noise, Reconstruction, View
 from policies.base import Heuristic, Presets, check_choice, check_integer, check_number
+from policies.grids import Choices, Grid, Numbers
 
 _MINIMUM_TOKENS = 20
 _ONE = 0x3F800000  # the bits of 1.0 in float32
@@ -55,6 +56,13 @@ class ContrastKV(Heuristic):
 
     method: ClassVar[str] = "contrastkv"
     presets: ClassVar[Presets] = {"paper": {"denominator": "full"}}
+    grid: ClassVar[Grid] = {
+        "beta": Numbers(values=(0.0, 0.02, 0.05, 0.1, 0.2, 0.5), maximum=0.5),
+        "gamma": Numbers(values=(0.0, 0.06, 0.12, 0.25, 0.5), maximum=1000),
+        "denominator": Choices(("chunk", "full")),
+        "scope": Choices(("layer", "head")),
+        "noise": Numbers(values=(16, 32, 64, 128), minimum=1),
+    }
 
     def __post_init__(self) -> None:
         """Raise UsageError on an option outside its range."""

@@ -28,6 +28,7 @@ from torch import Tensor
 from kvp.scoring import ALL_QUERIES, Needs, View
 from policies.base import Heuristic, Presets, check_choice, check_integer, check_number
 from policies.future_queries import mean_future_rotation, query_moments, view_rope
+from policies.grids import Choices, Grid, Numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,13 @@ class ExpectedAttention(Heuristic):
 
     method: ClassVar[str] = "expected_attention"
     presets: ClassVar[Presets] = {"kvpress": {"epsilon": 0.0}}
+    grid: ClassVar[Grid] = {
+        "epsilon": Numbers(values=(0.0, 0.001, 0.01, 0.1, 1.0), maximum=1000),
+        "values": Choices((True, False)),
+        "covariance": Choices((True, False)),
+        "future": Numbers(values=(64, 128, 256, 512, 1024), minimum=1, maximum=65_536),
+        "sinks": Numbers(values=(0, 1, 4, 16)),
+    }
 
     def __post_init__(self) -> None:
         """Raise UsageError on an option outside its range."""

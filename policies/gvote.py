@@ -42,6 +42,7 @@ from kvp.rope import Rope
 from kvp.scoring import ALL_QUERIES, Needs, View
 from policies.base import Heuristic, Presets, check_choice, check_integer, check_number
 from policies.future_queries import mean_future_rotation, query_moments, view_rope
+from policies.grids import Choices, Grid, Numbers
 from policies.recent_attention import recent_attention
 
 _LARGEST_FRACTION = 1 - 2**-10
@@ -70,6 +71,12 @@ class GVote(Heuristic):
 
     method: ClassVar[str] = "gvote"
     presets: ClassVar[Presets] = {"paper": {"include_current": False}}
+    grid: ClassVar[Grid] = {
+        "p_nuc": Numbers(values=(0.5, 0.8, 0.9, 0.95, 0.99, 1.0), maximum=1),
+        "samples": Numbers(values=(2, 4, 8, 16, 32), minimum=1, maximum=4096),
+        "include_current": Choices((True, False)),
+        "space": Choices(("hidden", "query")),
+    }
 
     def __post_init__(self) -> None:
         """Raise UsageError on an option outside its range."""

@@ -29,6 +29,7 @@ from kvp.ops.streaming_softmax import column_sums
 from kvp.ranking import rank_tokens
 from kvp.scoring import ALL_QUERIES, Needs, View
 from policies.base import Heuristic, Presets, check_choice, check_integer
+from policies.grids import Choices, Grid, Numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,11 @@ class H2O(Heuristic):
     presets: ClassVar[Presets] = {
         "kvpress": {"normalize": "visible", "recents": False},
         "kvcache_factory": {"recents": False, "window": 32},
+    }
+    grid: ClassVar[Grid] = {
+        "recents": Choices((True, False)),
+        "normalize": Choices(("none", "visible")),
+        "window": Numbers(values=(0, 4, 8, 16, 32, 64)),
     }
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kvp.scoring import Needs, Reconstruction, View
 from policies.base import Heuristic, Presets, check_choice, check_integer
+from policies.grids import Choices, Grid, Numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,13 @@ class KVzip(Heuristic):
 
     method: ClassVar[str] = "kvzip"
     presets: ClassVar[Presets] = {"kvpress": {"forced": 4}, "paper": {"chunk": 2000}}
+    grid: ClassVar[Grid] = {
+        "plus": Choices((False, True)),
+        "full": Choices((False, True)),
+        "forced": Numbers(values=(0, 1, 4, 16)),
+        "sinks": Numbers(values=(0, 1, 4, 16)),
+        "chunk": Numbers(values=(128, 256, 512, 2048), minimum=1),
+    }
 
     def __post_init__(self) -> None:
         """Raise UsageError on an empty chunk or negative counts."""

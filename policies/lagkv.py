@@ -26,6 +26,7 @@ from torch import Tensor
 
 from kvp.scoring import View
 from policies.base import AUTO, Heuristic, Presets, check_integer
+from policies.grids import Grid, Numbers
 
 _SMALLEST_RANGE = 1e-6
 
@@ -43,6 +44,10 @@ class LagKV(Heuristic):
     presets: ClassVar[Presets] = {
         "kvpress": {"n_sink": 4, "lag": 128},
         "official": {"n_sink": 16, "lag": 1024},
+    }
+    grid: ClassVar[Grid] = {
+        "lag": Numbers(values=(4, 8, 16, 32, 64, 128), minimum=2, auto=True),
+        "n_sink": Numbers(values=(0, 1, 4, 16)),
     }
 
     def __post_init__(self) -> None:

@@ -27,6 +27,7 @@ from torch import Tensor
 from kvp.errors import UsageError
 from kvp.scoring import Needs, View
 from policies.base import AUTO, Heuristic, Presets, check_choice, check_integer
+from policies.grids import Choices, Grid, Numbers
 from policies.recent_attention import FORCED, recent_attention
 
 _LARGEST_AUTO_WINDOW = 32
@@ -48,6 +49,11 @@ class SnapKV(Heuristic):
         "kvpress": {"window": 64, "kernel": 5, "pool": "avg"},
         "paper": {"window": 32, "kernel": 7, "pool": "max"},
         "official": {"window": 32, "kernel": 5, "pool": "avg"},
+    }
+    grid: ClassVar[Grid] = {
+        "kernel": Numbers(values=(3, 7, 15, 31, 63), minimum=1, odd=True),
+        "window": Numbers(values=(4, 8, 16, 32, 64), minimum=1, auto=True),
+        "pool": Choices(("max", "avg")),
     }
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kvp.scoring import View
 from policies.base import Heuristic, Presets, check_choice, check_integer
+from policies.grids import Choices, Grid, Numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,10 @@ class StreamingLLM(Heuristic):
 
     method: ClassVar[str] = "streaming_llm"
     presets: ClassVar[Presets] = {"kvpress": {"keep_recents": False}}
+    grid: ClassVar[Grid] = {
+        "n_sink": Numbers(values=(0, 1, 2, 4, 8, 16, 32)),
+        "keep_recents": Choices((True, False)),
+    }
 
     def __post_init__(self) -> None:
         """Raise UsageError on a negative number of sinks."""

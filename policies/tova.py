@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kvp.scoring import Needs, View
 from policies.base import Heuristic, Presets, check_choice
+from policies.grids import Choices, Grid
 from policies.recent_attention import FORCED, recent_attention
 
 
@@ -31,6 +32,10 @@ class TOVA(Heuristic):
 
     method: ClassVar[str] = "tova"
     presets: ClassVar[Presets] = {"kvpress": {"force_last": True}}
+    grid: ClassVar[Grid] = {
+        "per_kv_head": Choices((False, True)),
+        "force_last": Choices((False, True)),
+    }
 
     def __post_init__(self) -> None:
         """Raise UsageError on options that are not true or false."""

@@ -36,6 +36,7 @@ from torch import Tensor
 from kvp.ranking import rank_tokens
 from kvp.scoring import AUTO_GROUP, Needs, View
 from policies.base import AUTO, Heuristic, Presets, check_choice, check_integer
+from policies.grids import Choices, Grid, Numbers
 from policies.recent_attention import recent_attention
 from policies.task_type import AGGREGATION, QA, TaskTypeProvider, provider_for
 
@@ -78,6 +79,13 @@ class WindowKV(Heuristic):
 
     method: ClassVar[str] = "windowkv"
     presets: ClassVar[Presets] = {"llama": {"setting": "llama"}}
+    grid: ClassVar[Grid] = {
+        "window": Numbers(values=(4, 8, 16, 32, 64), minimum=1, auto=True),
+        "observed": Numbers(values=(2, 4, 8, 16, 32), minimum=1, auto=True),
+        "top": Numbers(values=(1, 2, 4, 8, 16), minimum=1, auto=True),
+        "per_head": Choices((False, True)),
+        "group": Choices(("auto", 1)),
+    }
 
     def __post_init__(self) -> None:
         """Raise UsageError on an option outside its range or a task without its classifier."""

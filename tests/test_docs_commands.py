@@ -16,6 +16,8 @@ from eval.evolve import cli as evolving
 from eval.evolve.config import EvolveConfig
 from eval.report import cli as reporting
 from eval.report.config import ReportConfig
+from eval.tune import cli as tuning
+from eval.tune.config import TuneConfig
 from kvp.cli import parse
 from kvp.command_line import Arguments, flags_of, parse_value
 from kvp.errors import UsageError
@@ -37,10 +39,11 @@ CONFIGS: dict[str, type[Any]] = {
     "kvp-eval": EvalConfig,
     "kvp-report": ReportConfig,
     "kvp-evolve": EvolveConfig,
+    "kvp-tune": TuneConfig,
 }
 EXAMPLES = [
     example
-    for cli in (collecting, training, calibrating, merging, evaluating, reporting, evolving)
+    for cli in (collecting, training, calibrating, merging, evaluating, reporting, evolving, tuning)
     for example in cli.EXAMPLES
 ]
 PAGES = [
@@ -58,7 +61,7 @@ OTHER_FLAGS = {"extra-index-url", "nproc-per-node", "logdir", "help", "config", 
     "version", "list", "lambda",
 }  # fmt: skip
 """Flags of pip, torchrun and tensorboard, of every program, and kvp's other spellings."""
-COMMAND = re.compile(r"\bkvp-(?:collect|train|calibrate|merge|eval|report|evolve)(?![\w-])")
+COMMAND = re.compile(r"\bkvp-(?:collect|train|calibrate|merge|eval|report|evolve|tune)(?![\w-])")
 
 
 def _commands(text: str, *, markdown: bool) -> list[list[str]]:

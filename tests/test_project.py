@@ -15,6 +15,7 @@ import pytest
 from eval.config import EvalConfig
 from eval.evolve.config import EvolveConfig
 from eval.report.config import ReportConfig
+from eval.tune.config import TuneConfig
 from kvp.command_line import flags_of
 from kvp.config_groups import Group
 from trace_collect.config import CollectConfig
@@ -24,7 +25,7 @@ from train.merge.config import MergeConfig
 
 CONFIGS: list[type[Group]] = [
     CollectConfig, TrainConfig, CalibrateConfig, MergeConfig,
-    EvalConfig, EvolveConfig, ReportConfig,
+    EvalConfig, EvolveConfig, ReportConfig, TuneConfig,
 ]  # fmt: skip
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"kvp", "trace_collect", "train", "policies", "eval"}
@@ -104,7 +105,7 @@ def test_types_are_in_the_wheel(wheel_names: list[str]) -> None:
 
 def test_every_console_script_is_callable_and_quick_to_import() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    programs = ["collect", "train", "calibrate", "merge", "eval", "report", "evolve"]
+    programs = ["collect", "train", "calibrate", "merge", "eval", "report", "evolve", "tune"]
     assert set(scripts) == {f"kvp-{program}" for program in programs}
     for target in scripts.values():
         module, function = target.split(":")

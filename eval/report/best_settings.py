@@ -1,8 +1,6 @@
-"""Compare methods, each in its best setting (preset, allocator, protection).
+"""Compare methods, each in one setting (preset or options, allocator, protection).
 
-A method has the same setting at every budget: the one with the best mean over the budgets that all
-its settings have. It is chosen on validation results where a folder of them is given. Otherwise it
-is chosen on the reported prompts, which favours methods with many settings; captions say which.
+Which setting that is, `eval.report.choose_settings` says.
 """
 
 from __future__ import annotations
@@ -11,22 +9,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from eval.report.aggregates import (
     Budgets,
     Estimate,
     Grid,
-    ReportedMethod,
     attention_grid,
     budget_axis,
     complete,
     perplexity_grid,
     score_grid,
 )
+from eval.report.choose_settings import Choice, choose, means_of
 from eval.report.load import Results
 from eval.report.schema import PROTOCOL_NAMES
-from eval.results.records import FULL, LEARNED, ORACLE, UNIFORM, Record, policy_groups
+from eval.results.records import FULL, LEARNED, ORACLE, Record, policy_groups
 from eval.stats import Interval, paired_difference, prompts_of
 
 CLOSE = 0.02
@@ -34,40 +30,6 @@ CLOSE = 0.02
 
 Kind = Literal["accuracy", "perplexity", "kept"]
 """Scores of answers, perplexity of given replies, attention recall on traces (kept.jsonl)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """The setting chosen for a method."""
-
-    setting: ReportedMethod
-    candidates: int
-    """Settings it was chosen from."""
-    validated: bool
-    """Whether it was chosen on validation results."""
-
-    @property
-    def name(self) -> str:
-        """Name of the method."""
-        return self.setting.family if self.setting.details else "full cache"
-
-    @property
-    def note(self) -> str:
-        """The setting, and how it was chosen."""
-        if self.candidates == 1:
-            return self.setting.details
-        selected = "chosen on validation" if self.validated else f"best of {self.candidates}"
-        return f"{self.setting.details}, {selected}"
-
-    @property
-    def legend(self) -> str:
-        """Name in legends: method, preset and allocator, without the protection."""
-        setting = self.setting
-        if setting.method == FULL:
-            return self.name
-        preset = "" if setting.variant == "auto" else f":{setting.variant}"
-        implied = setting.allocator == UNIFORM or setting.self_sized
-        return f"{self.name}{preset}{'' if implied else f'+{setting.allocator}'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,10 +102,14 @@ def compare(
         validation_records = select(validation, kind, protocol)
         validation_grid = _grid(kind, validation_records, validation_groups, resamples=1) or None
     higher_is_better = kind != "perplexity"
+    tuned = [
+        (entry, settings.split) for settings in results.tuned for entry in settings.methods
+        if entry.protocol == protocol
+    ]  # fmt: skip
     # A setting without answers to all tasks is shown only where its method has no other.
     choices = {
-        **choose(all_methods, higher_is_better=higher_is_better, validation=validation_grid),
-        **choose(grid, higher_is_better=higher_is_better, validation=validation_grid),
+        **choose(all_methods, validation_grid, tuned, higher_is_better=higher_is_better),
+        **choose(grid, validation_grid, tuned, higher_is_better=higher_is_better),
     }
     partial = [family for family, choice in choices.items() if choice.setting not in grid]
     return Comparison(
@@ -180,23 +146,6 @@ def _grid(
     return measure(records, groups, resamples=resamples)
 
 
-def choose(
-    grid: Grid, *, higher_is_better: bool, validation: Grid | None = None
-) -> dict[str, Choice]:
-    """Best setting of every method, by family; on `validation` where it has all of them."""
-    families: dict[str, list[ReportedMethod]] = {}
-    for setting in grid:
-        families.setdefault(setting.family, []).append(setting)
-    sign = 1.0 if higher_is_better else -1.0
-    choices = {}
-    for family, settings in families.items():
-        validated = validation is not None and all(setting in validation for setting in settings)
-        means = _means(validation if validation is not None and validated else grid, settings)
-        best = max(settings, key=lambda setting: (sign * means[setting], setting.protected))
-        choices[family] = Choice(setting=best, candidates=len(settings), validated=validated)
-    return choices
-
-
 def shown_first(
     grid: Grid, choices: Mapping[str, Choice], maximum: int, *, higher_is_better: bool
 ) -> list[str]:
@@ -216,20 +165,9 @@ def shown_first(
     if not others:
         return always
     sign = 1.0 if higher_is_better else -1.0
-    means = _means(grid, list(others.values()))
+    means = means_of(grid, list(others.values()))
     best = sorted(others, key=lambda family: -sign * means[others[family]])
     return [*always, *best[: max(0, maximum - len(always))]]
-
-
-def _means(grid: Grid, settings: Collection[ReportedMethod]) -> Mapping[ReportedMethod, float]:
-    """Mean over the budgets that all settings have; over all of each where they share none."""
-    shared = set.intersection(*(set(grid[setting]) for setting in settings))
-    return {
-        setting: float(
-            np.mean([grid[setting][spec].interval.mean for spec in shared or set(grid[setting])])
-        )
-        for setting in settings
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,18 +301,17 @@ def _protection(results: Results, choices: Mapping[str, Choice]) -> str:
         f"protected = first {results.setting('sinks')} and last {results.setting('recents')} "
         "tokens always kept"
     )
-    chosen = [choice for choice in choices.values() if choice.candidates > 1]
-    if not chosen:
+    several = [choice for choice in choices.values() if choice.candidates > 1]
+    if not several:
         return protected
-    if all(choice.validated for choice in chosen):
-        return f"{protected}, the setting of each method chosen on validation prompts"
-    if not any(choice.validated for choice in chosen):
+    defaults = [choice.name for choice in several if choice.chosen_on is None]
+    on = f"{protected}, the setting of each method chosen on validation prompts"
+    if not defaults:
+        return on
+    words = "(no preset or options, uniform budgets, protected, as far as they were run)"
+    if len(defaults) == len(several):
         return (
-            f"{protected}, the setting of each method (preset, allocator, protection) chosen on "
-            "the prompts shown, the best mean over the whole curve"
+            f"{protected}, each method in its default {words}, not in its best one; all that were "
+            "run are listed below"
         )
-    others = [choice.name for choice in chosen if not choice.validated]
-    return (
-        f"{protected}, the setting of each method chosen on validation prompts, "
-        f"of {', '.join(others)} on the prompts shown"
-    )
+    return f"{on}; {', '.join(defaults)} in the default {words}"

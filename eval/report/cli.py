@@ -14,6 +14,7 @@ DESCRIPTION = (
 EXAMPLES = (
     "kvp-report runs/results",
     "kvp-report runs/results --out report.html --png figures",
+    "kvp-report runs/test --settings runs/tuned/settings.json",
     "kvp-report runs/test --validation_results runs/validation",
 )
 

@@ -21,7 +21,11 @@ class ReportConfig(Group):
     """Folder for the PNG figures (default: figures/ next to the HTML file)."""
     validation_results: str | None = None
     """Results folder of the same evaluation on other prompts, on which the setting of each method
-    (preset, protection) is chosen; without it, the prompts shown decide."""
+    (preset, allocator, protection) is chosen."""
+    settings: str | None = None
+    """Settings file of kvp-tune, or its folder: the setting of each method. Results of
+    `kvp-eval --methods tuned:FILE` have it already. With neither, methods are shown in their
+    defaults."""
     bootstrap: int = 2000
     """Resamples behind each interval."""
 

@@ -33,6 +33,7 @@ from eval.results.folder import (
     read_manifest,
 )
 from eval.results.records import UNIFORM, Record, read_records
+from eval.tune.settings_file import TunedSettings
 from kvp.errors import ResultsError
 from kvp.manifest import SEAL, digest_json, read_json, read_sealed_json
 from kvp.metrics import METRICS_VERSION
@@ -63,6 +64,8 @@ class Results:
     """kept.jsonl; empty where there were no traces."""
     tokens: Mapping[str, Any] | None
     """tokens.json."""
+    tuned: tuple[TunedSettings, ...]
+    """What kvp-tune chose and the run took from `tuned:FILE`."""
     notes: tuple[str, ...]
     """Remarks on the files for the reader, one sentence each."""
 
@@ -126,8 +129,16 @@ def load_results(folder: Path) -> Results:
         curves=_of_one_definition(optional[CURVES], notes),
         kept=optional[KEPT],
         tokens=_read_tokens(tokens, manifest) if tokens.exists() else None,
+        tuned=_tuned(folder / MANIFEST, manifest),
         notes=tuple(notes),
     )
+
+
+def _tuned(path: Path, manifest: Mapping[str, Any]) -> tuple[TunedSettings, ...]:
+    content = manifest.get("tuned", {})
+    if not isinstance(content, Mapping):
+        raise ResultsError(f"{path} is damaged: 'tuned' has no valid value")
+    return tuple(TunedSettings.from_json(each, str(path)) for each in content.values())
 
 
 def _checked_records(path: Path, schema: RecordSchema, notes: list[str]) -> tuple[Record, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from eval.report.page import details, facts, figure, missing, page, paragraph, s
 from eval.report.schema import PROTOCOL_NAMES
 from eval.report.tokens import TOKEN_SCRIPT, rank_styles, token_map, token_text
 from eval.results.records import LEARNED, ORACLE, policy_groups
+from eval.tune.settings_file import load_settings
 from kvp.errors import ResultsError
 from policies.registry import METHODS
 
@@ -57,6 +58,14 @@ def run(config: ReportConfig) -> None:
     )
     if validation is not None:
         _check_validation(results, validation)
+    if config.settings:
+        settings = load_settings(Path(config.settings))
+        if results.setting("split") in (settings.split, "all"):
+            raise ResultsError(
+                f"--settings {config.settings}: chosen on the {settings.split} split, as "
+                f"{folder} has; evaluate them on another (kvp-eval --split test)"
+            )
+        results = replace(results, tuned=(*results.tuned, settings))
     report = _report(results, validation, config.bootstrap)
     html = build(report)
     write_report(out, html, png, {name: draw() for name, draw in report.drawn.items()})

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.config import EvalConfig
+from eval.tune.settings_file import SETTINGS, load_settings, tuned_files
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.errors import ResultsError
 from kvp.manifest import (
@@ -106,7 +107,7 @@ RESULTS = FolderKind(
     marker=MANIFEST,
     error=ResultsError,
     format=FORMAT,
-    files="|".join((ROWS, TIMING, CURVES, KEPT, TOKENS)),
+    files="|".join((ROWS, TIMING, CURVES, KEPT, TOKENS, SETTINGS, r"settings\.csv")),
     read=_read_manifest,
     optional=("input_files", "model_digest"),
 )
@@ -164,6 +165,9 @@ def write_manifest(
     if earlier and earlier["config"] != settings:
         runs.append({name: earlier[name] for name in ("config", "created", "command")})
     identity = {**config.identity(), "input_files": input_digests(config), **digest}
+    paths = tuned_files(config.method_list)
+    tuned = dict(earlier.get("tuned", {}))
+    tuned |= {path: load_settings(Path(path)).to_json() for path in paths}
     write_sealed_json(
         folder.path / MANIFEST,
         {
@@ -174,6 +178,7 @@ def write_manifest(
             "identity_digest": digest_json(identity),
             "policies": {**earlier.get("policies", {}), **policies},
             "notes": list(dict.fromkeys([*earlier.get("notes", []), *notes])),
+            **({"tuned": tuned} if tuned else {}),
             "earlier_runs": runs,
         },
     )

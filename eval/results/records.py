@@ -75,13 +75,14 @@ def policy_groups(records: Iterable[Record]) -> dict[str | None, str]:
         for record in records
         if record["policy"] is not None
     }
-    names = {label: _without_seed(label, seed) for label, seed in seeds.items()}
+    names = {label: without_seed(label, seed) for label, seed in seeds.items()}
     if len(set(names.values())) <= 1:
         names = dict.fromkeys(names, "")
     return {None: "", **names}
 
 
-def _without_seed(label: str, seed: float | None) -> str:
+def without_seed(label: str, seed: float | None) -> str:
+    """Label of a policy without its training seed: the name of its group."""
     if seed is None:
         return label
     number = str(int(seed))

@@ -26,6 +26,7 @@ from torch import Tensor
 from kvp.allocation import Request
 from policies.allocators.competition import winners
 from policies.base import BaseAllocator, Presets, check_choice, check_number
+from policies.grids import SHARES, Grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class Ada(BaseAllocator):
 
     method: ClassVar[str] = "ada"
     presets: ClassVar[Presets] = {"kvpress": {}, "paper": {"safeguard": 0.5, "rule": "paper"}}
+    grid: ClassVar[Grid] = {"safeguard": SHARES}
 
     def __post_init__(self) -> None:
         """Raise UsageError on a share outside 0..1 or an unknown rule."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from kvp.allocation import Request
 from policies.allocators.competition import winners
 from policies.base import BaseAllocator, Presets, check_number
+from policies.grids import SHARES, Grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class Global(BaseAllocator):
 
     method: ClassVar[str] = "global"
     presets: ClassVar[Presets] = {"kvzip": {"safeguard": 0.0}}
+    grid: ClassVar[Grid] = {"safeguard": SHARES}
 
     def __post_init__(self) -> None:
         """Raise UsageError on a share outside 0..1."""

@@ -31,6 +31,7 @@ from policies.allocators.per_layer import (
     published_counts,
 )
 from policies.base import BaseAllocator, Presets, check_choice, check_integer, check_number
+from policies.grids import Grid, Numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,10 @@ class Pyramid(BaseAllocator):
 
     method: ClassVar[str] = "pyramid"
     presets: ClassVar[Presets] = {"kvpress": {"window": 64, "rounding": "kvpress"}}
+    grid: ClassVar[Grid] = {
+        "beta": Numbers(values=(1.0, 2.0, 5.0, 10.0, 20.0, 40.0), minimum=1),
+        "window": Numbers(values=(0, 4, 8, 16, 32)),
+    }
 
     def __post_init__(self) -> None:
         """Raise UsageError on a pyramid upside down, a negative window or an unknown rounding."""

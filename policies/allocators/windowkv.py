@@ -26,6 +26,7 @@ from kvp.allocation import Request
 from kvp.scoring import AUTO_GROUP, layers_per_group
 from policies.allocators.per_layer import ROUNDINGS, exact_counts, line, published_counts
 from policies.base import AUTO, BaseAllocator, check_choice, check_integer, check_number
+from policies.grids import Grid, Numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,7 @@ class WindowKVAllocator(BaseAllocator):
     """`exact` meets the budget, `faithful` gives the code's integers."""
 
     method: ClassVar[str] = "windowkv"
+    grid: ClassVar[Grid] = {"divisor": Numbers(values=(1.0, 3.0, 7.0, 14.0, 28.0), minimum=1)}
 
     def __post_init__(self) -> None:
         """Raise UsageError on an empty group, a divisor below 1 or an unknown rule or rounding."""

@@ -11,12 +11,13 @@ from eval.report.aggregates import score_grid
 from eval.report.best_settings import (
     Comparison,
     best_methods,
-    choose,
     differences_to_baseline,
     shown_first,
 )
+from eval.report.choose_settings import choose
 from eval.report.tables import summary
 from eval.results.records import policy_groups
+from eval.tune.settings_file import Scored, Tuned
 
 Record = dict[str, Any]
 FREE = {"random", "knorm"}
@@ -27,13 +28,41 @@ def _grid(answers: list[Record]) -> Any:
     return score_grid(records, policy_groups(records), resamples=50)
 
 
-def test_one_setting_serves_the_whole_curve(answers: list[Record]) -> None:
+def test_without_a_choice_on_other_prompts_the_default_is_shown(answers: list[Record]) -> None:
+    # snapkv is best without protection, with a preset: neither makes it the one that is shown
+    worse = [{**record, "score": 0.0} for record in answers if record["method"] == "snapkv"]
+    others = [record for record in answers if record["method"] != "snapkv"]
+    best = [{**record, "variant": "paper", "protected": False, "score": 1.0} for record in worse]
+    choice = choose(_grid([*others, *best, *worse]))["snapkv"]
+    assert (choice.candidates, choice.chosen_on) == (2, None)
+    assert choice.note == "protected, the default of 2"
+
+
+def test_one_setting_of_validation_serves_the_whole_curve(answers: list[Record]) -> None:
     grid = _grid(answers)
-    choice = choose(grid, higher_is_better=True)["knorm"]
+    choice = choose(grid, grid)["knorm"]
     # protected: 25 % and 100 %; unprotected: 37.5 % and 50 %
     assert choice.setting.protected
-    assert (choice.candidates, choice.note) == (2, "protected, best of 2")
-    assert not choose(grid, higher_is_better=False)["knorm"].setting.protected
+    assert (choice.candidates, choice.note) == (2, "protected, chosen on validation")
+    assert not choose(grid, grid, higher_is_better=False)["knorm"].setting.protected
+
+
+def _tuned(**chosen: Any) -> Tuned:
+    setting = {"scorer": "knorm", "variant": "auto", "allocator": "uniform", "protected": False}
+    return Tuned(
+        method="knorm", group="", requested="knorm", protocol="query_aware",
+        chosen=Scored(**{**setting, **chosen}, score=0.5, interval=(0.4, 0.6)),
+        published=(), tried=48, exhausted=False, open_ends=(), extended={},
+    )  # fmt: skip
+
+
+def test_what_kvp_tune_chose_is_shown_whatever_validation_says(answers: list[Record]) -> None:
+    grid = _grid(answers)
+    choice = choose(grid, grid, [(_tuned(), "validation")])["knorm"]
+    assert not choice.setting.protected
+    assert choice.note == "unprotected, chosen on validation (48 settings)"
+    absent = choose(grid, grid, [(_tuned(allocator="ada"), "validation")])["knorm"]
+    assert absent.note == "protected, chosen on validation"
 
 
 def test_allocators_are_settings_and_self_sized_methods_are_families(answers: list[Record]) -> None:
@@ -44,9 +73,9 @@ def test_allocators_are_settings_and_self_sized_methods_are_families(answers: li
         for record in knorm if record["budget_spec"] == "25%"
     ]  # fmt: skip
     grid = _grid([*answers, *ada, *self_sized])
-    choices = choose(grid, higher_is_better=True)
+    choices = choose(grid, grid)
     assert choices["knorm"].legend == "knorm+ada"
-    assert choices["knorm"].note == "+ada, protected, best of 3"
+    assert choices["knorm"].note == "+ada, protected, chosen on validation"
     alone = choices["knorm+own"]
     assert (alone.name, alone.note, alone.setting.self_sized) == ("knorm+own", "protected", True)
     cell = grid[alone.setting]["own"]
@@ -64,7 +93,7 @@ def test_only_shared_budgets_decide(answers: list[Record]) -> None:
         if not (record["method"] == "knorm" and record["protected"])
         or record["budget_spec"] != "50%"
     ]  # fmt: skip
-    assert not choose(_grid(kept), higher_is_better=True)["knorm"].setting.protected
+    assert not choose(_grid(kept), _grid(kept))["knorm"].setting.protected
 
 
 def test_validation_decides_where_it_is_given(answers: list[Record]) -> None:
@@ -73,14 +102,14 @@ def test_validation_decides_where_it_is_given(answers: list[Record]) -> None:
         {**record, "protected": not record["protected"]} if record["method"] == "knorm" else record
         for record in answers
     ]
-    choice = choose(grid, higher_is_better=True, validation=_grid(swapped))["knorm"]
+    choice = choose(grid, _grid(swapped))["knorm"]
     assert not choice.setting.protected
     assert choice.note == "unprotected, chosen on validation"
 
 
 def test_the_best_method_may_read_attention_and_references_never_win(answers: list[Record]) -> None:
     grid = _grid(answers)
-    choices = choose(grid, higher_is_better=True)
+    choices = choose(grid)
     # snapkv 100, oracle 75, kvp 75, knorm 25
     assert best_methods(grid, choices, "25%") == ["snapkv"]
     assert best_methods(grid, choices, "50%") == ["kvp", "knorm", "snapkv"]  # a tie
@@ -89,7 +118,7 @@ def test_the_best_method_may_read_attention_and_references_never_win(answers: li
 
 def test_best_baseline_reads_no_attention_and_is_not_learned(answers: list[Record]) -> None:
     grid = _grid(answers)
-    choices = choose(grid, higher_is_better=True)
+    choices = choose(grid)
     for spec in ("25%", "50%"):
         assert best_methods(grid, choices, spec, FREE | {"kvp", "full"}) == ["knorm"]
     assert best_methods(grid, choices, "25%", FREE, higher_is_better=False) == ["random"]

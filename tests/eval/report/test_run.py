@@ -300,7 +300,7 @@ def test_self_sized_methods_bytes_and_attention_recall_are_shown(
     assert table["gvote+self_sized"][1].startswith("100.0|")
     assert table["gvote+self_sized"][1].endswith("at 40.6 % (6)")
     nbytes = page.table("Bytes of keys and values right after the eviction")
-    assert nbytes["knorm"] == ["408|0.255 of full", "–"]  # its best setting: +ada
+    assert nbytes["knorm"] == ["400|0.250 of full", "–"]  # its default: uniform budgets
     assert nbytes["gvote+self_sized"] == ["–", "650|0.406 of full"]
     every = page.table("Future attention kept", "every setting")
     assert every["knorm"] == ["62.5|52.5 to 72.5"]  # the later of two settings of that name

@@ -1,0 +1,171 @@
+"""settings.json: the setting that was chosen for each method and protocol, and from how many.
+
+Written by kvp-tune; kvp-eval runs it (`--methods tuned:FILE`) and keeps the entries in the manifest
+of its results, from which kvp-report takes them. `docs/formats.md` describes the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from eval.config import EvalConfig
+from kvp.errors import ResultsError, UsageError
+from kvp.manifest import read_sealed_json, write_sealed_json
+
+FORMAT = "kvp-settings"
+FORMAT_VERSION = 1
+SETTINGS = "settings.json"
+TUNED = "tuned"
+"""What precedes the colon where `--methods` names such a file."""
+COMPARED = ("model", "revision", "length", "sinks", "recents")
+"""Settings of an evaluation that should be those of the tuning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """A setting and its score on the prompts of the tuning."""
+
+    scorer: str
+    """Specification of the scorer; `kvp` for policies."""
+    variant: str
+    """As in records."""
+    allocator: str
+    protected: bool
+    score: float
+    """Mean over budgets of the mean over tasks: 0 to 1, or minus nats per token of replies."""
+    interval: tuple[float, float]
+    """95 %, over prompts."""
+
+    @property
+    def label(self) -> str:
+        """The setting in one word, `+p` where first and last tokens are always kept."""
+        rule = "" if self.allocator == "uniform" else f"+{self.allocator}"
+        return f"{self.scorer}{rule}{' +p' if self.protected else ''}"
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        """Raises KeyError or TypeError where something is missing."""
+        low, high = content["interval"]
+        names = ("scorer", "variant", "allocator", "protected", "score")
+        return cls(**{name: content[name] for name in names}, interval=(float(low), float(high)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """What the tuning of one method under one protocol found."""
+
+    method: str
+    """Name in records."""
+    group: str
+    """Policies that differ only in seed, as in reports; empty for other methods."""
+    requested: str
+    """The method as `--methods` named it."""
+    protocol: str
+    chosen: Scored
+    published: tuple[Scored, ...]
+    """The default and the published presets, with and without protection."""
+    tried: int
+    """Settings that were tried."""
+    exhausted: bool
+    """Whether there are no more."""
+    open_ends: tuple[str, ...]
+    """Options whose best number is at an end of what was tried; empty if all are enclosed."""
+    extended: Mapping[str, Sequence[float]]
+    """Option -> numbers that were tried beyond its declared grid."""
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        """Raises KeyError or TypeError where something is missing."""
+        return cls(
+            **{
+                name: content[name]
+                for name in ("method", "group", "requested", "protocol", "tried", "exhausted")
+            },
+            chosen=Scored.from_json(content["chosen"]),
+            published=tuple(map(Scored.from_json, content["published"])),
+            open_ends=tuple(content["open_ends"]),
+            extended=dict(content["extended"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedSettings:
+    """The content of a settings file."""
+
+    split: str
+    """Split of the prompts."""
+    data: Mapping[str, Any]
+    """Model, tasks, length, budgets, prompts and protection of the tuning."""
+    methods: tuple[Tuned, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, as in the file and in the manifest of results."""
+        return {
+            "split": self.split,
+            "data": dict(self.data),
+            "methods": [asdict(entry) for entry in self.methods],
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], label: str) -> Self:
+        """Read `to_json`; raises ResultsError, naming `label`, where it is damaged."""
+        try:
+            return cls(
+                split=content["split"],
+                data=dict(content["data"]),
+                methods=tuple(map(Tuned.from_json, content["methods"])),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ResultsError(f"{label} is damaged: run kvp-tune again") from None
+
+
+def save_settings(path: Path, settings: TunedSettings, run: Mapping[str, Any]) -> None:
+    """Write a settings file; `run` says what produced it."""
+    head = {"format": FORMAT, "format_version": FORMAT_VERSION}
+    write_sealed_json(path, {**head, **settings.to_json(), "run": dict(run)})
+
+
+def load_settings(path: Path) -> TunedSettings:
+    """Read a settings file, or that of a folder; raises ResultsError where it is none."""
+    path = path / SETTINGS if path.is_dir() else path
+    content = read_sealed_json(path, ResultsError)
+    if content.get("format") != FORMAT or content.get("format_version") != FORMAT_VERSION:
+        raise ResultsError(f"{path} holds no settings of this kvp-tune (version {FORMAT_VERSION})")
+    return TunedSettings.from_json(content, str(path))
+
+
+def tuned_files(methods: Iterable[object]) -> list[str]:
+    """Paths of the settings files that `--methods` names as `tuned:PATH`."""
+    found = [each.partition(":") for each in methods if isinstance(each, str)]
+    return [path.strip() for name, colon, path in found if name.strip() == TUNED and colon]
+
+
+def check_settings(config: EvalConfig) -> list[str]:
+    """Notes on what differs from the tuning of every `tuned:FILE`.
+
+    Raises UsageError where settings were chosen on the prompts to be evaluated (the same split, or
+    all rows), and where nothing was chosen for a protocol.
+    """
+    notes = []
+    for path in tuned_files(config.method_list):
+        settings = load_settings(Path(path))
+        label = f"--methods {TUNED}:{path}"
+        if config.split in (settings.split, "all"):
+            raise UsageError(
+                f"{label}: its settings were chosen on the {settings.split} split; choose another "
+                f"than --split {config.split}"
+            )
+        known = list(dict.fromkeys(entry.protocol for entry in settings.methods))
+        if missing := [each for each in config.protocol_list if each not in known]:
+            raise UsageError(
+                f"{label}: nothing was chosen for {missing[0]}; tune it, too, or use "
+                f"--protocols {','.join(known)}"
+            )
+        for name in COMPARED:
+            theirs, ours = settings.data.get(name), getattr(config, name)
+            if theirs != ours:
+                notes.append(f"{label}: chosen with --{name} {theirs}, this run has {ours}")
+    return notes

@@ -1,0 +1,186 @@
+"""kvp-tune from its command line on a random model, and its settings in kvp-eval and kvp-report."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from eval.cli import main as evaluate
+from eval.report.cli import main as report
+from eval.results.records import read_records
+from eval.tune.cli import main
+from eval.tune.settings_file import load_settings
+
+SHARED = {
+    "tasks": "niah_single_1", "length": 260, "budgets": "20%,50%", "max_new_tokens": 4,
+    "bootstrap": 20,
+}  # fmt: skip
+
+
+def _flags(model: Path, out: Path, **changes: object) -> list[str]:
+    settings: dict[str, object] = {**SHARED, "model": model, "out": out, **changes}
+    return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+
+
+def _tune(model: Path, out: Path, **changes: object) -> list[str]:
+    settings = {"methods": "keydiff,snapkv", "settings_per_method": 10, "prompts": 2, **changes}
+    return _flags(model, out, **settings)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    out = tmp_path_factory.mktemp("tune") / "tuned"
+    assert main(_tune(tiny_folder, out)) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def evaluated(tuned: Path, tiny_folder: Path) -> Path:
+    out = tuned.parent / "test"
+    flags = _flags(
+        tiny_folder, out, methods=f"full,knorm,tuned:{tuned}", prompts=2, timing_prompts=0
+    )
+    assert evaluate(flags) == 0
+    return out
+
+
+def test_every_method_and_protocol_gets_the_same_settings(tuned: Path) -> None:
+    settings = load_settings(tuned)
+    assert settings.split == "validation"
+    found = [(entry.protocol, entry.method, entry.tried) for entry in settings.methods]
+    assert found == [
+        (protocol, method, 10)
+        for protocol in ("query_aware", "query_agnostic")
+        for method in ("keydiff", "snapkv")
+    ]
+    snapkv = settings.methods[1]
+    assert {each.scorer for each in snapkv.published} == {
+        "snapkv", "snapkv:kvpress", "snapkv:paper", "snapkv:official",
+    }  # fmt: skip
+    assert snapkv.chosen.score >= max(each.score for each in snapkv.published)
+    with (tuned / "settings.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert set(Counter((line["protocol"], line["method"]) for line in lines).values()) == {10}
+    assert sum(int(line["chosen"]) for line in lines) == 4
+
+
+def test_a_cut_run_resumes_to_the_same_settings_and_may_be_extended(
+    tuned: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "tuned"
+    out.mkdir()
+    rows = (tuned / "rows.jsonl").read_bytes()
+    (out / "manifest.json").write_bytes((tuned / "manifest.json").read_bytes())
+    lines = rows.splitlines(keepends=True)
+    (out / "rows.jsonl").write_bytes(b"".join(lines[: len(lines) // 2]))
+    assert main(_tune(tiny_folder, out)) == 0
+    assert load_settings(out) == load_settings(tuned)
+    assert sorted((out / "rows.jsonl").read_bytes().splitlines()) == sorted(rows.splitlines())
+    assert main(_tune(tiny_folder, out, settings_per_method=14)) == 0
+    assert {entry.tried for entry in load_settings(out).methods} == {14}
+
+
+def test_the_chosen_settings_reproduce(tuned: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    for entry in load_settings(tuned).methods:
+        chosen = entry.chosen
+        out = tmp_path / f"{entry.protocol}-{entry.method}"
+        flags = _flags(
+            tiny_folder, out, methods=f"{chosen.scorer}+{chosen.allocator}", prompts=2,
+            protocols=entry.protocol, protection="on" if chosen.protected else "off",
+            split="validation", timing_prompts=0, tokens="false",
+        )  # fmt: skip
+        assert evaluate(flags) == 0
+        scores = [record["score"] for record in read_records(out / "rows.jsonl")]
+        assert mean(scores) == pytest.approx(chosen.score)
+
+
+def test_kvp_eval_runs_the_chosen_settings_on_other_prompts(evaluated: Path, tuned: Path) -> None:
+    records = list(read_records(evaluated / "rows.jsonl"))
+    for entry in load_settings(tuned).methods:
+        runs = {
+            (record["variant"], record["allocator"], record["protected"])
+            for record in records
+            if (record["method"], record["protocol"]) == (entry.method, entry.protocol)
+        }
+        chosen = entry.chosen
+        assert runs == {(chosen.variant, chosen.allocator, chosen.protected)}
+    assert {record["protected"] for record in records if record["method"] == "knorm"} == {
+        True, False,
+    }  # fmt: skip
+    manifest = json.loads((evaluated / "manifest.json").read_text())
+    (recorded,) = manifest["tuned"].values()
+    assert len(recorded["methods"]) == 4
+
+
+def test_the_report_says_where_each_setting_was_chosen(evaluated: Path, tuned: Path) -> None:
+    assert report([str(evaluated), "--bootstrap", "20"]) == 0
+    page = (evaluated / "report.html").read_text()
+    assert "chosen on validation (10 settings)" in page
+    assert "the default of 2" in page  # knorm, which was not tuned
+    assert "best of" not in page
+
+
+@pytest.mark.parametrize("split", ["validation", "all"])
+def test_settings_are_refused_on_the_prompts_that_chose_them(
+    tuned: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str
+) -> None:
+    flags = _flags(tiny_folder, tmp_path / "out", methods=f"tuned:{tuned}", split=split)
+    assert evaluate(flags) == 2
+    assert "chosen on the validation split" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert report([str(tuned), "--settings", str(tuned)]) == 2
+    assert "chosen on the validation split" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": "full"}, "--methods full: nothing is chosen for it"),
+        ({"methods": "gvote+self_sized"}, "it ignores the budget"),
+        ({"allocators": "ada,ada:paper"}, "name each allocator once"),
+        ({"budgets": "3%"}, "--budgets 3% is below the 20 protected tokens"),
+        ({"tasks": "niah_single_1,chat"}, "tune on one kind"),
+        ({"methods": "kvp"}, "needs --policies DIR"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_in_one_line(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    changes: dict[str, object], message: str,
+) -> None:  # fmt: skip
+    assert main(_tune(tiny_folder, tmp_path / "out", **changes)) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_policies_get_allocators_and_protection(
+    tiny_folder: Path, tiny_policy: Path, tmp_path: Path
+) -> None:
+    flags = _tune(
+        tiny_folder, tmp_path / "out", methods="kvp", policies=tiny_policy, prompts=1,
+        settings_per_method=6, protocols="query_aware",
+    )  # fmt: skip
+    assert main(flags) == 0
+    (entry,) = load_settings(tmp_path / "out").methods
+    assert (entry.method, entry.chosen.scorer, entry.tried) == ("kvp", "kvp", 6)
+    test = _flags(
+        tiny_folder, tmp_path / "test", methods=f"tuned:{tmp_path / 'out'}", prompts=1,
+        policies=tiny_policy, protocols="query_aware", timing_prompts=0,
+    )  # fmt: skip
+    assert evaluate(test) == 0
+    records = list(read_records(tmp_path / "test" / "rows.jsonl"))
+    assert {record["allocator"] for record in records} == {entry.chosen.allocator}
+
+
+def test_a_dry_run_says_how_much_there_is_and_writes_nothing(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(_tune(tiny_folder, tmp_path / "out", dry_run="true")) == 0
+    said = capsys.readouterr()
+    assert "2 methods x 10 settings x 2 budgets x 4 prompts" in said.out + said.err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,135 @@
+"""The search for the setting of a method, on scores made by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from eval.tune.search import (
+    Candidate,
+    Space,
+    best_of,
+    extensions,
+    next_batch,
+    open_ends,
+    run_search,
+)
+from policies.registry import METHODS, make_allocator, make_scorer
+
+Score = Callable[[Candidate], float]
+ALLOCATORS = tuple(make_allocator(name) for name in ("uniform", "pyramid", "ada", "global"))
+
+
+def _space(name: str, tokens: int = 512) -> Space:
+    entry = METHODS[name]
+    scorers = [make_scorer(name), *(make_scorer(f"{name}:{preset}") for preset in entry.presets)]
+    start = tuple(
+        Candidate(scorer=scorer, allocator=ALLOCATORS[0], protected=protected)
+        for scorer in dict.fromkeys(scorers)
+        for protected in (True, False)
+    )
+    return Space(
+        start=start,
+        options=entry.builder.grid,  # type: ignore[attr-defined]
+        allocators=ALLOCATORS,
+        allocator_options=True,
+        tokens=tokens,
+    )
+
+
+def _search(space: Space, score: Score, count: int = 48) -> dict[Candidate, float]:
+    return run_search(space, lambda batch: {each: score(each) for each in batch}, count)
+
+
+def _peak(**at: float) -> Score:
+    """Highest at these values of the scorer's options, falling by octaves."""
+
+    def score(candidate: Candidate) -> float:
+        values = {name: getattr(candidate.scorer, name) for name in at}
+        return -sum(
+            5.0 if isinstance(value, str) else abs(math.log2(max(value, 0.5) / at[name]))
+            for name, value in values.items()
+        )
+
+    return score
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_gets_the_same_number_of_settings(name: str) -> None:
+    scores = _search(_space(name), lambda candidate: float(candidate.protected))
+    assert len(scores) == 48
+    assert {candidate.protected for candidate in scores} == {True, False}
+    assert len({type(candidate.allocator) for candidate in scores}) == len(ALLOCATORS)
+
+
+@pytest.mark.parametrize(("kernel", "window"), [(23, 12), (120, 8), (1, 32), (7, 200)])
+def test_the_best_numbers_are_enclosed_wherever_they_are(kernel: int, window: int) -> None:
+    space = _space("snapkv")
+    scores = _search(space, _peak(kernel=kernel, window=window), 64)
+    assert open_ends(space, scores) == []
+    best = best_of(scores).scorer
+    assert abs(math.log2(best.kernel / kernel)) < 0.5  # type: ignore[union-attr]
+    assert abs(math.log2(best.window / window)) < 0.5  # type: ignore[union-attr]
+
+
+def test_a_winner_at_the_end_of_its_grid_extends_it_up_to_the_prompt() -> None:
+    space = _space("snapkv", tokens=200)
+    scores = _search(space, _peak(kernel=10_000))
+    assert best_of(scores).scorer.kernel == 199  # type: ignore[union-attr]
+    assert extensions(space, scores)["kernel"] == [127, 163, 199]
+    assert "kernel" not in open_ends(space, scores)
+
+
+def test_too_few_settings_to_enclose_the_best_are_flagged() -> None:
+    space = _space("snapkv")
+    scores = _search(space, _peak(kernel=300), 13)
+    assert len(scores) == 13
+    assert best_of(scores).scorer.kernel == 63  # type: ignore[union-attr]
+    assert "kernel" in open_ends(space, scores)
+
+
+def test_options_that_exclude_each_other_are_tried_apart() -> None:
+    space = _space("h2o")
+
+    def score(candidate: Candidate) -> float:
+        return float(candidate.scorer.recents)  # type: ignore[union-attr]
+
+    scores = _search(space, score)
+    windows = {candidate.scorer.window for candidate in scores}  # type: ignore[union-attr]
+    assert {0, 4, 8, 16, 32, 64} <= windows  # with recents=false, though recents=true is best
+    assert best_of(scores).scorer.recents  # type: ignore[union-attr]
+    assert open_ends(space, scores) == []  # no window goes with recents=true
+
+
+def test_a_longer_search_begins_with_a_shorter_one() -> None:
+    space = _space("lagkv")
+    short, long = (list(_search(space, _peak(lag=24), count)) for count in (20, 40))
+    assert long[:20] == short
+
+
+def test_known_scores_are_not_asked_for_again() -> None:
+    space = _space("tova")
+    asked: list[Candidate] = []
+
+    def measure(batch: Sequence[Candidate]) -> dict[Candidate, float]:
+        asked.extend(batch)
+        return dict.fromkeys(batch, 0.0)
+
+    scores = run_search(space, measure, 40)
+    assert len(asked) == len(set(asked)) == len(scores) == 40
+    assert next_batch(space, scores, 40) == []
+
+
+def test_a_fixed_allocator_and_no_options_leave_the_protection_alone() -> None:
+    start = tuple(
+        Candidate(scorer=None, allocator=ALLOCATORS[3], protected=protected)
+        for protected in (True, False)
+    )
+    space = Space(
+        start=start, options={}, allocators=ALLOCATORS[3:], allocator_options=False, tokens=64
+    )
+    scores = _search(space, lambda candidate: float(not candidate.protected))
+    assert list(scores) == list(start)
+    assert not best_of(scores).protected
