@@ -177,6 +177,44 @@ def test_policies_get_allocators_and_protection(
     assert {record["allocator"] for record in records} == {entry.chosen.allocator}
 
 
+def test_groups_of_policies_are_tuned_apart_and_found_again(
+    tiny_folder: Path, tiny_policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = _tune(
+        tiny_folder, tmp_path / "out", methods="kvp+global", settings_per_method=2, prompts=1,
+        policies=f"a={tiny_policy},b={tiny_policy}", protocols="query_aware",
+    )  # fmt: skip
+    assert main(flags) == 0
+    entries = load_settings(tmp_path / "out").methods
+    assert [(each.requested, each.group) for each in entries] == [
+        ("kvp+global", "a"), ("kvp+global", "b"),
+    ]  # fmt: skip
+    common = {
+        "methods": f"tuned:{tmp_path / 'out'}", "prompts": 1, "protocols": "query_aware",
+        "timing_prompts": 0,
+    }  # fmt: skip
+    policies = f"b={tiny_policy},a={tiny_policy}"
+    assert evaluate(_flags(tiny_folder, tmp_path / "test", policies=policies, **common)) == 0
+    records = list(read_records(tmp_path / "test" / "rows.jsonl"))
+    runs = {(record["policy"], record["allocator"], record["protected"]) for record in records}
+    assert runs == {(each.group, "global", each.chosen.protected) for each in entries}
+    assert evaluate(_flags(tiny_folder, tmp_path / "no", policies=f"a={tiny_policy}", **common))
+    assert "--policies has none called b" in capsys.readouterr().err
+
+
+def test_given_replies_are_tuned_by_their_likelihood(tiny_folder: Path, tmp_path: Path) -> None:
+    flags = _tune(
+        tiny_folder, tmp_path / "out", methods="keydiff", tasks="chat", prompts=2,
+        settings_per_method=4, protocols="query_agnostic",
+    )  # fmt: skip
+    assert main(flags) == 0
+    settings = load_settings(tmp_path / "out")
+    assert settings.data["metric"] == "nats per token"
+    (entry,) = settings.methods
+    assert entry.chosen.score < 0
+    assert entry.chosen.score == max(entry.chosen.score, *(one.score for one in entry.published))
+
+
 def test_a_dry_run_says_how_much_there_is_and_writes_nothing(
     tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
