@@ -16,7 +16,14 @@ from eval.stats import (
     resolved_by,
     smallest_resolved,
 )
-from eval.summary import FULL_COLUMN, Line, budget_order, headline, perplexity_headline
+from eval.summary import (
+    FULL_COLUMN,
+    PROTECTED,
+    Line,
+    budget_order,
+    headline,
+    perplexity_headline,
+)
 from policies.registry import METHODS, NULLS
 
 USUAL_BUDGET = "12.5%"
@@ -55,7 +62,8 @@ def conclusion(records: Iterable[Record], *, resamples: int = 200, seed: int = 0
     """A few sentences on the results of the first protocol with generated answers.
 
     Where nothing was generated it is about perplexity; without methods to compare it is empty.
-    "Best" is by the mean over the prompts of this very run.
+    "Best" is by the mean over the prompts of this very run, among the methods that were named.
+    Protection is not chosen on them: a method that was run with and without it counts with it.
     """
     records = list(records)
     scores = headline(records, resamples=resamples, seed=seed)
@@ -97,6 +105,8 @@ def _best(lines: Sequence[Line], *, losses: bool) -> Best | None:
     ordered = sorted(budgets, key=budget_order)
     budget = USUAL_BUDGET if USUAL_BUDGET in budgets else ordered[len(ordered) // 2]
     compared = [line for line in compared if budget in line.cells]
+    labels = {line.label for line in compared}
+    compared = [line for line in compared if f"{line.label}{PROTECTED}" not in labels]
 
     def value(line: Line) -> float:
         return -line.cells[budget].mean if losses else line.cells[budget].mean

@@ -87,6 +87,16 @@ def test_nulls_are_named_apart() -> None:
     ) in conclusion(records)
 
 
+def test_protection_is_not_chosen_on_the_prompts_shown() -> None:
+    records = [
+        _record("full", None, score=1.0),
+        _record("keydiff", "25%", score=0.9),
+        _record("keydiff", "25%", score=0.3, protected=True),
+        _record("snapkv", "25%", score=0.2),  # below 20 tokens, say: run without protection only
+    ]
+    assert "the best method without training, keydiff +p, answers 30%" in conclusion(records)
+
+
 def test_without_answers_the_sentence_is_about_perplexity() -> None:
     records = [
         _record("full", None, nll=0.0, reply_tokens=2),
