@@ -7,7 +7,6 @@ import io
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from eval.tune.settings_file import Scored, Tuned, TunedSettings
@@ -44,41 +43,47 @@ def print_settings(console: Console, settings: TunedSettings) -> None:
     percent = settings.data["metric"] == "score"
     what = "mean score, %" if percent else "minus nats per token"
     for protocol in dict.fromkeys(entry.protocol for entry in settings.methods):
-        table = Table(box=None, pad_edge=False)
-        for name, right in (
-            ("method", False), ("chosen", False), ("score", True), ("95 %", True),
-            ("best published", False), ("score", True), ("tried", True), ("at an end", False),
-        ):  # fmt: skip
-            table.add_column(name, justify="right" if right else "left", no_wrap=True)
-        for entry in settings.methods:
-            if entry.protocol == protocol:
-                table.add_row(*_row(entry, percent=percent))
+        entries = [entry for entry in settings.methods if entry.protocol == protocol]
         console.print(
             f"{protocol}: {what}, over the budgets {', '.join(settings.data['budgets'])} and "
             f"{len(settings.data['tasks'])} tasks, {settings.split} split"
         )
-        width = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
-        console.print(table, width=max(console.width, width), crop=False)
+        console.print(_table(entries, percent=percent))
     console.print(
         "+p: first and last tokens are always kept. The best of many settings is optimistic on the "
         f"prompts that chose it. Best published: the default or a preset. All: {TABLE}."
     )
 
 
+def _table(entries: Sequence[Tuned], *, percent: bool) -> Table:
+    columns = ["method", "tried", "chosen", "score (95 %)", "best published", "score"]
+    if any(entry.open_ends for entry in entries):
+        columns.append("at an end")
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        specification = name in ("chosen", "best published")
+        right = name in ("tried", "score (95 %)", "score")
+        table.add_column(
+            name, justify="right" if right else "left", no_wrap=not specification, overflow="fold"
+        )
+    for entry in entries:
+        table.add_row(*_row(entry, percent=percent)[: len(columns)])
+    return table
+
+
 def _row(entry: Tuned, *, percent: bool) -> list[str]:
     def text(value: float) -> str:
-        return f"{100 * value:.1f}" if percent else f"{value:.3f}"
+        return f"{100 * value:.0f}" if percent else f"{value:.3f}"
 
     group = f"/{entry.group}" if entry.group else ""
     low, high = entry.chosen.interval
     published = max(entry.published, key=lambda each: each.score)
     return [
         f"{entry.requested}{group}",
+        f"{entry.tried}{' (all)' if entry.exhausted else ''}",
         entry.chosen.label,
-        text(entry.chosen.score),
-        f"{text(low)} to {text(high)}",
+        f"{text(entry.chosen.score)} ({text(low)} to {text(high)})",
         published.label,
         text(published.score),
-        f"{entry.tried}{' (all)' if entry.exhausted else ''}",
-        ", ".join(entry.open_ends) or "none",
+        ", ".join(entry.open_ends),
     ]
