@@ -38,16 +38,16 @@ def texts(tasks, settings, tokenizer):
 
 @pytest.fixture(autouse=True)
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A module `kvp_test_source` in the working folder."""
-    (tmp_path / "kvp_test_source.py").write_text(MODULE)
+    """A module `kvp_test_own_source` in the working folder."""
+    (tmp_path / "kvp_test_own_source.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     yield
-    sys.modules.pop("kvp_test_source", None)
+    sys.modules.pop("kvp_test_own_source", None)
 
 
 def opened(name: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     source = open_source(
-        f"kvp_test_source:{name}", tasks=(), split="train", count=3, seed=0, length=200,
+        f"kvp_test_own_source:{name}", tasks=(), split="train", count=3, seed=0, length=200,
         tokenizer=tokenizer,
     )  # fmt: skip
     return [sample.id for sample in source]
@@ -60,8 +60,8 @@ def test_a_source_may_yield(tokenizer: PreTrainedTokenizerBase) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("fails", "failed (KeyError: 'oops'; kvp_test_source.py line 10)"),
-        ("leaves", "failed (SystemExit: 0; kvp_test_source.py line 13)"),
+        ("fails", "failed (KeyError: 'oops'; kvp_test_own_source.py line 10)"),
+        ("leaves", "failed (SystemExit: 0; kvp_test_own_source.py line 13)"),
         ("nothing", "failed (TypeError: 'NoneType' object is not iterable"),
         ("texts", " made 'one', not a kvp.data Sample"),
     ],
@@ -71,7 +71,7 @@ def test_mistakes_name_the_source(
 ) -> None:
     with pytest.raises(UsageError) as error:
         opened(name, tokenizer)
-    assert str(error.value).startswith(f"--data kvp_test_source:{name}")
+    assert str(error.value).startswith(f"--data kvp_test_own_source:{name}")
     assert message in str(error.value)
 
 
@@ -81,7 +81,7 @@ def test_mistakes_name_the_source(
         (" ", "--data is empty"),
         ("nope.jsonl", "--data nope.jsonl: no such file or folder"),
         ("./nope", "--data ./nope: no such file or folder"),
-        ("kvp_test_source:fails", "write a task and give it by --tasks"),
+        ("kvp_test_own_source:fails", "write a task and give it by --tasks"),
     ],
 )
 def test_names_of_no_data_do_not_reach_the_hub(data: str, message: str) -> None:
