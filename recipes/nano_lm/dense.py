@@ -14,25 +14,30 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from kvp.data.synthetic.needles import draw_key, draw_number, draw_uuid, words
-from kvp.data.synthetic.niah import NEEDLE, reply, wording
+from kvp.data.synthetic.needles import Split, draw_key, draw_number, draw_uuid, words
+from kvp.data.synthetic.niah import NEEDLE, wording
 
 Sequence_ = tuple[list[int], list[float]]
-Haystack = Callable[[random.Random, int], str]
-"""(rng, words) -> that many words of running text."""
+Haystack = Callable[[random.Random, int], list[int]]
+"""(rng, tokens) -> that many ids of running text."""
 
-FIRST_DIGIT_WEIGHT = 3.0
+FIRST_WEIGHT = 3.0
+"""Loss weight of a value's first token, where the look-up is decided."""
+TEXT_WEIGHT = 0.3
+"""Loss weight of running text."""
+TRAIN: Split = "train"
 
 
 @dataclass
 class Encoder:
-    """Turns text into ids with loss weights; digits that start a number weigh more."""
+    """Turns text into ids with loss weights."""
 
     tokenizer: Tokenizer
-    digits: frozenset[int] = field(init=False)
+    stops: frozenset[int] = field(init=False)
+    """Tokens after which a needle may stand in a text."""
 
     def __post_init__(self) -> None:
-        self.digits = frozenset(self.ids("0123456789"))
+        self.stops = frozenset(i for mark in ".!?" for i in self.ids(mark))
 
     def ids(self, text: str) -> list[int]:
         """Token ids of `text`, special tokens written in it recognised."""
@@ -44,15 +49,24 @@ class Encoder:
         ids = self.ids(text)
         return ids, [0.0] * len(ids)
 
-    def answer(self, text: str, weight: float = 1.0) -> Sequence_:
-        """`text` supervised; the first digit of each number weighs `FIRST_DIGIT_WEIGHT`."""
-        ids = self.ids(text)
-        previous = [-1, *ids[:-1]]
-        weights = [
-            FIRST_DIGIT_WEIGHT if now in self.digits and before not in self.digits else weight
-            for now, before in zip(ids, previous, strict=True)
-        ]
-        return ids, weights
+    def answer(self, values: Sequence[str], end: str = ".<|im_end|>") -> Sequence_:
+        """` V1, V2` and `end`, all supervised, the first token of each value most."""
+        parts = []
+        for number, value in enumerate(values):
+            ids = self.ids(f" {value}")
+            parts.append((ids, [FIRST_WEIGHT] + [1.0] * (len(ids) - 1)))
+            ids = self.ids("," if number + 1 < len(values) else end)
+            parts.append((ids, [1.0] * len(ids)))
+        return join(parts)
+
+    def text(self, text: str) -> Sequence_:
+        """`text` supervised throughout as running text."""
+        return running(self.ids(text))
+
+
+def running(ids: Sequence[int]) -> Sequence_:
+    """Running text, supervised with `TEXT_WEIGHT`."""
+    return list(ids), [TEXT_WEIGHT] * len(ids)
 
 
 def join(parts: Sequence[Sequence_]) -> Sequence_:
@@ -64,8 +78,8 @@ def loop(
     rng: random.Random, length: int, text_ids: NDArray[np.uint16], vocab_size: int
 ) -> Sequence_:
     """A span repeated up to `length` tokens, supervised from its second turn on."""
-    period = rng.randint(4, max(4, min(32, length // 3)))
-    if rng.random() < 0.5:
+    period = rng.randint(4, max(4, min(48, length // 3)))
+    if rng.random() < 0.6:
         span = [rng.randrange(3, vocab_size) for _ in range(period)]
     else:
         start = rng.randrange(len(text_ids) - period)
@@ -74,12 +88,63 @@ def loop(
     return ids, [0.0] * period + [1.0] * (length - period)
 
 
+LINKS = (
+    " is:", " is", " text is", " provided text is", " in the provided text is",
+    " mentioned in the provided text is",
+)  # fmt: skip
+"""What may stand between a key and its value where it is asked, up to the end of RULER's prefix."""
+
+
+def pairs(rng: random.Random, length: int, encoder: Encoder) -> Sequence_:
+    """Bare keys with values, ` KEY is: VALUE.`, and all of them asked in another order.
+
+    The question is the key and one of `LINKS`, the same throughout the sequence.
+    """
+    link = rng.choice(LINKS)
+    cost = 18 + len(encoder.ids(link)) - 1
+    told = [(key, draw_number(rng, TRAIN)) for key in related_keys(rng, max(2, length // cost))]
+    parts = [encoder.given(f" {key} is: {value}.") for key, value in told]
+    rng.shuffle(told)
+    for key, value in told:
+        parts += [encoder.given(f" {key}{link}"), encoder.answer([value], ".")]
+    return cut(join(parts), length)
+
+
+def groups(rng: random.Random, length: int, encoder: Encoder) -> Sequence_:
+    """Bare keys with values as in `pairs`, two to four values asked at once.
+
+    Either keys have several values, told in the order of the text, or several keys are asked.
+    """
+    link = rng.choice(LINKS[1:]).replace(" is", " are")
+    cost = 16 + len(encoder.ids(link)) // 2
+    one_key = rng.random() < 0.5
+    keys = related_keys(rng, max(2, length // cost))
+    told, asked = [], []
+    while keys:
+        count = rng.randint(2, 4)
+        some, keys = keys[:count], keys[count:]
+        queries = some[:1] if one_key else some
+        values = [draw_number(rng, TRAIN) for _ in some]
+        asked.append((queries, values))
+        told.append(list(zip(queries * len(some) if one_key else queries, values, strict=True)))
+    where = [number for number, some in enumerate(told) for _ in some]
+    rng.shuffle(where)
+    parts = []
+    for number in where:
+        key, value = told[number].pop(0)
+        parts.append(encoder.given(f" {key} is: {value}."))
+    rng.shuffle(asked)
+    for queries, values in asked:
+        parts += [encoder.given(f" {listed(queries)}{link}"), encoder.answer(values, ".")]
+    return cut(join(parts), length)
+
+
 def related_keys(rng: random.Random, count: int) -> list[str]:
     """Distinct training keys; in a quarter of the draws some share an adjective or a noun."""
     keys: dict[str, None] = {}
     similar = rng.random() < 0.25
     while len(keys) < count:
-        key = draw_key(rng, "train")
+        key = draw_key(rng, TRAIN)
         if similar and keys and rng.random() < 0.5:
             adjective, noun = rng.choice(list(keys)).split("-", 1)
             other = rng.choice(words("adjective")), rng.choice(words("noun"))
@@ -88,66 +153,87 @@ def related_keys(rng: random.Random, count: int) -> list[str]:
     return list(keys)
 
 
-def recall(
-    rng: random.Random,
-    length: int,
-    encoder: Encoder,
-    haystack: Haystack,
-    *,
-    brief: float,
-    shared: float = 0.35,
-    uuids: float = 0.0,
-) -> Sequence_:
-    """Needles (some keys with several values), then questions for them, up to `length` tokens.
+def listed(queries: Sequence[str]) -> str:
+    """Keys as RULER lists them in a question."""
+    return ", ".join(queries[:-1]) + ", and " + queries[-1] if len(queries) > 1 else queries[0]
 
-    A share `brief` of the sequences asks nothing and lists every key in shuffled order; the others
-    ask as RULER does, for one key or several, in as many turns as fit. In a share `shared` there
-    are two to four times as many values as keys; those of a key are given in ascending order.
+
+@dataclass(frozen=True, kw_only=True)
+class Recall:
+    """What a sequence of dense recall is made of, each a share of the sequences."""
+
+    brief: float
+    """Ask nothing, repeat RULER's answer prefix for every key."""
+    shared: float = 0.3
+    """Have two to four times as many values as keys, told in the text's order."""
+    uuids: float = 0.12
+    """Have uuids as values; half of them have uuids as keys, too."""
+    bare: float = 0.4
+    """Consist of needles alone; the others have running text between them."""
+
+
+def recall(
+    rng: random.Random, length: int, encoder: Encoder, haystack: Haystack, shares: Recall
+) -> Sequence_:
+    """Needles (some keys with several values), then everything asked, up to `length` tokens.
+
+    Keys are asked as RULER does, one or several at a time, values of a key told in the order of the
+    text.
     """
-    listed = rng.random() < brief
-    kind = "uuids" if rng.random() < uuids else "numbers"
-    draw = draw_uuid if kind == "uuids" else draw_number
-    per_needle = (70 if kind == "uuids" else 40) if listed else (100 if kind == "uuids" else 60)
-    maximum = max(1, (length - 30) // per_needle)
-    total = rng.randint(max(1, maximum // 2), maximum)
-    keys = related_keys(rng, total)
-    if rng.random() < shared:
+    brief = rng.random() < shares.brief
+    long = rng.random() < shares.uuids
+    kind, draw = ("uuids", draw_uuid) if long else ("numbers", draw_number)
+    long_keys = long and rng.random() < 0.5
+    cost = 36 + 16 * (not brief) + 48 * long + 48 * long_keys
+    room = length if rng.random() < shares.bare else round(length * rng.uniform(0.3, 0.9))
+    total = max(1, round(room / cost * rng.uniform(0.75, 1.0)))
+    keys = [draw_uuid(rng, TRAIN) for _ in range(total)] if long_keys else related_keys(rng, total)
+    if rng.random() < shares.shared:
         keys = keys[: max(1, total // rng.randint(2, 4))]
-    values: dict[str, list[str]] = {key: [draw(rng, "train")] for key in keys}
-    for _ in range(total - len(keys)):
-        values[rng.choice(keys)].append(draw(rng, "train"))
-    pairs = [(key, value) for key, several in values.items() for value in several]
-    rng.shuffle(pairs)
-    ordered = {key: sorted(several) for key, several in values.items()}
-    lines = [NEEDLE.format(kind=kind, key=key, value=value) for key, value in pairs]
-    if rng.random() < 0.5:
-        spare = length - 30 - per_needle * total
-        for _ in range(max(0, spare // 14)):
-            lines.insert(rng.randint(0, len(lines)), haystack(rng, rng.randint(5, 12)))
-    separator = "\n" if rng.random() < 0.5 else " "
-    parts = [encoder.given(f"<|im_start|>user\n{separator.join(lines)}")]
-    queue = list(values)
+    told = [(key, draw(rng, TRAIN)) for key in keys]
+    told += [(rng.choice(keys), draw(rng, TRAIN)) for _ in range(total - len(keys))]
+    rng.shuffle(told)
+    needles = [NEEDLE.format(kind=kind, key=key, value=value) for key, value in told]
+    spare = length - cost * total - 16
+    if room < length and spare > 16:
+        context = woven(rng, encoder, haystack(rng, spare), needles)
+    else:
+        separator = "\n" if rng.random() < 0.6 else " "
+        context = encoder.given(separator.join(needles))
+    parts = [encoder.given("<|im_start|>user\n"), context]
+    queue = list(keys)
     rng.shuffle(queue)
-    if listed:
-        parts.append(encoder.given("<|im_end|>\n<|im_start|>assistant\n"))
-        for key in queue:
-            for value in ordered[key]:
-                parts.append(encoder.given(f" {key}"))
-                parts.append(encoder.answer(f" is: {value}"))
-                parts.append(encoder.given(","))
-        return _truncated(join(parts), length)
     first = True
     while queue:
-        several = rng.random() < 0.5
-        keys = [queue.pop() for _ in range(min(len(queue), rng.randint(2, 6) if several else 1))]
-        answers = [(key, value) for key in keys for value in ordered[key]]
-        _, question, prefix = wording(kind, keys, several=len(answers) > 1)
-        parts.append(encoder.given(f"\n{question}" if first else f"\n<|im_start|>user\n{question}"))
-        parts.append(encoder.given(f"<|im_end|>\n<|im_start|>assistant\n{prefix}"))
-        parts.append(encoder.answer(reply(answers) + "<|im_end|>"))
+        at_once = rng.randint(2, 4) if rng.random() < 0.4 else 1
+        asked = [queue.pop() for _ in range(min(len(queue), at_once))]
+        answers = [value for query in asked for key, value in told if key == query]
+        _, question, prefix = wording(kind, asked, several=len(answers) > 1)
+        if brief:
+            if first:
+                parts.append(encoder.given("<|im_end|>\n<|im_start|>assistant\n"))
+            parts += [encoder.given(prefix), encoder.answer(answers, ".")]
+        else:
+            opened = "" if first else "\n<|im_start|>user"
+            turn = f"{opened}\n{question}<|im_end|>\n<|im_start|>assistant\n{prefix}"
+            parts += [encoder.given(turn), encoder.answer(answers)]
         first = False
-    return _truncated(join(parts), length)
+    return cut(join(parts), length)
 
 
-def _truncated(sequence: Sequence_, length: int) -> Sequence_:
+def woven(
+    rng: random.Random, encoder: Encoder, text: list[int], needles: Sequence[str]
+) -> Sequence_:
+    """`text` as running text with the needles in order, each behind the end of a sentence."""
+    ends = [at + 1 for at, token in enumerate(text) if token in encoder.stops] or [len(text)]
+    places = sorted(rng.choice(ends) for _ in needles)
+    parts, done = [], 0
+    for place, needle in zip(places, needles, strict=True):
+        parts += [running(text[done:place]), encoder.given(f" {needle}")]
+        done = place
+    return join([*parts, running(text[done:])])
+
+
+def cut(sequence: Sequence_, length: int) -> Sequence_:
+    """The first `length` tokens."""
     return sequence[0][:length], sequence[1][:length]

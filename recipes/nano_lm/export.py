@@ -1,6 +1,6 @@
 """Turns a checkpoint into a model folder that `AutoModelForCausalLM` and `AutoTokenizer` load.
 
-    python recipes/nano_lm/export.py --run DIR --weights average --to kvp/nano
+    python recipes/nano_lm/export.py --run DIR --weights model --to kvp/nano
 
 Weights are rounded to bfloat16 to halve the file; the configuration says float32, in which they
 are loaded.

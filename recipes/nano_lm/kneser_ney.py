@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Codes = NDArray[np.int64]
-BITS = 12
-"""Bits of a token id: five of them fit into one int64."""
+Codes = NDArray[np.uint64]
+BITS = 13
+"""Bits of a token id. Five have 65: the highest bit of the first is lost, so two 5-grams that
+differ in it alone count as one."""
+SHIFT = np.uint64(BITS)
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class KneserNey:
         orders = [_order(grams, counts)]
         for length in range(order - 1, 0, -1):
             # Each distinct longer n-gram is one distinct predecessor of its own tail.
-            tails = orders[-1].grams & ((1 << (BITS * length)) - 1)
+            tails = orders[-1].grams & np.uint64((1 << (BITS * length)) - 1)
             orders.append(_order(*np.unique(tails, return_counts=True)))
         self.orders = orders[::-1]
 
@@ -54,10 +56,10 @@ class KneserNey:
         codes = _codes(ids, self.order)
         share = np.full(len(codes), 1.0 / self.vocab_size)
         for length, counted in enumerate(self.orders, start=1):
-            gram = codes & ((1 << (BITS * length)) - 1)
+            gram = codes & np.uint64((1 << min(64, BITS * length)) - 1)
             count = _look_up(counted.grams, counted.counts, gram)
-            total = _look_up(counted.histories, counted.totals, gram >> BITS)
-            kinds = _look_up(counted.histories, counted.kinds, gram >> BITS)
+            total = _look_up(counted.histories, counted.totals, gram >> SHIFT)
+            kinds = _look_up(counted.histories, counted.kinds, gram >> SHIFT)
             seen = np.maximum(total, 1)
             mixed = np.maximum(count - counted.discount, 0) / seen
             mixed += counted.discount * kinds / seen * share
@@ -68,15 +70,15 @@ class KneserNey:
 
 def _codes(ids: NDArray[np.integer], length: int) -> Codes:
     """Codes of all windows of `length` ids, first id in the highest bits."""
-    wide = ids.astype(np.int64)
-    codes = np.zeros(len(wide) - length + 1, np.int64)
+    wide = ids.astype(np.uint64)
+    codes = np.zeros(len(wide) - length + 1, np.uint64)
     for offset in range(length):
-        codes = (codes << BITS) | wide[offset : offset + len(codes)]
+        codes = (codes << SHIFT) | wide[offset : offset + len(codes)]
     return codes
 
 
 def _order(grams: Codes, counts: NDArray[np.int64]) -> Order:
-    histories, starts = np.unique(grams >> BITS, return_index=True)
+    histories, starts = np.unique(grams >> SHIFT, return_index=True)
     once, twice = int((counts == 1).sum()), int((counts == 2).sum())
     return Order(
         grams=grams,

@@ -3,7 +3,8 @@
     python recipes/nano_lm/perplexity.py --model kvp/nano --run DIR --out p.json
 
 Held-out documents are those `corpus.py` keeps from training. Both models score the same tokens:
-of each window of `--window` tokens all but the first four.
+of each window of `--window` tokens all but the first four. What context is worth is measured on the
+last `ENDING` tokens of windows: all tokens before them are seen, or the last `NEAR` alone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from tokenizer import chat_text
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 ORDER = 5
+NEAR = 64
+"""Tokens seen by the short form of the comparison of contexts."""
+ENDING = 128
+"""Tokens at the end of each window that are scored in it."""
 
 
 def held_out(
@@ -41,6 +46,20 @@ def held_out(
                 "input_ids"
             ]
     return {source: np.array(ids[:maximum], np.uint16) for source, ids in ids_of_source.items()}
+
+
+@torch.inference_mode()
+def endings(model: torch.nn.Module, windows: NDArray[np.uint16]) -> tuple[float, float]:
+    """Perplexities of the last `ENDING` tokens of each window: all before seen, `NEAR` seen."""
+    whole, near = [], []
+    for window in windows:
+        ids = torch.from_numpy(window.astype(np.int64))
+        wanted = ids[-ENDING:]
+        logits = model(input_ids=ids[None]).logits[0, -ENDING - 1 : -1]
+        whole.append(torch.nn.functional.cross_entropy(logits, wanted))
+        short = ids[-ENDING - NEAR : -1].unfold(0, NEAR, 1)
+        near.append(torch.nn.functional.cross_entropy(model(input_ids=short).logits[:, -1], wanted))
+    return float(torch.stack(whole).mean().exp()), float(torch.stack(near).mean().exp())
 
 
 @torch.inference_mode()
@@ -66,6 +85,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="what train.py wrote")
     parser.add_argument("--tokens", type=int, default=40_960, help="most tokens per source")
     parser.add_argument("--window", type=int, default=512, help="tokens the model reads at once")
+    parser.add_argument("--context", type=int, default=1024, help="tokens of the long context")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -80,15 +100,18 @@ def main() -> None:
         if not len(windows):
             continue
         counted = np.mean([counting.log_probability(window) for window in windows])
+        length = args.context + ENDING
+        far, near = endings(model, ids[: len(ids) // length * length].reshape(-1, length))
         record = {
-            "source": source, "tokens": windows.size,
+            "source": source, "tokens": windows.size, "all_before": far, "near_alone": near,
             "model": float(np.exp(model_nll(model, windows))),
             "kneser_ney": float(np.exp(-counted)),
         }  # fmt: skip
         records.append(record)
         print(
             f"{source:28s} {record['tokens']:7d} tokens   model {record['model']:8.1f}   "
-            f"Kneser-Ney {record['kneser_ney']:8.1f}",
+            f"Kneser-Ney {record['kneser_ney']:8.1f}   last {ENDING} of {length}: {far:.1f}, "
+            f"{NEAR} tokens seen {near:.1f} ({far / near:.2f})",
             flush=True,
         )
     if args.out is not None:

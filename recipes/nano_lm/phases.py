@@ -38,6 +38,8 @@ class Phase:
     """Share of essay haystacks taken from the training text; the others are generated prose."""
     brief: float = 0.45
     """Share of the dense recall sequences that ask nothing and list every key."""
+    stretch: float = 0.0
+    """Share of the sequences whose positions are stretched towards the trained context."""
     buckets: tuple[Bucket, ...]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from dense import Encoder, Sequence_, join
+from dense import Encoder, Sequence_, cut, join
 
 from kvp.data.ruler import generate
 
@@ -14,10 +14,10 @@ TURN = "<|im_end|>\n<|im_start|>assistant\n"
 CHAT_TOKENS = 9
 """Tokens of the chat template around a prompt, and the closing one."""
 REPLY_TOKENS = {
-    "niah_multivalue": 84, "niah_multiquery": 84, "niah_single_3": 60, "niah_multikey_3": 92,
-    "vt": 32, "vt_0shot": 32, "cwe": 75,
+    "niah_multivalue": 20, "niah_multiquery": 20, "niah_single_3": 36, "niah_multikey_3": 36,
+    "vt": 32, "vt_0shot": 32, "cwe": 75, "fwe": 20,
 }  # fmt: skip
-"""Tokens left for the answer of a task; 26 for those not named."""
+"""Tokens left for the answer of a task; 8 for those not named."""
 SMALLEST = 300
 """Tokens a shortened prompt has at least."""
 
@@ -34,7 +34,7 @@ def ruler(
     Half the prompts use the whole length, the others a random part of it. Essays start at a random
     one of `words`, the training text; `None` for generated prose.
     """
-    maximum = length - CHAT_TOKENS - REPLY_TOKENS.get(task, 26)
+    maximum = length - CHAT_TOKENS - REPLY_TOKENS.get(task, 8)
     shorter = task.startswith("niah") and task != "niah_multikey_3" and rng.random() < 0.5
     essays = None
     if words is not None:
@@ -51,9 +51,8 @@ def ruler(
         split="train",
         essays=essays,
     )
-    parts = [
-        encoder.given(f"{OPENING}{sample.context}{sample.question}{TURN}{sample.answer_prefix}"),
-        encoder.answer(f"{sample.reply}<|im_end|>"),
-    ]
-    ids, weights = join(parts)
-    return ids[:length], weights[:length]
+    prompt = f"{OPENING}{sample.context}{sample.question}{TURN}{sample.answer_prefix}"
+    if task.startswith("niah"):
+        return cut(join([encoder.given(prompt), encoder.answer(sample.references)]), length)
+    ids = encoder.ids(f"{sample.reply}<|im_end|>")
+    return cut(join([encoder.given(prompt), (ids, [1.0] * len(ids))]), length)

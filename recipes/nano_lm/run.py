@@ -1,4 +1,4 @@
-"""One training run: model, optimiser, moving average, and their checkpoint.
+"""One training run: model, optimisers, moving average, and their checkpoint.
 
 Kept apart from `train.py` so that a step can be read (and tested) without the command line.
 """
@@ -10,10 +10,13 @@ import os
 from pathlib import Path
 
 import torch
-from model import nano_config
+from model import new_model
+from network import hidden_states
+from optimizer import optimizers
 from phases import Phase
+from safetensors.torch import load_file
 from torch import Tensor
-from transformers import Qwen2ForCausalLM
+from torch.nn import functional as F
 
 AVERAGING = 0.998
 """Share of the moving average kept at each step."""
@@ -32,27 +35,24 @@ class Run:
     """A model in training; `step` counts the batches it has seen."""
 
     def __init__(self) -> None:
-        self.model = Qwen2ForCausalLM(nano_config())
-        self.body = torch.compile(self.model.model)
-        matrices = [p for p in self.model.parameters() if p.ndim > 1]
-        vectors = [p for p in self.model.parameters() if p.ndim <= 1]
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": 0.05},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
-            lr=1e-3,
-            betas=(0.9, 0.98),
-            fused=True,
-        )
+        self.model = new_model()
+        self.optimizers = optimizers(self.model)
         self.average = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         self.step = 0
+
+    def start_from(self, weights: Path) -> None:
+        """Begins with the weights of an exported `model.safetensors`."""
+        self.model.load_state_dict(
+            {name: tensor.float() for name, tensor in load_file(weights).items()}, strict=False
+        )
+        self.average = {name: p.detach().clone() for name, p in self.model.named_parameters()}
 
     def restore(self, path: Path) -> None:
         """Continues from a checkpoint."""
         state = torch.load(path, weights_only=True)
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
         self.average, self.step = state["average"], state["step"]
 
     def save(self, path: Path) -> None:
@@ -60,41 +60,47 @@ class Run:
         aside = path.with_suffix(".partial")
         state = {
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "average": self.average,
             "step": self.step,
         }
         torch.save(state, aside)
         os.replace(aside, path)
 
-    def update(self, ids: Tensor, weights: Tensor, rate: float) -> dict[str, float]:
-        """One optimiser step on `ids` [sequences, length] with loss weights of the same shape.
+    def update(
+        self, ids: Tensor, weights: Tensor, positions: Tensor, rate: float
+    ) -> dict[str, float]:
+        """One optimiser step; `ids`, loss weights and positions are [sequences, length].
 
-        Logits are computed only where something is predicted. Returns the loss in nats and the
-        share of right first digits (weight above 1) and of right other answer tokens (weight 1).
+        Logits are computed only where something is predicted. Returns the loss in nats, the share
+        of right first tokens of values (weight above 1) and of other answer tokens (weight 1), and
+        the loss of running text (weight below 1).
         """
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        with torch.autocast("cpu", torch.bfloat16):
-            read = self.body(input_ids=ids, use_cache=False)  # type: ignore[no-untyped-call]
-            hidden = read.last_hidden_state
-            trained = weights[:, 1:] > 0
-            logits = self.model.lm_head(hidden[:, :-1][trained])
+        hidden = hidden_states(self.model, ids, positions)
+        trained = weights[:, 1:] > 0
+        logits = F.linear(hidden[:, :-1][trained], self.model.lm_head.weight.bfloat16()).float()
         targets, weight = ids[:, 1:][trained], weights[:, 1:][trained]
-        losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+        losses = F.cross_entropy(logits, targets, reduction="none")
         loss = (losses * weight).sum() / weight.sum()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad()
         keep = min(AVERAGING, (self.step + 1) / (self.step + 10))
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 self.average[name].lerp_(parameter, 1 - keep)
         self.step += 1
-        right = (logits.argmax(-1) == targets).float()
+        right = (logits.detach().argmax(-1) == targets).float()
         measured = {"loss": float(loss.detach())}
-        for name, which in (("first_digit", weight > 1), ("exact", weight == 1)):
+        for name, which, what in (
+            ("first", weight > 1, right),
+            ("exact", weight == 1, right),
+            ("text", weight < 1, losses.detach()),
+        ):
             if which.any():
-                measured[name] = float(right[which].mean())
+                measured[name] = float(what[which].mean())
         return measured

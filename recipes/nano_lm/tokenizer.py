@@ -1,7 +1,9 @@
 """Trains the byte-level BPE of the nano model and saves it as a Hugging Face tokenizer folder.
 
-Digits are single tokens, so that a number's digits are looked up one by one. Besides the text, the
-trainer sees the words RULER draws its keys from, so that a key is a handful of tokens.
+Digits come in groups of up to three, and a group that starts a number carries the space before it:
+` 8297961` is three tokens, and its first one is looked up by the last token of a prompt that ends
+in ` is`, not by a space after it. Besides the text, the trainer sees all groups of digits and the
+words RULER draws its keys from.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-PATTERN = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s"
+PATTERN = r" ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s"
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}"

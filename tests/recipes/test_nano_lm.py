@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer
-
-from kvp import nano
+from transformers import Qwen2ForCausalLM
 
 Recipe = dict[str, Any]
 RECIPE = Path(__file__).parents[2] / "recipes" / "nano_lm"
 MODULES = (
-    "corpus", "data", "dense", "kneser_ney", "model", "phases", "prepare", "prompts", "run",
-    "tokenizer",
+    "attention", "corpus", "data", "dense", "kneser_ney", "model", "network", "optimizer", "phases",
+    "prepare", "prompts", "run", "tokenizer",
 )  # fmt: skip
 
 
@@ -35,17 +35,19 @@ def recipe() -> Iterator[Recipe]:
 
 @pytest.fixture(scope="module")
 def encoder(recipe: Recipe) -> Any:
-    return recipe["dense"].Encoder(Tokenizer.from_file(str(nano.path() / "tokenizer.json")))
+    return recipe["dense"].Encoder(
+        Tokenizer.from_file(str(RECIPE / "second_edition" / "tokenizer.json"))
+    )
 
 
 def text_of(encoder: Any, ids: list[int]) -> str:
     return str(encoder.tokenizer.decode(ids, skip_special_tokens=False))
 
 
-def test_answers_weigh_the_first_digit_most(encoder: Any) -> None:
-    ids, weights = encoder.answer(" a is: 407.")
-    digits = [w for i, w in zip(ids, weights, strict=True) if i in encoder.digits]
-    assert digits == [3.0, 1.0, 1.0]
+def test_answers_weigh_the_first_token_of_each_value_most(encoder: Any) -> None:
+    ids, weights = encoder.answer(["4071234", "98"])
+    assert text_of(encoder, ids) == " 4071234, 98.<|im_end|>"
+    assert weights == [3.0, 1.0, 1.0, 1.0, 3.0, 1.0, 1.0]
     assert encoder.given("x 1")[1] == [0.0] * len(encoder.ids("x 1"))
 
 
@@ -54,21 +56,41 @@ def test_a_loop_repeats_and_its_first_turn_is_given(recipe: Recipe) -> None:
         text_ids = np.arange(3, 500, dtype=np.uint16)
         ids, weights = recipe["dense"].loop(random.Random(seed), 96, text_ids, 4096)
         period = weights.index(1.0)
-        assert 4 <= period <= 32
+        assert 4 <= period <= 48
         assert ids[period:] == ids[:-period]
 
 
-def test_every_requested_value_is_in_the_context(recipe: Recipe, encoder: Any) -> None:
+def test_every_value_asked_for_is_in_the_context(recipe: Recipe, encoder: Any) -> None:
+    filler = encoder.ids("Somebody said so. Nobody heard it.")
     for seed in range(30):
         ids, weights = recipe["dense"].recall(
-            random.Random(seed), 256, encoder, lambda rng, count: "plain " * count, brief=0.5
-        )
+            random.Random(seed), 256, encoder, lambda _, count: (filler * count)[:count],
+            recipe["dense"].Recall(brief=0.5, uuids=0.0),
+        )  # fmt: skip
         assert len(ids) == len(weights) <= 256
         firsts = [at for at, weight in enumerate(weights) if weight == 3.0]
         given = text_of(encoder, ids[: firsts[0]])
-        values = [text_of(encoder, ids[at : at + 7]) for at in firsts if at + 7 <= len(ids)]
+        values = [text_of(encoder, ids[at : at + 3]) for at in firsts if at + 3 <= len(ids)]
         assert values
-        assert all(f"is: {value}." in given for value in values)
+        assert all(f"is:{value}." in given for value in values)
+
+
+def test_bare_pairs_are_told_and_asked(recipe: Recipe, encoder: Any) -> None:
+    ids, weights = recipe["dense"].pairs(random.Random(1), 128, encoder)
+    first = weights.index(3.0)
+    told = text_of(encoder, ids[:first])
+    assert f"is:{text_of(encoder, ids[first : first + 3])}." in told
+    assert not any(weights[: len(ids) // 3])
+
+
+def test_needles_stand_behind_sentences_of_running_text(recipe: Recipe, encoder: Any) -> None:
+    text = encoder.ids("He saw it. She did not. They left")
+    ids, weights = recipe["dense"].woven(random.Random(2), encoder, text, ["N one", "N two"])
+    kept = [i for i, weight in zip(ids, weights, strict=True) if weight > 0]
+    assert kept == text
+    whole = text_of(encoder, ids)
+    assert whole.index("N one") < whole.index("N two")
+    assert all(whole[whole.index(n) - 2] == "." for n in ("N one",))
 
 
 def test_ruler_sequences_fit_and_supervise_only_the_answer(recipe: Recipe, encoder: Any) -> None:
@@ -80,6 +102,63 @@ def test_ruler_sequences_fit_and_supervise_only_the_answer(recipe: Recipe, encod
         assert "<|im_start|>assistant\n" in text_of(encoder, ids[:start])
         assert text_of(encoder, ids[start:]).endswith("<|im_end|>")
         assert min(weights[start:]) > 0
+
+
+def test_the_fast_forward_pass_is_the_models(recipe: Recipe) -> None:
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(recipe["model"].nano_config())
+    for parameter in model.parameters():  # biases of 0 and norms of 1 would hide mistakes
+        parameter.data.add_(0.1 * torch.randn_like(parameter) * (parameter.ndim == 1))
+    ids = torch.randint(0, 8192, (2, 150))
+    positions = torch.arange(150).repeat(2, 1)
+    positions[:, 70:] += 300
+    with torch.no_grad():
+        got = recipe["network"].hidden_states(model, ids, positions).float()
+        wanted = model.model(input_ids=ids, position_ids=positions).last_hidden_state
+    assert float((got - wanted).square().mean().sqrt()) < 0.02 * float(wanted.std())
+
+
+def test_attention_and_its_gradient_are_torchs(recipe: Recipe) -> None:
+    torch.manual_seed(0)
+    query = torch.randn(2, 4, 150, 8, dtype=torch.float64, requires_grad=True)
+    key, value = (
+        torch.randn(2, 2, 150, 8, dtype=torch.float64, requires_grad=True) for _ in range(2)
+    )
+    inputs = (query, key, value)
+    weight = torch.randn(2, 4, 150, 8, dtype=torch.float64)
+    mine = recipe["attention"].attend(*inputs)
+    torchs = torch.nn.functional.scaled_dot_product_attention(
+        *inputs, is_causal=True, enable_gqa=True
+    )
+    assert mine.detach().numpy() == pytest.approx(torchs.detach().numpy(), abs=1e-9)
+    for got, wanted in zip(
+        torch.autograd.grad((mine * weight).sum(), inputs),
+        torch.autograd.grad((torchs * weight).sum(), inputs),
+        strict=True,
+    ):
+        assert got.numpy() == pytest.approx(wanted.numpy(), abs=1e-5)
+
+
+def test_a_new_model_looks_back_and_repeats(recipe: Recipe) -> None:
+    torch.manual_seed(0)
+    model = recipe["model"].new_model()
+    ids = torch.randint(3, 8192, (8, 20)).repeat(1, 3)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        read = model(input_ids=ids, output_attentions=True)
+    for head, offset in enumerate(recipe["model"].OFFSETS):
+        assert float(read.attentions[0][:, head].diagonal(-offset, 1, 2).mean()) > 0.6
+    right = read.logits[:, 40:-1].argmax(-1) == ids[:, 41:]
+    assert float(right.float().mean()) > 0.2  # by chance 1 / 8192
+
+
+def test_stretched_positions_rise_and_stay_within_the_context(recipe: Recipe) -> None:
+    for seed in range(20):
+        positions = np.arange(256)
+        recipe["data"].stretch(random.Random(seed), positions)
+        assert (np.diff(positions) >= 1).all()
+        assert positions[0] == 0
+        assert positions[-1] < recipe["model"].MAX_LENGTH
 
 
 def test_learning_rate_by_hand(recipe: Recipe) -> None:
@@ -94,7 +173,11 @@ def test_learning_rate_by_hand(recipe: Recipe) -> None:
 def test_shipped_phases_are_read_and_name_known_sequences(recipe: Recipe) -> None:
     phases = recipe["phases"].read_phases(RECIPE / "phases.toml")
     assert [phase.name for phase in phases][:2] == ["A", "B"]
-    known = {"loop", "recall", "values", "text", "chat", "prose", *recipe["data"].RULER_TASKS}
+    known = {
+        "loop", "pairs", "groups", "recall", "values", "uuids", "text", "chat", "prose", "talk",
+        *recipe["data"].RULER_TASKS,
+    }  # fmt: skip
+    phases += recipe["phases"].read_phases(RECIPE / "more.toml")
     assert {name for phase in phases for b in phase.buckets for name in b.mix} <= known
 
 
@@ -113,6 +196,8 @@ def test_batches_are_a_function_of_the_step(
     out = tmp_path / "run"
     monkeypatch.setattr(recipe["prepare"], "KEY_COPIES", 1)
     monkeypatch.setattr(recipe["prepare"], "TEMPLATE_COPIES", 10)
+    monkeypatch.setattr(recipe["prepare"], "GROUP_COPIES", 10)
+    monkeypatch.setattr(recipe["prepare"], "UUIDS", 10)
     recipe["prepare"].prepare([text], out)
     phases = [
         recipe["phases"].Phase(

@@ -74,7 +74,7 @@ def niah(variant: Variant, inputs: SampleInputs) -> PromptMaker:
             question=question,
             prefix=prefix,
             references=tuple(value for _, value in answers),
-            reply=reply([pair for query in queries for pair in sorted(pairs) if pair[0] == query]),
+            reply=reply([value for _, value in answers]),
         )
 
     # Each needle needs a line of its own; an essay may be empty.
@@ -95,13 +95,13 @@ def wording(kind: str, queries: Sequence[str], *, several: bool) -> tuple[str, s
     )
 
 
-def reply(answers: Sequence[Pair]) -> str:
-    """A reference answer: each value behind its key in the needle's own words.
+def reply(values: Sequence[str]) -> str:
+    """The text that follows the answer prefix: the values in the order of the references.
 
-    RULER asks only that the values be contained; this wording is the bundled model's, which tells
-    the values of one key in ascending order.
+    RULER asks only that the values be contained. (The bundled model of the first edition repeats
+    the key before each value.)
     """
-    return ",".join(f" {key} is: {value}" for key, value in answers) + "."
+    return f" {', '.join(values)}."
 
 
 def _distinct(
