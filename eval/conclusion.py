@@ -163,11 +163,12 @@ def _differences(best: Best, *, resamples: int, seed: int) -> list[str]:
     gaps = [
         paired_difference(ours, theirs, resamples=resamples, seed=seed) for _, ours, theirs in pairs
     ]
+    stars = holm(gaps)
     parts = [
         f"minus {line.label} {100 * difference.mean:+.1f} "
         f"({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
         f"{' *' if resolved else ''}"
-        for (line, _, _), difference, resolved in zip(pairs, gaps, holm(gaps), strict=True)
+        for (line, _, _), difference, resolved in zip(pairs, gaps, stars, strict=True)
     ]
     last = gaps[-1]
     tasks = {task for task, _ in prompts_of(pairs[-1][1])}
@@ -175,7 +176,7 @@ def _differences(best: Best, *, resamples: int, seed: int) -> list[str]:
     return [
         f"Paired by prompt, in points (95 % interval): {first.label} {', '.join(parts)}.",
         "* differs from 0 at 5 %, corrected for the number of differences (Holm)."
-        if any(holm(gaps))
+        if any(stars)
         else "None of these differences can be told from 0 with these prompts.",
         f"With {each} prompt{'s' * (each != 1)} per task, differences below "
         f"{100 * min(1.0, resolved_by(last)):.0f} points are not resolved.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from eval.results.records import value_of
 from eval.stats import (
     Bounds,
     Interval,
@@ -21,18 +22,8 @@ from eval.stats import (
 
 
 def prompt_values(records: Iterable[Mapping[str, Any]]) -> Scores:
-    """Per policy and prompt: score, or log-likelihood per token of a given reply."""
-    return by_policy(
-        [
-            {**record, "value": record["score"] if record["nll"] is None else _likelihood(record)}
-            for record in records
-        ],
-        "value",
-    )
-
-
-def _likelihood(record: Mapping[str, Any]) -> float:
-    return -float(record["nll"]) / float(record["reply_tokens"])
+    """Per policy and prompt: `eval.results.records.value_of`."""
+    return by_policy([{**record, "value": value_of(record)} for record in records], "value")
 
 
 def best_values(nulls: Iterable[Scores]) -> Scores | None:

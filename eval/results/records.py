@@ -57,6 +57,13 @@ def key_of(record: Mapping[str, Any]) -> Key:
     return tuple(record[field] for field in KEY_FIELDS)
 
 
+def value_of(record: Mapping[str, Any]) -> float:
+    """The score of an answer, or the log-likelihood per token of a given reply: more is better."""
+    if record["nll"] is None:
+        return float(record["score"])
+    return -float(record["nll"]) / float(record["reply_tokens"])
+
+
 def method_label(name: str, variant: str, allocator: str = UNIFORM) -> str:
     """A method as `--methods` writes it: `snapkv`, `snapkv:paper`, `snapkv(window=16)+ada`."""
     rule = "" if allocator == UNIFORM else f"+{allocator}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from eval.evaluate import Bench
 from eval.methods import Method
 from eval.prepare import Prepared
-from eval.results.records import Record, RecordFile, read_records
+from eval.results.records import Record, RecordFile, read_records, value_of
 from eval.run import evaluate_all
 from eval.settings import Setting, plan
 from eval.stats import Interval, Unit, bootstrap_mean
@@ -47,11 +47,8 @@ class MeasuredRecords(RecordFile):
 
     def _add(self, records: Iterable[Record]) -> None:
         for record in records:
-            value = record["score"]
-            if value is None:
-                value = -record["nll"] / record["reply_tokens"]
             key = tuple(record[name] for name in _KEY)
-            self.values[key][record["task"], record["example"]] = value
+            self.values[key][record["task"], record["example"]] = value_of(record)
 
 
 _KEY = ("method", "variant", "allocator", "protected", "policy", "protocol", "budget_spec")

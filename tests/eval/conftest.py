@@ -10,7 +10,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import kvp.hf
+from eval.evaluate import Bench
 from kvp.geometry import Geometry
+from kvp.hf import load_model
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec
 
@@ -89,3 +91,13 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     save_policy(folder, rankers, meta)
     return folder
+
+
+@pytest.fixture(scope="module")
+def bench(tiny_folder: Path) -> Bench:
+    """The tiny model, loaded, with answers of at most 8 tokens."""
+    model, tokenizer = load_model(str(tiny_folder))
+    return Bench(
+        model=model, tokenizer=tokenizer, name=str(tiny_folder), split="test", length=200, seed=0,
+        decode_batch=256, max_new_tokens=8,
+    )  # fmt: skip

@@ -17,7 +17,7 @@ from eval.tasks import Prompt, load_all, prompt_request, task_names
 from kvp.budgets import parse_budget
 from kvp.config_groups import split_list
 from kvp.errors import UsageError
-from kvp.hf import load_model, prefill_and_evict
+from kvp.hf import prefill_and_evict
 from kvp.ranking import UNPROTECTED, Protection
 from policies import make_allocator, make_scorer
 from policies.knorm import KNorm
@@ -35,15 +35,6 @@ def _load(
 ) -> tuple[list[Prompt], list[str]]:
     request = prompt_request(config, count=config.prompts, seed=config.seed)
     return load_all(request, tokenizer, positions)
-
-
-@pytest.fixture(scope="module")
-def bench(tiny_folder: Path) -> Bench:
-    model, tokenizer = load_model(str(tiny_folder))
-    return Bench(
-        model=model, tokenizer=tokenizer, name=str(tiny_folder), split="test", length=200, seed=0,
-        decode_batch=256, max_new_tokens=8,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -19,21 +19,11 @@ from eval.tasks import Prompt, load_all, prompt_request
 from eval.timing import timing_records
 from kvp.budgets import parse_budget
 from kvp.config_groups import split_list
-from kvp.hf import load_model
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import ALL_QUERIES, Needs, View
 
 BOTH = ["query_aware", "query_agnostic"]
 HEURISTICS = "random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,expected_attention,kvzip"
-
-
-@pytest.fixture(scope="module")
-def bench(tiny_folder: Path) -> Bench:
-    model, tokenizer = load_model(str(tiny_folder))
-    return Bench(
-        model=model, tokenizer=tokenizer, name=str(tiny_folder), split="test", length=200, seed=0,
-        decode_batch=256, max_new_tokens=8,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
