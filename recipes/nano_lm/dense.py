@@ -180,7 +180,8 @@ def chains(rng: random.Random, length: int, encoder: Encoder) -> Sequence_:
         done[number] += 1
     rng.shuffle(told)
     for value, names in told:
-        ids, weights = encoder.ids(" ".join(names) + "\n"), []
+        ids = encoder.ids(" ".join(names) + "\n")
+        weights: list[float] = []
         for token in ids:
             opens = not weights or encoder.tokenizer.decode([token]).startswith(" ")
             weights.append(FIRST_WEIGHT if opens else 1.0)
