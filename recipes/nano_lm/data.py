@@ -12,7 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from dense import Encoder, Recall, Sequence_, cut, groups, join, loop, pairs, recall, running
+from dense import (
+    Encoder,
+    Recall,
+    Sequence_,
+    chains,
+    cut,
+    groups,
+    join,
+    loop,
+    pairs,
+    recall,
+    running,
+)
 from model import MAX_LENGTH
 from numpy.typing import NDArray
 from phases import Phase
@@ -45,6 +57,7 @@ class Curriculum:
             "loop": lambda rng, n, _: loop(rng, n, self.text, self.vocab_size),
             "pairs": lambda rng, n, _: pairs(rng, n, self.encoder),
             "groups": lambda rng, n, _: groups(rng, n, self.encoder),
+            "chains": lambda rng, n, _: chains(rng, n, self.encoder),
             "recall": lambda rng, n, phase: self._recall(rng, n, phase, Recall(brief=phase.brief)),
             "values": lambda rng, n, phase: self._recall(
                 rng, n, phase, Recall(brief=phase.brief, shared=1.0, uuids=0.0)

@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from kvp.data.synthetic.needles import Split, draw_key, draw_number, draw_uuid, words
+from kvp.data.synthetic.needles import (
+    Split,
+    draw_key,
+    draw_name,
+    draw_number,
+    draw_uuid,
+    words,
+)
 from kvp.data.synthetic.niah import NEEDLE, wording
 
 Sequence_ = tuple[list[int], list[float]]
@@ -136,6 +143,52 @@ def groups(rng: random.Random, length: int, encoder: Encoder) -> Sequence_:
     rng.shuffle(asked)
     for queries, values in asked:
         parts += [encoder.given(f" {listed(queries)}{link}"), encoder.answer(values, ".")]
+    return cut(join(parts), length)
+
+
+ASSIGNED = (
+    " {value}, they are: ", " are assigned the value {value}, they are: ",
+    " Answer: According to the chain(s) of variable assignment in the text above, {count} "
+    "variables are assigned the value {value}, they are: ",
+)  # fmt: skip
+"""How a chain of variables is asked, up to RULER's whole prefix."""
+
+
+def chains(rng: random.Random, length: int, encoder: Encoder) -> Sequence_:
+    """Chains of one to five variables as RULER's variable tracking assigns them, all asked.
+
+    The lines of the chains are mixed, those of a chain in order. The question is one of `ASSIGNED`,
+    the same throughout the sequence.
+    """
+    asked = rng.choice(ASSIGNED)
+    cost = 17 + (len(encoder.ids(asked)) + 4) // 3
+    left = max(2, length // cost)
+    told: list[tuple[str, list[str]]] = []
+    while left > 0:
+        names = [draw_name(rng, TRAIN, 5) for _ in range(min(left, rng.randint(1, 5)))]
+        told.append((draw_number(rng, TRAIN, digits=5), names))
+        left -= len(names)
+    order = [number for number, (_, names) in enumerate(told) for _ in names]
+    rng.shuffle(order)
+    done = [0] * len(told)
+    parts = []
+    for number in order:
+        value, names = told[number]
+        at = done[number]
+        right = f"VAR {names[at - 1]} " if at else value
+        parts.append(encoder.given(f"VAR {names[at]} = {right}\n"))
+        done[number] += 1
+    rng.shuffle(told)
+    for value, names in told:
+        ids = encoder.ids(" ".join(names) + "\n")
+        weights: list[float] = []
+        for token in ids:
+            opens = not weights or encoder.tokenizer.decode([token]).startswith(" ")
+            weights.append(FIRST_WEIGHT if opens else 1.0)
+        parts += [
+            encoder.given(asked.format(value=value, count=len(names))),
+            (ids, weights),
+        ]
     return cut(join(parts), length)
 
 
