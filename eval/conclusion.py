@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED, Record
+from eval.report.aggregates import method_of
+from eval.report.choose_settings import choose
+from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED, Record, policy_groups
 from eval.stats import (
     holm,
     paired_difference,
@@ -18,12 +20,12 @@ from eval.stats import (
 )
 from eval.summary import (
     FULL_COLUMN,
-    PROTECTED,
     Line,
     budget_order,
     headline,
     perplexity_headline,
 )
+from eval.tune.settings_file import TunedSettings
 from policies.registry import METHODS, NULLS
 
 USUAL_BUDGET = "12.5%"
@@ -38,13 +40,14 @@ WANTED = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """The best methods of one protocol at one budget."""
+    """The methods that are named: of one protocol, at one budget."""
 
     protocol: str
     budget: str
     full: float | None
     """Mean of the full cache."""
     learned: Line | None
+    """The first policy, or group of policies."""
     attention_free: Line | None
     """Of the methods without training; None where that is `other`."""
     other: Line | None
@@ -58,14 +61,21 @@ class Best:
         return [line for line in best if line]
 
 
-def conclusion(records: Iterable[Record], *, resamples: int = 200, seed: int = 0) -> str:
+def conclusion(
+    records: Iterable[Record],
+    tuned: Sequence[TunedSettings] = (),
+    *,
+    resamples: int = 200,
+    seed: int = 0,
+) -> str:
     """A few sentences on the results of the first protocol with generated answers.
 
     Where nothing was generated it is about perplexity; without methods to compare it is empty.
-    "Best" is by the mean over the prompts of this very run, among the methods that were named.
-    Protection is not chosen on them: a method that was run with and without it counts with it.
+    Each method counts in the setting that kvp-report shows it in (`eval.report.choose_settings`):
+    the one that kvp-tune chose, else its default. "Best" of the others is by the mean over the
+    prompts of this very run, which favours them.
     """
-    records = list(records)
+    records = _in_one_setting(list(records), tuned)
     scores = headline(records, resamples=resamples, seed=seed)
     lines = scores or perplexity_headline(records, resamples=resamples, seed=seed)
     best = _best(lines, losses=not scores)
@@ -74,6 +84,26 @@ def conclusion(records: Iterable[Record], *, resamples: int = 200, seed: int = 0
     sentence = _sentence(best, losses=not scores)
     differences = _differences(best, resamples=resamples, seed=seed) if scores else []
     return "\n".join([sentence, *differences])
+
+
+def _in_one_setting(records: list[Record], tuned: Sequence[TunedSettings]) -> list[Record]:
+    """Records of each method in the setting that reports show, by protocol; nulls in every one."""
+    groups = policy_groups(records)
+    kept = []
+    for protocol in dict.fromkeys(record["protocol"] for record in records):
+        of_protocol = [record for record in records if record["protocol"] == protocol]
+        chosen_by_tuning = [
+            (entry, settings.split) for settings in tuned for entry in settings.methods
+            if entry.protocol == protocol
+        ]  # fmt: skip
+        settings = dict.fromkeys(method_of(record, groups) for record in of_protocol)
+        choices = choose({setting: {} for setting in settings}, tuned=chosen_by_tuning)
+        chosen = {choice.setting for choice in choices.values()}
+        kept += [
+            record for record in of_protocol
+            if record["method"] in NULLS or method_of(record, groups) in chosen
+        ]  # fmt: skip
+    return kept
 
 
 def planned_resolution(tasks: Iterable[str]) -> str:
@@ -105,8 +135,6 @@ def _best(lines: Sequence[Line], *, losses: bool) -> Best | None:
     ordered = sorted(budgets, key=budget_order)
     budget = USUAL_BUDGET if USUAL_BUDGET in budgets else ordered[len(ordered) // 2]
     compared = [line for line in compared if budget in line.cells]
-    labels = {line.label for line in compared}
-    compared = [line for line in compared if f"{line.label}{PROTECTED}" not in labels]
 
     def value(line: Line) -> float:
         return -line.cells[budget].mean if losses else line.cells[budget].mean
@@ -121,7 +149,7 @@ def _best(lines: Sequence[Line], *, losses: bool) -> Best | None:
         protocol=protocol,
         budget=budget,
         full=full,
-        learned=best([line for line in compared if line.method == LEARNED]),
+        learned=next((line for line in compared if line.method == LEARNED), None),
         attention_free=None if free is other else free,
         other=other,
         null=best([line for line in lines if line.method in NULLS and budget in line.cells]),

@@ -31,10 +31,13 @@ from eval.prepare import Prepared, cache_bytes, methods_of, prepare, trace_setti
 from eval.results.folder import (
     CURVES,
     KEPT,
+    MANIFEST,
     ROWS,
     TIMING,
     TOKENS,
     open_folder,
+    read_manifest,
+    tuned_of,
     write_counts,
     write_manifest,
 )
@@ -109,7 +112,8 @@ def _run(
     write_counts(folder)
     records = list(read_records(folder / ROWS))
     print_headline(Console(markup=False), records, resamples=config.bootstrap, seed=config.seed)
-    print(conclusion(records, seed=config.seed))
+    tuned = tuned_of(folder / MANIFEST, read_manifest(folder / MANIFEST))
+    print(conclusion(records, tuned, seed=config.seed))
     say(f"results are in {folder}; to look at them: kvp-report {folder}")
     return records
 

@@ -117,6 +117,54 @@ def pairs(rng: random.Random, length: int, encoder: Encoder) -> Sequence_:
     return cut(join(parts), length)
 
 
+def uuid_pairs(rng: random.Random, length: int, encoder: Encoder) -> Sequence_:
+    """As `pairs`, with uuids as keys, as values or as both."""
+    link = rng.choice(LINKS)
+    long_keys, long_values = rng.choice([(True, False), (True, False), (False, True), (True, True)])
+    cost = 16 + len(encoder.ids(link)) + 46 * long_keys + 46 * long_values
+    told = [
+        (
+            draw_uuid(rng, TRAIN) if long_keys else draw_key(rng, TRAIN),
+            draw_uuid(rng, TRAIN) if long_values else draw_number(rng, TRAIN),
+        )
+        for _ in range(max(2, length // cost))
+    ]
+    parts = [encoder.given(f" {key} is: {value}.") for key, value in told]
+    rng.shuffle(told)
+    for key, value in told:
+        parts += [encoder.given(f" {key}{link}"), encoder.answer([value], ".")]
+    return cut(join(parts), length)
+
+
+def series(rng: random.Random, length: int, encoder: Encoder, haystack: Haystack) -> Sequence_:
+    """One key with two to four values, asked in the order of the text; again, up to `length`.
+
+    In half of the sequences bare pairs, in the others RULER's needles, question and prefix with
+    running text between the needles.
+    """
+    link = rng.choice(LINKS[1:]).replace(" is", " are")
+    bare = rng.random() < 0.5
+    parts: list[Sequence_] = []
+    made = 0
+    while made == 0 or (bare and made < length - 60):
+        key = draw_key(rng, TRAIN)
+        values = [draw_number(rng, TRAIN) for _ in range(rng.choice([2, 3, 4, 4]))]
+        if bare:
+            told = [encoder.given(f" {key} is: {value}.") for value in values]
+            asked = f" {key}{link}"
+        else:
+            needles = [NEEDLE.format(kind="numbers", key=key, value=value) for value in values]
+            _, question, prefix = wording("numbers", [key], several=True)
+            asked = f"\n{question}<|im_end|>\n<|im_start|>assistant\n{prefix}"
+            spare = length - 20 * len(values) - len(encoder.ids(asked)) - 4 * len(values) - 8
+            text = haystack(rng, spare) if spare > 8 else []
+            told = [encoder.given("<|im_start|>user\n"), woven(rng, encoder, text, needles)]
+        parts += [*told, encoder.given(asked)]
+        parts.append(encoder.answer(values, "." if bare else ".<|im_end|>"))
+        made = sum(len(ids) for ids, _ in parts)
+    return cut(join(parts), length)
+
+
 def groups(rng: random.Random, length: int, encoder: Encoder) -> Sequence_:
     """Bare keys with values as in `pairs`, two to four values asked at once.
 

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from eval.conclusion import conclusion, planned_resolution
+from eval.tune.settings_file import Scored, Tuned, TunedSettings
 
 
 def _record(method: str, budget: str | None, **fields: Any) -> dict[str, Any]:
@@ -30,11 +31,11 @@ def test_learned_attention_free_and_best_methods_are_compared_with_the_full_cach
         _record("kvzip", "12.5%", score=0.0, protocol="query_agnostic"),
     ]
     assert conclusion(records) == (
-        "At 12.5% of the cache (the question seen before compression) kvp+global answers 90% of "
+        "At 12.5% of the cache (the question seen before compression) kvp answers 50% of "
         "what the full cache answers; the best attention-free method without training, keydiff, "
         "25%; the best method without training, kvzip, 75%.\n"
-        "Paired by prompt, in points (95 % interval): kvp+global minus keydiff +52.0 "
-        "(-100.0 to +100.0), minus kvzip +12.0 (-100.0 to +98.0).\n"
+        "Paired by prompt, in points (95 % interval): kvp minus keydiff +20.0 "
+        "(-100.0 to +99.4), minus kvzip -20.0 (-100.0 to +100.0).\n"
         "None of these differences can be told from 0 with these prompts.\n"
         "With 1 prompt per task, differences below 100 points are not resolved."
     )
@@ -87,14 +88,45 @@ def test_nulls_are_named_apart() -> None:
     ) in conclusion(records)
 
 
-def test_protection_is_not_chosen_on_the_prompts_shown() -> None:
+def test_settings_are_not_chosen_on_the_prompts_shown() -> None:
     records = [
         _record("full", None, score=1.0),
         _record("keydiff", "25%", score=0.9),
+        _record("keydiff", "25%", score=0.8, allocator="global", protected=True),
         _record("keydiff", "25%", score=0.3, protected=True),
         _record("snapkv", "25%", score=0.2),  # below 20 tokens, say: run without protection only
     ]
     assert "the best method without training, keydiff +p, answers 30%" in conclusion(records)
+
+
+def test_methods_count_in_the_setting_that_was_tuned() -> None:
+    learned = {"policy": "seed0", "policy_seed": 0}
+    records = [
+        _record("full", None, score=1.0),
+        _record("kvp", "25%", score=0.9, **learned),
+        _record("kvp", "25%", score=0.4, allocator="global", **learned),
+        _record("kvp", "25%", score=0.5, protected=True, **learned),
+        _record("snapkv", "25%", score=0.2),
+        _record("snapkv", "25%", score=0.7, protected=True),
+    ]
+    settings = TunedSettings(
+        split="validation", data={}, methods=(_tuned("kvp", "global"), _tuned("snapkv"))
+    )
+    text = conclusion(records, [settings])
+    assert "kvp+global answers 40% of what the full cache answers" in text
+    assert "the best method without training, snapkv, 20%" in text
+    assert "minus snapkv +20.0" in text
+
+
+def _tuned(method: str, allocator: str = "uniform") -> Tuned:
+    chosen = Scored(
+        scorer=method, variant="auto", allocator=allocator, protected=False,
+        score=0.5, interval=(0.4, 0.6),
+    )  # fmt: skip
+    return Tuned(
+        method=method, group="", requested=method, protocol="query_aware", chosen=chosen,
+        published=(), tried=4, exhausted=True, open_ends=(), extended={},
+    )  # fmt: skip
 
 
 def test_without_answers_the_sentence_is_about_perplexity() -> None:

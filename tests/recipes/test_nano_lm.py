@@ -156,6 +156,32 @@ def test_chains_are_asked_in_their_order(recipe: Recipe, encoder: Any) -> None:
         assert weights[:told] == [0.0] * told
 
 
+def test_series_are_answered_in_the_order_of_the_text(recipe: Recipe, encoder: Any) -> None:
+    asked = 0
+    for seed in range(40):
+        ids, _ = recipe["dense"].series(
+            random.Random(seed), 200, encoder, lambda rng, count: encoder.ids("The end. ")[:count]
+        )
+        text = text_of(encoder, ids)
+        for key, answer in re.findall(r"(\S+) (?:[a-z ]+ )?are ([\d, ]+)\.", text):
+            told = re.findall(rf"{key} is: (\d+)", text)
+            assert answer.split(", ") == told
+            assert 2 <= len(told) <= 4
+            asked += 1
+    assert asked >= 40
+
+
+def test_pairs_of_uuids_are_all_answered(recipe: Recipe, encoder: Any) -> None:
+    for seed in range(20):
+        ids, weights = recipe["dense"].uuid_pairs(random.Random(seed), 300, encoder)
+        text = text_of(encoder, ids)
+        told = dict(re.findall(r"(\S+) is: ([\w-]+)\.", text))
+        for key, value in re.findall(r"(\S+) (?:[a-z ]*text )?is ([\w-]+)\.", text):
+            assert told[key] == value
+        assert any("-" in word and len(word) == 36 for pair in told.items() for word in pair)
+        assert 2 <= weights.count(3.0) <= len(told)
+
+
 def test_attention_and_its_gradient_are_torchs(recipe: Recipe) -> None:
     torch.manual_seed(0)
     query = torch.randn(2, 4, 150, 8, dtype=torch.float64, requires_grad=True)
@@ -212,8 +238,8 @@ def test_shipped_phases_are_read_and_name_known_sequences(recipe: Recipe) -> Non
     phases = recipe["phases"].read_phases(RECIPE / "phases.toml")
     assert [phase.name for phase in phases][:2] == ["A", "B"]
     known = {
-        "loop", "pairs", "groups", "chains", "recall", "values", "uuids", "text", "chat", "prose",
-        "talk", *recipe["data"].RULER_TASKS,
+        "loop", "pairs", "uuid_pairs", "series", "groups", "chains", "recall", "values",
+        "uuids", "text", "chat", "prose", "talk", *recipe["data"].RULER_TASKS,
     }  # fmt: skip
     phases += recipe["phases"].read_phases(RECIPE / "more.toml")
     assert {name for phase in phases for b in phase.buckets for name in b.mix} <= known
