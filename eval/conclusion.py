@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED, Record
+from eval.report.choose_settings import choose
+from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED
 from eval.stats import (
     holm,
     paired_difference,
@@ -16,14 +17,8 @@ from eval.stats import (
     resolved_by,
     smallest_resolved,
 )
-from eval.summary import (
-    FULL_COLUMN,
-    PROTECTED,
-    Line,
-    budget_order,
-    headline,
-    perplexity_headline,
-)
+from eval.summary import FULL_COLUMN, Headlines, Line, budget_order
+from eval.tune.settings_file import TunedSettings
 from policies.registry import METHODS, NULLS
 
 USUAL_BUDGET = "12.5%"
@@ -38,13 +33,14 @@ WANTED = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """The best methods of one protocol at one budget."""
+    """The methods that are named: of one protocol, at one budget."""
 
     protocol: str
     budget: str
     full: float | None
     """Mean of the full cache."""
     learned: Line | None
+    """The first policy, or group of policies."""
     attention_free: Line | None
     """Of the methods without training; None where that is `other`."""
     other: Line | None
@@ -58,22 +54,33 @@ class Best:
         return [line for line in best if line]
 
 
-def conclusion(records: Iterable[Record], *, resamples: int = 200, seed: int = 0) -> str:
+def conclusion(shown: Headlines, tuned: Sequence[TunedSettings] = ()) -> str:
     """A few sentences on the results of the first protocol with generated answers.
 
     Where nothing was generated it is about perplexity; without methods to compare it is empty.
-    "Best" is by the mean over the prompts of this very run, among the methods that were named.
-    Protection is not chosen on them: a method that was run with and without it counts with it.
+    Each method counts in the setting that kvp-report shows it in (`eval.report.choose_settings`):
+    the one that kvp-tune chose, else its default. "Best" of the others is by the mean over the
+    prompts of this very run, which favours them.
     """
-    records = list(records)
-    scores = headline(records, resamples=resamples, seed=seed)
-    lines = scores or perplexity_headline(records, resamples=resamples, seed=seed)
-    best = _best(lines, losses=not scores)
+    losses = not shown.scores
+    best = _best(_in_one_setting(shown.losses if losses else shown.scores, tuned), losses=losses)
     if best is None:
         return ""
-    sentence = _sentence(best, losses=not scores)
-    differences = _differences(best, resamples=resamples, seed=seed) if scores else []
-    return "\n".join([sentence, *differences])
+    differences = [] if losses else _differences(best, shown)
+    return "\n".join([_sentence(best, losses=losses), *differences])
+
+
+def _in_one_setting(lines: Sequence[Line], tuned: Sequence[TunedSettings]) -> list[Line]:
+    """Lines of the first protocol: each method in the setting of reports, nulls in every one."""
+    protocol = next((line.protocol for line in lines), "")
+    lines = [line for line in lines if line.protocol == protocol]
+    chosen_by_tuning = [
+        (entry, settings.split) for settings in tuned for entry in settings.methods
+        if entry.protocol == protocol
+    ]  # fmt: skip
+    choices = choose({line.setting: {} for line in lines}, tuned=chosen_by_tuning)
+    chosen = {choice.setting for choice in choices.values()}
+    return [line for line in lines if line.method in NULLS or line.setting in chosen]
 
 
 def planned_resolution(tasks: Iterable[str]) -> str:
@@ -95,8 +102,6 @@ def planned_resolution(tasks: Iterable[str]) -> str:
 
 
 def _best(lines: Sequence[Line], *, losses: bool) -> Best | None:
-    protocol = next((line.protocol for line in lines), "")
-    lines = [line for line in lines if line.protocol == protocol]
     full = next((line.cells[FULL_COLUMN].mean for line in lines if FULL_COLUMN in line.cells), None)
     compared = [line for line in lines if line.method not in NOT_COMPARED]
     budgets = {name for line in compared for name in line.cells} - {FULL_COLUMN, SELF_SIZED}
@@ -105,8 +110,6 @@ def _best(lines: Sequence[Line], *, losses: bool) -> Best | None:
     ordered = sorted(budgets, key=budget_order)
     budget = USUAL_BUDGET if USUAL_BUDGET in budgets else ordered[len(ordered) // 2]
     compared = [line for line in compared if budget in line.cells]
-    labels = {line.label for line in compared}
-    compared = [line for line in compared if f"{line.label}{PROTECTED}" not in labels]
 
     def value(line: Line) -> float:
         return -line.cells[budget].mean if losses else line.cells[budget].mean
@@ -118,10 +121,10 @@ def _best(lines: Sequence[Line], *, losses: bool) -> Best | None:
     other = best(others)
     free = best([line for line in others if _attention_free(line.method)])
     return Best(
-        protocol=protocol,
+        protocol=lines[0].protocol,
         budget=budget,
         full=full,
-        learned=best([line for line in compared if line.method == LEARNED]),
+        learned=next((line for line in compared if line.method == LEARNED), None),
         attention_free=None if free is other else free,
         other=other,
         null=best([line for line in lines if line.method in NULLS and budget in line.cells]),
@@ -147,7 +150,7 @@ def _sentence(best: Best, *, losses: bool) -> str:
     return f"{where} ({seen} before compression) {text}."
 
 
-def _differences(best: Best, *, resamples: int, seed: int) -> list[str]:
+def _differences(best: Best, shown: Headlines) -> list[str]:
     """The first of the methods minus the others, and what size of difference was to be seen.
 
     Nothing where they share no prompts.
@@ -161,7 +164,8 @@ def _differences(best: Best, *, resamples: int, seed: int) -> list[str]:
     if not pairs:
         return []
     gaps = [
-        paired_difference(ours, theirs, resamples=resamples, seed=seed) for _, ours, theirs in pairs
+        paired_difference(ours, theirs, resamples=shown.resamples, seed=shown.seed)
+        for _, ours, theirs in pairs
     ]
     stars = holm(gaps)
     parts = [

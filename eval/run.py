@@ -8,7 +8,7 @@ timing pass, the cost curves and the token ranks; then the closing table.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,22 +31,26 @@ from eval.prepare import Prepared, cache_bytes, methods_of, prepare, trace_setti
 from eval.results.folder import (
     CURVES,
     KEPT,
+    MANIFEST,
     ROWS,
     TIMING,
     TOKENS,
     open_folder,
+    read_manifest,
+    tuned_of,
     write_counts,
     write_manifest,
 )
 from eval.results.records import Record, RecordFile, key_of, merge_records, read_records
 from eval.settings import Setting
-from eval.summary import print_headline
+from eval.summary import headlines, print_headlines
 from eval.tasks import Prompt
 from eval.timing import TIMING_KEY, timing_records
 from eval.token_ranks import token_ranks
 from kvp.artifacts.claim import OutputFolder
 from kvp.hf import load_model
 from kvp.hf.identity import model_identity
+from kvp.hf.scorer_inputs import check_inputs
 from kvp.manifest import write_sealed_json
 from kvp.progress import Progress, phase, say
 from kvp.store import TraceReader
@@ -65,7 +69,7 @@ def run(config: EvalConfig) -> list[Record]:
     config = replace(config, methods=",".join(map(spec_of, config.method_list)))
     if config.dry_run:
         prepared = _prepare(config, methods)
-        return estimate(load_bench(config), prepared)
+        return estimate(load_bench(config, prepared.methods), prepared)
     digests = file_digests(config.policy_list, methods)
     with open_folder(config, digests) as output:
         return _run(config, _prepare(config, methods), output, digests)
@@ -91,7 +95,7 @@ def _run(
     config: EvalConfig, prepared: Prepared, output: OutputFolder, digests: Mapping[str, str]
 ) -> list[Record]:
     """Evaluate into a claimed folder."""
-    bench = load_bench(config)
+    bench = load_bench(config, prepared.methods)
     digest = model_identity(config.model, config.revision, bench.model, bench.tokenizer)
     write_manifest(output, config, digests, prepared.notes, digest)
     folder = output.path
@@ -107,14 +111,16 @@ def _run(
         write_sealed_json(folder / TOKENS, content)
     write_counts(folder)
     records = list(read_records(folder / ROWS))
-    print_headline(Console(markup=False), records, resamples=config.bootstrap, seed=config.seed)
-    print(conclusion(records, seed=config.seed))
+    shown = headlines(records, resamples=config.bootstrap, seed=config.seed)
+    print_headlines(Console(markup=False), shown)
+    tuned = tuned_of(folder / MANIFEST, read_manifest(folder / MANIFEST))
+    print(conclusion(shown, tuned))
     say(f"results are in {folder}; to look at them: kvp-report {folder}")
     return records
 
 
-def load_bench(config: EvalConfig) -> Bench:
-    """Load the model."""
+def load_bench(config: EvalConfig, methods: Iterable[Method]) -> Bench:
+    """Load the model; ModelError, naming the method, where it lacks what one of them reads."""
     torch.manual_seed(config.seed)
     phase("loading the model")
     model, tokenizer = load_model(
@@ -124,6 +130,7 @@ def load_bench(config: EvalConfig) -> Bench:
         revision=config.revision,
         attention=config.attention,
     )
+    check_inputs(model, [method.scorer for method in methods if method.scorer])
     return Bench(
         model=model,
         tokenizer=tokenizer,

@@ -28,6 +28,7 @@ from eval.evolve.search_folder import (
     begin_search,
     check_resumable,
 )
+from eval.methods import registered_method
 from eval.results.folder import input_digests
 from eval.results.records import LEARNED
 from eval.stats import paired_difference
@@ -38,11 +39,12 @@ from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.identity import model_identity
 from kvp.hf.loading import torch_device
+from kvp.hf.scorer_inputs import check_inputs
 from kvp.manifest import digest_json, run_manifest, sha256_file
 from kvp.progress import phase, say
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import Scorer
-from policies import load_policy, make_scorer
+from policies import load_policy
 from policies.budget_files import BUDGET_FILE, BudgetFile, BudgetPoint, load_budgets, save_budgets
 from policies.policy_files import INDEX, check_geometry
 
@@ -84,6 +86,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     target, reference = target_of(config.target, protection, cached[: len(search_prompts)])
     plan = _plan(config, geometry.layers, target, reference=reference, longest=max(cached))
     decoder = _load_decoder(config)
+    check_inputs(decoder.model, [scorer])
     phase(f"searching on {len(search_prompts)} prompts, {len(held_out)} held out")
     identity["model_digest"] = model_identity(
         config.model, config.revision, decoder.model, decoder.tokenizer
@@ -174,8 +177,8 @@ def _scorer(spec: str, policies: str, seed: int, geometry: Geometry) -> Scorer:
         policy = load_policy(policies)
         check_geometry(policy, geometry)
         return policy
-    options = {"seed": seed} if spec == "random" else {}
-    scorer = make_scorer(spec, **options)
+    scorer = registered_method(spec, seed).scorer
+    assert scorer is not None, "only the full cache has none"
     if scorer.needs.future:
         raise UsageError(f"--scorer {spec} needs the future: search with another method")
     return scorer

@@ -31,6 +31,7 @@ from eval.results.folder import (
     TOKENS,
     lost_records,
     read_manifest,
+    tuned_of,
 )
 from eval.results.records import UNIFORM, Record, read_records
 from eval.tune.settings_file import TunedSettings
@@ -129,16 +130,9 @@ def load_results(folder: Path) -> Results:
         curves=_of_one_definition(optional[CURVES], notes),
         kept=optional[KEPT],
         tokens=_read_tokens(tokens, manifest) if tokens.exists() else None,
-        tuned=_tuned(folder / MANIFEST, manifest),
+        tuned=tuned_of(folder / MANIFEST, manifest),
         notes=tuple(notes),
     )
-
-
-def _tuned(path: Path, manifest: Mapping[str, Any]) -> tuple[TunedSettings, ...]:
-    content = manifest.get("tuned", {})
-    if not isinstance(content, Mapping):
-        raise ResultsError(f"{path} is damaged: 'tuned' has no valid value")
-    return tuple(TunedSettings.from_json(each, str(path)) for each in content.values())
 
 
 def _checked_records(path: Path, schema: RecordSchema, notes: list[str]) -> tuple[Record, ...]:

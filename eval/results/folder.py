@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.config import EvalConfig
-from eval.tune.settings_file import SETTINGS, load_settings, tuned_files
+from eval.tune.settings_file import SETTINGS, TunedSettings, load_settings, tuned_files
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.errors import ResultsError
 from kvp.manifest import (
@@ -58,6 +58,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if "records" in manifest or "model_digest" in str(manifest.get("identity")):
         raise ResultsError(f"{path} is damaged: no checksum in it")
     return manifest
+
+
+def tuned_of(path: Path, manifest: Mapping[str, Any]) -> tuple[TunedSettings, ...]:
+    """What kvp-tune chose for the runs of a manifest; raises ResultsError where it is damaged."""
+    content = manifest.get("tuned", {})
+    if not isinstance(content, Mapping):
+        raise ResultsError(f"{path} is damaged: 'tuned' has no valid value")
+    return tuple(TunedSettings.from_json(each, str(path)) for each in content.values())
 
 
 def count_records(folder: Path) -> dict[str, int]:

@@ -63,7 +63,7 @@ def run(config: TuneConfig) -> TunedSettings | None:
     with open_folder(evaluation, digests) as output:
         measurement = _measurement(config, prepare(evaluation, methods))
         announce(config, measurement, subjects)
-        bench = load_bench(evaluation)
+        bench = load_bench(evaluation, methods)
         model = model_identity(config.model, config.revision, bench.model, bench.tokenizer)
         write_manifest(output, evaluation, digests, measurement.prepared.notes, model)
         file = MeasuredRecords(output.path / ROWS)
@@ -121,7 +121,7 @@ def _estimate(config: TuneConfig, measurement: Measurement, subjects: Sequence[S
         for search in _searches(config, measurement, subjects)
     ]
     first = measurement.planned(requests)
-    bench = load_bench(config.evaluation)
+    bench = load_bench(config.evaluation, measurement.prepared.methods)
     prompt, protocol = first.work[0]
     started = time.perf_counter()
     answers = len(evaluate(bench, prompt, protocol, first.settings(prompt, protocol)))

@@ -24,6 +24,7 @@ from kvp.hf.checks import check_model
 from kvp.hf.evict import EvictionRule, kept_slots
 from kvp.hf.identity import warn_of_another_model
 from kvp.hf.prefill import prefill
+from kvp.hf.scorer_inputs import check_inputs
 from kvp.hf.wrappers import refuse_inside_block, unwrapped
 from kvp.ranking import Protection
 from kvp.scoring import Needs, Scorer
@@ -54,12 +55,14 @@ def prefill_and_evict(
     Raises UsageError when an absolute budget is below the protected tokens, when the scorer needs
     the future or a tokenizer it was not given, for counts of an allocator that cannot be kept, and
     where `fed_again` leaves no token, and inside an `evicting` block of the same model; ModelError
-    for models kvp cannot evict from. Warns when a learned policy was trained on another model.
+    for models kvp cannot evict from, or that lack what the scorer reads. Warns when a learned
+    policy was trained on another model.
     """
     model = unwrapped(model)
     refuse_inside_block(model)
     rule = replace(_rule(scorer, budget, protection, allocator), fed_again=fed_again)
     check_model(model)
+    check_inputs(model, [scorer])
     warn_of_another_model(model, scorer)
     batch, tokens = input_ids.shape
     if not 0 <= fed_again < tokens:
@@ -112,13 +115,14 @@ def evicting(
     future or a tokenizer it was not given, counts of an allocator that cannot be kept, a second
     `evicting` around the same model, chunked prefill, `use_cache=False`, attention weights
     (`output_attentions`), caches of another kind, and on exit while a prefill runs in another
-    thread; ModelError for models kvp cannot evict from. Warns when a learned policy was trained on
-    another model.
+    thread; ModelError for models kvp cannot evict from, or that lack what the scorer reads. Warns
+    when a learned policy was trained on another model.
     """
     model = unwrapped(model)
     refuse_inside_block(model)
     rule = _rule(scorer, budget, protection, allocator)
     check_model(model)
+    check_inputs(model, [scorer])
     warn_of_another_model(model, scorer)
     return EvictingBlock(model, rule, tokenizer)
 

@@ -7,21 +7,21 @@ cache. Left out: padding (one `ScorerInputs` per prompt, without its padding col
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.errors import UsageError
+from kvp.errors import ModelError, UsageError
 from kvp.hf.classifier import classify
 from kvp.hf.extra_passes import SoftmaxWindow, run_pass
 from kvp.hf.hidden import HiddenRecord
-from kvp.hf.model_access import query_projection, rope_of
+from kvp.hf.model_access import attention_modules, query_projection, rope_of
 from kvp.hf.reconstruction import noise_input, reconstruction_inputs
 from kvp.rope import Rope
-from kvp.scoring import HiddenStates, Needs, Noise, Reconstruction
+from kvp.scoring import HiddenStates, Needs, Noise, Reconstruction, Scorer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,22 @@ def needs_scorer_inputs(needs: Needs) -> bool:
         or needs.text
         or needs.classifier
     )
+
+
+def check_inputs(model: PreTrainedModel, scorers: Iterable[Scorer]) -> None:
+    """Refuse scorers whose inputs `model` cannot give, before any prompt runs.
+
+    Raises ModelError that begins with the scorer's name.
+    """
+    for scorer in scorers:
+        needs = scorer.needs
+        try:
+            if needs.rope:
+                rope_of(model, 1)
+            if needs.hidden_after is not None:
+                attention_modules(model)
+        except ModelError as error:
+            raise ModelError(f"method {scorer.name}: {error}") from None
 
 
 class ScorerInputs:

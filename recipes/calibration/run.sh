@@ -12,7 +12,7 @@ export OMP_NUM_THREADS=1
   --out "$RUN/traces"
 
 # Policies: three seeds of RLOO, and one of each other objective.
-train() { "$BIN/kvp-train" --config configs/first/train.yaml --traces "$RUN/traces" "$@"; }
+train() { "$BIN/kvp-train" --config configs/calibration/train.yaml --traces "$RUN/traces" "$@"; }
 for seed in 0 1 2; do train --seed $seed --out "$RUN/policies/rloo$seed"; done
 train --objective listwise --out "$RUN/policies/listwise"
 train --objective listwise --label max_future_attention --out "$RUN/policies/listwise_peak"

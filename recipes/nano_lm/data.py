@@ -12,7 +12,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from dense import Encoder, Recall, Sequence_, cut, groups, join, loop, pairs, recall, running
+from dense import (
+    Encoder,
+    Haystack,
+    Recall,
+    Sequence_,
+    chains,
+    cut,
+    groups,
+    join,
+    loop,
+    pairs,
+    recall,
+    running,
+    series,
+    uuid_pairs,
+)
 from model import MAX_LENGTH
 from numpy.typing import NDArray
 from phases import Phase
@@ -45,6 +60,9 @@ class Curriculum:
             "loop": lambda rng, n, _: loop(rng, n, self.text, self.vocab_size),
             "pairs": lambda rng, n, _: pairs(rng, n, self.encoder),
             "groups": lambda rng, n, _: groups(rng, n, self.encoder),
+            "chains": lambda rng, n, _: chains(rng, n, self.encoder),
+            "uuid_pairs": lambda rng, n, _: uuid_pairs(rng, n, self.encoder),
+            "series": lambda rng, n, phase: series(rng, n, self.encoder, self._haystack(phase)),
             "recall": lambda rng, n, phase: self._recall(rng, n, phase, Recall(brief=phase.brief)),
             "values": lambda rng, n, phase: self._recall(
                 rng, n, phase, Recall(brief=phase.brief, shared=1.0, uuids=0.0)
@@ -85,13 +103,16 @@ class Curriculum:
         number = int(np.searchsorted(self.starts, step, side="right")) - 1
         return self.phases[number], step - int(self.starts[number])
 
-    def _recall(self, rng: random.Random, length: int, phase: Phase, shares: Recall) -> Sequence_:
+    def _haystack(self, phase: Phase) -> Haystack:
         def haystack(rng: random.Random, count: int) -> list[int]:
             if rng.random() >= phase.real_text:
                 return self._prose(rng, count)
             return _window(rng, count, self.chat if rng.random() < 0.2 else self.text)
 
-        return recall(rng, length, self.encoder, haystack, shares)
+        return haystack
+
+    def _recall(self, rng: random.Random, length: int, phase: Phase, shares: Recall) -> Sequence_:
+        return recall(rng, length, self.encoder, self._haystack(phase), shares)
 
     def _ruler(self, task: str, rng: random.Random, length: int, phase: Phase) -> Sequence_:
         real = self.words if rng.random() < phase.real_text else None

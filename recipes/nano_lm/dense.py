@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from kvp.data.synthetic.needles import Split, draw_key, draw_number, draw_uuid, words
+from kvp.data.synthetic.needles import (
+    Split,
+    draw_key,
+    draw_name,
+    draw_number,
+    draw_uuid,
+    words,
+)
 from kvp.data.synthetic.niah import NEEDLE, wording
 
 Sequence_ = tuple[list[int], list[float]]
@@ -110,6 +117,54 @@ def pairs(rng: random.Random, length: int, encoder: Encoder) -> Sequence_:
     return cut(join(parts), length)
 
 
+def uuid_pairs(rng: random.Random, length: int, encoder: Encoder) -> Sequence_:
+    """As `pairs`, with uuids as keys, as values or as both."""
+    link = rng.choice(LINKS)
+    long_keys, long_values = rng.choice([(True, False), (True, False), (False, True), (True, True)])
+    cost = 16 + len(encoder.ids(link)) + 46 * long_keys + 46 * long_values
+    told = [
+        (
+            draw_uuid(rng, TRAIN) if long_keys else draw_key(rng, TRAIN),
+            draw_uuid(rng, TRAIN) if long_values else draw_number(rng, TRAIN),
+        )
+        for _ in range(max(2, length // cost))
+    ]
+    parts = [encoder.given(f" {key} is: {value}.") for key, value in told]
+    rng.shuffle(told)
+    for key, value in told:
+        parts += [encoder.given(f" {key}{link}"), encoder.answer([value], ".")]
+    return cut(join(parts), length)
+
+
+def series(rng: random.Random, length: int, encoder: Encoder, haystack: Haystack) -> Sequence_:
+    """One key with two to four values, asked in the order of the text; again, up to `length`.
+
+    In half of the sequences bare pairs, in the others RULER's needles, question and prefix with
+    running text between the needles.
+    """
+    link = rng.choice(LINKS[1:]).replace(" is", " are")
+    bare = rng.random() < 0.5
+    parts: list[Sequence_] = []
+    made = 0
+    while made == 0 or (bare and made < length - 60):
+        key = draw_key(rng, TRAIN)
+        values = [draw_number(rng, TRAIN) for _ in range(rng.choice([2, 3, 4, 4]))]
+        if bare:
+            told = [encoder.given(f" {key} is: {value}.") for value in values]
+            asked = f" {key}{link}"
+        else:
+            needles = [NEEDLE.format(kind="numbers", key=key, value=value) for value in values]
+            _, question, prefix = wording("numbers", [key], several=True)
+            asked = f"\n{question}<|im_end|>\n<|im_start|>assistant\n{prefix}"
+            spare = length - 20 * len(values) - len(encoder.ids(asked)) - 4 * len(values) - 8
+            text = haystack(rng, spare) if spare > 8 else []
+            told = [encoder.given("<|im_start|>user\n"), woven(rng, encoder, text, needles)]
+        parts += [*told, encoder.given(asked)]
+        parts.append(encoder.answer(values, "." if bare else ".<|im_end|>"))
+        made = sum(len(ids) for ids, _ in parts)
+    return cut(join(parts), length)
+
+
 def groups(rng: random.Random, length: int, encoder: Encoder) -> Sequence_:
     """Bare keys with values as in `pairs`, two to four values asked at once.
 
@@ -136,6 +191,52 @@ def groups(rng: random.Random, length: int, encoder: Encoder) -> Sequence_:
     rng.shuffle(asked)
     for queries, values in asked:
         parts += [encoder.given(f" {listed(queries)}{link}"), encoder.answer(values, ".")]
+    return cut(join(parts), length)
+
+
+ASSIGNED = (
+    " {value}, they are: ", " are assigned the value {value}, they are: ",
+    " Answer: According to the chain(s) of variable assignment in the text above, {count} "
+    "variables are assigned the value {value}, they are: ",
+)  # fmt: skip
+"""How a chain of variables is asked, up to RULER's whole prefix."""
+
+
+def chains(rng: random.Random, length: int, encoder: Encoder) -> Sequence_:
+    """Chains of one to five variables as RULER's variable tracking assigns them, all asked.
+
+    The lines of the chains are mixed, those of a chain in order. The question is one of `ASSIGNED`,
+    the same throughout the sequence.
+    """
+    asked = rng.choice(ASSIGNED)
+    cost = 17 + (len(encoder.ids(asked)) + 4) // 3
+    left = max(2, length // cost)
+    told: list[tuple[str, list[str]]] = []
+    while left > 0:
+        names = [draw_name(rng, TRAIN, 5) for _ in range(min(left, rng.randint(1, 5)))]
+        told.append((draw_number(rng, TRAIN, digits=5), names))
+        left -= len(names)
+    order = [number for number, (_, names) in enumerate(told) for _ in names]
+    rng.shuffle(order)
+    done = [0] * len(told)
+    parts = []
+    for number in order:
+        value, names = told[number]
+        at = done[number]
+        right = f"VAR {names[at - 1]} " if at else value
+        parts.append(encoder.given(f"VAR {names[at]} = {right}\n"))
+        done[number] += 1
+    rng.shuffle(told)
+    for value, names in told:
+        ids = encoder.ids(" ".join(names) + "\n")
+        weights: list[float] = []
+        for token in ids:
+            opens = not weights or encoder.tokenizer.decode([token]).startswith(" ")
+            weights.append(FIRST_WEIGHT if opens else 1.0)
+        parts += [
+            encoder.given(asked.format(value=value, count=len(names))),
+            (ids, weights),
+        ]
     return cut(join(parts), length)
 
 

@@ -10,13 +10,13 @@ import os
 from pathlib import Path
 
 import torch
+from loss import vocabulary_loss
 from model import new_model
 from network import hidden_states
 from optimizer import optimizers
 from phases import Phase
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn import functional as F
 
 AVERAGING = 0.998
 """Share of the moving average kept at each step."""
@@ -78,10 +78,10 @@ class Run:
         """
         hidden = hidden_states(self.model, ids, positions)
         trained = weights[:, 1:] > 0
-        logits = F.linear(hidden[:, :-1][trained], self.model.lm_head.weight.bfloat16()).float()
-        targets, weight = ids[:, 1:][trained], weights[:, 1:][trained]
-        losses = F.cross_entropy(logits, targets, reduction="none")
-        loss = (losses * weight).sum() / weight.sum()
+        weight = weights[:, 1:][trained]
+        loss, losses, right = vocabulary_loss(
+            hidden[:, :-1][trained], self.model.lm_head.weight, ids[:, 1:][trained], weight
+        )
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
         for optimizer in self.optimizers:
@@ -94,12 +94,11 @@ class Run:
             for name, parameter in self.model.named_parameters():
                 self.average[name].lerp_(parameter, 1 - keep)
         self.step += 1
-        right = (logits.detach().argmax(-1) == targets).float()
         measured = {"loss": float(loss.detach())}
         for name, which, what in (
-            ("first", weight > 1, right),
-            ("exact", weight == 1, right),
-            ("text", weight < 1, losses.detach()),
+            ("first", weight > 1, right.float()),
+            ("exact", weight == 1, right.float()),
+            ("text", weight < 1, losses),
         ):
             if which.any():
                 measured[name] = float(what[which].mean())

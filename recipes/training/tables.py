@@ -8,12 +8,13 @@ An arm is in them once all its seeds are trained, its answers once they are eval
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean, median
 
 from eval.stats import holm
-from recipes.blocks import fill_file
+from recipes.all_methods.blocks import fill_file
 from recipes.csv_tables import tables_of, write
 from recipes.training.arms import SPLITS, Result, Training
 from recipes.training.results import accuracy, difference, over_seeds, records_of, results_of
@@ -39,7 +40,8 @@ def main() -> None:
     name = given.settings.stem
     folder = given.csv or Path("benchmarks", "results", name)
     write(tables_of("\n".join([*parts, *tests, *validations]).splitlines()), folder)
-    fill_file(given.page, {name: "\n".join([*parts, *tests])})
+    index = os.path.relpath(folder / "README.md", given.page.parent)
+    fill_file(given.page, {name: "\n".join([*parts, *tests, f"All tables: [CSV]({index})."])})
     print(f"block {name} of {given.page}, tables in {folder}")
 
 

@@ -16,6 +16,7 @@ from eval.config import EvalConfig
 from eval.results.records import read_records
 from eval.run import run
 from kvp.data.string_match import string_match_all
+from kvp.errors import ModelError
 from kvp.geometry import Geometry
 from kvp.scoring import Needs, View
 from policies.policy_files import PolicyMeta, save_policy
@@ -128,6 +129,29 @@ def test_the_other_files_cover_all_methods(finished: Path) -> None:
             assert sorted(ranks) == list(range(tokens["prompt_length"]))
     assert len(tokens["tokens"]) == tokens["prompt_length"]
     assert "special magic" in "".join(tokens["tokens"])
+
+
+def test_a_method_that_the_model_cannot_serve_is_named(
+    tmp_path: Path,
+    tiny_folder: Path,
+    tiny_policy: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refused(*_: object) -> None:
+        raise ModelError("GPTNeoXForCausalLM has no attention module")
+
+    monkeypatch.setattr("kvp.hf.scorer_inputs.rope_of", refused)
+    for dry_run in ("true", "false"):
+        changes = {"methods": "full,knorm,expected_attention", "dry_run": dry_run}
+        assert main(_arguments(tiny_folder, tiny_policy, tmp_path / "results", **changes)) == 2
+        assert (
+            capsys.readouterr()
+            .err.splitlines()[-1]
+            .endswith(
+                "error: method expected_attention: GPTNeoXForCausalLM has no attention module"
+            )
+        )
 
 
 def test_a_killed_run_resumes_to_the_same_records(

@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 import random
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,8 @@ from transformers import Qwen2ForCausalLM
 Recipe = dict[str, Any]
 RECIPE = Path(__file__).parents[2] / "recipes" / "nano_lm"
 MODULES = (
-    "attention", "corpus", "data", "dense", "kneser_ney", "model", "network", "optimizer", "phases",
-    "prepare", "prompts", "run", "tokenizer",
+    "attention", "corpus", "data", "dense", "kneser_ney", "loss", "model", "network", "optimizer",
+    "phases", "prepare", "prompts", "run", "tokenizer",
 )  # fmt: skip
 
 
@@ -118,6 +119,69 @@ def test_the_fast_forward_pass_is_the_models(recipe: Recipe) -> None:
     assert float((got - wanted).square().mean().sqrt()) < 0.02 * float(wanted.std())
 
 
+def test_the_vocabularys_loss_and_its_gradient_are_torchs(recipe: Recipe) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(1100, 16).bfloat16().requires_grad_()  # more than two chunks
+    table = torch.randn(300, 16, requires_grad=True)
+    targets, weights = torch.randint(0, 300, (1100,)), torch.rand(1100)
+    mean, losses, right = recipe["loss"].vocabulary_loss(hidden, table, targets, weights)
+    logits = torch.nn.functional.linear(hidden, table.bfloat16()).float()
+    wanted = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    total = (wanted * weights).sum() / weights.sum()
+    assert losses.numpy() == pytest.approx(wanted.detach().numpy(), abs=1e-5)
+    assert mean.item() == pytest.approx(total.item(), abs=1e-5)
+    assert torch.equal(right, logits.argmax(-1) == targets)
+    for got, exact in zip(
+        torch.autograd.grad(2 * mean, (hidden, table)),
+        torch.autograd.grad(2 * total, (hidden, table)),
+        strict=True,
+    ):
+        error = (got.float() - exact.float()).norm() / exact.float().norm()
+        assert float(error) < 0.01  # bfloat16
+
+
+def test_chains_are_asked_in_their_order(recipe: Recipe, encoder: Any) -> None:
+    for seed in range(20):
+        ids, weights = recipe["dense"].chains(random.Random(seed), 256, encoder)
+        text = text_of(encoder, ids)
+        before = dict(re.findall(r"VAR (\w+) = (?:VAR )?(\w+)", text))
+        answers = re.findall(r"they are: ((?:[A-Z]{5} ?)+)\n", text)
+        assert answers
+        for answer in answers:
+            names = answer.split()
+            assert before[names[0]].isdigit()
+            assert [before[name] for name in names[1:]] == names[:-1]
+        assert weights.count(3.0) >= len(answers)
+        told = ids.index(encoder.ids(":")[0])
+        assert weights[:told] == [0.0] * told
+
+
+def test_series_are_answered_in_the_order_of_the_text(recipe: Recipe, encoder: Any) -> None:
+    asked = 0
+    for seed in range(40):
+        ids, _ = recipe["dense"].series(
+            random.Random(seed), 200, encoder, lambda rng, count: encoder.ids("The end. ")[:count]
+        )
+        text = text_of(encoder, ids)
+        for key, answer in re.findall(r"(\S+) (?:[a-z ]+ )?are ([\d, ]+)\.", text):
+            told = re.findall(rf"{key} is: (\d+)", text)
+            assert answer.split(", ") == told
+            assert 2 <= len(told) <= 4
+            asked += 1
+    assert asked >= 40
+
+
+def test_pairs_of_uuids_are_all_answered(recipe: Recipe, encoder: Any) -> None:
+    for seed in range(20):
+        ids, weights = recipe["dense"].uuid_pairs(random.Random(seed), 300, encoder)
+        text = text_of(encoder, ids)
+        told = dict(re.findall(r"(\S+) is: ([\w-]+)\.", text))
+        for key, value in re.findall(r"(\S+) (?:[a-z ]*text )?is ([\w-]+)\.", text):
+            assert told[key] == value
+        assert any("-" in word and len(word) == 36 for pair in told.items() for word in pair)
+        assert 2 <= weights.count(3.0) <= len(told)
+
+
 def test_attention_and_its_gradient_are_torchs(recipe: Recipe) -> None:
     torch.manual_seed(0)
     query = torch.randn(2, 4, 150, 8, dtype=torch.float64, requires_grad=True)
@@ -174,8 +238,8 @@ def test_shipped_phases_are_read_and_name_known_sequences(recipe: Recipe) -> Non
     phases = recipe["phases"].read_phases(RECIPE / "phases.toml")
     assert [phase.name for phase in phases][:2] == ["A", "B"]
     known = {
-        "loop", "pairs", "groups", "recall", "values", "uuids", "text", "chat", "prose", "talk",
-        *recipe["data"].RULER_TASKS,
+        "loop", "pairs", "uuid_pairs", "series", "groups", "chains", "recall", "values",
+        "uuids", "text", "chat", "prose", "talk", *recipe["data"].RULER_TASKS,
     }  # fmt: skip
     phases += recipe["phases"].read_phases(RECIPE / "more.toml")
     assert {name for phase in phases for b in phase.buckets for name in b.mix} <= known

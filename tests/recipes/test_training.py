@@ -132,4 +132,5 @@ def test_a_small_study_from_prompts_to_tables(
     assert f"| listwise | lr {best['settings']['lr']}" in text
     assert "| own | – |" in text
     assert "first edition" in text  # what is written by hand stays
+    assert "(csv/README.md)" in text
     assert len(list(csv.glob("*.csv"))) == 5  # skills, and answers of two splits and protocols

@@ -21,8 +21,10 @@ from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.jsonl import JsonLines
 from kvp.budgets import parse_budget
 from kvp.cli import build_parser
+from kvp.errors import UsageError
 from kvp.hf import load_model, prefill_and_evict
 from kvp.ranking import Protection
+from kvp.scoring import Scorer
 from policies.allocators.evolved import Evolved
 from policies.budget_files import load_budgets
 from policies.registry import make_method
@@ -171,6 +173,24 @@ def test_mistakes_are_one_line(
     assert "loading the model ..." not in lines, "what can be refused is refused before"
     assert words in lines[-1]
     assert not out.exists()
+
+
+def test_every_random_method_draws_from_the_seed(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+
+    def caught(decoder: object, scorer: Scorer, *_: object, **__: object) -> None:
+        names.append(scorer.name)
+        raise UsageError("seen enough")
+
+    monkeypatch.setattr(eval.evolve.run, "PromptSet", caught)
+    for spec in ("random", "random_per_layer", "random_pinned", "random_pinned(seed=7)"):
+        assert main(_arguments(tiny_folder, tmp_path / spec, scorer=spec, seed=3)) == 2
+    assert names == [
+        "random(seed=3)", "random_per_layer(seed=3)", "random_pinned(seed=3)",
+        "random_pinned(seed=7)",
+    ]  # fmt: skip
 
 
 def test_a_folder_with_something_else_is_refused(

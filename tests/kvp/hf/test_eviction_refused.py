@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
 
-from kvp.errors import UsageError
+from kvp.errors import ModelError, UsageError
 from kvp.hf import evicting, prefill_and_evict
 from kvp.ranking import UNPROTECTED
 from kvp.scoring import Needs
+from policies import make_scorer
 
 Prompt = Callable[..., Tensor]
 
@@ -112,3 +114,17 @@ def test_budgets_and_scorers_that_cannot_work(
             attempt()
         assert "\n" not in str(caught.value)
     assert prefill_and_evict(qwen, ids, fixed(30), 1, UNPROTECTED).layers[0].keys.shape[2] == 1
+
+
+@pytest.mark.parametrize("method", ["expected_attention", "gvote", "gvote(space=query)"])
+def test_a_method_whose_inputs_the_model_lacks_is_named(prompt: Prompt, method: str) -> None:
+    config = GPTNeoXConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4,
+    )  # fmt: skip
+    model = GPTNeoXForCausalLM(config).eval().requires_grad_(False)
+    for apply in (evicting, partial(prefill_and_evict, input_ids=prompt(30))):
+        with pytest.raises(ModelError) as caught:
+            apply(model, scorer=make_scorer(method), budget=22)
+        assert str(caught.value).startswith(f"method {method}: GPTNeoXForCausalLM has no attention")
+    assert prefill_and_evict(model, prompt(30), make_scorer("keydiff"), 22).get_seq_length() == 30
