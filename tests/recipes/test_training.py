@@ -79,7 +79,7 @@ def test_a_small_study_from_traces_to_figures(tmp_path: Path, run: Run) -> None:
     assert len(tuned) >= 3
     first = json.loads((out / "final/listwise/seed0/result.json").read_text())
     assert first["settings"]["lr"] == best["settings"]["lr"]
-    assert len(first["skill_by_head"]) == 8
+    assert len(first["skill_by_head"]) == 20
     tables = run("tables.py", tmp_path)
     assert f"| listwise | {best['settings']['lr']} |" in tables
     assert "| key |" in tables
