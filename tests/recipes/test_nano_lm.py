@@ -21,8 +21,8 @@ from kvp import nano
 Recipe = dict[str, Any]
 RECIPE = Path(__file__).parents[2] / "recipes" / "nano_lm"
 MODULES = (
-    "attention", "card", "corpus", "data", "dense", "kneser_ney", "loss", "model", "network", "optimizer",
-    "phases", "prepare", "prompts", "run", "tokenizer",
+    "attention", "card", "corpus", "data", "dense", "kneser_ney", "loss", "model", "network",
+    "optimizer", "phases", "prepare", "prompts", "run", "tokenizer",
 )  # fmt: skip
 
 
