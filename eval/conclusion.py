@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from eval.report.aggregates import method_of
 from eval.report.choose_settings import choose
-from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED, Record, policy_groups
+from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED
 from eval.stats import (
     holm,
     paired_difference,
@@ -18,13 +17,7 @@ from eval.stats import (
     resolved_by,
     smallest_resolved,
 )
-from eval.summary import (
-    FULL_COLUMN,
-    Line,
-    budget_order,
-    headline,
-    perplexity_headline,
-)
+from eval.summary import FULL_COLUMN, Headlines, Line, budget_order
 from eval.tune.settings_file import TunedSettings
 from policies.registry import METHODS, NULLS
 
@@ -61,13 +54,7 @@ class Best:
         return [line for line in best if line]
 
 
-def conclusion(
-    records: Iterable[Record],
-    tuned: Sequence[TunedSettings] = (),
-    *,
-    resamples: int = 200,
-    seed: int = 0,
-) -> str:
+def conclusion(shown: Headlines, tuned: Sequence[TunedSettings] = ()) -> str:
     """A few sentences on the results of the first protocol with generated answers.
 
     Where nothing was generated it is about perplexity; without methods to compare it is empty.
@@ -75,35 +62,25 @@ def conclusion(
     the one that kvp-tune chose, else its default. "Best" of the others is by the mean over the
     prompts of this very run, which favours them.
     """
-    records = _in_one_setting(list(records), tuned)
-    scores = headline(records, resamples=resamples, seed=seed)
-    lines = scores or perplexity_headline(records, resamples=resamples, seed=seed)
-    best = _best(lines, losses=not scores)
+    losses = not shown.scores
+    best = _best(_in_one_setting(shown.losses if losses else shown.scores, tuned), losses=losses)
     if best is None:
         return ""
-    sentence = _sentence(best, losses=not scores)
-    differences = _differences(best, resamples=resamples, seed=seed) if scores else []
-    return "\n".join([sentence, *differences])
+    differences = [] if losses else _differences(best, shown)
+    return "\n".join([_sentence(best, losses=losses), *differences])
 
 
-def _in_one_setting(records: list[Record], tuned: Sequence[TunedSettings]) -> list[Record]:
-    """Records of each method in the setting that reports show, by protocol; nulls in every one."""
-    groups = policy_groups(records)
-    kept = []
-    for protocol in dict.fromkeys(record["protocol"] for record in records):
-        of_protocol = [record for record in records if record["protocol"] == protocol]
-        chosen_by_tuning = [
-            (entry, settings.split) for settings in tuned for entry in settings.methods
-            if entry.protocol == protocol
-        ]  # fmt: skip
-        settings = dict.fromkeys(method_of(record, groups) for record in of_protocol)
-        choices = choose({setting: {} for setting in settings}, tuned=chosen_by_tuning)
-        chosen = {choice.setting for choice in choices.values()}
-        kept += [
-            record for record in of_protocol
-            if record["method"] in NULLS or method_of(record, groups) in chosen
-        ]  # fmt: skip
-    return kept
+def _in_one_setting(lines: Sequence[Line], tuned: Sequence[TunedSettings]) -> list[Line]:
+    """Lines of the first protocol: each method in the setting of reports, nulls in every one."""
+    protocol = next((line.protocol for line in lines), "")
+    lines = [line for line in lines if line.protocol == protocol]
+    chosen_by_tuning = [
+        (entry, settings.split) for settings in tuned for entry in settings.methods
+        if entry.protocol == protocol
+    ]  # fmt: skip
+    choices = choose({line.setting: {} for line in lines}, tuned=chosen_by_tuning)
+    chosen = {choice.setting for choice in choices.values()}
+    return [line for line in lines if line.method in NULLS or line.setting in chosen]
 
 
 def planned_resolution(tasks: Iterable[str]) -> str:
@@ -125,8 +102,6 @@ def planned_resolution(tasks: Iterable[str]) -> str:
 
 
 def _best(lines: Sequence[Line], *, losses: bool) -> Best | None:
-    protocol = next((line.protocol for line in lines), "")
-    lines = [line for line in lines if line.protocol == protocol]
     full = next((line.cells[FULL_COLUMN].mean for line in lines if FULL_COLUMN in line.cells), None)
     compared = [line for line in lines if line.method not in NOT_COMPARED]
     budgets = {name for line in compared for name in line.cells} - {FULL_COLUMN, SELF_SIZED}
@@ -146,7 +121,7 @@ def _best(lines: Sequence[Line], *, losses: bool) -> Best | None:
     other = best(others)
     free = best([line for line in others if _attention_free(line.method)])
     return Best(
-        protocol=protocol,
+        protocol=lines[0].protocol,
         budget=budget,
         full=full,
         learned=next((line for line in compared if line.method == LEARNED), None),
@@ -175,7 +150,7 @@ def _sentence(best: Best, *, losses: bool) -> str:
     return f"{where} ({seen} before compression) {text}."
 
 
-def _differences(best: Best, *, resamples: int, seed: int) -> list[str]:
+def _differences(best: Best, shown: Headlines) -> list[str]:
     """The first of the methods minus the others, and what size of difference was to be seen.
 
     Nothing where they share no prompts.
@@ -189,7 +164,8 @@ def _differences(best: Best, *, resamples: int, seed: int) -> list[str]:
     if not pairs:
         return []
     gaps = [
-        paired_difference(ours, theirs, resamples=resamples, seed=seed) for _, ours, theirs in pairs
+        paired_difference(ours, theirs, resamples=shown.resamples, seed=shown.seed)
+        for _, ours, theirs in pairs
     ]
     stars = holm(gaps)
     parts = [

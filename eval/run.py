@@ -43,7 +43,7 @@ from eval.results.folder import (
 )
 from eval.results.records import Record, RecordFile, key_of, merge_records, read_records
 from eval.settings import Setting
-from eval.summary import print_headline
+from eval.summary import headlines, print_headlines
 from eval.tasks import Prompt
 from eval.timing import TIMING_KEY, timing_records
 from eval.token_ranks import token_ranks
@@ -115,9 +115,10 @@ def _run(
         write_sealed_json(folder / TOKENS, content)
     write_counts(folder)
     records = list(read_records(folder / ROWS))
-    print_headline(Console(markup=False), records, resamples=config.bootstrap, seed=config.seed)
+    shown = headlines(records, resamples=config.bootstrap, seed=config.seed)
+    print_headlines(Console(markup=False), shown)
     tuned = tuned_of(folder / MANIFEST, read_manifest(folder / MANIFEST))
-    print(conclusion(records, tuned, seed=config.seed))
+    print(conclusion(shown, tuned))
     say(f"results are in {folder}; to look at them: kvp-report {folder}")
     return records
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from eval.nulls import best_values, over_null, prompt_values
+from eval.report.aggregates import ReportedMethod, method_of
 from eval.results.records import FULL, SELF_SIZED, Record, method_label, policy_groups
 from eval.stats import Interval, Scores, bootstrap_mean, by_policy, holm, perplexity
 from kvp.budgets import parse_budget
@@ -32,8 +33,8 @@ class Line:
     """One method of one protocol: an estimate per budget."""
 
     protocol: str
-    method: str
-    """Name of the method alone."""
+    setting: ReportedMethod
+    """The method, as reports tell settings apart."""
     label: str
     """Method, preset, allocator, and `+p` where first and last tokens are always kept."""
     cells: Mapping[str, Interval]
@@ -48,46 +49,57 @@ class Line:
     self_sized_share: float | None = None
     """Share of the cache it keeps where it sizes the cache itself, mean over records."""
 
+    @property
+    def method(self) -> str:
+        """Name of the method alone."""
+        return self.setting.method
 
-def headline(records: Iterable[Record], *, resamples: int = 2000, seed: int = 0) -> list[Line]:
+
+@dataclass(frozen=True, kw_only=True)
+class Headlines:
+    """What a run shows at its end, one line per method of each protocol."""
+
+    scores: list[Line]
     """Mean string-match score over all generated tasks; policy seeds averaged."""
+    losses: list[Line]
+    """Perplexity of the given replies over all dialogue tasks."""
+    resamples: int
+    """Of every interval."""
+    seed: int
+
+
+def headlines(records: Iterable[Record], *, resamples: int = 2000, seed: int = 0) -> Headlines:
+    """Group the records of a run and estimate every cell of its closing tables."""
 
     def score(group: list[Record]) -> Interval:
         return bootstrap_mean(by_policy(group), resamples=resamples, seed=seed)
 
-    over = partial(over_null, bounds=(-1, 1), resamples=resamples, seed=seed)
-    return _lines((record for record in records if record["score"] is not None), score, over)
-
-
-def perplexity_headline(
-    records: Iterable[Record], *, resamples: int = 2000, seed: int = 0
-) -> list[Line]:
-    """Perplexity of the given replies over all dialogue tasks."""
-
-    def score(group: list[Record]) -> Interval:
+    def loss(group: list[Record]) -> Interval:
         return perplexity(group, resamples=resamples, seed=seed)
 
-    over = partial(over_null, bounds=None, resamples=resamples, seed=seed)
-    return _lines((record for record in records if record["nll"] is not None), score, over)
-
-
-def print_headline(
-    console: Console, records: Iterable[Record], *, resamples: int, seed: int
-) -> None:
-    """Print what was measured, at most 100 columns wide."""
     records = list(records)
-    scores = headline(records, resamples=resamples, seed=seed)
-    losses = perplexity_headline(records, resamples=resamples, seed=seed)
-    _print(console, scores, "mean score, %", 100)
-    _print(console, losses, "perplexity of the given text", 1)
+    over = partial(over_null, resamples=resamples, seed=seed)
+    answered = [record for record in records if record["score"] is not None]
+    given = [record for record in records if record["nll"] is not None]
+    return Headlines(
+        scores=_lines(answered, score, partial(over, bounds=(-1, 1))),
+        losses=_lines(given, loss, partial(over, bounds=None)),
+        resamples=resamples,
+        seed=seed,
+    )
+
+
+def print_headlines(console: Console, shown: Headlines) -> None:
+    """Print what was measured, at most 100 columns wide."""
+    _print(console, shown.scores, "mean score, %", 100)
+    _print(console, shown.losses, "perplexity of the given text", 1)
 
 
 def _lines(
-    records: Iterable[Record],
+    records: Sequence[Record],
     score: Callable[[list[Record]], Interval],
     over: Callable[[Scores, Scores], Interval | None],
 ) -> list[Line]:
-    records = list(records)
     policies = policy_groups(records)
     groups: dict[tuple[str, str], dict[str, list[Record]]] = {}
     for record in records:
@@ -108,7 +120,7 @@ def _lines(
         lines.append(
             Line(
                 protocol=key[0],
-                method=first["method"],
+                setting=method_of(first, policies),
                 label=key[1],
                 cells={budget: score(group) for budget, group in groups[key].items()},
                 scores=scores,

@@ -1,93 +1,163 @@
 #!/usr/bin/env bash
-# All methods, allocators and budgets on nano and on a small Llama: docs/results/methods.md says what
-# came out.
-# Usage: recipes/all_methods/run.sh LLAMA_FOLDER TEXT_FILE [FOLDER]
-#   LLAMA_FOLDER  a Hugging Face folder of the 260K-parameter TinyStories Llama (context 512)
-#   TEXT_FILE     plain text of the kind it was trained on
-#   FOLDER        where everything goes (default runs/methods); started again, it continues
+# Every method, allocator and budget on the bundled model and on a small Llama: makes the tables of
+# docs/results/methods.md and docs/results/nano.md, and the figure of README.md.
+# Usage: recipes/all_methods/run.sh STEP [PROTOCOL or arguments]; the steps, in their order:
+#   tasks                which RULER tasks the full cache answers, on validation prompts
+#   train                traces and policies
+#   tune [PROTOCOL]      kvp-tune on validation prompts; writes benchmarks/results/tuning
+#   evolve [PROTOCOL]    budgets per layer, searched on validation prompts
+#   test [PROTOCOL]      answers and dialogues of test prompts, with the committed settings
+#   witness              published settings for docs/results/nano.md
+#   stories LLAMA TEXT   all of it on running text of the 260K-parameter TinyStories Llama
+#   pages                tables, pages and figures from what was measured; costs a minute
+#   all [LLAMA TEXT]     every step, both protocols side by side
+# Every step goes on where it was stopped. settings.sh says what each of them measures.
 set -euo pipefail
-LLAMA=$(realpath "${1:?a model folder}")
-TEXT=$(realpath "${2:?a text file}")
 cd "$(dirname "$0")/../.."
-RUN=${3:-runs/methods}
-BIN=${BIN:-.venv/bin}
-NEEDLES=niah_single_1,niah_single_2,niah_multikey_1,niah_multikey_2,niah_multivalue,niah_multiquery
-export OMP_NUM_THREADS=1
+HERE=recipes/all_methods
+. $HERE/settings.sh
+SETTINGS=$PAGES/benchmarks/results/tuning
+PYTHON=$BIN/python
+step=${1:?a step: tasks, train, tune, evolve, test, witness, stories, pages or all}
+protocols=${2:-query_aware query_agnostic}
 
-# Rankers by reinforcement on future attention (three seeds), and one that imitates KVzip+.
-policies() {
-  printf '%s\n' 0 1 2 | xargs -P 2 -I{} "$BIN/kvp-train" --config configs/first/train.yaml \
-    --traces "$1/traces" --seed {} --out "$1/policies/seed{}"
-  "$BIN/kvp-train" --config configs/first/train.yaml --traces "$1/traces" \
-    --objective regress --label kvzip_plus --out "$1/kvzap"
+chosen() { "$PYTHON" $HERE/tasks.py "$1" "$SETTINGS/tasks.csv"; } # names, or tokens of the longest right answer
+
+tasks() {
+  "$BIN/kvp-eval" --model "$MODEL" --length "$LENGTH" --tasks ruler --split validation --prompts "$TASK_PROMPTS" \
+    --methods full --protocols query_aware --timing_prompts 0 --tokens false --out "$RUN/tasks"
+  mkdir -p "$SETTINGS"
+  "$PYTHON" $HERE/tasks.py choose "$SETTINGS/tasks.csv" --results "$RUN/tasks"
 }
 
-# Scorers whose heads can compete are run with every allocator that lets them.
-FIXED="full,random,streaming_llm,knorm,lagkv:kvpress,tova,snapkv:kvpress,windowkv,windowkv+windowkv,gvote+self_sized"
-PYRAMID="snapkv(kernel=7)+pyramid,keydiff+pyramid,kvp+pyramid"
-KVZIP="kvzip+global:kvzip,contrastkv+global:kvzip,kvp+global:kvzip"
-COMPETING="keydiff,snapkv(kernel=7),h2o,expected_attention,kvzip,kvzip(plus=true),contrastkv,gvote,kvp,oracle"
-ALLOCATORS="uniform,ada,global"
-
-N=$RUN/nano
-"$BIN/kvp-collect" --tasks $NEEDLES --train 300 --validation 48 --test 48 --labels kvzip_plus \
-  --out "$N/traces"
-policies "$N"
-# Budgets per layer, searched at 12.5 % on validation prompts.
-search() { "$BIN/kvp-evolve" --tasks $NEEDLES --length 512 --budget 12.5% --search_prompts 30 --holdout 120 \
-  --max_new_tokens 72 --generations 10 "$@"; }
-search --scorer kvp --policies "$N/policies/seed0" --protection off --out "$N/evolved-kvp"
-search --scorer "snapkv(kernel=7)" --protection off --out "$N/evolved-snapkv"
-EVOLVED="kvp+evolved:$N/evolved-kvp,snapkv(kernel=7)+evolved:$N/evolved-snapkv"
-
-nano() { # split, protocol, prompts per task, budgets
-  "$BIN/kvp-eval" --config configs/all_methods/nano.yaml --split "$1" --protocols "$2" --prompts "$3" \
-    --budgets "$4" --policies "$N/policies,kvzap=$N/kvzap" --methods "$FIXED,$PYRAMID,$KVZIP,$EVOLVED,$COMPETING" \
-    --allocators "$ALLOCATORS" --out "$N/$1-$2"
+policies() { # folder with traces; further settings
+  for seed in $SEEDS; do
+    "$BIN/kvp-train" --config configs/all_methods/train.yaml --traces "$1/traces" --steps "$STEPS" --seed "$seed" \
+      --out "$1/policies/seed$seed"
+  done
+  for seed in $CONTROL_SEEDS; do
+    "$BIN/kvp-train" --config configs/all_methods/train.yaml --traces "$1/traces" --steps "$STEPS" --seed "$seed" \
+      --objective regress --label kvzip_plus --out "$1/kvzap/seed$seed"
+  done
 }
-for protocol in query_aware query_agnostic; do
-  nano validation $protocol 8 12.5%,25%,50%
-  nano test $protocol 20 6%,12.5%,25%,37.5%,50%
-  "$BIN/kvp-report" "$N/test-$protocol" --validation_results "$N/validation-$protocol" \
-    --out "$N/report-$protocol.html" --png "$N/figures-$protocol"
-done
-# ContrastKV against KVzip as published: whole-model budgets, 10 to 50 %.
-for protocol in query_aware query_agnostic; do
-  "$BIN/kvp-eval" --config configs/all_methods/nano.yaml --protocols $protocol --prompts 20 \
-    --methods "full,kvzip+global:kvzip,contrastkv+global:kvzip" --budgets 10%,20%,30%,40%,50% \
-    --out "$N/contrast-$protocol"
-done
 
-S=$RUN/story
-mkdir -p "$S"
-"$BIN/python" recipes/all_methods/stories.py "$TEXT" "$S/text.jsonl"
-"$BIN/kvp-collect" --model "$LLAMA" --data "$S/text.jsonl" --answers reference --length 384 \
-  --max_new_tokens 128 --train 200 --validation 40 --test 40 --labels kvzip_plus --out "$S/traces"
-policies "$S"
-for split in validation test; do
-  "$BIN/kvp-eval" --config configs/all_methods/story.yaml --model "$LLAMA" --text "$S/text.jsonl" \
-    --split $split --policies "$S/policies,kvzap=$S/kvzap" --methods "$FIXED,$PYRAMID,$KVZIP,$COMPETING" \
-    --allocators "$ALLOCATORS" --traces "$S/traces" --out "$S/$split"
-done
-"$BIN/kvp-report" "$S/test" --validation_results "$S/validation" --out "$S/report.html" --png "$S/figures"
+train() {
+  "$BIN/kvp-collect" --model "$MODEL" --length "$LENGTH" --tasks "$(chosen names)" --train "$TRACES" \
+    --validation $((TRACES / 5)) --test $((TRACES / 5)) --labels kvzip_plus --out "$RUN/traces"
+  policies "$RUN"
+}
 
-for pair in nano/test-query_aware:nano/validation-query_aware \
-  nano/test-query_agnostic:nano/validation-query_agnostic story/test:story/validation; do
-  "$BIN/python" recipes/tables.py "$RUN/${pair%:*}" --validation "$RUN/${pair#*:}" > "$RUN/${pair%:*}.md"
-done
-PAIRS=("kvp+global > kvp" "kvp+global > kvp+ada" "kvp+global > kvp+pyramid" "kvp+global > kvp+evolved"
-  "kvp+global > kvp+global:kvzip" "kvp+global > kvzip+global:kvzip" "kvp+global > kvp/kvzap+global"
-  "kvp > kvp/kvzap" "kvp+evolved > kvp" "snapkv(kernel=7)+evolved > snapkv(kernel=7)"
-  "expected_attention+global > expected_attention" "keydiff+global > keydiff" "kvzip+global > kvzip")
-for protocol in query_aware query_agnostic; do
-  against=(--validation "$N/validation-$protocol")
-  {
-    "$BIN/python" recipes/all_methods/pairs.py "$N/test-$protocol" "${against[@]}" "${PAIRS[@]}"
-    "$BIN/python" recipes/all_methods/pairs.py "$N/test-$protocol" "${against[@]}" --forced "${PAIRS[@]}"
-    for kind in "" --forced; do
-      "$BIN/python" recipes/all_methods/pairs.py "$N/contrast-$protocol" "${against[@]}" $kind \
-        "contrastkv+global:kvzip > kvzip+global:kvzip"
-    done
-    "$BIN/python" recipes/all_methods/sizes.py "$N/test-$protocol"
-  } > "$N/pairs-$protocol.md"
-done
+save() { # folder of kvp-tune, name
+  cp "$1/settings.json" "$SETTINGS/$2.json"
+  cp "$1/settings.csv" "$SETTINGS/$2.csv"
+}
+
+tuned_policies() { # folder of policies
+  for seed in $TUNE_SEEDS; do printf '%s/seed%s,' "$1" "$seed"; done
+}
+
+tune() { # protocol
+  "$BIN/kvp-tune" --model "$MODEL" --length "$LENGTH" --tasks "$(chosen names)" --max_new_tokens "$(chosen tokens)" \
+    --prompts "$TUNE_PROMPTS" --budgets "$BUDGETS" --protocols "$1" --methods "$TUNED" \
+    --settings_per_method "$TUNE_SETTINGS" --policies "$(tuned_policies "$RUN/policies")" --out "$RUN/tuned-$1"
+  save "$RUN/tuned-$1" "$1"
+}
+
+specs() { "$PYTHON" $HERE/specs.py "$@"; } # settings file, scorers, allocators
+
+evolve() { # protocol
+  for scorer in kvp snapkv; do
+    "$BIN/kvp-evolve" --model "$MODEL" --length "$LENGTH" --tasks "$(chosen names)" \
+      --max_new_tokens "$(chosen tokens)" --protocol "$1" --budget 12.5% --search_prompts 24 --holdout 0 \
+      --generations 10 --protection off --scorer "$(specs "$SETTINGS/$1.json" $scorer "")" \
+      $([ $scorer = kvp ] && echo --policies "$RUN/policies/seed${SEEDS%% *}") --out "$RUN/evolved-$scorer-$1"
+    cp "$RUN/evolved-$scorer-$1/budgets.json" "$SETTINGS/evolved-$scorer-$1.json"
+  done
+}
+
+evolved() { # protocol
+  for scorer in kvp snapkv; do
+    if [ -e "$SETTINGS/evolved-$scorer-$1.json" ]; then
+      specs "$SETTINGS/$1.json" $scorer "evolved:$SETTINGS/evolved-$scorer-$1.json"
+      printf ,
+    fi
+  done
+}
+
+measured() { # protocol, further settings
+  "$BIN/kvp-eval" --model "$MODEL" --length "$LENGTH" --max_new_tokens "$(chosen tokens)" --protocols "$1" \
+    --timing_prompts 0 --tokens false --policies "$RUN/policies,kvzap=$RUN/kvzap" --budgets "$BUDGETS" \
+    --out "$RUN/test-$1" "${@:2}"
+}
+
+test_prompts() { # protocol
+  local names count
+  names=$(chosen names)
+  count=$(tr ',' '\n' <<< "$names" | wc -l)
+  local few="$REFERENCES,tuned:$SETTINGS/$1.json,$PUBLISHED"
+  # Answers of everything; replies of dialogues and cost curves of the chosen and published settings.
+  measured "$1" --tasks "$names" --prompts $(((TEST_PROMPTS + count - 1) / count)) \
+    --methods "$few,$(evolved "$1")$(specs "$SETTINGS/$1.json" "$ALLOCATED" "$ALLOCATORS")"
+  measured "$1" --tasks chat --prompts "$DIALOGUES" --methods "$few"
+  measured "$1" --tasks "${names%%,*}" --prompts 1 --methods "full,oracle,tuned:$SETTINGS/$1.json" \
+    --protection on --traces "$RUN/traces"
+}
+
+witness() {
+  local names count
+  names=$(chosen names)
+  count=$(tr ',' '\n' <<< "$names" | wc -l)
+  "$BIN/kvp-eval" --model "$MODEL" --length "$LENGTH" --max_new_tokens "$(chosen tokens)" --tasks "$names" \
+    --prompts $(((TEST_PROMPTS + count - 1) / count)) --protocols query_agnostic --protection off \
+    --methods "$WITNESSES" --budgets "$WITNESS_BUDGETS" --timing_prompts 0 --tokens false --out "$RUN/witness"
+}
+
+stories() { # model folder, text file
+  local folder=$RUN/stories
+  local text=(--model "$1" --tasks text --text "$folder/text.jsonl" --length 512 --continuation_tokens 128)
+  mkdir -p "$folder"
+  "$PYTHON" $HERE/stories.py "$2" "$folder/text.jsonl"
+  "$BIN/kvp-collect" --model "$1" --data "$folder/text.jsonl" --answers reference --length 384 \
+    --max_new_tokens 128 --train 200 --validation 40 --test 40 --labels kvzip_plus --out "$folder/traces"
+  policies "$folder"
+  "$BIN/kvp-tune" "${text[@]}" --prompts "$DOCUMENTS" --budgets "$BUDGETS" --protocols query_agnostic \
+    --methods "$TUNED" --settings_per_method "$TUNE_SETTINGS" --policies "$(tuned_policies "$folder/policies")" \
+    --out "$folder/tuned"
+  save "$folder/tuned" stories
+  "$BIN/kvp-eval" "${text[@]}" --prompts "$DOCUMENTS" --budgets "$BUDGETS" --protocols query_agnostic \
+    --policies "$folder/policies,kvzap=$folder/kvzap" --timing_prompts 0 --tokens false --traces "$folder/traces" \
+    --methods "$REFERENCES,tuned:$SETTINGS/stories.json,$PUBLISHED,$(specs "$SETTINGS/stories.json" "$ALLOCATED" "$ALLOCATORS")" \
+    --out "$folder/test"
+}
+
+pages() {
+  "$PYTHON" $HERE/pages.py "$RUN" --to "$PAGES" --published "$PUBLISHED" --allocated "$ALLOCATED"
+}
+
+both() { # step, once per protocol, side by side
+  local others=()
+  for protocol in $protocols; do
+    "$1" "$protocol" &
+    others+=($!)
+  done
+  for other in "${others[@]}"; do wait "$other"; done
+}
+
+case $step in
+  tasks | train | witness | pages) "$step" ;;
+  tune | evolve) both "$step" ;;
+  test) both test_prompts ;;
+  stories) stories "$(realpath "${2:?a model folder}")" "$(realpath "${3:?a text file}")" ;;
+  all)
+    protocols="query_aware query_agnostic"
+    tasks
+    train
+    both tune
+    both evolve
+    both test_prompts
+    witness
+    if [ $# -ge 3 ]; then stories "$(realpath "$2")" "$(realpath "$3")"; fi
+    pages
+    ;;
+  *) sed -n '2,14s/^# //p' "$0" && exit 2 ;;
+esac

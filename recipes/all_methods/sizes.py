@@ -1,43 +1,33 @@
-"""Tokens that self-sized methods keep, task by task, as Markdown.
-
-sizes.py RESULTS
-"""
+"""Tokens that self-sized methods keep, task by task, as a table."""
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from eval.results.folder import ROWS
-from eval.results.records import SELF_SIZED, Record, method_label, read_records
+from eval.report.page import Field, Table
+from eval.results.records import SELF_SIZED, Record, method_label
 
 
-def main() -> None:
-    """Print one line per method, protection, protocol and task of a results folder."""
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
+def sizes(records: Iterable[Record]) -> Table | None:
+    """One line per method, protection, protocol and task; None without self-sized records."""
     groups: dict[tuple[str, ...], list[Record]] = defaultdict(list)
-    for record in read_records(Path(sys.argv[1]) / ROWS):
+    for record in records:
         if record["budget_spec"] == SELF_SIZED:
             label = method_label(record["method"], record["variant"], record["allocator"])
             safe = " +p" if record["protected"] else ""
             groups[f"{label}{safe}", record["protocol"], record["task"]].append(record)
-    print(
-        "| method | protocol | task | kept, % of the cache: mean (5th to 95th percentile) | bytes |"
-    )
-    print("|---|---|---|--:|--:|")
-    for (label, protocol, task), records in sorted(groups.items()):
-        shares = np.array(
-            [100 * record["kept_tokens"] / record["cached_tokens"] for record in records]
-        )
+    rows: list[Sequence[Field | str]] = []
+    for key, of_task in sorted(groups.items()):
+        shares = np.array([100 * each["kept_tokens"] / each["cached_tokens"] for each in of_task])
         low, high = np.quantile(shares, [0.05, 0.95])
-        cache_bytes = np.mean([record["cache_bytes"] for record in records])
-        numbers = f"{shares.mean():.1f} ({low:.1f} to {high:.1f}) | {cache_bytes:,.0f}"
-        print(f"| {label} | {protocol} | {task} | {numbers} |")
-
-
-if __name__ == "__main__":
-    main()
+        rows.append([*key, Field(text=f"{shares.mean():.1f}", small=f"{low:.1f} to {high:.1f}")])
+    if not rows:
+        return None
+    return Table(
+        caption="Tokens kept, % of the cache: mean over prompts (5th to 95th percentile).",
+        header=("method", "protocol", "task", "kept"),
+        rows=rows,
+    )

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from eval.conclusion import conclusion, planned_resolution
+from eval.summary import headlines
 from eval.tune.settings_file import Scored, Tuned, TunedSettings
 
 
@@ -30,15 +31,26 @@ def test_learned_attention_free_and_best_methods_are_compared_with_the_full_cach
         _record("kvzip", "12.5%", score=0.6),
         _record("kvzip", "12.5%", score=0.0, protocol="query_agnostic"),
     ]
-    assert conclusion(records) == (
+    assert conclusion(headlines(records)) == (
         "At 12.5% of the cache (the question seen before compression) kvp answers 50% of "
         "what the full cache answers; the best attention-free method without training, keydiff, "
         "25%; the best method without training, kvzip, 75%.\n"
         "Paired by prompt, in points (95 % interval): kvp minus keydiff +20.0 "
-        "(-100.0 to +99.4), minus kvzip -20.0 (-100.0 to +100.0).\n"
+        "(-100.0 to +100.0), minus kvzip -20.0 (-100.0 to +100.0).\n"
         "None of these differences can be told from 0 with these prompts.\n"
         "With 1 prompt per task, differences below 100 points are not resolved."
     )
+
+
+def test_the_sentences_have_the_resamples_of_the_tables() -> None:
+    records = [_record("full", None, score=1.0)]
+    for number in range(9):
+        example = str(number)
+        records.append(_record("keydiff", "12.5%", score=float(number < 5), example=example))
+        records.append(_record("knorm", "12.5%", score=float(number % 2), example=example))
+        records.append(_record("kvzip", "12.5%", score=float(number > 1), example=example))
+    few, many, again = (conclusion(headlines(records, resamples=n)) for n in (20, 500, 500))
+    assert few != many == again
 
 
 def test_a_difference_is_marked_where_it_survives_the_correction() -> None:
@@ -51,7 +63,7 @@ def test_a_difference_is_marked_where_it_survives_the_correction() -> None:
             # five prompts answered by one of the two alone, one the other way: p is near 0.1
             _record("kvzip", "12.5%", score=float(4 < number < 46), example=str(number)),
         ]
-    text = conclusion(records, resamples=2000)
+    text = conclusion(headlines(records))
     first, second = re.findall(r"minus (.*?\)(?: \*)?)[,.]", text)
     assert re.fullmatch(r"keydiff \+50\.0 \(\+3\d\.\d to \+6\d\.\d\) \*", first)
     assert re.fullmatch(r"kvzip \+6\.7 \(-\d\.\d to \+1\d\.\d\)", second)
@@ -85,7 +97,7 @@ def test_nulls_are_named_apart() -> None:
         "the best method without training, knorm, answers 40% of what the full cache answers; "
         "the best null, random, 60%.\nPaired by prompt, in points (95 % interval): knorm minus "
         "random -20.0 (-100.0 to +100.0).\n"
-    ) in conclusion(records)
+    ) in conclusion(headlines(records))
 
 
 def test_settings_are_not_chosen_on_the_prompts_shown() -> None:
@@ -96,7 +108,9 @@ def test_settings_are_not_chosen_on_the_prompts_shown() -> None:
         _record("keydiff", "25%", score=0.3, protected=True),
         _record("snapkv", "25%", score=0.2),  # below 20 tokens, say: run without protection only
     ]
-    assert "the best method without training, keydiff +p, answers 30%" in conclusion(records)
+    assert "the best method without training, keydiff +p, answers 30%" in conclusion(
+        headlines(records)
+    )
 
 
 def test_methods_count_in_the_setting_that_was_tuned() -> None:
@@ -112,7 +126,7 @@ def test_methods_count_in_the_setting_that_was_tuned() -> None:
     settings = TunedSettings(
         split="validation", data={}, methods=(_tuned("kvp", "global"), _tuned("snapkv"))
     )
-    text = conclusion(records, [settings])
+    text = conclusion(headlines(records), [settings])
     assert "kvp+global answers 40% of what the full cache answers" in text
     assert "the best method without training, snapkv, 20%" in text
     assert "minus snapkv +20.0" in text
@@ -134,12 +148,12 @@ def test_without_answers_the_sentence_is_about_perplexity() -> None:
         _record("full", None, nll=0.0, reply_tokens=2),
         _record("knorm", "25%", nll=1.3862943611198906, reply_tokens=2),
     ]
-    assert conclusion(records) == (
+    assert conclusion(headlines(records)) == (
         "At 25% of the cache (the question seen before compression) the best method without "
         "training, knorm, has 2.00 times the perplexity of the full cache."
     )
 
 
 def test_nothing_to_compare_says_nothing() -> None:
-    assert conclusion([_record("full", None, score=0.8)]) == ""
-    assert conclusion([]) == ""
+    assert conclusion(headlines([_record("full", None, score=0.8)])) == ""
+    assert conclusion(headlines([])) == ""

@@ -6,13 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from eval.summary import (
-    ONE_SEED,
-    SEVERAL_SEEDS,
-    headline,
-    perplexity_headline,
-    print_headline,
-)
+from eval.summary import ONE_SEED, SEVERAL_SEEDS, headlines, print_headlines
 
 BUDGETS = ["6%", "9%", "12.5%", "19%", "25%", "37.5%", "50%"]
 
@@ -34,18 +28,18 @@ def test_seeds_of_a_policy_form_one_line_and_protection_makes_two() -> None:
         _record("full", None, "a", score=1.0),
         _record("full", None, "b", nll=3.0, reply_tokens=3),
     ]
-    lines = {line.label: line.cells for line in headline(records, resamples=10)}
+    lines = {line.label: line.cells for line in headlines(records, resamples=10).scores}
     assert list(lines) == ["kvp", "kvp +p", "full"]
     assert lines["kvp"]["6%"].mean == 0.5
     assert lines["full"]["full"].prompts == 1
-    (loss,) = perplexity_headline(records, resamples=10)
+    (loss,) = headlines(records, resamples=10).losses
     assert round(loss.cells["full"].mean, 4) == 2.7183
 
 
 def test_the_table_says_what_its_intervals_are_over() -> None:
     def text(records: list[dict[str, Any]]) -> str:
         stream = io.StringIO()
-        print_headline(Console(file=stream, width=100), records, resamples=10, seed=0)
+        print_headlines(Console(file=stream, width=100), headlines(records, resamples=10))
         return stream.getvalue()
 
     one = _record("kvp", "6%", "a", policy="seed0", policy_seed=0, score=1.0)
@@ -66,11 +60,11 @@ def test_allocators_have_their_lines_and_chosen_sizes_their_column() -> None:
         _record("gvote", "own", "a", allocator="own", **size),
         _record("full", None, "a", score=1.0),
     ]
-    lines = {line.label: line for line in headline(records, resamples=10)}
+    lines = {line.label: line for line in headlines(records, resamples=10).scores}
     assert list(lines) == ["snapkv", "snapkv+ada(safeguard=0.5)", "gvote+own", "full"]
     assert lines["gvote+own"].self_sized_share == 0.184
     stream = io.StringIO()
-    print_headline(Console(file=stream, width=100), records, resamples=10, seed=0)
+    print_headlines(Console(file=stream, width=100), headlines(records, resamples=10))
     header = next(line for line in stream.getvalue().splitlines() if line.startswith("method"))
     assert header.split() == ["method", "6%", "own", "full"]
     # one prompt, answered: Beta(1.5, 0.5), stretched, from 0.04 or so to 1
@@ -84,7 +78,7 @@ def test_table_fits_a_hundred_columns() -> None:
         for number in range(10)
     ] + [_record("full", None, "0", score=1.0)]
     stream = io.StringIO()
-    print_headline(Console(file=stream, width=100), records, resamples=100, seed=0)
+    print_headlines(Console(file=stream, width=100), headlines(records, resamples=100))
     lines = stream.getvalue().splitlines()
     table = next(line for line in lines if line.startswith("snapkv:kvpress +p"))
     assert table.count("50 ±") == 7  # every budget is there, uncut
@@ -101,12 +95,12 @@ def test_means_that_do_not_beat_the_best_null_of_their_protection_are_marked() -
         )
         for number in range(60)
     ] + [_record("full", None, "0", score=1.0)]  # fmt: skip
-    lines = {line.label: line for line in headline(rows, resamples=200)}
+    lines = {line.label: line for line in headlines(rows, resamples=200).scores}
     assert [label for label, line in lines.items() if line.over_null] == [
         "keydiff", "keydiff +p", "snapkv",
     ]  # fmt: skip
     stream = io.StringIO()
-    print_headline(Console(file=stream, width=100), rows, resamples=200, seed=0)
+    print_headlines(Console(file=stream, width=100), headlines(rows, resamples=200))
     text = stream.getvalue()
     marked = [line.split()[:2] for line in text.splitlines() if "°" in line]
     assert marked == [["keydiff", "+p"], ["snapkv", "40"], ["°:", "not"]]
@@ -116,7 +110,7 @@ def test_means_that_do_not_beat_the_best_null_of_their_protection_are_marked() -
 def test_without_nulls_nothing_is_compared() -> None:
     stream = io.StringIO()
     rows = [_record("snapkv", "25%", str(number), score=0.0) for number in range(3)]
-    print_headline(Console(file=stream, width=100), rows, resamples=10, seed=0)
+    print_headlines(Console(file=stream, width=100), headlines(rows, resamples=10))
     assert "°" not in stream.getvalue()
 
 
@@ -126,13 +120,13 @@ def test_perplexities_are_compared_by_likelihood_per_token() -> None:
         for method, nll in (("ring", 3.0), ("keydiff", 2.0), ("snapkv", 4.0))
         for number in range(4)
     ]
-    lines = {line.label: line for line in perplexity_headline(rows, resamples=10)}
+    lines = {line.label: line for line in headlines(rows, resamples=10).losses}
     for label, nats in (("keydiff", 1.0), ("snapkv", -1.0)):
         gap = lines[label].over_null["25%"]
         assert gap is not None
         assert (gap.mean, gap.low, gap.high) == pytest.approx((nats, nats, nats))
     stream = io.StringIO()
-    print_headline(Console(file=stream, width=100), rows, resamples=10, seed=0)
+    print_headlines(Console(file=stream, width=100), headlines(rows, resamples=10))
     marked = [line.split()[0] for line in stream.getvalue().splitlines() if "°" in line]
     assert marked == ["snapkv", "°:"]
 
@@ -142,13 +136,13 @@ def test_what_beats_a_null_is_corrected_for_the_size_of_the_table() -> None:
     rows = [_record("ring", "25%", str(n), score=float(n % 60 < 22)) for n in range(60)]
     rows += [_record("knorm", "25%", str(n), score=float(16 <= n < 56)) for n in range(60)]
     alone = io.StringIO()
-    print_headline(Console(file=alone, width=100), rows, resamples=500, seed=0)
+    print_headlines(Console(file=alone, width=100), headlines(rows, resamples=500))
     assert "°" not in alone.getvalue().splitlines()[3]
     rows += [
         _record("keydiff", "25%", str(n), variant=f"p{k}", score=float((n + k) % 60 < 22))
         for n in range(60) for k in range(9)
     ]  # fmt: skip
     among = io.StringIO()
-    print_headline(Console(file=among, width=100), rows, resamples=500, seed=0)
+    print_headlines(Console(file=among, width=100), headlines(rows, resamples=500))
     (line,) = (line for line in among.getvalue().splitlines() if line.startswith("knorm"))
     assert "°" in line

@@ -1,0 +1,34 @@
+# Settings that all steps of run.sh share. Each can be set in the environment, for a trial.
+: "${RUN:=runs/methods}"       # what the steps make; a step that is started again continues there
+: "${PAGES:=.}"                # the repository whose docs/ and benchmarks/results/ are written
+: "${BIN:=.venv/bin}"
+: "${MODEL:=nano}"
+: "${LENGTH:=1024}"            # tokens of a prompt, at most
+: "${SEEDS:=0 1 2 3 4}"        # of the policies
+: "${TUNE_SEEDS:=0 1 2}"       # of those that kvp-tune measures
+: "${CONTROL_SEEDS:=0 1 2}"    # of the KVzip+ regressors
+: "${TRACES:=240}"             # training sequences; a fifth as many for validation and for test
+: "${STEPS:=500}"              # of kvp-train
+: "${TASK_PROMPTS:=50}"        # validation prompts of every RULER task, for the choice of tasks
+: "${TUNE_PROMPTS:=3}"         # validation prompts of each chosen task
+: "${TUNE_SETTINGS:=32}"       # settings of each method
+: "${TEST_PROMPTS:=320}"       # test prompts, all tasks together, at least
+: "${DIALOGUES:=100}"
+: "${DOCUMENTS:=40}"           # texts of the Llama
+BUDGETS=6%,12.5%,25%,50%
+
+# What kvp-tune tunes, with uniform, pyramid, ada and global budgets.
+TUNED=streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,expected_attention,windowkv,gvote,kvzip,contrastkv,kvp
+# Methods as they were published, in kvpress's settings where it has them.
+PUBLISHED="knorm,keydiff,lagkv:kvpress,snapkv:paper,snapkv:kvpress,tova:kvpress,h2o:kvpress,\
+expected_attention:kvpress+ada,windowkv+windowkv,gvote:paper+self_sized,kvzip:kvpress+global:kvzip,\
+contrastkv:paper+global:kvzip"
+# Scorers that run with every allocator, with the options that kvp-tune chose.
+ALLOCATED=keydiff,snapkv,expected_attention,kvzip,kvp
+ALLOCATORS=uniform,pyramid,ada,global
+REFERENCES="full,oracle,oracle+global,nulls"
+# What docs/results/nano.md compares with published numbers, by the budgets of these; never tuned.
+WITNESSES="full,random,streaming_llm:kvpress,knorm,keydiff,tova:kvpress,snapkv:kvpress,\
+snapkv:kvpress+ada,expected_attention:kvpress,expected_attention:kvpress+ada,kvzip:kvpress+global:kvzip"
+WITNESS_BUDGETS=20%,50%,75%
+export OMP_NUM_THREADS=1
