@@ -213,7 +213,7 @@ def figure(found: Mapping[str, Measured]) -> LineFigure | None:
 def readme(found: Mapping[str, Measured], *, drawn: bool) -> str:
     """The figure and one sentence per protocol, for the front page."""
     if not drawn:
-        return "Measured again with this edition of the bundled model: results will stand here."
+        return "Results will stand here when they are measured with the second edition of the bundled model."
     sentences = [
         method_tables.sentence(each.by_kind["accuracy"], README_BUDGET) for each in found.values()
     ]
