@@ -11,9 +11,9 @@ export OMP_NUM_THREADS=1
 "$BIN/kvp-collect" --tasks $TASKS --train 300 --validation 48 --test 48 --labels kvzip_plus \
   --out "$RUN/traces"
 
-# Policies: three seeds of RLOO, and one of each other objective.
+# Policies: five seeds of RLOO, and one of each other objective.
 train() { "$BIN/kvp-train" --config configs/calibration/train.yaml --traces "$RUN/traces" "$@"; }
-for seed in 0 1 2; do train --seed $seed --out "$RUN/policies/rloo$seed"; done
+for seed in 0 1 2 3 4; do train --seed $seed --out "$RUN/policies/rloo$seed"; done
 train --objective listwise --out "$RUN/policies/listwise"
 train --objective listwise --label max_future_attention --out "$RUN/policies/listwise_peak"
 train --objective regress --label kvzip_plus --out "$RUN/policies/kvzap"
