@@ -16,6 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from policies.ranker import HeadRankers
 from train.distributed import ALONE, Workers
 from train.job import Job
+from train.memory import freed_memory_kept
 from train.model.ranker_training import RankerTraining
 
 _TERMINATED = 128 + signal.SIGTERM
@@ -67,7 +68,7 @@ def fit(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), freed_memory_kept():
         # Lightning 2.6 uses a class that torch 2.13 deprecates.
         warnings.filterwarnings("ignore", message=r".*treespec, LeafSpec", category=FutureWarning)
         try:

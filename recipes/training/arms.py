@@ -1,169 +1,188 @@
-"""The arms of every study, as settings of kvp-train.
+"""Train the arms of a study: tuned on validation sequences, judged on validation and test ones.
 
-An arm of the study `objectives` is tuned (learning rate, and the strength of a softened sort) on
-validation sequences. Those of the other studies train with the objective and learning rate that the
-first study chose (of the arm they are `like`), and differ in one thing.
+Writes RUN/tune/ARM/SETTING and RUN/final/ARM/seedN (policy directories of kvp-train), and into each
+a result.json. Started again, it continues: kvp-train from its checkpoint.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
+import json
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-Settings = dict[str, str]
+import torch
+from torch import Tensor
 
-LEARNING_RATES = ("1e-4", "3e-4", "1e-3", "3e-3", "1e-2", "3e-2", "1e-1")
-FIRST_LEARNING_RATE = "3e-3"
-TEMPERATURES = ("1e-4", "1e-3", "0.01", "0.1", "1", "10")
-FIRST_TEMPERATURE = "0.1"
-"""Strengths of a softened sort, for scores with standard deviation 1."""
+from kvp.cli import parse
+from kvp.ranking import Protection
+from kvp.store import TraceReader
+from policies import load_policy
+from policies.ranker import parameters_per_head
+from recipes.training.settings import Arm, Flags, Grid, Settings
+from train.config import TrainConfig
+from train.data.compression_points import held_out_points
+from train.data.contexts import Context, ContextSource
+from train.data.store_checks import usable
+from train.recipe import PRESETS
+from train.run import Sources, run
+from train.validation import evaluate
+
+RESULT = "result.json"
+SPLITS = ("validation", "test")
+MAX_CONTEXTS = 96
+"""Contexts of a split that a policy is judged on, at most."""
+
+Result = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One of the things compared."""
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Where the arms of a study are trained."""
 
-    name: str
     settings: Settings
-    """Flags of kvp-train without their dashes."""
-    softened: bool = False
-    """Whether there is a temperature to choose."""
-    one_ranking: bool = False
-    """One permutation per context, of as many contexts as the others draw permutations per step."""
-    like: str = "listwise"
-    """The arm of `objectives` whose learning rate and temperature an arm of another study uses."""
+    run: Path
+
+    @property
+    def traces(self) -> Path:
+        """The trace store of all arms."""
+        return self.run / "traces"
+
+    def arm(self, arm: Arm) -> None:
+        """Tune an arm, then train its seeds."""
+        grids = {name: self.settings.tuning.grids[name] for name in arm.tuned}
+        flags = dict(arm.settings) if arm.complete else {**self.settings.train, **arm.settings}
+        flags |= {name: grid.first for name, grid in grids.items()}
+        for name, grid in grids.items():
+            flags[name] = self._climb(arm, grid, name, flags)
+        for seed in range(arm.seeds):
+            self._result(self.folder(arm.name, seed), arm, {**flags, "seed": str(seed)})
+
+    def folder(self, arm: str, seed: int) -> Path:
+        """The policy of a seed of an arm."""
+        return self.run / "final" / arm / f"seed{seed}"
+
+    def finished(self, arm: Arm) -> bool:
+        """Whether all seeds of an arm are trained."""
+        return all((self.folder(arm.name, seed) / RESULT).exists() for seed in range(arm.seeds))
+
+    def _climb(self, arm: Arm, grid: Grid, name: str, flags: Flags) -> str:
+        def skill(value: str) -> float:
+            changed = {**flags, name: value}
+            label = "_".join(f"{flag}{changed[flag]}" for flag in arm.tuned)
+            seed = {"seed": str(self.settings.tuning.seed), "calibration": "none"}
+            folder = self.run / "tune" / arm.name / label
+            return float(self._result(folder, arm, {**changed, **seed})["held_out_skill"])
+
+        return climb(grid, skill)
+
+    def _result(self, folder: Path, arm: Arm, flags: Flags) -> Result:
+        """Result of one run, trained unless it is there; SystemExit if that had other settings."""
+        path = folder / RESULT
+        if not path.exists():
+            continued = folder.exists()
+            began, processor = time.monotonic(), time.process_time()
+            train(self.traces, folder, flags)
+            result = {
+                "arm": arm.name,
+                "settings": flags,
+                "seconds": None if continued else time.monotonic() - began,
+                "processor_seconds": None if continued else time.process_time() - processor,
+                "held_out_skill": held_out_skill(folder),
+            }
+            if folder.is_relative_to(self.run / "final"):
+                result |= {split: judged(folder, self.traces, split) for split in SPLITS}
+            partial = folder / f"{RESULT}.partial"
+            partial.write_text(json.dumps(result))
+            partial.rename(path)
+            print(f"{folder.relative_to(self.run)} {result['held_out_skill']:.4f}", flush=True)
+        result = json.loads(path.read_text())
+        if result["settings"] != flags:
+            raise SystemExit(f"{folder} was trained with other settings: remove it, or use another")
+        return result
 
 
-def _sorts() -> list[Arm]:
-    return [
-        Arm(f"{sort}_{loss}", {"objective": sort, "sort_loss": loss}, softened=True)
-        for sort in ("soft_rank", "soft_sort", "neural_sort")
-        for loss in ("ranks", "cost")
-    ]
+def climb(grid: Grid, score: Callable[[str], float]) -> str:
+    """The value of a grid that both its neighbours (where it has any) score less than."""
+    best, scores = grid.values.index(grid.first), {}
+    while True:
+        near = [i for i in (best - 1, best, best + 1) if 0 <= i < len(grid.values)]
+        for index in near:
+            if index not in scores:
+                scores[index] = score(grid.values[index])
+        if (top := max(near, key=lambda i: scores[i])) == best:
+            return grid.values[best]
+        best = top
 
 
-_FORMS = [
-    Arm("rloo", {"objective": "rloo"}),
-    Arm("rloo_32", {"objective": "rloo", "permutations": "32"}),
-    Arm("rloo_batch", {"objective": "rloo_batch"}, one_ranking=True),
-    Arm("exact", {"objective": "exact"}),
-    Arm("exact_64", {"objective": "exact", "pairs": "64"}),
-    Arm("listwise", {"objective": "listwise"}),
-    Arm("regress", {"objective": "regress"}),
-    *_sorts(),
-]
+def train(traces: Path, folder: Path, flags: Flags) -> None:
+    """Run kvp-train; runs of one process read a store once."""
+    arguments = [part for name, value in flags.items() for part in (f"--{name}", value)]
+    config = parse(
+        TrainConfig, ["--traces", str(traces), "--out", str(folder), *arguments], prog="kvp-train"
+    )
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        run(config, sources_of(traces))
 
-_BETTER: dict[str, Settings] = {
-    "muon": {"optimizer": "muon"},
-    "end": {"optimizer": "muon", "key_frame": "end"},
-}
 
-OBJECTIVES = [
-    *_FORMS,
-    *(
-        Arm(f"{arm.name}_{name}", {**arm.settings, **settings})
-        for name, settings in _BETTER.items()
-        for arm in _FORMS
-        if arm.name in ("rloo", "rloo_32", "exact", "listwise")
-    ),
-    *(
-        Arm(
-            f"listwise_peak_{name}",
-            {"objective": "listwise", "label": "max_future_attention", **settings},
-        )
-        for name, settings in _BETTER.items()
-    ),
-]
-"""Estimators and objectives by AdamW; some of them by Muon, as `fourier` trains, and some by Muon
-on keys seen from the end of the cache; `listwise` by both on the peak of future attention, too."""
+@functools.cache
+def sources_of(traces: Path) -> Sources:
+    """Contexts of a store, shared by the runs of this process."""
+    return {}
 
-REWARDS = [
-    Arm("rloo", {"objective": "rloo"}, like="rloo"),
-    Arm("listwise", {}),
-    Arm("rloo_ratio", {"objective": "rloo", "reward": "ratio"}, like="rloo"),
-    Arm("rloo_mass", {"objective": "rloo", "reward": "mass"}, like="rloo"),
-    Arm("rloo_log", {"objective": "rloo", "budget_weights": "log"}, like="rloo"),
-    Arm("rloo_window", {"objective": "rloo", "budget_weights": "6%:50%"}, like="rloo"),
-    Arm("rloo_protected", {"objective": "rloo", "exclude_protected": "false"}, like="rloo"),
-    Arm("listwise_protected", {"exclude_protected": "false"}),
-    Arm("listwise_peak", {"label": "max_future_attention"}),
-    Arm("listwise_visits", {"points_per_sequence": "4"}),
-]
-"""Rewards; in `listwise_visits` all contexts of a step come from one sequence."""
 
-LABELS = [
-    Arm("attention", _BETTER["muon"], like="listwise_muon"),
-    Arm("peak", {**_BETTER["muon"], "label": "max_future_attention"}, like="listwise_peak_muon"),
-]
-"""Importance of a token: the sum or the largest of the future attention."""
+def held_out_skill(folder: Path) -> float:
+    """Mean skill over heads on validation sequences, as kvp-train measured it."""
+    records = json.loads((folder / "policy.json").read_text())["held_out"]
+    skills = [record["skill"] for record in records if record["skill"] is not None]
+    return float(sum(skills) / len(skills))
 
-INPUTS = [
-    Arm(name, {"inputs": inputs})
-    for name, inputs in {
-        "all": "key,value,position,distance",
-        "no_key": "value,position,distance",
-        "no_value": "key,position,distance",
-        "no_position": "key,value,distance",
-        "no_distance": "key,value,position",
-        "key": "key",
-        "value": "value",
-        "places": "position,distance",
-        "key_value": "key,value",
-    }.items()
-]
 
-SIZES = [
-    Arm(f"blocks{blocks}_hidden{hidden}", {"blocks": str(blocks), "hidden": str(hidden)})
-    for hidden in (16, 32, 64, 128, 512)
-    for blocks in (1, 2)
-]
+def judged(folder: Path, traces: Path, split: str) -> Result:
+    """Metrics of a policy on sequences of a split of the store.
 
-SHARING = [
-    Arm("heads", {"sharing": "heads"}),
-    Arm("model", {"sharing": "model"}),
-    Arm("model_hidden128", {"sharing": "model", "hidden": "128"}),
-]
+    Protected tokens take no part, for every arm, whatever it was trained on.
+    """
+    policy = load_policy(folder)
+    protection = Protection()
+    contexts = contexts_of(traces, split)
+    result = evaluate(policy.rankers, contexts, reward_protection=protection)
+    orders = []
+    with torch.no_grad():
+        for context in contexts:
+            score = policy.rankers(context.keys, context.values, context.positions, context.length)
+            free = protection.competing(context.length)
+            orders.append(rank_correlation(score[:, free], context.importance[:, free]))
+    return {
+        "skill": float(result.skill.nanmean()),
+        "skill_by_head": result.skill.tolist(),
+        "area": float(result.area.mean()),
+        "oracle_area": float(result.oracle_area.mean()),
+        "lost": {budget: float(lost.mean()) for budget, lost in result.lost.items()},
+        "rank_correlation": float(torch.stack(orders).mean()),
+        "parameters": parameters_per_head(policy.rankers.spec),
+        "contexts": len(contexts),
+    }
 
-SEQUENCES = [
-    Arm(f"sequences{count}", {"sequences": str(count)}) for count in (5, 10, 20, 40, 80, 160, 300)
-]
 
-STEPS = [
-    Arm(f"{arm.name}_steps1200", {**arm.settings, "steps": "1200"}, like=arm.name)
-    for arm in OBJECTIVES
-    if arm.name in ("rloo", "listwise", "listwise_muon", "listwise_end")
-]
-"""Four times the steps of `objectives`, at the learning rate that was best there."""
+@functools.cache
+def contexts_of(traces: Path, split: str) -> list[Context]:
+    """Contexts of a split, at the points where the default preset validates."""
+    reader = TraceReader(traces)
+    recipe = PRESETS["fourier"]
+    source = ContextSource(reader, memory_bytes=int(2e9))
+    points = held_out_points(usable(reader, split, recipe), recipe, limit=MAX_CONTEXTS)
+    return [source.context(point) for point in points]
 
-QUICK = [
-    Arm("quick", {}, like="listwise_end"),
-    Arm("ten_times", {"steps": "10000"}, like="listwise_end"),
-]
-"""The shipped short run, and one ten times as long."""
 
-_AS_FOURIER = {
-    "reward": "skill",
-    "exclude_protected": "true",
-    "advantage_clip": "3",
-    "future_max": "512",
-    "compress_prompt": "0.4",
-    "compress_context": "0.4",
-    "compress_uniform": "0.2",
-    "min_prefix": "64",
-    "uniform_points": "16",
-}
-
-LENGTHS = [
-    Arm("features", {}),
-    Arm("no_position", {"inputs": "key,value,distance"}),
-    Arm("no_places", {"inputs": "key,value"}),
-    Arm("end", {"key_frame": "end"}),
-    Arm("end_no_position", {"key_frame": "end", "inputs": "key,value,distance"}),
-    Arm("end_no_places", {"key_frame": "end", "inputs": "key,value"}),
-    Arm("table", {"preset": "paper", **_AS_FOURIER}),
-    Arm("uniform_cuts", {"compress_prompt": "0", "compress_context": "0", "compress_uniform": "1"}),
-]
-"""Ways to tell a ranker where a token is, for lengths beyond the trained one; `table` is the
-paper's learned position table in the paper's network, on raw keys and values; `uniform_cuts` trains
-on caches of all sizes up to its length."""
-
-LONGER = [arm for arm in LENGTHS if arm.name in ("features", "uniform_cuts")]
+def rank_correlation(scores: Tensor, importance: Tensor) -> Tensor:
+    """Spearman's correlation of two [A, N] tensors along the tokens: [A]."""
+    ranks = [values.argsort(-1).argsort(-1).double() for values in (scores, importance)]
+    centred = [rank - rank.mean(-1, keepdim=True) for rank in ranks]
+    both: Tensor = torch.stack(centred).square().sum(-1).prod(0).sqrt()
+    return (centred[0] * centred[1]).sum(-1) / both

@@ -1,105 +1,158 @@
-"""Markdown tables of the studies, as docs/results/training.md prints them.
+"""Tables of a study: CSV files, and the block of a page that is called as the settings file.
 
-python recipes/training/tables.py RUN            # RUN of recipes/training/run.sh
+    python -m recipes.training.tables configs/training/objectives.yaml RUN
+
+An arm is in them once all its seeds are trained, its answers once they are evaluated.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import argparse
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
-
-from arms import (
-    INPUTS,
-    LABELS,
-    LENGTHS,
-    LONGER,
-    OBJECTIVES,
-    QUICK,
-    REWARDS,
-    SEQUENCES,
-    SHARING,
-    SIZES,
-    STEPS,
-    Arm,
-)
-from results import (
-    Result,
-    accuracy,
-    difference,
-    mean_of,
-    nats,
-    over_seeds,
-    ppl,
-    records_of,
-    results_of,
-    transfers,
-)
+from statistics import mean, median
 
 from eval.stats import holm
+from recipes.all_methods.blocks import fill_file
+from recipes.csv_tables import tables_of, write
+from recipes.training.arms import SPLITS, Result, Training
+from recipes.training.results import accuracy, difference, over_seeds, records_of, results_of
+from recipes.training.settings import Arm, Settings, load_settings
 
-BUDGETS = ("12.5%", "25%")
+PROTOCOLS = {"query_aware": "question seen", "query_agnostic": "question not seen"}
 
 
 def main() -> None:
-    """Print every table for which there are results."""
-    run = Path(sys.argv[1])
-    print("# Tables of docs/results/training.md\n")
-    print(
-        "Written by `recipes/training/tables.py`; the arms are those of `recipes/training/arms.py`."
-    )
-    print()
-    for model in ("nano", "llama"):
-        for part in model_tables(run / model):
-            print(part)
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("settings", type=Path)
+    parser.add_argument("run", type=Path, help="folder of recipes.training.run")
+    parser.add_argument("--page", type=Path, default=Path("docs/results/training.md"))
+    parser.add_argument("--csv", type=Path, help="default: benchmarks/results/ and that name")
+    given = parser.parse_args()
+    training = Training(settings=load_settings(given.settings), run=given.run)
+    trained = [arm for arm in training.settings.arms if training.finished(arm)]
+    if not trained:
+        parser.error(f"{given.run}: no arm is trained yet")
+    parts = [skills(training, trained)]
+    tests, validations = ([*answers(training, trained, split)] for split in ("test", "validation"))
+    name = given.settings.stem
+    folder = given.csv or Path("benchmarks", "results", name)
+    write(tables_of("\n".join([*parts, *tests, *validations]).splitlines()), folder)
+    index = os.path.relpath(folder / "README.md", given.page.parent)
+    fill_file(given.page, {name: "\n".join([*parts, *tests, f"All tables: [CSV]({index})."])})
+    print(f"block {name} of {given.page}, tables in {folder}")
 
 
-def model_tables(run: Path) -> Iterator[str]:
-    """All tables of one model."""
-    name = run.name
-    yield f"## {name}\n"
-    yield objectives(run)
-    for name, arms, reference in (
-        ("query_aware", OBJECTIVES, "rloo"),
-        ("query_aware", OBJECTIVES, "listwise"),
-        ("query_agnostic", OBJECTIVES, "rloo"),
-        ("query_agnostic", OBJECTIVES, "listwise"),
-        ("rewards", REWARDS, "rloo"),
-        ("512_tokens", LENGTHS, "features"),
-        ("1920_tokens", LENGTHS, "features"),
-    ):
-        if (run / f"accuracy-{name}").exists():
-            yield accuracies(run / f"accuracy-{name}", arms, reference)
-    if (run / "perplexity").exists():
-        uniform = [{"allocator": "uniform", "budget_spec": budget} for budget in ("9%", *BUDGETS)]
-        yield perplexities(run / "perplexity", OBJECTIVES, "listwise", uniform)
-    if (run / "perplexity-labels").exists():
-        for protocol in ("query_aware", "query_agnostic"):
-            columns = [
-                {"protocol": protocol, "allocator": allocator, "budget_spec": budget}
-                for allocator in ("uniform", "global")
-                for budget in BUDGETS
-            ]
-            yield perplexities(run / "perplexity-labels", LABELS, "attention", columns)
-    for study, arms in (
-        ("rewards", REWARDS),
-        ("labels", LABELS),
-        ("steps", STEPS),
-        ("inputs", INPUTS),
-        ("sizes", SIZES),
-        ("sharing", SHARING),
-        ("sequences", SEQUENCES),
-        ("quick", QUICK),
-        ("lengths", LENGTHS),
-        ("longer", LONGER),
-    ):
-        if (run / study).exists():
-            yield variants(run / study, arms)
-    if (run / "quick").exists():
-        yield shares(run / "quick")
-    if (run / "transfer").exists():
-        yield transfer(run / "transfer")
+def skills(training: Training, trained: Sequence[Arm]) -> str:
+    """What was tuned, the skill reached, the answers on validation prompts, the cost."""
+    by_arm = results_of(training.run)
+    chosen = validation_answers(training, trained)
+    rows = [
+        [
+            arm.name,
+            tuned(arm, by_arm[arm.name][0], training.settings),
+            *(
+                str(over_seeds(by_arm[arm.name], lambda r, s=split: r[s]["skill"]))
+                for split in SPLITS
+            ),
+            str(over_seeds(by_arm[arm.name], lambda r: r["test"]["lost"]["12.5%"])),
+            str(over_seeds(by_arm[arm.name], lambda r: r["test"]["rank_correlation"])),
+            f"{chosen[arm.name]:.1f}" if arm.name in chosen else "–",
+            f"{by_arm[arm.name][0]['test']['parameters']:,}",
+            seconds(by_arm[arm.name]),
+            str(arm.seeds),
+        ]
+        for arm in trained
+    ]
+    header = ["arm", "tuned", *(f"skill, {split}" for split in SPLITS), "lost at 12.5 %"]
+    header += ["rank correlation", "answers, validation", "weights per head", "CPU s", "seeds"]
+    return table("Skill, and answers on validation prompts (%, mean of all settings)", header, rows)
+
+
+def tuned(arm: Arm, result: Result, settings: Settings) -> str:
+    """Chosen values; `!` after one at an end of its grid."""
+    values = []
+    for name in arm.tuned:
+        value, grid = result["settings"][name], settings.tuning.grids[name].values
+        values.append(f"{name} {value}" + "!" * (value in (grid[0], grid[-1])))
+    return ", ".join(values) or "–"
+
+
+def seconds(results: Sequence[Result]) -> str:
+    """Processor seconds of a run of one thread, median over seeds that were not interrupted."""
+    known = [r["processor_seconds"] for r in results if r["processor_seconds"] is not None]
+    return f"{median(known):.0f}" if known else "–"
+
+
+def validation_answers(training: Training, trained: Sequence[Arm]) -> dict[str, float]:
+    """Arm -> mean accuracy on validation prompts over protocols, allocators and budgets, %."""
+    columns = [
+        records
+        for protocol in PROTOCOLS
+        for _, records in settings_of(training, "validation", protocol)
+    ]
+    return {
+        arm.name: mean(accuracy(records[arm.name]).mean for records in columns)
+        for arm in trained
+        if columns and all(arm.name in records for records in columns)
+    }
+
+
+def settings_of(
+    training: Training, split: str, protocol: str
+) -> list[tuple[str, dict[str, list[Result]]]]:
+    """Name and records of every allocator and budget; none where nothing is evaluated."""
+    folder = training.run / "answers" / split
+    if not (folder / "rows.jsonl").exists():
+        return []
+    flags = training.settings.evaluate
+    return [
+        (
+            f"{allocator} {budget}",
+            records_of(folder, protocol=protocol, allocator=allocator, budget_spec=budget),
+        )
+        for allocator in flags["allocators"].split(",")
+        for budget in flags["budgets"].split(",")
+    ]
+
+
+def answers(training: Training, trained: Sequence[Arm], split: str) -> Iterator[str]:
+    """Accuracy of every arm and its difference to the reference, for each protocol.
+
+    A star marks differences other than 0 at 5 % after Holm's correction for the whole table.
+    """
+    reference = training.settings.reference
+    for protocol, words in PROTOCOLS.items():
+        columns = settings_of(training, split, protocol)
+        names = [arm.name for arm in trained if all(arm.name in found for _, found in columns)]
+        if not columns or reference not in names:
+            continue
+        gaps = {
+            (name, column): difference(found[name], found[reference])
+            for name in names if name != reference
+            for column, found in columns
+        }  # fmt: skip
+        stars = dict(zip(gaps, holm(list(gaps.values())), strict=True))
+        rows = []
+        for name in names:
+            cells = [name]
+            for column, found in columns:
+                value = accuracy(found[name])
+                cells.append(f"{value.mean:.1f} ({value.low:.0f} to {value.high:.0f})")
+                gap = gaps.get((name, column))
+                star = " *" if stars.get((name, column)) else ""
+                cells.append(
+                    f"{gap.mean:+.1f}{star} ({gap.low:+.1f} to {gap.high:+.1f})" if gap else "–"
+                )
+            rows.append(cells)
+        header = ["arm"]
+        for column, _ in columns:
+            header += [column, f"− {reference}"]
+        whole = accuracy([r for r in columns[0][1]["full"] if r["protocol"] == protocol])
+        caption = f"Answers on {split} prompts, {words}, %"
+        yield table(f"{caption} (full cache {whole.mean:.1f})", header, rows)
 
 
 def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -108,171 +161,6 @@ def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) ->
     return "\n".join(
         [f"**{caption}**", "", lines[0], "|---" + "|--:" * (len(header) - 1) + "|", *lines[1:], ""]
     )
-
-
-def objectives(run: Path) -> str:
-    """Held-out skill of every objective at the settings that validation chose."""
-    by_arm = results_of(run / "objectives")
-    rows = []
-    for arm in OBJECTIVES:
-        results = by_arm.get(arm.name)
-        if results:
-            chosen = results[0]["settings"]
-            rows.append(
-                [
-                    arm.name,
-                    chosen["lr"] + (f", {chosen['temperature']}" if arm.softened else ""),
-                    str(over_seeds(results, lambda r: r["skill"])),
-                    str(over_seeds(results, lambda r: min(r["skill_by_head"]))),
-                    str(over_seeds(results, area_ratio)),
-                    *(str(over_seeds(results, lost_at(budget))) for budget in BUDGETS),
-                    str(over_seeds(results, lambda r: r["rank_correlation"])),
-                    seconds(results),
-                    str(len(results)),
-                ]
-            )
-    header = ["objective", "lr, strength", "skill", "worst head", "area / oracle's"]
-    header += [
-        *(f"lost at {budget}" for budget in BUDGETS),
-        "rank correlation",
-        "wall / CPU s",
-        "seeds",
-    ]
-    return table("Test sequences: every objective as tuned on validation", header, rows)
-
-
-def seconds(results: Sequence[Result]) -> str:
-    """Wall-clock and processor seconds of a run of one thread, medians over seeds."""
-    wall, processor = (
-        median(r[name] for r in results) for name in ("seconds", "processor_seconds")
-    )
-    return f"{wall:.0f} / {processor:.0f}"
-
-
-def area_ratio(result: Result) -> float:
-    """Area under the cost curve over the oracle's."""
-    return float(result["area"] / result["oracle_area"])
-
-
-def accuracies(folder: Path, arms: Sequence[Arm], reference: str) -> str:
-    """Downstream accuracy of every arm and its difference to one of them.
-
-    A star marks differences other than 0 at 5 % after Holm's correction for the whole table.
-    """
-    header = ["policies"]
-    columns: list[dict[str, list[Result]]] = []
-    for allocator in ("uniform", "global"):
-        for budget in BUDGETS:
-            header += [f"{allocator} {budget}", f"− {reference}"]
-            columns.append(records_of(folder, budget_spec=budget, allocator=allocator))
-    names = [arm.name for arm in arms if arm.name in columns[0]]
-    gaps = {
-        (name, number): difference(column[name], column[reference])
-        for name in names if name != reference
-        for number, column in enumerate(columns)
-    }  # fmt: skip
-    stars = dict(zip(gaps, holm(list(gaps.values())), strict=True))
-    rows = []
-    for name in names:
-        cells = [name]
-        for number, column in enumerate(columns):
-            mean = accuracy(column[name])
-            cells.append(f"{mean.mean:.1f} ± {mean.half:.1f}")
-            gap = gaps.get((name, number))
-            star = " *" if stars.get((name, number)) else ""
-            cells.append(
-                f"{gap.mean:+.1f}{star} ({gap.low:+.1f} to {gap.high:+.1f})" if gap else "–"
-            )
-        rows.append(cells)
-    whole = [100 * record["score"] for record in records_of(folder, method="full")["full"]]
-    caption = f"{folder.name}: accuracy, %; full cache {mean_of(whole).mean:.1f}"
-    return table(caption, header, rows)
-
-
-def perplexities(
-    folder: Path, arms: Sequence[Arm], reference: str, columns: Sequence[Mapping[str, str]]
-) -> str:
-    """Continuation perplexity of every arm and its difference to `reference`, by column."""
-    by_column = [records_of(folder, **fields) for fields in columns]
-    rows = []
-    for arm in arms:
-        if arm.name in by_column[0]:
-            cells = [arm.name]
-            for column in by_column:
-                mean = ppl(column[arm.name])
-                gap = nats(column[arm.name], column[reference])
-                cells.append(f"{mean.mean:.3f} ({mean.low:.2f} to {mean.high:.2f})")
-                cells.append(f"{gap.mean:+.4f} ({gap.low:+.4f} to {gap.high:+.4f})")
-            rows.append(cells)
-    full = records_of(folder, method="full")
-    if full:
-        rows.append(["full cache", *[f"{ppl(full['full']).mean:.3f}", ""] * len(columns)])
-    header = ["policies"]
-    for fields in columns:
-        header += [" ".join(fields.values()), f"nats − {reference}"]
-    return table(f"{folder.name}: perplexity of the text that follows", header, rows)
-
-
-def variants(study: Path, arms: Sequence[Arm]) -> str:
-    """Skill of the arms of a study that changes one thing."""
-    by_arm = results_of(study)
-    elsewhere = sorted({name for rs in by_arm.values() for r in rs for name in r["elsewhere"]})
-    rows = [
-        [
-            arm.name,
-            str(over_seeds(results, lambda r: r["skill"])),
-            *(str(over_seeds(results, there(name))) for name in elsewhere),
-            str(over_seeds(results, area_ratio)),
-            *(str(over_seeds(results, lost_at(budget))) for budget in BUDGETS),
-            f"{results[0]['parameters']:,}",
-            f"{results[0]['trained_parameters']:,}",
-            seconds(results),
-        ]
-        for arm in arms
-        if (results := by_arm.get(arm.name))
-    ]
-    header = ["arm", "skill", *(f"skill on {name}" for name in elsewhere)]
-    header += ["area / oracle's", *(f"lost at {budget}" for budget in BUDGETS)]
-    header += ["parameters per head", "trained in all", "wall / CPU s"]
-    return table(study.name, header, rows)
-
-
-def there(name: str) -> Callable[[Result], float]:
-    """Skill on another store's test sequences."""
-    return lambda result: float(result["elsewhere"][name])
-
-
-def lost_at(budget: str) -> Callable[[Result], float]:
-    """Share of the future attention that is lost at a budget."""
-    return lambda result: float(result["lost"][budget])
-
-
-def shares(study: Path) -> str:
-    """Skill of the shipped short run as a share of a ten times longer run's, head by head."""
-    by_arm = results_of(study)
-    heads = range(len(by_arm["quick"][0]["skill_by_head"]))
-    picks = {f"head {h}": lambda result, h=h: result["skill_by_head"][h] for h in heads}
-    picks |= {"all": lambda result: result["skill"]}
-    rows = []
-    for name, pick in picks.items():
-        short, long = (over_seeds(by_arm[arm.name], pick) for arm in QUICK)
-        rows.append([name, str(short), str(long), f"{short.mean / long.mean:.1%}"])
-    return table("quick: share of the ten times longer run", ["", "quick", "ten times", ""], rows)
-
-
-def transfer(study: Path) -> str:
-    """Skill of policies of one kind of trace on the others, and on their validation split."""
-    by_kind, names = transfers(study)
-    rows = [
-        [
-            kind,
-            str(over_seeds(results, lambda r: r["validation_skill"])),
-            *(str(over_seeds(results, there(name))) for name in names),
-        ]
-        for kind, results in by_kind.items()
-    ]
-    header = ["trained on", "its own validation", *(f"test of {name}" for name in names)]
-    return table("Transfer", header, rows)
 
 
 if __name__ == "__main__":

@@ -1,92 +1,136 @@
-"""The training studies: settings are valid, a small study runs from traces to table and figures."""
+"""The study of training: settings are valid, a small one runs from prompts to tables."""
 
 from __future__ import annotations
 
 import json
-import runpy
-import subprocess
+import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from eval.config import EvalConfig
-from kvp.cli import build_parser
-from trace_collect.cli import main as collect
+from kvp.cli import parse
+from recipes.training import run, tables
+from recipes.training.arms import Training, climb
+from recipes.training.settings import Flags, Grid, load_settings
+from trace_collect.config import CollectConfig
 from train.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
-RECIPE = ROOT / "recipes" / "training"
-Run = Callable[..., str]
-CONFIGS = ROOT / "configs" / "training"
+SETTINGS = ROOT / "configs" / "training" / "objectives.yaml"
+TINY = {
+    "collect": {"tasks": "niah_single_1", "length": 128, "max_new_tokens": 8}
+    | {"train": 6, "validation": 2, "test": 2},
+    "train": {"hidden": 8, "contexts": 1, "steps": 3, "calibration": "none"},
+    "tuning": {"seed": 9, "grids": {"lr": {"values": ["1e-3", "1e-2", "1e-1"], "first": "1e-2"}}},
+    "evaluate": {"tasks": "niah_single_1", "length": 128, "prompts": 2, "allocators": "uniform"}
+    | {"budgets": "50%", "max_new_tokens": 4},
+    "reference": "listwise",
+    "seeds": 2,
+    "arms": [
+        {"name": "listwise", "tuned": ["lr"], "settings": {"objective": "listwise"}},
+        {"name": "own", "settings": {"objective": "rloo", "permutations": 2}, "seeds": 1},
+    ],
+}
 
 
-@pytest.mark.parametrize("model", ["nano", "llama", "variants"])
-def test_settings_of_training_are_valid(model: str) -> None:
-    parser = build_parser(TrainConfig, prog="kvp-train", description="")
-    flags = ["--config", str(CONFIGS / f"{model}.yaml"), "--traces", "t", "--out", "o"]
-    settings = parser.parse_args(flags).as_dict()
-    settings.pop("config")
-    assert TrainConfig(**settings).recipe().steps
+def arguments(flags: Flags) -> list[str]:
+    return [part for name, value in flags.items() for part in (f"--{name}", value)]
 
 
-def test_settings_of_evaluation_are_valid() -> None:
-    parser = build_parser(EvalConfig, prog="kvp-eval", description="")
-    settings = parser.parse_args(["--config", str(CONFIGS / "eval.yaml"), "--out", "o"]).as_dict()
-    settings.pop("config")
-    assert EvalConfig(**settings).split == "test"
+def test_committed_settings_are_valid() -> None:
+    settings = load_settings(SETTINGS)
+    parse(CollectConfig, [*arguments(settings.collect), "--out", "o"], prog="kvp-collect")
+    parse(EvalConfig, [*arguments(settings.evaluate), "--out", "o"], prog="kvp-eval")
+    for arm in settings.arms:
+        flags = arm.settings if arm.complete else {**settings.train, **arm.settings}
+        flags = {**flags, **{name: settings.tuning.grids[name].first for name in arm.tuned}}
+        given = [*arguments(flags), "--traces", "t", "--out", "o"]
+        parse(TrainConfig, given, prog="kvp-train")
 
 
-def test_the_script_parses() -> None:
-    subprocess.run(["bash", "-n", str(RECIPE / "run.sh")], check=True)
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"reference": "none"}, "the reference 'none' is no arm"),
+        ({"colour": 1}, "'colour' is unknown"),
+        ({"arms": [{"name": "a", "settings": {}, "tuned": ["lr2"]}]}, "no grid|no arm"),
+        ({"arms": [{"settings": {}}]}, "name"),
+    ],
+)
+def test_settings_that_cannot_be_used(
+    tmp_path: Path, change: dict[str, object], reason: str
+) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**TINY, **change}))
+    with pytest.raises(SystemExit, match=reason):
+        load_settings(path)
+
+
+def test_a_climb_ends_where_both_neighbours_are_worse() -> None:
+    scores = {"1": 0.0, "2": 3.0, "3": 2.0, "4": 1.0, "5": 9.0}
+    asked: list[str] = []
+
+    def score(value: str) -> float:
+        asked.append(value)
+        return scores[value]
+
+    assert climb(Grid(values=tuple("12345"), first="4"), score) == "5"
+    assert climb(Grid(values=tuple("1234"), first="4"), score) == "2"
+    assert sorted(set(asked)) == list("12345")
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Standard output of a script of the recipe, which runs in this process."""
-    monkeypatch.syspath_prepend(str(RECIPE))
-
-    def call(script: str, *arguments: str | Path) -> str:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
-        runpy.run_path(str(RECIPE / script), run_name="__main__")
-        return capsys.readouterr().out
-
+def study(tmp_path: Path) -> Iterator[Path]:
+    """Settings of a tiny study, in a folder with a page for its tables."""
+    path = tmp_path / "objectives.yaml"
+    path.write_text(yaml.safe_dump(TINY))
+    shutil.copy(ROOT / "docs" / "results" / "training.md", tmp_path / "page.md")
     threads = torch.get_num_threads()
-    yield call
+    yield path
     torch.set_num_threads(threads)
-    for name in ("arms", "results"):
-        sys.modules.pop(name, None)
 
 
-def test_a_small_study_from_traces_to_figures(tmp_path: Path, run: Run) -> None:
-    nano = tmp_path / "nano"
-    flags = (
-        "--tasks niah_single_1 --length 128 --max_new_tokens 8 --train 6 --validation 2 --test 2"
-    )
-    assert collect([*flags.split(), "--out", str(nano / "traces")]) == 0
-    config = tmp_path / "tiny.yaml"
-    config.write_text("hidden: 8\ncontexts: 1\nsteps: 3\npermutations: 2\ncalibration: none\n")
-    study = ["--traces", nano / "traces", "--config", config, "--workers", "1"]
-    out = nano / "objectives"
-    run("study.py", "objectives", *study, "--out", out, "--seeds", "2", "--arms", "listwise")
-    chosen = ["--chosen", out, "--elsewhere", nano / "traces", "--seeds", "1"]
-    run("study.py", "inputs", *study, *chosen, "--out", nano / "inputs", "--arms", "all,key")
-    tuned = [json.loads(path.read_text()) for path in out.glob("tune/listwise/*/result.json")]
-    best = max(tuned, key=lambda result: result["validation_skill"])
-    assert len(tuned) >= 3
-    first = json.loads((out / "final/listwise/seed0/result.json").read_text())
+def call(monkeypatch: pytest.MonkeyPatch, program: object, *given: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["program", *map(str, given)])
+    program.main()  # type: ignore[attr-defined]
+
+
+def test_a_small_study_from_prompts_to_tables(
+    study: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "run"
+    call(monkeypatch, run, study, folder, "--arms", "listwise")
+    training = Training(settings=load_settings(study), run=folder)
+    tuned = [json.loads(path.read_text()) for path in folder.glob("tune/listwise/*/result.json")]
+    best = max(tuned, key=lambda result: result["held_out_skill"])
+    first = json.loads((training.folder("listwise", 0) / "result.json").read_text())
+    assert len(tuned) == 3
     assert first["settings"]["lr"] == best["settings"]["lr"]
-    assert len(first["skill_by_head"]) == 20
-    tables = run("tables.py", tmp_path)
-    assert f"| listwise | {best['settings']['lr']} |" in tables
-    assert "| key |" in tables
-    run("figures.py", tmp_path, tmp_path / "figures")
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
-        "objectives-nano.png",
-        "inputs.png",
-    }
-    again = run("study.py", "inputs", *study, *chosen, "--out", nano / "inputs", "--arms", "key")
-    assert again == ""  # nothing is trained twice
+    assert len(first["test"]["skill_by_head"]) == len(first["validation"]["skill_by_head"])
+    assert not training.finished(training.settings.arm("own"))
+
+    (training.folder("listwise", 1) / "result.json").unlink()  # as if killed there
+    before = first["processor_seconds"]
+    call(monkeypatch, run, study, folder)
+    again = json.loads((training.folder("listwise", 0) / "result.json").read_text())
+    continued = json.loads((training.folder("listwise", 1) / "result.json").read_text())
+    assert again["processor_seconds"] == before  # nothing is trained twice
+    assert continued["processor_seconds"] is None  # the whole is not known
+
+    capsys.readouterr()
+    page, csv = tmp_path / "page.md", tmp_path / "csv"
+    call(monkeypatch, tables, study, folder, "--page", page, "--csv", csv)
+    text = page.read_text()
+    assert f"| listwise | lr {best['settings']['lr']}" in text
+    assert "| own | – |" in text
+    assert "first edition" in text  # what is written by hand stays
+    assert "(csv/README.md)" in text
+    assert len(list(csv.glob("*.csv"))) == 5  # skills, and answers of two splits and protocols
