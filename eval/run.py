@@ -49,11 +49,12 @@ from eval.timing import TIMING_KEY, timing_records
 from eval.token_ranks import token_ranks
 from kvp.artifacts.claim import OutputFolder
 from kvp.hf import load_model
-from kvp.hf.identity import model_identity
+from kvp.hf.identity import another_model, model_identity
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.manifest import write_sealed_json
 from kvp.progress import Progress, phase, say
 from kvp.store import TraceReader
+from policies.learned import LearnedScorer
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -97,7 +98,10 @@ def _run(
     """Evaluate into a claimed folder."""
     bench = load_bench(config, prepared.methods)
     digest = model_identity(config.model, config.revision, bench.model, bench.tokenizer)
-    write_manifest(output, config, digests, prepared.notes, digest)
+    notes = made_for_others(bench, prepared)
+    for note in notes:
+        say(f"note: {note}")
+    write_manifest(output, config, digests, [*prepared.notes, *notes], digest)
     folder = output.path
     evaluate_all(bench, prepared, RecordFile(folder / ROWS))
     if config.timing_prompts:
@@ -141,6 +145,18 @@ def load_bench(config: EvalConfig, methods: Iterable[Method]) -> Bench:
         decode_batch=config.decode_batch,
         max_new_tokens=config.max_new_tokens,
     )
+
+
+def made_for_others(bench: Bench, prepared: Prepared) -> list[str]:
+    """Notes on policies and traces of another model with the same heads."""
+    made = {
+        f"policy {method.policy}": method.scorer.metadata.get("model")
+        for method in prepared.methods if isinstance(method.scorer, LearnedScorer)
+    }  # fmt: skip
+    if prepared.traces:
+        made["--traces"] = prepared.traces.manifest.get("model")
+    named = {what: another_model(bench.model, recorded) for what, recorded in made.items()}
+    return [f"{what}: made on {name}" for what, name in named.items() if name is not None]
 
 
 def announce(prepared: Prepared, memory: int) -> None:

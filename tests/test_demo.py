@@ -1,14 +1,17 @@
-"""`make demo` in miniature: the four programs, their files, and no network call in any process."""
+"""`make demo` in miniature: the five programs, their files, and no network call in any process."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from eval.tune.settings_file import load_settings
 
 ROOT = Path(__file__).parent.parent
 GUARD = """
@@ -33,7 +36,7 @@ socket.getaddrinfo = _refuse("look-up")
 """
 
 
-# One process for the four programs: starting each costs more than what it does here.
+# One process for the five programs: starting each costs more than what it does here.
 PROGRAMS = """
 import importlib, json, sys
 
@@ -45,7 +48,7 @@ for module, arguments in json.loads(sys.argv[1]).items():
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Run folder of a tiny demo, and the log of attempted network calls."""
+    """Run folder of a tiny demo with what it printed, and the log of attempted network calls."""
     run = tmp_path_factory.mktemp("demo")
     log = run / "network.log"
     guard = run / "guard"
@@ -56,15 +59,19 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         environment.pop(name, None)
     configs = ROOT / "configs" / "demo"
     traces, policies, results = run / "traces", run / "policies", run / "results"
+    tuned = run / "tuned"
     commands = {
         "trace_collect.cli": f"--config {configs}/collect.yaml --out {traces} --train 3 "
         "--validation 1 --length 192",
         "train.cli": f"--config {configs}/train.yaml --traces {traces} --out {policies} "
         "--steps 4 --validate_every 2",
+        "eval.tune.cli": f"--config {configs}/tune.yaml --policies {policies} --out {tuned} "
+        "--prompts 1 --length 256 --budgets 25% --tasks niah_single_2 --protocols query_agnostic "
+        "--methods kvp,snapkv,kvzip --settings_per_method 3",
         "eval.cli": f"--config {configs}/eval.yaml --policies {policies} --traces {traces} "
-        f"--out {results} --prompts 1 --length 256 --budgets 25% --max_new_tokens 12 "
+        f"--out {results} --prompts 1 --length 256 --budgets 25% "
         "--tasks niah_single_2,chat --protocols query_agnostic --curve_sequences 1 "
-        "--methods full,kvp,kvp+global,random,snapkv,kvzip+global,oracle --bootstrap 50",
+        f"--methods full,tuned:{tuned},random,oracle --timing_prompts 1 --bootstrap 50",
         "eval.report.cli": f"{results} --out {run}/report.html --bootstrap 50",
     }
     done = subprocess.run(
@@ -72,6 +79,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+    (run / "printed.txt").write_text(done.stdout)
     return run, log
 
 
@@ -79,10 +87,24 @@ def test_every_program_of_the_demo_leaves_its_files(demo: tuple[Path, Path]) -> 
     run, _ = demo
     assert (run / "traces" / "manifest.json").is_file()
     assert (run / "policies" / "policy.json").is_file()
-    assert len(list((run / "policies").glob("layer_*_head_*.safetensors"))) == 8
+    assert len(list((run / "policies").glob("layer_*_head_*.safetensors"))) == 20
+    assert (run / "tuned" / "settings.json").is_file()
     for name in ("rows.jsonl", "timing.jsonl", "curves.jsonl", "tokens.json", "manifest.json"):
         assert (run / "results" / name).is_file(), name
     assert (run / "report.html").stat().st_size > 100_000
+
+
+def test_the_closing_sentence_and_the_report_have_the_setting_that_was_tuned(
+    demo: tuple[Path, Path],
+) -> None:
+    run, _ = demo
+    settings = load_settings(run / "tuned")
+    (chosen,) = (entry.chosen for entry in settings.methods if entry.method == "kvp")
+    label = re.escape(chosen.label)
+    assert re.search(
+        rf"before compression\) {label} (answers|scores) ", (run / "printed.txt").read_text()
+    )
+    assert "chosen on validation (3 settings)" in (run / "report.html").read_text()
 
 
 def test_no_program_of_the_demo_touches_the_network(demo: tuple[Path, Path]) -> None:

@@ -135,6 +135,25 @@ def test_budget_files_are_applied() -> None:
     Evolved(file=str(MADE / "search")).check(layers=4, kv_heads=2)
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--methods", "kvp", "--policies", "policy"), "policy policy was trained for 4 layers"),
+        (("--methods", "knorm", "--traces", "traces"), "--traces traces holds traces of 4 layers"),
+        (("--methods", "knorm+evolved:search"), "search holds budgets for 4 layers"),
+    ],
+)
+def test_what_was_made_on_the_first_edition_of_nano_is_refused_with_the_second(
+    made: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], words: str
+) -> None:
+    given = ["--tasks", "niah_single_1", "--length", "192", "--prompts", "1", "--out", "new"]
+    assert evaluate([*flags, *given]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert words in line
+    assert "5 " in line.partition(words)[2]  # layers of the model
+    assert not (made / "new" / "rows.jsonl").exists()
+
+
 def test_a_search_is_read_and_recognised(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert SEARCH.read_marker(made / "search") is not None
     assert len(Journal(made / "search" / JOURNAL).generations) == 2

@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.recompute.cells import Bench, Row, differences, draw, setting_of
 from benchmarks.recompute.forward import MaskedModel
+from benchmarks.recompute.keep import ALLOCATORS
 from benchmarks.recompute.scorers import SCORERS
 from eval.methods import policy_folders
 from eval.results.folder import MANIFEST, ROWS, read_manifest
@@ -87,7 +88,7 @@ def _run(given: argparse.Namespace) -> list[str]:
 def _coverage(rows: Sequence[Row], possible: Sequence[Row]) -> str:
     """What is drawn from, and what is not."""
     left_out = {_label(row) for row in rows} - {_label(row) for row in possible}
-    sentence = f"computed again: full, kvp, {', '.join(sorted(SCORERS))}, with uniform, ada, global"
+    sentence = f"computed again: full, kvp, {', '.join(SCORERS)}, with {', '.join(ALLOCATORS)}"
     return f"{sentence}\nnot drawn: {', '.join(sorted(left_out)) or 'nothing'}"
 
 

@@ -10,13 +10,16 @@ from collections.abc import Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
+import numpy as np
 import torch
+from scipy import optimize
 from torch import Tensor
 
 ALLOCATORS: Mapping[str, Mapping[str, Any]] = {
     "uniform": {},
     "ada": {"safeguard": 0.2},
     "global": {"safeguard": 0.2},
+    "pyramid": {"beta": 20.0, "window": 8},
 }
 """Rules that can be computed again -> their options and defaults."""
 ALLOCATOR_PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -56,6 +59,9 @@ def kept_tokens(
         ranked[layer, head] = sorted(pairs)
     if allocator == "uniform":
         counts = dict.fromkeys(heads, budget)
+    elif allocator == "pyramid":
+        by_layer = _pyramid(len(scores), budget, tokens, max(len(protected), 1), **options)
+        counts = {head: by_layer[head[0]] for head in heads}
     else:
         own = max(int(options["safeguard"] * budget), len(protected), 1)
         layers = range(len(scores))
@@ -68,6 +74,32 @@ def kept_tokens(
         for _, token in ranked[layer, head][:count]:
             kept[layer][head, -token] = True
     return kept
+
+
+def _pyramid(
+    layers: int, budget: int, tokens: int, least: int, *, beta: float, window: int
+) -> list[int]:
+    """Tokens of each layer: on a falling line within `least` and `tokens`, `budget` on average.
+
+    What the bounds take away is scaled back on to the others; integers by largest remainder.
+    """
+    inside = min(window, budget)
+    high = min(2 * (budget - inside) - (budget - inside) / beta, tokens - inside)
+    low = 2 * (budget - inside) - high
+    line = inside + np.linspace(high, low, layers) if layers > 1 else np.array([float(budget)])
+    total = layers * budget
+
+    def missed(scale: float) -> float:
+        return float(np.clip(scale * line, least, tokens).sum()) - total
+
+    most = tokens / max(line.min(), 1e-9)
+    scale = optimize.brentq(missed, 0, most, xtol=1e-15) if missed(1.0) else 1.0
+    wanted = np.clip(scale * line, least, tokens)
+    counts = np.floor(wanted + 1e-7).astype(int)
+    rest = np.where(counts < tokens, wanted - counts, -1)
+    for layer in np.argsort(-rest, kind="stable")[: total - counts.sum()]:
+        counts[layer] += 1
+    return [int(count) for count in counts]
 
 
 def _of(layer: int, heads: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

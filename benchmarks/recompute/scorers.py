@@ -3,7 +3,7 @@
 Every function takes a `Read` prompt and a budget, and gives one tensor [H, n] per layer: the score
 of each token that was read, higher = keep. Keyword arguments are the options that can be computed
 again; a setting with any other option is not drawn. Left out: methods that draw random numbers,
-`lagkv`, `windowkv`, `contrastkv` and `gvote`.
+`windowkv`, `contrastkv` and `gvote`.
 """
 
 from __future__ import annotations
@@ -155,6 +155,34 @@ def _halves(received: Tensor) -> Tensor:
     return -torch.tensor([float(entered[token]) for token in range(tokens)])
 
 
+def lagkv(read: Read, budget: int, *, n_sink: int = 4, lag: int | str = "auto") -> list[Tensor]:
+    """Rank inside a partition by spread in the range of the next one; first and last tokens win."""
+    size = min(128, max(4, budget // 4)) if lag == "auto" else int(lag)
+    compared = max((read.seen - n_sink) // size - 1, 0)
+    scores = []
+    for layer in read.layers:
+        score = torch.ones(layer.keys.shape[0], read.seen)
+        if not compared:
+            score = score * torch.arange(read.seen) / read.seen
+        for start in range(n_sink, n_sink + compared * size, size):
+            here, following = slice(start, start + size), slice(start + size, start + 2 * size)
+            spread = sum(_spread(x[:, here], x[:, following]) for x in (layer.keys, layer.values))
+            for head, values in enumerate(spread.tolist()):  # type: ignore[union-attr]
+                order = sorted(range(size), key=lambda token, of=values: (of[token], token))
+                for rank, token in enumerate(order):
+                    score[head, start + token] = rank / size
+        score[:, :n_sink] = torch.arange(n_sink, 0, -1)[: read.seen] + 1.0
+        scores.append(score)
+    return scores
+
+
+def _spread(tokens: Tensor, following: Tensor) -> Tensor:
+    """Softmax of each token's deviation over channels, scaled by the range of those following."""
+    low, high = following.amin(1, keepdim=True), following.amax(1, keepdim=True)
+    scaled = (tokens - low) / (high - low).clamp_min(1e-6)
+    return scaled.std(-1).softmax(-1)
+
+
 def expected_attention(
     read: Read,
     budget: int,
@@ -259,7 +287,8 @@ def oracle(read: Read, budget: int) -> list[Tensor]:
 SCORERS: Mapping[str, Scorer] = {
     function.__name__: function
     for function in (
-        streaming_llm, ring, knorm, keydiff, tova, snapkv, h2o, expected_attention, kvzip, oracle,
+        streaming_llm, ring, knorm, keydiff, lagkv, tova, snapkv, h2o, expected_attention, kvzip,
+        oracle,
     )
 }  # fmt: skip
 """Methods that can be computed again."""
@@ -271,6 +300,7 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "paper": {"window": 32, "kernel": 7, "pool": "max"},
         "official": {"window": 32, "kernel": 5, "pool": "avg"},
     },
+    "lagkv": {"kvpress": {"n_sink": 4, "lag": 128}, "official": {"n_sink": 16, "lag": 1024}},
     "h2o": {
         "kvpress": {"normalize": "visible", "recents": False},
         "kvcache_factory": {"recents": False, "window": 32},

@@ -14,6 +14,9 @@ from kvp.hf.model_access import on_meta
 from kvp.manifest import digest_json
 from kvp.scoring import Scorer
 
+NANO = "nano"
+"""Name of the bundled model."""
+
 
 def model_identity(
     name: str,
@@ -46,24 +49,32 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def warn_of_another_model(model: PreTrainedModel, scorer: Scorer) -> None:
-    """Warn, naming both, when a learned policy was trained on another model than `model`.
-
-    Another is one whose name and whose weights both differ from those in the policy's metadata: a
-    copy under another path, or the same model in another dtype, is not. There is no error where the
-    policy records no weights, or where the model's are offloaded.
-    """
+    """Warn, naming both, when a learned policy was trained on another model than `model`."""
     metadata = getattr(scorer, "metadata", None)
     trained_on = metadata.get("model") if isinstance(metadata, Mapping) else None
-    if not isinstance(trained_on, Mapping) or not trained_on.get("weights") or on_meta(model):
-        return
-    name = _name_of(model)
-    if trained_on.get("id") == name or trained_on["weights"] == weights_digest(model):
-        return
-    warnings.warn(
-        f"policy {getattr(scorer, 'label', scorer.name)} was trained on {trained_on.get('id')}, "
-        f"this model is {name or type(model).__name__}: its scores mean little here",
-        stacklevel=3,
-    )
+    if (name := another_model(model, trained_on)) is not None:
+        warnings.warn(
+            f"policy {getattr(scorer, 'label', scorer.name)} was trained on {name}: "
+            "its scores mean little here",
+            stacklevel=3,
+        )
+
+
+def another_model(model: PreTrainedModel, recorded: object) -> str | None:
+    """What `recorded`, a `model_identity`, and `model` are called where they are two models.
+
+    Two are those whose names and weights both differ: a copy under another path, or the same model
+    in another dtype, is not another. Every edition of the bundled model is called `nano`, so there
+    the weights decide. None without a record of weights, or where the model's are offloaded.
+    """
+    if not isinstance(recorded, Mapping) or not recorded.get("weights") or on_meta(model):
+        return None
+    name, theirs = _name_of(model), recorded.get("id")
+    bundled = name == NANO and model.dtype != torch.float16  # which does not hold all its weights
+    if (theirs == name and not bundled) or recorded["weights"] == weights_digest(model):
+        return None
+    ours = f"{name or type(model).__name__}{' with other weights' if theirs == name else ''}"
+    return f"{theirs}, this model is {ours}"
 
 
 def _name_of(model: PreTrainedModel) -> str:
@@ -71,4 +82,4 @@ def _name_of(model: PreTrainedModel) -> str:
     from kvp import nano
 
     name = str(model.config.name_or_path)
-    return "nano" if name == str(nano.path()) else name
+    return NANO if name == str(nano.path()) else name

@@ -30,12 +30,10 @@ from transformers.utils import logging
 from kvp.errors import ModelError, UsageError
 from kvp.hf.attention import ATTENTIONS
 from kvp.hf.checks import check_config, check_model, check_weights
+from kvp.hf.identity import NANO
 from kvp.hf.model_geometry import geometry_of
 from kvp.progress import phase
 from kvp.quiet_logs import quiet_logs
-
-NANO = "nano"
-"""Name of the bundled model."""
 
 _Loaded = TypeVar("_Loaded")
 

@@ -39,6 +39,9 @@ LEAST_PROMPTS = 300
 """Answered prompts below which a run is a trial."""
 README_BUDGET = "12.5%"
 TRIAL = "**A trial of the recipe on few prompts: not the measurement.**\n"
+NO_RESULTS = (
+    "Results will stand here when they are measured with the second edition of the bundled model."
+)
 FIGURE = "methods.png"
 INDICES = {
     "tuning": "What kvp-tune chose, and all that it tried",
@@ -213,7 +216,7 @@ def figure(found: Mapping[str, Measured]) -> LineFigure | None:
 def readme(found: Mapping[str, Measured], *, drawn: bool) -> str:
     """The figure and one sentence per protocol, for the front page."""
     if not drawn:
-        return "Measured again with this edition of the bundled model: results will stand here."
+        return NO_RESULTS
     sentences = [
         method_tables.sentence(each.by_kind["accuracy"], README_BUDGET) for each in found.values()
     ]

@@ -9,6 +9,7 @@
 #   test [PROTOCOL]      answers and dialogues of test prompts, with the committed settings
 #   witness              published settings for docs/results/nano.md
 #   stories LLAMA TEXT   all of it on running text of the 260K-parameter TinyStories Llama
+#   recompute [PROTOCOL] 20 cells of the test results again, in plain transformers with masks
 #   pages                tables, pages and figures from what was measured; costs a minute
 #   all [LLAMA TEXT]     every step, both protocols side by side
 # Every step goes on where it was stopped. settings.sh says what each of them measures.
@@ -18,7 +19,7 @@ HERE=recipes/all_methods
 . $HERE/settings.sh
 SETTINGS=$PAGES/benchmarks/results/tuning
 PYTHON=$BIN/python
-step=${1:?a step: tasks, train, tune, evolve, test, witness, stories, pages or all}
+step=${1:?a step: tasks, train, tune, evolve, test, witness, stories, recompute, pages or all}
 protocols=${2:-query_aware query_agnostic}
 
 chosen() { "$PYTHON" $HERE/tasks.py "$1" "$SETTINGS/tasks.csv"; } # names, or tokens of the longest right answer
@@ -68,8 +69,8 @@ specs() { "$PYTHON" $HERE/specs.py "$@"; } # settings file, scorers, allocators
 evolve() { # protocol
   for scorer in kvp snapkv; do
     "$BIN/kvp-evolve" --model "$MODEL" --length "$LENGTH" --tasks "$(chosen names)" \
-      --max_new_tokens "$(chosen tokens)" --protocol "$1" --budget 12.5% --search_prompts 24 --holdout 0 \
-      --generations 10 --protection off --scorer "$(specs "$SETTINGS/$1.json" $scorer "")" \
+      --max_new_tokens "$(chosen tokens)" --protocol "$1" --budget 12.5% --search_prompts "$EVOLVE_PROMPTS" --holdout 0 \
+      --generations "$GENERATIONS" --protection off --scorer "$(specs "$SETTINGS/$1.json" $scorer "")" \
       $([ $scorer = kvp ] && echo --policies "$RUN/policies/seed${SEEDS%% *}") --out "$RUN/evolved-$scorer-$1"
     cp "$RUN/evolved-$scorer-$1/budgets.json" "$SETTINGS/evolved-$scorer-$1.json"
   done
@@ -103,6 +104,8 @@ test_prompts() { # protocol
     --protection on --traces "$RUN/traces"
 }
 
+recompute() { "$PYTHON" -m benchmarks.recompute "$RUN/test-$1" --cells 20 --seed 0; } # protocol
+
 witness() {
   local names count
   names=$(chosen names)
@@ -118,7 +121,7 @@ stories() { # model folder, text file
   mkdir -p "$folder"
   "$PYTHON" $HERE/stories.py "$2" "$folder/text.jsonl"
   "$BIN/kvp-collect" --model "$1" --data "$folder/text.jsonl" --answers reference --length 384 \
-    --max_new_tokens 128 --train 200 --validation 40 --test 40 --labels kvzip_plus --out "$folder/traces"
+    --max_new_tokens 128 --train "$TRACES" --validation $((TRACES / 5)) --test $((TRACES / 5)) --labels kvzip_plus --out "$folder/traces"
   policies "$folder"
   "$BIN/kvp-tune" "${text[@]}" --prompts "$DOCUMENTS" --budgets "$BUDGETS" --protocols query_agnostic \
     --methods "$TUNED" --settings_per_method "$TUNE_SETTINGS" --policies "$(tuned_policies "$folder/policies")" \
@@ -145,7 +148,7 @@ both() { # step, once per protocol, side by side
 
 case $step in
   tasks | train | witness | pages) "$step" ;;
-  tune | evolve) both "$step" ;;
+  tune | evolve | recompute) both "$step" ;;
   test) both test_prompts ;;
   stories) stories "$(realpath "${2:?a model folder}")" "$(realpath "${3:?a text file}")" ;;
   all)
@@ -157,7 +160,8 @@ case $step in
     both test_prompts
     witness
     if [ $# -ge 3 ]; then stories "$(realpath "$2")" "$(realpath "$3")"; fi
+    both recompute
     pages
     ;;
-  *) sed -n '2,14s/^# //p' "$0" && exit 2 ;;
+  *) sed -n '2,15s/^# //p' "$0" && exit 2 ;;
 esac

@@ -12,6 +12,8 @@
 : "${TASK_PROMPTS:=50}"        # validation prompts of every RULER task, for the choice of tasks
 : "${TUNE_PROMPTS:=3}"         # validation prompts of each chosen task
 : "${TUNE_SETTINGS:=32}"       # settings of each method
+: "${EVOLVE_PROMPTS:=24}"      # validation prompts of a search for budgets per layer
+: "${GENERATIONS:=10}"         # of that search
 : "${TEST_PROMPTS:=320}"       # test prompts, all tasks together, at least
 : "${DIALOGUES:=100}"
 : "${DOCUMENTS:=40}"           # texts of the Llama

@@ -4,7 +4,7 @@
 
 Prompts are of the test split, so that no key, value or haystack text was trained on. A length is
 the prompt's, chat template and answer prefix included, the generation comes on top. Perplexities
-are in `perplexity.py`.
+are in `perplexity.py`; `card.py` prints the tables of the model card.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ from policies.ranker import HeadRankers, RankerSpec
 METHODS = (
     "full,kvp,kvp+global,streaming_llm,ring,knorm+ada,keydiff,tova,snapkv+global,h2o,"
     "snapkv(window=8,kernel=9,pool=avg)+ada(safeguard=0.5),expected_attention,"
-    "kvzip(chunk=100)+global:kvzip,oracle,random"
+    "kvzip(chunk=100)+global:kvzip,oracle,random,lagkv,lagkv(lag=16,n_sink=0)+pyramid,"
+    "tova:kvpress+pyramid(beta=3,window=0)"
 )
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 
@@ -72,13 +73,24 @@ def results(evaluate: Evaluate, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def test_all_cells_are_the_same(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(results), "--cells", "40", "--seed", "1"]) == 0
+    assert main([str(results), "--cells", "80", "--seed", "1"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     assert lines[1] == "not drawn: random"
-    assert last == "40 of 40 cells are the same"
+    assert last == "80 of 80 cells are the same"
     drawn = lines[3:]
-    assert len({line[:80] for line in drawn}) == 40
-    for word in ("kvp/fourier", "kvp/paper", "+global", "+ada", "not seen", "on", "off", "nats"):
+    assert len({line.partition(" same: ")[0] for line in drawn}) == 80
+    for word in (
+        "kvp/fourier",
+        "kvp/paper",
+        "+global",
+        "+ada",
+        "+pyramid",
+        "lagkv",
+        "not seen",
+        "on",
+        "off",
+        "nats",
+    ):
         assert any(word in line for line in drawn)
 
 

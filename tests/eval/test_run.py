@@ -19,7 +19,7 @@ from kvp.data.string_match import string_match_all
 from kvp.errors import ModelError
 from kvp.geometry import Geometry
 from kvp.scoring import Needs, View
-from policies.policy_files import PolicyMeta, save_policy
+from policies.policy_files import PolicyMeta, load_policy, save_policy
 from policies.ranker import HeadRankers, RankerSpec
 
 BYTES_PER_TOKEN = 2 * 2 * 2 * 8 * 4
@@ -331,3 +331,20 @@ def test_sliding_window_models_are_refused(
     (windowed / "config.json").write_text(json.dumps(config))
     message = _refusal(capsys, _arguments(windowed, tiny_policy, tmp_path / "results"))
     assert "sliding window" in message
+
+
+def test_a_policy_of_a_model_with_the_same_heads_gives_a_note(
+    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy, other = load_policy(tiny_policy), tmp_path / "other"
+    model = {"id": "their/model", "revision": None, "weights": "another"}
+    save_policy(other, policy.rankers, PolicyMeta(geometry=policy.geometry, model=model))
+    changes = {
+        "methods": "kvp", "prompts": 1, "timing_prompts": 0, "tokens": "false",
+        "tasks": "niah_single_1", "budgets": "25%", "protocols": "query_aware",
+    }  # fmt: skip
+    assert main(_arguments(tiny_folder, other, tmp_path / "out", **changes)) == 0
+    note = f"policy other: made on their/model, this model is {tiny_folder}"
+    assert f"note: {note}" in capsys.readouterr().err
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert note in manifest["notes"]

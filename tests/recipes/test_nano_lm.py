@@ -16,11 +16,13 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Qwen2ForCausalLM
 
+from kvp import nano
+
 Recipe = dict[str, Any]
 RECIPE = Path(__file__).parents[2] / "recipes" / "nano_lm"
 MODULES = (
-    "attention", "corpus", "data", "dense", "kneser_ney", "loss", "model", "network", "optimizer",
-    "phases", "prepare", "prompts", "run", "tokenizer",
+    "attention", "card", "corpus", "data", "dense", "kneser_ney", "loss", "model", "network",
+    "optimizer", "phases", "prepare", "prompts", "run", "tokenizer",
 )  # fmt: skip
 
 
@@ -36,9 +38,7 @@ def recipe() -> Iterator[Recipe]:
 
 @pytest.fixture(scope="module")
 def encoder(recipe: Recipe) -> Any:
-    return recipe["dense"].Encoder(
-        Tokenizer.from_file(str(RECIPE / "second_edition" / "tokenizer.json"))
-    )
+    return recipe["dense"].Encoder(Tokenizer.from_file(str(nano.path() / "tokenizer.json")))
 
 
 def text_of(encoder: Any, ids: list[int]) -> str:
@@ -310,3 +310,19 @@ def test_kneser_ney_bigram_by_hand(recipe: Recipe) -> None:
     assert total == pytest.approx(1.0)
     with pytest.raises(ValueError, match="does not fit"):
         recipe["kneser_ney"].KneserNey(np.array([1]), order=6, vocab_size=4)
+
+
+def test_the_card_has_the_numbers_that_were_measured(recipe: Recipe) -> None:
+    ruler = [
+        {"task": "vt", "length": 1024, "score": 61.0, "low": 51.2, "high": 70.0},
+        {"task": "niah_single_1", "length": 512, "score": 100.0, "low": 96.3, "high": 100.0},
+        {"task": "niah_single_1", "length": 1024, "score": 98.04, "low": 92.0, "high": 99.96},
+    ]
+    assert recipe["card"].ruler_table(ruler).splitlines() == [
+        "| task | 512 tokens | 1,024 tokens |",
+        "|---|---|---|",
+        "| vt | - | 61.0 (51.2-70.0) |",
+        "| niah_single_1 | 100.0 (96.3-100.0) | 98.0 (92.0-100.0) |",
+    ]
+    text = {"source": "a", "model": 20.04, "kneser_ney": 30.0, "all_before": 9.0, "near_alone": 12}
+    assert recipe["card"].perplexity_table([text]).splitlines()[2] == "| a | 20.0 | 30.0 | 0.75 |"

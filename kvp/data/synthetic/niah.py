@@ -98,8 +98,7 @@ def wording(kind: str, queries: Sequence[str], *, several: bool) -> tuple[str, s
 def reply(values: Sequence[str]) -> str:
     """The text that follows the answer prefix: the values in the order of the references.
 
-    RULER asks only that the values be contained. (The bundled model of the first edition repeats
-    the key before each value.)
+    RULER asks only that the values be contained.
     """
     return f" {', '.join(values)}."
 

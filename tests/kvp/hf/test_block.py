@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from collections.abc import Callable
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from kvp import nano
 from kvp.errors import ModelError, UsageError
 from kvp.hf import EvictingCache, evicting, observe, prefill_and_evict
-from kvp.hf.identity import weights_digest
+from kvp.hf.identity import another_model, weights_digest
 from kvp.hf.wrappers import unwrapped
 from kvp.ranking import UNPROTECTED
 from kvp.scoring import Needs
@@ -336,3 +338,14 @@ def test_policies_of_another_model_warn(qwen: PreTrainedModel, prompt: Prompt, f
     ):
         with pytest.warns(UserWarning, match="runs/mine was trained on nano.*model is mine/qwen"):
             attempt()
+
+
+def test_other_weights_of_the_bundled_model_are_another_model(qwen: PreTrainedModel) -> None:
+    recorded = {"id": "nano", "weights": "another"}
+    qwen.config.name_or_path = "mine/qwen"
+    assert another_model(qwen, {**recorded, "id": "mine/qwen"}) is None  # another dtype, say
+    qwen.config.name_or_path = str(nano.path())
+    assert another_model(qwen, recorded) == "nano, this model is nano with other weights"
+    assert another_model(qwen, {**recorded, "weights": weights_digest(qwen)}) is None
+    assert another_model(copy.deepcopy(qwen).half(), recorded) is None
+    assert another_model(qwen, {"id": "nano"}) is None

@@ -1,5 +1,4 @@
 import json
-import re
 from typing import Any
 
 import pytest
@@ -48,12 +47,12 @@ def test_folder_is_whole_and_names_no_machine() -> None:
     assert not any("/" in str(config.get(key, "")) for key in ("name_or_path", "_name_or_path"))
 
 
-def test_digits_are_single_tokens_and_text_survives(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_digits_come_in_threes_and_text_survives(tokenizer: PreTrainedTokenizerFast) -> None:
     text = "One of the special magic numbers for lazy-dog is: 8297961.\n\n  Ünïcode — 東京\t"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert tokenizer.decode(ids) == text
     tokens = [tokenizer.decode([token]) for token in ids]
-    assert re.search("8,2,9,7,9,6,1", ",".join(tokens))
+    assert "is|:| 829|796|1|." in "|".join(tokens)
     assert len(tokenizer) <= 8192
 
 
