@@ -122,7 +122,7 @@ def evaluate(
         rankers: one per head.
         contexts: whole contexts, protected tokens included.
         reward_protection: tokens that take no part in `skill` (as in the training reward).
-        budgets: budgets that count in `skill`, as in `Recipe.budgets`; all others report all.
+        budgets: those that count in `skill`, as `Recipe.budget_weights`; other metrics count all.
 
     Raises:
         UsageError: `budgets` cannot be read.

@@ -146,22 +146,25 @@ both() { # step, once per protocol, side by side
   for other in "${others[@]}"; do wait "$other"; done
 }
 
-case $step in
-  tasks | train | witness | pages) "$step" ;;
-  tune | evolve | recompute) both "$step" ;;
-  test) both test_prompts ;;
-  stories) stories "$(realpath "${2:?a model folder}")" "$(realpath "${3:?a text file}")" ;;
-  all)
-    protocols="query_aware query_agnostic"
-    tasks
-    train
-    both tune
-    both evolve
-    both test_prompts
-    witness
-    if [ $# -ge 3 ]; then stories "$(realpath "$2")" "$(realpath "$3")"; fi
-    both recompute
-    pages
-    ;;
-  *) sed -n '2,15s/^# //p' "$0" && exit 2 ;;
-esac
+main() { # arguments of the script; a function, so that the file may change while it runs
+  case $step in
+    tasks | train | witness | pages) "$step" ;;
+    tune | evolve | recompute) both "$step" ;;
+    test) both test_prompts ;;
+    stories) stories "$(realpath "${2:?a model folder}")" "$(realpath "${3:?a text file}")" ;;
+    all)
+      protocols="query_aware query_agnostic"
+      tasks
+      train
+      both tune
+      both evolve
+      both test_prompts
+      witness
+      if [ $# -ge 3 ]; then stories "$(realpath "$2")" "$(realpath "$3")"; fi
+      both recompute
+      pages
+      ;;
+    *) sed -n '2,15s/^# //p' "$0" && exit 2 ;;
+  esac
+}
+main "$@"; exit
