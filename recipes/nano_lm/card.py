@@ -44,10 +44,9 @@ def perplexity_table(records: Sequence[dict[str, Any]]) -> str:
     lines = ["| held-out text | nano | 5-gram | context |", "|---|--:|--:|--:|"]
     for record in records:
         context = record["all_before"] / record["near_alone"]
-        lines.append(
-            f"| {TEXTS.get(record['source'], record['source'])} | {record['model']:.1f} | {record['kneser_ney']:.1f} "
-            f"| {context:.2f} |"
-        )
+        text = TEXTS.get(record["source"], record["source"])
+        numbers = f"{record['model']:.1f} | {record['kneser_ney']:.1f} | {context:.2f}"
+        lines.append(f"| {text} | {numbers} |")
     return "\n".join(lines)
 
 
