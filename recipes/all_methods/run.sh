@@ -31,15 +31,11 @@ tasks() {
   "$PYTHON" $HERE/tasks.py choose "$SETTINGS/tasks.csv" --results "$RUN/tasks"
 }
 
-policies() { # folder with traces; further settings
-  for seed in $SEEDS; do
-    "$BIN/kvp-train" --config configs/all_methods/train.yaml --traces "$1/traces" --steps "$STEPS" --seed "$seed" \
-      --out "$1/policies/seed$seed"
-  done
-  for seed in $CONTROL_SEEDS; do
-    "$BIN/kvp-train" --config configs/all_methods/train.yaml --traces "$1/traces" --steps "$STEPS" --seed "$seed" \
-      --objective regress --label kvzip_plus --out "$1/kvzap/seed$seed"
-  done
+policies() { # folder with traces; several seeds at a time
+  printf '%s\n' $SEEDS | xargs -P "$JOBS" -I{} "$BIN/kvp-train" --config configs/all_methods/train.yaml \
+    --traces "$1/traces" --steps "$STEPS" --seed {} --out "$1/policies/seed{}"
+  printf '%s\n' $CONTROL_SEEDS | xargs -P "$JOBS" -I{} "$BIN/kvp-train" --config configs/all_methods/train.yaml \
+    --traces "$1/traces" --steps "$STEPS" --seed {} --objective regress --label kvzip_plus --out "$1/kvzap/seed{}"
 }
 
 train() {
@@ -146,22 +142,25 @@ both() { # step, once per protocol, side by side
   for other in "${others[@]}"; do wait "$other"; done
 }
 
-case $step in
-  tasks | train | witness | pages) "$step" ;;
-  tune | evolve | recompute) both "$step" ;;
-  test) both test_prompts ;;
-  stories) stories "$(realpath "${2:?a model folder}")" "$(realpath "${3:?a text file}")" ;;
-  all)
-    protocols="query_aware query_agnostic"
-    tasks
-    train
-    both tune
-    both evolve
-    both test_prompts
-    witness
-    if [ $# -ge 3 ]; then stories "$(realpath "$2")" "$(realpath "$3")"; fi
-    both recompute
-    pages
-    ;;
-  *) sed -n '2,15s/^# //p' "$0" && exit 2 ;;
-esac
+main() { # arguments of the script; a function, so that the file may change while it runs
+  case $step in
+    tasks | train | witness | pages) "$step" ;;
+    tune | evolve | recompute) both "$step" ;;
+    test) both test_prompts ;;
+    stories) stories "$(realpath "${2:?a model folder}")" "$(realpath "${3:?a text file}")" ;;
+    all)
+      protocols="query_aware query_agnostic"
+      tasks
+      train
+      both tune
+      both evolve
+      both test_prompts
+      witness
+      if [ $# -ge 3 ]; then stories "$(realpath "$2")" "$(realpath "$3")"; fi
+      both recompute
+      pages
+      ;;
+    *) sed -n '2,15s/^# //p' "$0" && exit 2 ;;
+  esac
+}
+main "$@"; exit

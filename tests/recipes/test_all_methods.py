@@ -269,5 +269,3 @@ def test_pages_hold_the_numbers_of_the_results(tmp_path: Path) -> None:
     raw = to / "benchmarks/results/methods"
     assert "(query_aware/README.md)" in (raw / "README.md").read_text()
     assert any(raw.glob("query_aware/01-accuracy*.csv"))
-    subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
-    assert (to / "docs/results/methods.md").read_text() == page
