@@ -31,15 +31,11 @@ tasks() {
   "$PYTHON" $HERE/tasks.py choose "$SETTINGS/tasks.csv" --results "$RUN/tasks"
 }
 
-policies() { # folder with traces; further settings
-  for seed in $SEEDS; do
-    "$BIN/kvp-train" --config configs/all_methods/train.yaml --traces "$1/traces" --steps "$STEPS" --seed "$seed" \
-      --out "$1/policies/seed$seed"
-  done
-  for seed in $CONTROL_SEEDS; do
-    "$BIN/kvp-train" --config configs/all_methods/train.yaml --traces "$1/traces" --steps "$STEPS" --seed "$seed" \
-      --objective regress --label kvzip_plus --out "$1/kvzap/seed$seed"
-  done
+policies() { # folder with traces; several seeds at a time
+  printf '%s\n' $SEEDS | xargs -P "$JOBS" -I{} "$BIN/kvp-train" --config configs/all_methods/train.yaml \
+    --traces "$1/traces" --steps "$STEPS" --seed {} --out "$1/policies/seed{}"
+  printf '%s\n' $CONTROL_SEEDS | xargs -P "$JOBS" -I{} "$BIN/kvp-train" --config configs/all_methods/train.yaml \
+    --traces "$1/traces" --steps "$STEPS" --seed {} --objective regress --label kvzip_plus --out "$1/kvzap/seed{}"
 }
 
 train() {
