@@ -23,6 +23,7 @@ from eval.results.folder import MANIFEST, ROWS, read_manifest
 from eval.results.records import method_label
 from eval.tasks import Prompt, load_prompts
 from kvp.artifacts.jsonl import JsonLines
+from kvp.config_groups import split_list
 from kvp.data.task import TaskSettings
 from kvp.errors import ResultsError
 from kvp.exit_codes import guarded
@@ -111,7 +112,7 @@ def _policies(
     labels = {row["policy"] for row in drawn if row["policy"] is not None}
     runs = [manifest, *manifest.get("earlier_runs", [])]
     arguments = given or ",".join(run["config"]["policies"] for run in runs)
-    folders = policy_folders([part for part in arguments.split(",") if part]) if labels else {}
+    folders = policy_folders(split_list(arguments)) if labels else {}
     for label in sorted(labels):
         if label not in folders:
             raise ResultsError(

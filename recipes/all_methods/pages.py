@@ -116,9 +116,8 @@ def of_protocol(
     yield f"kept-{protocol}", missing(f"test {protocol}") if costs is None else markdown(costs)
 
 
-def of_stories(run: Path) -> Iterator[tuple[str, str]]:
+def of_stories(each: Measured | None) -> Iterator[tuple[str, str]]:
     """Blocks of methods.md about the small Llama."""
-    each = measured(run / "stories" / "test", "query_agnostic")
     step = "stories LLAMA TEXT"
     if each is None:
         yield from ((name, missing(step)) for name in ("stories", "stories-against"))
@@ -274,12 +273,14 @@ def main() -> None:
     }  # fmt: skip
     for name, each in by_protocol.items():
         blocks |= dict(of_protocol(each, name, arguments.published, arguments.allocated))
-    blocks |= dict(of_stories(run))
+    stories = measured(run / "stories" / "test", "query_agnostic")
+    blocks |= dict(of_stories(stories))
     fill_file(docs / "methods.md", blocks)
     fill_file(arguments.to / "README.md", {"results": readme(found, drawn=drawing is not None)})
     fill_file(docs / "nano.md", witness.blocks(run / "witness", Path(__file__).parent))
-    for name, each in found.items():
-        write_csv("\n".join(tables_of(each.results, name, each.by_kind)), raw / "methods" / name)
+    for name, each in {**found, **({"stories": stories} if stories else {})}.items():
+        parts = tables_of(each.results, each.protocol, each.by_kind)
+        write_csv("\n".join(parts), raw / "methods" / name)
     for name, title in INDICES.items():
         if any(path.name != "README.md" for path in (raw / name).glob("*")):
             index(raw / name, title)

@@ -3,6 +3,7 @@
 : "${PAGES:=.}"                # the repository whose docs/ and benchmarks/results/ are written
 : "${BIN:=.venv/bin}"
 : "${MODEL:=nano}"
+: "${JOBS:=2}"                # policies that are trained at a time, one core each
 : "${LENGTH:=1024}"            # tokens of a prompt, at most
 : "${SEEDS:=0 1 2 3 4}"        # of the policies
 : "${TUNE_SEEDS:=0 1 2}"       # of those that kvp-tune measures

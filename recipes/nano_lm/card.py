@@ -13,6 +13,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+TEXTS = {
+    "dev": "Schema-Guided Dialogue, dev (chats)",
+    "train": "Schema-Guided Dialogue, train records held out (chats)",
+    "Eliot_Felix_1866": "Eliot, Felix Holt (1866)",
+    "Gaskell_Ruth_1855": "Gaskell, Ruth (1855)",
+    "oasst1_en_train_texts": "oasst1, train messages held out",
+    "oasst1_en_validation": "oasst1, validation messages",
+    "valid": "WikiText-2, validation",
+}
+"""Files of held-out text (`corpus.py`) and what they are."""
+
 
 def ruler_table(records: Sequence[dict[str, Any]]) -> str:
     """Per cent of the references found, with its interval, by task and prompt length."""
@@ -33,10 +44,9 @@ def perplexity_table(records: Sequence[dict[str, Any]]) -> str:
     lines = ["| held-out text | nano | 5-gram | context |", "|---|--:|--:|--:|"]
     for record in records:
         context = record["all_before"] / record["near_alone"]
-        lines.append(
-            f"| {record['source']} | {record['model']:.1f} | {record['kneser_ney']:.1f} "
-            f"| {context:.2f} |"
-        )
+        text = TEXTS.get(record["source"], record["source"])
+        numbers = f"{record['model']:.1f} | {record['kneser_ney']:.1f} | {context:.2f}"
+        lines.append(f"| {text} | {numbers} |")
     return "\n".join(lines)
 
 
