@@ -22,7 +22,12 @@ PYTHON=$BIN/python
 step=${1:?a step: tasks, train, tune, evolve, test, witness, stories, recompute, pages or all}
 protocols=${2:-query_aware query_agnostic}
 
-chosen() { "$PYTHON" $HERE/tasks.py "$1" "$SETTINGS/tasks.csv"; } # names, or tokens of the longest right answer
+# Names of the chosen tasks, their number, and tokens that an answer may have.
+read_tasks() {
+  NAMES=$("$PYTHON" $HERE/tasks.py names "$SETTINGS/tasks.csv")
+  TOKENS=$("$PYTHON" $HERE/tasks.py tokens "$SETTINGS/tasks.csv")
+  COUNT=$(tr ',' '\n' <<< "$NAMES" | wc -l)
+}
 
 tasks() {
   "$BIN/kvp-eval" --model "$MODEL" --length "$LENGTH" --tasks ruler --split validation --prompts "$TASK_PROMPTS" \
@@ -39,7 +44,8 @@ policies() { # folder with traces; several seeds at a time
 }
 
 train() {
-  "$BIN/kvp-collect" --model "$MODEL" --length "$LENGTH" --tasks "$(chosen names)" --train "$TRACES" \
+  read_tasks
+  "$BIN/kvp-collect" --model "$MODEL" --length "$LENGTH" --tasks "$NAMES" --train "$TRACES" \
     --validation $((TRACES / 5)) --test $((TRACES / 5)) --labels kvzip_plus --out "$RUN/traces"
   policies "$RUN"
 }
@@ -54,7 +60,8 @@ tuned_policies() { # folder of policies
 }
 
 tune() { # protocol
-  "$BIN/kvp-tune" --model "$MODEL" --length "$LENGTH" --tasks "$(chosen names)" --max_new_tokens "$(chosen tokens)" \
+  read_tasks
+  "$BIN/kvp-tune" --model "$MODEL" --length "$LENGTH" --tasks "$NAMES" --max_new_tokens "$TOKENS" \
     --prompts "$TUNE_PROMPTS" --budgets "$BUDGETS" --protocols "$1" --methods "$TUNED" \
     --settings_per_method "$TUNE_SETTINGS" --policies "$(tuned_policies "$RUN/policies")" --out "$RUN/tuned-$1"
   save "$RUN/tuned-$1" "$1"
@@ -63,10 +70,13 @@ tune() { # protocol
 specs() { "$PYTHON" $HERE/specs.py "$@"; } # settings file, scorers, allocators
 
 evolve() { # protocol
+  local spec
+  read_tasks
   for scorer in kvp snapkv; do
-    "$BIN/kvp-evolve" --model "$MODEL" --length "$LENGTH" --tasks "$(chosen names)" \
-      --max_new_tokens "$(chosen tokens)" --protocol "$1" --budget 12.5% --search_prompts "$EVOLVE_PROMPTS" --holdout 0 \
-      --generations "$GENERATIONS" --protection off --scorer "$(specs "$SETTINGS/$1.json" $scorer "")" \
+    spec=$(specs "$SETTINGS/$1.json" $scorer "")
+    "$BIN/kvp-evolve" --model "$MODEL" --length "$LENGTH" --tasks "$NAMES" \
+      --max_new_tokens "$TOKENS" --protocol "$1" --budget 12.5% --search_prompts "$EVOLVE_PROMPTS" --holdout 0 \
+      --generations "$GENERATIONS" --protection off --scorer "$spec" \
       $([ $scorer = kvp ] && echo --policies "$RUN/policies/seed${SEEDS%% *}") --out "$RUN/evolved-$scorer-$1"
     cp "$RUN/evolved-$scorer-$1/budgets.json" "$SETTINGS/evolved-$scorer-$1.json"
   done
@@ -82,38 +92,36 @@ evolved() { # protocol
 }
 
 measured() { # protocol, further settings
-  "$BIN/kvp-eval" --model "$MODEL" --length "$LENGTH" --max_new_tokens "$(chosen tokens)" --protocols "$1" \
+  "$BIN/kvp-eval" --model "$MODEL" --length "$LENGTH" --max_new_tokens "$TOKENS" --protocols "$1" \
     --timing_prompts 0 --tokens false --policies "$RUN/policies,kvzap=$RUN/kvzap" --budgets "$BUDGETS" \
     --out "$RUN/test-$1" "${@:2}"
 }
 
 test_prompts() { # protocol
-  local names count
-  names=$(chosen names)
-  count=$(tr ',' '\n' <<< "$names" | wc -l)
-  local few="$REFERENCES,tuned:$SETTINGS/$1.json,$PUBLISHED"
+  local few="$REFERENCES,tuned:$SETTINGS/$1.json,$PUBLISHED" searched allocated
+  read_tasks
+  searched=$(evolved "$1")
+  allocated=$(specs "$SETTINGS/$1.json" "$ALLOCATED" "$ALLOCATORS")
   # Answers of everything; replies of dialogues and cost curves of the chosen and published settings.
-  measured "$1" --tasks "$names" --prompts $(((TEST_PROMPTS + count - 1) / count)) \
-    --methods "$few,$(evolved "$1")$(specs "$SETTINGS/$1.json" "$ALLOCATED" "$ALLOCATORS")"
+  measured "$1" --tasks "$NAMES" --prompts $(((TEST_PROMPTS + COUNT - 1) / COUNT)) \
+    --methods "$few,$searched$allocated"
   measured "$1" --tasks chat --prompts "$DIALOGUES" --methods "$few"
-  measured "$1" --tasks "${names%%,*}" --prompts 1 --methods "full,oracle,tuned:$SETTINGS/$1.json" \
+  measured "$1" --tasks "${NAMES%%,*}" --prompts 1 --methods "full,oracle,tuned:$SETTINGS/$1.json" \
     --protection on --traces "$RUN/traces"
 }
 
 recompute() { "$PYTHON" -m benchmarks.recompute "$RUN/test-$1" --cells 20 --seed 0; } # protocol
 
 witness() {
-  local names count
-  names=$(chosen names)
-  count=$(tr ',' '\n' <<< "$names" | wc -l)
-  "$BIN/kvp-eval" --model "$MODEL" --length "$LENGTH" --max_new_tokens "$(chosen tokens)" --tasks "$names" \
-    --prompts $(((TEST_PROMPTS + count - 1) / count)) --protocols query_agnostic --protection off \
+  read_tasks
+  "$BIN/kvp-eval" --model "$MODEL" --length "$LENGTH" --max_new_tokens "$TOKENS" --tasks "$NAMES" \
+    --prompts $(((TEST_PROMPTS + COUNT - 1) / COUNT)) --protocols query_agnostic --protection off \
     --methods "$WITNESSES" --budgets "$WITNESS_BUDGETS" --timing_prompts 0 --tokens false --out "$RUN/witness"
 }
 
 stories() { # model folder, text file
   local folder=$RUN/stories
-  local text=(--model "$1" --tasks text --text "$folder/text.jsonl" --length 512 --continuation_tokens 128)
+  local allocated text=(--model "$1" --tasks text --text "$folder/text.jsonl" --length 512 --continuation_tokens 128)
   mkdir -p "$folder"
   "$PYTHON" $HERE/stories.py "$2" "$folder/text.jsonl"
   "$BIN/kvp-collect" --model "$1" --data "$folder/text.jsonl" --answers reference --length 384 \
@@ -123,9 +131,10 @@ stories() { # model folder, text file
     --methods "$TUNED" --settings_per_method "$TUNE_SETTINGS" --policies "$(tuned_policies "$folder/policies")" \
     --out "$folder/tuned"
   save "$folder/tuned" stories
+  allocated=$(specs "$SETTINGS/stories.json" "$ALLOCATED" "$ALLOCATORS")
   "$BIN/kvp-eval" "${text[@]}" --prompts "$DOCUMENTS" --budgets "$BUDGETS" --protocols query_agnostic \
     --policies "$folder/policies,kvzap=$folder/kvzap" --timing_prompts 0 --tokens false --traces "$folder/traces" \
-    --methods "$REFERENCES,tuned:$SETTINGS/stories.json,$PUBLISHED,$(specs "$SETTINGS/stories.json" "$ALLOCATED" "$ALLOCATORS")" \
+    --methods "$REFERENCES,tuned:$SETTINGS/stories.json,$PUBLISHED,$allocated" \
     --out "$folder/test"
 }
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,35 @@ def test_its_script_parses_and_names_its_steps() -> None:
     )
     assert done.returncode == 2
     assert "tune [PROTOCOL]" in done.stdout
+
+
+def test_a_step_runs_on_the_chosen_tasks_or_not_at_all(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, line in (
+        ("python", f'exec {sys.executable} "$@"'),
+        ("kvp-collect", 'echo "collect $*"'),
+        ("kvp-train", 'echo "train $*"'),
+    ):
+        (programs / name).write_text(f"#!/bin/bash\n{line}\n")
+        (programs / name).chmod(0o755)
+    settings = {"BIN": str(programs), "RUN": str(tmp_path / "run"), "PAGES": str(tmp_path)}
+    command = ["bash", str(RECIPE / "run.sh"), "train"]
+    environment = {**os.environ, **settings, "SEEDS": "3", "CONTROL_SEEDS": "4"}
+    run = partial(subprocess.run, command, env=environment, capture_output=True, text=True)
+    nothing = run(check=False)
+    assert nothing.returncode != 0
+    assert "run the step `tasks` first" in nothing.stderr
+    assert nothing.stdout == ""
+    table = tmp_path / "benchmarks" / "results" / "tuning" / "tasks.csv"
+    table.parent.mkdir(parents=True)
+    table.write_text(
+        "task,prompts,full,low,high,longest_right_answer,chosen\n"
+        "one,4,100.0,90.0,100.0,6,1\ntwo,4,10.0,0.0,20.0,0,0\nthree,4,90.0,80.0,95.0,3,1\n"
+    )
+    collected, *trained = run(check=True).stdout.splitlines()
+    assert "--tasks one,three " in collected
+    assert ["regress" in line for line in trained] == [False, True]
 
 
 def test_its_settings_are_valid(shared: dict[str, str]) -> None:
