@@ -241,7 +241,8 @@ def test_shipped_phases_are_read_and_name_known_sequences(recipe: Recipe) -> Non
         "loop", "pairs", "uuid_pairs", "series", "groups", "chains", "recall", "values",
         "uuids", "text", "chat", "prose", "talk", *recipe["data"].RULER_TASKS,
     }  # fmt: skip
-    phases += recipe["phases"].read_phases(RECIPE / "more.toml")
+    for name in ("more.toml", "next.toml"):
+        phases += recipe["phases"].read_phases(RECIPE / name)
     assert {name for phase in phases for b in phase.buckets for name in b.mix} <= known
 
 
