@@ -9,7 +9,9 @@ import yaml
 
 from eval.cli import main
 from eval.config import EvalConfig
-from policies import make_allocator, make_method, split_method
+from eval.methods import build_methods
+from eval.tune.config import TuneConfig
+from policies import split_method
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -40,13 +42,12 @@ def test_shipped_configurations_are_sound(path: Path) -> None:
     settings = yaml.safe_load(path.read_text())
     if "methods" not in settings:  # another program's
         return
-    config = EvalConfig(out="unused", **settings)
-    for spec in config.method_list:
-        scorer, _ = split_method(spec)
-        if scorer not in ("full", "kvp"):
-            make_method(spec)
-    for rule in config.allocator_list:
-        make_allocator(rule)
+    if "settings_per_method" in settings:
+        config = TuneConfig(out="unused", **settings).evaluation
+    else:
+        config = EvalConfig(out="unused", **settings)
+    methods = [spec for spec in config.method_list if split_method(spec)[0] != "kvp"]
+    assert build_methods(methods, allocators=config.allocator_list)
 
 
 def test_out_is_required(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,7 +68,12 @@ def _hear(server: subprocess.Popen[str]) -> int:
 
 
 def _files(store: Path) -> set[str]:
-    return {str(path) for path in store.rglob("*")}
+    """All below `store`; folders may vanish meanwhile, since a writer is at work."""
+    return {
+        os.path.join(folder, name)
+        for folder, folders, files in os.walk(store)
+        for name in folders + files
+    }
 
 
 def _await_new_files(store: Path, known: set[str], wanted: int, child: int) -> None:
