@@ -1,6 +1,6 @@
 """Choose the defaults of kvp-train again, on validation prompts alone (docs/decisions/0079).
 
-    python recipes/defaults/choose.py --out runs/defaults
+    python -m recipes.defaults.choose --out runs/defaults
 
 Each arm is preset `fourier` with one default changed. Learning rates are tuned for every arm by
 skill on validation sequences (one seed that is not used again, half decades, until both neighbours
@@ -13,7 +13,6 @@ survives Holm's correction for the table. Started again, it continues.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from typing import Any
 import kvp
 from eval.results.records import read_records
 from eval.stats import Scores, bootstrap_mean, holm, paired_difference
+from recipes.training.arms import climb, held_out_skill
+from recipes.training.settings import Grid
 
 DEFAULT = "default"
 ARMS: Mapping[str, Mapping[str, Any]] = {
@@ -44,21 +45,9 @@ Record = Mapping[str, Any]
 
 def best_rate(skill: Callable[[float], float]) -> float:
     """The learning rate whose neighbours on the grid have less skill."""
-    found: dict[float, float] = {}
-
-    def known(index: int) -> float:
-        rate = RATES[index]
-        if rate not in found:
-            found[rate] = skill(rate)
-        return found[rate]
-
-    here = RATES.index(FIRST_RATE)
-    while True:
-        around = [index for index in (here - 1, here + 1) if 0 <= index < len(RATES)]
-        best = max(around, key=known)
-        if known(best) <= known(here):
-            return RATES[here]
-        here = best
+    rates = {f"{rate:g}": rate for rate in RATES}
+    grid = Grid(values=tuple(rates), first=f"{FIRST_RATE:g}")
+    return rates[climb(grid, lambda name: skill(rates[name]))]
 
 
 def trained(folder: Path, settings: Mapping[str, Any]) -> Path:
@@ -66,13 +55,6 @@ def trained(folder: Path, settings: Mapping[str, Any]) -> Path:
     if not (folder / "policy.json").exists():
         kvp.train(out=str(folder), **settings)
     return folder
-
-
-def skill_of(policy: Path) -> float:
-    """Mean skill over heads on validation sequences, as kvp-train measured it."""
-    heads = json.loads((policy / "policy.json").read_text())["held_out"]
-    skills = [head["skill"] for head in heads if head["skill"] is not None]
-    return sum(skills) / len(skills)
 
 
 def train_arms(
@@ -86,7 +68,7 @@ def train_arms(
 
         def skill(rate: float, name: str = name, settings: Mapping[str, Any] = settings) -> float:
             tuning = {**settings, "lr": rate, "seed": TUNING_SEED}
-            return skill_of(trained(out / "tuning" / f"{name}_{rate:g}", tuning))
+            return held_out_skill(trained(out / "tuning" / f"{name}_{rate:g}", tuning))
 
         rates[arm] = best_rate(skill)
         for seed in range(seeds):

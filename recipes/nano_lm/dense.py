@@ -110,11 +110,7 @@ def pairs(rng: random.Random, length: int, encoder: Encoder) -> Sequence_:
     link = rng.choice(LINKS)
     cost = 18 + len(encoder.ids(link)) - 1
     told = [(key, draw_number(rng, TRAIN)) for key in related_keys(rng, max(2, length // cost))]
-    parts = [encoder.given(f" {key} is: {value}.") for key, value in told]
-    rng.shuffle(told)
-    for key, value in told:
-        parts += [encoder.given(f" {key}{link}"), encoder.answer([value], ".")]
-    return cut(join(parts), length)
+    return _told_and_asked(rng, length, encoder, told, link)
 
 
 def uuid_pairs(rng: random.Random, length: int, encoder: Encoder) -> Sequence_:
@@ -129,6 +125,13 @@ def uuid_pairs(rng: random.Random, length: int, encoder: Encoder) -> Sequence_:
         )
         for _ in range(max(2, length // cost))
     ]
+    return _told_and_asked(rng, length, encoder, told, link)
+
+
+def _told_and_asked(
+    rng: random.Random, length: int, encoder: Encoder, told: list[tuple[str, str]], link: str
+) -> Sequence_:
+    """Bare keys with values, then every key with `link` and its value, in another order."""
     parts = [encoder.given(f" {key} is: {value}.") for key, value in told]
     rng.shuffle(told)
     for key, value in told:
@@ -156,7 +159,7 @@ def series(rng: random.Random, length: int, encoder: Encoder, haystack: Haystack
             needles = [NEEDLE.format(kind="numbers", key=key, value=value) for value in values]
             _, question, prefix = wording("numbers", [key], several=True)
             asked = f"\n{question}<|im_end|>\n<|im_start|>assistant\n{prefix}"
-            spare = length - 20 * len(values) - len(encoder.ids(asked)) - 4 * len(values) - 8
+            spare = length - 24 * len(values) - len(encoder.ids(asked)) - 8
             text = haystack(rng, spare) if spare > 8 else []
             told = [encoder.given("<|im_start|>user\n"), woven(rng, encoder, text, needles)]
         parts += [*told, encoder.given(asked)]
@@ -233,10 +236,7 @@ def chains(rng: random.Random, length: int, encoder: Encoder) -> Sequence_:
         for token in ids:
             opens = not weights or encoder.tokenizer.decode([token]).startswith(" ")
             weights.append(FIRST_WEIGHT if opens else 1.0)
-        parts += [
-            encoder.given(asked.format(value=value, count=len(names))),
-            (ids, weights),
-        ]
+        parts += [encoder.given(asked.format(value=value, count=len(names))), (ids, weights)]
     return cut(join(parts), length)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import os
 import shutil
@@ -68,16 +67,6 @@ SCORES: Mapping[tuple[Any, ...], tuple[float, ...]] = {
     ("ring", "auto", "uniform", True, None, None, "50%"): (0, 0, 0, 1),
     ("gvote", "paper", "self_sized", True, None, None, "own"): (1, 0, 1, 0),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def recipe() -> Iterator[dict[str, Any]]:
-    """The recipe's modules, importable only inside these tests."""
-    sys.path.insert(0, str(RECIPE))
-    yield {name: importlib.import_module(name) for name in MODULES}
-    sys.path.remove(str(RECIPE))
-    for name in MODULES:
-        sys.modules.pop(name, None)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,9 @@
 """The nano recipe's parts that can be checked without training: sequences, schedule, counting."""
 
-import importlib
 import json
 import math
 import random
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +21,6 @@ MODULES = (
     "attention", "card", "corpus", "data", "dense", "kneser_ney", "loss", "model", "network",
     "optimizer", "phases", "prepare", "prompts", "run", "tokenizer",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def recipe() -> Iterator[Recipe]:
-    """The recipe's modules, importable only inside these tests."""
-    sys.path.insert(0, str(RECIPE))
-    yield {name: importlib.import_module(name) for name in MODULES}
-    sys.path.remove(str(RECIPE))
-    for name in MODULES:
-        sys.modules.pop(name, None)
 
 
 @pytest.fixture(scope="module")
