@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace) -> list[str]:
     """Names of the cells that differ."""
+    if not (given.results / MANIFEST).is_file():
+        raise ResultsError(f"{given.results} has no {MANIFEST}: name a folder that kvp-eval wrote")
     manifest = read_manifest(given.results / MANIFEST)
     identity = manifest["identity"]
     if identity["dtype"] != "float32":

@@ -177,7 +177,11 @@ def _scorer(spec: str, policies: str, seed: int, geometry: Geometry) -> Scorer:
         policy = load_policy(policies)
         check_geometry(policy, geometry)
         return policy
-    scorer = registered_method(spec, seed).scorer
+    try:
+        scorer = registered_method(spec, seed).scorer
+    except UsageError as error:
+        more = f", {LEARNED}" if str(error).startswith("unknown method") else ""
+        raise UsageError(f"--scorer: {error}{more}") from None
     assert scorer is not None, "only the full cache has none"
     if scorer.needs.future:
         raise UsageError(f"--scorer {spec} needs the future: search with another method")

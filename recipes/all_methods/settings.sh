@@ -5,7 +5,7 @@
 : "${MODEL:=nano}"
 : "${JOBS:=2}"                # policies that are trained at a time, one core each
 : "${LENGTH:=1024}"            # tokens of a prompt, at most
-: "${SEEDS:=0 1 2 3 4}"        # of the policies
+: "${SEEDS:=0 1 2}"            # of the policies
 : "${TUNE_SEEDS:=0 1 2}"       # of those that kvp-tune measures
 : "${CONTROL_SEEDS:=0 1 2}"    # of the KVzip+ regressors
 : "${TRACES:=240}"             # training sequences; a fifth as many for validation and for test

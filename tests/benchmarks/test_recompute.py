@@ -147,3 +147,5 @@ def test_what_cannot_be_computed_again_is_refused(
     half = {"methods": "full", "tasks": "chat", "dtype": "bfloat16"}
     assert main([str(evaluate(tmp_path / "half", **half))]) == 2
     assert "use a folder of --dtype float32" in capsys.readouterr().err
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert "has no manifest.json: name a folder that kvp-eval wrote" in capsys.readouterr().err

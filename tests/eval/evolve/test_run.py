@@ -148,7 +148,7 @@ def test_prompts_that_do_not_fit_the_memory_change_nothing(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"scorer": "snapvk"}, "unknown method 'snapvk'"),
+        ({"scorer": "snapvk"}, "--scorer: unknown method 'snapvk'"),
         ({"scorer": "kvp"}, "--scorer kvp needs --policies"),
         ({"scorer": "kvp", "policies": "./nowhere"}, "./nowhere holds no policy.json"),
         ({"scorer": "oracle"}, "--scorer oracle needs the future"),
