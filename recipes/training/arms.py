@@ -34,7 +34,6 @@ from train.run import Sources, run
 from train.validation import evaluate
 
 RESULT = "result.json"
-SPLITS = ("validation", "test")
 MAX_CONTEXTS = 96
 """Contexts of a split that a policy is judged on, at most."""
 
@@ -96,7 +95,9 @@ class Training:
                 "held_out_skill": held_out_skill(folder),
             }
             if folder.is_relative_to(self.run / "final"):
-                result |= {split: judged(folder, self.traces, split) for split in SPLITS}
+                result |= {
+                    split: judged(folder, self.traces, split) for split in self.settings.splits
+                }
             partial = folder / f"{RESULT}.partial"
             partial.write_text(json.dumps(result))
             partial.rename(path)

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from eval.cli import main as evaluate
-from recipes.training.arms import SPLITS, Training
+from recipes.training.arms import Training
 from recipes.training.settings import Arm, Flags, load_settings
 from trace_collect.cli import main as collect
 
@@ -70,7 +70,7 @@ def evaluate_finished(training: Training) -> None:
         **settings.evaluate,
         "policies": policies,
     }
-    for split in SPLITS:
+    for split in settings.splits:
         folder = training.run / "answers" / split
         called("kvp-eval", evaluate, {**flags, "split": split}, out=folder)
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+SPLITS = ("validation", "test")
 Flags = dict[str, str]
 """Flags of a program without their dashes."""
 ItemT = TypeVar("ItemT")
@@ -60,6 +61,8 @@ class Settings:
     """Name of the arm that the others are compared with."""
     arms: tuple[Arm, ...]
     """The most important first."""
+    splits: tuple[str, ...] = SPLITS
+    """What policies are judged on; the page shows answers to prompts of the last one."""
 
     def arm(self, name: str) -> Arm:
         """An arm by its name; SystemExit where there is none."""
@@ -107,6 +110,8 @@ def _check(settings: Settings) -> None:
     names = [arm.name for arm in settings.arms]
     if len(set(names)) < len(names):
         raise ValueError("two arms have one name")
+    if not settings.splits or set(settings.splits) - set(SPLITS):
+        raise ValueError(f"splits are some of {', '.join(SPLITS)}")
     if settings.reference not in names:
         raise ValueError(f"the reference {settings.reference!r} is no arm")
     for name, grid in settings.tuning.grids.items():

@@ -8,6 +8,7 @@ An arm is in them once all its seeds are trained, its answers once they are eval
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from statistics import mean, median
 from eval.stats import holm
 from recipes.all_methods.blocks import fill_file
 from recipes.csv_tables import tables_of, write
-from recipes.training.arms import SPLITS, Result, Training
+from recipes.training.arms import Result, Training
 from recipes.training.results import accuracy, difference, over_seeds, records_of, results_of
 from recipes.training.settings import Arm, Settings, load_settings
 
@@ -36,18 +37,21 @@ def main() -> None:
     if not trained:
         parser.error(f"{given.run}: no arm is trained yet")
     parts = [skills(training, trained)]
-    tests, validations = ([*answers(training, trained, split)] for split in ("test", "validation"))
+    found = {split: [*answers(training, trained, split)] for split in training.settings.splits}
+    shown = found[training.settings.splits[-1]]
     name = given.settings.stem
     folder = given.csv or Path("benchmarks", "results", name)
-    write(tables_of("\n".join([*parts, *tests, *validations]).splitlines()), folder)
+    write(tables_of("\n".join([*parts, *itertools.chain(*found.values())]).splitlines()), folder)
     index = os.path.relpath(folder / "README.md", given.page.parent)
-    fill_file(given.page, {name: "\n".join([*parts, *tests, f"All tables: [CSV]({index})."])})
+    fill_file(given.page, {name: "\n".join([*parts, *shown, f"All tables: [CSV]({index})."])})
     print(f"block {name} of {given.page}, tables in {folder}")
 
 
 def skills(training: Training, trained: Sequence[Arm]) -> str:
     """What was tuned, the skill reached, the answers on validation prompts, the cost."""
     by_arm = results_of(training.run)
+    splits = training.settings.splits
+    last = splits[-1]
     chosen = validation_answers(training, trained)
     rows = [
         [
@@ -55,18 +59,18 @@ def skills(training: Training, trained: Sequence[Arm]) -> str:
             tuned(arm, by_arm[arm.name][0], training.settings),
             *(
                 str(over_seeds(by_arm[arm.name], lambda r, s=split: r[s]["skill"]))
-                for split in SPLITS
+                for split in splits
             ),
-            str(over_seeds(by_arm[arm.name], lambda r: r["test"]["lost"]["12.5%"])),
-            str(over_seeds(by_arm[arm.name], lambda r: r["test"]["rank_correlation"])),
+            str(over_seeds(by_arm[arm.name], lambda r: r[last]["lost"]["12.5%"])),
+            str(over_seeds(by_arm[arm.name], lambda r: r[last]["rank_correlation"])),
             f"{chosen[arm.name]:.1f}" if arm.name in chosen else "–",
-            f"{by_arm[arm.name][0]['test']['parameters']:,}",
+            f"{by_arm[arm.name][0][last]['parameters']:,}",
             seconds(by_arm[arm.name]),
             str(arm.seeds),
         ]
         for arm in trained
     ]
-    header = ["arm", "tuned", *(f"skill, {split}" for split in SPLITS), "lost at 12.5 %"]
+    header = ["arm", "tuned", *(f"skill, {split}" for split in splits), "lost at 12.5 %"]
     header += ["rank correlation", "answers, validation", "weights per head", "CPU s", "seeds"]
     return table("Skill, and answers on validation prompts (%, mean of all settings)", header, rows)
 

@@ -21,7 +21,6 @@ from trace_collect.config import CollectConfig
 from train.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = ROOT / "configs" / "training" / "objectives.yaml"
 TINY = {
     "collect": {"tasks": "niah_single_1", "length": 128, "max_new_tokens": 8}
     | {"train": 6, "validation": 2, "test": 2},
@@ -42,8 +41,11 @@ def arguments(flags: Flags) -> list[str]:
     return [part for name, value in flags.items() for part in (f"--{name}", value)]
 
 
-def test_committed_settings_are_valid() -> None:
-    settings = load_settings(SETTINGS)
+@pytest.mark.parametrize(
+    "path", (ROOT / "configs" / "training").glob("*.yaml"), ids=lambda p: p.stem
+)
+def test_committed_settings_are_valid(path: Path) -> None:
+    settings = load_settings(path)
     parse(CollectConfig, [*arguments(settings.collect), "--out", "o"], prog="kvp-collect")
     parse(EvalConfig, [*arguments(settings.evaluate), "--out", "o"], prog="kvp-eval")
     for arm in settings.arms:
@@ -60,6 +62,7 @@ def test_committed_settings_are_valid() -> None:
         ({"colour": 1}, "'colour' is unknown"),
         ({"arms": [{"name": "a", "settings": {}, "tuned": ["lr2"]}]}, "no grid|no arm"),
         ({"arms": [{"settings": {}}]}, "name"),
+        ({"splits": ["train"]}, "splits are some of validation, test"),
     ],
 )
 def test_settings_that_cannot_be_used(
@@ -134,3 +137,25 @@ def test_a_small_study_from_prompts_to_tables(
     assert "first edition" in text  # what is written by hand stays
     assert "(csv/README.md)" in text
     assert len(list(csv.glob("*.csv"))) == 5  # skills, and answers of two splits and protocols
+
+
+def test_a_study_on_validation_alone_reads_no_test_prompt(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the study of defaults, whose prompts are others than its traces'."""
+    evaluate = {**TINY["evaluate"], "seed": 1, "protection": "off"}
+    arms = [
+        {"name": "listwise", "settings": {}},
+        {"name": "sum", "settings": {"label": "future_attention"}},
+    ]
+    changes = {"splits": ["validation"], "evaluate": evaluate, "arms": arms}
+    study.write_text(yaml.safe_dump({**TINY, **changes}))
+    folder, page = tmp_path / "run", tmp_path / "page.md"
+    call(monkeypatch, run, study, folder)
+    rows = (folder / "answers" / "validation" / "rows.jsonl").read_text()
+    assert '"split": "validation"' in rows
+    assert '"seed": 0' not in rows
+    assert not (folder / "answers" / "test").exists()
+    call(monkeypatch, tables, study, folder, "--page", page, "--csv", tmp_path / "csv")
+    assert "**Answers on validation prompts, question seen, %" in page.read_text()
+    assert "**Answers on test prompts, question seen, %" not in page.read_text()
