@@ -15,7 +15,7 @@
 : "${TUNE_SETTINGS:=32}"       # settings of each method
 : "${EVOLVE_PROMPTS:=24}"      # validation prompts of a search for budgets per layer
 : "${GENERATIONS:=10}"         # of that search
-: "${TEST_PROMPTS:=320}"       # test prompts, all tasks together, at least
+: "${TEST_PROMPTS:=300}"       # test prompts, all tasks together, at least
 : "${DIALOGUES:=100}"
 : "${DOCUMENTS:=40}"           # texts of the Llama
 BUDGETS=6%,12.5%,25%,50%
