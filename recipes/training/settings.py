@@ -63,6 +63,8 @@ class Settings:
     """The most important first."""
     splits: tuple[str, ...] = SPLITS
     """What policies are judged on; the page shows answers to prompts of the last one."""
+    page: str = "docs/results/training.md"
+    """The page that has a block for the study's tables."""
 
     def arm(self, name: str) -> Arm:
         """An arm by its name; SystemExit where there is none."""

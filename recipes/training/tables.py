@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("settings", type=Path)
     parser.add_argument("run", type=Path, help="folder of recipes.training.run")
-    parser.add_argument("--page", type=Path, default=Path("docs/results/training.md"))
+    parser.add_argument("--page", type=Path, help="default: that of the settings")
     parser.add_argument("--csv", type=Path, help="default: benchmarks/results/ and that name")
     given = parser.parse_args()
     training = Training(settings=load_settings(given.settings), run=given.run)
@@ -42,9 +42,10 @@ def main() -> None:
     name = given.settings.stem
     folder = given.csv or Path("benchmarks", "results", name)
     write(tables_of("\n".join([*parts, *itertools.chain(*found.values())]).splitlines()), folder)
-    index = os.path.relpath(folder / "README.md", given.page.parent)
-    fill_file(given.page, {name: "\n".join([*parts, *shown, f"All tables: [CSV]({index})."])})
-    print(f"block {name} of {given.page}, tables in {folder}")
+    page = given.page or Path(training.settings.page)
+    index = os.path.relpath(folder / "README.md", page.parent)
+    fill_file(page, {name: "\n".join([*parts, *shown, f"All tables: [CSV]({index})."])})
+    print(f"block {name} of {page}, tables in {folder}")
 
 
 def skills(training: Training, trained: Sequence[Arm]) -> str:
