@@ -54,11 +54,6 @@ def boundary(record: SequenceRecord, protocol: str) -> int:
     return min(record.context_length, record.prompt_length - 1)
 
 
-def fed_again(record: SequenceRecord, prefix_length: int) -> int:
-    """Tokens after the prefix that scorers see, as in `eval.tasks.Prompt.fed_again`."""
-    return int(prefix_length == record.prompt_length - 1)
-
-
 def protocols_apart(protocols: Sequence[str], records: Sequence[SequenceRecord]) -> tuple[str, ...]:
     """Protocols to measure: of two with the same compression point, query_agnostic."""
     if all(boundary(record, "query_aware") == boundary(record, "query_agnostic")
@@ -69,7 +64,7 @@ def protocols_apart(protocols: Sequence[str], records: Sequence[SequenceRecord])
 
 def stored_prefill(trace: Trace, prefix_length: int, device: str = "cpu") -> Prefill:
     """The prefill of a trace up to a boundary, as if the model had just run over it."""
-    again = fed_again(trace.record, prefix_length)
+    again = trace.record.fed_again(prefix_length)
     tokens = prefix_length + again
     keys, values = trace.keys.to(device), trace.values.to(device)  # [L, H, T, D]
     queries: tuple[Tensor, ...] = ()

@@ -3,9 +3,10 @@
 Score = the ranker's output for (key after RoPE, value, true position), greedy: no Gumbel noise; in
 a calibrated policy the logarithm of the importance of such tokens (`policies.calibration`).
 The weights are the averaged (EMA) ones, which is what training exports. Cost per layer: H small
-networks over N tokens, about 0.5 MFLOP per token and head at hidden 256; no query and no attention
-is read. Differences to the released code: none in scoring; protection of sinks and recents is
-`kvp.ranking`. Files are `policies.policy_files`.
+networks over N tokens, about 0.5 MFLOP per token and head at hidden 256. No query and no attention
+is read, unless the policy was trained with the input `recent`: the last 32 queries then.
+Differences to the released code: none in scoring; protection of sinks and recents is `kvp.ranking`.
+Files are `policies.policy_files`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from kvp.geometry import Geometry
 from kvp.scoring import Needs, View
 from policies.calibration import Calibration
 from policies.ranker import HeadRankers
+from policies.recent_features import RECENT_QUERIES, recent_features
 
 BLOCK = 8192
 """Tokens scored at once; bounds the memory of long contexts."""
@@ -49,8 +51,12 @@ class LearnedScorer:
 
     @property
     def needs(self) -> Needs:
-        """Nothing but keys, values and positions."""
-        return Needs()
+        """Keys, values and positions; the last queries where the rankers read them."""
+        return Needs(queries=RECENT_QUERIES if self._reads_queries else 0)
+
+    @property
+    def _reads_queries(self) -> bool:
+        return "recent" in self.rankers.spec.inputs
 
     @torch.no_grad()
     def score(self, view: View) -> Tensor:
@@ -70,12 +76,24 @@ class LearnedScorer:
         positions = view.positions.reshape(-1)
         cached = view.positions[:, -1:] + 1 - view.fed_again  # the length rankers are trained with
         length = cached.expand(batch, tokens).reshape(-1)
+        recent = self._recent(view)
         blocks = [slice(start, start + BLOCK) for start in range(0, batch * tokens, BLOCK)]
         parts = [
-            rankers(keys[:, b], values[:, b], positions[b], length[b], heads=of_layer)
+            rankers(
+                keys[:, b], values[:, b], positions[b], length[b],
+                None if recent is None else recent[:, b], heads=of_layer,
+            )
             for b in blocks
-        ]
+        ]  # fmt: skip
         scores = torch.cat(parts, dim=-1)
         if self.calibration is not None:
             scores = self.calibration.apply(scores, of_layer)
         return scores.view(heads, batch, tokens).transpose(0, 1).contiguous()
+
+    def _recent(self, view: View) -> Tensor | None:
+        """Features of the last queries' attention, [H, B * N, features], where they are read."""
+        if not self._reads_queries:
+            return None
+        assert view.queries is not None
+        features = recent_features(view.queries, view.keys)  # [B, H, N, features]
+        return features.transpose(0, 1).flatten(1, 2)

@@ -22,13 +22,15 @@ def score_tokens(
     values: Tensor,
     positions: Tensor,
     length: int | Tensor,
+    recent: Tensor | None = None,
     *,
     stacked: bool,
 ) -> Tensor:
     """Score tokens: keys and values [a, N, D] of a heads -> float32 [a, N].
 
-    `positions` is int64 [N] or [a, N]; `length` one number or shaped as `positions`. `stacked`: one
-    product per layer of the network for all heads, else a loop over heads.
+    `positions` is int64 [N] or [a, N]; `length` one number or shaped as `positions`; `recent` is
+    [a, N, features]. `stacked`: one product per layer of the network for all heads, else a loop
+    over heads.
     """
     count = keys.shape[0]
     if spec.key_frequencies:  # [a, N, D] either way
@@ -40,6 +42,8 @@ def score_tokens(
     elif "position" in spec.projected:
         features = position_features(spec, positions, length)  # [..., N, features]
         inputs["position"] = features.expand(count, *features.shape[-2:])  # [a, N, features]
+    if recent is not None:
+        inputs["recent"] = recent
     inputs = {name: inputs[name] for name in spec.projected}
     if stacked:
         return _network(spec, weights, inputs)

@@ -54,10 +54,8 @@ class HeadRankers(nn.Module):
             if name == "position" and spec.architecture == "paper":
                 table = torch.empty(heads, spec.max_positions, size).normal_(generator=generator)
                 self.register_parameter("position_table", nn.Parameter(table))
-            elif name == "position":
-                self._add_linear(name, spec.position_features, size, generator)
             else:
-                self._add_linear(name, spec.head_dim, size, generator)
+                self._add_linear(name, spec.features_of(name), size, generator)
         for name in spec.block_names:
             self._add_linear(name, incoming, spec.hidden, generator)
             incoming = sizes[name] = spec.hidden
@@ -73,7 +71,7 @@ class HeadRankers(nn.Module):
         if self.spec.architecture == "paper":
             return
         for name in self.spec.projected:
-            if name != "position":
+            if name in ("key", "value"):
                 shape = (self.total_kv_heads, self.spec.head_dim)
                 self.register_buffer(f"{name}_mean", torch.zeros(shape))
                 self.register_buffer(f"{name}_std", torch.ones(shape))
@@ -94,11 +92,14 @@ class HeadRankers(nn.Module):
         values: Tensor,
         positions: Tensor,
         length: int | Tensor,
+        recent: Tensor | None = None,
         *,
         heads: slice | None = None,
         stacked: bool | None = None,
     ) -> Tensor:
         """Score tokens: keys and values [a, N, D] of the a heads in `heads` -> float32 [a, N].
+
+        `recent` is [a, N, features] (`policies.recent_features`), for rankers with that input.
 
         `positions` is int64 [N], or [a, N] where heads see different contexts; `length` is tokens
         seen at compression (last position + 1), one number or shaped as `positions`. Tokens are
@@ -112,10 +113,12 @@ class HeadRankers(nn.Module):
                 f"keys {tuple(keys.shape)} and values {tuple(values.shape)} must both be "
                 f"[{count}, tokens, {self.spec.head_dim}]"
             )
+        if "recent" in self.spec.inputs and (recent is None or recent.shape[:2] != keys.shape[:2]):
+            raise ValueError("rankers with the input recent need its features of every token")
         if stacked is None:
             stacked = keys.device.type != "cpu"
         return score_tokens(
-            self.spec, self.weights(heads), keys, values, positions, length, stacked=stacked
+            self.spec, self.weights(heads), keys, values, positions, length, recent, stacked=stacked
         )
 
     def weights(self, heads: slice) -> dict[str, Tensor]:

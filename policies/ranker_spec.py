@@ -16,10 +16,14 @@ import torch
 from torch import Tensor
 
 from kvp.rope import Rope
+from policies.recent_features import RECENT_FEATURES
 
 ARCHITECTURES = ("fourier", "paper")
-INPUTS = ("key", "value", "position", "distance")
-"""Everything a ranker can read of a token, in the order in which its network takes them."""
+INPUTS = ("key", "value", "position", "distance", "recent")
+"""Everything a ranker can read of a token, in the order in which its network takes them; `recent`
+is what the last queries attend to (`policies.recent_features`)."""
+TOKEN_INPUTS = ("key", "value", "position", "distance")
+"""Inputs that need no query, the default."""
 PAPER_INPUTS = ("key", "value", "position")
 """Inputs of the paper's ranker: its position table knows nothing of the end of the cache."""
 MAX_BLOCKS = 2
@@ -37,16 +41,16 @@ class RankerSpec:
     hidden: int = 256
     """Width of the key and value projections and of the blocks."""
     position_width: int = 32
-    """Channels of the position embedding."""
+    """Channels of the embeddings of the position and of `recent`."""
     max_positions: int = 12288
     """Rows of the position table (`paper` only); later positions use the last row."""
     frequencies: int = 16
     """Sine and cosine pairs, wavelengths log-spaced from 4 to `reference_length` tokens."""
     reference_length: int = 4096
     """Tokens by which positions are scaled (`fourier` only); about the trained length."""
-    inputs: tuple[str, ...] = INPUTS
-    """Some of `INPUTS`, kept in that order. `paper` always has `PAPER_INPUTS`; there all of
-    `INPUTS` mean all that it has."""
+    inputs: tuple[str, ...] = TOKEN_INPUTS
+    """Some of `INPUTS`, kept in that order. `paper` always has `PAPER_INPUTS`; there
+    `TOKEN_INPUTS` mean all that it has."""
     blocks: int = 2
     """Hidden layers after the inputs' projections, 1 or 2."""
     key_frequencies: tuple[float, ...] = ()
@@ -82,7 +86,7 @@ class RankerSpec:
         if not inputs:
             raise ValueError(f"inputs of a ranker cannot be empty: choose from {', '.join(INPUTS)}")
         if self.architecture == "paper":
-            if inputs not in (INPUTS, PAPER_INPUTS):
+            if inputs not in (TOKEN_INPUTS, PAPER_INPUTS):
                 raise ValueError(
                     f"inputs of the paper architecture are always {', '.join(PAPER_INPUTS)}, "
                     f"got {', '.join(inputs)}: leave inputs out with fourier"
@@ -107,7 +111,8 @@ class RankerSpec:
         """Inputs as the network projects and normalises them: position and distance are one."""
         vectors = tuple(name for name in ("key", "value") if name in self.inputs)
         placed = "position" in self.inputs or "distance" in self.inputs
-        return (*vectors, "position") if placed else vectors
+        recent = ("recent",) if "recent" in self.inputs else ()
+        return (*vectors, *(("position",) if placed else ()), *recent)
 
     @property
     def block_names(self) -> tuple[str, ...]:
@@ -116,7 +121,12 @@ class RankerSpec:
 
     def width_of(self, name: str) -> int:
         """Channels of one of `projected` once projected."""
-        return self.position_width if name == "position" else self.hidden
+        return self.hidden if name in ("key", "value") else self.position_width
+
+    def features_of(self, name: str) -> int:
+        """Channels of one of `projected` before its projection."""
+        sizes = {"position": self.position_features, "recent": len(RECENT_FEATURES)}
+        return sizes.get(name, self.head_dim)
 
     @property
     def position_features(self) -> int:
@@ -138,6 +148,7 @@ class RankerSpec:
             ("distance", "log1p(length - 1 - position) / log1p(reference_length)"),
             ("position", "sin(2 pi position / wavelength)"),
             ("position", "cos(2 pi position / wavelength)"),
+            *(("recent", text) for text in RECENT_FEATURES),
         )
         return tuple(text for name, text in texts if name in self.inputs)
 

@@ -48,8 +48,10 @@ CalibrationName = Literal[
     "contribution", "max_future_attention", "future_attention", "share", "none"
 ]
 
-INPUTS = ("key", "value", "position", "distance")
-"""Possible inputs of a ranker; distance is that to the end of the cache."""
+TOKEN_INPUTS = ("key", "value", "position", "distance")
+"""Inputs of a ranker that need no query; distance is that to the end of the cache."""
+INPUTS = (*TOKEN_INPUTS, "recent")
+"""Possible inputs of a ranker; recent is what the last queries attend to."""
 
 RENAMED = {
     "budgets": "budget_weights",
@@ -104,7 +106,8 @@ class RankerSettings:
     blocks: int = 2
     """Hidden layers of the ranker, 1 or 2."""
     inputs: str = "key,value,position,distance"
-    """Inputs of the ranker per token, comma separated, some of these; paper has no distance."""
+    """Inputs of the ranker per token, comma separated, some of these, and recent (what the last 32
+    queries attend to; traces must hold queries); paper has no distance."""
     key_frame: KeyFrame = "stored"
     """stored (keys as the model rotated them) or end (rotated on, so that the end of the cache is
     position 0, as the queries that follow see them)."""
@@ -239,8 +242,8 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
         inputs = self.input_list
         if not inputs or set(inputs) - set(INPUTS):
             raise ValueError(f"--inputs must be some of {','.join(INPUTS)}, got {self.inputs!r}")
-        if self.architecture == "paper" and (inputs != INPUTS or self.key_frame != "stored"):
-            name = "inputs" if inputs != INPUTS else "key_frame"
+        if self.architecture == "paper" and (inputs != TOKEN_INPUTS or self.key_frame != "stored"):
+            name = "inputs" if inputs != TOKEN_INPUTS else "key_frame"
             raise ValueError(f"--{name} cannot be chosen for the paper's architecture")
 
     def _check_budget_weights(self) -> None:

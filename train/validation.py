@@ -19,7 +19,7 @@ from kvp.metrics import area, attention_lost, lost_importance, skill
 from kvp.ranking import Protection
 from policies.ranker import HeadRankers, parameters_per_head
 from train.baselines import BaselineEvaluator, Baselines
-from train.data.contexts import Context
+from train.data.contexts import Context, scores_of
 
 VALIDATED_BUDGETS = parse_budgets("6.25%,12.5%,25%,50%")
 """Budgets whose lost attention is reported."""
@@ -133,7 +133,7 @@ def evaluate(
     losses: dict[str, list[Tensor]] = {str(budget): [] for budget in VALIDATED_BUDGETS}
     for context in contexts:
         importance, tokens = context.importance, context.length
-        scores = rankers(context.keys, context.values, context.positions, tokens)  # [A, N]
+        scores = scores_of(rankers, context)  # [A, N]
         ranked = [(scores, tokens)]
         lost = lost_importance(importance, ranked, reward_protection)  # [A, N + 1]
         skills.append(skill(importance, lost, reward_protection, weights))

@@ -77,6 +77,10 @@ class SequenceRecord:
     maximum_edges: tuple[int, ...] = ()
     """Those of the points whose largest attention is kept, ascending."""
 
+    def fed_again(self, prefix_length: int) -> int:
+        """Tokens after a prefix that scorers see: the prompt's last one, where it comes next."""
+        return int(prefix_length == self.prompt_length - 1)
+
     def __post_init__(self) -> None:
         """Raise ValueError when lengths, boundaries or spans contradict each other."""
         if len(self.token_ids) != self.length:

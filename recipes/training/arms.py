@@ -27,7 +27,7 @@ from policies.ranker import parameters_per_head
 from recipes.training.settings import Arm, Flags, Grid, Settings
 from train.config import TrainConfig
 from train.data.compression_points import held_out_points
-from train.data.contexts import Context, ContextSource
+from train.data.contexts import Context, ContextSource, scores_of
 from train.data.store_checks import usable
 from train.recipe import PRESETS
 from train.run import Sources, run
@@ -156,7 +156,7 @@ def judged(folder: Path, traces: Path, split: str) -> Result:
     orders = []
     with torch.no_grad():
         for context in contexts:
-            score = policy.rankers(context.keys, context.values, context.positions, context.length)
+            score = scores_of(policy.rankers, context)
             free = protection.competing(context.length)
             orders.append(rank_correlation(score[:, free], context.importance[:, free]))
     return {
@@ -176,7 +176,7 @@ def contexts_of(traces: Path, split: str) -> list[Context]:
     """Contexts of a split, at the points where the default preset validates."""
     reader = TraceReader(traces)
     recipe = PRESETS["fourier"]
-    source = ContextSource(reader, memory_bytes=int(2e9))
+    source = ContextSource(reader, memory_bytes=int(2e9), recent=True)
     points = held_out_points(usable(reader, split, recipe), recipe, limit=MAX_CONTEXTS)
     return [source.context(point) for point in points]
 

@@ -20,7 +20,7 @@ from kvp.ranking import Protection
 from policies.calibration import Calibration
 from policies.ranker import HeadRankers
 from train.data.compression_points import CompressionPoint
-from train.data.contexts import Context, ContextSource
+from train.data.contexts import Context, ContextSource, scores_of
 
 Array = NDArray[np.float64]
 
@@ -94,7 +94,7 @@ def fit_calibration(
         free = protection.competing(context.length)
         if free.start >= free.stop:
             continue
-        score = rankers(context.keys, context.values, context.positions, context.length)  # [A, N]
+        score = scores_of(rankers, context)  # [A, N]
         scores.append(score[:, free].cpu())  # [A, unprotected]
         targets.append(target_values(context, output_gram)[:, free].cpu())
     if not scores:

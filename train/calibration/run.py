@@ -41,7 +41,10 @@ def run(config: CalibrateConfig) -> None:
     )
     label, _ = TARGET_IMPORTANCE[config.calibration]
     memory = int(config.memory_gb * 1e9)
-    source = ContextSource(reader, memory_bytes=memory, device=device, label=label)
+    source = ContextSource(
+        reader, memory_bytes=memory, device=device, label=label,
+        recent="recent" in recipe.input_list,
+    )  # fmt: skip
     calibration = calibrate(
         policy.rankers,
         source,

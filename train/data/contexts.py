@@ -21,6 +21,8 @@ from torch import Tensor
 from kvp.errors import StoreError
 from kvp.ranking import Protection
 from kvp.store import StorePlan, planned_bytes
+from policies.ranker import HeadRankers
+from policies.recent_features import RECENT_QUERIES, recent_features
 from train.data.compression_points import CompressionPoint
 from train.data.traces import Traces
 from train.labels import EVALUATED
@@ -46,6 +48,8 @@ class Context:
     """[A, N] float32 importance of the tokens, by the label of the source."""
     future: int
     """Future tokens whose attention `importance` sums; 1 for labels that are no sums."""
+    recent: Tensor | None = None
+    """[A, N, features] float32 (`policies.recent_features`), where rankers read them."""
 
     def without(self, protection: Protection) -> Context:
         """The tokens that are not protected; at least two must remain."""
@@ -57,7 +61,13 @@ class Context:
             length=self.length,
             importance=self.importance[:, kept],
             future=self.future,
+            recent=None if self.recent is None else self.recent[:, kept],
         )
+
+
+def scores_of(rankers: HeadRankers, context: Context) -> Tensor:
+    """Scores [A, N] of the tokens of one context."""
+    return rankers(context.keys, context.values, context.positions, context.length, context.recent)
 
 
 class ContextSource:
@@ -70,8 +80,11 @@ class ContextSource:
         memory_bytes: int,
         device: torch.device | None = None,
         label: str = EVALUATED,
+        recent: bool = False,
     ) -> None:
-        """Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels.
+        """Make contexts of `reader` with their `label`, and with `recent` where asked for.
+
+        Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels.
 
         Queries, which new labels alone need, get what keys and values leave over. Queries and keys
         of one sequence come on top, so that all points of a sequence read it once. Traces that lie
@@ -82,11 +95,14 @@ class ContextSource:
         self.traces = reader
         self._label_name = label
         self._label = label_of(label)
+        self._with_recent = recent
         self.device = device or torch.device("cpu")
         self._turn = threading.Lock()
         self._kv_memory: _Memory[int, tuple[Tensor, Tensor]] = _Memory(traces_bytes - queries_bytes)
         self._query_memory: _Memory[int, tuple[Tensor]] = _Memory(queries_bytes)
-        self._label_memory: _Memory[CompressionPoint, tuple[Tensor]] = _Memory(memory_bytes // 4)
+        self._label_memory: _Memory[CompressionPoint, tuple[Tensor, ...]] = _Memory(
+            memory_bytes // 4
+        )
         self._latest: tuple[int, tuple[Tensor, Tensor]] | None = None
 
     def context(self, point: CompressionPoint) -> Context:
@@ -95,7 +111,7 @@ class ContextSource:
         Raises StoreError when the sequence is damaged.
         """
         with self._turn:
-            importance = self._importance(point)
+            importance, *recent = self._importance(point)
             keys, values = self._keys_and_values(point.sequence)
         return Context(
             keys=self._tokens(keys, point.prefix_length),
@@ -104,6 +120,7 @@ class ContextSource:
             length=point.prefix_length,
             importance=importance.to(self.device),
             future=point.stop - point.prefix_length if self._label.summed else 1,
+            recent=recent[0].to(self.device).float() if recent else None,
         )
 
     @property
@@ -148,14 +165,25 @@ class ContextSource:
             self._latest = sequence, (cached[0].to(self.device), keys.to(self.device))
         return self._latest[1]
 
-    def _importance(self, point: CompressionPoint) -> Tensor:
-        """[A, N] float32 label of a point."""
+    def _importance(self, point: CompressionPoint) -> tuple[Tensor, ...]:
+        """[A, N] float32 label of a point; where asked for, the features `recent`, too."""
         cached = self._label_memory.get(point)
         if cached is None:
             cached = (self._label_of(point).flatten(0, 1),)
+            if self._with_recent:
+                cached = (*cached, self._recent_of(point))
             _check_finite(point.sequence, *cached)
             self._label_memory.put(point, cached)
-        return cached[0]
+        return cached
+
+    def _recent_of(self, point: CompressionPoint) -> Tensor:
+        """[A, N, features] on the CPU, of the queries that a scorer sees at the point."""
+        queries, keys = self._queries_and_keys(point.sequence)  # [L, H, G, T, D], [L, H, T, D]
+        record = self.traces.record(point.sequence)
+        seen = point.prefix_length + record.fed_again(point.prefix_length)
+        last = slice(max(0, seen - RECENT_QUERIES), seen)
+        features = recent_features(queries[..., last, :].flatten(1, 2), keys[..., :seen, :])
+        return features[..., : point.prefix_length, :].flatten(0, 1).cpu()
 
     def _label_of(self, point: CompressionPoint) -> Tensor:
         """[L, H, N] float32 on the CPU, read or computed."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from kvp.geometry import Geometry
-from kvp.store import StorePlan, Trace
+from kvp.store import SequenceRecord, StorePlan, Trace
 
 
 class Traces(Protocol):
@@ -27,6 +27,9 @@ class Traces(Protocol):
     @property
     def manifest(self) -> dict[str, Any]:
         """Where the traces come from; the entry "model" names the model."""
+
+    def record(self, index: int) -> SequenceRecord:
+        """Lengths, boundaries and tokens of one sequence."""
 
     def kv(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values."""

@@ -221,17 +221,24 @@ class RankerTraining(pl.LightningModule):
         values = torch.cat([context.values for context in contexts], dim=1)  # [A, sum of N, D]
         positions = torch.cat([context.positions for context in contexts])  # [sum of N]
         length = lengths.repeat_interleave(torch.tensor(tokens, device=self.device))  # [sum of N]
+        read = [context.recent for context in contexts if context.recent is not None]
+        recent = torch.cat(read, dim=1) if read else None  # [A, sum of N, features]
         count = self.rankers.total_kv_heads
         size = int(self._activation_bytes // (sum(tokens) * bytes_per_token(self.rankers.spec)))
         if size >= count:
-            scores = self.rankers(keys, values, positions, length, stacked=self._stacked)
+            scores = self.rankers(keys, values, positions, length, recent, stacked=self._stacked)
         else:
             groups = [slice(i, i + max(size, 1)) for i in range(0, count, max(size, 1))]
-            parts = [self._recomputed(h, keys[h], values[h], positions, length) for h in groups]
+            parts = [
+                self._recomputed(
+                    h, keys[h], values[h], positions, length, None if recent is None else recent[h]
+                )
+                for h in groups
+            ]
             scores = torch.cat(parts)  # [A, sum of N]
         return list(torch.split(scores, tokens, dim=1))
 
-    def _recomputed(self, heads: slice, *inputs: Tensor) -> Tensor:
+    def _recomputed(self, heads: slice, *inputs: Tensor | None) -> Tensor:
         """Scores of some heads, whose activations are computed again in the backward pass."""
         scores: Tensor = checkpoint(
             self.rankers,

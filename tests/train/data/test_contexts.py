@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from eval.held_out_traces import stored_prefill
 from kvp.ranking import UNPROTECTED, Protection
+from kvp.scoring import score_layers
 from kvp.store import TraceReader
-from policies.ranker_spec import RankerSpec
+from policies.learned import LearnedScorer
+from policies.ranker import HeadRankers
+from policies.ranker_spec import INPUTS, RankerSpec
 from train.data.compression_points import CompressionPoint
-from train.data.contexts import Context, ContextSource
+from train.data.contexts import Context, ContextSource, scores_of
 from train.model.feature_statistics import feature_statistics
 
 POINT = CompressionPoint(sequence=1, prefix_length=40, stop=90)
@@ -127,3 +131,25 @@ def test_feature_statistics_are_those_of_the_training_tokens(store: Path) -> Non
     np.testing.assert_allclose(statistics["key_std"], keys.std(1), rtol=1e-6)
     np.testing.assert_allclose(statistics["value_mean"], values.mean(1), atol=1e-6)
     np.testing.assert_allclose(statistics["value_std"], values.std(1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("prefix_length", [20, 40, 70, 79])
+def test_recent_queries_are_those_that_a_scorer_sees(store: Path, prefix_length: int) -> None:
+    """Training and inference agree: the prompt's last token is seen at its end (79 of 80)."""
+    reader = TraceReader(store)
+    source = ContextSource(reader, memory_bytes=10**8, recent=True)
+    point = CompressionPoint(sequence=1, prefix_length=prefix_length, stop=90)
+    context = source.context(point)
+    spec = RankerSpec(head_dim=8, hidden=12, inputs=INPUTS)
+    geometry = reader.geometry
+    rankers = HeadRankers(spec, geometry.total_kv_heads, torch.Generator().manual_seed(0))
+    scorer = LearnedScorer(rankers=rankers, geometry=geometry)
+    prefill = stored_prefill(reader.trace(1), prefix_length)
+    scores = score_layers(scorer, prefill.views(scorer.needs, budget=8))
+    trained = scores_of(rankers, context).detach()
+    torch.testing.assert_close(torch.cat(scores, 1)[0], trained, rtol=1e-5, atol=1e-5)
+
+    competing = Protection(sinks=4, recents=4)
+    part = scores_of(rankers, context.without(competing))
+    torch.testing.assert_close(part, trained[:, 4:-4], rtol=1e-5, atol=1e-5)
+    assert ContextSource(reader, memory_bytes=10**8).context(point).recent is None
