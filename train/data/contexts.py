@@ -67,7 +67,10 @@ class Context:
 
 def scores_of(rankers: HeadRankers, context: Context) -> Tensor:
     """Scores [A, N] of the tokens of one context."""
-    return rankers(context.keys, context.values, context.positions, context.length, context.recent)
+    scores: Tensor = rankers(
+        context.keys, context.values, context.positions, context.length, context.recent
+    )
+    return scores
 
 
 class ContextSource:
