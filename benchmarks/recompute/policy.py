@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from benchmarks.recompute.scorers import Read
+from benchmarks.recompute.scorers import Read, Recorded, attention
 
 
 def policy_scores(folder: Path, read: Read) -> list[Tensor]:
@@ -24,19 +24,31 @@ def policy_scores(folder: Path, read: Read) -> list[Tensor]:
         for head in range(layer.keys.shape[0]):
             tensors = load_file(folder / f"layer_{number:02d}_head_{head:02d}.safetensors")
             keys, values = layer.keys[head, : read.cached], layer.values[head, : read.cached]
-            score = _scores(index, tensors, keys, values)
+            recent = _recent(layer, head, read) if "recent" in _inputs(index) else None
+            score = _scores(index, tensors, keys, values, recent)
             place = number * layer.keys.shape[0] + head
             heads.append(_calibrated(score, index.get("calibration"), place))
         scores.append(torch.stack(heads))
     return scores
 
 
+def _inputs(index: dict[str, Any]) -> list[str]:
+    inputs: list[str] = index["hyperparameters"].get(
+        "inputs", ["key", "value", "position", "distance"]
+    )
+    return inputs
+
+
 def _scores(
-    index: dict[str, Any], tensors: dict[str, Tensor], keys: Tensor, values: Tensor
+    index: dict[str, Any],
+    tensors: dict[str, Tensor],
+    keys: Tensor,
+    values: Tensor,
+    recent: Tensor | None,
 ) -> Tensor:
     """Scores [N] of one head's tokens with keys and values [N, D]."""
     sizes = index["hyperparameters"]
-    inputs = sizes.get("inputs", ["key", "value", "position", "distance"])
+    inputs = _inputs(index)
     vectors = {"key": _turned(keys, sizes.get("key_frequencies") or []), "value": values}
     parts = []
     for name, vector in vectors.items():
@@ -51,10 +63,29 @@ def _scores(
     elif "position" in inputs or "distance" in inputs:
         features = _positions(len(keys), sizes, inputs)
         parts.append(_normed(tensors, "position", _linear(tensors, "position", features)))
+    if recent is not None:
+        parts.append(_normed(tensors, "recent", _linear(tensors, "recent", recent)))
     hidden = torch.cat(parts, dim=-1)
     for block in ("first", "second")[: sizes.get("blocks", 2)]:
         hidden = F.silu(_normed(tensors, block, _linear(tensors, block, hidden)))
     return _linear(tensors, "score", hidden)[:, 0]
+
+
+def _recent(layer: Recorded, head: int, read: Read) -> Tensor:
+    """Features [N, 14] of the attention that the last tokens pay in one head."""
+    first = max(read.seen - 32, 0)
+    paid = attention(layer, slice(first, None))[head]  # [G, window, seen]
+    columns = []
+    for size in (1, 4, 16, 32):
+        mean = paid[:, -size:].mean((0, 1))
+        columns.append(mean)
+        for kernel in (7, 31):
+            half = kernel // 2
+            columns.append(F.pad(mean, (half, half)).unfold(0, kernel, 1).amax(-1))
+    columns.append(paid.amax((0, 1)))
+    logs = (torch.stack(columns, dim=-1) * read.seen).clamp(min=1e-3).log()
+    newest = (torch.arange(read.seen) >= first).float()[:, None]
+    return torch.cat([logs, newest], dim=-1)[: read.cached]
 
 
 def _turned(keys: Tensor, frequencies: list[float]) -> Tensor:

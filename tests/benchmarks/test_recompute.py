@@ -20,6 +20,7 @@ from kvp.geometry import Geometry
 from policies.calibration import Calibration
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec
+from policies.ranker_spec import INPUTS
 
 METHODS = (
     "full,kvp,kvp+global,streaming_llm,ring,knorm+ada,keydiff,tova,snapkv+global,h2o,"
@@ -51,10 +52,11 @@ def evaluate(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ev
         turning = (1.0, 0.3, 0.1, 0.03)
         _policy(folder / "fourier", RankerSpec(head_dim=8, hidden=8, key_frequencies=turning))
         _policy(folder / "paper", RankerSpec(head_dim=8, hidden=8, architecture="paper"))
+        _policy(folder / "recent", RankerSpec(head_dim=8, hidden=8, inputs=INPUTS))
 
     def run(out: Path, **changes: str) -> Path:
         settings = {
-            "model": str(model_folder), "policies": f"{folder / 'fourier'},{folder / 'paper'}",
+            "model": str(model_folder), "policies": ",".join(map(str, folder.iterdir())),
             "methods": METHODS, "tasks": "niah_single_1,chat", "budgets": "12.5%,25%",
             "prompts": "1", "length": "260", "timing_prompts": "0", "tokens": "false",
             "max_new_tokens": "4", "bootstrap": "10", "out": str(out), **changes,
@@ -82,6 +84,7 @@ def test_all_cells_are_the_same(results: Path, capsys: pytest.CaptureFixture[str
     for word in (
         "kvp/fourier",
         "kvp/paper",
+        "kvp/recent",
         "+global",
         "+ada",
         "+pyramid",
