@@ -1,10 +1,11 @@
 """The learned rankers: one small network per KV head, all of them in one module.
 
 A ranker maps a cached token (key after RoPE, value, position) to a score; it sees no query and no
-attention (KVP paper, section 3). Weights of all heads are stacked, `[A, in, out]`, so that they
-train as one job on a GPU; on a CPU the same arithmetic runs head by head, which is faster there
-(better cache locality). What is left out: sampling and losses (`train`), files (`policy_files`),
-one network for all heads (`train.model.shared`, which exports to rankers as here).
+attention (KVP paper, section 3), unless it has the input `recent` (`policies.recent_features`).
+Weights of all heads are stacked, `[A, in, out]`, so that they train as one job on a GPU; on a CPU
+the same arithmetic runs head by head, which is faster there (better cache locality). What is left
+out: sampling and losses (`train`), files (`policy_files`), one network for all heads
+(`train.model.shared`, which exports to rankers as here).
 
 Architecture (`policies.ranker_spec`, arithmetic in `policies.network`): key and value each Linear
 D -> hidden + LayerNorm; position features -> LayerNorm; concatenate; two blocks of Linear ->
