@@ -52,11 +52,7 @@ class LearnedScorer:
     @property
     def needs(self) -> Needs:
         """Keys, values and positions; the last queries where the rankers read them."""
-        return Needs(queries=RECENT_QUERIES if self._reads_queries else 0)
-
-    @property
-    def _reads_queries(self) -> bool:
-        return "recent" in self.rankers.spec.inputs
+        return Needs(queries=RECENT_QUERIES if self.rankers.spec.reads_queries else 0)
 
     @torch.no_grad()
     def score(self, view: View) -> Tensor:
@@ -92,7 +88,7 @@ class LearnedScorer:
 
     def _recent(self, view: View) -> Tensor | None:
         """Features of the last queries' attention, [H, B * N, features], where they are read."""
-        if not self._reads_queries:
+        if not self.rankers.spec.reads_queries:
             return None
         assert view.queries is not None
         features = recent_features(view.queries, view.keys)  # [B, H, N, features]

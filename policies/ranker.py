@@ -114,7 +114,7 @@ class HeadRankers(nn.Module):
                 f"keys {tuple(keys.shape)} and values {tuple(values.shape)} must both be "
                 f"[{count}, tokens, {self.spec.head_dim}]"
             )
-        if "recent" in self.spec.inputs and (recent is None or recent.shape[:2] != keys.shape[:2]):
+        if self.spec.reads_queries and (recent is None or recent.shape[:2] != keys.shape[:2]):
             raise ValueError("rankers with the input recent need its features of every token")
         if stacked is None:
             stacked = keys.device.type != "cpu"

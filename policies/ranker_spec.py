@@ -111,13 +111,18 @@ class RankerSpec:
         """Inputs as the network projects and normalises them: position and distance are one."""
         vectors = tuple(name for name in ("key", "value") if name in self.inputs)
         placed = "position" in self.inputs or "distance" in self.inputs
-        recent = ("recent",) if "recent" in self.inputs else ()
+        recent = ("recent",) if self.reads_queries else ()
         return (*vectors, *(("position",) if placed else ()), *recent)
 
     @property
     def block_names(self) -> tuple[str, ...]:
         """Names of the hidden layers, in order."""
         return ("first", "second")[: self.blocks]
+
+    @property
+    def reads_queries(self) -> bool:
+        """Whether scores need the last queries."""
+        return "recent" in self.inputs
 
     def width_of(self, name: str) -> int:
         """Channels of one of `projected` once projected."""

@@ -78,7 +78,7 @@ class Job:
             memory = int(self.config.memory_gb * 1e9)
             self.sources[label] = ContextSource(
                 self.traces, memory_bytes=memory, device=self.device, label=label,
-                recent="recent" in self.recipe.input_list,
+                recent=self.recipe.reads_queries,
             )  # fmt: skip
         return self.sources[label]
 

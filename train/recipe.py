@@ -271,6 +271,11 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
         )
 
     @property
+    def reads_queries(self) -> bool:
+        """Whether rankers read the last queries."""
+        return "recent" in self.input_list
+
+    @property
     def warmup(self) -> int:
         """Warm-up steps really taken: short runs spend at most a fifth of their steps on it."""
         return min(self.warmup_steps, self.steps // 5)

@@ -151,7 +151,7 @@ def judged(folder: Path, traces: Path, split: str) -> Result:
     """
     policy = load_policy(folder)
     protection = Protection()
-    contexts = contexts_of(traces, split)
+    contexts = contexts_of(traces, split, policy.rankers.spec.reads_queries)
     result = evaluate(policy.rankers, contexts, reward_protection=protection)
     orders = []
     with torch.no_grad():
@@ -172,11 +172,11 @@ def judged(folder: Path, traces: Path, split: str) -> Result:
 
 
 @functools.cache
-def contexts_of(traces: Path, split: str) -> list[Context]:
+def contexts_of(traces: Path, split: str, recent: bool) -> list[Context]:
     """Contexts of a split, at the points where the default preset validates."""
     reader = TraceReader(traces)
     recipe = PRESETS["fourier"]
-    source = ContextSource(reader, memory_bytes=int(2e9), recent=True)
+    source = ContextSource(reader, memory_bytes=int(2e9), recent=recent)
     points = held_out_points(usable(reader, split, recipe), recipe, limit=MAX_CONTEXTS)
     return [source.context(point) for point in points]
 

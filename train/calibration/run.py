@@ -43,7 +43,7 @@ def run(config: CalibrateConfig) -> None:
     memory = int(config.memory_gb * 1e9)
     source = ContextSource(
         reader, memory_bytes=memory, device=device, label=label,
-        recent="recent" in recipe.input_list,
+        recent=recipe.reads_queries,
     )  # fmt: skip
     calibration = calibrate(
         policy.rankers,

@@ -123,7 +123,7 @@ class ContextSource:
             length=point.prefix_length,
             importance=importance.to(self.device),
             future=point.stop - point.prefix_length if self._label.summed else 1,
-            recent=recent[0].to(self.device).float() if recent else None,
+            recent=recent[0].to(self.device) if recent else None,
         )
 
     @property

@@ -25,7 +25,7 @@ def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) 
             f"--traces {reader.path} was collected without queries; future attention needs them: "
             "kvp-collect --store qkv or importance"
         )
-    if "recent" in recipe.input_list and not reader.plan.store_queries:
+    if recipe.reads_queries and not reader.plan.store_queries:
         raise StoreError(
             f"--inputs {recipe.inputs}: --traces {reader.path} was collected without queries; "
             "leave recent out, or collect with kvp-collect --store qkv"
