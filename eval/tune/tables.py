@@ -51,23 +51,18 @@ def print_settings(console: Console, settings: TunedSettings) -> None:
         console.print(_table(entries, percent=percent))
     console.print(
         "+p: first and last tokens are always kept. The best of many settings is optimistic on the "
-        f"prompts that chose it. Best published: the default or a preset. All: {TABLE}."
+        f'prompts that chose it. "published": best of the default and the presets. All: {TABLE}.'
     )
 
 
 def _table(entries: Sequence[Tuned], *, percent: bool) -> Table:
-    columns = ["method", "tried", "chosen", "score (95 %)", "best published", "score"]
-    if any(entry.open_ends for entry in entries):
-        columns.append("at an end")
     table = Table(box=None, pad_edge=False)
-    for name in columns:
-        specification = name in ("chosen", "best published")
-        right = name in ("tried", "score (95 %)", "score")
-        table.add_column(
-            name, justify="right" if right else "left", no_wrap=not specification, overflow="fold"
-        )
+    table.add_column("method", no_wrap=True)
+    for name in ("tried", "score (95 %)", "published"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("chosen", overflow="fold")  # the longest one, so the last one
     for entry in entries:
-        table.add_row(*_row(entry, percent=percent)[: len(columns)])
+        table.add_row(*_row(entry, percent=percent))
     return table
 
 
@@ -77,13 +72,10 @@ def _row(entry: Tuned, *, percent: bool) -> list[str]:
 
     group = f"/{entry.group}" if entry.group else ""
     low, high = entry.chosen.interval
-    published = max(entry.published, key=lambda each: each.score)
     return [
         f"{entry.requested}{group}",
         f"{entry.tried}{' (all)' if entry.exhausted else ''}",
-        entry.chosen.label,
         f"{text(entry.chosen.score)} ({text(low)} to {text(high)})",
-        published.label,
-        text(published.score),
-        ", ".join(entry.open_ends),
+        text(max(each.score for each in entry.published)),
+        entry.chosen.label,
     ]
