@@ -26,6 +26,10 @@ from eval.stats import Interval, Unit, bootstrap_mean
 
 RESAMPLES = 5000
 LEAST_PROMPTS = 300
+EXPLAINED = "50%"
+"""Budget at which kept needles are compared with answers."""
+WHOLE = 0.99
+"""A head keeps the needles whole from this share of their tokens on."""
 Floats = NDArray[np.float64]
 
 
@@ -122,6 +126,54 @@ def table(anchor: Anchor, records: Sequence[Record]) -> tuple[Table, str]:
     return Table(caption=f"{anchor.name} of the cache kept", header=header, rows=rows), words
 
 
+def kept_evidence(records: Sequence[Record], kept: str) -> dict[str, Floats]:
+    """Mean share of the evidence's tokens that each head keeps [L, H], by method, at a budget."""
+    found: dict[str, list[Floats]] = {}
+    for record in records:
+        if record["budget_spec"] == kept and record.get("evidence_tokens"):
+            label = method_label(record["method"], record["variant"], record["allocator"])
+            share = np.array(record["evidence_kept"]) / record["evidence_tokens"]
+            found.setdefault(label, []).append(share)
+    return {label: np.mean(shares, axis=0) for label, shares in found.items()}
+
+
+def evidence(records: Sequence[Record]) -> str:
+    """Needle tokens that methods keep in the heads where the best method keeps all of them."""
+    shares = kept_evidence(records, EXPLAINED)
+    answered = scores(records, EXPLAINED)
+    means = {label: 100 * float(np.mean([*answered[label].values()])) for label in shares}
+    ranked = sorted(shares, key=lambda label: -means[label])
+    heads = np.argwhere(shares[ranked[0]] >= WHOLE) if ranked else np.empty((0, 2), dtype=int)
+    if not len(heads):
+        return f"No method keeps the needles whole in any head at {EXPLAINED} of the cache."
+    layers, columns = heads.T
+    rows: list[Sequence[Field | str]] = [
+        [
+            f"`{label}`",
+            f"{means[label]:.1f}",
+            f"{100 * shares[label].mean():.0f}",
+            f"{100 * shares[label][layers, columns].mean():.0f}",
+        ]
+        for label in ranked
+    ]
+    names = ", ".join(f"{layer}.{head}" for layer, head in heads)
+    one = len(heads) == 1
+    header = (
+        "method",
+        "answers, %",
+        "needle tokens kept, %",
+        f"in head{'' if one else 's'} {names}, %",
+    )
+    caption = (
+        f"{EXPLAINED} of the cache kept; layer.head, counted from 0: where {ranked[0]} keeps "
+        f"{100 * WHOLE:.0f} % or more of the needles' tokens"
+    )
+    held = np.array([[shares[label][layers, columns].mean() for label in ranked]])
+    centre = float(spearman(held, np.array([means[label] for label in ranked]))[0])
+    words = f"Spearman's coefficient of the first and the last column: {centre:.2f}."
+    return markdown(Table(caption=caption, header=header, rows=rows)) + "\n" + words
+
+
 def _ranked(found: tuple[float, float, Interval] | None) -> list[Field | str]:
     if found is None:
         return ["not in kvp", "–", "–"]
@@ -134,7 +186,7 @@ def blocks(results: Path, recipe: Path) -> dict[str, str]:
     """Contents of the blocks of nano.md."""
     if not results.exists():
         text = "Not measured yet: `recipes/all_methods/run.sh witness`, then `pages`."
-        return {"coefficients": text, "methods": text}
+        return {"coefficients": text, "methods": text, "evidence": text}
     loaded = load_results(results)
     full = scores(loaded.records, None)[FULL]
     found = [table(anchor, loaded.records) for anchor in anchors(recipe / "published.csv")]
@@ -149,4 +201,5 @@ def blocks(results: Path, recipe: Path) -> dict[str, str]:
     return {
         "coefficients": trial + "\n".join([about, "", *(f"- {words}" for _, words in found)]),
         "methods": "\n".join(markdown(each) for each, _ in found),
+        "evidence": evidence(loaded.records),
     }

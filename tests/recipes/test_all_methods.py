@@ -255,6 +255,32 @@ def test_the_ranking_of_nano_stands_next_to_the_published_one(
     assert "| TOVA | 75.0 (" in blocks["methods"]
 
 
+def test_kept_needles_are_counted_where_the_best_method_keeps_all(recipe: dict[str, Any]) -> None:
+    def record(method: str, score: float, kept: list[list[int]]) -> dict[str, Any]:
+        return {
+            "method": method, "variant": "auto", "allocator": "uniform", "task": "niah_single_1",
+            "example": "a", "budget_spec": "50%", "score": score, "evidence_tokens": 4,
+            "evidence_kept": kept,
+        }  # fmt: skip
+
+    witness = recipe["witness"]
+    records = [
+        record("keydiff", 0.5, [[4, 4], [2, 0]]),
+        record("kvzip", 1.0, [[0, 1], [4, 0]]),
+        record("knorm", 0.0, [[4, 4], [0, 4]]),
+    ]
+    lines = witness.evidence(records).splitlines()
+    assert "in head 1.0, %" in lines[2]
+    assert lines[4:7] == [
+        "| `kvzip` | 100.0 | 31 | 100 |",
+        "| `keydiff` | 50.0 | 62 | 50 |",
+        "| `knorm` | 0.0 | 75 | 0 |",
+    ]
+    assert lines[-1].endswith("1.00.")
+    assert "No method keeps" in witness.evidence([record("keydiff", 1.0, [[1, 2]])])
+    assert "No method keeps" in witness.evidence([])
+
+
 def test_pages_hold_the_numbers_of_the_results(tmp_path: Path) -> None:
     run, to = tmp_path / "run", tmp_path / "to"
     for name in ("README.md", "docs/results/methods.md", "docs/results/nano.md"):
