@@ -177,17 +177,13 @@ def sentence(comparison: Comparison, spec: str) -> str:
 
     The best ones are those of these prompts; each is in the setting chosen on others.
     """
-    among = {
-        "the best trained ranker": _of(comparison, spec, LEARNED),
-        "the best method without training": _of(comparison, spec, ""),
-        "the best null": _of(comparison, spec, *NULLS),
-    }
+    among = _best(comparison, spec)
     parts = []
     for words, family in among.items():
         if family is not None:
             setting = comparison.choices[family].setting
-            parts.append(f"{words} {_number(comparison, family, spec)} "
-                         f"({family}, {setting.details})")  # fmt: skip
+            parts.append(f"{words}, {family} ({setting.details}), "
+                         f"{_number(comparison, family, spec)}")  # fmt: skip
     trained, other = list(among.values())[:2]
     if trained is not None and other is not None:
         gap = _paired(comparison, trained, other, spec)
@@ -200,6 +196,30 @@ def sentence(comparison: Comparison, spec: str) -> str:
         f"{SEEN[comparison.protocol].capitalize()}, {kind} with {spec} of the cache: "
         f"{'; '.join(parts)}; the full cache {full}."
     )
+
+
+def headline(comparison: Comparison) -> str:
+    """`sentence` for the front page: the two smallest budgets, names without their settings."""
+    parts = []
+    for spec in comparison.budgets.specs[:2]:
+        best = [
+            f"{words} (`{family}`) {_number(comparison, family, spec)}"
+            for words, family in _best(comparison, spec).items() if family is not None
+        ]  # fmt: skip
+        parts.append(f"with {spec} of the cache {', '.join(best)}")
+    return (
+        f"{SEEN[comparison.protocol].capitalize()}, answers: {'; '.join(parts)}; "
+        f"the full cache {_number(comparison, FULL, None)}."
+    )
+
+
+def _best(comparison: Comparison, spec: str) -> dict[str, str | None]:
+    """The best of each kind of methods at a budget."""
+    return {
+        "the best trained ranker": _of(comparison, spec, LEARNED),
+        "the best method without training": _of(comparison, spec, ""),
+        "the best null": _of(comparison, spec, *NULLS),
+    }
 
 
 def _of(comparison: Comparison, spec: str, *methods: str) -> str | None:
@@ -223,7 +243,7 @@ def _number(comparison: Comparison, family: str, spec: str | None) -> str:
     scale, digits, unit = (100, 1, " %") if comparison.kind == "accuracy" else (1, 2, "")
     interval = estimate.interval
     low, high = (f"{scale * value:.{digits}f}" for value in (interval.low, interval.high))
-    return f"{scale * interval.mean:.{digits}f}{unit}, {low} to {high}"
+    return f"{scale * interval.mean:.{digits}f}{unit} ({low} to {high})"
 
 
 def _paired(comparison: Comparison, ours: str, theirs: str, spec: str) -> Interval:

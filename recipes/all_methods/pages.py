@@ -10,6 +10,7 @@ says so; a run of fewer prompts than the real one calls itself a trial.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +38,6 @@ from kvp.config_groups import split_list
 PROTOCOLS = ("query_aware", "query_agnostic")
 LEAST_PROMPTS = 300
 """Answered prompts below which a run is a trial."""
-README_BUDGET = "12.5%"
 TRIAL = "**A trial of the recipe on few prompts: not the measurement.**\n"
 NO_RESULTS = (
     "Results will stand here when they are measured with the second edition of the bundled model."
@@ -48,6 +48,7 @@ INDICES = {
     "methods": "Every table of docs/results/methods.md, and those of settings it does not show",
 }
 """Titles of the folders of raw results."""
+_SETTINGS = re.compile(r"([:\s'\"=]|^)[^\s:,'\"()=]*/benchmarks/results/tuning/")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,26 +207,42 @@ def figure(found: Mapping[str, Measured]) -> LineFigure | None:
     styles = assign_styles(list(families), ATTENTION_FREE)
     drawn = [figures.overall(each, styles) for each in shown]
     panels = tuple(
-        replace(one.panels[0], title=method_tables.SEEN[each.protocol])
+        replace(
+            one.panels[0],
+            title=method_tables.SEEN[each.protocol],
+            # Chosen settings differ between the panels, so that the legend has names alone.
+            curves=tuple(replace(curve, label=curve.key) for curve in one.panels[0].curves),
+        )
         for one, each in zip(drawn, shown, strict=True)
     )
     return replace(drawn[0], name="methods", panels=panels, columns=len(panels))
 
 
 def readme(found: Mapping[str, Measured], *, drawn: bool) -> str:
-    """The figure and one sentence per protocol, for the front page."""
+    """The figure and a sentence per protocol, for the front page."""
     if not drawn:
         return NO_RESULTS
-    sentences = [
-        method_tables.sentence(each.by_kind["accuracy"], README_BUDGET) for each in found.values()
-    ]
+    sentences = [f"- {method_tables.headline(each.by_kind['accuracy'])}" for each in found.values()]
     trial = TRIAL if any(each.trial for each in found.values()) else ""
     picture = (
         f"![Answers against budget, every method in its chosen setting](docs/results/{FIGURE})"
     )
     return "\n".join(
-        [trial, picture, "", *sentences, "([all of it](docs/results/methods.md))"]
-    )  # fmt: skip
+        [
+            trial,
+            picture,
+            "",
+            *sentences,
+            "",
+            "Each method in the setting that kvp-tune chose for it on other prompts; intervals are "
+            "95 %. [All methods, allocators and budgets](docs/results/methods.md).",
+        ]
+    )
+
+
+def without_folders(text: str, run: Path) -> str:
+    """The text without the names of this machine's folders: RUN, and paths in the repository."""
+    return _SETTINGS.sub(r"\1benchmarks/results/tuning/", text.replace(str(run.absolute()), "RUN"))
 
 
 def write_csv(markdown_text: str, folder: Path) -> None:
@@ -275,12 +292,13 @@ def main() -> None:
         blocks |= dict(of_protocol(each, name, arguments.published, arguments.allocated))
     stories = measured(run / "stories" / "test", "query_agnostic")
     blocks |= dict(of_stories(stories))
+    blocks = {name: without_folders(text, run) for name, text in blocks.items()}
     fill_file(docs / "methods.md", blocks)
     fill_file(arguments.to / "README.md", {"results": readme(found, drawn=drawing is not None)})
     fill_file(docs / "nano.md", witness.blocks(run / "witness", Path(__file__).parent))
     for name, each in {**found, **({"stories": stories} if stories else {})}.items():
         parts = tables_of(each.results, each.protocol, each.by_kind)
-        write_csv("\n".join(parts), raw / "methods" / name)
+        write_csv(without_folders("\n".join(parts), run), raw / "methods" / name)
     for name, title in INDICES.items():
         if any(path.name != "README.md" for path in (raw / name).glob("*")):
             index(raw / name, title)

@@ -27,7 +27,7 @@ from train.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "all_methods"
-MODULES = ("blocks", "specs", "tasks", "witness")
+MODULES = ("blocks", "pages", "specs", "tasks", "witness")
 PROTOCOLS = ("query_aware", "query_agnostic")
 TUNED = {
     "split": "validation",
@@ -281,6 +281,17 @@ def test_kept_needles_are_counted_where_the_best_method_keeps_all(recipe: dict[s
     assert "No method keeps" in witness.evidence([])
 
 
+def test_pages_name_no_folder_of_the_machine(recipe: dict[str, Any]) -> None:
+    text = (
+        "kvp (+evolved:/a/b/benchmarks/results/tuning/e.json, x) and "
+        "--out /tmp/r/test --methods 'full,tuned:/a/b/benchmarks/results/tuning/q.json'"
+    )
+    assert recipe["pages"].without_folders(text, Path("/tmp/r")) == (
+        "kvp (+evolved:benchmarks/results/tuning/e.json, x) and "
+        "--out RUN/test --methods 'full,tuned:benchmarks/results/tuning/q.json'"
+    )
+
+
 def test_pages_hold_the_numbers_of_the_results(tmp_path: Path) -> None:
     run, to = tmp_path / "run", tmp_path / "to"
     for name in ("README.md", "docs/results/methods.md", "docs/results/nano.md"):
@@ -311,6 +322,8 @@ def test_pages_hold_the_numbers_of_the_results(tmp_path: Path) -> None:
     assert "kvp-eval query_agnostic" in _block(page, "setup")
     readme = (to / "README.md").read_text()
     assert "![Answers against budget" in readme
+    assert "the best trained ranker (`kvp`)" in readme
+    assert str(tmp_path) not in page + readme
     assert (to / "docs/results/methods.png").read_bytes().startswith(b"\x89PNG")
     raw = to / "benchmarks/results/methods"
     assert "(query_aware/README.md)" in (raw / "README.md").read_text()
