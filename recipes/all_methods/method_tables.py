@@ -203,7 +203,7 @@ def headline(comparison: Comparison) -> str:
     parts = []
     for spec in comparison.budgets.specs[:2]:
         best = [
-            f"{words} (`{family}`) {_number(comparison, family, spec)}"
+            f"{words} ({family}) {_number(comparison, family, spec)}"
             for words, family in _best(comparison, spec).items() if family is not None
         ]  # fmt: skip
         parts.append(f"with {spec} of the cache {', '.join(best)}")

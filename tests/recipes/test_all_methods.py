@@ -322,7 +322,7 @@ def test_pages_hold_the_numbers_of_the_results(tmp_path: Path) -> None:
     assert "kvp-eval query_agnostic" in _block(page, "setup")
     readme = (to / "README.md").read_text()
     assert "![Answers against budget" in readme
-    assert "the best trained ranker (`kvp`)" in readme
+    assert "the best trained ranker (kvp)" in readme
     assert str(tmp_path) not in page + readme
     assert (to / "docs/results/methods.png").read_bytes().startswith(b"\x89PNG")
     raw = to / "benchmarks/results/methods"
