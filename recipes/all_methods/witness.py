@@ -170,7 +170,7 @@ def evidence(records: Sequence[Record]) -> str:
     )
     held = np.array([[shares[label][layers, columns].mean() for label in ranked]])
     centre = float(spearman(held, np.array([means[label] for label in ranked]))[0])
-    words = f"Spearman's coefficient of the first and the last column: {centre:.2f}."
+    words = f"Spearman's coefficient of answers and the last column: {centre:.2f}."
     return markdown(Table(caption=caption, header=header, rows=rows)) + "\n" + words
 
 
