@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,36 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket.socket, "connect", guarded_connect)
     monkeypatch.setattr(socket, "getaddrinfo", guarded_lookup)
+
+
+Await = Callable[[int, int], None]
+
+
+@pytest.fixture
+def watch() -> Callable[[Path], Await]:
+    """Remembers what is below a folder; the result waits for a number of new paths, or for a
+    process (its id) to end. Folders may vanish meanwhile, since a writer is at work.
+    """
+
+    def below(store: Path) -> set[str]:
+        return {
+            os.path.join(folder, name)
+            for folder, folders, files in os.walk(store)
+            for name in folders + files
+        }
+
+    def watched(store: Path) -> Await:
+        known = below(store)
+
+        def wait(wanted: int, child: int) -> None:
+            new: set[str] = set()
+            while len(new) < wanted and os.path.exists(f"/proc/{child}"):
+                new |= below(store) - known
+                time.sleep(0.001)
+
+        return wait
+
+    return watched
 
 
 @pytest.fixture(autouse=True)

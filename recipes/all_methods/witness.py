@@ -147,14 +147,15 @@ def evidence(records: Sequence[Record]) -> str:
     if not len(heads):
         return f"No method keeps the needles whole in any head at {EXPLAINED} of the cache."
     layers, columns = heads.T
+    inside = [shares[label][layers, columns].mean() for label in ranked]
     rows: list[Sequence[Field | str]] = [
         [
             f"`{label}`",
             f"{means[label]:.1f}",
             f"{100 * shares[label].mean():.0f}",
-            f"{100 * shares[label][layers, columns].mean():.0f}",
+            f"{100 * held:.0f}",
         ]
-        for label in ranked
+        for label, held in zip(ranked, inside, strict=True)
     ]
     names = ", ".join(f"{layer}.{head}" for layer, head in heads)
     one = len(heads) == 1
@@ -168,8 +169,7 @@ def evidence(records: Sequence[Record]) -> str:
         f"{EXPLAINED} of the cache kept; layer.head, counted from 0: where {ranked[0]} keeps "
         f"{100 * WHOLE:.0f} % or more of the needles' tokens"
     )
-    held = np.array([[shares[label][layers, columns].mean() for label in ranked]])
-    centre = float(spearman(held, np.array([means[label] for label in ranked]))[0])
+    centre = float(spearman(np.array([inside]), np.array([means[label] for label in ranked]))[0])
     words = f"Spearman's coefficient of answers and the last column: {centre:.2f}."
     return markdown(Table(caption=caption, header=header, rows=rows)) + "\n" + words
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -76,25 +76,14 @@ def _end(server: subprocess.Popen[str]) -> int:
     return int(server.stdout.readline())
 
 
-def _files(store: Path) -> set[str]:
-    """Files and folders below the store; those that vanish meanwhile are left out."""
-    return {
-        os.path.join(root, name)
-        for root, folders, names in os.walk(store)
-        for name in folders + names
-    }
-
-
-def _await_files(store: Path, known: set[str], wanted: int, child: int) -> None:
-    new: set[str] = set()
-    while len(new) < wanted and os.path.exists(f"/proc/{child}"):
-        new |= _files(store) - known
-        time.sleep(0.005)
-
-
 @pytest.mark.parametrize("kind", ["qkv", "importance"])
 def test_killed_and_repeated_equals_undisturbed(
-    model_folder: Path, server: subprocess.Popen[str], errors: Path, tmp_path: Path, kind: str
+    model_folder: Path,
+    server: subprocess.Popen[str],
+    errors: Path,
+    tmp_path: Path,
+    kind: str,
+    watch: Callable[[Path], Callable[[int, int], None]],
 ) -> None:
     flags = f"--model {model_folder} --length 300 --train 10 --validation 2 --max-new-tokens 2"
     flags += f" --tasks niah_single_1 --store {kind} --out "
@@ -103,9 +92,9 @@ def test_killed_and_repeated_equals_undisturbed(
     _start(server, f"{flags}{tmp_path / 'whole'}")
     assert _end(server) == 0, errors.read_text()
     for attempt in range(KILLS):
-        known = _files(store)
+        wait = watch(store)
         child = _start(server, f"{flags}{store}")  # the first kills hit the store's creation
-        _await_files(store, known, draw.randint(1, 3 if attempt < 2 else 9), child)
+        wait(draw.randint(1, 3 if attempt < 2 else 9), child)
         time.sleep(draw.uniform(0, 0.01))
         with suppress(ProcessLookupError):  # on a busy machine it may have come to its end
             os.kill(child, signal.SIGKILL)

@@ -67,22 +67,6 @@ def _hear(server: subprocess.Popen[str]) -> int:
     return int(server.stdout.readline())
 
 
-def _files(store: Path) -> set[str]:
-    """All below `store`; folders may vanish meanwhile, since a writer is at work."""
-    return {
-        os.path.join(folder, name)
-        for folder, folders, files in os.walk(store)
-        for name in folders + files
-    }
-
-
-def _await_new_files(store: Path, known: set[str], wanted: int, child: int) -> None:
-    new: set[str] = set()
-    while len(new) < wanted and os.path.exists(f"/proc/{child}"):
-        new |= _files(store) - known
-        time.sleep(0.001)
-
-
 @pytest.mark.parametrize("settings", [{}, {"store": "importance", "grid": 6}], ids=["qkv", "grid"])
 def test_killed_and_resumed_equals_undisturbed(
     tmp_path: Path,
@@ -90,6 +74,7 @@ def test_killed_and_resumed_equals_undisturbed(
     manifest: dict[str, Any],
     make_trace: MakeTrace,
     settings: dict[str, Any],
+    watch: Callable[[Path], Callable[[int, int], None]],
 ) -> None:
     long = replace(plan, max_tokens=120, sequences=18, **settings)
     traces = [make_trace(long, index) for index in range(long.sequences)]
@@ -102,11 +87,11 @@ def test_killed_and_resumed_equals_undisturbed(
     (tmp_path / "job").write_bytes(pickle.dumps((store, long, manifest, traces)))
     with _collectors(tmp_path / "job") as server:
         for attempt in range(KILLS + 1):
-            known = _files(store)
+            wait = watch(store)
             _say(server, "collect\n")
             child = _hear(server)
             if attempt < KILLS:  # the first kills hit the creation of the store
-                _await_new_files(store, known, draw.randint(1, 3 if attempt < 2 else 9), child)
+                wait(draw.randint(1, 3 if attempt < 2 else 9), child)
                 time.sleep(draw.uniform(0, 0.004))
                 with suppress(ProcessLookupError):  # on a busy machine it may have ended
                     os.kill(child, signal.SIGKILL)
