@@ -107,7 +107,7 @@ def announce(config: TuneConfig, measurement: Measurement, subjects: Sequence[Su
     work = measurement.prepared.work
     say(
         f"{len(subjects)} methods{policies} x {count} settings x {len(measurement.budgets)} budgets"
-        f" x {len(work)} prompts of {' and '.join(measurement.protocols)}: at most "
+        f" x {len(work)} prompts of {' and '.join(measurement.protocols)}: about "
         f"{each * len(work):,} answers"
     )
     return each

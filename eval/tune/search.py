@@ -9,8 +9,9 @@ tokens are protected. From the default and the published presets, the search goe
 3. where no neighbour is better: numbers halfway to the neighbours;
 4. what is left of all combinations of the grids, in order.
 
-Each step starts over from the best setting. A search of more settings begins with those of a
-shorter one.
+Each step starts over from the best setting. Where the best number is at an end of what was tried
+when all settings are used up, the search goes on beyond that end, with at most as many settings
+again. But for those, a search of more settings begins with those of a shorter one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
-from itertools import islice, product
+from itertools import chain, islice, product
 from typing import Any
 
 from kvp.allocation import Allocator
@@ -139,7 +140,10 @@ def best_of(scores: Scores) -> Candidate:
 def run_search(
     space: Space, measure: Callable[[Sequence[Candidate]], Mapping[Candidate, float]], count: int
 ) -> dict[Candidate, float]:
-    """Scores of `count` settings, fewer only where there are no more; `measure` takes batches."""
+    """Scores of `count` settings, fewer only where there are no more, and of those beyond an end.
+
+    `measure` takes batches.
+    """
     scores: dict[Candidate, float] = {}
     while batch := next_batch(space, scores, count):
         scores |= measure(batch)
@@ -147,9 +151,12 @@ def run_search(
 
 
 def next_batch(space: Space, scores: Scores, count: int) -> list[Candidate]:
-    """Settings to try next, none when `count` are known or there are no more."""
+    """Settings to try next; none when `count` are known and no end is open, or no more exist."""
     if not scores:
         return list(space.start)[:count]
+    if len(scores) >= count:
+        beyond = chain.from_iterable(_beyond(space, scores).values())
+        return list(islice(beyond, max(0, 2 * count - len(scores))))
     best = best_of(scores)
     dimensions = space.dimensions(best)
     steps = (
@@ -171,22 +178,7 @@ def open_ends(space: Space, scores: Scores) -> list[str]:
     A number is enclosed when a smaller and a greater one were tried with the same choices (pooling,
     allocator, protection, ...), or where the option ends.
     """
-    best = best_of(scores)
-    same = _same_choices(space, best, scores)
-    found = []
-    for one in space.dimensions(best):
-        value = _number(space, one, best, scores)
-        if not isinstance(one.grid, Numbers) or value is None:
-            continue
-        known = [number for each in same if (number := one.value(each)) in _numbers([number])]
-        beyond = []
-        if min(known) >= value:
-            beyond.append(one.grid.below(value))
-        if max(known) <= value:
-            beyond.append(one.grid.above(value, space.tokens))
-        if any(next_ is not None and one.changed(best, next_) is not None for next_ in beyond):
-            found.append(one.name)
-    return found
+    return list(_beyond(space, scores))
 
 
 def extensions(space: Space, scores: Scores) -> dict[str, list[float]]:
@@ -201,6 +193,27 @@ def extensions(space: Space, scores: Scores) -> dict[str, list[float]]:
                 if not ends[0] <= value <= ends[1] and value != default:
                     found.setdefault(one.name, set()).add(value)
     return {name: sorted(values) for name, values in found.items()}
+
+
+def _beyond(space: Space, scores: Scores) -> dict[str, list[Candidate]]:
+    """Settings beyond the ends at which the best numbers are, by option."""
+    best = best_of(scores)
+    same = _same_choices(space, best, scores)
+    found = {}
+    for one in space.dimensions(best):
+        value = _number(space, one, best, scores)
+        if not isinstance(one.grid, Numbers) or value is None:
+            continue
+        known = [number for each in same if (number := one.value(each)) in _numbers([number])]
+        values = []
+        if min(known) >= value:
+            values.append(one.grid.below(value))
+        if max(known) <= value:
+            values.append(one.grid.above(value, space.tokens))
+        changed = [one.changed(best, beyond) for beyond in values if beyond is not None]
+        if able := [each for each in changed if each is not None]:
+            found[one.name] = able
+    return found
 
 
 def _unseen(

@@ -67,16 +67,17 @@ tune() { # protocol
   save "$RUN/tuned-$1" "$1"
 }
 
-specs() { "$PYTHON" $HERE/specs.py "$@"; } # settings file, scorers, allocators
+specs() { "$PYTHON" $HERE/specs.py "$@"; } # settings file, scorers, allocators or --protection
 
 evolve() { # protocol
-  local spec
+  local spec protection
   read_tasks
   for scorer in kvp snapkv; do
     spec=$(specs "$SETTINGS/$1.json" $scorer "")
+    protection=$(specs "$SETTINGS/$1.json" $scorer --protection)
     "$BIN/kvp-evolve" --model "$MODEL" --length "$LENGTH" --tasks "$NAMES" \
       --max_new_tokens "$TOKENS" --protocol "$1" --budget 12.5% --search_prompts "$EVOLVE_PROMPTS" --holdout 0 \
-      --generations "$GENERATIONS" --protection off --scorer "$spec" \
+      --generations "$GENERATIONS" --protection "$protection" --scorer "$spec" \
       $([ $scorer = kvp ] && echo --policies "$RUN/policies/seed${SEEDS%% *}") --out "$RUN/evolved-$scorer-$1"
     cp "$RUN/evolved-$scorer-$1/budgets.json" "$SETTINGS/evolved-$scorer-$1.json"
   done

@@ -223,6 +223,16 @@ def test_specifications_have_the_chosen_options(recipe: dict[str, Any]) -> None:
         make(settings, ["tova"], [])
 
 
+def test_a_search_for_budgets_keeps_the_chosen_protection(recipe: dict[str, Any]) -> None:
+    methods = [
+        {**entry, "chosen": {**entry["chosen"], "protected": entry["method"] == "kvp"}}
+        for entry in TUNED["methods"]
+    ]
+    settings = recipe["specs"].TunedSettings.from_json({**TUNED, "methods": methods}, "settings")
+    protection = recipe["specs"].protection
+    assert [protection(settings, name) for name in ("snapkv", "kvp")] == ["off", "on"]
+
+
 def test_the_coefficient_is_scipys(recipe: dict[str, Any]) -> None:
     generator = np.random.default_rng(0)
     ours, published = generator.integers(0, 5, (20, 8)) / 4, generator.integers(0, 9, 8)

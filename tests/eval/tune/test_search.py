@@ -82,11 +82,19 @@ def test_a_winner_at_the_end_of_its_grid_extends_it_up_to_the_prompt() -> None:
     assert "kernel" not in open_ends(space, scores)
 
 
-def test_too_few_settings_to_enclose_the_best_are_flagged() -> None:
+def test_a_best_number_at_an_end_is_enclosed_with_further_settings() -> None:
     space = _space("snapkv")
-    scores = _search(space, _peak(kernel=300), 13)
-    assert len(scores) == 13
-    assert best_of(scores).scorer.kernel == 63  # type: ignore[union-attr]
+    scores = _search(space, _peak(kernel=100), 13)
+    further = [candidate.scorer.kernel for candidate in list(scores)[13:]]  # type: ignore[union-attr]
+    assert further == [127, 63, 255]
+    assert best_of(scores).scorer.kernel == 127  # type: ignore[union-attr]
+    assert open_ends(space, scores) == []
+
+
+def test_a_best_number_that_twice_the_settings_do_not_enclose_is_flagged() -> None:
+    space = _space("snapkv")
+    scores = _search(space, _peak(kernel=10_000), 4)
+    assert len(scores) == 8
     assert "kernel" in open_ends(space, scores)
 
 
