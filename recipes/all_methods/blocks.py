@@ -28,16 +28,24 @@ def names(text: str) -> list[str]:
     return found
 
 
-def fill(text: str, contents: Mapping[str, str]) -> str:
-    """The page with new contents of its blocks; raises ValueError where names differ."""
+def fill(text: str, contents: Mapping[str, str | None]) -> str:
+    """The page with new contents of its blocks; None leaves a block as it is.
+
+    Raises ValueError where names differ.
+    """
     if differing := set(names(text)) ^ set(contents):
         raise ValueError(f"in the page or among the contents, not in both: {sorted(differing)}")
-    return _BLOCK.sub(
-        lambda match: f"{match['begin']}{contents[match['name']].strip()}\n{match['end']}", text
-    )
+
+    def filled(match: re.Match[str]) -> str:
+        content = contents[match["name"]]
+        if content is None:
+            return match.group()
+        return f"{match['begin']}{content.strip()}\n{match['end']}"
+
+    return _BLOCK.sub(filled, text)
 
 
-def fill_file(path: Path, contents: Mapping[str, str]) -> None:
+def fill_file(path: Path, contents: Mapping[str, str | None]) -> None:
     """`fill` for a file; raises ValueError, naming it."""
     try:
         filled = fill(path.read_text(encoding="utf-8"), contents)

@@ -3,8 +3,8 @@
     pages.py RUN --to REPOSITORY --published METHODS --allocated METHODS
 
 Writes the marked blocks of docs/results/methods.md, docs/results/nano.md and README.md, the figure
-docs/results/methods.png, and every table as CSV below benchmarks/results. What was not measured
-says so; a run of fewer prompts than the real one calls itself a trial.
+docs/results/methods.png, and every table as CSV below benchmarks/results. What RUN has no results
+for stays as it is; a run of fewer prompts than the real one calls itself a trial.
 """
 
 from __future__ import annotations
@@ -39,9 +39,6 @@ PROTOCOLS = ("query_aware", "query_agnostic")
 LEAST_PROMPTS = 300
 """Answered prompts below which a run is a trial."""
 TRIAL = "**A trial of the recipe on few prompts: not the measurement.**\n"
-NO_RESULTS = (
-    "Results will stand here when they are measured with the second edition of the bundled model."
-)
 FIGURE = "methods.png"
 INDICES = {
     "tuning": "What kvp-tune chose, and all that it tried",
@@ -49,6 +46,10 @@ INDICES = {
 }
 """Titles of the folders of raw results."""
 _SETTINGS = re.compile(r"([:\s'\"=]|^)[^\s:,'\"()=]*/benchmarks/results/tuning/")
+
+
+Block = tuple[str, str | None]
+"""Name and content of a part of a page; None where this RUN did not measure it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,17 +69,12 @@ class Measured:
         }  # fmt: skip
         return 0 < len(units) < LEAST_PROMPTS
 
-    def table(self, kind: Kind, make: object, *arguments: object) -> str:
-        """A table of one kind of result as Markdown, or that it was not measured."""
+    def table(self, kind: Kind, make: object, *arguments: object) -> str | None:
+        """A table of one kind of result as Markdown; None where it was not measured."""
         if kind not in self.by_kind or not callable(make):
-            return missing(f"test {self.protocol}")
+            return None
         table = make(self.by_kind[kind], *arguments)
         return markdown(table) if table is not None and table.rows else "No such settings were run."
-
-
-def missing(step: str) -> str:
-    """What stands in a block that has no results."""
-    return f"Not measured yet: `recipes/all_methods/run.sh {step}`, then `pages`."
 
 
 def measured(folder: Path, protocol: str) -> Measured | None:
@@ -93,11 +89,11 @@ def measured(folder: Path, protocol: str) -> Measured | None:
 
 def of_protocol(
     each: Measured | None, protocol: str, published: Sequence[str], allocated: Sequence[str]
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[Block]:
     """Blocks of methods.md about one protocol."""
     if each is None:
         names = ("answers", "against", "published", "allocators", "dialogues", "replies", "kept")
-        yield from ((f"{name}-{protocol}", missing(f"test {protocol}")) for name in names)
+        yield from ((f"{name}-{protocol}", None) for name in names)
         return
 
     def scores(comparison: Comparison) -> Table:
@@ -114,38 +110,38 @@ def of_protocol(
     yield f"dialogues-{protocol}", each.table("perplexity", scores)
     yield f"replies-{protocol}", each.table("perplexity", method_tables.against, LEARNED)
     costs = area_table(each.results, protocol)
-    yield f"kept-{protocol}", missing(f"test {protocol}") if costs is None else markdown(costs)
+    yield f"kept-{protocol}", None if costs is None else markdown(costs)
 
 
-def of_stories(each: Measured | None) -> Iterator[tuple[str, str]]:
+def of_stories(each: Measured | None) -> Iterator[Block]:
     """Blocks of methods.md about the small Llama."""
-    step = "stories LLAMA TEXT"
     if each is None:
-        yield from ((name, missing(step)) for name in ("stories", "stories-against"))
+        yield from ((name, None) for name in ("stories", "stories-against"))
         return
 
     def scores(comparison: Comparison) -> Table:
         return method_tables.scores(comparison, method_tables.shown_lines(comparison))
 
     costs = area_table(each.results, each.protocol)
-    yield "stories", each.table("perplexity", scores) + (markdown(costs) if costs else "")
+    tables = (each.table("perplexity", scores), markdown(costs) if costs else None)
+    yield "stories", "\n".join(filter(None, tables)) or None
     yield "stories-against", each.table("perplexity", method_tables.against, LEARNED)
 
 
-def tuning(settings: Path) -> str:
+def tuning(settings: Path) -> str | None:
     """The chosen settings of every tuning."""
     parts = []
     for name in (*PROTOCOLS, "stories"):
         path = settings / f"{name}.json"
         if path.exists():
             parts.append(f"### {name}\n\n{markdown(method_tables.tuning(load_settings(path)))}")
-    return "\n".join(parts) or missing("tune")
+    return "\n".join(parts) or None
 
 
-def task_table(path: Path) -> str:
+def task_table(path: Path) -> str | None:
     """The tasks, and which were chosen."""
     if not path.exists():
-        return missing("tasks")
+        return None
     rows = [
         [
             line["task"], f"{line['full']} ({line['low']} to {line['high']})", line["prompts"],
@@ -157,10 +153,10 @@ def task_table(path: Path) -> str:
     return markdown(Table(caption="Validation prompts.", header=header, rows=rows))
 
 
-def setup(found: Mapping[str, Measured]) -> str:
+def setup(found: Mapping[str, Measured]) -> str | None:
     """What was measured: model, prompts, commands."""
     if not found:
-        return missing("all")
+        return None
     first = next(iter(found.values())).results
     records = first.records
     answered = {(r["task"], r["example"]) for r in records if r["score"] is not None}
@@ -185,7 +181,7 @@ def setup(found: Mapping[str, Measured]) -> str:
     )
 
 
-def summary(found: Mapping[str, Measured]) -> str:
+def summary(found: Mapping[str, Measured]) -> str | None:
     """Sentences about the smallest and the largest budgets but one."""
     lines = [
         f"- {method_tables.sentence(comparison, spec)}"
@@ -195,7 +191,7 @@ def summary(found: Mapping[str, Measured]) -> str:
         for spec in (comparison.budgets.specs[1:2] or comparison.budgets.specs)
     ]
     trial = TRIAL if any(each.trial for each in found.values()) else ""
-    return "\n".join([trial, *lines]) if lines else missing("all")
+    return "\n".join([trial, *lines]) if lines else None
 
 
 def figure(found: Mapping[str, Measured]) -> LineFigure | None:
@@ -218,10 +214,10 @@ def figure(found: Mapping[str, Measured]) -> LineFigure | None:
     return replace(drawn[0], name="methods", panels=panels, columns=len(panels))
 
 
-def readme(found: Mapping[str, Measured], *, drawn: bool) -> str:
-    """The figure and a sentence per protocol, for the front page."""
+def readme(found: Mapping[str, Measured], *, drawn: bool) -> str | None:
+    """The figure and a sentence per protocol, for the front page; None without the figure."""
     if not drawn:
-        return NO_RESULTS
+        return None
     sentences = [f"- {method_tables.headline(each.by_kind['accuracy'])}" for each in found.values()]
     trial = TRIAL if any(each.trial for each in found.values()) else ""
     picture = (
@@ -240,8 +236,10 @@ def readme(found: Mapping[str, Measured], *, drawn: bool) -> str:
     )
 
 
-def without_folders(text: str, run: Path) -> str:
+def without_folders(text: str | None, run: Path) -> str | None:
     """The text without the names of this machine's folders: RUN, and paths in the repository."""
+    if text is None:
+        return None
     return _SETTINGS.sub(r"\1benchmarks/results/tuning/", text.replace(str(run.absolute()), "RUN"))
 
 
@@ -277,16 +275,16 @@ def main() -> None:
     drawing: Figure | None = figure(found)
     if drawing is not None:
         (docs / FIGURE).write_bytes(draw_png.draw(drawing))
-    blocks = {
+    blocks: dict[str, str | None] = {
         "setup": setup(found),
         "summary": summary(found),
         "tasks": task_table(raw / "tuning" / "tasks.csv"),
         "tuning": tuning(raw / "tuning"),
-        "figure": f"![answers against budget]({FIGURE})" if drawing is not None else missing("all"),
+        "figure": f"![answers against budget]({FIGURE})" if drawing is not None else None,
         "sizes": "\n".join(
             markdown(table) for each in found.values()
             if (table := sizes(each.results.records)) is not None
-        ) or missing("test"),
+        ) or None,
     }  # fmt: skip
     for name, each in by_protocol.items():
         blocks |= dict(of_protocol(each, name, arguments.published, arguments.allocated))

@@ -12,7 +12,7 @@
 : "${STEPS:=500}"              # of kvp-train
 : "${TASK_PROMPTS:=50}"        # validation prompts of every RULER task, for the choice of tasks
 : "${TUNE_PROMPTS:=3}"         # validation prompts of each chosen task
-: "${TUNE_SETTINGS:=96}"       # settings of each method; with 32, 64 and 80 searches ended at an end of a grid
+: "${TUNE_SETTINGS:=96}"       # settings of each method, and what encloses the best number
 : "${EVOLVE_PROMPTS:=24}"      # validation prompts of a search for budgets per layer
 : "${GENERATIONS:=10}"         # of that search
 : "${TEST_PROMPTS:=300}"       # test prompts, all tasks together, at least

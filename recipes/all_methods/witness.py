@@ -182,11 +182,10 @@ def _ranked(found: tuple[float, float, Interval] | None) -> list[Field | str]:
     return [Field(text=f"{100 * interval.mean:.1f}", small=small), f"{ours:g}", f"{theirs:g}"]
 
 
-def blocks(results: Path, recipe: Path) -> dict[str, str]:
-    """Contents of the blocks of nano.md."""
+def blocks(results: Path, recipe: Path) -> dict[str, str | None]:
+    """Contents of the blocks of nano.md; None where nothing was measured."""
     if not results.exists():
-        text = "Not measured yet: `recipes/all_methods/run.sh witness`, then `pages`."
-        return {"coefficients": text, "methods": text, "evidence": text}
+        return dict.fromkeys(("coefficients", "methods", "evidence"))
     loaded = load_results(results)
     full = scores(loaded.records, None)[FULL]
     found = [table(anchor, loaded.records) for anchor in anchors(recipe / "published.csv")]
