@@ -123,8 +123,9 @@ class DataConfig(TaskConfig):
 
     data: str = "ruler"
     """Rows of your own: a file, a folder or a hub data set (`NAME` or `NAME:CONFIGURATION`), see
-    docs/data.md. kvp-collect and kvp-train also take `ruler` and `chat` (generated prompts);
-    kvp-eval and kvp-evolve read it for the task `data`."""
+    docs/data.md. kvp-collect and kvp-train also take `ruler` and `chat` (generated prompts), and
+    mixtures (`ruler:0.5,chat:0.3,FILE:0.2`); kvp-eval and kvp-evolve read it for the task
+    `data`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data import ruler
+from kvp.data.mixture import parts_of
 from kvp.data.rows.files import files_of
 from kvp.data.sample import Sample, Source
 from kvp.data.sources import SOURCES, open_source, takes_tasks
@@ -30,7 +31,7 @@ class DataRequest:
     """Prompts as the user names them (`kvp.data.sources.open_source`)."""
 
     data: str
-    """`ruler`, `chat`, a file, a folder, a hub data set or `package.module:Name`."""
+    """`ruler`, `chat`, a file, a folder, a hub data set or `package.module:Name`, or a mixture."""
     tasks: tuple[str, ...]
     """Tasks in order, for `ruler`; among them `ruler` means all RULER tasks that fit."""
     length: int
@@ -46,7 +47,7 @@ class DataRequest:
         """What decides the prompts besides the seed, as JSON; `tasks` as resolved."""
         return {
             "name": self.data,
-            "digest": path_digest(self.data) if _is_path(self.data) else None,
+            "digest": _digest(self.data),
             "tasks": list(tasks),
             "length": self.length,
             "essays": None if self.essays is None else path_digest(self.essays),
@@ -106,7 +107,8 @@ def plan_collection(
             raise UsageError(_nothing(request, split, count, notes))
         if len(source) < count:
             fewer.append(f"{len(source)} of the {count} {split} sequences requested")
-        for index in range(min(len(source), len(tasks) or 1)):
+        kinds = (len(tasks) or 1) * len(parts_of(request.data))
+        for index in range(min(len(source), kinds)):
             source[index]  # a length too small for a task shows now, not in the middle
         sources.append(source)
     if fewer:
@@ -170,5 +172,8 @@ def path_digest(path: str) -> str:
     return sha256_input(source)
 
 
-def _is_path(data: str) -> bool:
-    return data not in SOURCES and Path(data).exists()
+def _digest(data: str) -> str | None:
+    """Digest of the files that data are read from, None where nothing is read."""
+    paths = [part.data for part in parts_of(data)]
+    found = [path_digest(path) for path in paths if path not in SOURCES and Path(path).exists()]
+    return digest_json(found) if len(found) > 1 else next(iter(found), None)

@@ -1,4 +1,4 @@
-"""Sources of `--data`: tasks in turn, generated dialogues, or rows of a file or data set.
+"""Sources of `--data`: tasks in turn, generated dialogues, rows of a file or data set, mixtures.
 
 Each kind of data is a line of `SOURCES`; a user's own is `package.module:Name`, anything callable
 with `(tasks, settings, tokenizer)`, or an entry point of the group `kvp.sources`.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from transformers import PreTrainedTokenizerBase
 
+from kvp.data.mixture import Part, parts_of, turns
 from kvp.data.rows.samples import row_samples
 from kvp.data.sample import Sample, Source
 from kvp.data.synthetic.needles import SPLITS
@@ -68,13 +70,14 @@ SOURCES: Mapping[str, SourceMaker] = {RULER: tasks_in_turn, CHAT: _dialogues}
 
 
 def takes_tasks(data: str) -> bool:
-    """Whether `data` is made of the tasks that `--tasks` names."""
-    return SOURCES.get(data) is tasks_in_turn
+    """Whether `data`, or a part of it, is made of the tasks that `--tasks` names."""
+    return any(SOURCES.get(part.data) is tasks_in_turn for part in parts_of(data))
 
 
 def is_rows(data: str) -> bool:
-    """Whether `data` is a file, a folder or a hub data set."""
-    return _maker(data) is None
+    """Whether `data` is nothing but a file, a folder or a hub data set."""
+    parts = parts_of(data)
+    return len(parts) == 1 and _maker(parts[0].data) is None
 
 
 def open_source(
@@ -93,7 +96,8 @@ def open_source(
 
     Args:
         data: `ruler`: the tasks in `tasks`; `chat` (generated dialogues); a file, a
-            folder, a hub data set (`kvp.data.rows`); `package.module:Name`.
+            folder, a hub data set (`kvp.data.rows`); `package.module:Name`; several of these, each
+            with a weight (`kvp.data.mixture`).
         tasks: tasks taken in turn; unused for other data.
         split: `train`, `validation` or `test`.
         count: samples.
@@ -117,6 +121,23 @@ def open_source(
         essays=essays,
         needs_reply=needs_reply,
     )
+    parts = parts_of(data)
+    if len(parts) == 1:
+        return _of_one_kind(data, tasks, settings, tokenizer)
+    order = list(islice(turns([part.weight for part in parts]), count))
+    sources = [
+        _of_one_kind(part.data, tasks, replace(settings, count=order.count(number)), tokenizer)
+        for number, part in enumerate(parts)
+    ]
+    return _mixed(parts, sources, order)
+
+
+def _of_one_kind(
+    data: str,
+    tasks: Sequence[str],
+    settings: TaskSettings,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Source:
     maker = _maker(data)
     if maker is None:
         return row_samples(data, settings, tokenizer, flag="data")
@@ -124,7 +145,29 @@ def open_source(
         samples = maker(tasks, settings, tokenizer)
         if isinstance(samples, Source):
             return samples
-        return listed_samples(samples, count, f"--data {data}")
+        return listed_samples(samples, settings.count, f"--data {data}")
+
+
+def _mixed(parts: Sequence[Part], sources: Sequence[Source], order: Sequence[int]) -> Source:
+    """Samples of several sources, sample i from source order[i], until one has no more."""
+    places: list[tuple[int, int]] = []  # source, index in it
+    given = [0] * len(sources)
+    notes = [note for source in sources for note in source.notes]
+    for number in order:
+        if given[number] == len(sources[number]):
+            notes.append(
+                f"--data {parts[number].data}: only {given[number]} of the "
+                f"{order.count(number)} samples that its weight asks for; the mixture ends there"
+            )
+            break
+        places.append((number, given[number]))
+        given[number] += 1
+
+    def make(index: int) -> Sample:
+        number, place = places[index]
+        return sources[number][place]
+
+    return Source(size=len(places), make=make, notes=tuple(dict.fromkeys(notes)))
 
 
 def _maker(data: str) -> SourceMaker | None:
