@@ -114,6 +114,7 @@ def _check(settings: Settings) -> None:
         raise ValueError("two arms have one name")
     if not settings.splits or set(settings.splits) - set(SPLITS):
         raise ValueError(f"splits are some of {', '.join(SPLITS)}")
+    _check_evaluation(settings.evaluate)
     if settings.reference not in names:
         raise ValueError(f"the reference {settings.reference!r} is no arm")
     for name, grid in settings.tuning.grids.items():
@@ -124,6 +125,13 @@ def _check(settings: Settings) -> None:
             raise ValueError(f"arm {arm.name} needs a seed")
         if missing := set(arm.tuned) - settings.tuning.grids.keys():
             raise ValueError(f"arm {arm.name} tunes {min(missing)}, which has no grid")
+
+
+def _check_evaluation(flags: Flags) -> None:
+    if missing := [name for name in ("allocators", "budgets") if name not in flags]:
+        raise ValueError(f"evaluate needs {missing[0]}")
+    if flags.get("protection") not in ("on", "off"):
+        raise ValueError('evaluate needs protection, "on" or "off": tables show one of them')
 
 
 def _item(kind: type[ItemT], content: Mapping[str, Any]) -> ItemT:

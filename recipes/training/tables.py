@@ -10,15 +10,22 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean, median
 
-from eval.stats import holm
+from eval.stats import Interval, holm, perplexity
 from recipes.all_methods.blocks import fill_file
 from recipes.csv_tables import tables_of, write
 from recipes.training.arms import Result, Training
-from recipes.training.results import accuracy, difference, over_seeds, records_of, results_of
+from recipes.training.results import (
+    accuracy,
+    difference,
+    nats_difference,
+    over_seeds,
+    records_of,
+    results_of,
+)
 from recipes.training.settings import Arm, Settings, load_settings
 
 PROTOCOLS = {"query_aware": "question seen", "query_agnostic": "question not seen"}
@@ -96,7 +103,7 @@ def validation_answers(training: Training, trained: Sequence[Arm]) -> dict[str, 
     columns = [
         records
         for protocol in PROTOCOLS
-        for _, records in settings_of(training, "validation", protocol)
+        for _, records in settings_of(training, "validation", "score", protocol)
     ]
     return {
         arm.name: mean(accuracy(records[arm.name]).mean for records in columns)
@@ -105,59 +112,83 @@ def validation_answers(training: Training, trained: Sequence[Arm]) -> dict[str, 
     }
 
 
-def settings_of(
-    training: Training, split: str, protocol: str
-) -> list[tuple[str, dict[str, list[Result]]]]:
-    """Name and records of every allocator and budget; none where nothing is evaluated."""
+Columns = Sequence[tuple[str, dict[str, list[Result]]]]
+"""Name of an allocator and budget -> records of every arm and of the full cache."""
+
+
+def settings_of(training: Training, split: str, value: str, protocol: str) -> Columns:
+    """Every allocator and budget that has records with a `value`."""
     folder = training.run / "answers" / split
     if not (folder / "rows.jsonl").exists():
         return []
     flags = training.settings.evaluate
-    return [
+    columns = [
         (
             f"{allocator} {budget}",
-            records_of(folder, protocol=protocol, allocator=allocator, budget_spec=budget),
+            records_of(folder, value, protocol=protocol, allocator=allocator, budget_spec=budget),
         )
         for allocator in flags["allocators"].split(",")
         for budget in flags["budgets"].split(",")
     ]
+    return [column for column in columns if column[1]]
 
 
 def answers(training: Training, trained: Sequence[Arm], split: str) -> Iterator[str]:
-    """Accuracy of every arm and its difference to the reference, for each protocol.
+    """Accuracy and perplexity of every arm and its difference to the reference, by protocol.
 
     A star marks differences other than 0 at 5 % after Holm's correction for the whole table.
     """
-    reference = training.settings.reference
+    names = [arm.name for arm in trained]
     for protocol, words in PROTOCOLS.items():
-        columns = settings_of(training, split, protocol)
-        names = [arm.name for arm in trained if all(arm.name in found for _, found in columns)]
-        if not columns or reference not in names:
-            continue
-        gaps = {
-            (name, column): difference(found[name], found[reference])
-            for name in names if name != reference
-            for column, found in columns
-        }  # fmt: skip
-        stars = dict(zip(gaps, holm(list(gaps.values())), strict=True))
-        rows = []
-        for name in names:
-            cells = [name]
-            for column, found in columns:
-                value = accuracy(found[name])
-                cells.append(f"{value.mean:.1f} ({value.low:.0f} to {value.high:.0f})")
-                gap = gaps.get((name, column))
-                star = " *" if stars.get((name, column)) else ""
-                cells.append(
-                    f"{gap.mean:+.1f}{star} ({gap.low:+.1f} to {gap.high:+.1f})" if gap else "–"
-                )
-            rows.append(cells)
-        header = ["arm"]
-        for column, _ in columns:
-            header += [column, f"− {reference}"]
-        whole = accuracy([r for r in columns[0][1]["full"] if r["protocol"] == protocol])
-        caption = f"Answers on {split} prompts, {words}, %"
-        yield table(f"{caption} (full cache {whole.mean:.1f})", header, rows)
+        if columns := settings_of(training, split, "score", protocol):
+            caption = f"Answers on {split} prompts, {words}, %"
+            yield from compared(training, names, columns, caption, accuracy, difference, 1)
+        if columns := settings_of(training, split, "nll", protocol):
+            caption = f"Perplexity of replies on {split} prompts, {words}; differences in nats"
+            yield from compared(training, names, columns, caption, perplexity, nats_difference, 3)
+
+
+def compared(
+    training: Training,
+    names: Sequence[str],
+    columns: Columns,
+    caption: str,
+    value: Callable[[list[Result]], Interval],
+    gap: Callable[[list[Result], list[Result]], Interval],
+    digits: int,
+) -> Iterator[str]:
+    """The table of arms in all columns; none where the reference has no records."""
+    reference = training.settings.reference
+    names = [name for name in names if all(name in found for _, found in columns)]
+    if reference not in names:
+        return
+    gaps = {
+        (name, column): gap(found[name], found[reference])
+        for name in names if name != reference
+        for column, found in columns
+    }  # fmt: skip
+    stars = dict(zip(gaps, holm(list(gaps.values())), strict=True))
+
+    def texts(interval: Interval, sign: str) -> list[str]:
+        return [f"{each:{sign}.{digits}f}" for each in (interval.mean, interval.low, interval.high)]
+
+    rows = []
+    for name in names:
+        cells = [name]
+        for column, found in columns:
+            mean_, low, high = texts(value(found[name]), "")
+            cells.append(f"{mean_} ({low} to {high})")
+            if (name, column) not in gaps:
+                cells.append("–")
+                continue
+            mean_, low, high = texts(gaps[name, column], "+")
+            cells.append(f"{mean_}{' *' * stars[name, column]} ({low} to {high})")
+        rows.append(cells)
+    header = ["arm"]
+    for column, _ in columns:
+        header += [column, f"− {reference}"]
+    whole, *_ = texts(value(columns[0][1]["full"]), "")
+    yield table(f"{caption} (full cache {whole})", header, rows)
 
 
 def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -26,8 +26,13 @@ TINY = {
     | {"train": 6, "validation": 2, "test": 2},
     "train": {"hidden": 8, "contexts": 1, "steps": 3, "calibration": "none"},
     "tuning": {"seed": 9, "grids": {"lr": {"values": ["1e-3", "1e-2", "1e-1"], "first": "1e-2"}}},
-    "evaluate": {"tasks": "niah_single_1", "length": 128, "prompts": 2, "allocators": "uniform"}
-    | {"budgets": "50%", "max_new_tokens": 4},
+    "evaluate": {
+        "tasks": "niah_single_1,chat",
+        "length": 128,
+        "prompts": 2,
+        "allocators": "uniform",
+    }
+    | {"budgets": "50%", "max_new_tokens": 4, "protection": "off"},
     "reference": "listwise",
     "seeds": 2,
     "arms": [
@@ -63,6 +68,8 @@ def test_committed_settings_are_valid(path: Path) -> None:
         ({"arms": [{"name": "a", "settings": {}, "tuned": ["lr2"]}]}, "no grid|no arm"),
         ({"arms": [{"settings": {}}]}, "name"),
         ({"splits": ["train"]}, "splits are some of validation, test"),
+        ({"evaluate": {**TINY["evaluate"], "protection": "both"}}, "needs protection"),
+        ({"evaluate": {"protection": "on"}}, "needs allocators"),
     ],
 )
 def test_settings_that_cannot_be_used(
@@ -136,7 +143,20 @@ def test_a_small_study_from_prompts_to_tables(
     assert "| own | – |" in text
     assert "first edition" in text  # what is written by hand stays
     assert "(csv/README.md)" in text
-    assert len(list(csv.glob("*.csv"))) == 5  # skills, and answers of two splits and protocols
+    # Skills; answers and perplexities of two splits and protocols.
+    assert len(list(csv.glob("*.csv"))) == 9
+    lines = (folder / "answers" / "test" / "rows.jsonl").read_text().splitlines()
+    rows = list(map(json.loads, lines))
+    given = [row for row in rows if row["nll"] is not None and row["protocol"] == "query_aware"]
+    by_policy = {
+        policy: [row["nll"] / row["reply_tokens"] for row in given if row["policy"] == policy]
+        for policy in ("own.seed0", "listwise.seed0", "listwise.seed1")
+    }
+    own, *listwise = (sum(nats) / len(nats) for nats in by_policy.values())
+    gap = own - sum(listwise) / 2
+    perplexities = text.partition("Perplexity of replies on test prompts, question seen")[2]
+    line = next(line for line in perplexities.splitlines() if line.startswith("| own"))
+    assert f"| {gap:+.3f}" in line
 
 
 def test_a_study_on_validation_alone_reads_no_test_prompt(
