@@ -51,7 +51,7 @@ def results_of(run: Path) -> dict[str, list[Result]]:
     return dict(by_arm)
 
 
-def records_of(folder: Path, value: str, **fields: str) -> dict[str, list[Result]]:
+def records_of(folder: Path, value: str, **fields: object) -> dict[str, list[Result]]:
     """Arm (or `full`) -> records of kvp-eval with these fields, of policies `ARM.seedN`.
 
     `value` is what they must have: `score` of an answer or `nll` of a given reply.

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import yaml
 
 SPLITS = ("validation", "test")
+PROTECTIONS = {"on": (True,), "off": (False,), "both": (False, True)}
+"""--protection of kvp-eval -> whether first and last tokens are kept, in the order of tables."""
 Flags = dict[str, str]
 """Flags of a program without their dashes."""
 ItemT = TypeVar("ItemT")
@@ -128,10 +130,10 @@ def _check(settings: Settings) -> None:
 
 
 def _check_evaluation(flags: Flags) -> None:
-    if missing := [name for name in ("allocators", "budgets") if name not in flags]:
+    if missing := [name for name in ("allocators", "budgets", "protection") if name not in flags]:
         raise ValueError(f"evaluate needs {missing[0]}")
-    if flags.get("protection") not in ("on", "off"):
-        raise ValueError('evaluate needs protection, "on" or "off": tables show one of them')
+    if flags["protection"] not in PROTECTIONS:
+        raise ValueError(f"protection is one of {', '.join(PROTECTIONS)}")
 
 
 def _item(kind: type[ItemT], content: Mapping[str, Any]) -> ItemT:

@@ -26,7 +26,7 @@ from recipes.training.results import (
     records_of,
     results_of,
 )
-from recipes.training.settings import Arm, Settings, load_settings
+from recipes.training.settings import PROTECTIONS, Arm, Settings, load_settings
 
 PROTOCOLS = {"query_aware": "question seen", "query_agnostic": "question not seen"}
 
@@ -113,23 +113,30 @@ def validation_answers(training: Training, trained: Sequence[Arm]) -> dict[str, 
 
 
 Columns = Sequence[tuple[str, dict[str, list[Result]]]]
-"""Name of an allocator and budget -> records of every arm and of the full cache."""
+"""Name of a setting -> records of every arm and of the full cache."""
 
 
 def settings_of(training: Training, split: str, value: str, protocol: str) -> Columns:
-    """Every allocator and budget that has records with a `value`."""
+    """Every allocator, budget and protection (`+p`) that has records with a `value`."""
     folder = training.run / "answers" / split
     if not (folder / "rows.jsonl").exists():
         return []
     flags = training.settings.evaluate
+    settings = itertools.product(
+        flags["allocators"].split(","),
+        flags["budgets"].split(","),
+        PROTECTIONS[flags["protection"]],
+    )
     columns = [
         (
-            f"{allocator} {budget}",
-            records_of(folder, value, protocol=protocol, allocator=allocator, budget_spec=budget),
+            f"{allocator} {budget}{' +p' * protected}",
+            records_of(
+                folder, value, protocol=protocol, allocator=allocator, budget_spec=budget,
+                protected=protected,
+            ),
         )
-        for allocator in flags["allocators"].split(",")
-        for budget in flags["budgets"].split(",")
-    ]
+        for allocator, budget, protected in settings
+    ]  # fmt: skip
     return [column for column in columns if column[1]]
 
 
