@@ -12,7 +12,8 @@
 #   recompute [PROTOCOL] 20 cells of the test results again, in plain transformers with masks
 #   pages                tables, pages and figures from what was measured; costs a minute
 #   all [LLAMA TEXT]     every step, both protocols side by side
-# Every step goes on where it was stopped. settings.sh says what each of them measures.
+# Every step goes on where it was stopped. settings.sh says what each of them measures. Paths are
+# relative to the repository.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 HERE=recipes/all_methods
@@ -157,7 +158,7 @@ main() { # arguments of the script; a function, so that the file may change whil
     tasks | train | witness | pages) "$step" ;;
     tune | evolve | recompute) both "$step" ;;
     test) both test_prompts ;;
-    stories) stories "$(realpath "${2:?a model folder}")" "$(realpath "${3:?a text file}")" ;;
+    stories) stories "${2:?a model folder}" "${3:?a text file}" ;;
     all)
       protocols="query_aware query_agnostic"
       tasks
@@ -166,7 +167,7 @@ main() { # arguments of the script; a function, so that the file may change whil
       both evolve
       both test_prompts
       witness
-      if [ $# -ge 3 ]; then stories "$(realpath "$2")" "$(realpath "$3")"; fi
+      if [ $# -ge 3 ]; then stories "$2" "$3"; fi
       both recompute
       pages
       ;;

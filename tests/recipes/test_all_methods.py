@@ -27,7 +27,7 @@ from train.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "all_methods"
-MODULES = ("blocks", "pages", "specs", "tasks", "witness")
+MODULES = ("blocks", "pages", "specs", "stories", "tasks", "witness")
 PROTOCOLS = ("query_aware", "query_agnostic")
 TUNED = {
     "split": "validation",
@@ -231,6 +231,15 @@ def test_a_search_for_budgets_keeps_the_chosen_protection(recipe: dict[str, Any]
     settings = recipe["specs"].TunedSettings.from_json({**TUNED, "methods": methods}, "settings")
     protection = recipe["specs"].protection
     assert [protection(settings, name) for name in ("snapkv", "kvp")] == ["off", "on"]
+
+
+def test_stories_get_plain_quotes_and_whole_paragraphs(recipe: dict[str, Any]) -> None:
+    stories = recipe["stories"]
+    plain = '"It\'s so nice - to meet you!" she said.'
+    garbled = "“It’s so nice – to meet you!\u201d she said.".encode()
+    text = garbled.decode("cp1252", errors="ignore")
+    assert stories.repaired(text) == plain
+    assert list(stories.documents("a\n\nbb\n\nccc\n\nd", 4)) == ["a\n\nbb", "ccc\n\nd"]
 
 
 def test_the_coefficient_is_scipys(recipe: dict[str, Any]) -> None:
