@@ -130,7 +130,7 @@ stories() { # model folder, text file
     --max_new_tokens 128 --train "$TRACES" --validation $((TRACES / 5)) --test $((TRACES / 5)) --labels kvzip_plus --out "$folder/traces"
   policies "$folder"
   "$BIN/kvp-tune" "${text[@]}" --prompts "$DOCUMENTS" --budgets "$BUDGETS" --protocols query_agnostic \
-    --methods "$TUNED" --settings_per_method "$TUNE_SETTINGS" --policies "$(tuned_policies "$folder/policies")" \
+    --methods "$TUNED" --settings_per_method "$STORIES_SETTINGS" --policies "$(tuned_policies "$folder/policies")" \
     --out "$folder/tuned"
   save "$folder/tuned" stories
   allocated=$(specs "$SETTINGS/stories.json" "$ALLOCATED" "$ALLOCATORS")

@@ -18,6 +18,7 @@
 : "${TEST_PROMPTS:=300}"       # test prompts, all tasks together, at least
 : "${DIALOGUES:=100}"
 : "${DOCUMENTS:=40}"           # texts of the Llama
+: "${STORIES_SETTINGS:=24}"    # settings of each method on them
 BUDGETS=6%,12.5%,25%,50%
 
 # What kvp-tune tunes, with uniform, pyramid, ada and global budgets.
