@@ -52,12 +52,14 @@ def evaluated(tuned: Path, tiny_folder: Path) -> Path:
 def test_every_method_and_protocol_gets_the_same_settings(tuned: Path) -> None:
     settings = load_settings(tuned)
     assert settings.split == "validation"
-    found = [(entry.protocol, entry.method, entry.tried) for entry in settings.methods]
+    found = [(entry.protocol, entry.method) for entry in settings.methods]
     assert found == [
-        (protocol, method, 10)
+        (protocol, method)
         for protocol in ("query_aware", "query_agnostic")
         for method in ("keydiff", "snapkv")
     ]
+    assert all(10 <= entry.tried <= 20 for entry in settings.methods)
+    assert any(entry.tried == 10 and not entry.open_ends for entry in settings.methods)
     snapkv = settings.methods[1]
     assert {each.scorer for each in snapkv.published} == {
         "snapkv", "snapkv:kvpress", "snapkv:paper", "snapkv:official",
@@ -65,7 +67,8 @@ def test_every_method_and_protocol_gets_the_same_settings(tuned: Path) -> None:
     assert snapkv.chosen.score >= max(each.score for each in snapkv.published)
     with (tuned / "settings.csv").open() as file:
         lines = list(csv.DictReader(file))
-    assert set(Counter((line["protocol"], line["method"]) for line in lines).values()) == {10}
+    counts = Counter((line["protocol"], line["method"]) for line in lines)
+    assert counts == {(entry.protocol, entry.method): entry.tried for entry in settings.methods}
     assert sum(int(line["chosen"]) for line in lines) == 4
 
 
@@ -82,7 +85,7 @@ def test_a_cut_run_resumes_to_the_same_settings_and_may_be_extended(
     assert load_settings(out) == load_settings(tuned)
     assert sorted((out / "rows.jsonl").read_bytes().splitlines()) == sorted(rows.splitlines())
     assert main(_tune(tiny_folder, out, settings_per_method=14)) == 0
-    assert {entry.tried for entry in load_settings(out).methods} == {14}
+    assert all(14 <= entry.tried <= 28 for entry in load_settings(out).methods)
 
 
 def test_the_chosen_settings_reproduce(tuned: Path, tiny_folder: Path, tmp_path: Path) -> None:
