@@ -13,7 +13,7 @@ from itertools import islice
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.mixture import Part, parts_of, turns
-from kvp.data.rows.samples import row_samples
+from kvp.data.rows.samples import name_of, row_samples
 from kvp.data.sample import Sample, Source
 from kvp.data.synthetic.needles import SPLITS
 from kvp.data.task import ALL, TaskSettings
@@ -124,6 +124,9 @@ def open_source(
     parts = parts_of(data)
     if len(parts) == 1:
         return _of_one_kind(data, tasks, settings, tokenizer)
+    names = [part.data if part.data in SOURCES else name_of(part.data) for part in parts]
+    if len(set(names)) < len(names):  # ids of samples begin with them
+        raise UsageError(f"--data {data}: two parts are called alike; rename one of the files")
     order = list(islice(turns([part.weight for part in parts]), count))
     sources = [
         _of_one_kind(part.data, tasks, replace(settings, count=order.count(number)), tokenizer)

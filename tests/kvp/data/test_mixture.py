@@ -99,6 +99,7 @@ def test_a_file_whose_name_has_a_comma_is_one_part(tmp_path: Path) -> None:
         ("ruler:-1,chat:1", "--data: ruler:-1 has no weight"),
         (":1,chat:1", "--data: :1 has no weight"),
         ("chat:1,chat:2", "--data: chat is named twice"),
+        ("a/x.jsonl:1,b/x.jsonl:1", "--data a/x.jsonl:1,b/x.jsonl:1: two parts are called alike"),
         ("chat:1,none.jsonl:2", "--data none.jsonl: no such file"),
     ],
 )
