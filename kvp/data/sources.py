@@ -12,7 +12,7 @@ from itertools import islice
 
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.mixture import Part, parts_of, turns
+from kvp.data.mixture import parts_of, turns
 from kvp.data.rows.samples import name_of, row_samples
 from kvp.data.sample import Sample, Source
 from kvp.data.synthetic.needles import SPLITS
@@ -40,23 +40,12 @@ def tasks_in_turn(
     """Samples of several tasks: sample i is of task i modulo their number."""
     if not tasks:
         raise UsageError("--tasks is empty")
-    built = []
-    notes: list[str] = []
-    for turn, name in enumerate(tasks):
-        count = len(range(turn, settings.count, len(tasks)))
-        samples = build_samples(name, replace(settings, count=count), tokenizer)
-        notes += getattr(samples, "notes", ())
-        built.append(samples)
-    # A task with fewer samples ends the sequence where its turn would come.
-    size = min(
-        settings.count,
-        *(turn + len(tasks) * len(samples) for turn, samples in enumerate(built)),
-    )
-
-    def make(index: int) -> Sample:
-        return built[index % len(built)][index // len(built)]
-
-    return Source(size=size, make=make, notes=tuple(dict.fromkeys(notes)))
+    order = [index % len(tasks) for index in range(settings.count)]
+    built = [
+        build_samples(name, replace(settings, count=order.count(turn)), tokenizer)
+        for turn, name in enumerate(tasks)
+    ]
+    return _interleaved(built, order)
 
 
 def _dialogues(
@@ -132,7 +121,15 @@ def open_source(
         _of_one_kind(part.data, tasks, replace(settings, count=order.count(number)), tokenizer)
         for number, part in enumerate(parts)
     ]
-    return _mixed(parts, sources, order)
+    mixed = _interleaved(sources, order)
+    if len(mixed) == count:
+        return mixed
+    ended = order[len(mixed)]
+    note = (
+        f"--data {parts[ended].data}: only {len(sources[ended])} of the {order.count(ended)} "
+        "samples that its weight asks for; the mixture ends there"
+    )
+    return replace(mixed, notes=(*mixed.notes, note))
 
 
 def _of_one_kind(
@@ -151,20 +148,16 @@ def _of_one_kind(
         return listed_samples(samples, settings.count, f"--data {data}")
 
 
-def _mixed(parts: Sequence[Part], sources: Sequence[Source], order: Sequence[int]) -> Source:
-    """Samples of several sources, sample i from source order[i], until one has no more."""
+def _interleaved(sources: Sequence[Sequence[Sample]], order: Sequence[int]) -> Source:
+    """Sample i from source order[i], until one has no more where its turn would come."""
     places: list[tuple[int, int]] = []  # source, index in it
     given = [0] * len(sources)
-    notes = [note for source in sources for note in source.notes]
     for number in order:
         if given[number] == len(sources[number]):
-            notes.append(
-                f"--data {parts[number].data}: only {given[number]} of the "
-                f"{order.count(number)} samples that its weight asks for; the mixture ends there"
-            )
             break
         places.append((number, given[number]))
         given[number] += 1
+    notes = (note for source in sources for note in getattr(source, "notes", ()))
 
     def make(index: int) -> Sample:
         number, place = places[index]
