@@ -151,7 +151,9 @@ def answers(training: Training, trained: Sequence[Arm], split: str) -> Iterator[
             caption = f"Answers on {split} prompts, {words}, %"
             yield from compared(training, names, columns, caption, accuracy, difference, 1)
         if columns := settings_of(training, split, "nll", protocol):
-            caption = f"Perplexity of replies on {split} prompts, {words}; differences in nats"
+            caption = (
+                f"Perplexity of replies on {split} prompts, {words}; differences in nats, + worse"
+            )
             yield from compared(training, names, columns, caption, perplexity, nats_difference, 3)
 
 
@@ -176,26 +178,33 @@ def compared(
     }  # fmt: skip
     stars = dict(zip(gaps, holm(list(gaps.values())), strict=True))
 
-    def texts(interval: Interval, sign: str) -> list[str]:
-        return [f"{each:{sign}.{digits}f}" for each in (interval.mean, interval.low, interval.high)]
+    def text(interval: Interval, sign: str, star: str = "") -> str:
+        mean_, low, high = (
+            f"{each:{sign}.{digits}f}" for each in (interval.mean, interval.low, interval.high)
+        )
+        return f"{mean_}{star} ({low} to {high})"
 
-    rows = []
-    for name in names:
-        cells = [name]
-        for column, found in columns:
-            mean_, low, high = texts(value(found[name]), "")
-            cells.append(f"{mean_} ({low} to {high})")
-            if (name, column) not in gaps:
-                cells.append("–")
-                continue
-            mean_, low, high = texts(gaps[name, column], "+")
-            cells.append(f"{mean_}{' *' * stars[name, column]} ({low} to {high})")
-        rows.append(cells)
+    def difference_of(name: str, column: str) -> str:
+        if (name, column) not in gaps:
+            return "–"
+        return text(gaps[name, column], "+", " *" if stars[name, column] else "")
+
+    rows = [
+        [
+            name,
+            *(
+                cell
+                for column, found in columns
+                for cell in (text(value(found[name]), ""), difference_of(name, column))
+            ),
+        ]
+        for name in names
+    ]
     header = ["arm"]
     for column, _ in columns:
         header += [column, f"− {reference}"]
-    whole, *_ = texts(value(columns[0][1]["full"]), "")
-    yield table(f"{caption} (full cache {whole})", header, rows)
+    whole = value(columns[0][1]["full"]).mean
+    yield table(f"{caption} (full cache {whole:.{digits}f})", header, rows)
 
 
 def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
