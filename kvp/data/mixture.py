@@ -22,12 +22,12 @@ class Part:
 
 
 def parts_of(data: str) -> tuple[Part, ...]:
-    """The parts of a mixture; data of one kind are one part, whatever their name.
+    """The parts of a mixture; data without a comma, or that exist under their name, are one part.
 
     Raises UsageError where a part of several has no weight above 0, or is named twice.
     """
     names = split_list(data)
-    if len(names) < 2 or Path(data).exists():
+    if "," not in data or not names or Path(data).exists():
         return (Part(data=data, weight=1.0),)
     parts = tuple(map(_part, names))
     twice = [part.data for part in parts if [each.data for each in parts].count(part.data) > 1]

@@ -12,7 +12,7 @@ from itertools import islice
 
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.mixture import parts_of, turns
+from kvp.data.mixture import Part, parts_of, turns
 from kvp.data.rows.samples import name_of, row_samples
 from kvp.data.sample import Sample, Source
 from kvp.data.synthetic.needles import SPLITS
@@ -112,17 +112,27 @@ def open_source(
     )
     parts = parts_of(data)
     if len(parts) == 1:
-        return _of_one_kind(data, tasks, settings, tokenizer)
+        return _of_one_kind(parts[0].data, tasks, settings, tokenizer)
+    return _mixture(parts, tasks, settings, tokenizer)
+
+
+def _mixture(
+    parts: Sequence[Part],
+    tasks: Sequence[str],
+    settings: TaskSettings,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Source:
     names = [part.data if part.data in SOURCES else name_of(part.data) for part in parts]
     if len(set(names)) < len(names):  # ids of samples begin with them
-        raise UsageError(f"--data {data}: two parts are called alike; rename one of the files")
-    order = list(islice(turns([part.weight for part in parts]), count))
+        alike = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"--data: two parts are called {alike}; rename one of the files")
+    order = list(islice(turns([part.weight for part in parts]), settings.count))
     sources = [
         _of_one_kind(part.data, tasks, replace(settings, count=order.count(number)), tokenizer)
         for number, part in enumerate(parts)
     ]
     mixed = _interleaved(sources, order)
-    if len(mixed) == count:
+    if len(mixed) == settings.count:
         return mixed
     ended = order[len(mixed)]
     note = (
