@@ -17,8 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CALIBRATION_TARGETS = ("contribution", "max_future_attention", "future_attention", "share")
-"""Definitions of importance (`train.calibration.fit.CALIBRATION_TARGETS` defines them)."""
+CALIBRATION_TARGETS = (
+    "contribution", "reply_contribution", "max_future_attention", "future_attention", "share",
+    "distilled",
+)  # fmt: skip
+"""Definitions of importance (`train.calibration.fit.TARGET_IMPORTANCE` defines them); `distilled`:
+scales and offsets that `kvp-distill` has learned."""
 RENAMED = {"peak": "max_future_attention", "attention": "future_attention"}
 """Targets in files written before -> names now."""
 

@@ -11,11 +11,12 @@ Files are `policies.policy_files`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kvp.errors import PolicyError
@@ -56,8 +57,12 @@ class LearnedScorer:
 
     @torch.no_grad()
     def score(self, view: View) -> Tensor:
-        """Rank by the trained rankers: [B, H, N]; PolicyError if the view is another geometry's."""
-        batch, heads, tokens, width = view.keys.shape
+        """Rank by the trained rankers: [B, H, N]; PolicyError if the view is another geometry's.
+
+        Tokens that are fed again get 0: nobody ranks them, and they are no neighbours in training.
+        """
+        batch, heads, seen, width = view.keys.shape
+        tokens = seen - view.fed_again
         if (heads, width) != (self.geometry.kv_heads, self.geometry.head_dim) or not (
             view.layer < self.geometry.layers
         ):
@@ -67,24 +72,40 @@ class LearnedScorer:
             )
         rankers = self.rankers.to(view.keys.device)
         of_layer = slice(view.layer * heads, (view.layer + 1) * heads)
-        keys = view.keys.transpose(0, 1).reshape(heads, batch * tokens, width)
-        values = view.values.transpose(0, 1).reshape(heads, batch * tokens, width)
-        positions = view.positions.reshape(-1)
+        keys = view.keys[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)
+        values = view.values[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)
+        positions = view.positions[:, :tokens].reshape(-1)
         cached = view.positions[:, -1:] + 1 - view.fed_again  # the length rankers are trained with
         length = cached.expand(batch, tokens).reshape(-1)
         recent = self._recent(view)
-        blocks = [slice(start, start + BLOCK) for start in range(0, batch * tokens, BLOCK)]
         parts = [
             rankers(
                 keys[:, b], values[:, b], positions[b], length[b],
                 None if recent is None else recent[:, b], heads=of_layer,
-            )
-            for b in blocks
+            )[:, inner]
+            for b, inner in self._blocks(batch, tokens)
         ]  # fmt: skip
         scores = torch.cat(parts, dim=-1)
         if self.calibration is not None:
             scores = self.calibration.apply(scores, of_layer)
-        return scores.view(heads, batch, tokens).transpose(0, 1).contiguous()
+        scores = scores.view(heads, batch, tokens).transpose(0, 1)
+        return F.pad(scores, (0, view.fed_again)).contiguous()
+
+    def _blocks(self, batch: int, tokens: int) -> Iterator[tuple[slice, slice]]:
+        """Tokens of B prompts in a row that are scored at once, and which of their scores count.
+
+        Where tokens add to their neighbours' scores, a block has those of its own prompt with it.
+        """
+        reach = self.rankers.spec.neighbours
+        if not reach:
+            for start in range(0, batch * tokens, BLOCK):
+                yield slice(start, start + BLOCK), slice(None)
+            return
+        for first in range(0, batch * tokens, tokens):
+            for start in range(first, first + tokens, BLOCK):
+                stop = min(start + BLOCK, first + tokens)
+                outer = slice(max(start - reach, first), min(stop + reach, first + tokens))
+                yield outer, slice(start - outer.start, stop - outer.start)
 
     def _recent(self, view: View) -> Tensor | None:
         """Features of the last queries' attention, [H, B * N, features], where they are read."""
@@ -92,4 +113,5 @@ class LearnedScorer:
             return None
         assert view.queries is not None
         features = recent_features(view.queries, view.keys)  # [B, H, N, features]
-        return features.transpose(0, 1).flatten(1, 2)
+        cached = view.keys.shape[2] - view.fed_again
+        return features[:, :, :cached].transpose(0, 1).flatten(1, 2)

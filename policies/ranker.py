@@ -9,7 +9,9 @@ out: sampling and losses (`train`), files (`policy_files`), one network for all 
 
 Architecture (`policies.ranker_spec`, arithmetic in `policies.network`): key and value each Linear
 D -> hidden + LayerNorm; position features -> LayerNorm; concatenate; two blocks of Linear ->
-hidden, LayerNorm, SiLU; Linear -> 1. With hidden = 256, D = 128 and a position table of 12,000 rows
+hidden, LayerNorm, SiLU; Linear -> 1. With `neighbours` R a further Linear -> 2 R + 1 gives what the
+token adds to the scores of those at distances -R to R: a value is needed because of the key before
+it. With hidden = 256, D = 128 and a position table of 12,000 rows
 of 32 this is the paper's "two layers of 256, about 650K parameters"; the network without a table
 has 273,729. `paper` looks positions up in such a table (rows beyond the trained length are never
 trained); `fourier` replaces it by features that extrapolate.
@@ -61,6 +63,9 @@ class HeadRankers(nn.Module):
             self._add_linear(name, incoming, spec.hidden, generator)
             incoming = sizes[name] = spec.hidden
         self._add_linear("score", incoming, 1, generator)
+        if spec.neighbours:  # nothing is added to neighbours before training
+            zeros = torch.zeros(heads, incoming, 2 * spec.neighbours + 1)
+            self.register_parameter("neighbours_weight", nn.Parameter(zeros))
         for name, size in sizes.items():
             ones, zeros = torch.ones(heads, size), torch.zeros(heads, size)
             self.register_parameter(f"{name}_norm_weight", nn.Parameter(ones))
@@ -97,15 +102,17 @@ class HeadRankers(nn.Module):
         *,
         heads: slice | None = None,
         stacked: bool | None = None,
+        contexts: Sequence[int] | None = None,
     ) -> Tensor:
         """Score tokens: keys and values [a, N, D] of the a heads in `heads` -> float32 [a, N].
 
         `recent` is [a, N, features] (`policies.recent_features`), for rankers with that input.
 
         `positions` is int64 [N], or [a, N] where heads see different contexts; `length` is tokens
-        seen at compression (last position + 1), one number or shaped as `positions`. Tokens are
-        scored independently, so contexts may be concatenated along N. `stacked` forces one batched
-        product per layer of the network (default on accelerators) or a loop over heads (CPU).
+        seen at compression (last position + 1), one number or shaped as `positions`. Several
+        contexts may be concatenated along N; `contexts` are their lengths, which only rankers with
+        `neighbours` need. `stacked` forces one batched product per layer of the network (default on
+        accelerators) or a loop over heads (CPU).
         """
         heads = heads or slice(None)
         count = len(range(self.total_kv_heads)[heads])
@@ -119,8 +126,9 @@ class HeadRankers(nn.Module):
         if stacked is None:
             stacked = keys.device.type != "cpu"
         return score_tokens(
-            self.spec, self.weights(heads), keys, values, positions, length, recent, stacked=stacked
-        )
+            self.spec, self.weights(heads), keys, values, positions, length, recent,
+            stacked=stacked, contexts=contexts,
+        )  # fmt: skip
 
     def weights(self, heads: slice) -> dict[str, Tensor]:
         """Parameters and statistics of the a heads in `heads`, name -> [a, ...].

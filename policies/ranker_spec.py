@@ -27,6 +27,7 @@ TOKEN_INPUTS = ("key", "value", "position", "distance")
 PAPER_INPUTS = ("key", "value", "position")
 """Inputs of the paper's ranker: its position table knows nothing of the end of the cache."""
 MAX_BLOCKS = 2
+MAX_NEIGHBOURS = 1024
 _SHORTEST_WAVELENGTH = 4.0
 
 
@@ -53,6 +54,8 @@ class RankerSpec:
     `TOKEN_INPUTS` mean all that it has."""
     blocks: int = 2
     """Hidden layers after the inputs' projections, 1 or 2."""
+    neighbours: int = 0
+    """Tokens on either side that add to a token's score; 0: tokens are scored independently."""
     key_frequencies: tuple[float, ...] = ()
     """Radians per position of the model's rotary embedding: keys are turned with them so that the
     end of the cache is position 0. Empty: keys as the model rotated them; `paper` has none."""
@@ -65,13 +68,20 @@ class RankerSpec:
             )
         object.__setattr__(self, "inputs", self._checked_inputs())
         object.__setattr__(self, "key_frequencies", self._checked_frequencies())
-        no_sizes = ("architecture", "inputs", "key_frequencies")
+        no_sizes = ("architecture", "inputs", "neighbours", "key_frequencies")
         sizes = {k: v for k, v in self.to_dict().items() if k not in no_sizes}
         for name, size in sizes.items():
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"{name} of a ranker must be a positive integer, got {size!r}")
         if self.blocks > MAX_BLOCKS:
             raise ValueError(f"blocks of a ranker must be 1 or {MAX_BLOCKS}, got {self.blocks}")
+        reach = self.neighbours
+        if type(reach) is not int or not 0 <= reach <= MAX_NEIGHBOURS:
+            raise ValueError(
+                f"neighbours of a ranker must be an integer in 0..{MAX_NEIGHBOURS}, got {reach!r}"
+            )
+        if reach and self.architecture == "paper":
+            raise ValueError("neighbours of a ranker need the fourier architecture")
 
     def _checked_inputs(self) -> tuple[str, ...]:
         given = tuple(self.inputs)
@@ -164,7 +174,7 @@ class RankerSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RankerSpec:
-        """Inverse of `to_dict`; what is absent (`inputs`, `blocks` in older files) is the default.
+        """Inverse of `to_dict`; what older files lack (inputs, blocks, neighbours) is the default.
 
         TypeError on unknown keys, ValueError on values out of range.
         """

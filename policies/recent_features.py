@@ -1,9 +1,9 @@
 """What the last queries attend to, as features of a token: input `recent` of a ranker.
 
 For the last 1, 4, 16 and 32 queries: mean attention over queries and the heads of the group, of the
-token and as the largest of its 7 and 31 neighbours (SnapKV's pooling over positions); for 32 the
-largest attention, too. All are logarithms of multiples of the uniform share 1 / N, so that lengths
-compare, and at least -7. Last comes whether the token is one of the 32.
+token and as the largest of the 7, 31 and 63 tokens around it (SnapKV's pooling over positions); for
+32 the largest attention, too. All are logarithms of multiples of the uniform share 1 / N, so that
+lengths compare, and at least -7. Last comes whether the token is one of the 32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from policies.recent_attention import recent_attention
 RECENT_QUERIES = 32
 """Queries that are read; fewer where fewer tokens have been seen."""
 _WINDOWS = (1, 4, 16, RECENT_QUERIES)
-_KERNELS = (7, 31)
+_KERNELS = (7, 31, 63)
 _FLOOR = 1e-3
 RECENT_FEATURES = (
     *(f"log mean attention of {w} queries{p}" for w in _WINDOWS

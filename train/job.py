@@ -27,7 +27,8 @@ from train.model.shared import SharedRankers
 from train.recipe import Recipe
 from train.run_folder import RunFolder
 
-Sources = dict[str, ContextSource]
+Sources = dict[tuple[str, bool], ContextSource]
+"""Contexts by label, and by whether they hold what the last queries attend to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Job:
     """KV heads of the model that are trained."""
     target: RunFolder
     sources: Sources
-    """Contexts by label."""
+    """Contexts that are in use."""
     shared: bool
     """Whether other runs of the process use `sources`, too."""
     initial: HeadRankers | None
@@ -71,16 +72,17 @@ class Job:
         One label after the other, within `--memory_gb`: those of other labels remember nothing from
         then on, unless `sources` are shared.
         """
+        key = (label, self.recipe.reads_queries)
         if not self.shared:
-            for other in self.sources.keys() - {label}:
+            for other in self.sources.keys() - {key}:
                 self.sources[other].forget()
-        if label not in self.sources:
+        if key not in self.sources:
             memory = int(self.config.memory_gb * 1e9)
-            self.sources[label] = ContextSource(
+            self.sources[key] = ContextSource(
                 self.traces, memory_bytes=memory, device=self.device, label=label,
                 recent=self.recipe.reads_queries,
             )  # fmt: skip
-        return self.sources[label]
+        return self.sources[key]
 
     def held_out(self, limit: int) -> list[CompressionPoint]:
         """At most `limit` compression points of validation sequences."""
@@ -145,6 +147,7 @@ def _spec(recipe: Recipe, training_data: TrainingData) -> RankerSpec:
         reference_length=max(record.length for record in training_data.first),
         inputs=recipe.input_list,
         blocks=recipe.blocks,
+        neighbours=recipe.neighbours,
         key_frequencies=key_frequencies(training_data.traces, recipe),
     )
 

@@ -45,7 +45,12 @@ SharingName = Literal["heads", "model"]
 OptimizerName = Literal["adamw", "muon"]
 KeyFrame = Literal["stored", "end"]
 CalibrationName = Literal[
-    "contribution", "max_future_attention", "future_attention", "share", "none"
+    "contribution",
+    "reply_contribution",
+    "max_future_attention",
+    "future_attention",
+    "share",
+    "none",
 ]
 
 TOKEN_INPUTS = ("key", "value", "position", "distance")
@@ -63,6 +68,9 @@ RENAMED = {
     "cut_grid": "uniform_points",
 }
 """Settings by the names that earlier versions recorded -> names of today."""
+
+ADDED = {"neighbours": 0}
+"""Settings of a ranker that earlier versions did not have -> what they did."""
 
 _POSITIVE = (
     "hidden",
@@ -84,8 +92,10 @@ _NONNEGATIVE = (
     "compress_prompt",
     "compress_context",
     "compress_uniform",
+    "neighbours",
 )
 _MAXIMA = {
+    "neighbours": 1024,
     "hidden": 65_536,
     "max_positions": 16_777_216,
     "steps": 10_000_000,
@@ -108,6 +118,8 @@ class RankerSettings:
     inputs: str = "key,value,position,distance"
     """Inputs of the ranker per token, comma separated, some of these, and recent (what the last 32
     queries attend to; traces must hold queries); paper has no distance."""
+    neighbours: int = 0
+    """Tokens on either side of a token that add to its score; 0 scores every token by itself."""
     key_frame: KeyFrame = "stored"
     """stored (keys as the model rotated them) or end (rotated on, so that the end of the cache is
     position 0, as the queries that follow see them)."""
@@ -245,6 +257,8 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
         if self.architecture == "paper" and (inputs != TOKEN_INPUTS or self.key_frame != "stored"):
             name = "inputs" if inputs != TOKEN_INPUTS else "key_frame"
             raise ValueError(f"--{name} cannot be chosen for the paper's architecture")
+        if self.architecture == "paper" and self.neighbours:
+            raise ValueError("--neighbours cannot be chosen for the paper's architecture")
 
     def _check_budget_weights(self) -> None:
         try:
@@ -291,6 +305,8 @@ def current_names(recorded: Mapping[str, Any]) -> dict[str, Any]:
     `recorded` are settings of a recipe, or a mapping that holds some among others.
     """
     renamed = {RENAMED.get(name, name): value for name, value in recorded.items()}
+    if "hidden" in renamed:
+        renamed = {**ADDED, **renamed}
     for name in ("label", "calibration"):
         if isinstance(value := renamed.get(name), str):
             renamed[name] = LABELS_RENAMED.get(value, value)

@@ -68,18 +68,23 @@ def _scores(
     hidden = torch.cat(parts, dim=-1)
     for block in ("first", "second")[: sizes.get("blocks", 2)]:
         hidden = F.silu(_normed(tensors, block, _linear(tensors, block, hidden)))
-    return _linear(tensors, "score", hidden)[:, 0]
+    scores = _linear(tensors, "score", hidden)[:, 0]
+    reach = sizes.get("neighbours", 0)
+    if reach:
+        kernel = tensors["neighbours_weight"][None]  # [1, hidden, taps]
+        scores = scores + F.conv1d(hidden.T[None], kernel, padding=reach)[0, 0]
+    return scores
 
 
 def _recent(layer: Recorded, head: int, read: Read) -> Tensor:
-    """Features [N, 14] of the attention that the last tokens pay in one head."""
+    """Features [N, 18] of the attention that the last tokens pay in one head."""
     first = max(read.seen - 32, 0)
     paid = attention(layer, slice(first, None))[head]  # [G, window, seen]
     columns = []
     for size in (1, 4, 16, 32):
         mean = paid[:, -size:].mean((0, 1))
         columns.append(mean)
-        for kernel in (7, 31):
+        for kernel in (7, 31, 63):
             half = kernel // 2
             columns.append(F.pad(mean, (half, half)).unfold(0, kernel, 1).amax(-1))
     columns.append(paid.amax((0, 1)))

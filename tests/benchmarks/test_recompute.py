@@ -35,6 +35,9 @@ Evaluate = Callable[..., Path]
 
 def _policy(folder: Path, spec: RankerSpec) -> None:
     rankers = HeadRankers(spec, heads=GEOMETRY.total_kv_heads)
+    if spec.neighbours:
+        with torch.no_grad():
+            rankers.neighbours_weight.normal_()
     knots = torch.randn(2, GEOMETRY.total_kv_heads, 4).sort(dim=-1).values
     save_policy(
         folder,
@@ -52,7 +55,7 @@ def evaluate(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ev
         turning = (1.0, 0.3, 0.1, 0.03)
         _policy(folder / "fourier", RankerSpec(head_dim=8, hidden=8, key_frequencies=turning))
         _policy(folder / "paper", RankerSpec(head_dim=8, hidden=8, architecture="paper"))
-        _policy(folder / "recent", RankerSpec(head_dim=8, hidden=8, inputs=INPUTS))
+        _policy(folder / "recent", RankerSpec(head_dim=8, hidden=8, inputs=INPUTS, neighbours=5))
 
     def run(out: Path, **changes: str) -> Path:
         settings = {

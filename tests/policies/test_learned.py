@@ -20,10 +20,17 @@ MakeView = Callable[..., View]
 GEOMETRY = Geometry(layers=3, query_heads=4, kv_heads=2, head_dim=8)
 
 
-@pytest.fixture(params=["fourier", "paper"])
+@pytest.fixture(params=["fourier", "paper", "neighbours"])
 def policy(request: pytest.FixtureRequest) -> LearnedScorer:
-    spec = RankerSpec(head_dim=8, hidden=12, max_positions=64, architecture=request.param)
+    architecture = "paper" if request.param == "paper" else "fourier"
+    spec = RankerSpec(
+        head_dim=8, hidden=12, max_positions=64, architecture=architecture,
+        neighbours=9 if request.param == "neighbours" else 0,
+    )  # fmt: skip
     rankers = HeadRankers(spec, GEOMETRY.total_kv_heads, torch.Generator().manual_seed(0))
+    if spec.neighbours:
+        with torch.no_grad():
+            rankers.neighbours_weight.normal_(generator=torch.Generator().manual_seed(1))
     return LearnedScorer(rankers=rankers, geometry=GEOMETRY)
 
 
@@ -62,8 +69,12 @@ def test_a_token_that_is_fed_again_changes_no_score(
     make_view: MakeView, frequencies: tuple[float, ...]
 ) -> None:
     """Positions count from the end of the cache, as in training, not from the end of the view."""
-    spec = RankerSpec(head_dim=8, hidden=12, max_positions=64, key_frequencies=frequencies)
+    spec = RankerSpec(
+        head_dim=8, hidden=12, max_positions=64, key_frequencies=frequencies, neighbours=4
+    )
     rankers = HeadRankers(spec, GEOMETRY.total_kv_heads, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        rankers.neighbours_weight.normal_()
     policy = LearnedScorer(rankers=rankers, geometry=GEOMETRY)
     whole = make_view(tokens=20, layer=1)
     cached = replace(

@@ -352,3 +352,50 @@ def test_statistics_of_absent_inputs_are_not_used() -> None:
     assert torch.equal(rankers.state_dict()["value_mean"], mean)
     with pytest.raises(ValueError, match="key_mean must be"):
         rankers.standardise(key_mean=mean[0], key_std=std, value_mean=mean, value_std=std)
+
+
+def test_neighbours_are_a_convolution_over_each_context() -> None:
+    """One number per token and distance, added up: checked against a loop over pairs of tokens."""
+    spec = replace(FOURIER, neighbours=3)
+    rankers = _rankers(spec, heads=2)
+    keys, values, positions = _tokens(heads=2, tokens=20)
+    alone = HeadRankers.from_head_states(
+        replace(spec, neighbours=0),
+        [
+            {name: part for name, part in state.items() if name != "neighbours_weight"}
+            for state in rankers.head_states()
+        ],
+    )
+    independent = alone(keys, values, positions, 20)
+    torch.testing.assert_close(rankers(keys, values, positions, 20), independent)  # untrained
+    with torch.no_grad():
+        rankers.neighbours_weight.normal_()
+    hidden: dict[str, Tensor] = {}
+    score_weight, score_bias = rankers.score_weight.clone(), rankers.score_bias.clone()
+    added = torch.zeros(2, 20)
+    for column in range(spec.hidden):  # the state of the last block, channel by channel
+        with torch.no_grad():
+            alone.score_weight.zero_()[:, column] = 1.0
+            alone.score_bias.zero_()
+        hidden[str(column)] = alone(keys, values, positions, 20).detach()
+    state = torch.stack(list(hidden.values()), dim=-1)  # [2, 20, hidden]
+    for target in range(20):
+        for source in range(max(0, target - 3), min(20, target + 4)):
+            weight = rankers.neighbours_weight[:, :, source - target + 3]  # [2, hidden]
+            added[:, target] += (state[:, source] * weight).sum(-1)
+    expected = (state @ score_weight + score_bias[:, None]).squeeze(-1) + added
+    for stacked in (False, True):
+        scores = rankers(keys, values, positions, 20, stacked=stacked)
+        torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-4)
+        twice = rankers(
+            keys.repeat(1, 2, 1), values.repeat(1, 2, 1), positions.repeat(2), 20,
+            stacked=stacked, contexts=[20, 20],
+        )  # fmt: skip
+        torch.testing.assert_close(twice, expected.repeat(1, 2), rtol=1e-4, atol=1e-4)
+
+
+def test_the_paper_scores_every_token_by_itself() -> None:
+    with pytest.raises(ValueError, match="need the fourier architecture"):
+        replace(PAPER, neighbours=3)
+    with pytest.raises(ValueError, match=r"neighbours of a ranker must be an integer in 0\.\.1024"):
+        replace(FOURIER, neighbours=-1)

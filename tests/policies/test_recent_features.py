@@ -41,7 +41,7 @@ def test_columns_are_what_their_names_say(tokens: int) -> None:
         for window in (1, 4, 16, 32):
             mean = paid[:, -window:].mean((0, 1))
             columns.append(mean)
-            for half in (3, 15):
+            for half in (3, 15, 31):
                 near = [mean[max(0, i - half) : i + half + 1].max() for i in range(tokens)]
                 columns.append(torch.stack(near))
         columns.append(paid[:, -32:].amax((0, 1)))

@@ -20,6 +20,7 @@ from train.config import TrainConfig
 from train.data.compression_points import CompressionPoint
 from train.data.contexts import Context, ContextSource
 from train.data.traces import Traces
+from train.job import Sources
 from train.run import run
 
 MakeStore = Callable[..., Path]
@@ -303,6 +304,18 @@ def test_only_sources_that_runs_share_remember_side_by_side(
     changes = [now for now, before in zip(held, [[], *held], strict=False) if now != before]
     assert changes == [[label], [label, other] if shared else [other]]  # one after the other
     assert max(map(len, held)) == (2 if shared else 1)
+
+
+def test_runs_that_share_sources_may_read_other_inputs(store: Path, tmp_path: Path) -> None:
+    sources: Sources = {}
+    for inputs in ("key,value", "key,recent", "distance"):
+        out = tmp_path / inputs
+        config = TrainConfig(
+            traces=str(store), out=str(out), inputs=inputs, min_prefix=40, hidden=8, steps=1,
+            contexts=1,
+        )  # fmt: skip
+        run(config, sources)
+        assert load_policy(out).rankers.spec.inputs == tuple(inputs.split(","))
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,10 @@ TargetValues = Callable[[Context, Tensor | None], Tensor]
 
 TARGET_IMPORTANCE: dict[str, tuple[str, TargetValues]] = {
     "contribution": ("max_future_attention", lambda c, gram: c.importance * output_norms(c, gram)),
+    "reply_contribution": (
+        "max_reply_attention",
+        lambda c, gram: c.importance * output_norms(c, gram),
+    ),
     "max_future_attention": ("max_future_attention", lambda c, gram: c.importance),
     "future_attention": ("future_attention", lambda c, gram: c.importance / c.future),
     "share": (

@@ -163,7 +163,10 @@ def held_out_points(
 
 
 def _point(record: SequenceRecord, prefix_length: int, recipe: Recipe) -> CompressionPoint:
-    stop = min(prefix_length + (recipe.future_max or record.length), record.length)
+    stop = prefix_length + (recipe.future_max or record.length)
+    if label_of(recipe.label).reading < 1:  # at least one reply is seen
+        stop = max(stop, next((b for _, b in record.reply_spans if b > prefix_length), stop))
+    stop = min(stop, record.length)
     if record.edges:  # a grid holds the future up to its edges only
         stop = min(edge for edge in record.edges if edge >= stop)
     return CompressionPoint(sequence=record.index, prefix_length=prefix_length, stop=stop)

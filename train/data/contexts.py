@@ -82,10 +82,12 @@ class ContextSource:
         *,
         memory_bytes: int,
         device: torch.device | None = None,
-        label: str = EVALUATED,
+        label: str | None = EVALUATED,
         recent: bool = False,
     ) -> None:
         """Make contexts of `reader` with their `label`, and with `recent` where asked for.
+
+        Without a label (None) every importance is 0, and nothing is computed for it.
 
         Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels.
 
@@ -97,7 +99,7 @@ class ContextSource:
         queries_bytes = max(traces_bytes - _kv_bytes(reader.plan), 0)
         self.traces = reader
         self._label_name = label
-        self._label = label_of(label)
+        self._label = None if label is None else label_of(label)
         self._with_recent = recent
         self.device = device or torch.device("cpu")
         self._turn = threading.Lock()
@@ -122,7 +124,7 @@ class ContextSource:
             positions=torch.arange(point.prefix_length, device=self.device),
             length=point.prefix_length,
             importance=importance.to(self.device),
-            future=point.stop - point.prefix_length if self._label.summed else 1,
+            future=point.stop - point.prefix_length if self._label and self._label.summed else 1,
             recent=recent[0].to(self.device) if recent else None,
         )
 
@@ -191,6 +193,9 @@ class ContextSource:
     def _label_of(self, point: CompressionPoint) -> Tensor:
         """[L, H, N] float32 on the CPU, read or computed."""
         traces, label = self.traces, self._label
+        if label is None or self._label_name is None:
+            keys, _ = self._keys_and_values(point.sequence)
+            return torch.zeros(*keys.shape[:2], point.prefix_length)
         if label.from_queries is None:
             assert label.stored is not None, "a label is computed or stored"
             return traces.label(label.stored, point.sequence)[..., : point.prefix_length]
@@ -199,7 +204,8 @@ class ContextSource:
                 self._label_name, point.sequence, point.prefix_length, point.stop
             )
         queries, keys = self._queries_and_keys(point.sequence)
-        return label.computed(queries, keys, point.prefix_length, point.stop).cpu()
+        replies = traces.record(point.sequence).reply_spans
+        return label.computed(queries, keys, point.prefix_length, point.stop, replies).cpu()
 
 
 class _Memory(Generic[KeyT, ItemT]):

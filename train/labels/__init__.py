@@ -14,6 +14,7 @@ LABELS = Registry(
     builtin={
         "future_attention": "train.labels.future_attention:FUTURE_ATTENTION",
         "max_future_attention": "train.labels.max_future_attention:MAX_FUTURE_ATTENTION",
+        "max_reply_attention": "train.labels.max_reply_attention:MAX_REPLY_ATTENTION",
         "kvzip": "train.labels.reconstruction:KVZIP",
         "kvzip_plus": "train.labels.reconstruction:KVZIP_PLUS",
     },

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
@@ -34,17 +35,40 @@ class Label:
     """Whether stores of importance grids, which have no queries, hold it at all of their points."""
     summed: bool = False
     """Whether it is a sum over the future's queries, so that a mean per query makes sense."""
+    reading: float = 1.0
+    """Weight of queries that write none of the assistant's replies (`reply_windows`); those that
+    write them have 1."""
 
     def __post_init__(self) -> None:
         """Raise ValueError unless there is exactly one way to get the label."""
         if (self.from_queries is None) == (self.stored is None):
             raise ValueError("a label is either computed from queries or stored")
 
-    def computed(self, queries: Tensor, keys: Tensor, prefix_length: int, stop: int) -> Tensor:
+    def computed(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        prefix_length: int,
+        stop: int,
+        replies: Sequence[tuple[int, int]] = (),
+    ) -> Tensor:
         """The label from the queries of a trace, shapes as `FromQueries`.
+
+        `replies` are the [start, stop) token ranges that the assistant wrote.
 
         Raises UsageError where a user's own label fails or returns what is no importance.
         """
+        windows = [(self.reading, prefix_length, stop)] if self.reading else []
+        if self.reading < 1:
+            written = reply_windows(replies, prefix_length, stop)
+            windows += [(1 - self.reading if self.summed else 1.0, *window) for window in written]
+        parts = [
+            weight * self._computed(queries, keys, first, last)[..., :prefix_length]
+            for weight, first, last in windows
+        ]  # each [L, H, N]
+        return torch.stack(parts).sum(0) if self.summed else torch.stack(parts).amax(0)
+
+    def _computed(self, queries: Tensor, keys: Tensor, prefix_length: int, stop: int) -> Tensor:
         assert self.from_queries is not None, "stored labels come with the trace"
         what = f"label {getattr(self.from_queries, '__name__', self.from_queries)}"
         with own_errors(self.from_queries, what):
@@ -71,6 +95,19 @@ class Label:
                 "point; use --label future_attention, or collect with kvp-collect --store qkv"
             )
         return "was collected without queries; collect with kvp-collect --store qkv"
+
+
+def reply_windows(
+    spans: Sequence[tuple[int, int]], prefix_length: int, stop: int
+) -> list[tuple[int, int]]:
+    """Queries at `prefix_length` <= j < `stop` that write replies, as [first, last) windows.
+
+    A reply of the tokens [a, b) is written by the queries of the token before it and of its own.
+    All queries of the future, where none of them writes a reply: in running text every token is
+    what the model is to write.
+    """
+    windows = [(max(a - 1, prefix_length), min(b, stop)) for a, b in spans]
+    return [(a, b) for a, b in windows if a < b] or [(prefix_length, stop)]
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -106,8 +106,12 @@ class RankerTraining(pl.LightningModule):
         process's share times their number, because DDP takes the mean of the gradients.
         """
         recipe, workers = self._recipe, self._workers
-        contexts = [context.without(self._protection) for context in self._contexts.contexts(step)]
-        scores = self._scores(contexts)  # C times [A, N]
+        whole = self._contexts.contexts(step)
+        free = [self._protection.competing(context.length) for context in whole]
+        scores = [  # C times [A, N]
+            score[:, kept] for score, kept in zip(self._scores(whole), free, strict=True)
+        ]
+        contexts = [context.without(self._protection) for context in whole]
         counted = torch.stack([learnable(context.importance) for context in contexts])  # [C, A]
         seeds = [
             noise_seed(self._seed, step, index) for index in workers.share(range(recipe.contexts))
@@ -226,24 +230,33 @@ class RankerTraining(pl.LightningModule):
         count = self.rankers.total_kv_heads
         size = int(self._activation_bytes // (sum(tokens) * bytes_per_token(self.rankers.spec)))
         if size >= count:
-            scores = self.rankers(keys, values, positions, length, recent, stacked=self._stacked)
+            scores = self.rankers(
+                keys, values, positions, length, recent, stacked=self._stacked, contexts=tokens
+            )
         else:
             groups = [slice(i, i + max(size, 1)) for i in range(0, count, max(size, 1))]
             parts = [
                 self._recomputed(
-                    h, keys[h], values[h], positions, length, None if recent is None else recent[h]
+                    h,
+                    tokens,
+                    keys[h],
+                    values[h],
+                    positions,
+                    length,
+                    None if recent is None else recent[h],
                 )
                 for h in groups
             ]
             scores = torch.cat(parts)  # [A, sum of N]
         return list(torch.split(scores, tokens, dim=1))
 
-    def _recomputed(self, heads: slice, *inputs: Tensor | None) -> Tensor:
+    def _recomputed(self, heads: slice, contexts: Sequence[int], *inputs: Tensor | None) -> Tensor:
         """Scores of some heads, whose activations are computed again in the backward pass."""
         scores: Tensor = checkpoint(
             self.rankers,
             *inputs,
             heads=heads,
+            contexts=contexts,
             stacked=self._stacked,
             use_reentrant=False,
             preserve_rng_state=False,

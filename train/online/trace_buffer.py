@@ -177,7 +177,8 @@ class ModelTraces:
         queries, keys = trace.queries.to(self._device), trace.keys.to(self._device)
         computed: dict[Attention, Tensor] = {}
         for name, prefix_length, stop in needed:
-            importance = label_of(name).computed(queries, keys, prefix_length, stop)
+            label, replies = label_of(name), trace.record.reply_spans
+            importance = label.computed(queries, keys, prefix_length, stop, replies)
             computed[name, prefix_length, stop] = importance.cpu()
         return computed
 

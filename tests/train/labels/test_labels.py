@@ -14,10 +14,10 @@ from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.store import TraceReader
 from policies.calibration import CALIBRATION_TARGETS
 from train.calibration.run import recipe_of
-from train.data.compression_points import CompressionPoint
+from train.data.compression_points import CompressionPoint, draw_point
 from train.data.contexts import ContextSource
 from train.labels import LABELS
-from train.labels.label import Label, label_of
+from train.labels.label import Label, label_of, reply_windows
 from train.recipe import FOURIER, current_names
 
 OLD = Path(__file__).parents[2] / "fixtures" / "made_by_2ef2cb0"
@@ -80,3 +80,41 @@ def test_earlier_records_are_read_under_the_names_of_today(policy: str) -> None:
     named = current_names(training["recipe"])
     assert named["label"] in LABELS.builtin
     assert named["budget_weights"] == training["recipe"]["budgets"]
+
+
+def test_reply_windows_are_the_queries_that_write() -> None:
+    spans = ((10, 14), (30, 40))
+    assert reply_windows(spans, 5, 40) == [(9, 14), (29, 40)]
+    assert reply_windows(spans, 12, 35) == [(12, 14), (29, 35)]
+    assert reply_windows(spans, 20, 25) == [(20, 25)]  # no reply in sight: all of it
+    assert reply_windows((), 5, 9) == [(5, 9)]
+
+
+def test_queries_that_write_a_reply_count_in_full(store: Path) -> None:
+    trace = TraceReader(store).trace(1)
+    assert trace.queries is not None
+    queries = torch.randn(trace.queries.shape, generator=torch.Generator().manual_seed(0))
+    label = label_of("max_reply_attention")
+    spans = ((70, 75), (84, 90))
+    importance = label.computed(queries, trace.keys, 60, 96, spans)
+    everything = max_future_attention(queries, trace.keys, 60, 96)
+    written = torch.stack([
+        max_future_attention(queries, trace.keys, first, stop)[..., :60]
+        for first, stop in ((69, 75), (83, 90))
+    ]).amax(0)  # fmt: skip
+    torch.testing.assert_close(importance, torch.maximum(written, label.reading * everything))
+    assert 0 < label.reading < 1
+    assert (importance < everything).any()
+    text = label.computed(queries, trace.keys, 60, 96)  # running text: all of it is written
+    torch.testing.assert_close(text, everything)
+
+
+def test_a_window_reaches_the_first_reply(store: Path) -> None:
+    record = replace(TraceReader(store).record(1), reply_spans=((80, 96),))
+    near = replace(FOURIER, future_max=4, min_prefix=40, compress_prompt=0, compress_context=0)
+    reply = replace(near, label="max_reply_attention")
+    for draw in range(20):
+        plain, extended = (draw_point(record, r, seed=0, draw=draw) for r in (near, reply))
+        assert plain.prefix_length == extended.prefix_length
+        assert plain.stop == min(plain.prefix_length + 4, 96)
+        assert extended.stop == 96
