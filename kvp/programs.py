@@ -26,6 +26,11 @@ def calibrate() -> int:
     return _main("train.calibration.cli")
 
 
+def distill() -> int:
+    """Run kvp-distill and return the exit code."""
+    return _main("train.distill.cli")
+
+
 def merge() -> int:
     """Run kvp-merge and return the exit code."""
     return _main("train.merge.cli")

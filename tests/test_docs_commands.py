@@ -27,6 +27,8 @@ from train import cli as training
 from train.calibration import cli as calibrating
 from train.calibration.config import CalibrateConfig
 from train.config import TrainConfig
+from train.distill import cli as distilling
+from train.distill.config import DistillConfig
 from train.merge import cli as merging
 from train.merge.config import MergeConfig
 
@@ -35,6 +37,7 @@ CONFIGS: dict[str, type[Any]] = {
     "kvp-collect": CollectConfig,
     "kvp-train": TrainConfig,
     "kvp-calibrate": CalibrateConfig,
+    "kvp-distill": DistillConfig,
     "kvp-merge": MergeConfig,
     "kvp-eval": EvalConfig,
     "kvp-report": ReportConfig,
@@ -43,7 +46,17 @@ CONFIGS: dict[str, type[Any]] = {
 }
 EXAMPLES = [
     example
-    for cli in (collecting, training, calibrating, merging, evaluating, reporting, evolving, tuning)
+    for cli in (
+        collecting,
+        training,
+        calibrating,
+        distilling,
+        merging,
+        evaluating,
+        reporting,
+        evolving,
+        tuning,
+    )
     for example in cli.EXAMPLES
 ]
 PAGES = [

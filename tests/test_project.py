@@ -21,10 +21,11 @@ from kvp.config_groups import Group
 from trace_collect.config import CollectConfig
 from train.calibration.config import CalibrateConfig
 from train.config import TrainConfig
+from train.distill.config import DistillConfig
 from train.merge.config import MergeConfig
 
 CONFIGS: list[type[Group]] = [
-    CollectConfig, TrainConfig, CalibrateConfig, MergeConfig,
+    CollectConfig, TrainConfig, CalibrateConfig, DistillConfig, MergeConfig,
     EvalConfig, EvolveConfig, ReportConfig, TuneConfig,
 ]  # fmt: skip
 ROOT = Path(__file__).parent.parent
@@ -105,7 +106,17 @@ def test_types_are_in_the_wheel(wheel_names: list[str]) -> None:
 
 def test_every_console_script_is_callable_and_quick_to_import() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    programs = ["collect", "train", "calibrate", "merge", "eval", "report", "evolve", "tune"]
+    programs = [
+        "collect",
+        "train",
+        "calibrate",
+        "distill",
+        "merge",
+        "eval",
+        "report",
+        "evolve",
+        "tune",
+    ]
     assert set(scripts) == {f"kvp-{program}" for program in programs}
     for target in scripts.values():
         module, function = target.split(":")

@@ -70,7 +70,7 @@ class ValidationConfig(Group):
     """Validation and checkpoints."""
 
     validate_every: int = 100
-    """Steps between validations; each head exports its best averaged weights."""
+    """Steps between validations. Each head exports its best averaged weights."""
     validation_contexts: int = 64
     """Held-out contexts per validation."""
     checkpoint_every: int = 50

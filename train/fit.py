@@ -41,7 +41,7 @@ def new_training(job: Job, rankers: HeadRankers) -> RankerTraining:
 
 
 def fit(
-    module: RankerTraining,
+    module: pl.LightningModule,
     callbacks: Sequence[pl.Callback],
     *,
     device: torch.device,

@@ -1,0 +1,192 @@
+"""The LightningModule: rankers, and a scale and an offset per head, that keep the replies.
+
+Scores of all heads compete for one budget, as with `+global`. A step draws contexts and budgets,
+keeps tokens softly (`train.distill.gates`), and lowers the divergence of what the model predicts
+(`train.distill.replies`). Everything drawn is a function of seed and step.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+
+from kvp.budgets import parse_budget_weights, parse_budgets
+from kvp.errors import UsageError
+from kvp.store import SequenceRecord
+from policies.calibration import Calibration
+from policies.ranker import HeadRankers
+from train.data.compression_points import CompressionPoint, drawn_points
+from train.data.contexts import Context, ContextSource, scores_of
+from train.data.store_checks import protection_of
+from train.distill.config import DistillationSettings
+from train.distill.gates import hard_log_gates, soft_log_gates
+from train.distill.replies import Replies
+from train.optim.schedule import learning_rate_factor
+from train.recipe import Recipe
+
+HEAD_RATE = 20.0
+"""Learning rate of scales and offsets over that of the rankers."""
+VALIDATED_BUDGETS = parse_budgets("6.25%,12.5%")
+"""Budgets of the held-out loss."""
+_LONGEST_GRADIENT = 1.0
+_BUDGETS = 7
+"""Keeps the draws of budgets apart from those of points (`train.data.compression_points`)."""
+
+
+class Policy(nn.Module):
+    """What is trained: the rankers, and a scale and an offset of every head's calibrated scores."""
+
+    def __init__(self, rankers: HeadRankers, calibration: Calibration) -> None:
+        """Start where `calibration` is."""
+        super().__init__()
+        self.rankers = rankers
+        self.log_scale = nn.Parameter(torch.zeros(rankers.total_kv_heads))
+        self.offset = nn.Parameter(torch.zeros(rankers.total_kv_heads))
+        self._calibration = calibration
+
+    def scores(self, context: Context) -> Tensor:
+        """Scores of every token that all heads share: [A, N]."""
+        calibrated = self._calibration.apply(scores_of(self.rankers, context))
+        return calibrated * self.log_scale.exp()[:, None] + self.offset[:, None]
+
+    def calibration(self) -> Calibration:
+        """The calibration that gives these scores."""
+        scale, offset = self.log_scale.detach().exp().cpu(), self.offset.detach().cpu()
+        values = self._calibration.values * scale[:, None] + offset[:, None]
+        return Calibration(target="distilled", scores=self._calibration.scores, values=values)
+
+
+class Distillation(pl.LightningModule):
+    """Fine-tune a policy on the model's predictions."""
+
+    first_loss: Tensor
+    """Float32 scalar, held-out divergence before the first step."""
+    best_loss: Tensor
+    """Float32 scalar, least held-out divergence so far."""
+    best_step: Tensor
+    """Int64 scalar, the step that it is from."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        replies: Replies,
+        source: ContextSource,
+        records: Sequence[SequenceRecord],
+        settings: DistillationSettings,
+        recipe: Recipe,
+        *,
+        seed: int,
+    ) -> None:
+        """Train `policy` in place on contexts of `records`, drawn from `source`.
+
+        `recipe` says which compression points are drawn, and whether protected tokens compete.
+        """
+        super().__init__()
+        self.policy = policy
+        self.best = copy.deepcopy(policy).requires_grad_(False)
+        self.register_buffer("first_loss", torch.tensor(torch.inf))
+        self.register_buffer("best_loss", torch.tensor(torch.inf))
+        self.register_buffer("best_step", torch.tensor(0))
+        self._replies = replies
+        self._source, self._records = source, records
+        self._settings, self._recipe = settings, recipe
+        self._protection = protection_of(recipe)
+        self._seed = seed
+
+    def train_dataloader(self) -> Iterator[int]:
+        """Step numbers from the current one on."""
+        return itertools.count(self.global_step)
+
+    def training_step(self, step: int, batch_idx: int) -> dict[str, Any]:
+        """Mean divergence of the step's contexts, each at a budget of its own."""
+        settings = self._settings
+        progress = step / max(settings.steps - 1, 1)
+        fall = settings.final_gate_width / settings.gate_width
+        width = settings.gate_width * fall**progress
+        random = np.random.default_rng((self._seed, _BUDGETS, step))
+        losses = []
+        for point in drawn_points(self._records, self._recipe, seed=self._seed, step=step):
+            context = self._source.context(point)
+            low, high = parse_budget_weights(settings.budget_range).window(context.length)
+            budget = math.exp(random.uniform(math.log(low), math.log(high)))
+            losses.append(self._divergence(self.policy, context, point, budget, width))
+        loss = torch.stack(losses).mean()
+        if not bool(loss.isfinite()):
+            raise UsageError(
+                f"training diverged: the loss of step {step + 1} is {float(loss)}; lower --lr "
+                f"(now {settings.lr:g}), in a new --out"
+            )
+        return {"loss": loss, "metrics": {"train/loss": float(loss.detach())}}
+
+    @torch.no_grad()
+    def held_out_loss(self, points: Sequence[CompressionPoint]) -> Tensor:
+        """Mean divergence at `points`, with `VALIDATED_BUDGETS` evicted as evaluation does it."""
+        losses = []
+        for point in points:
+            context = self._source.context(point)
+            for budget in VALIDATED_BUDGETS:
+                kept = budget.tokens(context.length)
+                losses.append(self._divergence(self.policy, context, point, kept, None))
+        return torch.stack(losses).mean()
+
+    def keep_best(self, loss: Tensor) -> None:
+        """Remember the policy if its held-out loss is the least so far."""
+        if bool(loss < self.best_loss):
+            self.best.load_state_dict(self.policy.state_dict())
+            self.best_loss.copy_(loss)
+            self.best_step.fill_(self.global_step)
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """AdamW with a linear warm-up over a tenth of the steps, then a cosine."""
+        settings, policy = self._settings, self.policy
+        groups: list[dict[str, Any]] = [
+            {"params": list(policy.rankers.parameters())},
+            {"params": [policy.log_scale, policy.offset], "lr": HEAD_RATE * settings.lr},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=0.0)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer,
+            lambda step: learning_rate_factor(
+                step, steps=settings.steps, warmup=settings.steps // 10, final_factor=0.0
+            ),
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def configure_gradient_clipping(self, *args: object, **kwargs: object) -> None:
+        """Clip the gradient of all heads together: they share one budget and one loss."""
+        nn.utils.clip_grad_norm_(self.policy.parameters(), _LONGEST_GRADIENT)
+
+    def _divergence(
+        self,
+        policy: Policy,
+        context: Context,
+        point: CompressionPoint,
+        budget: float,
+        width: float | None,
+    ) -> Tensor:
+        """Divergence at a mean budget per head, tokens; None: hard eviction."""
+        scores = policy.scores(context)  # [A, N]
+        heads, tokens = scores.shape
+        free = self._protection.competing(tokens)
+        competing = scores[:, free]
+        kept = round(heads * (budget - (tokens - competing.shape[1])))
+        kept = min(max(kept, heads), competing.numel())
+        log_gates = torch.zeros_like(scores)
+        if width is None:
+            log_gates[:, free] = hard_log_gates(competing, kept)
+        else:
+            log_gates[:, free] = soft_log_gates(competing, kept, width)
+        record = self._source.traces.record(point.sequence)
+        return self._replies.divergence(context, record, point, log_gates)

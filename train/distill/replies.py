@@ -1,0 +1,63 @@
+"""What the model predicts after a compression point, with all of the cache and with some of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvp.geometry import Geometry
+from kvp.hf.gated import gated_logits
+from kvp.store import SequenceRecord
+from train.data.compression_points import CompressionPoint
+from train.data.contexts import Context
+from train.labels.label import reply_windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replies:
+    """The model whose predictions are to stay what they are."""
+
+    model: PreTrainedModel
+    geometry: Geometry
+
+    def divergence(
+        self, context: Context, record: SequenceRecord, point: CompressionPoint, log_gates: Tensor
+    ) -> Tensor:
+        """KL(full cache || gated cache), mean over the tokens of the replies: scalar, nats.
+
+        `log_gates` [A, N] of the tokens of `context`, which lies on the model's device.
+        """
+        windows = reply_windows(record.reply_spans, point.prefix_length, point.stop)
+        rows = torch.cat([torch.arange(*window) for window in windows]) - point.prefix_length
+        with torch.no_grad():
+            full = self._log_probabilities(context, record, point, rows, None)
+        gated = self._log_probabilities(context, record, point, rows, log_gates)
+        return (full.exp() * (full - gated)).sum(-1).mean()
+
+    def _log_probabilities(
+        self,
+        context: Context,
+        record: SequenceRecord,
+        point: CompressionPoint,
+        rows: Tensor,
+        log_gates: Tensor | None,
+    ) -> Tensor:
+        layers = self.geometry.layers
+        device, dtype = context.keys.device, self.model.dtype
+        following = record.token_ids[point.prefix_length : point.stop]
+        logits = gated_logits(
+            self.model,
+            _by_layer(context.keys, layers).to(dtype),
+            _by_layer(context.values, layers).to(dtype),
+            torch.tensor(following, device=device),
+            None if log_gates is None else _by_layer(log_gates, layers),
+        )
+        return logits[rows.to(device)].float().log_softmax(-1)
+
+
+def _by_layer(tensor: Tensor, layers: int) -> Tensor:
+    """[A, ...] -> [L, H, ...]."""
+    return tensor.view(layers, -1, *tensor.shape[1:])

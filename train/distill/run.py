@@ -1,0 +1,256 @@
+"""Fine-tune a policy on the predictions of its model, evaluate the best weights, export them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+
+from kvp.errors import PolicyError, StoreError, UsageError
+from kvp.hf import load_model
+from kvp.hf.identity import another_model
+from kvp.manifest import digest_json, run_manifest
+from kvp.progress import Progress, phase
+from kvp.store import TraceReader
+from policies.policy_files import PolicyMeta, Shard, load_shard, save_policy
+from train.calibration.run import recipe_of
+from train.callbacks import Checkpoints
+from train.data.compression_points import CompressionPoint, held_out_points
+from train.data.contexts import ContextSource
+from train.data.store_checks import check_store, device_of, protection_of, usable
+from train.distill.config import DistillConfig
+from train.distill.distillation import Distillation, Policy
+from train.distill.replies import Replies
+from train.fit import fit
+from train.labels import EVALUATED
+from train.recipe import Recipe
+from train.run_folder import RunFolder
+from train.summary import print_summary
+from train.validation import evaluate_with_baselines
+
+
+def run(config: DistillConfig) -> None:
+    """Fine-tune `config.policy` and write the policy directory `config.out`.
+
+    Raises:
+        PolicyError: the policy is damaged, not calibrated, or of another model than the traces.
+        StoreError: the store is damaged, incomplete or has no training or validation sequences.
+        ModelError: the model cannot be used.
+        UsageError: `--out` or another flag cannot work, or the loss is not finite.
+    """
+    device = device_of(config.device)
+    policy = load_shard(config.policy)
+    _check_policy(config, policy)
+    recipe = _recipe(config, policy)
+    reader = TraceReader(Path(config.traces))
+    check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
+    if policy.meta.geometry != reader.geometry:
+        raise PolicyError(
+            f"--policy {config.policy} is of a model with {policy.meta.geometry}, the traces of "
+            f"one with {reader.geometry}"
+        )
+    training, validation = (usable(reader, split, recipe) for split in ("train", "validation"))
+    identity = _identity(config, policy, reader)
+    target = RunFolder(Path(config.out), identity)
+    if target.finished():
+        print(f"{config.out} already holds the finished policy of exactly these settings.")
+        return
+    replies = Replies(model=_model(config, reader, device), geometry=reader.geometry)
+    manifest = run_manifest(asdict(config), seed=config.seed)
+    target.prepare(manifest, resume=config.resume)
+    try:
+        source = _source(config, reader, recipe, device, label=None)
+        assert policy.calibration is not None, "checked above"
+        module = Distillation(
+            Policy(policy.rankers, policy.calibration), replies, source, training, config, recipe,
+            seed=config.seed,
+        )  # fmt: skip
+        points = held_out_points(validation, recipe, limit=config.validation_contexts)
+        callbacks = [
+            HeldOutLoss(points, every_steps=config.validate_every),
+            Bar(),
+            Checkpoints(target, every_steps=config.checkpoint_every),
+        ]
+        fit(module, callbacks, device=device, steps=config.steps, checkpoint=target.start)
+        source.forget()
+        evaluated = _source(config, reader, recipe, device, label=EVALUATED)
+        _export(config, policy, module, evaluated, points, manifest)
+        target.finish()
+    finally:
+        target.release()
+
+
+def _check_policy(config: DistillConfig, policy: Shard) -> None:
+    if policy.meta.heads is not None:
+        raise PolicyError(f"--policy {config.policy} is a shard: join its parts with kvp-merge")
+    if policy.calibration is None:
+        raise PolicyError(
+            f"--policy {config.policy} is not calibrated, so its heads cannot compete: run "
+            f"kvp-calibrate --policy {config.policy} --traces {config.traces} first"
+        )
+
+
+def _recipe(config: DistillConfig, policy: Shard) -> Recipe:
+    """The policy's recipe, with the compression points of this run."""
+    return replace(
+        recipe_of(policy.meta.training),
+        contexts=config.contexts,
+        steps=config.steps,
+        compress_prompt=config.compress_prompt,
+        compress_context=config.compress_context,
+        compress_uniform=config.compress_uniform,
+        future_max=config.future_tokens,
+    )
+
+
+def _identity(config: DistillConfig, policy: Shard, reader: TraceReader) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    for tensor in policy.rankers.state_dict().values():
+        digest.update(tensor.contiguous().numpy().tobytes())
+    calibration = policy.calibration.to_dict() if policy.calibration else None
+    return {
+        **config.identity(),
+        "distilled_from": digest_json([digest.hexdigest(), calibration]),
+        "traces": digest_json([reader.manifest["identity"], reader.plan.to_dict()]),
+    }
+
+
+def _model(config: DistillConfig, reader: TraceReader, device: torch.device) -> Any:  # noqa: ANN401
+    traced = reader.manifest["model"]
+    name = config.model or traced["id"]
+    phase(f"loading {name}")
+    revision = config.revision or (traced["revision"] if config.model is None else None)
+    model, _ = load_model(name, device=str(device), dtype=config.dtype, revision=revision)
+    recorded: Mapping[str, Any] = reader.manifest["identity"]
+    if (other := another_model(model, recorded.get("model"))) is not None:
+        raise StoreError(f"--traces {config.traces} are of {other}: collect from this model")
+    return model
+
+
+def _source(
+    config: DistillConfig,
+    reader: TraceReader,
+    recipe: Recipe,
+    device: torch.device,
+    *,
+    label: str | None,
+) -> ContextSource:
+    memory = int(config.memory_gb * 1e9)
+    return ContextSource(
+        reader, memory_bytes=memory, device=device, label=label, recent=recipe.reads_queries
+    )
+
+
+def _export(
+    config: DistillConfig,
+    policy: Shard,
+    module: Distillation,
+    source: ContextSource,
+    points: Sequence[CompressionPoint],
+    manifest: Mapping[str, Any],
+) -> None:
+    """Evaluate the best weights as kvp-train does, and write them."""
+    best = module.best
+    if not all(bool(weight.isfinite().all()) for weight in best.parameters()):
+        raise UsageError(
+            f"training diverged: weights are not finite after {config.steps} steps; lower --lr "
+            f"(now {config.lr:g}), in a new --out"
+        )
+    phase("evaluating the policy and the attention-free heuristics")
+    recipe = recipe_of(policy.meta.training)
+    result = evaluate_with_baselines(
+        best.rankers,
+        map(source.context, points),
+        policy.meta.geometry,
+        reward_protection=protection_of(recipe),
+    )
+    heads = policy.meta.geometry.total_kv_heads
+    step = int(module.best_step)
+    distillation = {**manifest, "best_step": step, "held_out_divergence": float(module.best_loss)}
+    meta = PolicyMeta(
+        geometry=policy.meta.geometry,
+        model=policy.meta.model,
+        training={**policy.meta.training, "distillation": distillation},
+        held_out=result.per_head(),
+    )
+    save_policy(config.out, best.rankers, meta, calibration=best.calibration())
+    print_summary(result, torch.full((heads,), step), policy.meta.geometry)
+    print(
+        f"held-out divergence from the full cache: {float(module.first_loss):.4f} nats per token "
+        f"before, {float(module.best_loss):.4f} after step {step}"
+    )
+    print(f"policy: {config.out}")
+
+
+class HeldOutLoss(Callback):
+    """Measure the policy before the first step, every few steps and at the last; keep the best."""
+
+    def __init__(self, points: Sequence[CompressionPoint], *, every_steps: int) -> None:
+        """Measure at fixed points."""
+        self._points = points
+        self._every = every_steps
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Measure what the run starts from, so that it never ends with worse."""
+        assert isinstance(module, Distillation)
+        if trainer.global_step == 0:
+            phase("measuring the policy before the first step")
+            loss = module.held_out_loss(self._points)
+            module.first_loss.copy_(loss)
+            module.keep_best(loss)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, *args: object
+    ) -> None:
+        """Measure when due."""
+        assert isinstance(module, Distillation)
+        step = trainer.global_step
+        if step % self._every == 0 or step == trainer.max_steps:
+            module.keep_best(module.held_out_loss(self._points))
+
+
+class Bar(Callback):
+    """Progress on standard error: steps, loss, best held-out loss, time left."""
+
+    def __init__(self) -> None:
+        """Start with training."""
+        self._progress: Progress | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Start at the step that is resumed from."""
+        self._progress = Progress(
+            "distilling", int(trainer.max_steps), completed=trainer.global_step
+        )
+        self._progress.__enter__()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: STEP_OUTPUT, *args: object
+    ) -> None:
+        """Move on."""
+        assert self._progress is not None
+        assert isinstance(outputs, Mapping)
+        assert isinstance(module, Distillation)
+        note = f"loss {outputs['metrics']['train/loss']:.4f}, held out {module.best_loss:.4f}"
+        self._progress.update(trainer.global_step, note=note)
+
+    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Leave the last state."""
+        self._stop()
+
+    def on_exception(
+        self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Give the terminal back."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._progress is not None:
+            self._progress.__exit__(None, None, None)
+            self._progress = None
