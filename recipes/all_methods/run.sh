@@ -37,18 +37,30 @@ tasks() {
   "$PYTHON" $HERE/tasks.py choose "$SETTINGS/tasks.csv" --results "$RUN/tasks"
 }
 
-policies() { # folder with traces; several seeds at a time
-  printf '%s\n' $SEEDS | xargs -P "$JOBS" -I{} "$BIN/kvp-train" --config configs/all_methods/train.yaml \
-    --traces "$1/traces" --steps "$STEPS" --seed {} --out "$1/policies/seed{}"
-  printf '%s\n' $CONTROL_SEEDS | xargs -P "$JOBS" -I{} "$BIN/kvp-train" --config configs/all_methods/train.yaml \
-    --traces "$1/traces" --steps "$STEPS" --seed {} --objective regress --label kvzip_plus --out "$1/kvzap/seed{}"
+each_seed() { # seeds, program, its flags with {} for the seed; several at a time
+  printf '%s\n' $1 | xargs -P "$JOBS" -I{} "$BIN/$2" "${@:3}"
+}
+
+policies() { # folder with traces, protocol; that of query_aware reads the last queries, too
+  local inputs=key,value,position,distance other=prompt
+  if [ "$2" = query_aware ]; then inputs=$inputs,recent other=context; fi
+  each_seed "$SEEDS" kvp-train --config configs/all_methods/train.yaml --inputs "$inputs" \
+    --traces "$1/traces" --steps "$STEPS" --seed {} --out "$1/trained-$2/seed{}"
+  each_seed "$SEEDS" kvp-distill --policy "$1/trained-$2/seed{}" --traces "$1/traces" "--compress_$other" 0 \
+    --steps "$DISTILLATION_STEPS" --seed {} --out "$1/policies-$2/seed{}"
+}
+
+control() { # folder with traces
+  each_seed "$CONTROL_SEEDS" kvp-train --config configs/all_methods/train.yaml --traces "$1/traces" --steps "$STEPS" \
+    --objective regress --label kvzip_plus --calibration contribution --seed {} --out "$1/kvzap/seed{}"
 }
 
 train() {
   read_tasks
-  "$BIN/kvp-collect" --model "$MODEL" --length "$LENGTH" --tasks "$NAMES" --train "$TRACES" \
-    --validation $((TRACES / 5)) --test $((TRACES / 5)) --labels kvzip_plus --out "$RUN/traces"
-  policies "$RUN"
+  "$BIN/kvp-collect" --model "$MODEL" --length "$LENGTH" --data "$DATA" --tasks "$NAMES" --answers reference \
+    --train "$TRACES" --validation $((TRACES / 5)) --test $((TRACES / 5)) --labels kvzip_plus --out "$RUN/traces"
+  for protocol in query_aware query_agnostic; do policies "$RUN" $protocol; done
+  control "$RUN"
 }
 
 save() { # folder of kvp-tune, name
@@ -64,7 +76,7 @@ tune() { # protocol
   read_tasks
   "$BIN/kvp-tune" --model "$MODEL" --length "$LENGTH" --tasks "$NAMES" --max_new_tokens "$TOKENS" \
     --prompts "$TUNE_PROMPTS" --budgets "$BUDGETS" --protocols "$1" --methods "$TUNED" \
-    --settings_per_method "$TUNE_SETTINGS" --policies "$(tuned_policies "$RUN/policies")" --out "$RUN/tuned-$1"
+    --settings_per_method "$TUNE_SETTINGS" --policies "$(tuned_policies "$RUN/policies-$1")" --out "$RUN/tuned-$1"
   save "$RUN/tuned-$1" "$1"
 }
 
@@ -79,7 +91,7 @@ evolve() { # protocol
     "$BIN/kvp-evolve" --model "$MODEL" --length "$LENGTH" --tasks "$NAMES" \
       --max_new_tokens "$TOKENS" --protocol "$1" --budget 12.5% --search_prompts "$EVOLVE_PROMPTS" --holdout 0 \
       --generations "$GENERATIONS" --protection "$protection" --scorer "$spec" \
-      $([ $scorer = kvp ] && echo --policies "$RUN/policies/seed${SEEDS%% *}") --out "$RUN/evolved-$scorer-$1"
+      $([ $scorer = kvp ] && echo --policies "$RUN/policies-$1/seed${SEEDS%% *}") --out "$RUN/evolved-$scorer-$1"
     cp "$RUN/evolved-$scorer-$1/budgets.json" "$SETTINGS/evolved-$scorer-$1.json"
   done
 }
@@ -95,7 +107,7 @@ evolved() { # protocol
 
 measured() { # protocol, further settings
   "$BIN/kvp-eval" --model "$MODEL" --length "$LENGTH" --max_new_tokens "$TOKENS" --protocols "$1" \
-    --timing_prompts 0 --tokens false --policies "$RUN/policies,kvzap=$RUN/kvzap" --budgets "$BUDGETS" \
+    --timing_prompts 0 --tokens false --policies "$RUN/policies-$1,kvzap=$RUN/kvzap" --budgets "$BUDGETS" \
     --out "$RUN/test-$1" "${@:2}"
 }
 
@@ -128,14 +140,15 @@ stories() { # model folder, text file
   "$PYTHON" $HERE/stories.py "$2" "$folder/text.jsonl"
   "$BIN/kvp-collect" --model "$1" --data "$folder/text.jsonl" --answers reference --length 384 \
     --max_new_tokens 128 --train "$TRACES" --validation $((TRACES / 5)) --test $((TRACES / 5)) --labels kvzip_plus --out "$folder/traces"
-  policies "$folder"
+  policies "$folder" query_agnostic
+  control "$folder"
   "$BIN/kvp-tune" "${text[@]}" --prompts "$DOCUMENTS" --budgets "$BUDGETS" --protocols query_agnostic \
-    --methods "$TUNED" --settings_per_method "$STORIES_SETTINGS" --policies "$(tuned_policies "$folder/policies")" \
+    --methods "$TUNED" --settings_per_method "$STORIES_SETTINGS" --policies "$(tuned_policies "$folder/policies-query_agnostic")" \
     --out "$folder/tuned"
   save "$folder/tuned" stories
   allocated=$(specs "$SETTINGS/stories.json" "$ALLOCATED" "$ALLOCATORS")
   "$BIN/kvp-eval" "${text[@]}" --prompts "$DOCUMENTS" --budgets "$BUDGETS" --protocols query_agnostic \
-    --policies "$folder/policies,kvzap=$folder/kvzap" --timing_prompts 0 --tokens false --traces "$folder/traces" \
+    --policies "$folder/policies-query_agnostic,kvzap=$folder/kvzap" --timing_prompts 0 --tokens false --traces "$folder/traces" \
     --methods "$REFERENCES,tuned:$SETTINGS/stories.json,$PUBLISHED,$allocated" \
     --out "$folder/test"
 }

@@ -29,6 +29,8 @@ from train.config import TrainConfig
 from train.data.compression_points import held_out_points
 from train.data.contexts import Context, ContextSource, scores_of
 from train.data.store_checks import usable
+from train.distill.config import DistillConfig
+from train.distill.run import run as distilled
 from train.recipe import PRESETS
 from train.run import Sources, run
 from train.validation import evaluate
@@ -53,7 +55,14 @@ class Training:
         return self.run / "traces"
 
     def arm(self, arm: Arm) -> None:
-        """Tune an arm, then train its seeds."""
+        """Tune an arm, then train its seeds; or distil another arm's, which are trained first."""
+        if arm.distilled_from is not None:
+            self.arm(self.settings.arm(arm.distilled_from))
+            for seed in range(arm.seeds):
+                policy = str(self.folder(arm.distilled_from, seed))
+                flags = {**arm.settings, "seed": str(seed), "policy": policy}
+                self._result(self.folder(arm.name, seed), arm, flags)
+            return
         grids = {name: self.settings.tuning.grids[name] for name in arm.tuned}
         flags = dict(arm.settings) if arm.complete else {**self.settings.train, **arm.settings}
         flags |= {name: grid.first for name, grid in grids.items()}
@@ -86,7 +95,7 @@ class Training:
         if not path.exists():
             continued = folder.exists()
             began, processor = time.monotonic(), time.process_time()
-            train(self.traces, folder, flags)
+            (train if arm.distilled_from is None else distil)(self.traces, folder, flags)
             result = {
                 "arm": arm.name,
                 "settings": flags,
@@ -129,6 +138,17 @@ def train(traces: Path, folder: Path, flags: Flags) -> None:
     )
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         run(config, sources_of(traces))
+
+
+def distil(traces: Path, folder: Path, flags: Flags) -> None:
+    """Run kvp-distill."""
+    arguments = [part for name, value in flags.items() for part in (f"--{name}", value)]
+    config = parse(
+        DistillConfig, ["--traces", str(traces), "--out", str(folder), *arguments],
+        prog="kvp-distill",
+    )  # fmt: skip
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        distilled(config)
 
 
 @functools.cache

@@ -44,14 +44,19 @@ def main() -> None:
 
 
 def train_all(training: Training, arms: Sequence[Arm], workers: int) -> None:
-    """Train arms in their order, `workers` of them side by side."""
+    """Train arms in their order, `workers` of them side by side, those that others need first."""
     if workers == 1:
         for arm in arms:
             training.arm(arm)
         return
+    needed = {arm.distilled_from for arm in arms} - {None}
+    first = [arm for arm in training.settings.arms if arm.name in needed and arm not in arms]
+    trained = [*first, *(arm for arm in arms if arm.distilled_from is None)]
+    distilled = [arm for arm in arms if arm.distilled_from is not None]
     with multiprocessing.get_context("spawn").Pool(workers, torch.set_num_threads, (1,)) as pool:
-        for _ in pool.imap(training.arm, arms, chunksize=1):
-            pass
+        for group in (trained, distilled):
+            for _ in pool.imap(training.arm, group, chunksize=1):
+                pass
 
 
 def evaluate_finished(training: Training) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +23,9 @@ class Arm:
 
     name: str
     settings: Flags
-    """Flags of kvp-train."""
+    """Flags of kvp-train; of kvp-distill where there is `distilled_from`."""
+    distilled_from: str | None = None
+    """Arm whose policies kvp-distill goes on from, seed by seed; None: kvp-train makes them."""
     tuned: tuple[str, ...] = ()
     """Flags that are tuned, one after the other; each needs a grid."""
     seeds: int
@@ -125,8 +127,18 @@ def _check(settings: Settings) -> None:
     for arm in settings.arms:
         if arm.seeds < 1:
             raise ValueError(f"arm {arm.name} needs a seed")
+        if arm.distilled_from is not None:
+            _check_distilled(arm, settings.arms)
         if missing := set(arm.tuned) - settings.tuning.grids.keys():
             raise ValueError(f"arm {arm.name} tunes {min(missing)}, which has no grid")
+
+
+def _check_distilled(arm: Arm, arms: Sequence[Arm]) -> None:
+    trained = {other.name: other for other in arms if other.distilled_from is None}
+    if arm.distilled_from not in trained:
+        raise ValueError(f"arm {arm.name} is distilled from {arm.distilled_from}, no trained arm")
+    if arm.tuned or arm.complete or arm.seeds > trained[arm.distilled_from].seeds:
+        raise ValueError(f"arm {arm.name} is distilled: it is not tuned, and has no more seeds")
 
 
 def _check_evaluation(flags: Flags) -> None:

@@ -137,6 +137,7 @@ def test_a_step_runs_on_the_chosen_tasks_or_not_at_all(tmp_path: Path) -> None:
         ("python", f'exec {sys.executable} "$@"'),
         ("kvp-collect", 'echo "collect $*"'),
         ("kvp-train", 'echo "train $*"'),
+        ("kvp-distill", 'echo "distill $*"'),
     ):
         (programs / name).write_text(f"#!/bin/bash\n{line}\n")
         (programs / name).chmod(0o755)
@@ -156,7 +157,13 @@ def test_a_step_runs_on_the_chosen_tasks_or_not_at_all(tmp_path: Path) -> None:
     )
     collected, *trained = run(check=True).stdout.splitlines()
     assert "--tasks one,three " in collected
-    assert ["regress" in line for line in trained] == [False, True]
+    words = [line.split()[0] for line in trained]
+    assert words == ["train", "distill", "train", "distill", "train"]
+    assert ["recent" in line for line in trained] == [True, False, False, False, False]
+    assert ["regress" in line for line in trained] == [False, False, False, False, True]
+    for first, then in (trained[:2], trained[2:4]):
+        made = first.split("--out ")[1]
+        assert f"--policy {made} " in then
 
 
 def test_its_settings_are_valid(shared: dict[str, str]) -> None:

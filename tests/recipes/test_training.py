@@ -19,6 +19,7 @@ from recipes.training.arms import Training, climb
 from recipes.training.settings import Flags, Grid, load_settings
 from trace_collect.config import CollectConfig
 from train.config import TrainConfig
+from train.distill.config import DistillConfig
 
 ROOT = Path(__file__).parents[2]
 TINY = {
@@ -54,6 +55,10 @@ def test_committed_settings_are_valid(path: Path) -> None:
     parse(CollectConfig, [*arguments(settings.collect), "--out", "o"], prog="kvp-collect")
     parse(EvalConfig, [*arguments(settings.evaluate), "--out", "o"], prog="kvp-eval")
     for arm in settings.arms:
+        if arm.distilled_from is not None:
+            given = [*arguments(arm.settings), "--policy", "p", "--traces", "t", "--out", "o"]
+            parse(DistillConfig, given, prog="kvp-distill")
+            continue
         flags = arm.settings if arm.complete else {**settings.train, **arm.settings}
         flags = {**flags, **{name: settings.tuning.grids[name].first for name in arm.tuned}}
         given = [*arguments(flags), "--traces", "t", "--out", "o"]
@@ -65,6 +70,14 @@ def test_committed_settings_are_valid(path: Path) -> None:
     [
         ({"reference": "none"}, "the reference 'none' is no arm"),
         ({"colour": 1}, "'colour' is unknown"),
+        (
+            {"arms": [*TINY["arms"], {"name": "d", "distilled_from": "no", "settings": {}}]},
+            "arm d is distilled from no, no trained arm",
+        ),
+        (
+            {"arms": [*TINY["arms"], {"name": "d", "distilled_from": "own", "settings": {}}]},
+            "arm d is distilled: it is not tuned, and has no more seeds",
+        ),
         ({"arms": [{"name": "a", "settings": {}, "tuned": ["lr2"]}]}, "no grid|no arm"),
         ({"arms": [{"settings": {}}]}, "name"),
         ({"splits": ["train"]}, "splits are some of validation, test"),
@@ -180,3 +193,23 @@ def test_a_study_on_validation_alone_reads_no_test_prompt(
     call(monkeypatch, tables, study, folder, "--page", page, "--csv", tmp_path / "csv")
     assert "**Answers on validation prompts, question seen, %" in page.read_text()
     assert "**Answers on test prompts, question seen, %" not in page.read_text()
+
+
+def test_an_arm_may_be_distilled_from_another(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {"steps": 2, "contexts": 1, "validation_contexts": 2, "budget_range": "20%:40%"}
+    arms = [
+        {"name": "further", "distilled_from": "base", "settings": small, "seeds": 1},
+        {"name": "base", "settings": {"calibration": "contribution"}, "seeds": 1},
+    ]
+    study.write_text(yaml.safe_dump({**TINY, "arms": arms, "reference": "base"}))
+    folder = tmp_path / "run"
+    call(monkeypatch, run, study, folder, "--skip_evaluation", "--arms", "further")
+    training = Training(settings=load_settings(study), run=folder)
+    assert all(training.finished(arm) for arm in training.settings.arms)
+    result = json.loads((training.folder("further", 0) / "result.json").read_text())
+    assert result["settings"]["policy"] == str(training.folder("base", 0))
+    assert result["validation"]["parameters"] > 0
+    policy = json.loads((training.folder("further", 0) / "policy.json").read_text())
+    assert policy["calibration"]["target"] == "distilled"
