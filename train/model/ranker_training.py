@@ -267,6 +267,8 @@ class RankerTraining(pl.LightningModule):
 def bytes_per_token(spec: RankerSpec) -> int:
     """Bytes one head needs per token for activations and the temporaries of their backward pass.
 
-    About 13 float32 vectors of the hidden width (10 were measured to be kept) and the two inputs.
+    About 13 float32 vectors of the hidden width (10 were measured to be kept), the two inputs, and
+    twice what the token adds to its neighbours.
     """
-    return 4 * (13 * spec.hidden + 2 * spec.head_dim)
+    taps = 2 * spec.neighbours + 1 if spec.neighbours else 0
+    return 4 * (13 * spec.hidden + 2 * spec.head_dim + 2 * taps)
