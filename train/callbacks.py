@@ -5,7 +5,7 @@ Order matters: validation changes what a checkpoint must contain, so checkpoints
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ from train.model.ranker_training import RankerTraining
 from train.run_folder import RunFolder
 from train.summary import head_names
 from train.validation import evaluate
+
+Metrics = Mapping[str, float]
+"""Numbers of a step for the log, by name."""
 
 
 class Validation(Callback):
@@ -162,18 +165,33 @@ def _skill_figure(skill: Tensor, step: int) -> Figure:
     return figure
 
 
-class Bar(Callback):
-    """Progress on standard error: steps, loss or reward, held-out skill, time left."""
+def skill_note(label: str) -> Callable[[pl.LightningModule, Metrics], str]:
+    """The note of `Bar` for a run that trains on a label: loss or reward, and held-out skill."""
 
-    def __init__(self, label: str) -> None:
-        """Make the progress of a run that trains on a label; it starts with training."""
-        self._label = label
+    def note(module: pl.LightningModule, metrics: Metrics) -> str:
+        assert isinstance(module, RankerTraining)
+        name = "reward" if "train/reward" in metrics else "loss"
+        text = f"{name} {metrics[f'train/{name}']:.3f}"
+        if torch.isfinite(module.best_skill).all():
+            text += f", held-out skill on {label} {module.best_skill.mean():.3f}"
+        return text
+
+    return note
+
+
+class Bar(Callback):
+    """Progress on standard error: steps, a note, time left."""
+
+    def __init__(self, title: str, note: Callable[[pl.LightningModule, Metrics], str]) -> None:
+        """Start with training; `note` makes the note of a step from the module and its metrics."""
+        self._title = title
+        self._note = note
         self._progress: Progress | None = None
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Start at the step that is resumed from."""
         steps, done = int(trainer.max_steps), trainer.global_step
-        self._progress = Progress("training", steps, completed=done)
+        self._progress = Progress(self._title, steps, completed=done)
         self._progress.__enter__()
 
     def on_train_batch_end(
@@ -181,13 +199,8 @@ class Bar(Callback):
     ) -> None:
         """Move on."""
         assert self._progress is not None
-        assert isinstance(module, RankerTraining)
         assert isinstance(outputs, Mapping)
-        name = "reward" if "train/reward" in outputs["metrics"] else "loss"
-        note = f"{name} {outputs['metrics'][f'train/{name}']:.3f}"
-        if torch.isfinite(module.best_skill).all():
-            note += f", held-out skill on {self._label} {module.best_skill.mean():.3f}"
-        self._progress.update(trainer.global_step, note=note)
+        self._progress.update(trainer.global_step, note=self._note(module, outputs["metrics"]))
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Leave the last state."""

@@ -13,7 +13,7 @@ from policies.calibration import Calibration
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers
 from train.calibration.fit import TARGET_IMPORTANCE, calibrate
-from train.callbacks import Bar, Checkpoints, Log, Validation
+from train.callbacks import Bar, Checkpoints, Log, Validation, skill_note
 from train.config import TrainConfig
 from train.distributed import Workers, this_worker, together
 from train.fit import fit, new_training
@@ -99,7 +99,7 @@ def _train(job: Job) -> RankerTraining:
             every_steps=config.log_every,
             settings={**job.recipe.to_dict(), "seed": config.seed},
         ),
-        Bar(job.recipe.label),
+        Bar("training", skill_note(job.recipe.label)),
     ]
     saved = Checkpoints(job.target, every_steps=config.checkpoint_every)
     fit(

@@ -118,7 +118,7 @@ class Distillation(pl.LightningModule):
             context = self._source.context(point)
             low, high = parse_budget_weights(settings.budget_range).window(context.length)
             budget = math.exp(random.uniform(math.log(low), math.log(high)))
-            losses.append(self._divergence(self.policy, context, point, budget, width))
+            losses.append(self._divergence(context, point, budget, width))
         loss = torch.stack(losses).mean()
         if not bool(loss.isfinite()):
             raise UsageError(
@@ -135,7 +135,7 @@ class Distillation(pl.LightningModule):
             context = self._source.context(point)
             for budget in VALIDATED_BUDGETS:
                 kept = budget.tokens(context.length)
-                losses.append(self._divergence(self.policy, context, point, kept, None))
+                losses.append(self._divergence(context, point, kept, None))
         return torch.stack(losses).mean()
 
     def keep_best(self, loss: Tensor) -> None:
@@ -170,14 +170,13 @@ class Distillation(pl.LightningModule):
 
     def _divergence(
         self,
-        policy: Policy,
         context: Context,
         point: CompressionPoint,
         budget: float,
         width: float | None,
     ) -> Tensor:
         """Divergence at a mean budget per head, tokens; None: hard eviction."""
-        scores = policy.scores(context)  # [A, N]
+        scores = self.policy.scores(context)  # [A, N]
         heads, tokens = scores.shape
         free = self._protection.competing(tokens)
         competing = scores[:, free]

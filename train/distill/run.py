@@ -11,17 +11,16 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from kvp.errors import PolicyError, StoreError, UsageError
 from kvp.hf import load_model
 from kvp.hf.identity import another_model
 from kvp.manifest import digest_json, run_manifest
-from kvp.progress import Progress, phase
+from kvp.progress import phase
 from kvp.store import TraceReader
 from policies.policy_files import PolicyMeta, Shard, load_shard, save_policy
 from train.calibration.run import recipe_of
-from train.callbacks import Checkpoints
+from train.callbacks import Bar, Checkpoints, Metrics
 from train.data.compression_points import CompressionPoint, held_out_points
 from train.data.contexts import ContextSource
 from train.data.store_checks import check_store, device_of, protection_of, usable
@@ -75,7 +74,7 @@ def run(config: DistillConfig) -> None:
         points = held_out_points(validation, recipe, limit=config.validation_contexts)
         callbacks = [
             HeldOutLoss(points, every_steps=config.validate_every),
-            Bar(),
+            Bar("distilling", _note),
             Checkpoints(target, every_steps=config.checkpoint_every),
         ]
         fit(module, callbacks, device=device, steps=config.steps, checkpoint=target.start)
@@ -216,41 +215,6 @@ class HeldOutLoss(Callback):
             module.keep_best(module.held_out_loss(self._points))
 
 
-class Bar(Callback):
-    """Progress on standard error: steps, loss, best held-out loss, time left."""
-
-    def __init__(self) -> None:
-        """Start with training."""
-        self._progress: Progress | None = None
-
-    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Start at the step that is resumed from."""
-        self._progress = Progress(
-            "distilling", int(trainer.max_steps), completed=trainer.global_step
-        )
-        self._progress.__enter__()
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: STEP_OUTPUT, *args: object
-    ) -> None:
-        """Move on."""
-        assert self._progress is not None
-        assert isinstance(outputs, Mapping)
-        assert isinstance(module, Distillation)
-        note = f"loss {outputs['metrics']['train/loss']:.4f}, held out {module.best_loss:.4f}"
-        self._progress.update(trainer.global_step, note=note)
-
-    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Leave the last state."""
-        self._stop()
-
-    def on_exception(
-        self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        """Give the terminal back."""
-        self._stop()
-
-    def _stop(self) -> None:
-        if self._progress is not None:
-            self._progress.__exit__(None, None, None)
-            self._progress = None
+def _note(module: pl.LightningModule, metrics: Metrics) -> str:
+    assert isinstance(module, Distillation)
+    return f"loss {metrics['train/loss']:.4f}, held out {module.best_loss:.4f}"
