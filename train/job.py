@@ -103,7 +103,7 @@ def prepare(config: TrainConfig, workers: Workers, sources: Sources | None) -> J
     if config.init_from is not None:
         spec = _spec(recipe, training_data)
         initial = _rankers_of(config.init_from, recipe, spec, training_data.traces, heads)
-        identity["init_from"] = _digest(initial)
+        identity["init_from"] = rankers_digest(initial)
     return Job(
         config=config,
         recipe=recipe,
@@ -182,7 +182,7 @@ def _different(policy: Mapping[str, Any], run: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}: {policy.get(name)} there, {run[name]} here" for name in names)
 
 
-def _digest(rankers: HeadRankers) -> str:
+def rankers_digest(rankers: HeadRankers) -> str:
     """SHA-256 of all weights, part of the identity of a run."""
     digest = hashlib.sha256()
     for tensor in rankers.state_dict().values():

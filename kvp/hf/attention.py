@@ -193,8 +193,8 @@ def grouped_attention(
     """Attention with one mask per KV head, without copying keys once per query head.
 
     The G query heads of a group become G * T queries of one KV head. Shapes: query [B, Q, T, D],
-    keys and values [B, H, S, D], visible [B, H or 1, T, S] bool (None: all) -> [B, T, Q, D]. A
-    query that sees no slot gets zeros.
+    keys and values [B, H, S, D], visible [B, H or 1, T, S] bool (None: all; unless `eager`, also
+    floats that are added to the logits) -> [B, T, Q, D]. A query that sees no slot gets zeros.
     """
     batch, query_heads, tokens, head_dim = query.shape
     kv_heads, slots = keys.shape[1], keys.shape[2]

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
 
 from kvp.errors import ModelError, UsageError
-from kvp.hf.attention import StoredKeys, kvp_attention_set, plain_attention
+from kvp.hf.attention import kvp_attention_set, plain_attention
+from kvp.hf.lent import LentCache, LentLayer
 from kvp.hf.limits import rope_switch
 from kvp.hf.model_access import on_meta, rope_kept, states_watched
 from kvp.hf.output_projection import projected_norms
@@ -81,34 +81,19 @@ def run_pass(
 
             undo.enter_context(states_watched(model, measure))
         layers = [
-            _LentLayer(layer_keys, layer_values, window, index, norms if weighted else None)
+            _MeasuredLayer(layer_keys, layer_values, window, index, norms if weighted else None)
             for index, (layer_keys, layer_values) in enumerate(zip(keys, values, strict=True))
         ]
         # Not the whole model: no logits are read, and hooks on it (`evicting`) stay out of this.
         model.base_model(
-            input_ids=input_ids, past_key_values=_LentCache(layers=[*layers]), use_cache=True
+            input_ids=input_ids, past_key_values=LentCache(layers=[*layers]), use_cache=True
         )
     return [layer.signal for layer in layers]
 
 
-class _LentCache(Cache):
-    """A full cache that a pass may read."""
+class _MeasuredLayer(LentLayer):  # type: ignore[no-untyped-call]
+    """A lent layer that leaves behind what its tokens received."""
 
-    def update(  # type: ignore[override]
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
-    ) -> tuple[StoredKeys, StoredKeys]:
-        layer = self.layers[layer_idx]
-        assert isinstance(layer, _LentLayer)
-        layer.update(key_states, value_states)
-        stored = StoredKeys(layer, layer_idx, None)
-        return stored, stored
-
-
-class _LentLayer(DynamicLayer):
-    """One layer's keys and values, lent; holds those of the pass only between two calls."""
-
-    keys: Tensor
-    values: Tensor
     signal: Tensor
 
     def __init__(
@@ -119,18 +104,8 @@ class _LentLayer(DynamicLayer):
         index: int,
         norms: Mapping[int, Tensor] | None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.lazy_initialization(keys, values)
-        self.keys, self.values = keys, values
+        super().__init__(keys, values)
         self._window, self._index, self._norms = window, index, norms
-        self._of_pass: tuple[Tensor, Tensor] | None = None
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Hold the pass's keys and values [B, H, T, D] until they are attended."""
-        self._of_pass = key_states, value_states
-        return key_states, value_states
 
     def attend(
         self,
@@ -142,8 +117,7 @@ class _LentLayer(DynamicLayer):
         first: bool,
     ) -> Tensor:
         """Attention of the pass as the plain model computes it; leaves the signal behind."""
-        assert self._of_pass is not None
-        (pass_keys, pass_values), self._of_pass = self._of_pass, None
+        pass_keys, pass_values = self.taken()
         scaling = options.get("scaling")
         self._measure(
             module, query, pass_keys, query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
 
-from kvp.hf.attention import StoredKeys, kvp_attention_set
+from kvp.hf.attention import grouped_attention, kvp_attention_set
+from kvp.hf.lent import LentCache, LentLayer
 from kvp.hf.model_access import rope_kept
 
 
@@ -42,45 +42,19 @@ def gated_logits(
     ]
     with kvp_attention_set(model), rope_kept(model):
         hidden = model.base_model(
-            input_ids=input_ids[None], past_key_values=_GatedCache(layers=[*layers]), use_cache=True
+            input_ids=input_ids[None], past_key_values=LentCache(layers=[*layers]), use_cache=True
         ).last_hidden_state  # [1, T, W]
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     logits: Tensor = head(hidden)[0]  # [T, V]
     return logits
 
 
-class _GatedCache(Cache):
-    """A full cache with a gate per token."""
-
-    def update(  # type: ignore[override]
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
-    ) -> tuple[StoredKeys, StoredKeys]:
-        layer = self.layers[layer_idx]
-        assert isinstance(layer, _GatedLayer)
-        layer.update(key_states, value_states)
-        stored = StoredKeys(layer, layer_idx, None)
-        return stored, stored
-
-
-class _GatedLayer(DynamicLayer):
-    """One layer's keys and values with their gates, and those of the tokens that follow."""
-
-    keys: Tensor
-    values: Tensor
+class _GatedLayer(LentLayer):  # type: ignore[no-untyped-call]
+    """A lent layer with a gate per token."""
 
     def __init__(self, keys: Tensor, values: Tensor, log_gates: Tensor | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.lazy_initialization(keys[None], values[None])
-        self.keys, self.values = keys[None], values[None]  # [1, H, N, D]
+        super().__init__(keys[None], values[None])  # [1, H, N, D]
         self._log_gates = log_gates
-        self._following: tuple[Tensor, Tensor] | None = None
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Hold keys and values [1, H, T, D] of the tokens that follow until they are attended."""
-        self._following = key_states, value_states
-        return key_states, value_states
 
     def attend(
         self,
@@ -92,21 +66,18 @@ class _GatedLayer(DynamicLayer):
         first: bool,
     ) -> Tensor:
         """Attention of the tokens that follow, [1, T, Q, D]; `mask` is causal and not needed."""
-        assert self._following is not None
-        (new_keys, new_values), self._following = self._following, None
-        _, query_heads, tokens, width = query.shape
-        heads, cached = self.keys.shape[1], self.keys.shape[2]
-        group = query_heads // heads
+        new_keys, new_values = self.taken()
+        tokens = query.shape[2]
+        _, heads, cached, _ = self.keys.shape
         causal = torch.full((tokens, tokens), -torch.inf, device=query.device).triu(1)  # [T, T]
         gates = query.new_zeros(heads, cached) if self._log_gates is None else self._log_gates
         bias = torch.cat(
             [gates[:, None].expand(-1, tokens, -1), causal.expand(heads, -1, -1)], dim=-1
         ).to(query.dtype)  # [H, T, N + T]
-        attended = nn.functional.scaled_dot_product_attention(
-            query.reshape(1, heads, group * tokens, width),
+        return grouped_attention(
+            query,
             torch.cat([self.keys, new_keys], dim=2),
             torch.cat([self.values, new_values], dim=2),
-            attn_mask=bias.repeat(1, group, 1)[None],
-            scale=options.get("scaling"),
-        )  # [1, H, G * T, D]
-        return attended.reshape(1, query_heads, tokens, width).transpose(1, 2).contiguous()
+            bias[None],
+            scaling=options.get("scaling"),
+        )

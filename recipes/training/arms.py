@@ -11,10 +11,10 @@ import functools
 import io
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ MAX_CONTEXTS = 96
 """Contexts of a split that a policy is judged on, at most."""
 
 Result = dict[str, Any]
+ConfigT = TypeVar("ConfigT", TrainConfig, DistillConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,23 +133,27 @@ def climb(grid: Grid, score: Callable[[str], float]) -> str:
 
 def train(traces: Path, folder: Path, flags: Flags) -> None:
     """Run kvp-train; runs of one process read a store once."""
-    arguments = [part for name, value in flags.items() for part in (f"--{name}", value)]
-    config = parse(
-        TrainConfig, ["--traces", str(traces), "--out", str(folder), *arguments], prog="kvp-train"
-    )
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    config = _parsed(TrainConfig, "kvp-train", traces, folder, flags)
+    with _silence():
         run(config, sources_of(traces))
 
 
 def distil(traces: Path, folder: Path, flags: Flags) -> None:
     """Run kvp-distill."""
-    arguments = [part for name, value in flags.items() for part in (f"--{name}", value)]
-    config = parse(
-        DistillConfig, ["--traces", str(traces), "--out", str(folder), *arguments],
-        prog="kvp-distill",
-    )  # fmt: skip
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    config = _parsed(DistillConfig, "kvp-distill", traces, folder, flags)
+    with _silence():
         distilled(config)
+
+
+def _parsed(kind: type[ConfigT], prog: str, traces: Path, folder: Path, flags: Flags) -> ConfigT:
+    arguments = [part for name, value in flags.items() for part in (f"--{name}", value)]
+    return parse(kind, ["--traces", str(traces), "--out", str(folder), *arguments], prog=prog)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from train.distill.config import DistillConfig
 from train.distill.distillation import Distillation, Policy
 from train.distill.replies import Replies
 from train.fit import fit
+from train.job import rankers_digest
 from train.labels import EVALUATED
 from train.recipe import Recipe
 from train.run_folder import RunFolder
@@ -110,13 +110,10 @@ def _recipe(config: DistillConfig, policy: Shard) -> Recipe:
 
 
 def _identity(config: DistillConfig, policy: Shard, reader: TraceReader) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    for tensor in policy.rankers.state_dict().values():
-        digest.update(tensor.contiguous().numpy().tobytes())
     calibration = policy.calibration.to_dict() if policy.calibration else None
     return {
         **config.identity(),
-        "distilled_from": digest_json([digest.hexdigest(), calibration]),
+        "distilled_from": digest_json([rankers_digest(policy.rankers), calibration]),
         "traces": digest_json([reader.manifest["identity"], reader.plan.to_dict()]),
     }
 
