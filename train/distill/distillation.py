@@ -118,8 +118,8 @@ class Distillation(pl.LightningModule):
             context = self._source.context(point)
             low, high = parse_budget_weights(settings.budget_range).window(context.length)
             budget = math.exp(random.uniform(math.log(low), math.log(high)))
-            losses.append(self._divergence(context, point, budget, width))
-        loss = torch.stack(losses).mean()
+            losses.append(self._divergences(context, point, [budget], width))
+        loss = torch.cat(losses).mean()
         if not bool(loss.isfinite()):
             raise UsageError(
                 f"training diverged: the loss of step {step + 1} is {float(loss)}; lower --lr "
@@ -133,10 +133,9 @@ class Distillation(pl.LightningModule):
         losses = []
         for point in points:
             context = self._source.context(point)
-            for budget in VALIDATED_BUDGETS:
-                kept = budget.tokens(context.length)
-                losses.append(self._divergence(context, point, kept, None))
-        return torch.stack(losses).mean()
+            budgets = [budget.tokens(context.length) for budget in VALIDATED_BUDGETS]
+            losses.append(self._divergences(context, point, budgets, None))
+        return torch.cat(losses).mean()
 
     def keep_best(self, loss: Tensor) -> None:
         """Remember the policy if its held-out loss is the least so far."""
@@ -168,24 +167,31 @@ class Distillation(pl.LightningModule):
         """Clip the gradient of all heads together: they share one budget and one loss."""
         nn.utils.clip_grad_norm_(self.policy.parameters(), _LONGEST_GRADIENT)
 
-    def _divergence(
+    def _divergences(
         self,
         context: Context,
         point: CompressionPoint,
-        budget: float,
+        budgets: Sequence[float],
         width: float | None,
     ) -> Tensor:
-        """Divergence at a mean budget per head, tokens; None: hard eviction."""
+        """Divergence at each mean budget per head in tokens: [budgets]; None: hard eviction."""
         scores = self.policy.scores(context)  # [A, N]
+        gates = [self._log_gates(scores, budget, width) for budget in budgets]
+        record = self._source.traces.record(point.sequence)
+        return self._replies.divergences(context, record, point, gates)
+
+    def _log_gates(self, scores: Tensor, budget: float, width: float | None) -> Tensor:
+        """Log gates of all tokens at one budget, 0 for protected ones: [A, N]."""
         heads, tokens = scores.shape
         free = self._protection.competing(tokens)
         competing = scores[:, free]
         kept = round(heads * (budget - (tokens - competing.shape[1])))
         kept = min(max(kept, heads), competing.numel())
+        gates = (
+            hard_log_gates(competing, kept)
+            if width is None
+            else soft_log_gates(competing, kept, width)
+        )
         log_gates = torch.zeros_like(scores)
-        if width is None:
-            log_gates[:, free] = hard_log_gates(competing, kept)
-        else:
-            log_gates[:, free] = soft_log_gates(competing, kept, width)
-        record = self._source.traces.record(point.sequence)
-        return self._replies.divergence(context, record, point, log_gates)
+        log_gates[:, free] = gates
+        return log_gates

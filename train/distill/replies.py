@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -23,10 +24,14 @@ class Replies:
     model: PreTrainedModel
     geometry: Geometry
 
-    def divergence(
-        self, context: Context, record: SequenceRecord, point: CompressionPoint, log_gates: Tensor
+    def divergences(
+        self,
+        context: Context,
+        record: SequenceRecord,
+        point: CompressionPoint,
+        log_gates: Iterable[Tensor],
     ) -> Tensor:
-        """KL(full cache || gated cache), mean over the tokens of the replies: scalar, nats.
+        """KL(full cache || gated cache), mean over the tokens of the replies: [gates], nats.
 
         `log_gates` [A, N] of the tokens of `context`, which lies on the model's device.
         """
@@ -34,8 +39,8 @@ class Replies:
         rows = torch.cat([torch.arange(*window) for window in windows]) - point.prefix_length
         with torch.no_grad():
             full = self._log_probabilities(context, record, point, rows, None)
-        gated = self._log_probabilities(context, record, point, rows, log_gates)
-        return (full.exp() * (full - gated)).sum(-1).mean()
+        gated = (self._log_probabilities(context, record, point, rows, one) for one in log_gates)
+        return torch.stack([(full.exp() * (full - one)).sum(-1).mean() for one in gated])
 
     def _log_probabilities(
         self,
