@@ -4,7 +4,8 @@
 # Usage: recipes/all_methods/run.sh STEP [PROTOCOL or arguments]; the steps, in their order:
 #   tasks                which RULER tasks the full cache answers, on validation prompts
 #   train                traces and policies
-#   tune [PROTOCOL]      kvp-tune on validation prompts; writes benchmarks/results/tuning
+#   tune [PROTOCOL]      kvp-tune on validation prompts; writes benchmarks/results/tuning (with TUNED=kvp,
+#                        say, in place of these methods' earlier settings)
 #   evolve [PROTOCOL]    budgets per layer, searched on validation prompts
 #   test [PROTOCOL]      answers and dialogues of test prompts, with the committed settings
 #   witness              published settings for docs/results/nano.md
@@ -63,10 +64,7 @@ train() {
   control "$RUN"
 }
 
-save() { # folder of kvp-tune, name
-  cp "$1/settings.json" "$SETTINGS/$2.json"
-  cp "$1/settings.csv" "$SETTINGS/$2.csv"
-}
+save() { "$PYTHON" $HERE/join_settings.py "$1" "$SETTINGS/$2"; } # folder of kvp-tune, name
 
 tuned_policies() { # folder of policies
   for seed in $TUNE_SEEDS; do printf '%s/seed%s,' "$1" "$seed"; done
@@ -75,7 +73,7 @@ tuned_policies() { # folder of policies
 tune() { # protocol
   read_tasks
   "$BIN/kvp-tune" --model "$MODEL" --length "$LENGTH" --tasks "$NAMES" --max_new_tokens "$TOKENS" \
-    --prompts "$TUNE_PROMPTS" --budgets "$BUDGETS" --protocols "$1" --methods "$TUNED" \
+    --prompts "$TUNE_PROMPTS" --budgets "$TUNE_BUDGETS" --protocols "$1" --methods "$TUNED" \
     --settings_per_method "$TUNE_SETTINGS" --policies "$(tuned_policies "$RUN/policies-$1")" --out "$RUN/tuned-$1"
   save "$RUN/tuned-$1" "$1"
 }
@@ -142,7 +140,7 @@ stories() { # model folder, text file
     --max_new_tokens 128 --train "$TRACES" --validation $((TRACES / 5)) --test $((TRACES / 5)) --labels kvzip_plus --out "$folder/traces"
   policies "$folder" query_agnostic
   control "$folder"
-  "$BIN/kvp-tune" "${text[@]}" --prompts "$DOCUMENTS" --budgets "$BUDGETS" --protocols query_agnostic \
+  "$BIN/kvp-tune" "${text[@]}" --prompts "$DOCUMENTS" --budgets "$TUNE_BUDGETS" --protocols query_agnostic \
     --methods "$TUNED" --settings_per_method "$STORIES_SETTINGS" --policies "$(tuned_policies "$folder/policies-query_agnostic")" \
     --out "$folder/tuned"
   save "$folder/tuned" stories
@@ -184,7 +182,7 @@ main() { # arguments of the script; a function, so that the file may change whil
       both recompute
       pages
       ;;
-    *) sed -n '2,15s/^# //p' "$0" && exit 2 ;;
+    *) sed -n '2,16s/^# //p' "$0" && exit 2 ;;
   esac
 }
 main "$@"; exit

@@ -21,10 +21,11 @@
 : "${DIALOGUES:=100}"
 : "${DOCUMENTS:=40}"           # texts of the Llama
 : "${STORIES_SETTINGS:=24}"    # settings of each method on them
-BUDGETS=6%,12.5%,25%,50%
+TUNE_BUDGETS=6%,12.5%,25%,50%
+: "${BUDGETS:=6%,9%,12.5%,19%,25%,37.5%,50%}" # of answers and replies of test prompts
 
 # What kvp-tune tunes, with uniform, pyramid, ada and global budgets.
-TUNED=streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,expected_attention,windowkv,gvote,kvzip,contrastkv,kvp
+: "${TUNED:=streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,expected_attention,windowkv,gvote,kvzip,contrastkv,kvp}"
 # Methods as they were published, in kvpress's settings where it has them.
 PUBLISHED="knorm,keydiff,lagkv:kvpress,snapkv:paper,snapkv:kvpress,tova:kvpress,h2o:kvpress,\
 expected_attention:kvpress+ada,windowkv+windowkv,gvote:paper+self_sized,kvzip:kvpress+global:kvzip,\

@@ -27,7 +27,7 @@ from train.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "all_methods"
-MODULES = ("blocks", "pages", "specs", "stories", "tasks", "witness")
+MODULES = ("blocks", "join_settings", "pages", "specs", "stories", "tasks", "witness")
 PROTOCOLS = ("query_aware", "query_agnostic")
 TUNED = {
     "split": "validation",
@@ -238,6 +238,45 @@ def test_a_search_for_budgets_keeps_the_chosen_protection(recipe: dict[str, Any]
     settings = recipe["specs"].TunedSettings.from_json({**TUNED, "methods": methods}, "settings")
     protection = recipe["specs"].protection
     assert [protection(settings, name) for name in ("snapkv", "kvp")] == ["off", "on"]
+
+
+def test_a_method_tuned_again_replaces_its_earlier_setting(
+    recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join, tables = recipe["join_settings"], "protocol,method,scorer\n"
+    rows = {
+        "snapkv": 'query_aware,snapkv,"snapkv(window=4,kernel=31)"\n',
+        "kvp": "query_aware,kvp,kvp\n",
+    }
+    folder, target = tmp_path / "tuned", tmp_path / "query_aware"
+    folder.mkdir()
+
+    def tune(names: list[str], allocator: str) -> None:
+        methods = [
+            {**entry, "chosen": {**entry["chosen"], "allocator": allocator}}
+            for entry in TUNED["methods"]
+            if entry["method"] in names
+        ]
+        settings = join.TunedSettings.from_json({**TUNED, "methods": methods}, "settings")
+        join.save_settings(folder / "settings.json", settings, {"allocator": allocator})
+        (folder / "settings.csv").write_text(tables + "".join(rows[name] for name in names))
+        monkeypatch.setattr(sys, "argv", ["join_settings.py", str(folder), str(target)])
+        join.main()
+
+    tune(["snapkv", "kvp"], "ada")
+    tune(["kvp"], "global")
+    chosen = {
+        each.method: each.chosen.allocator
+        for each in join.load_settings(target.with_suffix(".json")).methods
+    }
+    assert chosen == {"snapkv": "ada", "kvp": "global"}
+    assert target.with_suffix(".csv").read_text() == tables + rows["snapkv"] + rows["kvp"]
+    run = json.loads(target.with_suffix(".json").read_text())["run"]
+    assert run == {"allocator": "ada", "later": {"allocator": "global"}}
+    earlier = join.load_settings(target.with_suffix(".json"))
+    other = join.replace(earlier, data={**earlier.data, "prompts": 5})
+    with pytest.raises(SystemExit, match="prompts"):
+        join.joined(earlier, other)
 
 
 def test_stories_get_plain_quotes_and_whole_paragraphs(recipe: dict[str, Any]) -> None:
