@@ -26,6 +26,11 @@ from train.calibration.run import recipe_of
 from train.cli import main as train
 
 MADE = Path(__file__).parent / "fixtures" / "made_by_2ef2cb0"
+DEFAULTS = {
+    "neighbours": 0, "label": "max_future_attention", "exclude_protected": "true",
+    "calibration": "contribution",
+}  # fmt: skip
+"""Of kvp-train at that commit, where they have changed."""
 
 
 @pytest.fixture
@@ -85,7 +90,7 @@ def test_a_finished_training_is_recognised(made: Path, capsys: pytest.CaptureFix
     settings = {
         "traces": "traces", "out": "policy", "hidden": 4, "steps": 4, "contexts": 2,
         "min_prefix": 32, "validate_every": 2, "validation_contexts": 2,
-        "calibration_contexts": 2,
+        "calibration_contexts": 2, **DEFAULTS,
     }  # fmt: skip
     before = (made / "policy" / "policy.json").read_bytes()
     assert train([part for name in settings for part in (f"--{name}", str(settings[name]))]) == 0
@@ -99,7 +104,7 @@ def test_an_unfinished_training_of_then_is_refused_by_its_checkpoint(
     (made / "policy" / "policy.json").unlink()
     settings = {
         "traces": "traces", "out": "policy", "hidden": 4, "steps": 4, "contexts": 2,
-        "min_prefix": 32, "validate_every": 2, "validation_contexts": 2,
+        "min_prefix": 32, "validate_every": 2, "validation_contexts": 2, **DEFAULTS,
     }  # fmt: skip
     assert train([part for name in settings for part in (f"--{name}", str(settings[name]))]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -20,7 +20,7 @@ from kvp.config_groups import (
     RunConfig,
     optional,
 )
-from train.calibration.config import CalibrationConfig
+from train.calibration.config import CalibrationConfig, calibration_target
 from train.head_range import parse_heads
 from train.objectives import READ_BY
 from train.online.settings import BufferConfig, OnlineSettings
@@ -152,6 +152,8 @@ class TrainConfig(
         for name, value in self.PRESETS[self.preset].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+        target = calibration_target(self.calibration, self.label)
+        object.__setattr__(self, "calibration", target)
         super().__post_init__()
         for name in ("memory_gb", "activation_gb"):
             if not getattr(self, name) > 0:

@@ -1,8 +1,9 @@
 """The two training recipes as code.
 
-`fourier`, all defaults of `Recipe`: positions as features, Muon, and the listwise loss on the
-largest future attention (docs/decisions/0075), which needs no rankings (its `permutations`,
-`reward` and `advantage_clip` are for `--objective rloo`).
+`fourier`, all defaults of `Recipe`: positions as features, 31 tokens on either side that add to a
+token's score, Muon, and the listwise loss on the largest attention of the future, replies first
+(docs/decisions/0081). The loss needs no rankings (`permutations`, `reward` and `advantage_clip` are
+for `--objective rloo`).
 
 `paper` follows the KVP paper (section 3, Algorithm 1, appendix A.2) and, where the paper is silent,
 the facts known about its released code. Differences that remain:
@@ -45,6 +46,7 @@ SharingName = Literal["heads", "model"]
 OptimizerName = Literal["adamw", "muon"]
 KeyFrame = Literal["stored", "end"]
 CalibrationName = Literal[
+    "auto",
     "contribution",
     "reply_contribution",
     "max_future_attention",
@@ -118,7 +120,7 @@ class RankerSettings:
     inputs: str = "key,value,position,distance"
     """Inputs of the ranker per token, comma separated, some of these, and recent (what the last 32
     queries attend to; traces must hold queries); paper has no distance."""
-    neighbours: int = 0
+    neighbours: int = 31
     """Tokens on either side of a token that add to its score; 0 scores every token by itself."""
     key_frame: KeyFrame = "stored"
     """stored (keys as the model rotated them) or end (rotated on, so that the end of the cache is
@@ -138,10 +140,11 @@ class ObjectiveSettings:
     within a context), rloo_batch (baselines over the step), exact (the expected reward in closed
     form), regress (squared error of the log label), a differentiable sort (soft_rank, soft_sort,
     neural_sort), or package.module:function."""
-    label: str = "max_future_attention"
+    label: str = "max_reply_attention"
     """Importance of a token: future_attention (the sum over all future queries),
-    max_future_attention (the largest of any future query; not from a store of importance), kvzip
-    or kvzip_plus where kvp-collect stored it with --labels, or package.module:NAME."""
+    max_future_attention (the largest of any future query), max_reply_attention (the same, queries
+    that write no reply counted a fifth; neither from a store of importance), kvzip or kvzip_plus
+    where kvp-collect stored it with --labels, or package.module:NAME."""
     permutations: int = 32
     """Permutations sampled per context and head (rloo, at least 2; rloo_batch)."""
     pairs: int = 0
@@ -156,8 +159,9 @@ class ObjectiveSettings:
     budget_weights: str = "all"
     """Budgets that count in the reward: all (equally), log (each by 1/b) or a window LOW:HIGH, e.g.
     6%:50% or 64:512 tokens (rloo, rloo_batch, soft_sort, neural_sort)."""
-    exclude_protected: bool = True
-    """Leave the protected tokens (first 4, last 16) out of the ranking and the reward."""
+    exclude_protected: bool = False
+    """Leave the protected tokens (first 4, last 16) out of the ranking and the reward. A policy
+    that never ranked them needs --protection on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,12 +330,12 @@ PAPER = replace(
     architecture="paper",
     objective="rloo",
     label="future_attention",
+    neighbours=0,
     steps=4_000,
     contexts=16,
     permutations=8,
     sort_loss="ranks",
     reward="ratio",
-    exclude_protected=False,
     optimizer="adamw",
     lr=5e-5,
     advantage_clip=2.0,

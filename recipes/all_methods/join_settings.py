@@ -2,8 +2,8 @@
 
     join_settings.py FOLDER TARGET    # FOLDER of kvp-tune; TARGET.json and TARGET.csv are written
 
-So that a method can be tuned again alone: `TUNED=kvp run.sh tune`. Without TARGET.json both files
-are copies of the folder's.
+So that a method can be tuned again alone: `TUNED=kvp run.sh tune`, at other budgets where it answers
+everything at those of the others. Without TARGET.json both files are copies of the folder's.
 """
 
 from __future__ import annotations
@@ -19,14 +19,20 @@ from eval.tune.tables import TABLE
 from kvp.errors import ResultsError
 from kvp.manifest import read_sealed_json
 
+MAY_DIFFER = ("settings_per_method", "budgets")
+"""Settings of the later tuning that stand in `run` of the joined file."""
+
 
 def joined(earlier: TunedSettings, later: TunedSettings) -> TunedSettings:
     """The methods of both, in the order of `earlier`; `later` wins.
 
     Raises SystemExit where they were chosen on different prompts or budgets.
     """
-    if (earlier.split, earlier.data) != (later.split, later.data):
-        differing = [name for name in later.data if later.data[name] != earlier.data.get(name)]
+    differing = [
+        name for name in {**earlier.data, **later.data}
+        if name not in MAY_DIFFER and earlier.data.get(name) != later.data.get(name)
+    ]  # fmt: skip
+    if differing or earlier.split != later.split:
         raise SystemExit(f"chosen on other data ({', '.join(differing) or 'split'}): tune all")
     ours = {(each.method, each.group, each.protocol): each for each in earlier.methods}
     ours |= {(each.method, each.group, each.protocol): each for each in later.methods}

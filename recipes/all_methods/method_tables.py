@@ -80,6 +80,43 @@ def against(comparison: Comparison, family: str) -> Table | None:
     )
 
 
+def enough(comparisons: Sequence[Comparison], share: float) -> Table:
+    """The smallest budget at which a method keeps `share` of the full cache's answers.
+
+    And at all larger ones measured. `comparisons` are of the same prompts at other budgets.
+    """
+    first = comparisons[0]
+    rows: list[tuple[float, Sequence[Field | str]]] = []
+    for family, choice in first.choices.items():
+        if choice.setting.method in (FULL, ORACLE) or choice.setting.self_sized:
+            continue
+        kept = {
+            spec: estimate.interval.mean
+            for each in comparisons
+            for spec in each.budgets.specs
+            if family in each.choices and (estimate := each.estimate(family, spec)) is not None
+        }
+        least: str | None = None
+        for spec in sorted(kept, key=_percent, reverse=True):
+            full = first.estimate(FULL, None)
+            if full is None or kept[spec] < share * full.interval.mean:
+                break
+            least = spec
+        largest = max(kept, key=_percent, default="100%")
+        rows.append((_percent(least or "101%"), [family, least or f"more than {largest}"]))
+    tried = sorted({spec for each in comparisons for spec in each.budgets.specs}, key=_percent)
+    return Table(
+        caption=f"{SEEN[first.protocol].capitalize()}: smallest budget, of {', '.join(tried)}, "
+        f"from which on {100 * share:.0f} % of the full cache's answers are kept (means).",
+        header=("method in its chosen setting", "budget"),
+        rows=[row for _, row in sorted(rows, key=lambda entry: entry[0])],
+    )
+
+
+def _percent(spec: str) -> float:
+    return float(spec.removesuffix("%"))
+
+
 def allocations(comparison: Comparison, methods: Iterable[str]) -> Table | None:
     """Allocators of each method minus uniform budgets, with the chosen options and protection."""
     pairs: dict[str, tuple[ReportedMethod, ReportedMethod]] = {}

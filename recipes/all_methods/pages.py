@@ -70,11 +70,11 @@ class Measured:
         return 0 < len(units) < LEAST_PROMPTS
 
     def table(self, kind: Kind, make: object, *arguments: object) -> str | None:
-        """A table of one kind of result as Markdown; None where it was not measured."""
+        """A table of one kind of result as Markdown; None where no such settings were run."""
         if kind not in self.by_kind or not callable(make):
             return None
         table = make(self.by_kind[kind], *arguments)
-        return markdown(table) if table is not None and table.rows else "No such settings were run."
+        return markdown(table) if table is not None and table.rows else None
 
 
 def measured(folder: Path, protocol: str) -> Measured | None:
@@ -99,9 +99,9 @@ def of_protocol(
     def scores(comparison: Comparison) -> Table:
         return method_tables.scores(comparison, method_tables.shown_lines(comparison))
 
-    def as_published(comparison: Comparison) -> Table:
+    def as_published(comparison: Comparison) -> Table | None:
         lines = method_tables.published_lines(comparison, published)
-        return method_tables.scores(comparison, lines)
+        return method_tables.scores(comparison, lines) if len(lines) > 1 else None  # the full cache
 
     yield f"answers-{protocol}", each.table("accuracy", scores)
     yield f"against-{protocol}", each.table("accuracy", method_tables.against, LEARNED)
@@ -111,6 +111,21 @@ def of_protocol(
     yield f"replies-{protocol}", each.table("perplexity", method_tables.against, LEARNED)
     costs = area_table(each.results, protocol)
     yield f"kept-{protocol}", None if costs is None else markdown(costs)
+
+
+def of_small(small: Measured | None, each: Measured | None, protocol: str) -> Iterator[Block]:
+    """Blocks of methods.md about the smallest budgets of a protocol."""
+    if small is None or each is None or "accuracy" not in each.by_kind:
+        yield from ((f"{name}-{protocol}", None) for name in ("small", "enough", "small-replies"))
+        return
+
+    def scores(comparison: Comparison) -> Table:
+        return method_tables.scores(comparison, method_tables.shown_lines(comparison))
+
+    yield f"small-{protocol}", small.table("accuracy", scores)
+    yield f"small-replies-{protocol}", small.table("perplexity", scores)
+    measured = [each.by_kind["accuracy"], small.by_kind["accuracy"]]
+    yield f"enough-{protocol}", markdown(method_tables.enough(measured, 0.95))
 
 
 def of_stories(each: Measured | None) -> Iterator[Block]:
@@ -288,6 +303,8 @@ def main() -> None:
     }  # fmt: skip
     for name, each in by_protocol.items():
         blocks |= dict(of_protocol(each, name, arguments.published, arguments.allocated))
+        small = measured(run / f"small-{name}", name)
+        blocks |= dict(of_small(small, each, name))
     stories = measured(run / "stories" / "test", "query_agnostic")
     blocks |= dict(of_stories(stories))
     blocks = {name: without_folders(text, run) for name, text in blocks.items()}

@@ -39,7 +39,7 @@ tasks() {
 }
 
 each_seed() { # seeds, program, its flags with {} for the seed; several at a time
-  printf '%s\n' $1 | xargs -P "$JOBS" -I{} "$BIN/$2" "${@:3}"
+  printf '%s\n' $1 | xargs -P "$JOBS" -I{} "$BIN/$2" --memory_gb "$MEMORY_GB" "${@:3}"
 }
 
 policies() { # folder with traces, protocol; that of query_aware reads the last queries, too
@@ -73,7 +73,7 @@ tuned_policies() { # folder of policies
 tune() { # protocol
   read_tasks
   "$BIN/kvp-tune" --model "$MODEL" --length "$LENGTH" --tasks "$NAMES" --max_new_tokens "$TOKENS" \
-    --prompts "$TUNE_PROMPTS" --budgets "$TUNE_BUDGETS" --protocols "$1" --methods "$TUNED" \
+    --prompts "$TUNE_PROMPTS" --budgets "$TUNE_BUDGETS" --protocols "$1" --methods "$TUNED" --allocators "$TUNE_ALLOCATORS" \
     --settings_per_method "$TUNE_SETTINGS" --policies "$(tuned_policies "$RUN/policies-$1")" --out "$RUN/tuned-$1"
   save "$RUN/tuned-$1" "$1"
 }
@@ -103,22 +103,28 @@ evolved() { # protocol
   done
 }
 
-measured() { # protocol, further settings
-  "$BIN/kvp-eval" --model "$MODEL" --length "$LENGTH" --max_new_tokens "$TOKENS" --protocols "$1" \
-    --timing_prompts 0 --tokens false --policies "$RUN/policies-$1,kvzap=$RUN/kvzap" --budgets "$BUDGETS" \
-    --out "$RUN/test-$1" "${@:2}"
+measured() { # folder, protocol, budgets, further settings
+  "$BIN/kvp-eval" --model "$MODEL" --length "$LENGTH" --max_new_tokens "$TOKENS" --protocols "$2" \
+    --timing_prompts 0 --tokens false --policies "$RUN/policies-$2,kvzap=$RUN/kvzap" --budgets "$3" \
+    --out "$RUN/$1-$2" "${@:4}"
 }
 
 test_prompts() { # protocol
-  local few="$REFERENCES,tuned:$SETTINGS/$1.json,$PUBLISHED" searched allocated
+  local chosen="tuned:$SETTINGS/$1.json" prompts scorer specs
   read_tasks
-  searched=$(evolved "$1")
-  allocated=$(specs "$SETTINGS/$1.json" "$ALLOCATED" "$ALLOCATORS")
-  # Answers of everything; replies of dialogues and cost curves of the chosen and published settings.
-  measured "$1" --tasks "$NAMES" --prompts $(((TEST_PROMPTS + COUNT - 1) / COUNT)) \
-    --methods "$few,$searched$allocated"
-  measured "$1" --tasks chat --prompts "$DIALOGUES" --methods "$few"
-  measured "$1" --tasks "${NAMES%%,*}" --prompts 1 --methods "full,oracle,tuned:$SETTINGS/$1.json" \
+  prompts=$(((TEST_PROMPTS + COUNT - 1) / COUNT))
+  measured test "$1" "$BUDGETS" --tasks "$NAMES" --prompts "$prompts" --methods "$REFERENCES,$chosen"
+  measured test "$1" "$BUDGETS" --tasks chat --prompts "$DIALOGUES" --methods "$REFERENCES,$chosen"
+  measured small "$1" "$SMALL_BUDGETS" --tasks "$NAMES" --prompts "$prompts" --methods "full,nulls,$chosen"
+  measured small "$1" "$SMALL_BUDGETS" --tasks chat --prompts "$DIALOGUES" --methods "full,nulls,$chosen"
+  measured test "$1" "$FEW_BUDGETS" --tasks "$NAMES" --prompts "$prompts" --methods "$PUBLISHED,$(evolved "$1")full"
+  for scorer in ${ALLOCATED//,/ }; do
+    specs=$(specs "$SETTINGS/$1.json" "$scorer" "$ALLOCATORS")
+    measured test "$1" "$FEW_BUDGETS" --tasks "$NAMES" --prompts "$prompts" --methods "$specs" \
+      --protection "$(specs "$SETTINGS/$1.json" "$scorer" --protection)"
+  done
+  # Cost curves.
+  measured test "$1" "$FEW_BUDGETS" --tasks "${NAMES%%,*}" --prompts 1 --methods "full,oracle,$chosen" \
     --protection on --traces "$RUN/traces"
 }
 
@@ -141,7 +147,7 @@ stories() { # model folder, text file
   policies "$folder" query_agnostic
   control "$folder"
   "$BIN/kvp-tune" "${text[@]}" --prompts "$DOCUMENTS" --budgets "$TUNE_BUDGETS" --protocols query_agnostic \
-    --methods "$TUNED" --settings_per_method "$STORIES_SETTINGS" --policies "$(tuned_policies "$folder/policies-query_agnostic")" \
+    --methods "$TUNED" --allocators "$TUNE_ALLOCATORS" --settings_per_method "$STORIES_SETTINGS" --policies "$(tuned_policies "$folder/policies-query_agnostic")" \
     --out "$folder/tuned"
   save "$folder/tuned" stories
   allocated=$(specs "$SETTINGS/stories.json" "$ALLOCATED" "$ALLOCATORS")

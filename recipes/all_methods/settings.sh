@@ -4,14 +4,15 @@
 : "${BIN:=.venv/bin}"
 : "${MODEL:=nano}"
 : "${JOBS:=2}"                # policies that are trained at a time, one core each
+: "${MEMORY_GB:=7}"            # of each training: all traces
 : "${LENGTH:=1024}"            # tokens of a prompt, at most
 : "${SEEDS:=0 1 2}"            # of the policies
 : "${TUNE_SEEDS:=0 1 2}"       # of those that kvp-tune measures
 : "${CONTROL_SEEDS:=0 1 2}"    # of the KVzip+ regressors
-: "${TRACES:=240}"             # training sequences; a fifth as many for validation and for test
+: "${TRACES:=360}"             # training sequences; a fifth as many for validation and for test
 : "${STEPS:=500}"              # of kvp-train
 : "${DISTILLATION_STEPS:=150}" # of kvp-distill
-: "${DATA:=ruler:0.7,chat:0.3}" # of the traces
+: "${DATA:=ruler:0.5,chat:0.5}" # of the traces
 : "${TASK_PROMPTS:=50}"        # validation prompts of every RULER task, for the choice of tasks
 : "${TUNE_PROMPTS:=3}"         # validation prompts of each chosen task
 : "${TUNE_SETTINGS:=96}"       # settings of each method, and what encloses the best number
@@ -21,10 +22,13 @@
 : "${DIALOGUES:=100}"
 : "${DOCUMENTS:=40}"           # texts of the Llama
 : "${STORIES_SETTINGS:=24}"    # settings of each method on them
-TUNE_BUDGETS=6%,12.5%,25%,50%
-: "${BUDGETS:=6%,9%,12.5%,19%,25%,37.5%,50%}" # of answers and replies of test prompts
+FEW_BUDGETS=6%,12.5%,25%,50%   # of allocators and published settings
+: "${TUNE_BUDGETS:=$FEW_BUDGETS}" # of kvp-tune
+: "${BUDGETS:=6%,9%,12.5%,19%,25%,37.5%,50%}" # of test prompts, chosen settings
+: "${SMALL_BUDGETS:=1.5%,3%,4.5%}" # of the same, in a folder of their own
+: "${TUNE_ALLOCATORS:=uniform,pyramid,ada,global}"
 
-# What kvp-tune tunes, with uniform, pyramid, ada and global budgets.
+# What kvp-tune tunes.
 : "${TUNED:=streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,expected_attention,windowkv,gvote,kvzip,contrastkv,kvp}"
 # Methods as they were published, in kvpress's settings where it has them.
 PUBLISHED="knorm,keydiff,lagkv:kvpress,snapkv:paper,snapkv:kvpress,tova:kvpress,h2o:kvpress,\

@@ -364,6 +364,9 @@ def test_pages_hold_the_numbers_of_the_results(tmp_path: Path) -> None:
         shutil.copy(ROOT / name, to / name)
     for protocol in PROTOCOLS:
         _results(run / f"test-{protocol}", protocol, SCORES)
+    halved = {(*key[:-1], "12.5%"): each for key, each in SCORES.items() if key[-1] == "25%"}
+    full = {key: each for key, each in SCORES.items() if key[0] == "full"}
+    _results(run / "small-query_aware", "query_aware", {**full, **halved})
     command = [
         sys.executable, str(RECIPE / "pages.py"), str(run), "--to", str(to),
         "--published", "snapkv:kvpress,gvote:paper+self_sized", "--allocated", "kvp,snapkv",
@@ -382,6 +385,10 @@ def test_pages_hold_the_numbers_of_the_results(tmp_path: Path) -> None:
     assert "| snapkv (kvpress, unprotected) | 0.0 (" in published
     assert "| gvote:paper+self_sized +p | query_aware | needle | 50.0 (" in _block(page, "sizes")
     assert "| full cache | 6.69 (" in _block(page, "dialogues-query_aware")  # exp(19 / 10)
+    assert "| kvp (+global, protected) | 75.0 (" in _block(page, "small-query_aware")
+    enough = _block(page, "enough-query_aware")
+    assert "of 12.5%, 25%, 50%, from which on 95 %" in enough
+    assert "| kvp | 50% |\n| snapkv | more than 50% |" in enough
     before = (ROOT / "docs/results/methods.md").read_text()
     assert _block(page, "stories") == _block(before, "stories")  # nothing of it in this run
     assert "A trial" in _block(page, "setup")

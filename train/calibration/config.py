@@ -14,13 +14,21 @@ from train.recipe import CalibrationName
 class CalibrationConfig(Group):
     """Calibration."""
 
-    calibration: CalibrationName = "contribution"
+    calibration: CalibrationName = "auto"
     """What scores are calibrated to on validation contexts (docs/method.md), so that heads can
-    compete; kvp-calibrate changes it later, and removes it where this is none."""
+    compete; auto is reply_contribution for rankers trained on max_reply_attention, else
+    contribution. kvp-calibrate changes it later, and removes it where this is none."""
     calibration_contexts: int = 128
     """Held-out contexts the calibration is fitted on."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {"calibration_contexts": 1}
+
+
+def calibration_target(calibration: CalibrationName, label: str) -> CalibrationName:
+    """What rankers trained on `label` are calibrated to: `calibration`, where it is not auto."""
+    if calibration != "auto":
+        return calibration
+    return "reply_contribution" if label == "max_reply_attention" else "contribution"
 
 
 @dataclass(frozen=True, kw_only=True)

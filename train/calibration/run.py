@@ -9,7 +9,7 @@ from typing import Any
 
 from kvp.store import TraceReader
 from policies.policy_files import check_geometry, load_policy, recalibrate
-from train.calibration.config import CalibrateConfig
+from train.calibration.config import CalibrateConfig, calibration_target
 from train.calibration.fit import TARGET_IMPORTANCE, calibrate
 from train.data.compression_points import held_out_points
 from train.data.contexts import ContextSource
@@ -39,7 +39,9 @@ def run(config: CalibrateConfig) -> None:
     points = held_out_points(
         usable(reader, "validation", recipe), recipe, limit=config.calibration_contexts
     )
-    label, _ = TARGET_IMPORTANCE[config.calibration]
+    trained_on = current_names(policy.metadata["training"].get("recipe", {})).get("label", "")
+    target = calibration_target(config.calibration, trained_on)
+    label, _ = TARGET_IMPORTANCE[target]
     memory = int(config.memory_gb * 1e9)
     source = ContextSource(
         reader, memory_bytes=memory, device=device, label=label,
@@ -49,15 +51,14 @@ def run(config: CalibrateConfig) -> None:
         policy.rankers,
         source,
         points,
-        target=config.calibration,
+        target=target,
         protection=protection_of(recipe),
     )
     before = recalibrate(config.policy, calibration)
     heads = policy.geometry.total_kv_heads
     replaced = "" if before is None else f", in place of the calibration to {before}"
     print(
-        f"{config.policy}: {heads} heads calibrated to {config.calibration} on {len(points)} points"
-        f"{replaced}"
+        f"{config.policy}: {heads} heads calibrated to {target} on {len(points)} points{replaced}"
     )
 
 

@@ -66,7 +66,7 @@ def test_points_that_no_budget_of_the_reward_reaches_are_left_out() -> None:
 
 
 def test_points_leave_two_tokens_besides_the_protected_ones() -> None:
-    recipe = replace(RECIPE, min_prefix=1, uniform_points=0)
+    recipe = replace(RECIPE, min_prefix=1, uniform_points=0, exclude_protected=True)
     short = record(length=40, context=20, prompt=24)
     assert points_by_kind(short, recipe) == {"prompt": [23], "uniform": list(range(22, 40))}
     free = replace(recipe, exclude_protected=False, min_prefix=5)

@@ -111,8 +111,8 @@ def test_queries_that_write_a_reply_count_in_full(store: Path) -> None:
 
 def test_a_window_reaches_the_first_reply(store: Path) -> None:
     record = replace(TraceReader(store).record(1), reply_spans=((80, 96),))
-    near = replace(FOURIER, future_max=4, min_prefix=40, compress_prompt=0, compress_context=0)
-    reply = replace(near, label="max_reply_attention")
+    reply = replace(FOURIER, future_max=4, min_prefix=40, compress_prompt=0, compress_context=0)
+    near = replace(reply, label="max_future_attention")
     for draw in range(20):
         plain, extended = (draw_point(record, r, seed=0, draw=draw) for r in (near, reply))
         assert plain.prefix_length == extended.prefix_length
