@@ -2,25 +2,26 @@
 
     join_settings.py FOLDER TARGET    # FOLDER of kvp-tune; TARGET.json and TARGET.csv are written
 
-So that a method can be tuned again alone: `TUNED=kvp run.sh tune`, at other budgets where it answers
-everything at those of the others. Without TARGET.json both files are copies of the folder's.
+So that a method can be tuned again alone: `TUNED=snapkv run.sh tune`. Without TARGET.json both
+files are copies of the folder's.
 """
 
 from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eval.tune.settings_file import SETTINGS, TunedSettings, load_settings, save_settings
+from eval.tune.settings_file import SETTINGS, Tuned, TunedSettings, load_settings, save_settings
 from eval.tune.tables import TABLE
 from kvp.errors import ResultsError
 from kvp.manifest import read_sealed_json
 
-MAY_DIFFER = ("settings_per_method", "budgets")
-"""Settings of the later tuning that stand in `run` of the joined file."""
+TRIED = "settings_per_method"
+"""May differ: every entry says how many settings were tried."""
 
 
 def joined(earlier: TunedSettings, later: TunedSettings) -> TunedSettings:
@@ -30,25 +31,27 @@ def joined(earlier: TunedSettings, later: TunedSettings) -> TunedSettings:
     """
     differing = [
         name for name in {**earlier.data, **later.data}
-        if name not in MAY_DIFFER and earlier.data.get(name) != later.data.get(name)
+        if name != TRIED and earlier.data.get(name) != later.data.get(name)
     ]  # fmt: skip
     if differing or earlier.split != later.split:
         raise SystemExit(f"chosen on other data ({', '.join(differing) or 'split'}): tune all")
-    ours = {(each.method, each.group, each.protocol): each for each in earlier.methods}
-    ours |= {(each.method, each.group, each.protocol): each for each in later.methods}
-    return replace(earlier, methods=tuple(ours.values()))
+    methods = {_key(each): each for each in (*earlier.methods, *later.methods)}
+    return replace(earlier, methods=tuple(methods.values()))
 
 
-def joined_tables(earlier: str, later: str) -> str:
-    """Lines of both CSV texts; those of methods in `later` come from there."""
+def joined_tables(earlier: str, later: str, replaced: Collection[str]) -> str:
+    """Lines of both CSV texts, those of the `replaced` methods of the earlier one left out."""
     header, *new = later.splitlines()
-    column = header.split(",").index("method")
-    again = {row[column] for row in csv.reader(new)}
     old = earlier.splitlines()[1:]
+    column = header.split(",").index("method")
     kept = [
-        line for line, row in zip(old, csv.reader(old), strict=True) if row[column] not in again
+        line for line, row in zip(old, csv.reader(old), strict=True) if row[column] not in replaced
     ]
     return "\n".join([header, *kept, *new, ""])
+
+
+def _key(entry: Tuned) -> tuple[str, str, str]:
+    return entry.method, entry.group, entry.protocol
 
 
 def _run(path: Path) -> dict[str, Any]:
@@ -67,11 +70,13 @@ def main() -> None:
     run = _run(folder / SETTINGS)
     if settings.exists():
         earlier = load_settings(settings)
-        if {each.method for each in earlier.methods} - {each.method for each in later.methods}:
+        again = {_key(each) for each in later.methods}
+        replaced = {each.requested for each in earlier.methods if _key(each) in again}
+        if len(replaced) < len(earlier.methods):
             run = {**_run(settings), "later": run}
         later = joined(earlier, later)
         if table.exists():
-            rows = joined_tables(table.read_text(encoding="utf-8"), rows)
+            rows = joined_tables(table.read_text(encoding="utf-8"), rows, replaced)
     save_settings(settings, later, run)
     table.write_text(rows, encoding="utf-8")
 

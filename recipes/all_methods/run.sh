@@ -4,8 +4,8 @@
 # Usage: recipes/all_methods/run.sh STEP [PROTOCOL or arguments]; the steps, in their order:
 #   tasks                which RULER tasks the full cache answers, on validation prompts
 #   train                traces and policies
-#   tune [PROTOCOL]      kvp-tune on validation prompts; writes benchmarks/results/tuning (with TUNED=kvp,
-#                        say, in place of these methods' earlier settings)
+#   tune [PROTOCOL]      kvp-tune on validation prompts; writes benchmarks/results/tuning (TUNED= names the
+#                        methods: none, say, for the policies alone)
 #   evolve [PROTOCOL]    budgets per layer, searched on validation prompts
 #   test [PROTOCOL]      answers and dialogues of test prompts, with the committed settings
 #   witness              published settings for docs/results/nano.md
@@ -66,16 +66,22 @@ train() {
 
 save() { "$PYTHON" $HERE/join_settings.py "$1" "$SETTINGS/$2"; } # folder of kvp-tune, name
 
-tuned_policies() { # folder of policies
-  for seed in $TUNE_SEEDS; do printf '%s/seed%s,' "$1" "$seed"; done
+tune_on() { # folder, name of the settings, number for each method, folder of policies, flags of the data
+  local policies
+  if [ -n "$TUNED" ]; then
+    "$BIN/kvp-tune" "${@:5}" --budgets "$FEW_BUDGETS" --methods "$TUNED" --settings_per_method "$3" --out "$1/tuned-$2"
+    save "$1/tuned-$2" "$2"
+  fi
+  policies=$(for seed in $TUNE_SEEDS; do printf '%s/seed%s,' "$4" "$seed"; done)
+  "$BIN/kvp-tune" "${@:5}" --budgets "$FEW_BUDGETS" --methods "$OURS" --protection off --settings_per_method 2 \
+    --policies "$policies" --out "$1/ours-$2"
+  save "$1/ours-$2" "$2"
 }
 
 tune() { # protocol
   read_tasks
-  "$BIN/kvp-tune" --model "$MODEL" --length "$LENGTH" --tasks "$NAMES" --max_new_tokens "$TOKENS" \
-    --prompts "$TUNE_PROMPTS" --budgets "$TUNE_BUDGETS" --protocols "$1" --methods "$TUNED" --allocators "$TUNE_ALLOCATORS" \
-    --settings_per_method "$TUNE_SETTINGS" --policies "$(tuned_policies "$RUN/policies-$1")" --out "$RUN/tuned-$1"
-  save "$RUN/tuned-$1" "$1"
+  tune_on "$RUN" "$1" "$TUNE_SETTINGS" "$RUN/policies-$1" --model "$MODEL" --length "$LENGTH" --tasks "$NAMES" \
+    --max_new_tokens "$TOKENS" --prompts "$TUNE_PROMPTS" --protocols "$1"
 }
 
 specs() { "$PYTHON" $HERE/specs.py "$@"; } # settings file, scorers, allocators or --protection
@@ -115,8 +121,9 @@ test_prompts() { # protocol
   prompts=$(((TEST_PROMPTS + COUNT - 1) / COUNT))
   measured test "$1" "$BUDGETS" --tasks "$NAMES" --prompts "$prompts" --methods "$REFERENCES,$chosen"
   measured test "$1" "$BUDGETS" --tasks chat --prompts "$DIALOGUES" --methods "$REFERENCES,$chosen"
-  measured small "$1" "$SMALL_BUDGETS" --tasks "$NAMES" --prompts "$prompts" --methods "full,nulls,$chosen"
-  measured small "$1" "$SMALL_BUDGETS" --tasks chat --prompts "$DIALOGUES" --methods "full,nulls,$chosen"
+  specs=full,streaming_llm,$(specs "$SETTINGS/$1.json" "$SMALL" --chosen)
+  measured small "$1" "$SMALL_BUDGETS" --tasks "$NAMES" --prompts "$prompts" --protection off --methods "$specs"
+  measured small "$1" "$SMALL_BUDGETS" --tasks chat --prompts "$DIALOGUES" --protection off --methods "$specs"
   measured test "$1" "$FEW_BUDGETS" --tasks "$NAMES" --prompts "$prompts" --methods "$PUBLISHED,$(evolved "$1")full"
   for scorer in ${ALLOCATED//,/ }; do
     specs=$(specs "$SETTINGS/$1.json" "$scorer" "$ALLOCATORS")
@@ -146,10 +153,8 @@ stories() { # model folder, text file
     --max_new_tokens 128 --train "$TRACES" --validation $((TRACES / 5)) --test $((TRACES / 5)) --labels kvzip_plus --out "$folder/traces"
   policies "$folder" query_agnostic
   control "$folder"
-  "$BIN/kvp-tune" "${text[@]}" --prompts "$DOCUMENTS" --budgets "$TUNE_BUDGETS" --protocols query_agnostic \
-    --methods "$TUNED" --allocators "$TUNE_ALLOCATORS" --settings_per_method "$STORIES_SETTINGS" --policies "$(tuned_policies "$folder/policies-query_agnostic")" \
-    --out "$folder/tuned"
-  save "$folder/tuned" stories
+  tune_on "$folder" stories "$STORIES_SETTINGS" "$folder/policies-query_agnostic" "${text[@]}" \
+    --prompts "$DOCUMENTS" --protocols query_agnostic
   allocated=$(specs "$SETTINGS/stories.json" "$ALLOCATED" "$ALLOCATORS")
   "$BIN/kvp-eval" "${text[@]}" --prompts "$DOCUMENTS" --budgets "$BUDGETS" --protocols query_agnostic \
     --policies "$folder/policies-query_agnostic,kvzap=$folder/kvzap" --timing_prompts 0 --tokens false --traces "$folder/traces" \

@@ -22,14 +22,14 @@
 : "${DIALOGUES:=100}"
 : "${DOCUMENTS:=40}"           # texts of the Llama
 : "${STORIES_SETTINGS:=24}"    # settings of each method on them
-FEW_BUDGETS=6%,12.5%,25%,50%   # of allocators and published settings
-: "${TUNE_BUDGETS:=$FEW_BUDGETS}" # of kvp-tune
+FEW_BUDGETS=6%,12.5%,25%,50%   # of tuning, allocators and published settings
 : "${BUDGETS:=6%,9%,12.5%,19%,25%,37.5%,50%}" # of test prompts, chosen settings
-: "${SMALL_BUDGETS:=1.5%,3%,4.5%}" # of the same, in a folder of their own
-: "${TUNE_ALLOCATORS:=uniform,pyramid,ada,global}"
+: "${SMALL_BUDGETS:=1.5%,3%,4.5%}" # of the best methods, without protection: it alone is 2 %
+SMALL=kvp,kvzip,contrastkv,snapkv,keydiff
 
-# What kvp-tune tunes.
-: "${TUNED:=streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,expected_attention,windowkv,gvote,kvzip,contrastkv,kvp}"
+# What kvp-tune tunes. Policies are not: kvp-distill trains for one budget of all heads, and nothing protected.
+OURS=kvp+global:kvzip
+: "${TUNED=streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,expected_attention,windowkv,gvote,kvzip,contrastkv}"
 # Methods as they were published, in kvpress's settings where it has them.
 PUBLISHED="knorm,keydiff,lagkv:kvpress,snapkv:paper,snapkv:kvpress,tova:kvpress,h2o:kvpress,\
 expected_attention:kvpress+ada,windowkv+windowkv,gvote:paper+self_sized,kvzip:kvpress+global:kvzip,\

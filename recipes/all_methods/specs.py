@@ -2,6 +2,7 @@
 
 specs.py SETTINGS.json keydiff uniform,ada   # keydiff+uniform,keydiff+ada
 specs.py SETTINGS.json snapkv ""             # the scorer alone: snapkv(kernel=31)
+specs.py SETTINGS.json snapkv --chosen       # with the allocator that was chosen for it
 specs.py SETTINGS.json snapkv --protection   # whether it was chosen with protection: on or off
 """
 
@@ -36,6 +37,13 @@ def specifications(
     ]
 
 
+def chosen(settings: TunedSettings, methods: Iterable[str]) -> list[str]:
+    """Every scorer with the allocator that was chosen for it; raises as `specifications`."""
+    return [
+        f"{one.scorer}+{one.allocator}" for one in (_chosen(settings, each) for each in methods)
+    ]
+
+
 def protection(settings: TunedSettings, method: str) -> str:
     """`on` or `off`, as --protection takes it; raises SystemExit where it was not tuned."""
     return "on" if _chosen(settings, method).protected else "off"
@@ -48,6 +56,8 @@ def main() -> None:
     settings, methods = load_settings(Path(sys.argv[1])), split_list(sys.argv[2])
     if sys.argv[3] == "--protection":
         print(protection(settings, sys.argv[2]))
+    elif sys.argv[3] == "--chosen":
+        print(",".join(chosen(settings, methods)), end="")
     else:
         print(",".join(specifications(settings, methods, split_list(sys.argv[3]))), end="")
 

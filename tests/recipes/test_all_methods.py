@@ -226,6 +226,10 @@ def test_specifications_have_the_chosen_options(recipe: dict[str, Any]) -> None:
         "snapkv(kernel=31)+ada", "snapkv(kernel=31)+global", "kvp+ada", "kvp+global",
     ]  # fmt: skip
     assert make(settings, ["snapkv"], []) == ["snapkv(kernel=31)"]
+    assert recipe["specs"].chosen(settings, ["kvp", "snapkv"]) == [
+        "kvp+global",
+        "snapkv(kernel=31)+ada",
+    ]
     with pytest.raises(SystemExit, match="tova"):
         make(settings, ["tova"], [])
 
@@ -274,6 +278,7 @@ def test_a_method_tuned_again_replaces_its_earlier_setting(
     run = json.loads(target.with_suffix(".json").read_text())["run"]
     assert run == {"allocator": "ada", "later": {"allocator": "global"}}
     earlier = join.load_settings(target.with_suffix(".json"))
+    assert join.joined(earlier, earlier) == earlier
     other = join.replace(earlier, data={**earlier.data, "prompts": 5})
     with pytest.raises(SystemExit, match="prompts"):
         join.joined(earlier, other)
