@@ -100,8 +100,8 @@ def attention_error(logits: Tensor, values: Tensor, log_weights: Tensor) -> Esti
 
         error^2 = m / (m - 1) sum_i (1 - pi_i) |r_i - b|^2
 
-    with b = sum_i (1 - pi_i) r_i / sum_i (1 - pi_i) (Hajek 1964; p holds 1 / pi already). With m = 1
-    there is no b, and the factor is 1. Few draws and large weights make it too small.
+    with b = sum_i (1 - pi_i) r_i / sum_i (1 - pi_i) (Hajek 1964; p holds 1 / pi already). With
+    m = 1 there is no b, and the factor is 1. Few draws and large weights make it too small.
 
     Args:
         logits: [..., T, S] floats without the weights, -inf for what a query does not see.

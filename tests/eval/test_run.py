@@ -24,7 +24,7 @@ from policies.ranker import HeadRankers, RankerSpec
 
 BYTES_PER_TOKEN = 2 * 2 * 2 * 8 * 4
 """Keys and values, layers, heads, channels, float32."""
-METHODS = "full,kvp,random,snapkv,oracle,knorm+ada,gvote+self_sized"
+METHODS = "full,kvp,random,snapkv,oracle,knorm+ada,kvp+sampled,gvote+self_sized"
 
 
 def _arguments(folder: Path, policy: Path, out: Path, **changes: object) -> list[str]:
