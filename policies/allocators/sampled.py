@@ -50,7 +50,7 @@ LEAST_SIZE = 0.1
 class Sampled(BaseAllocator):
     """Keep the best tokens of a head and draw the others by lot, weighted to make up for it."""
 
-    share: float = 0.5
+    share: float = 0.75
     """Share of a head's tokens that is kept for certain, 0 to 1; 1 draws nothing."""
     split: str = "global"
     """Rule that splits the budget over the heads."""

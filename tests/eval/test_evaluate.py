@@ -172,15 +172,20 @@ def test_draws_leave_other_methods_as_they_are_and_share_one_is_the_split(
 ) -> None:
     prompt, alone = prompts["chat"], _settings("snapkv+global,knorm", "25%")
     drawn = _settings("snapkv+sampled(share=1),snapkv+sampled(share=0.1)", "25%")
-    records = evaluate(bench, prompt, "query_aware", [*alone, *drawn])
-    plain = evaluate(bench, prompt, "query_aware", alone)
-    assert records[: len(alone)] == plain
-    of_split = [record["nll"] for record in plain[:2]]
-    assert [record["nll"] for record in records[4:6]] == of_split
-    for record, other in zip(records[6:], plain[:2], strict=True):
-        assert record["nll"] != other["nll"]
-        assert record["kept_tokens"] == other["kept_tokens"]
-    assert evaluate(bench, prompt, "query_aware", drawn) == records[4:]
+
+    def by_name(settings: list[Setting]) -> dict[tuple[str, str, bool], dict[str, object]]:
+        records = evaluate(bench, prompt, "query_aware", settings)
+        return {(r["method"], r["allocator"], r["protected"]): r for r in records}
+
+    together, plain, again = by_name([*alone, *drawn]), by_name(alone), by_name(drawn)
+    assert together == {**plain, **again}
+    for protected in (True, False):
+        split = plain["snapkv", "global", protected]
+        same = together["snapkv", "sampled(share=1)", protected]
+        other = together["snapkv", "sampled(share=0.1)", protected]
+        assert same["nll"] == split["nll"]
+        assert other["nll"] != split["nll"]
+        assert same["kept_tokens"] == other["kept_tokens"] == split["kept_tokens"]
 
 
 def test_full_reply_loss_is_that_of_a_plain_forward(
