@@ -22,6 +22,7 @@ from eval.methods import Method, method_fields, rankings
 from eval.results.records import Record
 from eval.settings import PROTECTIONS, Setting, plan
 from kvp import metrics
+from kvp.allocation import SamplingAllocator
 from kvp.budget_scores import BudgetScores, score_budgets
 from kvp.budgets import Budget
 from kvp.geometry import Geometry
@@ -220,7 +221,7 @@ class TracedPrompt:
 def _settings_of(
     settings: TraceSettings, methods: Sequence[Method], lengths: Sequence[int]
 ) -> list[Setting]:
-    """Settings that kept.jsonl has a record for."""
+    """Settings that kept.jsonl has a record for: not those that draw tokens with weights."""
     if not lengths:
         return []
     planned, _ = plan(
@@ -228,7 +229,11 @@ def _settings_of(
         protection="off" if settings.protection == "off" else "both",
         protected=settings.protected,
     )  # fmt: skip
-    return [each for each in planned if each.protected in PROTECTIONS[settings.protection]]
+    return [
+        each for each in planned
+        if each.protected in PROTECTIONS[settings.protection]
+        and not isinstance(each.method.rule, SamplingAllocator)
+    ]  # fmt: skip
 
 
 def _measure(

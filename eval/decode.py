@@ -59,6 +59,8 @@ class Kept:
 
     indices: Tensor
     """[L, H, S] int64, ascending per head, -1 after a head's last one."""
+    log_weights: Tensor | None = None
+    """[L, H, S] float32, added to their attention logits (`kvp.inclusion`); None: zeros."""
 
     @property
     def width(self) -> int:
@@ -203,7 +205,14 @@ def gather(prefix: Prefix, batch: Sequence[Kept]) -> EvictingCache:
     widest = torch.stack([kept.counts for kept in batch]).amax(dim=(0, 2)).tolist()
     slots = slots.to(prefix.keys[0].device)
     indices = [slots[:, layer, :, : widest[layer]] for layer in range(layers)]
-    return EvictingCache.select(prefix.keys, prefix.values, indices, seen=prefix.tokens)
+    bias = None
+    if any(kept.log_weights is not None for kept in batch):
+        weights = torch.zeros(slots.shape)
+        for index, kept in enumerate(batch):
+            if kept.log_weights is not None:
+                weights[index, :, :, : kept.width] = kept.log_weights
+        bias = [weights[:, layer, :, : widest[layer]] for layer in range(layers)]
+    return EvictingCache.select(prefix.keys, prefix.values, indices, seen=prefix.tokens, bias=bias)
 
 
 def _in_batches(
@@ -218,6 +227,8 @@ def _in_batches(
     number_of: list[int] = []
     for kept in compressed:
         content = kept.indices.cpu().numpy().tobytes()
+        if kept.log_weights is not None:
+            content += kept.log_weights.cpu().numpy().tobytes()
         if content not in numbers:
             numbers[content] = len(distinct)
             distinct.append(kept)
@@ -233,12 +244,17 @@ def _in_batches(
 
 
 def _batches(compressed: Sequence[Kept], limit: int) -> Iterator[list[int]]:
-    """Indices, small caches first; a batch ends where it is full or the sizes differ too much."""
+    """Indices, small caches first; a batch ends where it is full or the sizes differ too much.
+
+    Caches with weights come last and share no batch with others, which stay as they are without.
+    """
     sizes = [kept.tokens for kept in compressed]
+    weighted = [kept.log_weights is not None for kept in compressed]
     batch: list[int] = []
-    for index in sorted(range(len(compressed)), key=lambda index: sizes[index]):
+    for index in sorted(range(len(compressed)), key=lambda index: (weighted[index], sizes[index])):
         too_large = bool(batch) and sizes[index] > SIZE_RATIO * sizes[batch[0]]
-        if len(batch) == limit or too_large:
+        other = bool(batch) and weighted[index] != weighted[batch[0]]
+        if len(batch) == limit or too_large or other:
             yield batch
             batch = []
         batch.append(index)

@@ -138,8 +138,9 @@ def keep(
                 if protection not in selections:
                     selections[protection] = Selection(scored.scores, protection, scored.sizes)
                 selection = selections[protection]
-                kept = selection.tokens(setting.tokens(tokens), setting.method.rule)
-                yield setting, Kept(indices=kept)
+                budget = setting.tokens(tokens)
+                kept, weights = selection.weighted_tokens(budget, setting.method.rule)
+                yield setting, Kept(indices=kept, log_weights=weights)
 
 
 def identify(bench: Bench, prompt: Prompt, protocol: str, setting: Setting) -> Record:

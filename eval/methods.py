@@ -23,6 +23,7 @@ from kvp.progress import say
 from kvp.scoring import Scorer, SelfSizing
 from policies import load_policy, make_allocator, make_scorer, sizes_itself, split_method
 from policies.allocators.evolved import Evolved
+from policies.allocators.sampled import Sampled
 from policies.budget_files import budget_path
 from policies.learned import LearnedScorer
 from policies.method_spec import parse
@@ -86,7 +87,7 @@ def build_methods(
             scorer objects.
         allocators: for every method that names none.
         policies: policy directories of `kvp`, `DIR` or `label=DIR`.
-        seed: of random methods.
+        seed: of random methods and allocators.
 
     Raises:
         UsageError: an unknown method or allocator, `kvp` without policies, or a method that cannot
@@ -108,7 +109,7 @@ def build_methods(
         rules = allocators if rule is None else (rule,)
         for scorer in NULLS if spec == ALL_NULLS else (spec,):
             for ranking in _rankings(scorer, policies, seed):
-                built += [allocated(ranking, each) for each in rules]
+                built += [allocated(ranking, each, seed) for each in rules]
     return tuple(dict.fromkeys(built))
 
 
@@ -145,7 +146,9 @@ def tuned_method(entry: Tuned, policies: Sequence[str], seed: int) -> list[Metho
         raise UsageError(f"--methods {TUNED}: --policies has none called {entry.group}; name it")
     return [
         replace(
-            allocated(method, chosen.allocator), protocol=entry.protocol, protected=chosen.protected
+            allocated(method, chosen.allocator, seed),
+            protocol=entry.protocol,
+            protected=chosen.protected,
         )
         for method in methods
     ]
@@ -163,8 +166,11 @@ def spec_of(method: str | Scorer) -> str:
     return method if isinstance(method, str) else str(getattr(method, "name", method))
 
 
-def allocated(method: Method, spec: str) -> Method:
-    """The method with an allocator; UsageError where the two do not go together."""
+def allocated(method: Method, spec: str, seed: int = 0) -> Method:
+    """The method with an allocator; UsageError where the two do not go together.
+
+    An allocator that draws by lot does so from `seed`, unless its specification names a seed.
+    """
     try:
         rule = make_allocator(spec)
     except UsageError as error:
@@ -177,8 +183,10 @@ def allocated(method: Method, spec: str) -> Method:
             f"--methods, --allocators: {method.label}+{spec}: {method.label} does not say how many "
             "tokens it needs; use another allocator"
         )
-    plain = rule.name == UNIFORM
-    return replace(method, allocator=rule.name, self_sized=self_sized, rule=None if plain else rule)
+    name, plain = rule.name, rule.name == UNIFORM
+    if isinstance(rule, Sampled) and "seed" not in parse(spec, "allocator").options:
+        rule = replace(rule, seed=seed)
+    return replace(method, allocator=name, self_sized=self_sized, rule=None if plain else rule)
 
 
 def registered_method(spec: str, seed: int) -> Method:

@@ -26,7 +26,7 @@ from kvp.budget_scores import score_budgets
 from kvp.hf import EvictingCache, Prefill
 from kvp.hf.generation import next_logits
 from kvp.scoring import Needs
-from kvp.selection import select
+from kvp.selection import Selection
 
 DECODED_TOKENS = 8
 """Decode steps timed per record; their median is reported."""
@@ -131,10 +131,9 @@ def _evict(
         fresh = Prefill.of(seen.observation, bench.model, ids, bench.tokenizer).inputs
         at = partial(replace(seen, inputs=fresh).views, scorer.needs, future=future)
         (scored,) = score_budgets(scorer, at, [budget])
-        indices = select(
-            scored.scores, budget, setting.protection, setting.method.rule, sizes=scored.sizes
-        )
-        kept = Kept(indices=indices)
+        selection = Selection(scored.scores, setting.protection, scored.sizes)
+        indices, weights = selection.weighted_tokens(budget, setting.method.rule)
+        kept = Kept(indices=indices, log_weights=weights)
     return gather(prefix, [kept]), kept
 
 

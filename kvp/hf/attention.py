@@ -163,8 +163,8 @@ def eager_attention(
 ) -> Tensor:
     """Logits and sums in the dtype of `query`, softmax in float32: [B, Q, T, D], shape of `query`.
 
-    Keys and values [B, H, S, D], visible [B, H or 1, T, S] bool (None: all). A query that sees no
-    slot gets zeros.
+    Keys and values [B, H, S, D], visible [B, H or 1, T or 1, S] bool, or floats that are added to
+    the logits (None: all). A query that sees no slot gets zeros.
     """
     group = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
@@ -173,6 +173,8 @@ def eager_attention(
     if visible is not None:
         if visible.shape[1] > 1:
             visible = visible.repeat_interleave(group, dim=1)
+        if visible.dtype != torch.bool:
+            logits, visible = logits + visible, visible > -torch.inf
         logits = logits.masked_fill(~visible, torch.finfo(logits.dtype).min)
     weights = logits.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
     if visible is not None:
@@ -193,8 +195,8 @@ def grouped_attention(
     """Attention with one mask per KV head, without copying keys once per query head.
 
     The G query heads of a group become G * T queries of one KV head. Shapes: query [B, Q, T, D],
-    keys and values [B, H, S, D], visible [B, H or 1, T, S] bool (None: all; unless `eager`, also
-    floats that are added to the logits) -> [B, T, Q, D]. A query that sees no slot gets zeros.
+    keys and values [B, H, S, D], visible [B, H or 1, T or 1, S] bool, or floats that are added to
+    the logits (None: all) -> [B, T, Q, D]. A query that sees no slot gets zeros.
     """
     batch, query_heads, tokens, head_dim = query.shape
     kv_heads, slots = keys.shape[1], keys.shape[2]

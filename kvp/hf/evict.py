@@ -20,7 +20,7 @@ from kvp.hf.observe import Observation
 from kvp.hf.prefill import Prefill, unpadded
 from kvp.ranking import Protection
 from kvp.scoring import Scorer, SelfSizing, score_layers
-from kvp.selection import kept_tokens, select
+from kvp.selection import Selection, kept_tokens, select
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,16 @@ class EvictionRule:
     """None: the same number of tokens in every head."""
     fed_again: int = 0
     """Last tokens of a prompt that scorers see and no cache keeps: they are fed once more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptSlots:
+    """Slots of an observed cache that stay."""
+
+    indices: list[Tensor]
+    """Per layer [B, H, S] int64, `EMPTY_SLOT` after a head's last one."""
+    bias: list[Tensor] | None
+    """Per layer [B, H, S] float32, added to their logits; None: zeros."""
 
 
 def evict(
@@ -56,7 +66,8 @@ def evict(
         return
     cache = observation.cache
     for index, layer in enumerate(cache.layers):
-        cache.layers[index] = layer.select(kept[index])
+        bias = None if kept.bias is None else kept.bias[index]
+        cache.layers[index] = layer.select(kept.indices[index], bias)
 
 
 def kept_slots(
@@ -67,8 +78,8 @@ def kept_slots(
     padding: Sequence[int],
     input_ids: Tensor | None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-) -> list[Tensor] | None:
-    """Columns of an observed cache that stay, per layer [B, H, S] int64; None where all T do.
+) -> KeptSlots | None:
+    """Columns of an observed cache that stay; None where all T do.
 
     `padding` are the columns of left padding of each prompt; `input_ids` [B, T] int64 include them
     (None when the prompts were given as embeddings). Raises UsageError when an absolute budget is
@@ -87,40 +98,58 @@ def kept_slots(
         one_by_one=reads_text, fed_again=rule.fed_again,
     )  # fmt: skip
     kept: list[Tensor] = []  # per prompt [L, H, S], counted with padding
+    weights: list[Tensor | None] = []  # per prompt [L, H, S]
     for batch, part in parts:
         pad = padding[batch.start]
-        for tokens in _kept(part, budgets[batch.start], rule):
+        for tokens, bias in _kept(part, budgets[batch.start], rule):
             kept.append(torch.where(tokens == EMPTY_SLOT, tokens, tokens + pad))
+            weights.append(bias)
     if all(tokens.shape[-1] == seen and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
         return None
     layers = range(len(observation.cache.layers))
-    return [_stacked([tokens[index] for tokens in kept]) for index in layers]
+    indices = [_stacked([tokens[index] for tokens in kept]) for index in layers]
+    if all(bias is None for bias in weights):
+        return KeptSlots(indices=indices, bias=None)
+    filled = [
+        torch.zeros(tokens.shape, device=tokens.device) if bias is None else bias
+        for tokens, bias in zip(kept, weights, strict=True)
+    ]
+    biases = [
+        _padded([bias[index, :, : of.shape[-1]] for bias in filled], of.shape[-1], 0.0)
+        for index, of in enumerate(indices)
+    ]
+    return KeptSlots(indices=indices, bias=biases)
 
 
-def _kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[Tensor]:
-    """Tokens that stay: [L, H, S] int64 for each prompt of the batch."""
+def _kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[tuple[Tensor, Tensor | None]]:
+    """Tokens that stay and their weights, [L, H, S] each, for each prompt of the batch."""
     batch, heads = prefill.keys[0].shape[:2]
     if rule.allocator is None and budget == prefill.tokens:
         every = torch.arange(prefill.tokens, device=prefill.keys[0].device)
-        return [every.expand(len(prefill.keys), heads, -1)] * batch
+        return [(every.expand(len(prefill.keys), heads, -1), None)] * batch
     scores = score_layers(rule.scorer, prefill.views(rule.scorer.needs, budget))
     device = scores[0].device  # layers may lie on several devices
     together = torch.stack([layer.to(device) for layer in scores], dim=1)  # [B, L, H, N]
     if rule.allocator is None:
-        return list(select(together, budget, rule.protection))
+        return [(tokens, None) for tokens in select(together, budget, rule.protection)]
     sizes = rule.scorer.sizes if isinstance(rule.scorer, SelfSizing) else None
     return [
-        select(prompt, budget, rule.protection, rule.allocator, sizes=sizes) for prompt in together
+        Selection(prompt, rule.protection, sizes).weighted_tokens(budget, rule.allocator)
+        for prompt in together
     ]
 
 
 def _stacked(prompts: Sequence[Tensor]) -> Tensor:
     """Indices [H, S] of each prompt as [B, H, widest], `EMPTY_SLOT` after a head's last one."""
     prompts = [kept[:, : int((kept != EMPTY_SLOT).sum(dim=-1).max())] for kept in prompts]
-    widest = max(kept.shape[-1] for kept in prompts)
+    return _padded(prompts, max(kept.shape[-1] for kept in prompts), EMPTY_SLOT)
+
+
+def _padded(prompts: Sequence[Tensor], width: int, value: float) -> Tensor:
+    """Tensors [H, S] of each prompt as [B, H, width], filled with `value`."""
     return torch.stack(
         [
-            torch.nn.functional.pad(kept, (0, widest - kept.shape[-1]), value=EMPTY_SLOT)
+            torch.nn.functional.pad(kept, (0, width - kept.shape[-1]), value=value)
             for kept in prompts
         ]
     )

@@ -80,8 +80,9 @@ def prefill_and_evict(
     return EvictingCache.select(
         [keys[:, :, :cached] for keys in seen.keys],
         [values[:, :, :cached] for values in seen.values],
-        slots,
+        slots.indices,
         seen=cached,
+        bias=slots.bias,
     )
 
 

@@ -204,7 +204,7 @@ def test_kept_attention_is_the_mean_over_heads_of_what_stays() -> None:
 def test_allocators_are_compared_by_what_the_whole_model_keeps(tmp_path: Path) -> None:
     store = _store(tmp_path / "traces", ["test", "test"])
     config = _config(
-        methods="full,knorm,oracle", allocators="uniform,global:kvzip",
+        methods="full,knorm,oracle", allocators="uniform,global:kvzip,sampled",
         budgets="25%", protection="off", protocols="query_aware",
     )  # fmt: skip
     methods = methods_of(config)

@@ -6,7 +6,7 @@ memory. Tokens fed afterwards are as many in every head and lie in a dense tail 
 
 Bytes of keys and values are those of the tokens stored plus at most `TAIL_GROWTH` - 1 empty slots
 per batch entry and head, once tokens have been fed. Positions add 4 bytes per token kept and 8
-bytes per batch entry and tail slot.
+bytes per batch entry and tail slot, a bias 4 bytes per token kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from kvp.errors import UsageError
-from kvp.hf.cache.base import EMPTY, StoredLayer
+from kvp.hf.cache.base import EMPTY, StoredLayer, refuse_biased
 from kvp.ops.ragged_attention import ragged_attention
 
 TAIL_GROWTH = 32
@@ -37,6 +37,7 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
         self.lengths: Tensor
         """[B, H] int64, tokens of each head in the flat part."""
         self._flat_positions: Tensor  # [M] int32
+        self._bias: Tensor | None = None  # [M] float32; None: zeros
         self._tail = 0
         self._gaps = False  # True once some tail slot may be EMPTY
         self._key_storage: Tensor  # [B, H, capacity, D]
@@ -69,6 +70,26 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
         flat[present] = self._flat_positions.long()
         tail = self._position_storage[:, :, : self._tail].expand(-1, present.shape[1], -1)
         return torch.cat([flat, tail], dim=-1)
+
+    @property
+    def slots(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values [B, H, S, D] and the bias [B, H, S] of all slots, zeros where none is."""
+        present = self._present()
+        bias = self.keys.new_zeros(present.shape, dtype=torch.float32)
+        if self._bias is not None:
+            bias[present] = self._bias
+        padded = [
+            torch.cat([self._padded(flat, present), tail], dim=2)
+            for flat, tail in ((self.keys, self.tail_keys), (self.values, self.tail_values))
+        ]
+        return padded[0], padded[1], torch.nn.functional.pad(bias, (0, self._tail))
+
+    @staticmethod
+    def _padded(flat: Tensor, present: Tensor) -> Tensor:
+        """Tokens [M, D] of the flat part at their slots: [B, H, longest, D]."""
+        padded = flat.new_zeros(*present.shape, flat.shape[1])
+        padded[present] = flat
+        return padded
 
     @property
     def entry_nbytes(self) -> list[int]:
@@ -120,15 +141,17 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
             self.tail_keys,
             self.tail_values,
             visible,
+            self._bias,
             scaling=options.get("scaling"),
         )
         return attended.transpose(1, 2).contiguous()
 
-    def select(self, indices: Tensor) -> RaggedLayer:
+    def select(self, indices: Tensor, bias: Tensor | None = None) -> RaggedLayer:
         """Keep slots `indices` [B, H, S] (-1 = none) of `positions` in a new layer, in that order.
 
-        Raises ValueError on shapes that do not fit.
+        `bias` as `StoredLayer.select`. Raises ValueError on shapes that do not fit.
         """
+        refuse_biased(self._bias)
         longest = self._present().shape[2]
         if indices.ndim != 3 or indices.shape[:2] != self.lengths.shape:
             raise ValueError(
@@ -155,6 +178,7 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
             )
         )
         layer._fill(keys, values, positions)
+        layer._bias = None if bias is None else bias.to(present.device)[present]
         layer.seen, layer._newest = self.seen, self._newest
         return layer
 
@@ -168,6 +192,7 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
 
         self.keys, self.values = take(self.keys), take(self.values)
         self._flat_positions = take(self._flat_positions)
+        self._bias = None if self._bias is None else take(self._bias)
         self.lengths = self.lengths[entries]
         self._key_storage, self._value_storage = (
             self._key_storage[entries],
@@ -189,17 +214,22 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
 
 
 def ragged_layer(
-    keys: Tensor, values: Tensor, positions: Tensor, slots: tuple[Tensor, Tensor, Tensor]
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    slots: tuple[Tensor, Tensor, Tensor],
+    bias: Tensor | None = None,
 ) -> RaggedLayer:
     """The tokens of keys and values [R, H, N, D] that have a position.
 
     `slots` are batch entry, head and token of each, together of shape [B, H, S]; `positions`
-    [B, H, S] int64 is `EMPTY` where there is no token.
+    [B, H, S] int64 is `EMPTY` where there is no token, `bias` [B, H, S] float32 is added to logits.
     """
     present = positions < EMPTY
     taken = tuple(part.expand(positions.shape)[present] for part in slots)
     layer = RaggedLayer()
     layer._fill(keys[taken], values[taken], positions)
+    layer._bias = None if bias is None else bias[present]
     return layer
 
 

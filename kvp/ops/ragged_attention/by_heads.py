@@ -26,6 +26,7 @@ def attend_by_heads(
     tail_values: Tensor,
     tail_visible: Tensor | None,
     scaling: float,
+    bias: Tensor | None = None,
     *,
     working_floats: int = _WORKING_FLOATS,
 ) -> Tensor:
@@ -40,6 +41,7 @@ def attend_by_heads(
         stored.split(flat)  # type: ignore[no-untyped-call]
         for stored in (keys, values)
     )
+    head_bias = None if bias is None else bias.split(flat)  # type: ignore[no-untyped-call]
     attended = torch.empty_like(query, memory_format=torch.contiguous_format)
     width = max(flat, default=0) + tail_keys.shape[2]
     for part, span in _parts(query, width, working_floats):
@@ -52,6 +54,7 @@ def attend_by_heads(
             tail_keys[part],
             tail_values[part],
             None if tail_visible is None else tail_visible[part, span],
+            None if head_bias is None else head_bias[of_heads],
         )
     return attended
 
@@ -78,6 +81,7 @@ def _attend(
     tail_keys: Tensor,
     tail_values: Tensor,
     tail_visible: Tensor | None,
+    head_bias: tuple[Tensor, ...] | None,
 ) -> Tensor:
     """Attention of queries [B, H * G, T, D] over B * H flat parts and their tails."""
     batch, heads, tail, _ = tail_keys.shape
@@ -89,6 +93,8 @@ def _attend(
     logits = packed.new_full((*packed.shape[:2], longest + tail), -torch.inf)
     for out, queries, part in zip(logits, packed, head_keys, strict=True):
         out[:, : len(part)] = queries @ part.to(working).t()
+    for out, more in zip(logits, head_bias or (), strict=False):
+        out[:, : len(more)] += more.to(working)
     if tail:
         to_tail = logits[..., longest:]
         to_tail.copy_(packed @ tail_keys.to(working).flatten(0, 1).transpose(1, 2))

@@ -19,6 +19,7 @@ def ragged_attention(
     tail_keys: Tensor,
     tail_values: Tensor,
     tail_visible: Tensor | None = None,
+    bias: Tensor | None = None,
     *,
     scaling: float | None = None,
 ) -> Tensor:
@@ -28,8 +29,8 @@ def ragged_attention(
     block by block, chunks of tokens and half precision head by head; the numbers behind that are in
     `docs/decisions/0024-ragged-heads-lie-flat.md`.
     """
-    check_shapes(query, keys, values, lengths, tail_keys, tail_values, tail_visible)
+    check_shapes(query, keys, values, lengths, tail_keys, tail_values, tail_visible, bias)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     single = query.shape[2] == 1 and query.dtype == working_dtype(query)
     form = attend_by_blocks if single else attend_by_heads
-    return form(query, keys, values, lengths, tail_keys, tail_values, tail_visible, scaling)
+    return form(query, keys, values, lengths, tail_keys, tail_values, tail_visible, scaling, bias)

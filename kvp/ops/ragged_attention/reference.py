@@ -15,6 +15,7 @@ def ragged_attention_reference(
     tail_keys: Tensor,
     tail_values: Tensor,
     tail_visible: Tensor | None = None,
+    bias: Tensor | None = None,
     *,
     scaling: float | None = None,
 ) -> Tensor:
@@ -33,6 +34,7 @@ def ragged_attention_reference(
         tail_keys: [B, H, S, D] float after RoPE, S may be 0.
         tail_values: [B, H, S, D] float.
         tail_visible: [B, T, S] bool, which tail tokens a query sees, or None for all.
+        bias: [M] float32, added to the logits of the flat part's tokens, or None for zeros.
         scaling: factor on the dot products, None for 1/sqrt(D).
 
     Returns:
@@ -41,7 +43,7 @@ def ragged_attention_reference(
     Raises:
         ValueError: shapes disagree.
     """
-    check_shapes(query, keys, values, lengths, tail_keys, tail_values, tail_visible)
+    check_shapes(query, keys, values, lengths, tail_keys, tail_values, tail_visible, bias)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     batch, heads = lengths.shape
     group = query.shape[1] // heads
@@ -55,6 +57,8 @@ def ragged_attention_reference(
             head_values = torch.cat([values[start:stop], tail_values[entry, head]]).to(working)
             queries = query[entry, head * group : (head + 1) * group].to(working)
             logits = scaling * queries @ head_keys.T
+            if bias is not None:
+                logits[..., : stop - start] += bias[start:stop].to(working)
             if tail_visible is not None:
                 logits[..., stop - start :].masked_fill_(~tail_visible[entry], -torch.inf)
             blind = (logits == -torch.inf).all(dim=-1, keepdim=True)
@@ -77,6 +81,7 @@ def check_shapes(
     tail_keys: Tensor,
     tail_values: Tensor,
     tail_visible: Tensor | None,
+    bias: Tensor | None,
 ) -> None:
     """Raise ValueError unless the arguments of `ragged_attention` fit together."""
     if query.ndim != 4 or lengths.ndim != 2 or tail_keys.ndim != 4:
@@ -93,6 +98,7 @@ def check_shapes(
         ("tail_keys", tail_keys, (batch, heads, tail, width)),
         ("tail_values", tail_values, (batch, heads, tail, width)),
         ("tail_visible", tail_visible, (batch, tokens, tail)),
+        ("bias", bias, (stored,)),
     ]
     for name, tensor, shape in expected:
         if tensor is not None and tuple(tensor.shape) != shape:

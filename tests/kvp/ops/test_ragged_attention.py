@@ -18,7 +18,7 @@ both = pytest.mark.parametrize("attention", [ragged_attention, ragged_attention_
 
 def case(
     lengths: list[list[int]], *, group: int = 2, tokens: int = 1, tail: int = 0, width: int = 8,
-    seed: int = 0, dtype: torch.dtype = torch.float64, masked: bool = True,
+    seed: int = 0, dtype: torch.dtype = torch.float64, masked: bool = True, biased: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Random arguments; flat parts lie between NaN, tails before NaN, as rooms to grow do."""
     generator = torch.Generator().manual_seed(seed)
@@ -45,18 +45,20 @@ def case(
         "keys": surrounded(stored), "values": surrounded(stored),
         "tail_keys": with_spare(batch, heads), "tail_values": with_spare(batch, heads),
         "tail_visible": visible if masked else None,
+        "bias": 3 * draw(stored).float() if biased else None,
     }  # fmt: skip
 
 
 def masked_dense(
     query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, tail_keys: Tensor,
-    tail_values: Tensor, tail_visible: Tensor | None, scaling: float,
+    tail_values: Tensor, tail_visible: Tensor | None, scaling: float, bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Every head padded to the longest, keys repeated per query head, one mask: float64."""
     batch, heads = lengths.shape
     longest, tail = int(lengths.max()), tail_keys.shape[2]
     padded = torch.zeros(2, batch, heads, longest + tail, query.shape[-1], dtype=torch.float64)
     allowed = torch.zeros(batch, heads, query.shape[2], longest + tail, dtype=torch.bool)
+    added = torch.zeros(batch, heads, 1, longest + tail, dtype=torch.float64)
     start = 0
     for entry in range(batch):
         for head in range(heads):
@@ -64,6 +66,7 @@ def masked_dense(
             padded[0, entry, head, :count] = keys[start : start + count]
             padded[1, entry, head, :count] = values[start : start + count]
             allowed[entry, head, :, :count] = True
+            added[entry, head, 0, :count] = 0 if bias is None else bias[start : start + count]
             start += count
     padded[0, :, :, longest:], padded[1, :, :, longest:] = tail_keys, tail_values
     allowed[..., longest:] = True if tail_visible is None else tail_visible[:, None]
@@ -72,6 +75,7 @@ def masked_dense(
         padded.repeat_interleave(group, dim=2), allowed.repeat_interleave(group, dim=1)
     )  # fmt: skip
     logits = scaling * query.double() @ padded[0].transpose(-1, -2)
+    logits += added.repeat_interleave(group, dim=1)
     weights = logits.masked_fill(~allowed, -torch.inf).exp().nan_to_num(0.0)
     return (weights / weights.sum(-1, keepdim=True).clamp_min(1e-300)) @ padded[1]
 
@@ -87,12 +91,16 @@ def masked_dense(
     tokens=st.integers(1, 4),
     tail=st.integers(0, 5),
     masked=st.booleans(),
+    biased=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_equals_masked_dense_attention(
-    lengths: list[list[int]], group: int, tokens: int, tail: int, masked: bool, seed: int
-) -> None:
-    arguments = case(lengths, group=group, tokens=tokens, tail=tail, masked=masked, seed=seed)
+    lengths: list[list[int]], group: int, tokens: int, tail: int, masked: bool, biased: bool,
+    seed: int,
+) -> None:  # fmt: skip
+    arguments = case(
+        lengths, group=group, tokens=tokens, tail=tail, masked=masked, biased=biased, seed=seed
+    )
     expected = masked_dense(**arguments, scaling=0.4)
     for attention in (ragged_attention, ragged_attention_reference):
         result = attention(**arguments, scaling=0.4)
@@ -112,7 +120,7 @@ def test_long_heads(attention: Any, lengths: list[list[int]]) -> None:
 
 @pytest.mark.parametrize("working_floats", [1, 300, 2000, 2**21])
 def test_parts_of_any_size_give_the_same(working_floats: int) -> None:
-    arguments = case([[30, 2], [0, 0], [7, 40]], tokens=5, tail=5)
+    arguments = case([[30, 2], [0, 0], [7, 40]], tokens=5, tail=5, biased=True)
     expected = masked_dense(**arguments, scaling=0.3)
     result = attend_by_heads(**arguments, scaling=0.3, working_floats=working_floats)
     assert (result - expected).abs().max() <= 1e-12
@@ -151,8 +159,9 @@ def test_shapes_that_disagree_are_refused(attention: Any) -> None:
         ("query", lambda t: t[:, :3], "do not fit"),
         ("tail_values", lambda t: t[:, :, 1:], "tail_values must be"),
         ("tail_visible", lambda t: t[:, None], "tail_visible must be"),
+        ("bias", lambda t: t[1:], "bias must be"),
     ):
-        arguments = case([[3, 4], [1, 2]], tail=2)
+        arguments = case([[3, 4], [1, 2]], tail=2, biased=True)
         arguments[name] = change(arguments[name])
         with pytest.raises(ValueError, match=message):
             attention(**arguments)
