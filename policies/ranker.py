@@ -183,6 +183,16 @@ class HeadRankers(nn.Module):
         rankers.load_state_dict(states, assign=True)
         return rankers.train(self.training)
 
+    def rounded(self, dtype: torch.dtype) -> HeadRankers:
+        """As `materialise`, with weights of `dtype`; statistics of the inputs stay float32.
+
+        bfloat16 halves them; scores are float32 all the same (`policies.network`).
+        """
+        rankers = self.materialise()
+        for parameter in rankers.parameters():
+            parameter.data = parameter.data.to(dtype)
+        return rankers
+
     @torch.no_grad()
     def _expanded(self) -> dict[str, Tensor]:
         """`weights` of all heads, shared ones repeated: detached views [A, ...]."""
