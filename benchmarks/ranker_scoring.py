@@ -1,6 +1,6 @@
 """Cost of scoring a layer's tokens, as a share of that layer's prefill.
 
-    python benchmarks/ranker_scoring.py --tokens 512,2048 --out benchmarks/results/ranker_scoring.json
+    python benchmarks/ranker_scoring.py --out benchmarks/results/ranker_scoring.json
 
 One decoder layer of Qwen2.5-7B (hidden 3,584, 28 query and 4 KV heads, D = 128, intermediate
 18,944; random weights) prefills N tokens; rankers of several sizes and heuristics score its cache.
@@ -93,7 +93,7 @@ def _measure(tokens: int, args: argparse.Namespace) -> dict[str, Any]:
         for call, found in zip(calls, seconds, strict=True):
             every = [_seconds(call, args.device) for _ in range(args.calls)]
             found.append(statistics.median(every))
-    flops = prefill_flops(config, tokens)
+    flops = _prefill_flops(config, tokens)
     return {
         "tokens": tokens,
         "prefill_seconds": statistics.median(of_prefill),
@@ -125,13 +125,13 @@ def _products(call: Callable[[], object], of_prefill: int) -> dict[str, float]:
     return {"flops": flops, "flop_share": round(flops / of_prefill, 6)}
 
 
-def prefill_flops(config: Qwen2Config, tokens: int, *, causal: bool = True) -> int:
-    """Work of a layer's matrix products; without `causal`, of attention to later tokens, too."""
+def _prefill_flops(config: Qwen2Config, tokens: int) -> int:
+    """Work of a layer's matrix products, with causal attention."""
     width, heads = config.hidden_size, config.num_attention_heads
     head_dim = width // heads
     weights = 2 * width * width + 2 * width * config.num_key_value_heads * head_dim
     weights += 3 * width * config.intermediate_size
-    pairs = tokens * (tokens + 1) // 2 if causal else tokens * tokens
+    pairs = tokens * (tokens + 1) // 2
     return 2 * tokens * weights + 4 * pairs * width
 
 
@@ -237,7 +237,7 @@ def _scorers(config: Qwen2Config, args: argparse.Namespace) -> Iterator[tuple[di
         inputs = INPUTS if recent else TOKEN_INPUTS
         spec = RankerSpec(head_dim=128, hidden=hidden, neighbours=reach, inputs=inputs)
         rankers = HeadRankers(spec, heads, torch.Generator().manual_seed(0))
-        rankers = rankers.rounded(getattr(torch, weights)).requires_grad_(False)
+        rankers = rankers.with_dtype(getattr(torch, weights)).requires_grad_(False)
         size = sum(tensor.nbytes for tensor in rankers.state_dict().values()) * LAYERS
         stacked = network == "stacked"
         rankers.forward = partial(rankers.forward, stacked=stacked)  # type: ignore[method-assign]

@@ -29,6 +29,7 @@ from policies.network import score_tokens
 from policies.ranker_spec import RankerSpec, position_features
 
 __all__ = [
+    "STATISTICS",
     "HeadRankers",
     "RankerSpec",
     "head_shapes",
@@ -36,6 +37,8 @@ __all__ = [
     "position_features",
 ]
 
+STATISTICS = frozenset(f"{name}_{part}" for name in ("key", "value") for part in ("mean", "std"))
+"""Names of the statistics that inputs are standardised with: float32, whatever the weights are."""
 _EPSILON = 1e-6
 
 
@@ -139,6 +142,11 @@ class HeadRankers(nn.Module):
         return {name: tensor[heads] for name, tensor in tensors.items()}
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights; statistics of the inputs and scores are always float32."""
+        return next(self.parameters()).dtype
+
+    @property
     def parameter_count(self) -> int:
         """Number of trained values of all heads together."""
         return sum(parameter.numel() for parameter in self.parameters())
@@ -183,7 +191,7 @@ class HeadRankers(nn.Module):
         rankers.load_state_dict(states, assign=True)
         return rankers.train(self.training)
 
-    def rounded(self, dtype: torch.dtype) -> HeadRankers:
+    def with_dtype(self, dtype: torch.dtype) -> HeadRankers:
         """As `materialise`, with weights of `dtype`; statistics of the inputs stay float32.
 
         bfloat16 halves them; scores are float32 all the same (`policies.network`).
