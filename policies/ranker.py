@@ -115,7 +115,7 @@ class HeadRankers(nn.Module):
         seen at compression (last position + 1), one number or shaped as `positions`. Several
         contexts may be concatenated along N; `contexts` are their lengths, which only rankers with
         `neighbours` need. `stacked` forces one batched product per layer of the network (default on
-        accelerators) or a loop over heads (CPU).
+        accelerators, and of bfloat16 weights) or a loop over heads (float32 on a CPU).
         """
         heads = heads or slice(None)
         count = len(range(self.total_kv_heads)[heads])
@@ -126,8 +126,8 @@ class HeadRankers(nn.Module):
             )
         if self.spec.reads_queries and (recent is None or recent.shape[:2] != keys.shape[:2]):
             raise ValueError("rankers with the input recent need its features of every token")
-        if stacked is None:
-            stacked = keys.device.type != "cpu"
+        if stacked is None:  # what is faster, docs/results/speed.md
+            stacked = keys.device.type != "cpu" or self.dtype == torch.bfloat16
         return score_tokens(
             self.spec, self.weights(heads), keys, values, positions, length, recent,
             stacked=stacked, contexts=contexts,
