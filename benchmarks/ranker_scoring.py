@@ -64,7 +64,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--neighbours", default="0,31")
     parser.add_argument("--weights", default="float32,bfloat16", help="formats of the weights")
     parser.add_argument("--network", default="loop", help="loop, stacked, or both")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--calls", type=int, default=3, help="calls of a scorer per repeat")
     parser.add_argument("--model_width", type=int, default=3584, help="less for a quick try")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
