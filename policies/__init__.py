@@ -4,9 +4,10 @@ Imports torch, never transformers.
 """
 
 from policies.method_spec import sizes_itself, split_method
-from policies.policy_files import load_policy
+from policies.policy_files import convert_policy, load_policy
 from policies.registry import make_allocator, make_method, make_scorer
 
 __all__ = [
-    "load_policy", "make_allocator", "make_method", "make_scorer", "sizes_itself", "split_method",
+    "convert_policy", "load_policy", "make_allocator", "make_method", "make_scorer",
+    "sizes_itself", "split_method",
 ]  # fmt: skip

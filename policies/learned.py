@@ -3,8 +3,9 @@
 Score = the ranker's output for (key after RoPE, value, true position), greedy: no Gumbel noise; in
 a calibrated policy the logarithm of the importance of such tokens (`policies.calibration`).
 The weights are the averaged (EMA) ones, which is what training exports. Cost per layer: H small
-networks over N tokens, about 0.5 MFLOP per token and head at hidden 256. No query and no attention
-is read, unless the policy was trained with the input `recent`: the last 32 queries then.
+networks over N tokens, about 0.5 MFLOP per token and head at hidden 256 (next to a prefill:
+docs/results/speed.md), in bfloat16 where the policy's weights are. No query and no attention is
+read, unless the policy was trained with the input `recent`: the last 32 queries then.
 Differences to the released code: none in scoring; protection of sinks and recents is `kvp.ranking`.
 Files are `policies.policy_files`.
 """
@@ -28,6 +29,8 @@ from policies.recent_features import RECENT_QUERIES, recent_features
 
 BLOCK = 8192
 """Tokens scored at once; bounds the memory of long contexts."""
+CPU_BLOCK = 1024
+"""The same on a CPU, where the activations of a block should fit in a core's cache."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,7 +86,7 @@ class LearnedScorer:
                 keys[:, b], values[:, b], positions[b], length[b],
                 None if recent is None else recent[:, b], heads=of_layer,
             )[:, inner]
-            for b, inner in self._blocks(batch, tokens)
+            for b, inner in self._blocks(batch, tokens, view.keys.device.type)
         ]  # fmt: skip
         scores = torch.cat(parts, dim=-1)
         if self.calibration is not None:
@@ -91,19 +94,20 @@ class LearnedScorer:
         scores = scores.view(heads, batch, tokens).transpose(0, 1)
         return F.pad(scores, (0, view.fed_again)).contiguous()
 
-    def _blocks(self, batch: int, tokens: int) -> Iterator[tuple[slice, slice]]:
+    def _blocks(self, batch: int, tokens: int, device: str) -> Iterator[tuple[slice, slice]]:
         """Tokens of B prompts in a row that are scored at once, and which of their scores count.
 
         Where tokens add to their neighbours' scores, a block has those of its own prompt with it.
         """
         reach = self.rankers.spec.neighbours
+        block = CPU_BLOCK if device == "cpu" else BLOCK
         if not reach:
-            for start in range(0, batch * tokens, BLOCK):
-                yield slice(start, start + BLOCK), slice(None)
+            for start in range(0, batch * tokens, block):
+                yield slice(start, start + block), slice(None)
             return
         for first in range(0, batch * tokens, tokens):
-            for start in range(first, first + tokens, BLOCK):
-                stop = min(start + BLOCK, first + tokens)
+            for start in range(first, first + tokens, block):
+                stop = min(start + block, first + tokens)
                 outer = slice(max(start - reach, first), min(stop + reach, first + tokens))
                 yield outer, slice(start - outer.start, stop - outer.start)
 

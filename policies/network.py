@@ -1,7 +1,9 @@
 """The arithmetic of the rankers: tokens and weights in, scores out.
 
 Pure functions over a mapping of weights. Every weight has the head as its first axis, of size a for
-weights of each head or 1 for weights that all heads share; the caller owns them.
+weights of each head or 1 for weights that all heads share; the caller owns them. Where weights are
+bfloat16, so are the products with keys and values, of the blocks and for neighbours; inputs are
+standardised, positions and `recent` projected, and scores computed and added up in float32.
 """
 
 from __future__ import annotations
@@ -70,10 +72,11 @@ def _network(
 ) -> Tensor:
     """The network: `inputs` name -> [a, N, channels], for a table int64 [a, N] -> [a, N] scores."""
     parts = [_norm(weights, name, _projected(weights, name, inputs[name])) for name in inputs]
-    hidden = torch.cat(parts, dim=-1)  # [a, N, sum of input widths]
+    dtype = weights["first_weight"].dtype
+    hidden = torch.cat([part.to(dtype) for part in parts], dim=-1)  # [a, N, sum of input widths]
     for block in spec.block_names:
         hidden = F.silu(_norm(weights, block, _linear(weights, block, hidden)))  # [a, N, hidden]
-    scores = _linear(weights, "score", hidden).squeeze(-1)  # [a, N]
+    scores = _linear(weights, "score", hidden.float()).squeeze(-1)  # [a, N]; bfloat16 would tie
     if not spec.neighbours:
         return scores
     of_context = torch.split(hidden, list(contexts), dim=1) if contexts else (hidden,)
@@ -88,7 +91,7 @@ def _from_neighbours(weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
     """
     weight = weights["neighbours_weight"]  # [a or 1, hidden, 2 R + 1]
     taps, tokens = weight.shape[-1], hidden.shape[1]
-    added = weight.mT @ hidden.mT  # [a, 2 R + 1, N]
+    added = (weight.mT @ hidden.mT).float()  # [a, 2 R + 1, N]
     padded = F.pad(added, (taps // 2, taps // 2))  # [a, 2 R + 1, N + 2 R]
     heads, rows, _ = padded.stride()
     return padded.as_strided((len(padded), taps, tokens), (heads, rows + 1, 1)).sum(1)
@@ -96,7 +99,10 @@ def _from_neighbours(weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
 
 def _projected(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
     if f"{name}_table" not in weights:
-        return _linear(weights, name, _standard(weights, name, inputs))
+        inputs = _standard(weights, name, inputs)
+        if name in ("key", "value"):
+            inputs = inputs.to(weights[f"{name}_weight"].dtype)
+        return _linear(weights, name, inputs)
     table = weights[f"{name}_table"]
     if table.shape[0] < inputs.shape[0]:  # shared
         return F.embedding(inputs, table[0])
@@ -107,18 +113,21 @@ def _standard(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tenso
     inputs = inputs.float()
     if f"{name}_mean" not in weights:
         return inputs
-    return (inputs - weights[f"{name}_mean"][:, None]) / weights[f"{name}_std"][:, None]
+    mean, scale = weights[f"{name}_mean"][:, None], 1 / weights[f"{name}_std"][:, None]
+    return torch.addcmul(-mean * scale, inputs, scale)  # one pass over the tokens
 
 
 def _linear(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
-    weight, bias = weights[f"{name}_weight"], weights[f"{name}_bias"][:, None]
+    weight, bias = (weights[f"{name}_{part}"].to(inputs.dtype) for part in ("weight", "bias"))
+    bias = bias[:, None]
     if weight.shape[0] < inputs.shape[0]:  # shared by all heads: one matrix product
         return inputs @ weight[0] + bias
     return torch.baddbmm(bias, inputs, weight)
 
 
 def _norm(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
-    scale, shift = weights[f"{name}_norm_weight"], weights[f"{name}_norm_bias"]
+    names = (f"{name}_norm_weight", f"{name}_norm_bias")
+    scale, shift = (weights[part].to(inputs.dtype) for part in names)
     if scale.shape[0] == 1:
         return F.layer_norm(inputs, inputs.shape[-1:], scale[0], shift[0])
     return F.layer_norm(inputs, inputs.shape[-1:]) * scale[:, None] + shift[:, None]

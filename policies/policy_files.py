@@ -25,10 +25,12 @@ from kvp.geometry import Geometry
 from kvp.manifest import read_sealed_json, sha256_file, write_sealed_json
 from policies.calibration import Calibration
 from policies.learned import LearnedScorer
-from policies.ranker import HeadRankers, RankerSpec, head_shapes
+from policies.ranker import STATISTICS, HeadRankers, RankerSpec, head_shapes
 
 FORMAT = "kvp-policy"
 FORMAT_VERSION = 1
+WEIGHTS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""Number formats of weights, as `policy.json` names them."""
 INDEX = "policy.json"
 HEAD_FILES = r"layer_\d+_head_\d+\.safetensors"
 """Regular expression of the files of a policy but its index."""
@@ -92,10 +94,11 @@ def save_policy(
     """Write a policy; files that are not a policy's stay.
 
     With `meta.heads` the directory is a shard. With `replace` a policy that is there is replaced.
-    Programs claim the directory first (`POLICY`).
+    Programs claim the directory first (`POLICY`). Weights are written as they are, float32 or
+    bfloat16.
 
     Raises:
-        ValueError: `rankers` are not one ranker per head of `meta`.
+        ValueError: `rankers` are not one ranker per head of `meta`, or have weights of other types.
         PolicyError: the directory is a file, or holds a policy and `replace` is false.
     """
     geometry, spec, heads = meta.geometry, rankers.spec, meta.head_range
@@ -103,6 +106,7 @@ def save_policy(
         raise ValueError(
             f"{rankers.total_kv_heads} rankers of head_dim {spec.head_dim} for {geometry}"
         )
+    weights = _weights_name(rankers)
     record = _calibration_record(calibration, len(heads))
     target = Path(directory)
     if target.exists() and not target.is_dir():
@@ -131,6 +135,7 @@ def save_policy(
         "model": dict(meta.model),
         "rope": "post",
         "features": list(spec.features),
+        "weights": weights,
         "files": files,
         "calibration": record,
         "training": dict(meta.training),
@@ -157,8 +162,28 @@ def load_policy(directory: str | Path, *, device: str = "cpu") -> LearnedScorer:
     )
 
 
+def convert_policy(directory: str | Path, out: str | Path, weights: str = "bfloat16") -> None:
+    """Write the policy of a directory to another one with `weights` float32 or bfloat16.
+
+    bfloat16 halves the files, and the products of scoring are computed in it. Calibration, metrics
+    and what else is recorded are copied: they are those of the weights before.
+
+    Raises:
+        ValueError: `weights` is neither.
+        PolicyError: `directory` holds no sound policy, or `out` holds one or is a file.
+    """
+    if weights not in WEIGHTS:
+        raise ValueError(f"weights of a policy are {' or '.join(WEIGHTS)}, not {weights!r}")
+    shard = load_shard(directory)
+    rankers = shard.rankers.with_dtype(WEIGHTS[weights])
+    save_policy(out, rankers, shard.meta, calibration=shard.calibration)
+
+
 def load_shard(directory: str | Path) -> Shard:
-    """Load what a policy directory holds, all heads or some; errors as `load_policy`."""
+    """Load what a policy directory holds, all heads or some; errors as `load_policy`.
+
+    Weights are of the type that they were written in.
+    """
     target = Path(directory)
     content = _read_index(target)
     try:
@@ -180,9 +205,10 @@ def load_shard(directory: str | Path) -> Shard:
         names = [head_file(*divmod(head, geometry.kv_heads)) for head in meta.head_range]
         if set(records) != set(names) or not 0 <= meta.head_range.start < meta.head_range.stop:
             raise ValueError(f"its files do not cover {geometry}")
+        dtype = WEIGHTS[content.get("weights", "float32")]  # earlier versions know no other
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise PolicyError(f"{target / INDEX} is not a valid policy: {error}") from error
-    states = [_read_head(target / name, records[name], spec) for name in names]
+    states = [_read_head(target / name, records[name], spec, dtype) for name in names]
     rankers = HeadRankers.from_head_states(spec, states)
     return Shard(rankers=rankers, meta=meta, calibration=calibration)
 
@@ -201,6 +227,13 @@ def recalibrate(directory: str | Path, calibration: Calibration | None) -> str |
         record = _calibration_record(calibration, len(content["files"]))
         write_sealed_json(target / INDEX, {**content, "calibration": record})
     return (content.get("calibration") or {}).get("target")
+
+
+def _weights_name(rankers: HeadRankers) -> str:
+    for name, dtype in WEIGHTS.items():
+        if rankers.dtype == dtype:
+            return name
+    raise ValueError(f"weights of a policy are {' or '.join(WEIGHTS)}, not {rankers.dtype}")
 
 
 def _calibration_record(calibration: Calibration | None, heads: int) -> dict[str, Any] | None:
@@ -236,7 +269,9 @@ def _read_index(target: Path) -> dict[str, Any]:
     return content
 
 
-def _read_head(path: Path, record: Mapping[str, Any], spec: RankerSpec) -> dict[str, Tensor]:
+def _read_head(
+    path: Path, record: Mapping[str, Any], spec: RankerSpec, dtype: torch.dtype
+) -> dict[str, Tensor]:
     if not path.is_file():
         raise PolicyError(f"{path} is missing: copy or export the policy again")
     size = path.stat().st_size
@@ -245,8 +280,9 @@ def _read_head(path: Path, record: Mapping[str, Any], spec: RankerSpec) -> dict[
     if sha256_file(path) != record["sha256"]:
         raise PolicyError(f"{path} is damaged: its checksum differs from {INDEX}")
     state = read_safetensors(path, PolicyError)
-    if any(tensor.dtype != torch.float32 for tensor in state.values()):
-        raise PolicyError(f"{path} holds weights that are not float32")
+    types = {name: torch.float32 if name in STATISTICS else dtype for name in state}
+    if types != {name: tensor.dtype for name, tensor in state.items()}:
+        raise PolicyError(f"{path} holds weights that are not {str(dtype).removeprefix('torch.')}")
     if {name: tuple(tensor.shape) for name, tensor in state.items()} != head_shapes(spec):
         raise PolicyError(f"{path} holds a ranker of another architecture or geometry")
     return state

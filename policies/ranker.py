@@ -29,6 +29,7 @@ from policies.network import score_tokens
 from policies.ranker_spec import RankerSpec, position_features
 
 __all__ = [
+    "STATISTICS",
     "HeadRankers",
     "RankerSpec",
     "head_shapes",
@@ -36,6 +37,8 @@ __all__ = [
     "position_features",
 ]
 
+STATISTICS = frozenset(f"{name}_{part}" for name in ("key", "value") for part in ("mean", "std"))
+"""Names of the statistics that inputs are standardised with: float32, whatever the weights are."""
 _EPSILON = 1e-6
 
 
@@ -112,7 +115,7 @@ class HeadRankers(nn.Module):
         seen at compression (last position + 1), one number or shaped as `positions`. Several
         contexts may be concatenated along N; `contexts` are their lengths, which only rankers with
         `neighbours` need. `stacked` forces one batched product per layer of the network (default on
-        accelerators) or a loop over heads (CPU).
+        accelerators, and of bfloat16 weights) or a loop over heads (float32 on a CPU).
         """
         heads = heads or slice(None)
         count = len(range(self.total_kv_heads)[heads])
@@ -123,8 +126,8 @@ class HeadRankers(nn.Module):
             )
         if self.spec.reads_queries and (recent is None or recent.shape[:2] != keys.shape[:2]):
             raise ValueError("rankers with the input recent need its features of every token")
-        if stacked is None:
-            stacked = keys.device.type != "cpu"
+        if stacked is None:  # what is faster, docs/results/speed.md
+            stacked = keys.device.type != "cpu" or self.dtype == torch.bfloat16
         return score_tokens(
             self.spec, self.weights(heads), keys, values, positions, length, recent,
             stacked=stacked, contexts=contexts,
@@ -137,6 +140,11 @@ class HeadRankers(nn.Module):
         """
         tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         return {name: tensor[heads] for name, tensor in tensors.items()}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights; statistics of the inputs and scores are always float32."""
+        return next(self.parameters()).dtype
 
     @property
     def parameter_count(self) -> int:
@@ -182,6 +190,16 @@ class HeadRankers(nn.Module):
         states = {name: tensor.clone() for name, tensor in self._expanded().items()}
         rankers.load_state_dict(states, assign=True)
         return rankers.train(self.training)
+
+    def with_dtype(self, dtype: torch.dtype) -> HeadRankers:
+        """As `materialise`, with weights of `dtype`; statistics of the inputs stay float32.
+
+        bfloat16 halves them; scores are float32 all the same (`policies.network`).
+        """
+        rankers = self.materialise()
+        for parameter in rankers.parameters():
+            parameter.data = parameter.data.to(dtype)
+        return rankers
 
     @torch.no_grad()
     def _expanded(self) -> dict[str, Tensor]:

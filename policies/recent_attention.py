@@ -30,6 +30,7 @@ def recent_attention(queries: Tensor, keys: Tensor, window: int) -> Tensor:
     recent = queries[:, :, queries.shape[2] - window :].float() * width**-0.5
     grouped = recent.reshape(batch, heads, -1, window, width)  # [B, H, G, window, D]
     logits = group_products(grouped, keys.float())  # [B, H, G, window, N]
-    key = torch.arange(tokens, device=keys.device)
-    unseen = key > key[tokens - window :, None]  # [window, N]
-    return logits.masked_fill(unseen, -torch.inf).softmax(dim=-1)
+    newest = torch.arange(window, device=keys.device)
+    unseen = newest > newest[:, None]  # of the last `window` keys: every query sees those before
+    logits[..., tokens - window :].masked_fill_(unseen, -torch.inf)
+    return logits.softmax(dim=-1)

@@ -37,9 +37,10 @@ def recent_features(queries: Tensor, keys: Tensor) -> Tensor:
     tokens = keys.shape[2]
     window = min(RECENT_QUERIES, queries.shape[2], tokens)
     attention = recent_attention(queries, keys, window)  # [B, H, G, window, N]
+    of_queries = attention.mean(dim=2)  # [B, H, window, N]
     shares = []
     for size in _WINDOWS:
-        mean = attention[..., -min(size, window) :, :].mean(dim=(2, 3))  # [B, H, N]
+        mean = of_queries[..., -min(size, window) :, :].mean(dim=2)  # [B, H, N]
         shares += [mean, *(F.max_pool1d(mean, k, stride=1, padding=k // 2) for k in _KERNELS)]
     shares.append(attention.amax(dim=(2, 3)))
     logs = (torch.stack(shares, dim=-1) * tokens).clamp_min(_FLOOR).log()

@@ -172,7 +172,9 @@ def _rankers_of(
             "was trained with"
         )
     first = shard.meta.head_range.start
-    states = shard.rankers.head_states()[heads.start - first : heads.stop - first]
+    states = shard.rankers.with_dtype(torch.float32).head_states()[
+        heads.start - first : heads.stop - first
+    ]
     return HeadRankers.from_head_states(shard.rankers.spec, states)
 
 

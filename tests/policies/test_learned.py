@@ -93,7 +93,7 @@ def test_long_caches_are_scored_in_blocks(
 ) -> None:
     view = make_view(tokens=50)
     whole = policy.score(view)
-    monkeypatch.setattr(policies.learned, "BLOCK", 7)
+    monkeypatch.setattr(policies.learned, "CPU_BLOCK", 7)
     torch.testing.assert_close(policy.score(view), whole, rtol=1e-5, atol=1e-5)
 
 

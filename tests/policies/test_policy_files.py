@@ -18,7 +18,7 @@ from kvp.errors import PolicyError
 from kvp.geometry import Geometry
 from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.scoring import View
-from policies import load_policy
+from policies import convert_policy, load_policy
 from policies.calibration import Calibration
 from policies.policy_files import (
     POLICY,
@@ -83,7 +83,7 @@ def test_directory_holds_one_file_per_head_and_the_index(policy_dir: Path) -> No
     index = json.loads((policy_dir / "policy.json").read_text())
     assert set(index) == {
         "format", "format_version", "architecture", "hyperparameters", "geometry", "model", "rope",
-        "features", "files", "heads", "calibration", "training", "held_out", "sha256",
+        "features", "weights", "files", "heads", "calibration", "training", "held_out", "sha256",
     }  # fmt: skip
     assert (index["format_version"], index["architecture"], index["rope"]) == (1, "fourier", "post")
 
@@ -350,3 +350,50 @@ def test_a_calibration_is_replaced_by_one_writer_that_says_what_was_there(
     ):
         recalibrate(policy_dir, None)
     assert recalibrate(policy_dir, None) == "share"
+
+
+def test_bfloat16_weights_halve_a_policy_and_keep_its_order(
+    tmp_path: Path, make_view: MakeView
+) -> None:
+    rankers = _rankers()
+    statistics = torch.rand(4, 8) + 0.5
+    rankers.standardise(
+        key_mean=statistics, key_std=statistics, value_mean=statistics, value_std=statistics
+    )
+    knots = torch.linspace(-2, 2, 5).repeat(4, 1)
+    calibration = Calibration(target="share", scores=knots, values=knots)
+    save_policy(tmp_path / "policy", rankers, META, calibration=calibration)
+    convert_policy(tmp_path / "policy", tmp_path / "small")
+    index = json.loads((tmp_path / "small" / "policy.json").read_text())
+    assert index["weights"] == "bfloat16"
+    state = load_file(tmp_path / "small" / HEAD)
+    for name, tensor in load_file(tmp_path / "policy" / HEAD).items():
+        kept = name.endswith(("_mean", "_std"))
+        assert torch.equal(state[name], tensor if kept else tensor.bfloat16())
+    exact, policy = load_policy(tmp_path / "policy"), load_policy(tmp_path / "small")
+    assert policy.calibration is not None
+    assert policy.metadata == exact.metadata
+    view = make_view(tokens=50)
+    torch.testing.assert_close(policy.score(view), exact.score(view), rtol=0, atol=0.05)
+    convert_policy(tmp_path / "small", tmp_path / "wide", "float32")
+    again = load_policy(tmp_path / "wide").rankers.state_dict()
+    assert all(tensor.dtype == torch.float32 for tensor in again.values())
+    assert torch.equal(again["first_weight"], rankers.first_weight.bfloat16().float())
+
+
+def test_other_number_formats_are_refused(policy_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="are float32 or bfloat16, not 'float16'"):
+        convert_policy(policy_dir, tmp_path / "small", "float16")
+    with pytest.raises(ValueError, match=r"are float32 or bfloat16, not torch\.float16"):
+        save_policy(tmp_path / "small", _rankers().with_dtype(torch.float16), META)
+    assert not (tmp_path / "small").exists()
+    index = read_sealed_json(policy_dir / "policy.json", PolicyError)
+    write_sealed_json(policy_dir / "policy.json", {**index, "weights": "int8"})
+    with pytest.raises(PolicyError, match="is not a valid policy: 'int8'"):
+        load_policy(policy_dir)
+    write_sealed_json(policy_dir / "policy.json", {**index, "weights": "bfloat16"})
+    with pytest.raises(PolicyError, match=r"_head_00\.safetensors holds weights that are not bf"):
+        load_policy(policy_dir)
+    del index["weights"]  # as earlier versions wrote it
+    write_sealed_json(policy_dir / "policy.json", index)
+    assert load_policy(policy_dir).rankers.dtype == torch.float32

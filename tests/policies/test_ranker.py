@@ -399,3 +399,35 @@ def test_the_paper_scores_every_token_by_itself() -> None:
         replace(PAPER, neighbours=3)
     with pytest.raises(ValueError, match=r"neighbours of a ranker must be an integer in 0\.\.1024"):
         replace(FOURIER, neighbours=-1)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize(
+    "spec", [FOURIER, PAPER, replace(FOURIER, neighbours=3)], ids=["fourier", "paper", "neighbours"]
+)
+def test_bfloat16_weights_give_float32_scores_without_ties(spec: RankerSpec, stacked: bool) -> None:
+    rankers = _rankers(spec)
+    if spec.neighbours:
+        with torch.no_grad():
+            rankers.neighbours_weight.normal_()
+    low = rankers.with_dtype(torch.bfloat16)
+    assert low.dtype == torch.bfloat16
+    assert all(tensor.dtype == torch.float32 for tensor in low.buffers())
+    keys, values, positions = _tokens(tokens=400)
+    exact = rankers(keys, values, positions, 400, stacked=stacked)
+    scores = low(keys, values, positions, 400, stacked=stacked)
+    assert scores.dtype == torch.float32
+    assert all(len(head.unique()) > 390 for head in scores)
+    assert float((scores - exact).detach().std() / exact.detach().std()) < 0.05
+    assert torch.equal(low.with_dtype(torch.float32).score_weight, low.score_weight.float())
+
+
+def test_inputs_are_standardised_in_float32_whatever_the_weights() -> None:
+    """Keys far from zero, as models with biased key projections have."""
+    rankers = _rankers(FOURIER)
+    mean, ones = torch.full((4, 8), 300.0), torch.ones(4, 8)
+    rankers.standardise(key_mean=mean, key_std=ones, value_mean=0 * mean, value_std=ones)
+    keys, values, positions = _tokens()
+    exact = rankers(keys + 300, values, positions, 50)
+    scores = rankers.with_dtype(torch.bfloat16)(keys + 300, values, positions, 50)
+    assert float((scores - exact).detach().std() / exact.detach().std()) < 0.05

@@ -46,6 +46,7 @@ def run(config: DistillConfig) -> None:
     """
     device = device_of(config.device)
     policy = load_shard(config.policy)
+    policy = replace(policy, rankers=policy.rankers.with_dtype(torch.float32))
     _check_policy(config, policy)
     recipe = _recipe(config, policy)
     reader = TraceReader(Path(config.traces))

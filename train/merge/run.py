@@ -73,6 +73,7 @@ def made_by(shard: Shard) -> dict[str, Any]:
     return {
         "geometry": shard.meta.geometry.to_dict(),
         "ranker": shard.rankers.spec.to_dict(),
+        "weights": str(shard.rankers.dtype),
         "model": dict(shard.meta.model),
         **{name: training.get(name) for name in ("seed", "traces")},
         "recipe": current_names(training.get("recipe", {})),
