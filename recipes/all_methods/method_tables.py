@@ -20,6 +20,8 @@ from eval.tune.settings_file import TunedSettings
 from policies.registry import NULLS
 
 RESAMPLES = 2000
+SHARE = 0.95
+"""Of the full cache's answers, that is enough."""
 ABOVE = "* above, † below the best null with the same protection, at 5 % after Holm's correction"
 SEEN = {"query_aware": "question seen", "query_agnostic": "question not seen"}
 Line = tables.Line
@@ -80,13 +82,42 @@ def against(comparison: Comparison, family: str) -> Table | None:
     )
 
 
-def enough(comparisons: Sequence[Comparison], share: float) -> Table:
-    """The smallest budget at which a method keeps `share` of the full cache's answers.
+def enough(comparisons: Sequence[Comparison]) -> Table:
+    """The smallest budget at which each method keeps `SHARE` of the full cache's answers.
 
-    And at all larger ones measured. `comparisons` are of the same prompts at other budgets.
+    `comparisons` are of the same prompts and settings at other budgets.
     """
+    least = _least_budgets(comparisons)
+    tried = sorted({spec for each in comparisons for spec in each.budgets.specs}, key=_percent)
+    return Table(
+        caption=f"{SEEN[comparisons[0].protocol].capitalize()}: smallest budget, of "
+        f"{', '.join(tried)}, from which on {SHARE:.0%} of the full cache's answers are kept "
+        "(means).",
+        header=("method in its chosen setting", "budget"),
+        rows=[[family, spec or f"more than {tried[-1]}"] for family, spec in least.items()],
+    )
+
+
+def enough_sentence(comparisons: Sequence[Comparison]) -> str:
+    """`enough` of the best trained ranker and the best other method, for the front page."""
+    least = _least_budgets(comparisons)
+    choices = comparisons[0].choices
+    ours = [family for family in least if choices[family].setting.method == LEARNED]
+    others = [family for family in least if family not in ours]
+    parts = [
+        f"{least[families[0]] or 'more than was measured'} of the cache with {families[0]}"
+        for families in (ours, others)
+        if families
+    ]
+    return f"{SHARE:.0%} of the full cache's answers take {', '.join(parts)}."
+
+
+def _least_budgets(comparisons: Sequence[Comparison]) -> dict[str, str | None]:
+    """Family -> smallest budget from which on `SHARE` is kept, None for none; smallest first."""
     first = comparisons[0]
-    rows: list[tuple[float, Sequence[Field | str]]] = []
+    full = first.estimate(FULL, None)
+    assert full is not None, "every results folder has the full cache"
+    least: dict[str, str | None] = {}
     for family, choice in first.choices.items():
         if choice.setting.method in (FULL, ORACLE) or choice.setting.self_sized:
             continue
@@ -96,21 +127,12 @@ def enough(comparisons: Sequence[Comparison], share: float) -> Table:
             for spec in each.budgets.specs
             if family in each.choices and (estimate := each.estimate(family, spec)) is not None
         }
-        least: str | None = None
+        least[family] = None
         for spec in sorted(kept, key=_percent, reverse=True):
-            full = first.estimate(FULL, None)
-            if full is None or kept[spec] < share * full.interval.mean:
+            if kept[spec] < SHARE * full.interval.mean:
                 break
-            least = spec
-        largest = max(kept, key=_percent, default="100%")
-        rows.append((_percent(least or "101%"), [family, least or f"more than {largest}"]))
-    tried = sorted({spec for each in comparisons for spec in each.budgets.specs}, key=_percent)
-    return Table(
-        caption=f"{SEEN[first.protocol].capitalize()}: smallest budget, of {', '.join(tried)}, "
-        f"from which on {100 * share:.0f} % of the full cache's answers are kept (means).",
-        header=("method in its chosen setting", "budget"),
-        rows=[row for _, row in sorted(rows, key=lambda entry: entry[0])],
-    )
+            least[family] = spec
+    return dict(sorted(least.items(), key=lambda entry: _percent(entry[1] or "101%")))
 
 
 def _percent(spec: str) -> float:

@@ -124,8 +124,12 @@ def of_small(small: Measured | None, each: Measured | None, protocol: str) -> It
 
     yield f"small-{protocol}", small.table("accuracy", scores)
     yield f"small-replies-{protocol}", small.table("perplexity", scores)
-    measured = [each.by_kind["accuracy"], small.by_kind["accuracy"]]
-    yield f"enough-{protocol}", markdown(method_tables.enough(measured, 0.95))
+    yield f"enough-{protocol}", markdown(method_tables.enough(answers(each, small)))
+
+
+def answers(*folders: Measured | None) -> list[Comparison]:
+    """The comparisons of answers that there are."""
+    return [each.by_kind["accuracy"] for each in folders if each and "accuracy" in each.by_kind]
 
 
 def of_stories(each: Measured | None) -> Iterator[Block]:
@@ -229,11 +233,17 @@ def figure(found: Mapping[str, Measured]) -> LineFigure | None:
     return replace(drawn[0], name="methods", panels=panels, columns=len(panels))
 
 
-def readme(found: Mapping[str, Measured], *, drawn: bool) -> str | None:
-    """The figure and a sentence per protocol, for the front page; None without the figure."""
+def readme(
+    found: Mapping[str, Measured], small: Mapping[str, Measured | None], *, drawn: bool
+) -> str | None:
+    """The figure and a line per protocol, for the front page; None without the figure."""
     if not drawn:
         return None
-    sentences = [f"- {method_tables.headline(each.by_kind['accuracy'])}" for each in found.values()]
+    sentences = [
+        f"- {method_tables.headline(each.by_kind['accuracy'])} "
+        f"{method_tables.enough_sentence(answers(each, small[name]))}"
+        for name, each in found.items()
+    ]
     trial = TRIAL if any(each.trial for each in found.values()) else ""
     picture = (
         f"![Answers against budget, every method in its chosen setting](docs/results/{FIGURE})"
@@ -245,8 +255,9 @@ def readme(found: Mapping[str, Measured], *, drawn: bool) -> str | None:
             "",
             *sentences,
             "",
-            "Each method in the setting that kvp-tune chose for it on other prompts; intervals are "
-            "95 %. [All methods, allocators and budgets](docs/results/methods.md).",
+            "Policies run as they were distilled, each other method in the setting that kvp-tune chose "
+            "for it on other prompts; intervals are 95 %. "
+            "[All methods, allocators and budgets](docs/results/methods.md).",
         ]
     )
 
@@ -286,6 +297,7 @@ def main() -> None:
     run, docs = arguments.run, arguments.to / "docs" / "results"
     raw = arguments.to / "benchmarks" / "results"
     by_protocol = {name: measured(run / f"test-{name}", name) for name in PROTOCOLS}
+    small = {name: measured(run / f"small-{name}", name) for name in PROTOCOLS}
     found = {name: each for name, each in by_protocol.items() if each is not None}
     drawing: Figure | None = figure(found)
     if drawing is not None:
@@ -303,13 +315,14 @@ def main() -> None:
     }  # fmt: skip
     for name, each in by_protocol.items():
         blocks |= dict(of_protocol(each, name, arguments.published, arguments.allocated))
-        small = measured(run / f"small-{name}", name)
-        blocks |= dict(of_small(small, each, name))
+        blocks |= dict(of_small(small[name], each, name))
     stories = measured(run / "stories" / "test", "query_agnostic")
     blocks |= dict(of_stories(stories))
     blocks = {name: without_folders(text, run) for name, text in blocks.items()}
     fill_file(docs / "methods.md", blocks)
-    fill_file(arguments.to / "README.md", {"results": readme(found, drawn=drawing is not None)})
+    fill_file(
+        arguments.to / "README.md", {"results": readme(found, small, drawn=drawing is not None)}
+    )
     fill_file(docs / "nano.md", witness.blocks(run / "witness", Path(__file__).parent))
     for name, each in {**found, **({"stories": stories} if stories else {})}.items():
         parts = tables_of(each.results, each.protocol, each.by_kind)

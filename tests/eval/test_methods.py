@@ -155,7 +155,7 @@ def test_nulls_stand_for_all_of_them_drawn_by_the_seed_of_the_run() -> None:
 def test_draws_are_those_of_the_seed_of_the_run_unless_one_is_named() -> None:
     config = _config(methods="snapkv+sampled(share=0.5),tova+sampled(seed=7,split=ada)", seed=3)
     first, second = methods_of(config)
-    assert (first.label, getattr(first.rule, "seed", None)) == ("snapkv+sampled", 3)
+    assert (first.label, getattr(first.rule, "seed", None)) == ("snapkv+sampled(share=0.5)", 3)
     assert (second.label, getattr(second.rule, "seed", None)) == (
         "tova+sampled(split=ada,seed=7)", 7,
     )  # fmt: skip
