@@ -255,8 +255,8 @@ def readme(
             "",
             *sentences,
             "",
-            "Policies run as they were distilled, each other method in the setting that kvp-tune chose "
-            "for it on other prompts; intervals are 95 %. "
+            "Policies run as they were distilled, each other method in the setting that kvp-tune "
+            "chose for it on other prompts; intervals are 95 %. "
             "[All methods, allocators and budgets](docs/results/methods.md).",
         ]
     )
