@@ -201,13 +201,13 @@ def setup(found: Mapping[str, Measured]) -> str | None:
 
 
 def summary(found: Mapping[str, Measured]) -> str | None:
-    """Sentences about the smallest and the largest budgets but one."""
+    """Sentences about the smallest budget."""
     lines = [
         f"- {method_tables.sentence(comparison, spec)}"
         for each in found.values()
         for comparison in (each.by_kind.get("accuracy"), each.by_kind.get("perplexity"))
         if comparison is not None
-        for spec in (comparison.budgets.specs[1:2] or comparison.budgets.specs)
+        for spec in comparison.budgets.specs[:1]
     ]
     trial = TRIAL if any(each.trial for each in found.values()) else ""
     return "\n".join([trial, *lines]) if lines else None
