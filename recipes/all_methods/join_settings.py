@@ -29,10 +29,8 @@ def joined(earlier: TunedSettings, later: TunedSettings) -> TunedSettings:
 
     Raises SystemExit where they were chosen on different prompts or budgets.
     """
-    differing = [
-        name for name in {**earlier.data, **later.data}
-        if name != TRIED and earlier.data.get(name) != later.data.get(name)
-    ]  # fmt: skip
+    theirs, ours = _comparable(earlier), _comparable(later)
+    differing = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
     if differing or earlier.split != later.split:
         raise SystemExit(f"chosen on other data ({', '.join(differing) or 'split'}): tune all")
     methods = {_key(each): each for each in (*earlier.methods, *later.methods)}
@@ -48,6 +46,12 @@ def joined_tables(earlier: str, later: str, replaced: Collection[str]) -> str:
         line for line, row in zip(old, csv.reader(old), strict=True) if row[column] not in replaced
     ]
     return "\n".join([header, *kept, *new, ""])
+
+
+def _comparable(settings: TunedSettings) -> dict[str, Any]:
+    """What was tuned on; a folder of a model may lie elsewhere."""
+    data = {name: value for name, value in settings.data.items() if name != TRIED}
+    return {**data, "model": Path(str(data.get("model"))).name}
 
 
 def _key(entry: Tuned) -> tuple[str, str, str]:

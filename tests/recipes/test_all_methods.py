@@ -279,6 +279,9 @@ def test_a_method_tuned_again_replaces_its_earlier_setting(
     assert run == {"allocator": "ada", "later": {"allocator": "global"}}
     earlier = join.load_settings(target.with_suffix(".json"))
     assert join.joined(earlier, earlier) == earlier
+    moved = join.replace(earlier, data={**earlier.data, "model": "/elsewhere/nano"})
+    here = join.replace(earlier, data={**earlier.data, "model": "/here/nano"})
+    assert join.joined(here, moved) == here
     other = join.replace(earlier, data={**earlier.data, "prompts": 5})
     with pytest.raises(SystemExit, match="prompts"):
         join.joined(earlier, other)
