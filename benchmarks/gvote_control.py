@@ -14,26 +14,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.prompts import PROTOCOLS, bench_of
 from eval.decode import all_kept
 from eval.evaluate import Bench, evaluate, run_prefix
 from eval.methods import Method, allocated, method_of
 from eval.results.records import FULL, Record
 from eval.settings import Setting
 from eval.stats import bootstrap_mean, by_policy
-from eval.tasks import Prompt, PromptRequest, load_all
-from kvp.config_groups import split_list
-from kvp.data.task import TaskSettings
-from kvp.hf import load_model, observe
+from eval.tasks import Prompt
+from kvp.hf import observe
 from kvp.scoring import View
 from policies.gvote import GVote
 
 TASKS = "niah_single_1,niah_single_2,niah_multikey_1,niah_multikey_2"
-PROTOCOLS = {"query_aware": "seen", "query_agnostic": "not seen"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,16 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max_new_tokens", type=int)
     parser.add_argument("--resamples", type=int, default=2000)
     given = parser.parse_args(arguments)
-    model, tokenizer = load_model(given.model)
-    settings: dict[str, Any] = {"split": given.split, "seed": 0, "length": given.length}
-    request = PromptRequest(
-        tasks=split_list(given.tasks), settings=TaskSettings(count=given.prompts, **settings)
-    )
-    prompts, _ = load_all(request, tokenizer)
-    bench = Bench(
-        model=model, tokenizer=tokenizer, name=given.model, decode_batch=64,
-        max_new_tokens=given.max_new_tokens, **settings,
-    )  # fmt: skip
+    bench, prompts = bench_of(given)
     samples = [int(count) for count in given.samples.split(",")]
     measured = {
         protocol: measure(bench, prompts, protocol, samples, given.seeds) for protocol in PROTOCOLS

@@ -32,16 +32,15 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from benchmarks.prompts import PROTOCOLS, bench_of
 from eval.decode import Kept, Prefix, all_kept, gather
 from eval.evaluate import Bench, Prefilled, keep, run_prefix
 from eval.methods import Method, allocated, build_methods
 from eval.settings import Setting
 from eval.stats import Floats, bootstrap_mean, paired_difference
-from eval.tasks import Prompt, PromptRequest, load_all
+from eval.tasks import Prompt
 from kvp.budgets import parse_budget
 from kvp.config_groups import split_list
-from kvp.data.task import TaskSettings
-from kvp.hf import load_model
 from kvp.hf.certificate import error_of, record_queries
 from kvp.ranking import Protection
 
@@ -50,7 +49,6 @@ TASKS = (
     "niah_multivalue,niah_multiquery,vt"
 )
 METHODS = "kvzip(plus=true)+global:kvzip,snapkv+ada,keydiff+uniform"
-PROTOCOLS = {"query_aware": "seen", "query_agnostic": "not seen"}
 PLAIN = "deterministic"
 LEVELS = ("pooled", "within", "between", "prompts")
 Key = tuple[str, str, str, str]
@@ -306,16 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--spearman_resamples", type=int, default=200)
     parser.add_argument("--out", help="JSON file of the numbers")
     given = parser.parse_args(arguments)
-    model, tokenizer = load_model(given.model)
-    settings: dict[str, Any] = {"split": given.split, "seed": 0, "length": given.length}
-    request = PromptRequest(
-        tasks=split_list(given.tasks), settings=TaskSettings(count=given.prompts, **settings)
-    )
-    prompts, _ = load_all(request, tokenizer)
-    bench = Bench(
-        model=model, tokenizer=tokenizer, name=given.model, decode_batch=64,
-        max_new_tokens=given.max_new_tokens, **settings,
-    )  # fmt: skip
+    bench, prompts = bench_of(given)
     kinds = settings_of(
         split_list(given.methods), given.draws.split(";"), split_list(given.budgets), given.seeds,
         split_list(given.policies),
