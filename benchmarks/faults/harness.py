@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 GOOD = ("same", "refused", "done", "resumed")
 """Outcomes that lose nothing: undamaged content, one clear line, exit code 0, equal after a repeat.
 All others are faults: `silent` (other content, no word), `traceback`, `hang`, `wall` (more than one
@@ -104,6 +106,7 @@ def _drain(reading: int, chunks: list[bytes]) -> None:
 
 def _work(work: Callable[[], object], errors: int, value: Path, largest_file: int | None) -> None:
     code = 70
+    torch.set_num_threads(1)  # a fork has none of the parent's worker threads
     try:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(errors, 2)
