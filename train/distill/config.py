@@ -38,6 +38,9 @@ class DistillationSettings(Group):
     """Weight of compression points anywhere in the sequence."""
     future_tokens: int = 256
     """Tokens after a compression point that the model is run on; 0 = all."""
+    hard_targets: float = 0.0
+    """Weight of the replies' own tokens in the loss, 0 to 1; the rest is the divergence from what
+    the full cache predicts."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "steps": 1,
@@ -46,8 +49,13 @@ class DistillationSettings(Group):
         "compress_context": 0,
         "compress_uniform": 0,
         "future_tokens": 0,
+        "hard_targets": 0,
     }
-    MAXIMUMS: ClassVar[Mapping[str, float]] = {"steps": 10_000_000, "contexts": 65_536}
+    MAXIMUMS: ClassVar[Mapping[str, float]] = {
+        "steps": 10_000_000,
+        "contexts": 65_536,
+        "hard_targets": 1,
+    }
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that cannot work."""

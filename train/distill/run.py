@@ -62,7 +62,11 @@ def run(config: DistillConfig) -> None:
     if target.finished():
         print(f"{config.out} already holds the finished policy of exactly these settings.")
         return
-    replies = Replies(model=_model(config, reader, device), geometry=reader.geometry)
+    replies = Replies(
+        model=_model(config, reader, device),
+        geometry=reader.geometry,
+        hard_targets=config.hard_targets,
+    )
     manifest = run_manifest(asdict(config), seed=config.seed)
     target.prepare(manifest, resume=config.resume)
     try:
