@@ -69,9 +69,9 @@ class Distillation(pl.LightningModule):
     """Fine-tune a policy on the model's predictions."""
 
     first_loss: Tensor
-    """Float32 scalar, held-out divergence before the first step."""
+    """Float32 scalar, held-out loss before the first step."""
     best_loss: Tensor
-    """Float32 scalar, least held-out divergence so far."""
+    """Float32 scalar, least held-out loss so far."""
     best_step: Tensor
     """Int64 scalar, the step that it is from."""
 
@@ -107,7 +107,7 @@ class Distillation(pl.LightningModule):
         return itertools.count(self.global_step)
 
     def training_step(self, step: int, batch_idx: int) -> dict[str, Any]:
-        """Mean divergence of the step's contexts, each at a budget of its own."""
+        """Mean loss of the step's contexts, each at a budget of its own."""
         settings = self._settings
         progress = step / max(settings.steps - 1, 1)
         fall = settings.final_gate_width / settings.gate_width
@@ -129,7 +129,7 @@ class Distillation(pl.LightningModule):
 
     @torch.no_grad()
     def held_out_loss(self, points: Sequence[CompressionPoint]) -> Tensor:
-        """Mean divergence at `points`, with `VALIDATED_BUDGETS` evicted as evaluation does it."""
+        """Mean loss at `points`, with `VALIDATED_BUDGETS` evicted as evaluation does it."""
         losses = []
         for point in points:
             context = self._source.context(point)
