@@ -42,13 +42,13 @@ each_seed() { # seeds, program, its flags with {} for the seed; several at a tim
   printf '%s\n' $1 | xargs -P "$JOBS" -I{} "$BIN/$2" --memory_gb "$MEMORY_GB" "${@:3}"
 }
 
-policies() { # folder with traces, protocol; that of query_aware reads the last queries, too
+policies() { # folder with traces, protocol (query_aware reads the last queries, too), flags of kvp-distill
   local inputs=key,value,position,distance other=prompt
   if [ "$2" = query_aware ]; then inputs=$inputs,recent other=context; fi
   each_seed "$SEEDS" kvp-train --config configs/all_methods/train.yaml --inputs "$inputs" \
     --traces "$1/traces" --steps "$STEPS" --seed {} --out "$1/trained-$2/seed{}"
   each_seed "$SEEDS" kvp-distill --policy "$1/trained-$2/seed{}" --traces "$1/traces" "--compress_$other" 0 \
-    --steps "$DISTILLATION_STEPS" --seed {} --out "$1/policies-$2/seed{}"
+    --steps "$DISTILLATION_STEPS" --seed {} --out "$1/policies-$2/seed{}" "${@:3}"
 }
 
 control() { # folder with traces
@@ -151,7 +151,8 @@ stories() { # model folder, text file
   "$PYTHON" $HERE/stories.py "$2" "$folder/text.jsonl"
   "$BIN/kvp-collect" --model "$1" --data "$folder/text.jsonl" --answers reference --length 384 \
     --max_new_tokens 128 --train "$TRACES" --validation $((TRACES / 5)) --test $((TRACES / 5)) --labels kvzip_plus --out "$folder/traces"
-  policies "$folder" query_agnostic
+  # Running text has no replies: the policy keeps what the full cache predicts (decision 84).
+  policies "$folder" query_agnostic --steps 150 --hard_targets 0 --budget_range 3%:25% --compress_uniform 0.5
   control "$folder"
   tune_on "$folder" stories "$STORIES_SETTINGS" "$folder/policies-query_agnostic" "${text[@]}" \
     --prompts "$DOCUMENTS" --protocols query_agnostic
