@@ -36,21 +36,46 @@ class QueryRecorder:
     def __init__(self, window: int = ALL_QUERIES) -> None:
         """Keep the last `window` queries of each layer, or every one with `ALL_QUERIES`."""
         self._window = window
-        self._queries: dict[int, Tensor] = {}
+        self._queries: dict[int, list[Tensor]] = {}
+        self._held: dict[int, int] = {}  # tokens of them
 
     def record(self, layer: int, query: Tensor) -> None:
         """Append the queries [B, Q, T, D] (after RoPE) of one forward pass of layer `layer`."""
-        if layer in self._queries:
-            query = torch.cat([self._queries[layer], query], dim=2)
         if self._window != ALL_QUERIES:
             query = query[:, :, max(query.shape[2] - self._window, 0) :]
         # A copy: the projection that a slice points into may be far larger.
-        self._queries[layer] = query.detach().clone(memory_format=torch.contiguous_format)
+        query = query.detach().clone(memory_format=torch.contiguous_format)
+        self._queries.setdefault(layer, []).append(query)
+        self._held[layer] = self._held.get(layer, 0) + query.shape[2]
+        if self._window != ALL_QUERIES and self._held[layer] > 2 * self._window:
+            self._keep(layer, self._cut(layer).clone())
+
+    def _keep(self, layer: int, queries: Tensor) -> None:
+        self._queries[layer], self._held[layer] = [queries], queries.shape[2]
+
+    def _cut(self, layer: int) -> Tensor:
+        held = self._queries[layer]
+        queries = held[0] if len(held) == 1 else torch.cat(held, dim=2)
+        if self._window == ALL_QUERIES:
+            return queries
+        return queries[:, :, max(queries.shape[2] - self._window, 0) :]
 
     @property
     def queries(self) -> tuple[Tensor, ...]:
         """One [B, Q, W, D] tensor per layer, in layer order."""
-        return tuple(self._queries[layer] for layer in sorted(self._queries))
+        return tuple(self._cut(layer) for layer in sorted(self._queries))
+
+    def forget(self) -> None:
+        """Drop all queries but those of a window."""
+        if self._window == ALL_QUERIES:
+            self._queries, self._held = {}, {}
+        for layer in self._queries:
+            self._keep(layer, self._cut(layer).clone())
+
+    def take(self, entries: Tensor) -> None:
+        """Make entries `entries` [R] int64 of the batch the batch."""
+        for layer, held in self._queries.items():
+            self._queries[layer] = [queries[entries.to(queries.device)] for queries in held]
 
 
 class AttendingLayer(Protocol):

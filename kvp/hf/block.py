@@ -1,14 +1,17 @@
 """The hooks behind `evicting`: an `EvictingCache` before a prefill, eviction after it.
 
-What a call needs between its two hooks belongs to the call, by thread: several threads may generate
+Tokens that come several at a time are a prompt, a piece of one or a further turn, and eviction
+follows them; single ones are an answer, and eviction follows every so many of them, or never. What
+a call needs between its two hooks belongs to the call, by thread: several threads may generate
 inside one block. Hooks are hidden from torch.compile.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import get_ident, local
 from types import TracebackType
 from typing import Any
@@ -21,26 +24,33 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache import EvictingCache
+from kvp.hf.cache.evicting import Turn
 from kvp.hf.evict import EvictionRule, evict
+from kvp.hf.evict_again import check_repeatable, evict_again
 from kvp.hf.hidden import HiddenRecorder
 from kvp.hf.limits import rope_switch
 from kvp.hf.observe import Observation
 from kvp.hf.prefill import recorded_hidden
 from kvp.hf.wrappers import refuse_inside_block
+from kvp.selection import kept_tokens
+
+_PER_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids", "cache_position")
+"""Arguments of a forward pass with an entry for each token."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(kw_only=True)
 class _Call:
-    """A prefill between its two hooks."""
+    """A forward pass over several tokens, between its two hooks."""
 
     cache: EvictingCache
-    padding: list[int]
-    hidden: HiddenRecorder | None
+    padding: list[int] | None
+    """Columns of left padding of each entry, where the cache was empty before."""
+    hidden: HiddenRecorder | None = None
     recording: ExitStack = field(default_factory=ExitStack)
 
-    def close(self) -> None:
+    def fail(self) -> None:
         self.cache.recorder = None
         self.recording.close()
 
@@ -52,6 +62,8 @@ class _Thread(local):
     """True while scorers run: their own passes over the prompt are left alone."""
     latest: ReferenceType[EvictingCache] | None = None
     """The cache of the latest forward pass."""
+    lengths: Sequence[int] | None = None
+    """Tokens of the prompts whose pieces are being read."""
 
 
 class EvictingBlock(AbstractContextManager[None]):
@@ -62,11 +74,16 @@ class EvictingBlock(AbstractContextManager[None]):
         model: PreTrainedModel,
         rule: EvictionRule,
         tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        every: int | None = None,
+        prefill_chunk: int | None = None,
     ) -> None:
         """Prepare the block; `__enter__` changes the model."""
         self._model = model
         self._rule = rule
         self._tokenizer = tokenizer
+        self._every = every
+        self._prefill_chunk = prefill_chunk
         self._names = list(inspect.signature(model.forward).parameters)
         self._used = False
         self._undo = ExitStack()
@@ -95,7 +112,7 @@ class EvictingBlock(AbstractContextManager[None]):
         self._undo.close()
         failed = self._calls.pop(get_ident(), None)  # a prefill that failed
         if failed is not None:
-            failed.close()
+            failed.fail()
         if self._calls and error is None:
             raise UsageError(
                 "a generate call of another thread was still in its prefill when the evicting(...) "
@@ -121,15 +138,37 @@ class EvictingBlock(AbstractContextManager[None]):
         inputs = kwargs.get("input_ids")
         batch, tokens = (kwargs["inputs_embeds"] if inputs is None else inputs).shape[:2]
         cache = self._evicting_cache(kwargs, tokens)
+        kwargs = {**kwargs, "past_key_values": cache}
+        chunk = self._prefill_chunk
+        if chunk is not None and tokens > chunk:
+            kwargs = self._read_pieces(kwargs, tokens, chunk)
         if cache.get_seq_length() == 0:
             self._record(cache, _left_padding(kwargs.get("attention_mask"), batch))
-        elif tokens > 1 and cache.get_seq_length() == cache.prompt_tokens:
-            raise UsageError(
-                "the prompt arrives in pieces, but eviction follows the first one: generate with "
-                "prefill_chunk_size=None and without an assistant model"
-            )
+        elif tokens > 1:
+            self._record(cache, None)
         self._thread.latest = ref(cache)
-        return (), {**kwargs, "past_key_values": cache}
+        return (), kwargs
+
+    def _read_pieces(self, kwargs: dict[str, Any], tokens: int, chunk: int) -> dict[str, Any]:
+        """Feed all pieces of a prompt but the last, with eviction after each; what is left."""
+        check_repeatable(self._rule)
+        cache, mask = kwargs["past_key_values"], kwargs.get("attention_mask")
+        if cache.get_seq_length() == 0:
+            padding = [0] if mask is None else _left_padding(mask, len(mask))
+            if max(padding) >= chunk - 1:
+                raise UsageError(
+                    f"prefill_chunk={chunk} is shorter than the {max(padding)} columns of padding "
+                    "of the shortest prompt: sort prompts by length, or use longer chunks"
+                )
+            self._thread.lengths = [tokens - pad for pad in padding]
+        *first, last = pieces(tokens, chunk)
+        try:
+            for start, stop in first:
+                piece = _piece(kwargs, start, stop, tokens)
+                self._model(**{**piece, "logits_to_keep": 1, "return_dict": True})
+        finally:
+            self._thread.lengths = None
+        return _piece(kwargs, *last, tokens)
 
     def _evicting_cache(self, kwargs: dict[str, Any], tokens: int) -> EvictingCache:
         """The cache of a forward pass over `tokens` tokens, made anew where it may be."""
@@ -160,19 +199,20 @@ class EvictingBlock(AbstractContextManager[None]):
             )
         return EvictingCache.adopt(cache)
 
-    def _record(self, cache: EvictingCache, padding: list[int]) -> None:
-        """Watch the prefill of `cache` for what the scorer needs."""
-        needs = self._rule.scorer.needs
-        after = recorded_hidden([needs])
-        call = _Call(
-            cache=cache,
-            padding=padding,
-            hidden=HiddenRecorder(after, padding=padding) if after else None,
-        )
+    def _record(self, cache: EvictingCache, padding: list[int] | None) -> None:
+        """Watch what is read into `cache` for what the scorer needs."""
         failed = self._calls.pop(get_ident(), None)
         if failed is not None:
-            failed.close()
-        cache.recorder = QueryRecorder(needs.queries) if needs.queries else None
+            failed.fail()
+        needs = self._rule.scorer.needs
+        call = _Call(cache=cache, padding=padding)
+        if padding is None:
+            check_repeatable(self._rule)
+        else:
+            after = recorded_hidden([needs])
+            call.hidden = HiddenRecorder(after, padding=padding) if after else None
+        if needs.queries and (padding is not None or cache.recorder is None):
+            cache.recorder = QueryRecorder(needs.queries)
         if call.hidden is not None:
             call.recording.enter_context(call.hidden.recording(self._model))
         self._calls[get_ident()] = call
@@ -185,28 +225,95 @@ class EvictingBlock(AbstractContextManager[None]):
         kwargs: dict[str, Any],
         output: Any,  # noqa: ANN401 - a ModelOutput or a tuple, logits first
     ) -> None:
-        if self._thread.evicting or get_ident() not in self._calls:
+        if self._thread.evicting:
             return
-        call = self._calls.pop(get_ident())
-        cache, recorder = call.cache, call.cache.recorder
-        call.close()
-        cache.prompt_tokens = cache.get_seq_length()
-        seen = Observation(
-            keys=tuple(layer.keys for layer in cache.layers),
-            values=tuple(layer.values for layer in cache.layers),
-            queries=() if recorder is None else recorder.queries,
-            logits=output[0],
-            cache=cache,
-            hidden=None if call.hidden is None else call.hidden.record,
-        )
+        call = self._calls.pop(get_ident(), None)
+        cache = kwargs["past_key_values"]
+        if call is None and not self._is_due(cache):
+            return
         self._thread.evicting = True
         try:
-            evict(
-                self._model, seen, self._rule, padding=call.padding,
-                input_ids=kwargs.get("input_ids"), tokenizer=self._tokenizer,
-            )  # fmt: skip
+            if call is None:
+                self._again(cache)
+            else:
+                self._after_prompt(call, kwargs.get("input_ids"), output[0])
+        except BaseException:
+            cache.recorder = None
+            raise
         finally:
             self._thread.evicting = False
+
+    def _is_due(self, cache: EvictingCache) -> bool:
+        """Whether a cache to which single tokens are added is to be shrunk now."""
+        if self._every is None or cache.turn is None:
+            return False
+        return cache.get_seq_length() - cache.turn.shrunk_at >= self._every
+
+    def _after_prompt(self, call: _Call, input_ids: Tensor | None, logits: Tensor) -> None:
+        call.recording.close()
+        cache, rule = call.cache, self._rule
+        lengths = self._thread.lengths or cache.lengths
+        budgets = tuple(kept_tokens(rule.budget, length, rule.protection) for length in lengths)
+        cache.turn = Turn(
+            budgets=budgets, prompts=tuple(cache.lengths), shrunk_at=cache.get_seq_length()
+        )
+        if call.padding is None:
+            evict_again(cache, rule, budgets, [0] * len(budgets))
+        else:
+            seen = Observation(
+                keys=tuple(layer.keys for layer in cache.layers),
+                values=tuple(layer.values for layer in cache.layers),
+                queries=() if cache.recorder is None else cache.recorder.queries,
+                logits=logits,
+                cache=cache,
+                hidden=None if call.hidden is None else call.hidden.record,
+            )
+            evict(
+                self._model, seen, rule, padding=call.padding, input_ids=input_ids,
+                tokenizer=self._tokenizer, budgets=budgets,
+            )  # fmt: skip
+        self._keep_recording(cache)
+
+    def _again(self, cache: EvictingCache) -> None:
+        """Shrink the cache of an answer."""
+        assert cache.turn is not None
+        turn = replace(cache.turn, shrunk_at=cache.get_seq_length())
+        evict_again(cache, self._rule, turn.budgets, turn.prompts)
+        cache.turn = turn
+        self._keep_recording(cache)
+
+    def _keep_recording(self, cache: EvictingCache) -> None:
+        """Carry the window of recent queries along where single tokens will be followed by more."""
+        if self._every is None and self._thread.lengths is None:
+            cache.recorder = None
+        elif cache.recorder is not None:
+            cache.recorder.forget()
+
+
+def pieces(tokens: int, chunk: int) -> list[tuple[int, int]]:
+    """[start, stop) of pieces of at most `chunk` tokens, none of a single one (chunk >= 3)."""
+    stops = [*range(chunk, tokens, chunk), tokens]
+    if tokens % chunk == 1:
+        stops[-2] -= 1
+    return list(zip([0, *stops], stops, strict=False))
+
+
+def _piece(kwargs: dict[str, Any], start: int, stop: int, tokens: int) -> dict[str, Any]:
+    """Arguments of a forward pass over tokens [start, stop) of the `tokens` given.
+
+    Raises UsageError where labels are given: logits of the last piece alone come back.
+    """
+    if kwargs.get("labels") is not None:
+        raise UsageError("prefill_chunk returns logits of the last piece alone: pass no labels")
+    piece = dict(kwargs)
+    for name in _PER_TOKEN:
+        if kwargs.get(name) is not None:
+            axis = 1 if name == "inputs_embeds" else -1
+            piece[name] = kwargs[name].narrow(axis, start, stop - start)
+    mask = kwargs.get("attention_mask")
+    if mask is not None:
+        piece["attention_mask"] = mask[:, : mask.shape[1] - (tokens - stop)]
+    return piece
 
 
 def _left_padding(mask: Tensor | None, batch: int) -> list[int]:

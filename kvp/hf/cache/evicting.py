@@ -7,6 +7,7 @@ positions stay true and `generate` feeds exactly the new tokens; `get_mask_sizes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +16,26 @@ from transformers.cache_utils import Cache
 from kvp.hf.attention import QueryRecorder, StoredKeys
 from kvp.hf.cache.base import StoredLayer
 from kvp.hf.cache.dense import EvictingLayer, selected_layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What was decided when the latest prompt was read."""
+
+    budgets: tuple[int, ...]
+    """Tokens per KV head of each batch entry."""
+    prompts: tuple[int, ...]
+    """Tokens of each batch entry up to the end of the prompt, earlier turns included."""
+    shrunk_at: int
+    """Tokens the cache had seen when it was shrunk the last time."""
+
+    def taken(self, entries: Sequence[int]) -> Turn:
+        """The same for other entries of the batch."""
+        return replace(
+            self,
+            budgets=tuple(self.budgets[entry] for entry in entries),
+            prompts=tuple(self.prompts[entry] for entry in entries),
+        )
 
 
 class EvictingCache(Cache):
@@ -27,8 +48,8 @@ class EvictingCache(Cache):
         super().__init__(layers=list(layers))
         self.recorder: QueryRecorder | None = None
         """Receives the queries of every forward pass while it is set."""
-        self.prompt_tokens: int | None = None
-        """Tokens of the prompt after which it was shrunk; None before that."""
+        self.turn: Turn | None = None
+        """How much of it stays until the next prompt; None before the first one was read."""
 
     @classmethod
     def adopt(cls, cache: Cache) -> EvictingCache:
@@ -98,7 +119,39 @@ class EvictingCache(Cache):
     def reset(self) -> None:
         """Forget everything: the cache is as empty as a new one."""
         self.layers.clear()
-        self.prompt_tokens = None
+        self.turn = None
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Reorder the batch, for beam search."""
+        super().reorder_cache(beam_idx)  # type: ignore[arg-type]
+        self._take(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep only entries `indices` of the batch."""
+        super().batch_select_indices(indices)
+        self._take(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every entry of the batch `repeats` times."""
+        entries = torch.arange(self.layers[0].batch).repeat_interleave(repeats)
+        super().batch_repeat_interleave(repeats)
+        self._take(entries)
+
+    def _take(self, entries: Tensor) -> None:
+        """Entries of the batch, as indices or as a mask, in what is not kept by the layers."""
+        if entries.dtype == torch.bool:
+            entries = entries.nonzero()[:, 0]
+        if self.recorder is not None:
+            self.recorder.take(entries)
+        if self.turn is not None:
+            self.turn = self.turn.taken(entries.tolist())
+
+    @property
+    def lengths(self) -> list[int]:
+        """True tokens that each batch entry has seen, without padding."""
+        newest = self.layers[0]._newest
+        assert newest is not None
+        return (newest + 1).tolist()
 
     @property
     def evicted(self) -> bool:
