@@ -32,7 +32,6 @@ from kvp.hf.limits import rope_switch
 from kvp.hf.observe import Observation
 from kvp.hf.prefill import recorded_hidden
 from kvp.hf.wrappers import refuse_inside_block
-from kvp.selection import kept_tokens
 
 _PER_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids", "cache_position")
 """Arguments of a forward pass with an entry for each token."""
@@ -253,7 +252,9 @@ class EvictingBlock(AbstractContextManager[None]):
         call.recording.close()
         cache, rule = call.cache, self._rule
         lengths = self._thread.lengths or cache.lengths
-        budgets = tuple(kept_tokens(rule.budget, length, rule.protection) for length in lengths)
+        budgets = tuple(  # of a short prompt, too: its answer may be long
+            max(rule.budget.tokens(length), rule.protection.tokens) for length in lengths
+        )
         cache.turn = Turn(
             budgets=budgets, prompts=tuple(cache.lengths), shrunk_at=cache.get_seq_length()
         )

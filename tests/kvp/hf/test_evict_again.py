@@ -197,6 +197,16 @@ def test_a_further_turn_is_evicted_from_with_all_before(
     assert sum(map(sum, passes.after[6])) == 14 * 6
 
 
+def test_a_short_prompt_bounds_no_budget(
+    qwen: PreTrainedModel, prompt: Prompt, generate: Any
+) -> None:
+    with evicting(qwen, ByPosition(), 12, PROTECTION, every=4), watched(qwen) as passes:
+        generate(qwen, prompt(3), 40)
+    means = [sum(map(sum, counts)) / 6 for counts in passes.after]
+    assert means[:13] == [*range(3, 15), 12]
+    assert set(means[13:]) == {12, 13, 14, 15}
+
+
 def test_a_percentage_is_of_all_tokens_seen(
     qwen: PreTrainedModel, prompt: Prompt, generate: Any
 ) -> None:
