@@ -8,9 +8,10 @@ the true positions of new tokens to its attention. Tokens are stored by `kvp.hf.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,7 @@ class StoredLayer(DynamicLayer, ABC):
         self._newest: Tensor | None = (
             None  # [B] newest position fed; the first layer alone keeps it
         )
+        self._shared = False  # True while other layers may read the storage, as after a fork
 
     @property
     @abstractmethod
@@ -81,14 +83,16 @@ class StoredLayer(DynamicLayer, ABC):
     def _write(self, stored: int, keys: Tensor, values: Tensor, *, growth: int) -> None:
         """Write [B, H, T, D] keys and values after the first `stored` slots of the storage.
 
-        Storage without capacity for them grows by `growth` slots, or by T if that is more.
+        Storage without capacity for them grows by `growth` slots, or by T if that is more; shared
+        storage is left to the others.
         """
         tokens = keys.shape[2]
-        if stored + tokens > self._key_storage.shape[2]:
+        if self._shared or stored + tokens > self._key_storage.shape[2]:
             capacity = stored + max(tokens, growth)
             self._key_storage = grown(self._key_storage, stored, capacity)
             self._value_storage = grown(self._value_storage, stored, capacity)
             self._position_storage = grown(self._position_storage, stored, capacity)
+            self._shared = False
         self._key_storage = writable(self._key_storage)
         self._value_storage = writable(self._value_storage)
         self._position_storage = writable(self._position_storage)
@@ -116,6 +120,17 @@ class StoredLayer(DynamicLayer, ABC):
     def nbytes(self) -> int:
         """Bytes of the key and value tensors held, spare capacity included."""
         return sum(self.entry_nbytes)
+
+    def fork(self, n: int) -> Self:
+        """A layer that goes on from here, every entry `n` times in a row.
+
+        It reads the same storage until one of the two is fed tokens, and copies then.
+        """
+        fork = copy.copy(self)
+        self._shared = fork._shared = True
+        if n > 1:
+            fork.batch_repeat_interleave(n)
+        return fork
 
     def get_seq_length(self) -> int:
         """Tokens seen."""

@@ -119,10 +119,17 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
         return layer
 
     def _take_entries(self, entries: Tensor) -> None:
-        self._key_storage = self._key_storage[entries]
-        self._value_storage = self._value_storage[entries]
-        self._position_storage = self._position_storage[entries]
-        self._bias = None if self._bias is None else self._bias[entries]
+        # Of one entry all are views, copied when they are written.
+        self._shared = self.batch == 1
+
+        def take(stored: Tensor) -> Tensor:
+            one = stored.shape[0] == 1
+            return stored.expand(len(entries), *stored.shape[1:]) if one else stored[entries]
+
+        self._key_storage = take(self._key_storage)
+        self._value_storage = take(self._value_storage)
+        self._position_storage = take(self._position_storage)
+        self._bias = None if self._bias is None else take(self._bias)
         self._show()
 
 

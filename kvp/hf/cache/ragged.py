@@ -190,6 +190,7 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
             parts = flat.split(spans)  # type: ignore[no-untyped-call]
             return torch.cat([parts[entry] for entry in taken]) if taken else flat[:0]
 
+        self._shared = False
         self.keys, self.values = take(self.keys), take(self.values)
         self._flat_positions = take(self._flat_positions)
         self._bias = None if self._bias is None else take(self._bias)
