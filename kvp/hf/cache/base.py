@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -22,6 +23,20 @@ from kvp.hf.limits import attention_window, rope_switch
 
 EMPTY = torch.iinfo(torch.int64).max
 """Position of a slot that holds no token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerState:
+    """All that a layer is; `docs/formats.md` describes its tensors."""
+
+    tensors: Mapping[str, Tensor]
+    """Keys, values, positions and so on, by name."""
+    seen: int
+    """Tokens fed, padding columns included."""
+    evicted: bool
+    """True once slots are no longer all columns seen, in order."""
+    gaps: bool
+    """True once some slot may hold no token."""
 
 
 class StoredLayer(DynamicLayer, ABC):
@@ -39,6 +54,7 @@ class StoredLayer(DynamicLayer, ABC):
         """Tokens fed so far, padding columns included."""
         self.evicted = False
         """True once slots are no longer all columns seen, in order."""
+        self._gaps = False  # True once some slot may be EMPTY
         self._newest: Tensor | None = (
             None  # [B] newest position fed; the first layer alone keeps it
         )
@@ -75,6 +91,14 @@ class StoredLayer(DynamicLayer, ABC):
         `bias` [B, H, S] float32 is added to their logits from then on. Raises UsageError where the
         slots of this layer have one.
         """
+
+    @abstractmethod
+    def _tensors(self) -> dict[str, Tensor]:
+        """All that is stored, by the names of docs/formats.md, without spare capacity."""
+
+    @abstractmethod
+    def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Become what `_tensors` returned."""
 
     @abstractmethod
     def _append(self, keys: Tensor, values: Tensor) -> None:
@@ -131,6 +155,26 @@ class StoredLayer(DynamicLayer, ABC):
         if n > 1:
             fork.batch_repeat_interleave(n)
         return fork
+
+    @property
+    def state(self) -> LayerState:
+        """All that the layer is; shares its memory."""
+        newest = {} if self._newest is None else {"newest": self._newest}
+        return LayerState(
+            tensors={**self._tensors(), **newest},
+            seen=self.seen,
+            evicted=self.evicted,
+            gaps=self._gaps,
+        )
+
+    @classmethod
+    def of_state(cls, state: LayerState) -> Self:
+        """The layer that had this state; keeps its tensors and writes to them."""
+        layer = cls()
+        layer._take_tensors(state.tensors)
+        layer._newest = state.tensors.get("newest")
+        layer.seen, layer.evicted, layer._gaps = state.seen, state.evicted, state.gaps
+        return layer
 
     def get_seq_length(self) -> int:
         """Tokens seen."""

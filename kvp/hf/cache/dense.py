@@ -26,7 +26,6 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
         self._stored = 0
-        self._gaps = False  # True once some slot may be EMPTY
         self._key_storage: Tensor
         self._value_storage: Tensor
         self._position_storage: Tensor  # [B, H, capacity], or [B, 1, capacity] while heads agree
@@ -117,6 +116,18 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
         layer = selected_layer(self.keys, self.values, self.positions, indices, self.seen, bias)
         layer._newest = self._newest
         return layer
+
+    def _tensors(self) -> dict[str, Tensor]:
+        positions = self._position_storage[:, :, : self._stored]
+        tensors = {"keys": self.keys, "values": self.values, "positions": positions}
+        return tensors if self._bias is None else {**tensors, "bias": self._bias}
+
+    def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self._key_storage, self._value_storage = tensors["keys"], tensors["values"]
+        self.lazy_initialization(self._key_storage, self._value_storage)
+        self._position_storage, self._bias = tensors["positions"], tensors.get("bias")
+        self._stored = self._key_storage.shape[2]
+        self._show()
 
     def _take_entries(self, entries: Tensor) -> None:
         # Of one entry all are views, copied when they are written.
