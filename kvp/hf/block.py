@@ -26,7 +26,11 @@ from kvp.hf.hidden import HiddenRecorder
 from kvp.hf.limits import rope_switch
 from kvp.hf.observe import Observation
 from kvp.hf.prefill import recorded_hidden
-from kvp.hf.wrappers import refuse_inside_block
+from kvp.hf.wrappers import (
+    continuous_batching_refused,
+    refuse_continuous_batching,
+    refuse_inside_block,
+)
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -80,6 +84,7 @@ class EvictingBlock(AbstractContextManager[None]):
         self._used = True
         with ExitStack() as undo:
             undo.enter_context(kvp_attention_set(self._model))
+            undo.enter_context(continuous_batching_refused(self._model))
             before = self._model.register_forward_pre_hook(self._before, with_kwargs=True)
             undo.callback(before.remove)
             after = self._model.register_forward_hook(self._after, with_kwargs=True)
@@ -133,6 +138,8 @@ class EvictingBlock(AbstractContextManager[None]):
 
     def _evicting_cache(self, kwargs: dict[str, Any], tokens: int) -> EvictingCache:
         """The cache of a forward pass over `tokens` tokens, made anew where it may be."""
+        if kwargs.get("cache") is not None:  # paged, of requests begun before the block
+            refuse_continuous_batching()
         cache = kwargs.get("past_key_values")
         if cache is None:
             latest = None if self._thread.latest is None else self._thread.latest()
@@ -153,7 +160,10 @@ class EvictingBlock(AbstractContextManager[None]):
         if getattr(cache, "offloading", False):
             kind = f"{kind} with offloading"
         if type(cache) is not DynamicCache or kind != "DynamicCache":
-            raise UsageError(f"evicting cannot shrink a {kind}: pass no cache")
+            raise UsageError(
+                f"evicting cannot shrink a {kind}: pass neither past_key_values nor "
+                "cache_implementation"
+            )
         if cache.get_seq_length() > 0:
             raise UsageError(
                 "past_key_values was filled outside of evicting(...): pass the whole prompt"
