@@ -20,7 +20,7 @@ from eval.tasks import Prompt, load_all, prompt_request, protocols_of, task_name
 from eval.tune.settings_file import check_settings
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_tokenizer
-from kvp.hf.loading import torch_device
+from kvp.hf.loading import check_quantization, torch_device
 from kvp.ranking import Protection
 from kvp.store import TraceReader
 
@@ -66,7 +66,7 @@ def methods_of(config: EvalConfig) -> tuple[Method, ...]:
 def prepare(config: EvalConfig, methods: Sequence[Method]) -> Prepared:
     """Load and check all but the weights; raises KvpError on anything the user can mend."""
     task_names(config.task_list)
-    torch_device(config.device)
+    check_quantization(config.quantization, torch_device(config.device))
     tuning = check_settings(config)
     model_config = load_config(config.model, revision=config.revision)
     geometry = geometry_of(model_config)

@@ -133,6 +133,7 @@ def load_bench(config: EvalConfig, methods: Iterable[Method]) -> Bench:
         dtype=config.dtype,
         revision=config.revision,
         attention=config.attention,
+        quantization=config.quantization,
     )
     check_inputs(model, [method.scorer for method in methods if method.scorer])
     return Bench(

@@ -252,12 +252,16 @@ _USERS: WeakKeyDictionary[PreTrainedModel, tuple[int, str]] = WeakKeyDictionary(
 
 @contextmanager
 def kvp_attention_set(model: PreTrainedModel) -> Iterator[None]:
-    """Set kvp's attention on `model`; the former one is back after the last open block."""
+    """Set kvp's attention on `model`; the former one is back after the last open block.
+
+    A model that computes eagerly goes on to; for any other kind (sdpa, flash_attention_2,
+    flex_attention, ...) it is torch's fused kernels, as with sdpa.
+    """
     with _LOCK:
         users, before = _USERS.get(model, (0, model.config._attn_implementation))
         _USERS[model] = users + 1, before
         if model.config._attn_implementation not in ATTENTIONS.values():
-            model.set_attn_implementation(ATTENTION)
+            model.set_attn_implementation(ATTENTIONS.get(before, ATTENTION))
     try:
         yield
     finally:

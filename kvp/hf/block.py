@@ -31,7 +31,11 @@ from kvp.hf.hidden import HiddenRecorder
 from kvp.hf.limits import rope_switch
 from kvp.hf.observe import Observation
 from kvp.hf.prefill import recorded_hidden
-from kvp.hf.wrappers import refuse_inside_block
+from kvp.hf.wrappers import (
+    continuous_batching_refused,
+    refuse_continuous_batching,
+    refuse_inside_block,
+)
 
 _PER_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids", "cache_position")
 """Arguments of a forward pass with an entry for each token."""
@@ -96,6 +100,7 @@ class EvictingBlock(AbstractContextManager[None]):
         self._used = True
         with ExitStack() as undo:
             undo.enter_context(kvp_attention_set(self._model))
+            undo.enter_context(continuous_batching_refused(self._model))
             before = self._model.register_forward_pre_hook(self._before, with_kwargs=True)
             undo.callback(before.remove)
             after = self._model.register_forward_hook(self._after, with_kwargs=True)
@@ -145,6 +150,8 @@ class EvictingBlock(AbstractContextManager[None]):
             self._record(cache, _left_padding(kwargs.get("attention_mask"), batch))
         elif tokens > 1:
             self._record(cache, None)
+        elif self._every is not None:
+            self._take_over(cache)
         self._thread.latest = ref(cache)
         return (), kwargs
 
@@ -171,6 +178,8 @@ class EvictingBlock(AbstractContextManager[None]):
 
     def _evicting_cache(self, kwargs: dict[str, Any], tokens: int) -> EvictingCache:
         """The cache of a forward pass over `tokens` tokens, made anew where it may be."""
+        if kwargs.get("cache") is not None:  # paged, of requests begun before the block
+            refuse_continuous_batching()
         cache = kwargs.get("past_key_values")
         if cache is None:
             latest = None if self._thread.latest is None else self._thread.latest()
@@ -191,7 +200,10 @@ class EvictingBlock(AbstractContextManager[None]):
         if getattr(cache, "offloading", False):
             kind = f"{kind} with offloading"
         if type(cache) is not DynamicCache or kind != "DynamicCache":
-            raise UsageError(f"evicting cannot shrink a {kind}: pass no cache")
+            raise UsageError(
+                f"evicting cannot shrink a {kind}: pass neither past_key_values nor "
+                "cache_implementation"
+            )
         if cache.get_seq_length() > 0:
             raise UsageError(
                 "past_key_values was filled outside of evicting(...): pass the whole prompt"
@@ -215,6 +227,23 @@ class EvictingBlock(AbstractContextManager[None]):
         if call.hidden is not None:
             call.recording.enter_context(call.hidden.recording(self._model))
         self._calls[get_ident()] = call
+
+    def _take_over(self, cache: EvictingCache) -> None:
+        """Go on with the answer of a cache that was forked, loaded or made outside of a block."""
+        needs = self._rule.scorer.needs
+        if needs.queries and cache.recorder is None:
+            cache.recorder = QueryRecorder(needs.queries)
+        if cache.turn is None:
+            cache.turn = self._turn(cache, cache.lengths)
+
+    def _turn(self, cache: EvictingCache, lengths: Sequence[int]) -> Turn:
+        """Budgets of prompts of `lengths` tokens; those of short ones too: answers may be long."""
+        budget, least = self._rule.budget, self._rule.protection.tokens
+        return Turn(
+            budgets=tuple(max(budget.tokens(length), least) for length in lengths),
+            prompts=tuple(cache.lengths),
+            shrunk_at=cache.get_seq_length(),
+        )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after(
@@ -251,13 +280,8 @@ class EvictingBlock(AbstractContextManager[None]):
     def _after_prompt(self, call: _Call, input_ids: Tensor | None, logits: Tensor) -> None:
         call.recording.close()
         cache, rule = call.cache, self._rule
-        lengths = self._thread.lengths or cache.lengths
-        budgets = tuple(  # of a short prompt, too: its answer may be long
-            max(rule.budget.tokens(length), rule.protection.tokens) for length in lengths
-        )
-        cache.turn = Turn(
-            budgets=budgets, prompts=tuple(cache.lengths), shrunk_at=cache.get_seq_length()
-        )
+        cache.turn = self._turn(cache, self._thread.lengths or cache.lengths)
+        budgets = cache.turn.budgets
         if call.padding is None:
             evict_again(cache, rule, budgets, [0] * len(budgets))
         else:

@@ -120,16 +120,20 @@ def evicting(
     the threads before leaving the block: a call that has not begun its prefill by then runs with
     the full cache.
 
+    Inside, a model that was loaded with `eager` attention computes eagerly, and any other one
+    (sdpa, flash_attention_2, flex_attention) with torch's `scaled_dot_product_attention`, which
+    chooses a flash kernel by itself where it can: numbers are those of sdpa.
+
     An `allocator` splits the budget of a prompt over layers and KV heads instead of giving each
     head the same; `tokenizer` is for methods that repeat or read the prompt.
 
     Raises UsageError for an absolute budget below the protected tokens, a scorer that needs the
     future or a tokenizer it was not given, counts of an allocator that cannot be kept, a second
     `evicting` around the same model, `use_cache=False`, attention weights (`output_attentions`),
-    caches of another kind, methods that read a whole prompt at once where a cache is compressed
-    again, and on exit while a prefill runs in another thread; ModelError for models kvp cannot
-    evict from, or that lack what the scorer reads. Warns when a learned policy was trained on
-    another model.
+    caches of another kind (static, offloaded, quantised), assisted decoding, continuous batching
+    (`generate_batch`), methods that read a whole prompt at once where a cache is compressed again,
+    and on exit while a prefill runs in another thread; ModelError for models kvp cannot evict from,
+    or that lack what the scorer reads. Warns when a learned policy was trained on another model.
     """
     model = unwrapped(model)
     refuse_inside_block(model)

@@ -33,6 +33,20 @@ def on_meta(model: PreTrainedModel) -> bool:
     return any(weight.is_meta for weight in model.parameters())
 
 
+def layer_devices(model: PreTrainedModel) -> list[torch.device]:
+    """The device on which each layer attends, also where accelerate spreads or offloads a model."""
+    devices: dict[int, torch.device] = {}
+    for module in model.modules():
+        layer = getattr(module, "layer_idx", None)
+        if isinstance(layer, int):
+            weights = (weight.device for weight in module.parameters() if not weight.is_meta)
+            hook = getattr(module, "_hf_hook", None)  # accelerate's, for weights that are elsewhere
+            there = getattr(hook, "execution_device", None)
+            device = next(weights, model.device) if there is None else torch.device(there)
+            devices.setdefault(layer, device)
+    return [devices.get(layer, model.device) for layer in range(geometry_of(model.config).layers)]
+
+
 def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
     """The attention module of every layer, in order.
 

@@ -356,6 +356,18 @@ def test_sliding_window_models_are_refused(
     assert "sliding window" in message
 
 
+def test_quantised_weights_need_their_package_and_are_other_results(
+    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "results"
+    changes = {"quantization": "4bit"}
+    message = _refusal(capsys, _arguments(tiny_folder, tiny_policy, out, **changes))
+    assert "--quantization 4bit needs" in message
+    plain, quantised = EvalConfig(out="x"), EvalConfig(out="x", quantization="4bit")
+    assert "quantization" not in plain.identity()  # as in folders of earlier versions
+    assert quantised.identity()["quantization"] == "4bit"
+
+
 def test_a_policy_of_a_model_with_the_same_heads_gives_a_note(
     tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

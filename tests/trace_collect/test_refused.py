@@ -29,6 +29,7 @@ Collect = Callable[..., int]
         (["--essays=/no/such/file"], "--essays /no/such/file: cannot be read"),
         (["--train=0", "--validation=0"], "nothing to collect"),
         (["--device=cuda:99"], "--device cuda:99"),
+        (["--quantization=4bit"], "--quantization 4bit needs"),
         (["--store=importance", "--grid=1"], "--grid must be at least 2, got 1"),
     ],
 )

@@ -6,6 +6,7 @@ positions stay true and `generate` feeds exactly the new tokens; `get_mask_sizes
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, StoredKeys
 from kvp.hf.cache.base import StoredLayer
 from kvp.hf.cache.dense import EvictingLayer, selected_layer
@@ -92,6 +94,25 @@ class EvictingCache(Cache):
                 selected_layer(layer_keys, layer_values, positions, layer_indices, seen, layer_bias)
             )
         return cls(layers)
+
+    def fork(self, n: int = 1) -> EvictingCache:
+        """An independent cache that goes on from here; this one stays as it is.
+
+        With `n` above 1 every entry of the batch is there `n` times in a row, for `n` continuations
+        in one batch. Storage is shared until either cache is fed tokens, and `nbytes` counts it in
+        both; only layers whose heads hold different numbers of tokens are copied at once for `n`
+        above 1, and for `n=1` they share what was compressed for ever. Nothing records queries of
+        the fork. Raises UsageError for `n` below 1.
+        """
+        if n < 1:
+            raise UsageError(f"fork needs at least 1 row, got n={n}")
+        fork = copy.copy(self)
+        fork.layers = [layer.fork(n) for layer in self.layers]
+        fork.recorder = None
+        if n > 1 and fork.turn is not None:
+            entries = range(len(fork.turn.budgets))
+            fork.turn = fork.turn.taken([entry for entry in entries for _ in range(n)])
+        return fork
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def update(

@@ -39,7 +39,6 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
         self._flat_positions: Tensor  # [M] int32
         self._bias: Tensor | None = None  # [M] float32; None: zeros
         self._tail = 0
-        self._gaps = False  # True once some tail slot may be EMPTY
         self._key_storage: Tensor  # [B, H, capacity, D]
         self._value_storage: Tensor
         self._position_storage: Tensor  # [B, 1, capacity] int64
@@ -182,6 +181,27 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
         layer.seen, layer._newest = self.seen, self._newest
         return layer
 
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {
+            "keys": self.keys,
+            "values": self.values,
+            "positions": self._flat_positions,
+            "lengths": self.lengths,
+            "tail_keys": self.tail_keys,
+            "tail_values": self.tail_values,
+            "tail_positions": self._position_storage[:, :, : self._tail],
+        }
+        return tensors if self._bias is None else {**tensors, "bias": self._bias}
+
+    def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self.lazy_initialization(tensors["keys"], tensors["values"])
+        self.keys, self.values = tensors["keys"], tensors["values"]
+        self._flat_positions, self._bias = tensors["positions"], tensors.get("bias")
+        self.lengths = tensors["lengths"]
+        self._key_storage, self._value_storage = tensors["tail_keys"], tensors["tail_values"]
+        self._position_storage = tensors["tail_positions"]
+        self._tail = self._key_storage.shape[2]
+
     def _take_entries(self, entries: Tensor) -> None:
         spans = self.lengths.sum(dim=1).tolist()  # tokens of each entry, one stretch of memory
         taken = entries.tolist()
@@ -190,6 +210,7 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
             parts = flat.split(spans)  # type: ignore[no-untyped-call]
             return torch.cat([parts[entry] for entry in taken]) if taken else flat[:0]
 
+        self._shared = False
         self.keys, self.values = take(self.keys), take(self.values)
         self._flat_positions = take(self._flat_positions)
         self._bias = None if self._bias is None else take(self._bias)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvp.errors import UsageError
-from kvp.hf import evicting
+from kvp.hf import evicting, load_cache, prefill_and_evict, save_cache
 from kvp.hf.block import pieces
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache.base import EMPTY
@@ -298,6 +299,28 @@ def test_beams_keep_budgets_and_recent_queries_of_their_own(
                 step = torch.tensor([[token]])
                 logits = qwen(step, past_key_values=cache, use_cache=True).logits[:, -1]
         assert float(several.sequences_scores[row]) == pytest.approx(total / 20, abs=1e-4)
+
+
+@pytest.mark.parametrize("origin", ["fork", "file", "prefill"])
+def test_caches_made_elsewhere_are_shrunk_in_an_answer(
+    qwen: PreTrainedModel, prompt: Prompt, generate: Any, origin: str, tmp_path: Path
+) -> None:
+    if origin == "prefill":
+        cache = prefill_and_evict(qwen, prompt(40), ByContent(), 12, PROTECTION, fed_again=1)
+    else:
+        with evicting(qwen, ByContent(), 12, PROTECTION, every=5):
+            cache = generate(qwen, prompt(40), 1).past_key_values
+        if origin == "file":
+            save_cache(cache, tmp_path / "cache.safetensors", qwen)
+            cache = load_cache(tmp_path / "cache.safetensors", qwen)
+        else:
+            cache = cache.fork(2)
+    rows = cache.layers[0].batch
+    with evicting(qwen, ByContent(), 12, PROTECTION, every=5), torch.no_grad():
+        for step in range(30):
+            qwen(torch.tensor([[step + 1]] * rows), past_key_values=cache, use_cache=True)
+            assert cache.layers[0].positions.shape[2] <= 16
+    assert cache.turn.budgets == (12,) * rows
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

@@ -14,6 +14,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import (
     AutoModelForCausalLM,
+    BitsAndBytesConfig,
     GPT2Config,
     GptOssConfig,
     LlamaConfig,
@@ -27,7 +28,7 @@ from transformers import (
 
 from kvp.errors import KvpError, ModelError, UsageError
 from kvp.geometry import Geometry
-from kvp.hf import geometry_of, load_model
+from kvp.hf import geometry_of, load_model, loading
 from kvp.hf.checks import check_config
 
 
@@ -216,3 +217,73 @@ def test_weights_that_are_a_pickle_of_something_else_are_one_line(folder: Path) 
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     assert f"--model {folder}: no model weights (" in refusal(str(folder))
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, *packages: str, cuda: bool = True) -> None:
+    """Pretend that packages, and perhaps a CUDA device, are there."""
+    monkeypatch.setattr(loading, "find_spec", lambda name: name if name in packages else None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+
+
+def test_quantization_says_what_it_lacks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--quantization 2bit is not one of none, 8bit, 4bit" in refusal(
+        str(folder), quantization="2bit"
+    )
+    installed(monkeypatch)
+    for bits in ("8bit", "4bit"):
+        line = refusal(str(folder), quantization=bits)
+        assert f"--quantization {bits} needs bitsandbytes: pip install" in line
+    assert "device_map needs accelerate: pip install" in refusal(str(folder), device_map="auto")
+    installed(monkeypatch, "bitsandbytes")
+    assert "needs accelerate" in refusal(str(folder), quantization="4bit")
+    installed(monkeypatch, "bitsandbytes", "accelerate", cuda=False)
+    for options in ({}, {"device_map": "auto"}):
+        line = refusal(str(folder), quantization="4bit", **options)
+        assert line.startswith("--quantization 4bit needs a CUDA device: use --device cuda")
+    installed(monkeypatch, "bitsandbytes", "accelerate")
+    assert "needs a CUDA device" in refusal(str(folder), quantization="8bit", device="cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bits", ["none", "8bit", "4bit"])
+@pytest.mark.parametrize("spread", ["auto", {"": 0, "lm_head": "cpu"}, None])
+def test_what_transformers_is_asked_for(
+    folder: Path,
+    build: Callable[[str], PreTrainedModel],
+    monkeypatch: pytest.MonkeyPatch,
+    bits: str,
+    spread: Any,
+    dtype: torch.dtype,
+) -> None:
+    """Quantisation itself needs a GPU; which options reach it does not."""
+    asked: dict[str, Any] = {}
+    made = build("qwen2")
+    moved: list[Any] = []
+
+    def from_pretrained(source: str, **options: Any) -> Any:
+        asked.update(options)
+        monkeypatch.setattr(made, "to", lambda place: moved.append(place) or made)
+        return made, {"missing_keys": []}
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(loading, "torch_device", torch.device)
+    installed(monkeypatch, "bitsandbytes", "accelerate")
+    model, _ = load_model(
+        str(folder), device="cuda:0", dtype=str(dtype).removeprefix("torch."),
+        quantization=bits, device_map=spread,
+    )  # fmt: skip
+    assert model is made
+    assert (asked["dtype"], asked["attn_implementation"]) == (dtype, "kvp")
+    cuda = torch.device("cuda:0")
+    plain = bits == "none" and spread is None
+    assert moved == ([cuda] if plain else [])
+    expected = {"": cuda} if spread is None else spread
+    assert asked.get("device_map") == (None if plain else expected)
+    config = asked.get("quantization_config")
+    if bits == "none":
+        assert config is None
+    else:
+        assert isinstance(config, BitsAndBytesConfig)
+        assert (config.load_in_8bit, config.load_in_4bit) == (bits == "8bit", bits == "4bit")
+    if bits == "4bit":
+        assert (config.bnb_4bit_quant_type, config.bnb_4bit_compute_dtype) == ("nf4", dtype)
