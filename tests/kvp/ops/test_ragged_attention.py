@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvp.ops.ragged_attention import ragged_attention, ragged_attention_reference
+from kvp.ops.ragged_attention import RaggedLayout, ragged_attention, ragged_attention_reference
 from kvp.ops.ragged_attention.by_heads import attend_by_heads
 
 both = pytest.mark.parametrize("attention", [ragged_attention, ragged_attention_reference])
@@ -122,7 +122,8 @@ def test_long_heads(attention: Any, lengths: list[list[int]]) -> None:
 def test_parts_of_any_size_give_the_same(working_floats: int) -> None:
     arguments = case([[30, 2], [0, 0], [7, 40]], tokens=5, tail=5, biased=True)
     expected = masked_dense(**arguments, scaling=0.3)
-    result = attend_by_heads(**arguments, scaling=0.3, working_floats=working_floats)
+    layout = RaggedLayout(arguments.pop("lengths"))
+    result = attend_by_heads(**arguments, layout=layout, scaling=0.3, working_floats=working_floats)
     assert (result - expected).abs().max() <= 1e-12
 
 
