@@ -62,7 +62,7 @@ def attend_by_flashinfer(
     to_tail = scaling * packed.float() @ tail_keys.float().flatten(0, 1).transpose(1, 2)
     if tail_visible is not None:
         hidden = ~tail_visible[:, None]  # [B, 1, 1, S]
-        to_tail.view(batch, heads, -1, tail).masked_fill_(hidden, -torch.inf)
+        to_tail.view(batch, heads, packed.shape[1], tail).masked_fill_(hidden, -torch.inf)
     logits[..., 1:] = to_tail
     blind = (logits == -torch.inf).all(dim=-1, keepdim=True)
     weights = logits.softmax(dim=-1).masked_fill(blind, 0.0)

@@ -57,9 +57,8 @@ def attend_by_kernel(
         late if late.stride()[2:] == (width, 1) else late.contiguous()
         for late in (tail_keys, tail_values)
     )
-    rows, columns = max(16, triton.next_power_of_2(group)), triton.next_power_of_2(width)
-    columns = max(16, columns)
-    block = max(16, min(64, _TILE_BYTES // (columns * keys.element_size()), pieces.piece))
+    rows, columns = (max(16, triton.next_power_of_2(size)) for size in (group, width))
+    block = tokens_per_tile(columns, keys.element_size(), pieces.piece)
     sizes = {"group": group, "width": width, "rows": rows, "columns": columns, "num_warps": 4}
     shown = None if tail_visible is None else tail_visible.contiguous().view(torch.uint8)
     with torch.cuda.device(keys.get_device()):  # Triton launches on the current device
@@ -96,6 +95,11 @@ def attend_by_kernel(
             parts, sums, pieces.first, result, flat_count, tail_pieces, **sizes
         )
     return result
+
+
+def tokens_per_tile(columns: int, element_size: int, piece: int) -> int:
+    """Tokens that are multiplied together: a power of two, at least 16, as products need."""
+    return max(16, min(64, _TILE_BYTES // (columns * element_size), piece))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -194,7 +198,8 @@ def _attend_pieces(
             products += tl.dot(fine, value, input_precision="ieee")
         attended = attended * shrink[:, None] + products
         top = new_top
-    attended = attended / tl.where(total > 0.0, total, 1.0)[:, None]
+    total = tl.where(total > 0.0, total, 1.0)
+    attended = attended / total[:, None]
     part = number.to(tl.int64) * group + row
     tl.store(
         parts + part[:, None] * width + column[None, :],
