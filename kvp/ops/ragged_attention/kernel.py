@@ -64,33 +64,14 @@ def attend_by_kernel(
     with torch.cuda.device(keys.get_device()):  # Triton launches on the current device
         if count:
             _attend_pieces[(count,)](
-                query.contiguous(),
-                keys.contiguous(),
-                values.contiguous(),
-                layout.starts,
-                pieces.head,
-                pieces.first,
-                late_keys,
-                late_values,
-                keys if shown is None else shown,
-                keys if bias is None else bias.contiguous(),
-                parts,
-                sums,
-                scaling * LOG2_E,
-                LOG2_E,
-                flat_count,
-                tail_pieces,
-                tail,
-                heads,
-                *late_keys.stride()[:2],
-                *late_values.stride()[:2],
-                piece=pieces.piece,
-                block=block,
-                has_bias=bias is not None,
-                is_masked=shown is not None,
-                num_stages=2,
-                **sizes,
-            )
+                query.contiguous(), keys.contiguous(), values.contiguous(), layout.starts,
+                pieces.head, pieces.first, late_keys, late_values,
+                keys if shown is None else shown, keys if bias is None else bias.contiguous(),
+                parts, sums, scaling * LOG2_E, LOG2_E, flat_count, tail_pieces, tail, heads,
+                *late_keys.stride()[:2], *late_values.stride()[:2],
+                piece=pieces.piece, block=block, has_bias=bias is not None,
+                is_masked=shown is not None, num_stages=2, **sizes,
+            )  # fmt: skip
         _merge_pieces[(batch * heads,)](
             parts, sums, pieces.first, result, flat_count, tail_pieces, **sizes
         )
@@ -104,92 +85,80 @@ def tokens_per_tile(columns: int, element_size: int, piece: int) -> int:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _attend_pieces(
-    queries: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    starts: tl.tensor,
-    piece_head: tl.tensor,
-    first_piece: tl.tensor,
-    tail_keys: tl.tensor,
-    tail_values: tl.tensor,
-    visible: tl.tensor,
-    bias: tl.tensor,
-    parts: tl.tensor,
-    sums: tl.tensor,
-    scale: tl.tensor,
-    bias_scale: tl.tensor,
-    flat_count: tl.tensor,
-    tail_pieces: tl.tensor,
-    tail: tl.tensor,
-    heads: tl.tensor,
-    key_entry: tl.tensor,
-    key_head: tl.tensor,
-    value_entry: tl.tensor,
-    value_head: tl.tensor,
-    piece: tl.constexpr,
-    block: tl.constexpr,
-    group: tl.constexpr,
-    width: tl.constexpr,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
-    has_bias: tl.constexpr,
+    queries: tl.tensor, keys: tl.tensor, values: tl.tensor, starts: tl.tensor,
+    piece_head: tl.tensor, first_piece: tl.tensor, tail_keys: tl.tensor, tail_values: tl.tensor,
+    visible: tl.tensor, bias: tl.tensor, parts: tl.tensor, sums: tl.tensor, scale: tl.tensor,
+    bias_scale: tl.tensor, flat_count: tl.tensor, tail_pieces: tl.tensor, tail: tl.tensor,
+    heads: tl.tensor, key_entry: tl.tensor, key_head: tl.tensor, value_entry: tl.tensor,
+    value_head: tl.tensor, piece: tl.constexpr, block: tl.constexpr, group: tl.constexpr,
+    width: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, has_bias: tl.constexpr,
     is_masked: tl.constexpr,
-) -> None:
+) -> None:  # fmt: skip
     # One program: the tokens low..high-1 of one head's flat part, or of its tail. Writes their
     # attention [group, width] and log2 of the sum of 2^logit [group], -inf where nothing is seen.
     number = tl.program_id(0)
     is_flat = number < flat_count
-    late = tl.maximum(number - flat_count, 0)
     if is_flat:
         head = tl.load(piece_head + number).to(tl.int64)
         start = tl.load(starts + head)
         low = (number - tl.load(first_piece + head)) * piece
         stored = tl.load(starts + head + 1) - start
-        key_base = keys + start * width
-        value_base = values + start * width
-        bias_base = bias + start
-        visible_base = visible
+        key_base, value_base = keys + start * width, values + start * width
+        bias_base, visible_base = bias + start, visible
     else:
+        late = number - flat_count
         head = (late // tail_pieces).to(tl.int64)
         low = ((late % tail_pieces) * piece).to(tl.int64)
         stored = tail.to(tl.int64)
         key_base = tail_keys + head // heads * key_entry + head % heads * key_head
         value_base = tail_values + head // heads * value_entry + head % heads * value_head
-        bias_base = bias
-        visible_base = visible + head // heads * tail
-    high = tl.minimum(low + piece, stored)
-    count = (high - low).to(tl.int32)
+        bias_base, visible_base = bias, visible + head // heads * tail
     row, column = tl.arange(0, rows), tl.arange(0, columns)
-    row_mask, column_mask = row < group, column < width
-    query = tl.load(
-        queries + (head * group + row[:, None]) * width + column[None, :],
-        mask=row_mask[:, None] & column_mask[None, :],
-        other=0.0,
-    )
+    inside = (row < group)[:, None] & (column < width)[None, :]
+    of_head = (head * group + row[:, None]) * width + column[None, :]
+    query = tl.load(queries + of_head, mask=inside, other=0.0)
+    attended, log_sum = _attend(
+        query, key_base, value_base, bias_base, visible_base, is_flat, low,
+        tl.minimum(low + piece, stored), scale, bias_scale, block, width, rows, columns,
+        has_bias, is_masked,
+    )  # fmt: skip
+    part = number.to(tl.int64) * group + row
+    tl.store(parts + part[:, None] * width + column[None, :], attended, mask=inside)
+    tl.store(sums + part, log_sum, mask=row < group)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend(
+    query: tl.tensor, keys: tl.tensor, values: tl.tensor, bias: tl.tensor, visible: tl.tensor,
+    is_flat: tl.tensor, low: tl.tensor, high: tl.tensor, scale: tl.tensor, bias_scale: tl.tensor,
+    block: tl.constexpr, width: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+    has_bias: tl.constexpr, is_masked: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
+    # Attention [rows, columns] over the tokens low..high-1 of one head, log2 of its sum [rows].
+    # The flat part has a bias, the tail a mask.
+    column = tl.arange(0, columns)
     top = tl.full([rows], -float("inf"), tl.float32)
     total = tl.zeros([rows], tl.float32)
     attended = tl.zeros([rows, columns], tl.float32)
-    for first in range(0, count, block):
+    for first in range(0, (high - low).to(tl.int32), block):
         token = low + first + tl.arange(0, block)
         seen = token < high
         offset = token[:, None] * width + column[None, :]
-        inside = seen[:, None] & column_mask[None, :]
-        key = tl.load(key_base + offset, mask=inside, other=0.0)
+        inside = seen[:, None] & (column < width)[None, :]
+        key = tl.load(keys + offset, mask=inside, other=0.0)
         logits = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         if has_bias:
-            logits += (
-                tl.load(bias_base + token, mask=seen & is_flat, other=0.0)[None, :] * bias_scale
-            )
+            added = tl.load(bias + token, mask=seen & is_flat, other=0.0)
+            logits += added[None, :] * bias_scale
         if is_masked:
-            shown = tl.load(visible_base + token, mask=seen & (is_flat == 0), other=1)
+            shown = tl.load(visible + token, mask=seen & (is_flat == 0), other=1)
             seen = seen & (shown != 0)
         logits = tl.where(seen[None, :], logits, -float("inf"))
         new_top = tl.maximum(top, tl.max(logits, 1))
         origin = tl.where(new_top == -float("inf"), 0.0, new_top)  # of rows that see nothing
-        weights = tl.exp2(logits - origin[:, None])
-        shrink = tl.exp2(top - origin)
+        weights, shrink = tl.exp2(logits - origin[:, None]), tl.exp2(top - origin)
         total = total * shrink + tl.sum(weights, 1)
-        value = tl.load(value_base + offset, mask=inside, other=0.0)
+        value = tl.load(values + offset, mask=inside, other=0.0)
         # Weights of half precision in two halves, so that their products are those of float32.
         coarse = weights.to(value.dtype)
         products = tl.dot(coarse, value, input_precision="ieee")
@@ -199,14 +168,7 @@ def _attend_pieces(
         attended = attended * shrink[:, None] + products
         top = new_top
     total = tl.where(total > 0.0, total, 1.0)
-    attended = attended / total[:, None]
-    part = number.to(tl.int64) * group + row
-    tl.store(
-        parts + part[:, None] * width + column[None, :],
-        attended,
-        mask=row_mask[:, None] & column_mask[None, :],
-    )
-    tl.store(sums + part, top + tl.log2(total), mask=row_mask)
+    return attended / total[:, None], top + tl.log2(total)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
