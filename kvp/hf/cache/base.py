@@ -116,14 +116,13 @@ class StoredLayer(DynamicLayer, ABC):
             self._key_storage = grown(self._key_storage, stored, capacity)
             self._value_storage = grown(self._value_storage, stored, capacity)
             self._position_storage = grown(self._position_storage, stored, capacity)
+            self._position_storage[:, :, stored:] = EMPTY  # until `_attend` brings them
             self._shared = False
         self._key_storage = writable(self._key_storage)
         self._value_storage = writable(self._value_storage)
         self._position_storage = writable(self._position_storage)
-        new = slice(stored, stored + tokens)
-        self._key_storage[:, :, new] = keys
-        self._value_storage[:, :, new] = values
-        self._position_storage[:, :, new] = EMPTY
+        self._key_storage[:, :, stored : stored + tokens] = keys
+        self._value_storage[:, :, stored : stored + tokens] = values
 
     @abstractmethod
     def _attend(

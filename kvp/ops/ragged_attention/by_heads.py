@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from kvp.ops.ragged_attention.layout import RaggedLayout
 from kvp.ops.ragged_attention.reference import working_dtype
 
 _WORKING_FLOATS = 2**21
@@ -21,7 +22,7 @@ def attend_by_heads(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    lengths: Tensor,
+    layout: RaggedLayout,
     tail_keys: Tensor,
     tail_values: Tensor,
     tail_visible: Tensor | None,
@@ -35,15 +36,14 @@ def attend_by_heads(
     A part is as many entries of the batch, or as many tokens of one, as keep its logits, padded to
     its longest head, below `working_floats`.
     """
-    heads = lengths.shape[1]
-    flat: list[int] = lengths.flatten().tolist()
+    heads, flat = layout.lengths.shape[1], layout.counts
     head_keys, head_values = (
         stored.split(flat)  # type: ignore[no-untyped-call]
         for stored in (keys, values)
     )
     head_bias = None if bias is None else bias.split(flat)  # type: ignore[no-untyped-call]
     attended = torch.empty_like(query, memory_format=torch.contiguous_format)
-    width = max(flat, default=0) + tail_keys.shape[2]
+    width = layout.longest + tail_keys.shape[2]
     for part, span in _parts(query, width, working_floats):
         of_heads = slice(part.start * heads, part.stop * heads)
         attended[part, :, span] = _attend(

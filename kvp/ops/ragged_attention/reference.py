@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvp.ops.ragged_attention.layout import RaggedLayout
+
 
 @torch.no_grad()
 def ragged_attention_reference(
@@ -43,7 +45,8 @@ def ragged_attention_reference(
     Raises:
         ValueError: shapes disagree.
     """
-    check_shapes(query, keys, values, lengths, tail_keys, tail_values, tail_visible, bias)
+    layout = RaggedLayout(lengths)
+    check_shapes(query, keys, values, layout, tail_keys, tail_values, tail_visible, bias)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     batch, heads = lengths.shape
     group = query.shape[1] // heads
@@ -77,13 +80,14 @@ def check_shapes(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    lengths: Tensor,
+    layout: RaggedLayout,
     tail_keys: Tensor,
     tail_values: Tensor,
     tail_visible: Tensor | None,
     bias: Tensor | None,
 ) -> None:
     """Raise ValueError unless the arguments of `ragged_attention` fit together."""
+    lengths = layout.lengths
     if query.ndim != 4 or lengths.ndim != 2 or tail_keys.ndim != 4:
         raise ValueError(
             f"query [B, H * G, T, D], lengths [B, H] and tail [B, H, S, D] are needed, found "
@@ -92,19 +96,18 @@ def check_shapes(
     batch, heads = lengths.shape
     tokens, width = query.shape[2:]
     stored, tail = keys.shape[0], tail_keys.shape[2]
-    expected = [
+    for name, tensor, shape in (
         ("keys", keys, (stored, width)),
         ("values", values, (stored, width)),
         ("tail_keys", tail_keys, (batch, heads, tail, width)),
         ("tail_values", tail_values, (batch, heads, tail, width)),
         ("tail_visible", tail_visible, (batch, tokens, tail)),
         ("bias", bias, (stored,)),
-    ]
-    for name, tensor, shape in expected:
-        if tensor is not None and tuple(tensor.shape) != shape:
+    ):
+        if tensor is not None and tensor.shape != shape:
             raise ValueError(f"{name} must be {shape}, found {tuple(tensor.shape)}")
-    if query.shape[0] != batch or query.shape[1] % heads or int(lengths.sum()) != stored:
+    if query.shape[0] != batch or query.shape[1] % heads or layout.stored != stored:
         raise ValueError(
-            f"lengths {tuple(lengths.shape)} that sum to {int(lengths.sum())} do not fit query "
+            f"lengths {tuple(lengths.shape)} that sum to {layout.stored} do not fit query "
             f"{tuple(query.shape)} and {stored} stored tokens"
         )
