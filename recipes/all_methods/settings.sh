@@ -11,7 +11,7 @@
 : "${CONTROL_SEEDS:=0 1 2}"    # of the KVzip+ regressors
 : "${TRACES:=360}"             # training sequences; a fifth as many for validation and for test
 : "${STEPS:=500}"              # of kvp-train
-: "${DISTILLATION_STEPS:=150}" # of kvp-distill
+: "${DISTILLATION_STEPS:=300}" # of kvp-distill
 : "${DATA:=ruler:0.5,chat:0.5}" # of the traces
 : "${TASK_PROMPTS:=50}"        # validation prompts of every RULER task, for the choice of tasks
 : "${TUNE_PROMPTS:=3}"         # validation prompts of each chosen task

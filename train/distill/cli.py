@@ -21,9 +21,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _run,
         prog="kvp-distill",
         description=(
-            "Fine-tune a trained policy on the model's own predictions: the model runs over the "
-            "replies of traces behind a softly evicted cache, and the policy learns to change what "
-            "it predicts as little as possible. Heads that compete for one budget gain most."
+            "Fine-tune a trained policy end to end: the model runs over the replies of traces "
+            "behind a softly evicted cache, and the policy learns what makes these replies likely, "
+            "or what changes the model's predictions least. Heads that compete for one budget gain "
+            "most."
         ),
         argv=argv,
         examples=EXAMPLES,

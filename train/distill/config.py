@@ -16,14 +16,14 @@ from kvp.errors import KvpError
 class DistillationSettings(Group):
     """Distillation."""
 
-    steps: int = 200
+    steps: int = 300
     """Optimiser steps."""
     contexts: int = 4
     """Contexts (sequence, compression point) per step."""
     lr: float = 1e-3
     """Highest learning rate, reached after the warm-up. That of each head's scale and offset is
     twenty times as high."""
-    budget_range: str = "3%:25%"
+    budget_range: str = "3%:75%"
     """Budgets that are trained for, LOW:HIGH, mean per KV head; drawn evenly on a log scale."""
     gate_width: float = 0.5
     """Width of the soft threshold between kept and evicted tokens at the first step, in units of
@@ -34,10 +34,13 @@ class DistillationSettings(Group):
     """Weight of compression points one token before the end of the prompt (query_aware)."""
     compress_context: float = 0.5
     """Weight of compression points at the end of the context (query_agnostic)."""
-    compress_uniform: float = 0.5
+    compress_uniform: float = 0.0
     """Weight of compression points anywhere in the sequence."""
     future_tokens: int = 256
     """Tokens after a compression point that the model is run on; 0 = all."""
+    hard_targets: float = 1.0
+    """Weight of the replies' own tokens in the loss, 0 to 1; the rest is the divergence from what
+    the full cache predicts. With 1, given replies may become likelier than with the full cache."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "steps": 1,
@@ -46,8 +49,13 @@ class DistillationSettings(Group):
         "compress_context": 0,
         "compress_uniform": 0,
         "future_tokens": 0,
+        "hard_targets": 0,
     }
-    MAXIMUMS: ClassVar[Mapping[str, float]] = {"steps": 10_000_000, "contexts": 65_536}
+    MAXIMUMS: ClassVar[Mapping[str, float]] = {
+        "steps": 10_000_000,
+        "contexts": 65_536,
+        "hard_targets": 1,
+    }
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that cannot work."""
@@ -58,7 +66,7 @@ class DistillationSettings(Group):
                 raise ValueError(f"--{name} must be a positive number, got {value}")
         if ":" not in self.budget_range:
             raise ValueError(
-                f"--budget_range must be LOW:HIGH, such as 3%:25%, got {self.budget_range}"
+                f"--budget_range must be LOW:HIGH, such as 3%:75%, got {self.budget_range}"
             )
         try:
             parse_budget_weights(self.budget_range)

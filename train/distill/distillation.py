@@ -69,9 +69,9 @@ class Distillation(pl.LightningModule):
     """Fine-tune a policy on the model's predictions."""
 
     first_loss: Tensor
-    """Float32 scalar, held-out divergence before the first step."""
+    """Float32 scalar, held-out loss before the first step."""
     best_loss: Tensor
-    """Float32 scalar, least held-out divergence so far."""
+    """Float32 scalar, least held-out loss so far."""
     best_step: Tensor
     """Int64 scalar, the step that it is from."""
 
@@ -107,7 +107,7 @@ class Distillation(pl.LightningModule):
         return itertools.count(self.global_step)
 
     def training_step(self, step: int, batch_idx: int) -> dict[str, Any]:
-        """Mean divergence of the step's contexts, each at a budget of its own."""
+        """Mean loss of the step's contexts, each at a budget of its own."""
         settings = self._settings
         progress = step / max(settings.steps - 1, 1)
         fall = settings.final_gate_width / settings.gate_width
@@ -118,7 +118,7 @@ class Distillation(pl.LightningModule):
             context = self._source.context(point)
             low, high = parse_budget_weights(settings.budget_range).window(context.length)
             budget = math.exp(random.uniform(math.log(low), math.log(high)))
-            losses.append(self._divergences(context, point, [budget], width))
+            losses.append(self._losses(context, point, [budget], width))
         loss = torch.cat(losses).mean()
         if not bool(loss.isfinite()):
             raise UsageError(
@@ -129,12 +129,12 @@ class Distillation(pl.LightningModule):
 
     @torch.no_grad()
     def held_out_loss(self, points: Sequence[CompressionPoint]) -> Tensor:
-        """Mean divergence at `points`, with `VALIDATED_BUDGETS` evicted as evaluation does it."""
+        """Mean loss at `points`, with `VALIDATED_BUDGETS` evicted as evaluation does it."""
         losses = []
         for point in points:
             context = self._source.context(point)
             budgets = [budget.tokens(context.length) for budget in VALIDATED_BUDGETS]
-            losses.append(self._divergences(context, point, budgets, None))
+            losses.append(self._losses(context, point, budgets, None))
         return torch.cat(losses).mean()
 
     def keep_best(self, loss: Tensor) -> None:
@@ -167,18 +167,18 @@ class Distillation(pl.LightningModule):
         """Clip the gradient of all heads together: they share one budget and one loss."""
         nn.utils.clip_grad_norm_(self.policy.parameters(), _LONGEST_GRADIENT)
 
-    def _divergences(
+    def _losses(
         self,
         context: Context,
         point: CompressionPoint,
         budgets: Sequence[float],
         width: float | None,
     ) -> Tensor:
-        """Divergence at each mean budget per head in tokens: [budgets]; None: hard eviction."""
+        """Loss at each mean budget per head in tokens: [budgets]; None: hard eviction."""
         scores = self.policy.scores(context)  # [A, N]
         gates = [self._log_gates(scores, budget, width) for budget in budgets]
         record = self._source.traces.record(point.sequence)
-        return self._replies.divergences(context, record, point, gates)
+        return self._replies.losses(context, record, point, gates)
 
     def _log_gates(self, scores: Tensor, budget: float, width: float | None) -> Tensor:
         """Log gates of all tokens at one budget, 0 for protected ones: [A, N]."""

@@ -23,24 +23,39 @@ class Replies:
 
     model: PreTrainedModel
     geometry: Geometry
+    hard_targets: float = 0.0
+    """Weight of the replies' own tokens, 0 to 1."""
 
-    def divergences(
+    def losses(
         self,
         context: Context,
         record: SequenceRecord,
         point: CompressionPoint,
         log_gates: Iterable[Tensor],
     ) -> Tensor:
-        """KL(full cache || gated cache), mean over the tokens of the replies: [gates], nats.
+        """What gates change, mean over the tokens of the replies: [gates], nats.
 
-        `log_gates` [A, N] of the tokens of `context`, which lies on the model's device.
+        (1 - w) KL(full cache || gated cache) + w (log p_full - log p_gated)(the reply's token),
+        where w is `hard_targets`. `log_gates` [A, N] of the tokens of `context`, which lies on the
+        model's device.
         """
         windows = reply_windows(record.reply_spans, point.prefix_length, point.stop)
         rows = torch.cat([torch.arange(*window) for window in windows]) - point.prefix_length
         with torch.no_grad():
             full = self._log_probabilities(context, record, point, rows, None)
-        gated = (self._log_probabilities(context, record, point, rows, one) for one in log_gates)
-        return torch.stack([(full.exp() * (full - one)).sum(-1).mean() for one in gated])
+        following = torch.tensor(record.token_ids[point.prefix_length + 1 :], device=full.device)
+        written = rows.to(full.device)
+        written = written[written < len(following)]
+        losses = []
+        for one in log_gates:
+            change = full - self._log_probabilities(context, record, point, rows, one)
+            loss = (1 - self.hard_targets) * (full.exp() * change).sum(-1).mean()
+            if self.hard_targets:
+                tokens = following[written][:, None]
+                excess = change[: len(written)].gather(-1, tokens).sum() / max(len(written), 1)
+                loss = loss + self.hard_targets * excess
+            losses.append(loss)
+        return torch.stack(losses)
 
     def _log_probabilities(
         self,

@@ -62,7 +62,11 @@ def run(config: DistillConfig) -> None:
     if target.finished():
         print(f"{config.out} already holds the finished policy of exactly these settings.")
         return
-    replies = Replies(model=_model(config, reader, device), geometry=reader.geometry)
+    replies = Replies(
+        model=_model(config, reader, device),
+        geometry=reader.geometry,
+        hard_targets=config.hard_targets,
+    )
     manifest = run_manifest(asdict(config), seed=config.seed)
     target.prepare(manifest, resume=config.resume)
     try:
@@ -170,7 +174,7 @@ def _export(
     )
     heads = policy.meta.geometry.total_kv_heads
     step = int(module.best_step)
-    distillation = {**manifest, "best_step": step, "held_out_divergence": float(module.best_loss)}
+    distillation = {**manifest, "best_step": step, "held_out_loss": float(module.best_loss)}
     meta = PolicyMeta(
         geometry=policy.meta.geometry,
         model=policy.meta.model,
@@ -180,8 +184,8 @@ def _export(
     save_policy(config.out, best.rankers, meta, calibration=best.calibration())
     print_summary(result, torch.full((heads,), step), policy.meta.geometry)
     print(
-        f"held-out divergence from the full cache: {float(module.first_loss):.4f} nats per token "
-        f"before, {float(module.best_loss):.4f} after step {step}"
+        f"held-out loss, nats per reply token, 0 for the full cache: "
+        f"{float(module.first_loss):.4f} before, {float(module.best_loss):.4f} after step {step}"
     )
     print(f"policy: {config.out}")
 

@@ -49,7 +49,7 @@ def test_predictions_come_closer_to_the_full_cache(
     assert index["calibration"]["target"] == "distilled"
     made = index["training"]["distillation"]
     assert made["best_step"] > 0
-    assert "held-out divergence from the full cache" in capsys.readouterr().out
+    assert "held-out loss, nats per reply token" in capsys.readouterr().out
     before, after = load_policy(folder / "policy"), load_policy(out)
     assert after.rankers.spec == before.rankers.spec
     changed = [
