@@ -94,7 +94,7 @@ class View:
     """
 
     layer: int
-    """Layer index, 0-based."""
+    """Index of the layer in the model, 0-based; not all layers of a model are scored."""
     keys: Tensor
     """[B, H, N, D] keys after RoPE, in the model's dtype."""
     values: Tensor

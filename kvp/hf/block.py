@@ -144,7 +144,7 @@ class EvictingBlock(AbstractContextManager[None]):
                 )
             if kwargs.get("use_cache") is not True:
                 raise UsageError("evicting needs a cache: call model.generate with use_cache=True")
-            return EvictingCache()
+            return EvictingCache.of(self._model.config)
         if kwargs.get("use_cache") is False:
             raise UsageError("evicting needs a cache: call model.generate with use_cache=True")
         if isinstance(cache, EvictingCache):
@@ -158,7 +158,7 @@ class EvictingBlock(AbstractContextManager[None]):
             raise UsageError(
                 "past_key_values was filled outside of evicting(...): pass the whole prompt"
             )
-        return EvictingCache.adopt(cache)
+        return EvictingCache.adopt(cache, self._model.config)
 
     def _record(self, cache: EvictingCache, padding: list[int]) -> None:
         """Watch the prefill of `cache` for what the scorer needs."""
@@ -192,12 +192,13 @@ class EvictingBlock(AbstractContextManager[None]):
         call.close()
         cache.prompt_tokens = cache.get_seq_length()
         seen = Observation(
-            keys=tuple(layer.keys for layer in cache.layers),
-            values=tuple(layer.values for layer in cache.layers),
+            keys=tuple(layer.keys for layer in cache.stored.values()),
+            values=tuple(layer.values for layer in cache.stored.values()),
             queries=() if recorder is None else recorder.queries,
             logits=output[0],
             cache=cache,
             hidden=None if call.hidden is None else call.hidden.record,
+            others=cache.others,
         )
         self._thread.evicting = True
         try:

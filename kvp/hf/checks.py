@@ -12,36 +12,46 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from kvp.errors import ModelError, UsageError
 from kvp.hf.attention import ForeignAttentionError, kvp_attention_set
 from kvp.hf.cache import EvictingCache
-from kvp.hf.limits import attention_window
+from kvp.hf.layer_kinds import FULL, LEFT_ALONE, evicted_layers, layer_kinds
 from kvp.hf.model_access import on_meta, rope_kept
+from kvp.hf.model_geometry import geometry_of
 
 _CHECKED: WeakSet[PreTrainedModel] = WeakSet()
 """Models that have run once with an evicting cache."""
 
 
 def check_config(config: PreTrainedConfig) -> None:
-    """Raise ModelError unless every layer attends to all earlier tokens by plain softmax."""
+    """Raise ModelError unless some layers attend to all earlier tokens by a softmax over keys.
+
+    Other layers must be of kinds whose caches can be left alone (`kvp.hf.layer_kinds`).
+    """
     kind = f"model type {config.model_type!r}"
     if config.is_encoder_decoder:
         raise ModelError(f"{kind} has an encoder: kvp evicts from decoder-only models")
     text = config.get_text_config(decoder=True)
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    window, reach = attention_window(text), getattr(text, "max_position_embeddings", None)
-    if "sliding_attention" in kinds or (window is not None and (reach is None or window < reach)):
-        window = getattr(text, "sliding_window", None)
+    if getattr(text, "kv_lora_rank", None) is not None:
         raise ModelError(
-            f"{kind} attends through a sliding window of {window} tokens and drops others before "
-            "any policy sees them: choose a model with full attention"
+            f"{kind} attends over latent entries that all its heads share (MLA, kv_lora_rank): "
+            "kvp keeps other tokens for every head, choose a model with keys per KV head"
         )
-    other = kinds - {"full_attention"}
-    if other:
+    kinds, evicted = layer_kinds(config), evicted_layers(config)
+    if not evicted:
         raise ModelError(
-            f"{kind} has layers of kind {', '.join(sorted(other))}: "
-            "kvp evicts from full attention only"
+            f"{kind} has no layer that sees every token (its layers: "
+            f"{', '.join(sorted(set(kinds)))}): choose a model with full attention"
         )
-    for field in ("attn_logit_softcapping", "kv_lora_rank"):
-        if getattr(text, field, None) is not None:
-            raise ModelError(f"{kind} uses an attention kvp cannot compute ({field})")
+    unknown = {kinds[i] for i in range(len(kinds)) if i not in evicted} - LEFT_ALONE
+    if unknown:
+        raise ModelError(
+            f"{kind} has layers of kind {', '.join(sorted(unknown))}, whose caches kvp cannot copy"
+        )
+    modes = getattr(text, "kv_sharing_modes", None) or [None] * len(kinds)
+    listed = getattr(text, "layer_types", None) or kinds
+    if any(mode == "reuse" and listed[i] == FULL for i, mode in enumerate(modes)):
+        raise ModelError(
+            f"{kind} has layers with full attention that read the cache of another one: kvp ranks "
+            "tokens for one layer at a time, choose a model whose layers own their caches"
+        )
 
 
 def check_model(model: PreTrainedModel) -> None:
@@ -52,7 +62,8 @@ def check_model(model: PreTrainedModel) -> None:
     """
     check_config(model.config)
     name = type(model).__name__
-    if not (model._supports_sdpa and model._can_set_attn_implementation()):
+    known = model._supports_sdpa or _capped_or_with_sinks(model)
+    if not (known and model._can_set_attn_implementation()):
         raise ModelError(f"{name} does not let kvp replace its attention: choose another model")
     if model in _CHECKED or on_meta(model):  # weights on the meta device: accelerate moves them
         return
@@ -61,9 +72,11 @@ def check_model(model: PreTrainedModel) -> None:
     token = torch.zeros(1, 1, dtype=torch.int64, device=embedding.device)
     try:
         with torch.no_grad(), kvp_attention_set(model), rope_kept(model):
+            cache = EvictingCache.of(model.config)
             # Not through __call__: hooks of the caller, and compiled code, stay out of this.
-            model.forward(input_ids=token, past_key_values=EvictingCache(), use_cache=True)
-    except UsageError:
+            model.forward(input_ids=token, past_key_values=cache, use_cache=True)
+            _check_stored(model.config, cache)
+    except (UsageError, _OtherHeads):
         raise
     except ForeignAttentionError as error:  # although kvp's attention is set
         raise ModelError(
@@ -73,6 +86,30 @@ def check_model(model: PreTrainedModel) -> None:
         reason = shorten(str(error).split("\n")[0], width=120, placeholder=" ...")
         raise ModelError(f"kvp cannot evict from {name}: {reason}") from error
     _CHECKED.add(model)
+
+
+class _OtherHeads(ModelError):
+    """A model whose cache holds other heads than its config tells."""
+
+
+def _capped_or_with_sinks(model: PreTrainedModel) -> bool:
+    """Whether a model without sdpa differs from it only by what kvp's attention computes itself."""
+    capped = getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None)
+    return capped is not None or any(hasattr(module, "sinks") for module in model.modules())
+
+
+def _check_stored(config: PreTrainedConfig, cache: EvictingCache) -> None:
+    """Raise ModelError unless every layer to evict from holds one token of the heads expected."""
+    geometry = geometry_of(config)
+    expected = (1, geometry.kv_heads, 1, geometry.head_dim)
+    layers = cache.stored
+    found = {tuple(x.shape) for layer in layers.values() for x in (layer.keys, layer.values)}
+    if tuple(layers) != geometry.model_layers or found != {expected}:
+        shapes = ", ".join(str(shape[1::2]) for shape in sorted(found))
+        raise _OtherHeads(
+            f"model type {config.model_type!r} caches KV heads and head_dim {shapes} in layers "
+            f"{', '.join(map(str, layers))}, where its config has {geometry}: kvp cannot evict"
+        )
 
 
 def check_weights(model: PreTrainedModel, name: str, *, missing: Collection[str]) -> None:

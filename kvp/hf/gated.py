@@ -42,7 +42,7 @@ def gated_logits(
     ]
     with kvp_attention_set(model), rope_kept(model):
         hidden = model.base_model(
-            input_ids=input_ids[None], past_key_values=LentCache(layers=[*layers]), use_cache=True
+            input_ids=input_ids[None], past_key_values=LentCache(layers), use_cache=True
         ).last_hidden_state  # [1, T, W]
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     logits: Tensor = head(hidden)[0]  # [T, V]
