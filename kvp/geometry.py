@@ -14,7 +14,7 @@ Shape legend (used in docstrings and typed signatures throughout):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -41,7 +41,7 @@ class Geometry:
         rises = all(low < high for low, high in pairwise((-1, *indices)))
         if indices and (len(indices) != self.layers or not rises):
             raise ValueError(f"{self.layers} layers cannot be layers {indices} of a model")
-        first = indices == tuple(range(self.layers))
+        first = indices == tuple(range(len(indices)))
         object.__setattr__(self, "layer_indices", () if first else indices)
         if min(self.layers, self.query_heads, self.kv_heads, self.head_dim) < 1:
             raise ValueError(f"every size of a geometry must be positive, got {self}")
@@ -61,9 +61,9 @@ class Geometry:
         return self.layers * self.kv_heads
 
     @property
-    def model_layers(self) -> tuple[int, ...]:
+    def model_layers(self) -> Sequence[int]:
         """[L] index in the model of every layer that tokens are evicted from."""
-        return self.layer_indices or tuple(range(self.layers))
+        return self.layer_indices or range(self.layers)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionary for JSON, without the layer indices where they are the first ones."""

@@ -66,15 +66,15 @@ class LearnedScorer:
         """
         batch, heads, seen, width = view.keys.shape
         tokens = seen - view.fed_again
-        if (heads, width) != (self.geometry.kv_heads, self.geometry.head_dim) or not (
-            view.layer in self.geometry.model_layers
-        ):
+        layers = self.geometry.model_layers
+        expected = (self.geometry.kv_heads, self.geometry.head_dim)
+        if (heads, width) != expected or view.layer not in layers:
             raise PolicyError(
                 f"policy {self.label} was trained for {self.geometry}, "
                 f"the model's layer {view.layer} has {heads} KV heads of head_dim {width}"
             )
         rankers = self.rankers.to(view.keys.device)
-        number = self.geometry.model_layers.index(view.layer)
+        number = layers.index(view.layer)
         of_layer = slice(number * heads, (number + 1) * heads)
         keys = view.keys[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)
         values = view.values[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)

@@ -16,6 +16,8 @@ from kvp.hf.layer_kinds import FULL, LEFT_ALONE, evicted_layers, layer_kinds
 from kvp.hf.model_access import on_meta, rope_kept
 from kvp.hf.model_geometry import geometry_of
 
+_NOISE = 0.1
+"""Relative difference of logits that is no rounding, in any dtype."""
 _CHECKED: WeakSet[PreTrainedModel] = WeakSet()
 """Models that have run once with an evicting cache."""
 
@@ -76,7 +78,8 @@ def check_model(model: PreTrainedModel) -> None:
             # Not through __call__: hooks of the caller, and compiled code, stay out of this.
             model.forward(input_ids=token, past_key_values=cache, use_cache=True)
             _check_stored(model.config, cache)
-    except (UsageError, _OtherHeads):
+            _check_continues(model)
+    except (UsageError, _UnfitError):
         raise
     except ForeignAttentionError as error:  # although kvp's attention is set
         raise ModelError(
@@ -88,8 +91,8 @@ def check_model(model: PreTrainedModel) -> None:
     _CHECKED.add(model)
 
 
-class _OtherHeads(ModelError):
-    """A model whose cache holds other heads than its config tells."""
+class _UnfitError(ModelError):
+    """A model that ran, and showed that it is none to evict from."""
 
 
 def _capped_or_with_sinks(model: PreTrainedModel) -> bool:
@@ -104,11 +107,36 @@ def _check_stored(config: PreTrainedConfig, cache: EvictingCache) -> None:
     expected = (1, geometry.kv_heads, 1, geometry.head_dim)
     layers = cache.stored
     found = {tuple(x.shape) for layer in layers.values() for x in (layer.keys, layer.values)}
-    if tuple(layers) != geometry.model_layers or found != {expected}:
+    if tuple(layers) != tuple(geometry.model_layers) or found != {expected}:
         shapes = ", ".join(str(shape[1::2]) for shape in sorted(found))
-        raise _OtherHeads(
+        raise _UnfitError(
             f"model type {config.model_type!r} caches KV heads and head_dim {shapes} in layers "
             f"{', '.join(map(str, layers))}, where its config has {geometry}: kvp cannot evict"
+        )
+
+
+def _check_continues(model: PreTrainedModel) -> None:
+    """Raise ModelError where recurrent layers lose their state when several tokens are fed at once.
+
+    Some classes of transformers go on from a state by single tokens alone (Jamba), and kvp feeds
+    the rest of a prompt in one piece. Measured on the model without eviction.
+    """
+    if not {"linear_attention", "conv"} & set(layer_kinds(model.config)):
+        return
+    embedding = model.get_input_embeddings().weight
+    assert isinstance(embedding, torch.Tensor)
+    ids = torch.arange(8, device=embedding.device)[None] % embedding.shape[0]
+    cache = EvictingCache.of(model.config)
+    whole = model.forward(input_ids=ids, use_cache=False).logits[:, 5:].float()
+    model.forward(input_ids=ids[:, :5], past_key_values=cache, use_cache=True)
+    positions = torch.arange(5, 8, device=ids.device)[None]
+    parts = model.forward(
+        input_ids=ids[:, 5:], position_ids=positions, past_key_values=cache, use_cache=True
+    ).logits.float()
+    if float((parts - whole).norm()) > _NOISE * float(whole.norm()):
+        raise _UnfitError(
+            f"{type(model).__name__} of this transformers does not continue its recurrent layers "
+            "when several tokens are fed at once: choose another model"
         )
 
 

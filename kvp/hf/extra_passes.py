@@ -59,9 +59,9 @@ def run_pass(
 
     `keys` and `values` are per layer [B, H, N, D] of tokens at positions 0..N-1; the input is
     at N..N+T-1 and sees all of them; `others` are the caches of the model's other layers after the
-    N tokens (`kvp.hf.layer_kinds`), which are copied. `weighted` multiplies attention by the norm of the value
-    behind the output projection of the query head, over the norm of the state that entered the
-    attention block (KVzip+).
+    N tokens (`kvp.hf.layer_kinds`), which are copied. `weighted` multiplies attention by the norm
+    of the value behind the output projection of the query head, over the norm of the state that
+    entered the attention block (KVzip+).
 
     Returns per layer [B, H, stop - start] float32. Raises UsageError when the input crosses the
     length where the model changes its RoPE, ModelError for an offloaded model.
@@ -88,8 +88,12 @@ def run_pass(
             for index, (layer_keys, layer_values) in enumerate(zip(keys, values, strict=True))
         ]
         # Not the whole model: no logits are read, and hooks on it (`evicting`) stay out of this.
+        cached, tokens = keys[0].shape[2], input_ids.shape[1]
         model.base_model(
-            input_ids=input_ids, past_key_values=LentCache(layers, others), use_cache=True
+            input_ids=input_ids,
+            position_ids=torch.arange(cached, cached + tokens, device=input_ids.device)[None],
+            past_key_values=LentCache(layers, others),
+            use_cache=True,
         )
     return [layer.signal for layer in layers]
 

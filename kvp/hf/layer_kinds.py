@@ -81,6 +81,8 @@ def without_padding(others: Mapping[int, OtherLayer], entry: int, padding: int) 
     alone = copies(others, torch.tensor([entry]))
     for layer in alone.values():
         if isinstance(layer, DynamicSlidingWindowLayer) and padding:
+            assert layer.keys is not None
+            assert layer.values is not None
             layer.cumulative_length -= padding
             held = min(layer.cumulative_length, layer.sliding_window - 1)
             first = layer.keys.shape[2] - held

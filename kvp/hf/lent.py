@@ -24,7 +24,7 @@ class LentCache(Cache):
         """Lend layers that see every token; `others` are copied."""
         super().__init__(layers=arranged(lent, copies(others or {})))
 
-    def update(
+    def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor] | tuple[StoredKeys, StoredKeys]:
         """Hand the pass's keys and values to their layer, and the layer to the attention."""

@@ -108,7 +108,8 @@ def _queries(attention: nn.Module, heads: int, width: int, hidden: Tensor) -> Te
     projected: Tensor = projection(hidden.to(device=weight.device, dtype=dtype))  # [B, S, width]
     if hasattr(attention, "q_proj") and projected.shape[-1] == 2 * heads * width:
         # Each head's query is followed by its output gate (Qwen3-Next).
-        projected = projected.unflatten(-1, (heads, 2 * width))[..., :width].flatten(-2)
+        paired = projected.view(*projected.shape[:2], heads, 2 * width)
+        projected = paired[..., :width].flatten(-2)
     projected = projected[..., : heads * width]  # a fused projection goes on with keys and values
     queries = projected.view(*projected.shape[:2], heads, width)  # [B, S, Q, D]
     norm = getattr(attention, "q_norm", None)

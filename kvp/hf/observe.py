@@ -108,8 +108,12 @@ def _fed(
     model: PreTrainedModel, input_ids: Tensor, cache: EvictingCache, *, last_logits: bool
 ) -> Tensor:
     """Logits [B, T, V], or of the last token alone."""
+    seen, tokens = cache.get_seq_length(), input_ids.shape[1]
+    # Some models count positions from 0 in every call unless they are told.
+    positions = torch.arange(seen, seen + tokens, device=input_ids.device)[None] if seen else None
     output = model(
         input_ids=input_ids,
+        position_ids=positions,
         past_key_values=cache,
         use_cache=True,
         logits_to_keep=1 if last_logits else 0,

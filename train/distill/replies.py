@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvp.geometry import Geometry
+from kvp.hf import observe
 from kvp.hf.gated import gated_logits
+from kvp.hf.layer_kinds import other_layers
 from kvp.store import SequenceRecord
 from train.data.compression_points import CompressionPoint
 from train.data.contexts import Context
@@ -37,10 +40,22 @@ class Replies:
         """
         windows = reply_windows(record.reply_spans, point.prefix_length, point.stop)
         rows = torch.cat([torch.arange(*window) for window in windows]) - point.prefix_length
+        others = self._others(context, record, point)
         with torch.no_grad():
-            full = self._log_probabilities(context, record, point, rows, None)
-        gated = (self._log_probabilities(context, record, point, rows, one) for one in log_gates)
+            full = self._log_probabilities(context, record, point, rows, None, others)
+        gated = (
+            self._log_probabilities(context, record, point, rows, one, others) for one in log_gates
+        )
         return torch.stack([(full.exp() * (full - one)).sum(-1).mean() for one in gated])
+
+    def _others(
+        self, context: Context, record: SequenceRecord, point: CompressionPoint
+    ) -> Mapping[int, Any]:
+        """Caches of the layers that nothing is evicted from, which traces do not hold."""
+        if not other_layers(self.model.config):
+            return {}
+        ids = torch.tensor([record.token_ids[: point.prefix_length]], device=context.keys.device)
+        return observe(self.model, ids, queries=0, last_logits=True).others
 
     def _log_probabilities(
         self,
@@ -49,6 +64,7 @@ class Replies:
         point: CompressionPoint,
         rows: Tensor,
         log_gates: Tensor | None,
+        others: Mapping[int, Any],
     ) -> Tensor:
         layers = self.geometry.layers
         device, dtype = context.keys.device, self.model.dtype
@@ -59,6 +75,7 @@ class Replies:
             _by_layer(context.values, layers).to(dtype),
             torch.tensor(following, device=device),
             None if log_gates is None else _by_layer(log_gates, layers),
+            others,
         )
         return logits[rows.to(device)].float().log_softmax(-1)
 

@@ -159,13 +159,19 @@ class StoredLayer(DynamicLayer, ABC):
         in `get_mask_sizes`. Raises ModelError when the model passes no positions, UsageError on a
         mask of another shape and on tokens the cache already holds.
         """
+        if options.get("position_bias") is not None:
+            raise ModelError(f"{type(module).__name__} adds a position bias, which kvp cannot keep")
+        tokens = query.shape[2]
         position_ids = options.get("position_ids")
-        if position_ids is None or position_ids.ndim != 2:
+        if position_ids is None:  # Llama 4: columns, padding included, order tokens as well
+            columns = torch.arange(self.seen - tokens, self.seen, device=query.device)
+            options = {**options, "position_ids": columns[None]}
+            position_ids = options["position_ids"]
+        elif position_ids.ndim != 2:
             raise ModelError(
                 f"{type(module).__name__} passes no plain token positions to its attention, "
                 "which eviction needs"
             )
-        tokens = query.shape[2]
         new_positions = position_ids.expand(query.shape[0], tokens)
         if mask is not None:
             if mask.dtype != torch.bool or mask.shape[-1] != (

@@ -1,8 +1,9 @@
 """A transformers cache whose layers drop entries physically and still report the true length.
 
 Only layers that see every token are kvp's; all others are what transformers puts there
-(`kvp.hf.layer_kinds`) and hold what they would hold without kvp. `get_seq_length` is the number of tokens seen (padding columns included, as transformers counts), so
-positions stay true and `generate` feeds exactly the new tokens; `get_mask_sizes` is what is stored.
+(`kvp.hf.layer_kinds`) and hold what they would hold without kvp. `get_seq_length` is the number of
+tokens seen (padding columns included, as transformers counts), so positions stay true and
+`generate` feeds exactly the new tokens; `get_mask_sizes` is what is stored.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class EvictingCache(Cache):
         if indices.dtype == torch.bool:
             indices = indices.nonzero()[:, 0]
         for layer in self.layers:  # the one way to choose entries that every kind of layer has
-            layer.reorder_cache(indices)
+            layer.reorder_cache(indices)  # type: ignore[arg-type]
 
     @property
     def evicted(self) -> bool:
