@@ -39,8 +39,8 @@ def check_config(config: PreTrainedConfig) -> None:
     kinds, evicted = layer_kinds(config), evicted_layers(config)
     if not evicted:
         raise ModelError(
-            f"{kind} has no layer that sees every token (its layers: "
-            f"{', '.join(sorted(set(kinds)))}): choose a model with full attention"
+            f"{kind} has no layer of full attention alone (its layers: "
+            f"{', '.join(sorted(set(kinds)))}): choose a model with such layers"
         )
     unknown = {kinds[i] for i in range(len(kinds)) if i not in evicted} - LEFT_ALONE
     if unknown:
@@ -108,10 +108,11 @@ def _check_stored(config: PreTrainedConfig, cache: EvictingCache) -> None:
     layers = cache.stored
     found = {tuple(x.shape) for layer in layers.values() for x in (layer.keys, layer.values)}
     if tuple(layers) != tuple(geometry.model_layers) or found != {expected}:
-        shapes = ", ".join(str(shape[1::2]) for shape in sorted(found))
+        shapes = " and ".join(f"{heads} x {width}" for _, heads, _, width in sorted(found))
         raise _UnfitError(
-            f"model type {config.model_type!r} caches KV heads and head_dim {shapes} in layers "
-            f"{', '.join(map(str, layers))}, where its config has {geometry}: kvp cannot evict"
+            f"model type {config.model_type!r} caches keys and values of {shapes} numbers per "
+            f"token, where kvp expects {geometry.kv_heads} x {geometry.head_dim} for both: choose "
+            "another model"
         )
 
 

@@ -20,13 +20,14 @@ def rope_switch(config: PreTrainedConfig | None) -> int | None:
 
 def attention_window(config: PreTrainedConfig | None) -> int | None:
     """Tokens that a query sees in every layer, or None where some layer sees all of them."""
-    if config is None or set(layer_kinds(config)) != {SLIDING}:
+    window = getattr(config, "sliding_window", None)
+    if config is None or window is None or set(layer_kinds(config)) != {SLIDING}:
         return None
-    return int(config.get_text_config(decoder=True).sliding_window)
+    return int(window)
 
 
 def context_limit(config: PreTrainedConfig) -> int | None:
     """Most tokens of a prompt and its answer, or None where the config names no limit."""
     text = config.get_text_config(decoder=True)
-    limits = (getattr(text, "max_position_embeddings", None), attention_window(config))
+    limits = (getattr(text, "max_position_embeddings", None), attention_window(text))
     return min((int(limit) for limit in limits if limit is not None), default=None)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicLayer
 
 from kvp.errors import ModelError, UsageError
+from kvp.hf.layer_kinds import evicted_layers
 from kvp.hf.limits import attention_window, rope_switch
 
 EMPTY = torch.iinfo(torch.int64).max
@@ -199,11 +200,17 @@ class StoredLayer(DynamicLayer, ABC):
     def _refuse_other_attention(self, module: nn.Module, new_positions: Tensor) -> None:
         """Raise UsageError where the model's attention is not the one the cached keys were for."""
         config = getattr(module, "config", None)
+        before = self.seen - new_positions.shape[1]
+        index = getattr(module, "layer_idx", 0)
+        if before == 0 and config is not None and index != evicted_layers(config)[0]:
+            raise UsageError(
+                "this model has layers that nothing is evicted from: make its cache by "
+                "EvictingCache.of(model.config)"
+            )
         switch, window = rope_switch(config), attention_window(config)
         if switch is None and window is None:
             return
         newest = int(new_positions.masked_fill(new_positions == EMPTY, -1).max())
-        before = self.seen - new_positions.shape[1]
         if switch is not None and 0 < before <= switch <= newest:
             raise UsageError(
                 f"this model changes its RoPE after {switch} tokens, which would make the {before} "
