@@ -136,8 +136,8 @@ def _check_continues(model: PreTrainedModel) -> None:
     ).logits.float()
     if float((parts - whole).norm()) > _NOISE * float(whole.norm()):
         raise _UnfitError(
-            f"{type(model).__name__} of this transformers does not continue its recurrent layers "
-            "when several tokens are fed at once: choose another model"
+            f"{type(model).__name__} does not continue its recurrent layers when several tokens "
+            "are fed at once, in this version of transformers: choose another model"
         )
 
 
