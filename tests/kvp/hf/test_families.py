@@ -105,7 +105,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     }),
     "DeepSeek V2": ("DeepseekV2", LATENT),
     "DeepSeek V3": ("DeepseekV3", LATENT),
-    "MiMo V2 Flash": ("MiMoV2Flash", {**WIDE, "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2}),
+    "MiMo V2 Flash": ("MiMoV2Flash", {
+        **WIDE, "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    }),
     "Jamba": ("Jamba", {
         "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 8,
         "mamba_expand": 1, "mamba_dt_rank": 4, "use_mamba_kernels": False,
