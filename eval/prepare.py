@@ -20,6 +20,7 @@ from eval.tasks import Prompt, load_all, prompt_request, protocols_of, task_name
 from eval.tune.settings_file import check_settings
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_tokenizer
+from kvp.hf.limits import context_limit
 from kvp.hf.loading import check_quantization, torch_device
 from kvp.ranking import Protection
 from kvp.store import TraceReader
@@ -73,7 +74,7 @@ def prepare(config: EvalConfig, methods: Sequence[Method]) -> Prepared:
     check_methods(methods, geometry)
     traces = open_traces(config.traces, geometry, methods) if config.traces else None
     tokenizer = load_tokenizer(config.model, revision=config.revision)
-    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    positions = context_limit(model_config)
     request = prompt_request(config, count=config.prompts, seed=config.seed)
     prompts, notes = load_all(request, tokenizer, positions)
     notes += tuning

@@ -101,7 +101,8 @@ def _run(
     notes = made_for_others(bench, prepared)
     for note in notes:
         say(f"note: {note}")
-    write_manifest(output, config, digests, [*prepared.notes, *notes], digest)
+    every_note = [*prepared.notes, *notes]
+    write_manifest(output, config, digests, every_note, digest, prepared.geometry.layer_indices)
     folder = output.path
     evaluate_all(bench, prepared, RecordFile(folder / ROWS))
     if config.timing_prompts:

@@ -94,7 +94,7 @@ class View:
     """
 
     layer: int
-    """Layer index, 0-based."""
+    """Index of the layer in the model, 0-based; not all layers of a model are scored."""
     heads: slice = field(default_factory=lambda: slice(None))
     """KV heads of the layer that the view shows: all, or one where heads hold different numbers of
     tokens."""

@@ -66,16 +66,16 @@ class LearnedScorer:
         """
         batch, heads, seen, width = view.keys.shape
         tokens = seen - view.fed_again
+        layers = self.geometry.model_layers
         of_layer = range(self.geometry.kv_heads)[view.heads]
-        if (heads, width) != (len(of_layer), self.geometry.head_dim) or not (
-            view.layer < self.geometry.layers
-        ):
+        expected = (len(of_layer), self.geometry.head_dim)
+        if (heads, width) != expected or view.layer not in layers:
             raise PolicyError(
                 f"policy {self.label} was trained for {self.geometry}, "
                 f"the model's layer {view.layer} has {heads} KV heads of head_dim {width}"
             )
         rankers = self.rankers.to(view.keys.device)
-        first = view.layer * self.geometry.kv_heads + of_layer.start
+        first = layers.index(view.layer) * self.geometry.kv_heads + of_layer.start
         of_policy = slice(first, first + heads)
         keys = view.keys[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)
         values = view.values[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)

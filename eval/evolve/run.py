@@ -38,6 +38,7 @@ from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.identity import model_identity
+from kvp.hf.limits import context_limit
 from kvp.hf.loading import check_quantization, torch_device
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.manifest import digest_json, run_manifest, sha256_file
@@ -74,7 +75,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     scorer = _scorer(config.scorer, config.policies, config.seed, geometry)
     phase("preparing prompts")
     tokenizer = load_tokenizer(config.model, revision=config.revision)
-    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    positions = context_limit(model_config)
     request = prompt_request(config, count=1, seed=config.seed)
     search_prompts, held_out = load_prompts(
         request, tokenizer, positions, searched=config.search_prompts, compared=config.holdout

@@ -191,7 +191,7 @@ class EvictingBlock(AbstractContextManager[None]):
                 )
             if kwargs.get("use_cache") is not True:
                 raise UsageError("evicting needs a cache: call model.generate with use_cache=True")
-            return EvictingCache()
+            return EvictingCache.of(self._model.config)
         if kwargs.get("use_cache") is False:
             raise UsageError("evicting needs a cache: call model.generate with use_cache=True")
         if isinstance(cache, EvictingCache):
@@ -208,7 +208,7 @@ class EvictingBlock(AbstractContextManager[None]):
             raise UsageError(
                 "past_key_values was filled outside of evicting(...): pass the whole prompt"
             )
-        return EvictingCache.adopt(cache)
+        return EvictingCache.adopt(cache, self._model.config)
 
     def _record(self, cache: EvictingCache, padding: list[int] | None) -> None:
         """Watch what is read into `cache` for what the scorer needs."""
@@ -286,12 +286,13 @@ class EvictingBlock(AbstractContextManager[None]):
             evict_again(cache, rule, budgets, [0] * len(budgets))
         else:
             seen = Observation(
-                keys=tuple(layer.keys for layer in cache.layers),
-                values=tuple(layer.values for layer in cache.layers),
+                keys=tuple(layer.keys for layer in cache.stored.values()),
+                values=tuple(layer.values for layer in cache.stored.values()),
                 queries=() if cache.recorder is None else cache.recorder.queries,
                 logits=logits,
                 cache=cache,
                 hidden=None if call.hidden is None else call.hidden.record,
+                others=cache.others,
             )
             evict(
                 self._model, seen, rule, padding=call.padding, input_ids=input_ids,

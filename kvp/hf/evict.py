@@ -67,9 +67,9 @@ def evict(
     if kept is None:
         return
     cache = observation.cache
-    for index, layer in enumerate(cache.layers):
-        bias = None if kept.bias is None else kept.bias[index]
-        cache.layers[index] = layer.select(kept.indices[index], bias)
+    for number, (index, layer) in enumerate(cache.stored.items()):
+        bias = None if kept.bias is None else kept.bias[number]
+        cache.layers[index] = layer.select(kept.indices[number], bias)
 
 
 def kept_slots(
@@ -112,7 +112,7 @@ def kept_slots(
             weights.append(bias)
     if all(tokens.shape[-1] == seen and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
         return None
-    layers = range(len(observation.cache.layers))
+    layers = range(len(observation.keys))
     indices = [stacked([tokens[index] for tokens in kept]) for index in layers]
     if all(bias is None for bias in weights):
         return KeptSlots(indices=indices, bias=None)

@@ -62,17 +62,17 @@ def evict_again(
     """
     check_repeatable(rule)
     queries = () if cache.recorder is None else cache.recorder.queries
-    stored = [(*layer.slots[:2], layer.positions) for layer in cache.layers]
+    stored = [(index, *layer.slots[:2], layer.positions) for index, layer in cache.stored.items()]
     kept = []
     for entry, (budget, prompt) in enumerate(zip(budgets, prompts, strict=True)):
         of_entry = [of_layer[entry] for of_layer in queries] if queries else [None] * len(stored)
         layers = [
-            _Layer(keys[entry], values[entry], places[entry], recorded)
-            for (keys, values, places), recorded in zip(stored, of_entry, strict=True)
+            _Layer(index, keys[entry], values[entry], places[entry], recorded)
+            for (index, keys, values, places), recorded in zip(stored, of_entry, strict=True)
         ]
         kept.append(_kept(layers, rule, budget, prompt))
-    for index, layer in enumerate(cache.layers):
-        indices = stacked([slots[index] for slots in kept])
+    for number, (index, layer) in enumerate(cache.stored.items()):
+        indices = stacked([slots[number] for slots in kept])
         if indices.shape[2] < layer.positions.shape[2] or bool((indices == EMPTY_SLOT).any()):
             cache.layers[index] = layer.select(indices)
 
@@ -81,6 +81,8 @@ def evict_again(
 class _Layer:
     """What one layer holds of one batch entry."""
 
+    index: int
+    """In the model."""
     keys: Tensor
     """[H, S, D]; values likewise."""
     values: Tensor
@@ -94,7 +96,7 @@ class _Layer:
         """The slots of every head that hold a token, in order."""
         return [present.nonzero()[:, 0] for present in self.positions < EMPTY]
 
-    def views(self, index: int, needs: Needs, budget: int, prompt: int) -> Iterator[_Part]:
+    def views(self, needs: Needs, budget: int, prompt: int) -> Iterator[_Part]:
         """One view of all heads where they hold equally many tokens, else one of each head."""
         slots = self.slots
         together = len({len(of_head) for of_head in slots}) == 1
@@ -111,7 +113,7 @@ class _Layer:
                 of_heads = self.queries[head * group : (head + size) * group]
                 queries = of_heads[None, :, max(of_heads.shape[1] - window, 0) :]
             view = View(
-                layer=index,
+                layer=self.index,
                 heads=heads,
                 keys=self.keys[heads].gather(1, wide)[None],
                 values=self.values[heads].gather(1, wide)[None],
@@ -173,15 +175,13 @@ def _scores(layers: Sequence[_Layer], scorer: Scorer, budget: int, prompt: int) 
     scores = [torch.full(layer.positions.shape, -torch.inf) for layer in layers]
     scores = [of.to(layer.keys.device) for of, layer in zip(scores, layers, strict=True)]
     parts = [
-        part
-        for index, layer in enumerate(layers)
-        for part in layer.views(index, scorer.needs, budget, prompt)
+        (of_layer, part)
+        for layer, of_layer in zip(layers, scores, strict=True)
+        for part in layer.views(scorer.needs, budget, prompt)
     ]
-    scored = score_layers(scorer, [part.view for part in parts])
-    for part, of_part in zip(parts, scored, strict=True):
-        scores[part.view.layer][part.heads] = scores[part.view.layer][part.heads].scatter(
-            1, part.slots, of_part[0]
-        )
+    scored = score_layers(scorer, [part.view for _, part in parts])
+    for (of_layer, part), of_part in zip(parts, scored, strict=True):
+        of_layer[part.heads] = of_layer[part.heads].scatter(1, part.slots, of_part[0])
     return scores
 
 

@@ -71,7 +71,7 @@ def prefill_and_evict(
     cached = tokens - fed_again
     kept = kept_tokens(rule.budget, cached, rule.protection)
     needs = scorer.needs if allocator is not None or kept < cached else Needs()
-    seen = prefill(model, input_ids, needs, tokenizer=tokenizer).observation
+    seen = prefill(model, input_ids, needs, tokenizer=tokenizer, fed_again=fed_again).observation
     assert seen is not None
     slots = kept_slots(
         model, seen, rule, padding=[0] * batch, input_ids=input_ids, tokenizer=tokenizer
@@ -84,6 +84,7 @@ def prefill_and_evict(
         slots.indices,
         seen=cached,
         bias=slots.bias,
+        others=seen.others_kept,
     )
 
 

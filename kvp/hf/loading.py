@@ -176,8 +176,8 @@ def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:
     if not options.get("local_files_only") and not _in_cache(source, options["revision"]):
         phase(f"looking for {name} on the model hub")  # retries without a network take a while
     config: PreTrainedConfig = _load(AutoConfig.from_pretrained, name, "model", source, options)
-    geometry_of(config)
     check_config(config)
+    geometry_of(config)
     return config
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicLayer
 
 from kvp.errors import ModelError, UsageError
+from kvp.hf.layer_kinds import evicted_layers
 from kvp.hf.limits import attention_window, rope_switch
 
 EMPTY = torch.iinfo(torch.int64).max
@@ -217,13 +218,19 @@ class StoredLayer(DynamicLayer, ABC):
         in `get_mask_sizes`. Raises ModelError when the model passes no positions, UsageError on a
         mask of another shape and on tokens the cache already holds.
         """
+        if options.get("position_bias") is not None:
+            raise ModelError(f"{type(module).__name__} adds a position bias, which kvp cannot keep")
+        tokens = query.shape[2]
         position_ids = options.get("position_ids")
-        if position_ids is None or position_ids.ndim != 2:
+        if position_ids is None:  # Llama 4: columns, padding included, order tokens as well
+            columns = torch.arange(self.seen - tokens, self.seen, device=query.device)
+            options = {**options, "position_ids": columns[None]}
+            position_ids = options["position_ids"]
+        elif position_ids.ndim != 2:
             raise ModelError(
                 f"{type(module).__name__} passes no plain token positions to its attention, "
                 "which eviction needs"
             )
-        tokens = query.shape[2]
         new_positions = position_ids.expand(query.shape[0], tokens)
         if mask is not None:
             if mask.dtype != torch.bool or mask.shape[-1] != (
@@ -251,11 +258,17 @@ class StoredLayer(DynamicLayer, ABC):
     def _refuse_other_attention(self, module: nn.Module, new_positions: Tensor) -> None:
         """Raise UsageError where the model's attention is not the one the cached keys were for."""
         config = getattr(module, "config", None)
+        before = self.seen - new_positions.shape[1]
+        index = getattr(module, "layer_idx", 0)
+        if before == 0 and config is not None and index != evicted_layers(config)[0]:
+            raise UsageError(
+                "this model has layers that nothing is evicted from: make its cache by "
+                "EvictingCache.of(model.config)"
+            )
         switch, window = rope_switch(config), attention_window(config)
         if switch is None and window is None:
             return
         newest = int(new_positions.masked_fill(new_positions == EMPTY, -1).max())
-        before = self.seen - new_positions.shape[1]
         if switch is not None and 0 < before <= switch <= newest:
             raise UsageError(
                 f"this model changes its RoPE after {switch} tokens, which would make the {before} "

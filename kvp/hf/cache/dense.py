@@ -104,6 +104,8 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
             scaling=options.get("scaling"),
             dropout=options.get("dropout", 0.0),
             eager=is_eager(module),
+            softcap=options.get("softcap"),
+            sinks=options.get("s_aux"),
         )
 
     def select(self, indices: Tensor, bias: Tensor | None = None) -> EvictingLayer | RaggedLayer:

@@ -53,9 +53,14 @@ def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None
         raise UsageError(f"save_cache writes an EvictingCache, got a {type(cache).__name__}")
     if cache.get_seq_length() == 0:
         raise UsageError("this cache is empty: prefill a prompt before save_cache")
+    if cache.others:
+        raise UsageError(
+            "save_cache writes caches of models whose every layer is evicted from: this one has "
+            f"{len(cache.others)} other layers (windows, chunks or recurrent states)"
+        )
     names = {kind: name for name, kind in _KINDS.items()}
     layers, tensors = [], {}
-    for index, layer in enumerate(cache.layers):
+    for index, layer in cache.stored.items():
         if type(layer) not in names:
             raise UsageError(f"save_cache cannot write a {type(layer).__name__}")
         state = layer.state

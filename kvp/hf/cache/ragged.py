@@ -146,6 +146,8 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
             visible,
             self._bias,
             scaling=options.get("scaling"),
+            softcap=options.get("softcap"),
+            sinks=options.get("s_aux"),
         )
         return attended.transpose(1, 2).contiguous()
 

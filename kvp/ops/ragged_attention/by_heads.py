@@ -29,6 +29,8 @@ def attend_by_heads(
     scaling: float,
     bias: Tensor | None = None,
     *,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     working_floats: int = _WORKING_FLOATS,
 ) -> Tensor:
     """`ragged_attention_reference`, two matrix products per head and one softmax per part.
@@ -55,6 +57,8 @@ def attend_by_heads(
             tail_values[part],
             None if tail_visible is None else tail_visible[part, span],
             None if head_bias is None else head_bias[of_heads],
+            softcap,
+            sinks,
         )
     return attended
 
@@ -82,6 +86,8 @@ def _attend(
     tail_values: Tensor,
     tail_visible: Tensor | None,
     head_bias: tuple[Tensor, ...] | None,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Attention of queries [B, H * G, T, D] over B * H flat parts and their tails."""
     batch, heads, tail, _ = tail_keys.shape
@@ -90,22 +96,31 @@ def _attend(
     # [B * H, G * T, D]
     packed = scaling * query.to(working).reshape(batch * heads, -1, width)
     longest = max(len(part) for part in head_keys)
-    logits = packed.new_full((*packed.shape[:2], longest + tail), -torch.inf)
+    slots = longest + tail + (sinks is not None)  # the sink is the last one
+    logits = packed.new_full((*packed.shape[:2], slots), -torch.inf)
     for out, queries, part in zip(logits, packed, head_keys, strict=True):
-        out[:, : len(part)] = queries @ part.to(working).t()
+        out[:, : len(part)] = _capped(queries @ part.to(working).t(), softcap)
     for out, more in zip(logits, head_bias or (), strict=False):
         out[:, : len(more)] += more.to(working)
     if tail:
-        to_tail = logits[..., longest:]
-        to_tail.copy_(packed @ tail_keys.to(working).flatten(0, 1).transpose(1, 2))
+        to_tail = logits[..., longest : longest + tail]
+        products = packed @ tail_keys.to(working).flatten(0, 1).transpose(1, 2)
+        to_tail.copy_(_capped(products, softcap))
         if tail_visible is not None:
             hidden = ~tail_visible[:, None, None]
             to_tail.view(batch, heads, -1, tokens, tail).masked_fill_(hidden, -torch.inf)
+    if sinks is not None:
+        of_token = sinks.to(working).view(heads, -1, 1).expand(batch, -1, -1, tokens)
+        logits[..., -1] = of_token.reshape(batch * heads, -1)
     attention = logits.softmax(dim=-1)
     if min(len(part) for part in head_keys) == 0:  # else every query sees something
         attention.masked_fill_((logits == -torch.inf).all(dim=-1, keepdim=True), 0.0)
     parts = zip(attention, head_values, strict=True)
     attended = torch.stack([weights[:, : len(p)] @ p.to(working) for weights, p in parts])
     if tail:
-        attended += attention[..., longest:] @ tail_values.to(working).flatten(0, 1)
+        attended += attention[..., longest : longest + tail] @ tail_values.to(working).flatten(0, 1)
     return attended.view(query.shape)
+
+
+def _capped(logits: Tensor, softcap: float | None) -> Tensor:
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)

@@ -76,6 +76,8 @@ def ragged_attention(
     *,
     scaling: float | None = None,
     backend: Backend | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of new tokens over what each KV head stores, as `ragged_attention_reference`.
 
@@ -90,8 +92,13 @@ def ragged_attention(
         UsageError: the backend asked for is not installed, or cannot compute this.
     """
     layout = lengths if isinstance(lengths, RaggedLayout) else RaggedLayout(lengths)
-    check_shapes(query, keys, values, layout, tail_keys, tail_values, tail_visible, bias)
+    check_shapes(query, keys, values, layout, tail_keys, tail_values, tail_visible, bias, sinks)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if softcap is not None or sinks is not None:  # known to the form of chunks alone
+        return attend_by_heads(
+            query, keys, values, layout, tail_keys, tail_values, tail_visible, scaling, bias,
+            softcap=softcap, sinks=sinks,
+        )  # fmt: skip
     form: _Form = attend_by_heads
     if query.shape[2] == 1:
         form = _single(query, layout, _BACKEND.get() if backend is None else backend)

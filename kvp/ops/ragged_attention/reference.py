@@ -20,6 +20,8 @@ def ragged_attention_reference(
     bias: Tensor | None = None,
     *,
     scaling: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of new tokens over what each KV head stores: [B, H * G, T, D] -> the same shape.
 
@@ -38,6 +40,8 @@ def ragged_attention_reference(
         tail_visible: [B, T, S] bool, which tail tokens a query sees, or None for all.
         bias: [M] float32, added to the logits of the flat part's tokens, or None for zeros.
         scaling: factor on the dot products, None for 1/sqrt(D).
+        softcap: bounds scaled products x to softcap * tanh(x / softcap), before `bias`; None: none.
+        sinks: [H * G] float, logit per query head of one slot more whose value is zero; None: none.
 
     Returns:
         [B, H * G, T, D] in the dtype of `query`.
@@ -46,7 +50,7 @@ def ragged_attention_reference(
         ValueError: shapes disagree.
     """
     layout = RaggedLayout(lengths)
-    check_shapes(query, keys, values, layout, tail_keys, tail_values, tail_visible, bias)
+    check_shapes(query, keys, values, layout, tail_keys, tail_values, tail_visible, bias, sinks)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     batch, heads = lengths.shape
     group = query.shape[1] // heads
@@ -60,12 +64,17 @@ def ragged_attention_reference(
             head_values = torch.cat([values[start:stop], tail_values[entry, head]]).to(working)
             queries = query[entry, head * group : (head + 1) * group].to(working)
             logits = scaling * queries @ head_keys.T
+            if softcap is not None:
+                logits = softcap * torch.tanh(logits / softcap)
             if bias is not None:
                 logits[..., : stop - start] += bias[start:stop].to(working)
             if tail_visible is not None:
                 logits[..., stop - start :].masked_fill_(~tail_visible[entry], -torch.inf)
             blind = (logits == -torch.inf).all(dim=-1, keepdim=True)
-            attention = logits.softmax(dim=-1).masked_fill(blind, 0.0)
+            if sinks is not None:
+                sink = sinks[head * group : (head + 1) * group].to(working)
+                logits = torch.cat([logits, sink[:, None, None].expand(-1, logits.shape[1], 1)], -1)
+            attention = logits.softmax(dim=-1)[..., : len(head_keys)].masked_fill(blind, 0.0)
             attended[entry, head * group : (head + 1) * group] = attention @ head_values
             start = stop
     return attended
@@ -85,6 +94,7 @@ def check_shapes(
     tail_values: Tensor,
     tail_visible: Tensor | None,
     bias: Tensor | None,
+    sinks: Tensor | None = None,
 ) -> None:
     """Raise ValueError unless the arguments of `ragged_attention` fit together."""
     lengths = layout.lengths
@@ -96,15 +106,17 @@ def check_shapes(
     batch, heads = lengths.shape
     tokens, width = query.shape[2:]
     stored, tail = keys.shape[0], tail_keys.shape[2]
-    for name, tensor, shape in (
+    expected = [
         ("keys", keys, (stored, width)),
         ("values", values, (stored, width)),
         ("tail_keys", tail_keys, (batch, heads, tail, width)),
         ("tail_values", tail_values, (batch, heads, tail, width)),
         ("tail_visible", tail_visible, (batch, tokens, tail)),
         ("bias", bias, (stored,)),
-    ):
-        if tensor is not None and tensor.shape != shape:
+        ("sinks", sinks, (query.shape[1],)),
+    ]
+    for name, tensor, shape in expected:
+        if tensor is not None and tuple(tensor.shape) != shape:
             raise ValueError(f"{name} must be {shape}, found {tuple(tensor.shape)}")
     if query.shape[0] != batch or query.shape[1] % heads or layout.stored != stored:
         raise ValueError(

@@ -15,6 +15,8 @@ from tokenizers.pre_tokenizers import Split
 from transformers import (
     AutoModelForCausalLM,
     BitsAndBytesConfig,
+    DeepseekV3Config,
+    Gemma2Config,
     GPT2Config,
     GptOssConfig,
     LlamaConfig,
@@ -24,6 +26,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3NextConfig,
 )
 
 from kvp.errors import KvpError, ModelError, UsageError
@@ -137,9 +140,9 @@ def test_devices_and_dtypes_are_checked(folder: Path) -> None:
         assert "--device cuda" in refusal(str(folder), device="cuda")
 
 
-def test_a_sliding_window_is_refused_before_the_weights_are_read(folder: Path) -> None:
-    MistralConfig(max_position_embeddings=8192).save_pretrained(folder)
-    assert "sliding window of 4096" in refusal(str(folder))
+def test_other_attention_is_refused_before_the_weights_are_read(folder: Path) -> None:
+    DeepseekV3Config().save_pretrained(folder)
+    assert "kv_lora_rank" in refusal(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -183,6 +186,10 @@ def test_geometry_that_does_not_exist() -> None:
         Qwen2Config(use_sliding_window=False, sliding_window=128),
         MistralConfig(sliding_window=None),
         Phi3Config(sliding_window=262144, max_position_embeddings=131072),  # beyond every prompt
+        Phi3Config(sliding_window=2047),  # up to a limit
+        Gemma2Config(),  # in some layers
+        GptOssConfig(),
+        Qwen3NextConfig(),
     ],
 )
 def test_full_attention_is_accepted(config: Any) -> None:
@@ -190,15 +197,13 @@ def test_full_attention_is_accepted(config: Any) -> None:
 
 
 def test_other_attention_is_refused() -> None:
-    from transformers import DeepseekV3Config, Gemma2Config, Qwen3NextConfig
+    from transformers import FalconH1Config, MambaConfig
 
+    chunked = ["chunked_attention"] * 32
     for config, message in (
-        (MistralConfig(max_position_embeddings=8192), "sliding window of 4096"),
-        (Phi3Config(sliding_window=2047), "sliding window of 2047"),
-        (Qwen2Config(use_sliding_window=True, sliding_window=128), "sliding window of 128"),
-        (Gemma2Config(), "sliding window"),
-        (GptOssConfig(), "sliding window"),
-        (Qwen3NextConfig(), "linear_attention"),
+        (MistralConfig(layer_types=chunked, attention_chunk_size=8), "no layer of full attention"),
+        (MambaConfig(), "no layer of full attention"),
+        (FalconH1Config(), "no layer of full attention"),
         (DeepseekV3Config(), "kv_lora_rank"),
     ):
         with pytest.raises(ModelError, match=message):

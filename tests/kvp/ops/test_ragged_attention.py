@@ -32,6 +32,7 @@ both = pytest.mark.parametrize("attention", [ragged_attention, ragged_attention_
 def masked_dense(
     query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, tail_keys: Tensor,
     tail_values: Tensor, tail_visible: Tensor | None, scaling: float, bias: Tensor | None = None,
+    softcap: float | None = None, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Every head padded to the longest, keys repeated per query head, one mask: float64."""
     batch, heads = lengths.shape
@@ -55,9 +56,14 @@ def masked_dense(
         padded.repeat_interleave(group, dim=2), allowed.repeat_interleave(group, dim=1)
     )  # fmt: skip
     logits = scaling * query.double() @ padded[0].transpose(-1, -2)
+    if softcap is not None:
+        logits = softcap * (logits / softcap).tanh()
     logits += added.repeat_interleave(group, dim=1)
     weights = logits.masked_fill(~allowed, -torch.inf).exp().nan_to_num(0.0)
-    return (weights / weights.sum(-1, keepdim=True).clamp_min(1e-300)) @ padded[1]
+    total = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + sinks.double().exp()[:, None, None]
+    return (weights / total.clamp_min(1e-300)) @ padded[1]
 
 
 @settings(max_examples=60, deadline=None)
@@ -105,6 +111,23 @@ def test_long_heads(ragged_case: Case, attention: Any, lengths: list[list[int]])
     arguments = ragged_case(lengths, tail=3)
     expected = masked_dense(**arguments, scaling=8**-0.5)
     assert (attention(**arguments) - expected).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("softcap", [None, 0.7])
+@pytest.mark.parametrize("sunk", [False, True])
+@pytest.mark.parametrize("tokens", [1, 3])
+@both
+def test_capped_logits_and_sinks(
+    ragged_case: Case, attention: Any, tokens: int, sunk: bool, softcap: float | None
+) -> None:
+    """The cap comes before the bias; a sink takes weight from every token and adds no value."""
+    arguments = ragged_case([[30, 2], [0, 0], [7, 40]], tokens=tokens, tail=3, biased=True)
+    sinks = torch.tensor([2.0, -1.0, 0.5, 3.0]) if sunk else None
+    expected = masked_dense(**arguments, scaling=0.3, softcap=softcap, sinks=sinks)
+    result = attention(**arguments, scaling=0.3, softcap=softcap, sinks=sinks)
+    assert (result - expected).abs().max() <= 1e-12
+    if sunk or softcap:
+        assert (result - attention(**arguments, scaling=0.3)).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("working_floats", [1, 300, 2000, 2**21])
