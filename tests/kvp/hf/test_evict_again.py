@@ -130,7 +130,7 @@ def assert_masked(model: PreTrainedModel, passes: Passes) -> None:
 
 
 ALLOCATORS = [None, "ada", "global"]
-READ_WHOLE = {"contrastkv", "expected_attention", "gvote", "kvzip", "oracle", "windowkv"}
+READ_WHOLE = {"contrastkv", "expected_attention", "gvote", "kvzip", "oracle"}
 """Methods that read a whole prompt at once, or the future."""
 
 

@@ -21,6 +21,7 @@ from transformers import DynamicCache, PreTrainedModel
 import kvp
 from kvp.errors import CacheError, UsageError
 from kvp.hf import EvictingCache, load_cache, observe, prefill_and_evict, save_cache
+from kvp.hf.cache.evicting import Turn
 from kvp.hf.model_access import layer_devices
 from kvp.manifest import digest_json
 from policies import make_allocator, make_scorer
@@ -69,12 +70,12 @@ def test_what_is_read_is_what_was_written(
     qwen: PreTrainedModel, prompt: Prompt, made: Any, kind: str, tmp_path: Path
 ) -> None:
     cache, path = made(kind), tmp_path / "context.safetensors"
-    cache.prompt_tokens = CONTEXT
+    cache.turn = Turn(budgets=(22,), prompts=(CONTEXT,), shrunk_at=CONTEXT)
     save_cache(cache, path, model=qwen)
     assert [file.name for file in tmp_path.iterdir()] == ["context.safetensors"]
     loaded = load_cache(path, qwen)
     assert same_layers(cache, loaded)
-    assert (loaded.prompt_tokens, loaded.get_seq_length()) == (CONTEXT, CONTEXT + 3)
+    assert (loaded.turn, loaded.get_seq_length()) == (cache.turn, CONTEXT + 3)
     assert (loaded.recorder, loaded.evicted) == (None, kind != "full")
     biases = ["bias" in layer.state.tensors for layer in loaded.layers]
     assert any(biases) if kind == "biased" else not any(biases)

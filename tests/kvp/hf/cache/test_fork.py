@@ -195,7 +195,7 @@ def test_a_fork_keeps_counters_and_records_nothing(
         cache = first.past_key_values
         recorder = cache.recorder = QueryRecorder()
         fork = cache.fork()
-        assert (fork.prompt_tokens, fork.evicted) == (CONTEXT, True)
+        assert (fork.turn.prompts, fork.evicted) == ((CONTEXT,), True)
         turn = torch.cat([first.sequences, prompt(5)], dim=1)
         assert generate(qwen, turn, 2, past_key_values=fork).past_key_values is fork
         assert recorder.queries == ()
