@@ -139,16 +139,20 @@ def evicting(
     model = unwrapped(model)
     refuse_inside_block(model)
     rule = _rule(scorer, budget, protection, allocator)
+    _check_repeats(rule, every, prefill_chunk)
+    check_model(model)
+    check_inputs(model, [scorer])
+    warn_of_another_model(model, scorer)
+    return EvictingBlock(model, rule, tokenizer, every=every, prefill_chunk=prefill_chunk)
+
+
+def _check_repeats(rule: EvictionRule, every: int | None, prefill_chunk: int | None) -> None:
     if every is not None:
         if every < 1:
             raise UsageError(f"every must be at least 1 token, got {every}")
         check_repeatable(rule)
     if prefill_chunk is not None and prefill_chunk < 3:
         raise UsageError(f"prefill_chunk must be at least 3 tokens, got {prefill_chunk}")
-    check_model(model)
-    check_inputs(model, [scorer])
-    warn_of_another_model(model, scorer)
-    return EvictingBlock(model, rule, tokenizer, every=every, prefill_chunk=prefill_chunk)
 
 
 def _rule(

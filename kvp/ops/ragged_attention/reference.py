@@ -62,22 +62,27 @@ def ragged_attention_reference(
             stop = start + int(lengths[entry, head])
             head_keys = torch.cat([keys[start:stop], tail_keys[entry, head]]).to(working)
             head_values = torch.cat([values[start:stop], tail_values[entry, head]]).to(working)
-            queries = query[entry, head * group : (head + 1) * group].to(working)
-            logits = scaling * queries @ head_keys.T
+            of_head = slice(head * group, (head + 1) * group)
+            logits = scaling * query[entry, of_head].to(working) @ head_keys.T
             if softcap is not None:
                 logits = softcap * torch.tanh(logits / softcap)
             if bias is not None:
                 logits[..., : stop - start] += bias[start:stop].to(working)
             if tail_visible is not None:
                 logits[..., stop - start :].masked_fill_(~tail_visible[entry], -torch.inf)
-            blind = (logits == -torch.inf).all(dim=-1, keepdim=True)
-            if sinks is not None:
-                sink = sinks[head * group : (head + 1) * group].to(working)
-                logits = torch.cat([logits, sink[:, None, None].expand(-1, logits.shape[1], 1)], -1)
-            attention = logits.softmax(dim=-1)[..., : len(head_keys)].masked_fill(blind, 0.0)
-            attended[entry, head * group : (head + 1) * group] = attention @ head_values
+            attention = _softmax(logits, None if sinks is None else sinks[of_head].to(working))
+            attended[entry, of_head] = attention @ head_values
             start = stop
     return attended
+
+
+def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
+    """Weights of logits [G, T, S], beside a sink per query head [G]; zeros where all are -inf."""
+    blind = (logits == -torch.inf).all(dim=-1, keepdim=True)
+    slots = logits.shape[-1]
+    if sinks is not None:
+        logits = torch.cat([logits, sinks[:, None, None].expand(-1, logits.shape[1], 1)], dim=-1)
+    return logits.softmax(dim=-1)[..., :slots].masked_fill(blind, 0.0)
 
 
 def working_dtype(query: Tensor) -> torch.dtype:
