@@ -27,8 +27,7 @@ def ragged_attention_reference(
 
     A head stores two parts. The flat part holds the tokens it kept, as many as each head kept, and
     every query sees all of them. The tail holds the tokens fed since, the same number for all
-    heads. Softmax and sums are in float32 for half-precision tensors. A query that sees no token
-    gets zeros.
+    heads. Softmax and sums are in float32 for half precision; a query that sees no token gets zeros.
 
     Args:
         query: [B, H * G, T, D] float after RoPE; query heads of one KV head are neighbours.
@@ -52,11 +51,9 @@ def ragged_attention_reference(
     layout = RaggedLayout(lengths)
     check_shapes(query, keys, values, layout, tail_keys, tail_values, tail_visible, bias, sinks)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    batch, heads = lengths.shape
+    (batch, heads), working = lengths.shape, working_dtype(query)
     group = query.shape[1] // heads
-    working = working_dtype(query)
-    attended = torch.zeros_like(query)
-    start = 0
+    attended, start = torch.zeros_like(query), 0
     for entry in range(batch):
         for head in range(heads):
             stop = start + int(lengths[entry, head])
