@@ -23,10 +23,9 @@ def ragged_attention_reference(
 ) -> Tensor:
     """Attention of new tokens over what each KV head stores: [B, H * G, T, D] -> the same shape.
 
-    A head stores two parts. The flat part holds the tokens it kept, as many as each head kept, and
-    every query sees all of them. The tail holds the tokens fed since, the same number for all
-    heads. Softmax and sums are in float32 for half-precision tensors. A query that sees no token
-    gets zeros.
+    A head stores two parts: the flat part, the tokens it kept, of which every query sees all, and
+    the tail, the tokens fed since, the same number for all heads. Softmax and sums are in float32
+    for half-precision tensors. A query that sees no token gets zeros.
 
     Args:
         query: [B, H * G, T, D] float after RoPE; query heads of one KV head are neighbours.
@@ -50,31 +49,41 @@ def ragged_attention_reference(
     check_shapes(query, keys, values, lengths, tail_keys, tail_values, tail_visible, bias, sinks)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     batch, heads = lengths.shape
-    group = query.shape[1] // heads
-    working = working_dtype(query)
+    group, working = query.shape[1] // heads, working_dtype(query)
     attended = torch.zeros_like(query)
     start = 0
     for entry in range(batch):
         for head in range(heads):
-            stop = start + int(lengths[entry, head])
+            stop, of_head = (
+                start + int(lengths[entry, head]),
+                slice(head * group, (head + 1) * group),
+            )
             head_keys = torch.cat([keys[start:stop], tail_keys[entry, head]]).to(working)
             head_values = torch.cat([values[start:stop], tail_values[entry, head]]).to(working)
-            queries = query[entry, head * group : (head + 1) * group].to(working)
-            logits = scaling * queries @ head_keys.T
-            if softcap is not None:
-                logits = softcap * torch.tanh(logits / softcap)
+            queries = query[entry, of_head].to(working)
+            logits = capped(scaling * queries @ head_keys.T, softcap)
             if bias is not None:
                 logits[..., : stop - start] += bias[start:stop].to(working)
             if tail_visible is not None:
                 logits[..., stop - start :].masked_fill_(~tail_visible[entry], -torch.inf)
-            blind = (logits == -torch.inf).all(dim=-1, keepdim=True)
-            if sinks is not None:
-                sink = sinks[head * group : (head + 1) * group].to(working)
-                logits = torch.cat([logits, sink[:, None, None].expand(-1, logits.shape[1], 1)], -1)
-            attention = logits.softmax(dim=-1)[..., : len(head_keys)].masked_fill(blind, 0.0)
-            attended[entry, head * group : (head + 1) * group] = attention @ head_values
+            attention = _weights(logits, None if sinks is None else sinks[of_head].to(working))
+            attended[entry, of_head] = attention @ head_values
             start = stop
     return attended
+
+
+def _weights(logits: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax of logits [G, T, S], zeros where all are -inf, beside one slot with logits [G]."""
+    slots = logits.shape[-1]
+    blind = (logits == -torch.inf).all(dim=-1, keepdim=True)
+    if sinks is not None:
+        logits = torch.cat([logits, sinks[:, None, None].expand(-1, logits.shape[1], 1)], dim=-1)
+    return logits.softmax(dim=-1)[..., :slots].masked_fill(blind, 0.0)
+
+
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """Logits x as softcap * tanh(x / softcap), or as they are without a cap."""
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
 def working_dtype(query: Tensor) -> torch.dtype:
