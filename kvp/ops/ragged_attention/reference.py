@@ -49,27 +49,25 @@ def ragged_attention_reference(
     check_shapes(query, keys, values, lengths, tail_keys, tail_values, tail_visible, bias, sinks)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     batch, heads = lengths.shape
-    group, working = query.shape[1] // heads, working_dtype(query)
-    attended = torch.zeros_like(query)
+    working = working_dtype(query)
+    grouped = query.reshape(batch, heads, -1, *query.shape[2:]).to(working)  # [B, H, G, T, D]
+    of_heads = None if sinks is None else sinks.to(working).view(heads, -1)  # [H, G]
+    attended = torch.zeros_like(grouped)
     start = 0
     for entry in range(batch):
         for head in range(heads):
-            stop, of_head = (
-                start + int(lengths[entry, head]),
-                slice(head * group, (head + 1) * group),
-            )
+            stop = start + int(lengths[entry, head])
             head_keys = torch.cat([keys[start:stop], tail_keys[entry, head]]).to(working)
             head_values = torch.cat([values[start:stop], tail_values[entry, head]]).to(working)
-            queries = query[entry, of_head].to(working)
-            logits = capped(scaling * queries @ head_keys.T, softcap)
+            logits = capped(scaling * grouped[entry, head] @ head_keys.T, softcap)
             if bias is not None:
                 logits[..., : stop - start] += bias[start:stop].to(working)
             if tail_visible is not None:
                 logits[..., stop - start :].masked_fill_(~tail_visible[entry], -torch.inf)
-            attention = _weights(logits, None if sinks is None else sinks[of_head].to(working))
-            attended[entry, of_head] = attention @ head_values
+            attention = _weights(logits, None if of_heads is None else of_heads[head])
+            attended[entry, head] = attention @ head_values
             start = stop
-    return attended
+    return attended.view(query.shape).to(query.dtype)
 
 
 def _weights(logits: Tensor, sinks: Tensor | None) -> Tensor:
