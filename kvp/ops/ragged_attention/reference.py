@@ -52,8 +52,7 @@ def ragged_attention_reference(
     working = working_dtype(query)
     grouped = query.reshape(batch, heads, -1, *query.shape[2:]).to(working)  # [B, H, G, T, D]
     of_heads = None if sinks is None else sinks.to(working).view(heads, -1)  # [H, G]
-    attended = torch.zeros_like(grouped)
-    start = 0
+    attended, start = torch.zeros_like(grouped), 0
     for entry in range(batch):
         for head in range(heads):
             stop = start + int(lengths[entry, head])
