@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvp.ops.ragged_attention.layout import RaggedLayout
-from kvp.ops.ragged_attention.reference import working_dtype
+from kvp.ops.ragged_attention.reference import capped, working_dtype
 
 _WORKING_FLOATS = 2**21
 """Padded logits held at a time: 8 MiB in float32."""
@@ -99,13 +99,13 @@ def _attend(
     slots = longest + tail + (sinks is not None)  # the sink is the last one
     logits = packed.new_full((*packed.shape[:2], slots), -torch.inf)
     for out, queries, part in zip(logits, packed, head_keys, strict=True):
-        out[:, : len(part)] = _capped(queries @ part.to(working).t(), softcap)
+        out[:, : len(part)] = capped(queries @ part.to(working).t(), softcap)
     for out, more in zip(logits, head_bias or (), strict=False):
         out[:, : len(more)] += more.to(working)
     if tail:
         to_tail = logits[..., longest : longest + tail]
         products = packed @ tail_keys.to(working).flatten(0, 1).transpose(1, 2)
-        to_tail.copy_(_capped(products, softcap))
+        to_tail.copy_(capped(products, softcap))
         if tail_visible is not None:
             hidden = ~tail_visible[:, None, None]
             to_tail.view(batch, heads, -1, tokens, tail).masked_fill_(hidden, -torch.inf)
@@ -120,7 +120,3 @@ def _attend(
     if tail:
         attended += attention[..., longest : longest + tail] @ tail_values.to(working).flatten(0, 1)
     return attended.view(query.shape)
-
-
-def _capped(logits: Tensor, softcap: float | None) -> Tensor:
-    return logits if softcap is None else softcap * torch.tanh(logits / softcap)

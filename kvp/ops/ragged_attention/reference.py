@@ -25,9 +25,9 @@ def ragged_attention_reference(
 ) -> Tensor:
     """Attention of new tokens over what each KV head stores: [B, H * G, T, D] -> the same shape.
 
-    A head stores two parts. The flat part holds the tokens it kept, as many as each head kept, and
-    every query sees all of them. The tail holds the tokens fed since, the same number for all
-    heads. Softmax and sums are in float32 for half precision; a query that sees no token gets zeros.
+    A head stores two parts: the flat part, the tokens it kept, of which every query sees all, and
+    the tail, the tokens fed since, the same number for all heads. Softmax and sums are in float32
+    for half-precision tensors. A query that sees no token gets zeros.
 
     Args:
         query: [B, H * G, T, D] float after RoPE; query heads of one KV head are neighbours.
@@ -51,35 +51,39 @@ def ragged_attention_reference(
     layout = RaggedLayout(lengths)
     check_shapes(query, keys, values, layout, tail_keys, tail_values, tail_visible, bias, sinks)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    (batch, heads), working = lengths.shape, working_dtype(query)
-    group = query.shape[1] // heads
-    attended, start = torch.zeros_like(query), 0
+    batch, heads = lengths.shape
+    working = working_dtype(query)
+    grouped = query.reshape(batch, heads, -1, *query.shape[2:]).to(working)  # [B, H, G, T, D]
+    of_heads = None if sinks is None else sinks.to(working).view(heads, -1)  # [H, G]
+    attended, start = torch.zeros_like(grouped), 0
     for entry in range(batch):
         for head in range(heads):
             stop = start + int(lengths[entry, head])
             head_keys = torch.cat([keys[start:stop], tail_keys[entry, head]]).to(working)
             head_values = torch.cat([values[start:stop], tail_values[entry, head]]).to(working)
-            of_head = slice(head * group, (head + 1) * group)
-            logits = scaling * query[entry, of_head].to(working) @ head_keys.T
-            if softcap is not None:
-                logits = softcap * torch.tanh(logits / softcap)
+            logits = capped(scaling * grouped[entry, head] @ head_keys.T, softcap)
             if bias is not None:
                 logits[..., : stop - start] += bias[start:stop].to(working)
             if tail_visible is not None:
                 logits[..., stop - start :].masked_fill_(~tail_visible[entry], -torch.inf)
-            attention = _softmax(logits, None if sinks is None else sinks[of_head].to(working))
-            attended[entry, of_head] = attention @ head_values
+            attention = _weights(logits, None if of_heads is None else of_heads[head])
+            attended[entry, head] = attention @ head_values
             start = stop
-    return attended
+    return attended.view(query.shape).to(query.dtype)
 
 
-def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
-    """Weights of logits [G, T, S], beside a sink per query head [G]; zeros where all are -inf."""
-    blind = (logits == -torch.inf).all(dim=-1, keepdim=True)
+def _weights(logits: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax of logits [G, T, S], zeros where all are -inf, beside one slot with logits [G]."""
     slots = logits.shape[-1]
+    blind = (logits == -torch.inf).all(dim=-1, keepdim=True)
     if sinks is not None:
         logits = torch.cat([logits, sinks[:, None, None].expand(-1, logits.shape[1], 1)], dim=-1)
     return logits.softmax(dim=-1)[..., :slots].masked_fill(blind, 0.0)
+
+
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """Logits x as softcap * tanh(x / softcap), or as they are without a cap."""
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
 def working_dtype(query: Tensor) -> torch.dtype:
