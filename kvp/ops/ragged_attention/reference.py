@@ -51,8 +51,7 @@ def ragged_attention_reference(
     layout = RaggedLayout(lengths)
     check_shapes(query, keys, values, layout, tail_keys, tail_values, tail_visible, bias, sinks)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    batch, heads = lengths.shape
-    working = working_dtype(query)
+    (batch, heads), working = lengths.shape, working_dtype(query)
     grouped = query.reshape(batch, heads, -1, *query.shape[2:]).to(working)  # [B, H, G, T, D]
     of_heads = None if sinks is None else sinks.to(working).view(heads, -1)  # [H, G]
     attended, start = torch.zeros_like(grouped), 0
