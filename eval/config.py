@@ -39,6 +39,7 @@ IDENTITY_FIELDS = (
     "seed",
     "dtype",
     "attention",
+    "quantization",
     "sinks",
     "recents",
     "max_new_tokens",
@@ -186,7 +187,11 @@ class EvalConfig(
         """The settings every run of one results folder must share."""
         values = asdict(self)
         identity = {RECORDED_AS.get(name, name): values[name] for name in IDENTITY_FIELDS}
-        for name in ("data", "attention"):  # folders of earlier versions do not have them
+        for name in (
+            "data",
+            "attention",
+            "quantization",
+        ):  # folders of earlier versions do not have them
             if identity[name] == getattr(EvalConfig, name):
                 del identity[name]
         return identity

@@ -126,8 +126,9 @@ def measure_traces(
         for record in records:
             trace = reader.trace(record.index)
             prompt = TracedPrompt(
-                trace, boundary(record, protocol), settings.device, model, tokenizer
-            )
+                trace, boundary(record, protocol), settings.device, model, tokenizer,
+                layers=reader.geometry.model_layers,
+            )  # fmt: skip
             for method in rankings(methods):
                 same = [each for each in planned if each.method.ranking == method.ranking]
                 _measure(settings, prompt, method, same, protocol, sums)
@@ -160,10 +161,11 @@ class TracedPrompt:
         device: str = "cpu",
         model: PreTrainedModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        layers: Sequence[int] | None = None,
     ) -> None:
-        """Compute the importance of its tokens."""
+        """Compute the importance of its tokens; `layers` are as `Geometry.model_layers`."""
         self.prefix_length = prefix_length
-        self._stored = stored_prefill(trace, prefix_length, device)
+        self._stored = stored_prefill(trace, prefix_length, device, layers)
         if trace.queries is None:
             future = trace.future_attention(prefix_length).to(device)
         else:
@@ -285,7 +287,7 @@ def _curve_records(
                 **method_fields(method),
                 "protected": protected,
                 "protocol": protocol,
-                "layer": layer,
+                "layer": geometry.model_layers[layer],
                 "head": head,
                 "budgets": [step / GRID_STEPS for step in range(GRID_STEPS + 1)],
                 "cost": cost[layer, head].tolist(),

@@ -8,9 +8,9 @@ those of `model.generate(do_sample=False)` on the same cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ class Prefix:
     """Per layer [1, H, N, D], after RoPE."""
     values: Sequence[Tensor]
     """Per layer [1, H, N, D]."""
+    others: Mapping[int, Any] = field(default_factory=dict)
+    """Caches of the layers that nothing is evicted from, after N tokens (`kvp.hf.layer_kinds`)."""
 
     @classmethod
     def of(cls, prefill: Prefill) -> Prefix:
@@ -45,6 +47,7 @@ class Prefix:
         return cls(
             keys=[keys[:, :, :tokens] for keys in prefill.keys],
             values=[values[:, :, :tokens] for values in prefill.values],
+            others={} if prefill.observation is None else prefill.observation.others_kept,
         )
 
     @property
@@ -212,7 +215,9 @@ def gather(prefix: Prefix, batch: Sequence[Kept]) -> EvictingCache:
             if kept.log_weights is not None:
                 weights[index, :, :, : kept.width] = kept.log_weights
         bias = [weights[:, layer, :, : widest[layer]] for layer in range(layers)]
-    return EvictingCache.select(prefix.keys, prefix.values, indices, seen=prefix.tokens, bias=bias)
+    return EvictingCache.select(
+        prefix.keys, prefix.values, indices, seen=prefix.tokens, bias=bias, others=prefix.others
+    )
 
 
 def _in_batches(

@@ -62,8 +62,13 @@ def protocols_apart(protocols: Sequence[str], records: Sequence[SequenceRecord])
     return tuple(protocols)
 
 
-def stored_prefill(trace: Trace, prefix_length: int, device: str = "cpu") -> Prefill:
-    """The prefill of a trace up to a boundary, as if the model had just run over it."""
+def stored_prefill(
+    trace: Trace, prefix_length: int, device: str = "cpu", layers: Sequence[int] | None = None
+) -> Prefill:
+    """The prefill of a trace up to a boundary, as if the model had just run over it.
+
+    `layers` are the model's indices of the traced ones (`Geometry.model_layers`); None: from 0.
+    """
     again = trace.record.fed_again(prefix_length)
     tokens = prefix_length + again
     keys, values = trace.keys.to(device), trace.values.to(device)  # [L, H, T, D]
@@ -77,4 +82,5 @@ def stored_prefill(trace: Trace, prefix_length: int, device: str = "cpu") -> Pre
         queries=queries,
         fed_again=again,
         question=max(0, prefix_length - trace.record.context_length),
+        layers=layers,
     )

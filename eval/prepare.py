@@ -20,7 +20,8 @@ from eval.tasks import Prompt, load_all, prompt_request, protocols_of, task_name
 from eval.tune.settings_file import check_settings
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_tokenizer
-from kvp.hf.loading import torch_device
+from kvp.hf.limits import context_limit
+from kvp.hf.loading import check_quantization, torch_device
 from kvp.ranking import Protection
 from kvp.store import TraceReader
 
@@ -66,14 +67,14 @@ def methods_of(config: EvalConfig) -> tuple[Method, ...]:
 def prepare(config: EvalConfig, methods: Sequence[Method]) -> Prepared:
     """Load and check all but the weights; raises KvpError on anything the user can mend."""
     task_names(config.task_list)
-    torch_device(config.device)
+    check_quantization(config.quantization, torch_device(config.device))
     tuning = check_settings(config)
     model_config = load_config(config.model, revision=config.revision)
     geometry = geometry_of(model_config)
     check_methods(methods, geometry)
     traces = open_traces(config.traces, geometry, methods) if config.traces else None
     tokenizer = load_tokenizer(config.model, revision=config.revision)
-    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    positions = context_limit(model_config)
     request = prompt_request(config, count=config.prompts, seed=config.seed)
     prompts, notes = load_all(request, tokenizer, positions)
     notes += tuning

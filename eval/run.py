@@ -101,7 +101,8 @@ def _run(
     notes = made_for_others(bench, prepared)
     for note in notes:
         say(f"note: {note}")
-    write_manifest(output, config, digests, [*prepared.notes, *notes], digest)
+    every_note = [*prepared.notes, *notes]
+    write_manifest(output, config, digests, every_note, digest, prepared.geometry.layer_indices)
     folder = output.path
     evaluate_all(bench, prepared, RecordFile(folder / ROWS))
     if config.timing_prompts:
@@ -133,6 +134,7 @@ def load_bench(config: EvalConfig, methods: Iterable[Method]) -> Bench:
         dtype=config.dtype,
         revision=config.revision,
         attention=config.attention,
+        quantization=config.quantization,
     )
     check_inputs(model, [method.scorer for method in methods if method.scorer])
     return Bench(

@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvp.hf import evicting, load_model, prefill_and_evict
+    from kvp.hf import evicting, load_cache, load_model, prefill_and_evict, save_cache
     from kvp.store import TraceReader
     from policies import load_policy, make_allocator, make_method, make_scorer
 
@@ -25,20 +25,24 @@ __all__ = [
     "collect",
     "evaluate",
     "evicting",
+    "load_cache",
     "load_model",
     "load_policy",
     "make_allocator",
     "make_method",
     "make_scorer",
     "prefill_and_evict",
+    "save_cache",
     "train",
 ]
 
 _MODULES = {
     "TraceReader": "kvp.store",
     "evicting": "kvp.hf",
+    "load_cache": "kvp.hf",
     "load_model": "kvp.hf",
     "prefill_and_evict": "kvp.hf",
+    "save_cache": "kvp.hf",
     "load_policy": "policies",
     "make_allocator": "policies",
     "make_method": "policies",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from typing import ClassVar, Literal, TypeVar, get_type_hints
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
+QuantizationName = Literal["none", "8bit", "4bit"]
 AnswersName = Literal["model", "reference"]
 
 GroupT = TypeVar("GroupT")
@@ -87,6 +88,9 @@ class ModelConfig(Group):
     """Hub revision of the model."""
     dtype: DtypeName = "float32"
     """Dtype of the model, and of traces that are taken from it."""
+    quantization: QuantizationName = "none"
+    """Bits in which the model's weights are held (bitsandbytes, on a CUDA device); keys, values and
+    traces keep `--dtype`."""
 
 
 @dataclass(frozen=True, kw_only=True)

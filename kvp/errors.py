@@ -25,5 +25,9 @@ class PolicyError(KvpError):
     """A policy directory that is damaged or was made for another geometry."""
 
 
+class CacheError(KvpError):
+    """A cache file that is damaged or was made by another model."""
+
+
 class ResultsError(KvpError):
     """A results folder that is damaged or belongs to another configuration."""

@@ -2,7 +2,7 @@
 
 Shape legend (used in docstrings and typed signatures throughout):
 
-    B  batch                        L  layers
+    B  batch                        L  layers that tokens are evicted from
     Q  query heads                  H  KV heads
     G  query heads per KV head      A  KV heads of the model, L * H, layer-major: one learned ranker
                                        each (the "agents" of the KVP paper)
@@ -14,8 +14,9 @@ Shape legend (used in docstrings and typed signatures throughout):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 
@@ -24,12 +25,24 @@ class Geometry:
     """Attention shape of a decoder: everything a trace or a policy must agree on."""
 
     layers: int
+    """Layers that see every token, from which tokens are evicted: all layers of most models."""
     query_heads: int
     kv_heads: int
     head_dim: int
+    layer_indices: tuple[int, ...] = ()
+    """Which layers of the model those are, ascending; empty where they are its first ones."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless all sizes are positive and KV heads divide the query heads."""
+        """Raise ValueError on sizes or layers that cannot be those of a model.
+
+        Sizes are positive, KV heads divide the query heads, and layer indices ascend.
+        """
+        indices = tuple(int(index) for index in self.layer_indices)
+        rises = all(low < high for low, high in pairwise((-1, *indices)))
+        if indices and (len(indices) != self.layers or not rises):
+            raise ValueError(f"{self.layers} layers cannot be layers {indices} of a model")
+        first = indices == tuple(range(len(indices)))
+        object.__setattr__(self, "layer_indices", () if first else indices)
         if min(self.layers, self.query_heads, self.kv_heads, self.head_dim) < 1:
             raise ValueError(f"every size of a geometry must be positive, got {self}")
         if self.query_heads % self.kv_heads:
@@ -47,9 +60,19 @@ class Geometry:
         """KV heads of the whole model (A = L * H)."""
         return self.layers * self.kv_heads
 
-    def to_dict(self) -> dict[str, int]:
-        """Plain dictionary for JSON."""
-        return asdict(self)
+    @property
+    def model_layers(self) -> Sequence[int]:
+        """[L] index in the model of every layer that tokens are evicted from."""
+        return self.layer_indices or range(self.layers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionary for JSON, without the layer indices where they are the first ones."""
+        data = asdict(self)
+        if not self.layer_indices:
+            del data["layer_indices"]
+        else:
+            data["layer_indices"] = list(self.layer_indices)
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Geometry:
@@ -57,7 +80,8 @@ class Geometry:
         return cls(**data)
 
     def __str__(self) -> str:
+        which = f", layers {', '.join(map(str, self.layer_indices))}" if self.layer_indices else ""
         return (
             f"{self.layers} layers x {self.kv_heads} KV heads "
-            f"({self.query_heads} query heads, head_dim {self.head_dim})"
+            f"({self.query_heads} query heads, head_dim {self.head_dim}{which})"
         )

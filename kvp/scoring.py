@@ -7,7 +7,7 @@ protection and budgets are `kvp.ranking`; the list of methods is `policies.regis
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -94,19 +94,24 @@ class View:
     """
 
     layer: int
-    """Layer index, 0-based."""
+    """Index of the layer in the model, 0-based; not all layers of a model are scored."""
+    heads: slice = field(default_factory=lambda: slice(None))
+    """KV heads of the layer that the view shows: all, or one where heads hold different numbers of
+    tokens."""
     keys: Tensor
     """[B, H, N, D] keys after RoPE, in the model's dtype."""
     values: Tensor
     """[B, H, N, D] values, in the model's dtype."""
     positions: Tensor
-    """[B, N] int64 true positions, ascending."""
+    """[B, N] int64 true positions, ascending; [B, H, N] in a cache that has been shrunk before,
+    whose heads hold different tokens."""
     budget: int
     """Tokens per KV head to be kept, protected ones included (methods with windows adapt)."""
     fed_again: int = 0
     """Last tokens that are fed once more after the eviction; their scores are dropped."""
     queries: Tensor | None = None
-    """[B, Q, W, D] queries after RoPE of the last W tokens, W = min(needs.queries, N)."""
+    """[B, Q, W, D] queries after RoPE of the last W tokens, W = min(needs.queries, N); fewer in a
+    cache that has been shrunk before, whose latest tokens alone are all there."""
     future: Tensor | None = None
     """[B, H, N] float32 future attention of every token (`kvp.ops.future_attention`)."""
     rope: Rope | None = None
@@ -119,6 +124,9 @@ class View:
     """[B, H, N] float32 largest attention, over query group and random tokens."""
     question: int = 0
     """Tokens of the question, the last ones; 0 where it has not been read, or is unknown."""
+    prompt: int = 0
+    """Tokens before the answer, the ones at positions below this number, where eviction runs while
+    the model answers; 0 before that."""
     text: str | None = None
     """Text of the last `needs.text` tokens (views that carry it have B = 1)."""
     text_class: str | None = None

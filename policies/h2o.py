@@ -13,7 +13,8 @@ visible, without recent tokens), `kvcache_factory` (KVCache-Factory: the last 32
 heaviest others by raw sums; its code lets queries before the window see later keys, which this does
 not reproduce).
 Ties: the newer token is heavier. Cost O(G N^2 D) per KV head, in blocks, without the N x N matrix.
-The official code works per query head and while decoding.
+The official code works per query head and while decoding, and adds to its sums as it goes; here a
+cache that has been shrunk before is ranked by the queries since then.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from kvp.ranking import rank_tokens
 from kvp.scoring import ALL_QUERIES, Needs, View
 from policies.base import Heuristic, Presets, check_choice, check_integer
 from policies.grids import Choices, Grid, Numbers
+from policies.recent_attention import recent_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +73,14 @@ class H2O(Heuristic):
         """Minus the rank (or the accumulated attention, with recents=false): [B, H, N] float32."""
         assert view.queries is not None
         _, heads, tokens, _ = view.keys.shape
-        queries = torch.unflatten(view.queries, 1, (heads, -1))
-        received = column_sums(queries, view.keys).mean(dim=-2)
+        read = view.queries.shape[2]
+        if read < tokens:  # a cache that has been shrunk before
+            received = recent_attention(view.queries, view.keys, read).sum(dim=-2).mean(dim=-2)
+        else:
+            queries = torch.unflatten(view.queries, 1, (heads, -1))
+            received = column_sums(queries, view.keys).mean(dim=-2)
         if self.normalize == "visible":
-            received /= torch.arange(tokens, 0, -1, device=received.device)
+            received /= torch.arange(tokens, 0, -1, device=received.device).clamp_max(read)
         if not self.recents:
             received[..., max(tokens - self.window, 0) :] = tokens + 1  # sums stay within N
             return received

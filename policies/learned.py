@@ -66,31 +66,35 @@ class LearnedScorer:
         """
         batch, heads, seen, width = view.keys.shape
         tokens = seen - view.fed_again
-        if (heads, width) != (self.geometry.kv_heads, self.geometry.head_dim) or not (
-            view.layer < self.geometry.layers
-        ):
+        layers = self.geometry.model_layers
+        of_layer = range(self.geometry.kv_heads)[view.heads]
+        expected = (len(of_layer), self.geometry.head_dim)
+        if (heads, width) != expected or view.layer not in layers:
             raise PolicyError(
                 f"policy {self.label} was trained for {self.geometry}, "
                 f"the model's layer {view.layer} has {heads} KV heads of head_dim {width}"
             )
         rankers = self.rankers.to(view.keys.device)
-        of_layer = slice(view.layer * heads, (view.layer + 1) * heads)
+        first = layers.index(view.layer) * self.geometry.kv_heads + of_layer.start
+        of_policy = slice(first, first + heads)
         keys = view.keys[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)
         values = view.values[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)
-        positions = view.positions[:, :tokens].reshape(-1)
-        cached = view.positions[:, -1:] + 1 - view.fed_again  # the length rankers are trained with
-        length = cached.expand(batch, tokens).reshape(-1)
+        again = view.positions.ndim == 3  # the heads hold different tokens, with gaps
+        of_heads = view.positions if again else view.positions[:, None]
+        positions = of_heads[..., :tokens].transpose(0, 1).reshape(-1, batch * tokens)
+        cached = of_heads[..., -1:] + 1 - view.fed_again  # the length rankers are trained with
+        length = cached.expand(-1, -1, tokens).transpose(0, 1).reshape(-1, batch * tokens)
         recent = self._recent(view)
         parts = [
             rankers(
-                keys[:, b], values[:, b], positions[b], length[b],
-                None if recent is None else recent[:, b], heads=of_layer,
+                keys[:, b], values[:, b], positions[:, b], length[:, b],
+                None if recent is None else recent[:, b], heads=of_policy, gaps=again,
             )[:, inner]
             for b, inner in self._blocks(batch, tokens, view.keys.device.type)
         ]  # fmt: skip
         scores = torch.cat(parts, dim=-1)
         if self.calibration is not None:
-            scores = self.calibration.apply(scores, of_layer)
+            scores = self.calibration.apply(scores, of_policy)
         scores = scores.view(heads, batch, tokens).transpose(0, 1)
         return F.pad(scores, (0, view.fed_again)).contiguous()
 

@@ -28,14 +28,17 @@ def score_tokens(
     *,
     stacked: bool,
     contexts: Sequence[int] | None = None,
+    gaps: bool = False,
 ) -> Tensor:
     """Score tokens: keys and values [a, N, D] of a heads -> float32 [a, N].
 
     `positions` is int64 [N] or [a, N]; `length` one number or shaped as `positions`; `recent` is
     [a, N, features]. `stacked`: one product per layer of the network for all heads, else a loop
     over heads. `contexts`: lengths of the contexts that the N tokens are; one where it is None.
+    `gaps`: tokens at some positions of that one context are missing.
     """
     count = keys.shape[0]
+    places = positions.expand(count, -1) if gaps else None  # [a, N]
     if spec.key_frequencies:  # [a, N, D] either way
         keys = keys_seen_from_the_end(spec, keys, length)
     inputs = {"key": keys, "value": values}
@@ -49,7 +52,7 @@ def score_tokens(
         inputs["recent"] = recent
     inputs = {name: inputs[name] for name in spec.projected}
     if stacked:
-        return _network(spec, weights, inputs, contexts)
+        return _network(spec, weights, inputs, contexts, places)
     parts = {name: torch.split(tensor, 1) for name, tensor in weights.items()}
     by_head = {name: torch.split(tensor, 1) for name, tensor in inputs.items()}  # [1, N, ...]
     scores = [
@@ -58,6 +61,7 @@ def score_tokens(
             {name: part[head if len(part) > 1 else 0] for name, part in parts.items()},
             {name: heads[head] for name, heads in by_head.items()},
             contexts,
+            None if places is None else places[head : head + 1],
         )
         for head in range(count)
     ]
@@ -69,8 +73,12 @@ def _network(
     weights: Mapping[str, Tensor],
     inputs: Mapping[str, Tensor],
     contexts: Sequence[int] | None,
+    places: Tensor | None,
 ) -> Tensor:
-    """The network: `inputs` name -> [a, N, channels], for a table int64 [a, N] -> [a, N] scores."""
+    """The network: `inputs` name -> [a, N, channels], for a table int64 [a, N] -> [a, N] scores.
+
+    `places` [a, N] are positions with gaps, None without gaps.
+    """
     parts = [_norm(weights, name, _projected(weights, name, inputs[name])) for name in inputs]
     dtype = weights["first_weight"].dtype
     hidden = torch.cat([part.to(dtype) for part in parts], dim=-1)  # [a, N, sum of input widths]
@@ -79,6 +87,8 @@ def _network(
     scores = _linear(weights, "score", hidden.float()).squeeze(-1)  # [a, N]; bfloat16 would tie
     if not spec.neighbours:
         return scores
+    if places is not None:
+        return scores + _from_near_positions(weights, hidden, places)
     of_context = torch.split(hidden, list(contexts), dim=1) if contexts else (hidden,)
     return scores + torch.cat([_from_neighbours(weights, part) for part in of_context], dim=1)
 
@@ -95,6 +105,21 @@ def _from_neighbours(weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
     padded = F.pad(added, (taps // 2, taps // 2))  # [a, 2 R + 1, N + 2 R]
     heads, rows, _ = padded.stride()
     return padded.as_strided((len(padded), taps, tokens), (heads, rows + 1, 1)).sum(1)
+
+
+def _from_near_positions(
+    weights: Mapping[str, Tensor], hidden: Tensor, positions: Tensor
+) -> Tensor:
+    """As `_from_neighbours`, for tokens at ascending `positions` [a, N] with gaps."""
+    weight = weights["neighbours_weight"]
+    added = (weight.mT @ hidden.mT).float()  # [a, 2 R + 1, N]
+    heads, taps, tokens = added.shape
+    distances = torch.arange(taps, device=positions.device) - taps // 2
+    wanted = (positions[:, None] + distances[:, None]).flatten(1)  # [a, (2 R + 1) N]
+    found = torch.searchsorted(positions.contiguous(), wanted).clamp_max(tokens - 1)
+    there = positions.gather(1, found) == wanted
+    from_there = added.gather(2, found.view(heads, taps, tokens))
+    return from_there.masked_fill(~there.view(heads, taps, tokens), 0.0).sum(1)
 
 
 def _projected(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:

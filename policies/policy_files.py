@@ -79,8 +79,17 @@ class Shard:
 
 
 def head_file(layer: int, head: int) -> str:
-    """File name of the ranker of a KV head, e.g. `layer_03_head_01.safetensors`."""
+    """File name of the ranker of a KV head of a layer of the model.
+
+    For instance `layer_03_head_01.safetensors`.
+    """
     return f"layer_{layer:02d}_head_{head:02d}.safetensors"
+
+
+def _head_files(geometry: Geometry, heads: range) -> list[str]:
+    """File names of heads, which are counted over the layers that tokens are evicted from."""
+    numbered = (divmod(head, geometry.kv_heads) for head in heads)
+    return [head_file(geometry.model_layers[layer], head) for layer, head in numbered]
 
 
 def save_policy(
@@ -119,7 +128,7 @@ def save_policy(
         if re.fullmatch(HEAD_FILES, path.name.removesuffix(PARTIAL)):
             path.unlink()
     files = {}
-    names = [head_file(*divmod(head, geometry.kv_heads)) for head in heads]
+    names = _head_files(geometry, heads)
     for name, state in zip(names, rankers.head_states(), strict=True):
         write_safetensors(target / name, state)
         digest, size = sha256_file(target / name), (target / name).stat().st_size
@@ -202,7 +211,7 @@ def load_shard(directory: str | Path) -> Shard:
         sizes = (len(meta.head_range), spec.head_dim)  # first: a foreign file may claim any number
         if sizes != (len(records), geometry.head_dim) or not records:
             raise ValueError(f"its files do not cover {geometry}")
-        names = [head_file(*divmod(head, geometry.kv_heads)) for head in meta.head_range]
+        names = _head_files(geometry, meta.head_range)
         if set(records) != set(names) or not 0 <= meta.head_range.start < meta.head_range.stop:
             raise ValueError(f"its files do not cover {geometry}")
         dtype = WEIGHTS[content.get("weights", "float32")]  # earlier versions know no other

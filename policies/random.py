@@ -2,8 +2,9 @@
 
 Formula: score_i ~ U(0, 1), independent per KV head. Default seed 0. Cost: negligible. The
 generator is keyed by (seed, layer, head, N), so a result depends on nothing else: not on the order
-of calls, the batch, the device or the process. Public code draws from the global generator, or
-(with a seed) gives every layer the same draw.
+of calls, the batch, the device or the process. In a cache that has been shrunk before the newest
+position is part of the key, so that every eviction draws anew. Public code draws from the global
+generator, or (with a seed) gives every layer the same draw.
 """
 
 from __future__ import annotations
@@ -35,10 +36,15 @@ class Random(Heuristic):
     def score(self, view: View) -> Tensor:
         """Uniform numbers, [B, H, N] float32; the same for every sequence of a batch."""
         batch, heads, tokens, _ = view.keys.shape
-        by_head = [self._draw(view.layer, head, tokens) for head in range(heads)]
+        again = f"/{int(view.positions.max())}" if view.positions.ndim == 3 else ""
+        first = view.heads.start or 0
+        by_head = [
+            self._draw(f"{view.layer}/{first + head}/{tokens}{again}", tokens)
+            for head in range(heads)
+        ]
         return torch.stack(by_head).to(view.keys.device).expand(batch, -1, -1).contiguous()
 
-    def _draw(self, layer: int, head: int, tokens: int) -> Tensor:
-        digest = hashlib.sha256(f"{self.seed}/{layer}/{head}/{tokens}".encode()).digest()
+    def _draw(self, key: str, tokens: int) -> Tensor:
+        digest = hashlib.sha256(f"{self.seed}/{key}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
         return torch.rand(tokens, generator=generator)

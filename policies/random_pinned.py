@@ -2,8 +2,9 @@
 
 Formula: score_i = 2 for tokens of the question, else that of `random`, u_i ~ U(0, 1) per KV head.
 After Random Attention (arXiv 2609.03430, equation 3), which pins the whole prompt and evicts from
-what the model generates; here the prompt is what is evicted from, so that its question is pinned:
-everything after the context, chat template and answer prefix included. Where a question has more
+what the model generates: so does this while the model answers. Before that the prompt is what is
+evicted from, and its question is pinned: everything after the context, chat template and answer
+prefix included. Where a question has more
 tokens than the budget, its last ones stay. Compressed before the question is read, or outside
 kvp-eval, nothing is pinned and this is `random`. Default seed 0. Cost: negligible.
 """
@@ -38,4 +39,7 @@ class RandomPinned(Random):
         scores = super().score(view)
         tokens = scores.shape[-1]
         scores[..., tokens - min(view.question, tokens) :] = PINNED
+        if view.prompt:
+            positions = view.positions if view.positions.ndim == 3 else view.positions[:, None]
+            scores = scores.masked_fill(positions < view.prompt, PINNED)
         return scores

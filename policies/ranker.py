@@ -106,6 +106,7 @@ class HeadRankers(nn.Module):
         heads: slice | None = None,
         stacked: bool | None = None,
         contexts: Sequence[int] | None = None,
+        gaps: bool = False,
     ) -> Tensor:
         """Score tokens: keys and values [a, N, D] of the a heads in `heads` -> float32 [a, N].
 
@@ -114,8 +115,9 @@ class HeadRankers(nn.Module):
         `positions` is int64 [N], or [a, N] where heads see different contexts; `length` is tokens
         seen at compression (last position + 1), one number or shaped as `positions`. Several
         contexts may be concatenated along N; `contexts` are their lengths, which only rankers with
-        `neighbours` need. `stacked` forces one batched product per layer of the network (default on
-        accelerators, and of bfloat16 weights) or a loop over heads (float32 on a CPU).
+        `neighbours` need. `gaps`: positions ascend but leave some out, and neighbours are those at
+        that distance in position. `stacked` forces one batched product per layer of the network
+        (default on accelerators, and of bfloat16 weights) or a loop over heads (float32 on a CPU).
         """
         heads = heads or slice(None)
         count = len(range(self.total_kv_heads)[heads])
@@ -130,7 +132,7 @@ class HeadRankers(nn.Module):
             stacked = keys.device.type != "cpu" or self.dtype == torch.bfloat16
         return score_tokens(
             self.spec, self.weights(heads), keys, values, positions, length, recent,
-            stacked=stacked, contexts=contexts,
+            stacked=stacked, contexts=contexts, gaps=gaps,
         )  # fmt: skip
 
     def weights(self, heads: slice) -> dict[str, Tensor]:

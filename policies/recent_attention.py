@@ -19,14 +19,15 @@ def recent_attention(queries: Tensor, keys: Tensor, window: int) -> Tensor:
     """Causal softmax attention, in float32, of the last `window` queries over all N keys.
 
     Args:
-        queries: [B, Q, W, D] after RoPE of the last W >= window tokens.
-        keys: [B, H, N, D] after RoPE, N >= window.
-        window: queries to use.
+        queries: [B, Q, W, D] after RoPE of the last W tokens.
+        keys: [B, H, N, D] after RoPE, N >= W.
+        window: queries to use; W where there are fewer.
 
     Returns:
         [B, H, G, window, N] probabilities, scale 1/sqrt(D); query heads grouped by KV head.
     """
     batch, heads, tokens, width = keys.shape
+    window = min(window, queries.shape[2])
     recent = queries[:, :, queries.shape[2] - window :].float() * width**-0.5
     grouped = recent.reshape(batch, heads, -1, window, width)  # [B, H, G, window, D]
     logits = group_products(grouped, keys.float())  # [B, H, G, window, N]

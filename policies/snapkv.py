@@ -80,7 +80,7 @@ class SnapKV(Heuristic):
         assert view.queries is not None
         batch, heads, tokens, _ = view.keys.shape
         scores = torch.full((batch, heads, tokens), FORCED, device=view.keys.device)
-        window = self.window_for(view.budget)
+        window = min(self.window_for(view.budget), max(view.queries.shape[2], 1))
         before = tokens - window
         if before <= 0:
             return scores

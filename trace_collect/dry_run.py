@@ -36,7 +36,11 @@ def dry_run(config: CollectConfig, model_config: PreTrainedConfig, console: Cons
     if rate is None and jobs is not None and _has_local_weights(config.model):
         phase(f"loading {config.model} to measure its rate")
         model, tokenizer = load_model(
-            config.model, device=config.device, dtype=config.dtype, revision=config.revision
+            config.model,
+            device=config.device,
+            dtype=config.dtype,
+            revision=config.revision,
+            quantization=config.quantization,
         )
         rate = _measured_rate(Collection(config, model, tokenizer, jobs))
     expected = estimate(config, model_config, sequences)

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig
 
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.identity import weights_digest
-from kvp.hf.loading import torch_device
+from kvp.hf.loading import check_quantization, torch_device
 from kvp.hf.model_access import known_frequencies
 from kvp.hf.output_projection import known_output_gram
 from kvp.hf.trace import check_reach
@@ -42,7 +42,7 @@ def run(config: CollectConfig) -> None:
     console = plain_console()
     model_config = load_config(config.model, revision=config.revision)
     check_reach(model_config, config.model, config.length, config.max_new_tokens)
-    torch_device(config.device)
+    check_quantization(config.quantization, torch_device(config.device))
     if config.dry_run:
         dry_run(config, model_config, console)
         return
@@ -56,7 +56,11 @@ def run(config: CollectConfig) -> None:
         check_disk(Path(config.out), expected.disk_bytes)
     phase(f"loading {config.model}")
     model, tokenizer = load_model(
-        config.model, device=config.device, dtype=config.dtype, revision=config.revision
+        config.model,
+        device=config.device,
+        dtype=config.dtype,
+        revision=config.revision,
+        quantization=config.quantization,
     )
     _collect(Collection(config, model, tokenizer, jobs), model_config, console)
 

@@ -114,7 +114,13 @@ class BaselineEvaluator:
             return whole.view(len(layers), 1, width, *part.shape[1:])  # [L, 1, H, N, D]
 
         return [
-            View(layer=layer, keys=keys, values=values, positions=context.positions[None], budget=1)
+            View(
+                layer=self._geometry.model_layers[layer],
+                keys=keys,
+                values=values,
+                positions=context.positions[None],
+                budget=1,
+            )
             for layer, keys, values in zip(
                 layers, by_layer(context.keys), by_layer(context.values), strict=True
             )

@@ -61,9 +61,10 @@ def print_summary(
 
 
 def head_names(geometry: Geometry, heads: range | None = None) -> list[str]:
-    """Names of heads, LAYER.HEAD, counted from 0."""
+    """Names of heads, LAYER.HEAD, the layer as the model counts it, from 0."""
     indices = range(geometry.total_kv_heads) if heads is None else heads
-    return [f"{index // geometry.kv_heads}.{index % geometry.kv_heads}" for index in indices]
+    layers, width = geometry.model_layers, geometry.kv_heads
+    return [f"{layers[index // width]}.{index % width}" for index in indices]
 
 
 def verdict(result: HeldOut, names: list[str]) -> str:

@@ -114,6 +114,7 @@ class EvolveConfig(
     def identity(self) -> dict[str, Any]:
         """The settings every run of one search must share, with the names that files keep."""
         settings = {name: value for name, value in asdict(self).items() if name not in RUN_ONLY}
-        if self.data is None:  # folders of earlier versions do not have it
-            del settings["data"]
+        for name in ("data", "quantization"):  # folders of earlier versions do not have them
+            if settings[name] == getattr(EvolveConfig, name):
+                del settings[name]
         return {RECORDED_AS.get(name, name): value for name, value in settings.items()}

@@ -38,7 +38,8 @@ from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.identity import model_identity
-from kvp.hf.loading import torch_device
+from kvp.hf.limits import context_limit
+from kvp.hf.loading import check_quantization, torch_device
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.manifest import digest_json, run_manifest, sha256_file
 from kvp.progress import phase, say
@@ -68,13 +69,13 @@ def run_search(config: EvolveConfig) -> None:
 def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]) -> None:
     """Search in a claimed folder, and write its budget file."""
     folder = output.path
-    torch_device(config.device)
+    check_quantization(config.quantization, torch_device(config.device))
     model_config = load_config(config.model, revision=config.revision)
     geometry = geometry_of(model_config)
     scorer = _scorer(config.scorer, config.policies, config.seed, geometry)
     phase("preparing prompts")
     tokenizer = load_tokenizer(config.model, revision=config.revision)
-    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    positions = context_limit(model_config)
     request = prompt_request(config, count=1, seed=config.seed)
     search_prompts, held_out = load_prompts(
         request, tokenizer, positions, searched=config.search_prompts, compared=config.holdout
@@ -122,7 +123,11 @@ def _load_decoder(config: EvolveConfig) -> Decoder:
     """Load the model."""
     phase("loading the model")
     model, tokenizer = load_model(
-        config.model, device=config.device, dtype=config.dtype, revision=config.revision
+        config.model,
+        device=config.device,
+        dtype=config.dtype,
+        revision=config.revision,
+        quantization=config.quantization,
     )
     return Decoder(
         model=model,

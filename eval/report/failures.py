@@ -121,8 +121,12 @@ def evidence_table(
     comparison: Comparison,
     spec: str,
     lines: Sequence[Line],
+    model_layers: Sequence[int] = (),
 ) -> Table | None:
-    """Evidence kept in each head at one budget; None without evidence."""
+    """Evidence kept in each head at one budget; None without evidence.
+
+    `model_layers` are the model's indices of the layers evicted from; empty: counted from 0.
+    """
     shares = {
         (name, note): evidence_by_head(cells.get(setting, {}).get(spec, ()))
         for name, note, setting in lines
@@ -130,6 +134,7 @@ def evidence_table(
     layers = max(map(len, shares.values()), default=0)
     if not layers:
         return None
+    names = model_layers if len(model_layers) == layers else range(layers)
     rows: list[Sequence[Field | str]] = [
         [
             Field(text=name, small=note),
@@ -149,7 +154,7 @@ def evidence_table(
         caption=f"Evidence kept at {spec}, %: tokens of the context that spell the answer, mean "
         "over prompts; per layer the mean over its KV heads, and below it each head; "
         f"{PROTOCOL_NAMES[comparison.protocol]}.",
-        header=("method", "all heads", *(f"layer {layer}" for layer in range(layers))),
+        header=("method", "all heads", *(f"layer {layer}" for layer in names)),
         rows=rows,
     )
 

@@ -169,7 +169,13 @@ def _failures(report: Report, comparisons: Sequence[Comparison]) -> str:
         specs = comparison.budgets.specs
         found = [
             failure_table(cells, comparison, shown),
-            evidence_table(cells, comparison, specs[(len(specs) - 1) // 2], shown),
+            evidence_table(
+                cells,
+                comparison,
+                specs[(len(specs) - 1) // 2],
+                shown,
+                report.results.manifest.get("layers", ()),
+            ),
         ]
         parts = [table(each) for each in found if each is not None]
         every = failure_table(cells, comparison, tables.lines_of_all(comparison))

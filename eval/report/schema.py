@@ -287,6 +287,9 @@ def manifest_fault(manifest: Mapping[str, Any]) -> str | None:
         for name, check in _SETTINGS.items():
             if values.get(name) is not None and not check(values[name]):
                 return name
+    layers = manifest.get("layers", [])
+    if not (isinstance(layers, list) and all(map(is_count, layers))):
+        return "layers"
     notes, runs = manifest.get("notes", []), manifest.get("earlier_runs", [])
     if not (isinstance(notes, list) and all(map(is_text, notes))):
         return "notes"
@@ -308,6 +311,12 @@ def tokens_are_sound(content: Mapping[str, Any]) -> bool:
     if not (isinstance(methods, dict) and methods and all(map(is_text, methods))):
         return False
     if not (isinstance(geometry, dict) and _positive(geometry.get("kv_heads", 1))):
+        return False
+    layers = geometry.get("layer_indices", [])
+    if not (isinstance(layers, list) and all(map(is_count, layers))):
+        return False
+    ranked = max((len(ranks) for ranks in methods.values() if isinstance(ranks, list)), default=0)
+    if layers and ranked > len(layers) * geometry.get("kv_heads", 1):
         return False
 
     def ranks_all(ranks: Any) -> bool:  # noqa: ANN401

@@ -59,7 +59,8 @@ def token_map(
     capacity = max(1, maximum_digits // (tokens * len(methods)) - 1)
     selected = np.unique(np.linspace(0, heads - 1, min(heads, capacity)).round().astype(int))
     kv_heads = int(content.get("geometry", {}).get("kv_heads", heads))
-    names = [f"layer {head // kv_heads}, head {head % kv_heads}" for head in selected]
+    layers = content.get("geometry", {}).get("layer_indices") or range(heads)
+    names = [f"layer {layers[head // kv_heads]}, head {head % kv_heads}" for head in selected]
     return TokenMap(
         tokens=tuple(content["tokens"]),
         methods=tuple(methods),

@@ -156,10 +156,12 @@ def write_manifest(
     policies: Mapping[str, str],
     notes: Sequence[str],
     model_digest: Mapping[str, Any] | None = None,
+    layers: Sequence[int] = (),
 ) -> None:
     """Write the manifest of a claimed folder before any record of this run.
 
-    `model_digest` tells the model from another of the same name (`kvp.hf.identity`). Raises
+    `model_digest` tells the model from another of the same name (`kvp.hf.identity`), `layers` which
+    layers of it are evicted from (`Geometry.layer_indices`). Raises
     ResultsError where the records that are there are of another one.
     """
     digest = {} if model_digest is None else {"model_digest": dict(model_digest)}
@@ -187,6 +189,7 @@ def write_manifest(
             "policies": {**earlier.get("policies", {}), **policies},
             "notes": list(dict.fromkeys([*earlier.get("notes", []), *notes])),
             **({"tuned": tuned} if tuned else {}),
+            **({"layers": list(layers)} if layers else {}),
             "earlier_runs": runs,
         },
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -13,14 +15,16 @@ from kvp.artifacts.files import atomic_write_bytes
 from kvp.errors import KvpError
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write named tensors as `atomic_write_bytes` does.
+def write_safetensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write named tensors, and text in the header, as `atomic_write_bytes` does.
 
     The library's own `save_file` writes through `.tmpXXXXXX`, which a kill leaves behind, and makes
     files that only their owner may read.
     """
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    atomic_write_bytes(path, save(content))
+    atomic_write_bytes(path, save(content, None if metadata is None else dict(metadata)))
 
 
 def read_safetensors(path: Path, error: type[KvpError]) -> dict[str, Tensor]:
@@ -29,3 +33,23 @@ def read_safetensors(path: Path, error: type[KvpError]) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, OSError) as problem:
         raise error(f"{path} is not a readable safetensors file: {problem}") from None
+
+
+def read_safetensors_header(path: Path, error: type[KvpError]) -> dict[str, str]:
+    """The text in the header of a file, empty where it has none; errors as `read_safetensors`."""
+    try:
+        with safe_open(path, framework="pt") as stream:
+            return dict(stream.metadata() or {})
+    except (SafetensorError, OSError) as problem:
+        raise error(f"{path} is not a readable safetensors file: {problem}") from None
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 (hex) of names, dtypes, shapes and bytes, in the order of names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        kind = f"{name} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}\n"
+        digest.update(kind.encode())
+        flat = tensor.detach().cpu().contiguous().flatten()
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

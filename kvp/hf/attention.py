@@ -3,11 +3,14 @@
 With ordinary caches, or none, it is transformers' own sdpa attention. An `EvictingCache` hands over
 a `StoredKeys` instead of tensors, and the layer that holds the stored slots decides which of them a
 query sees: those whose position is not after the query's own. Importing this module registers two
-names and changes nothing else. Left out: attention biases, soft caps, paged caches.
+names and changes nothing else. Models whose logits are capped (Gemma 2) or that add a sink to the
+softmax (GPT-OSS) get both, computed as their own eager attention does. Left out: attention biases,
+paged caches.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
@@ -30,27 +33,59 @@ ATTENTIONS: Mapping[str, str] = {"sdpa": ATTENTION, "eager": "kvp_eager"}
 products one after the other, as transformers' `eager` does."""
 
 
+_WORKING_LOGITS = 2**28
+"""Logits held at a time where no fused kernel computes them: 1 GiB in float32."""
+
+
 class QueryRecorder:
-    """Keeps the queries of every layer that pass through an `EvictingCache`."""
+    """Keeps the queries of every layer that pass through an `EvictingCache`.
+
+    They are scaled so that q . k / sqrt(D) are the model's logits (`query_unit`).
+    """
 
     def __init__(self, window: int = ALL_QUERIES) -> None:
         """Keep the last `window` queries of each layer, or every one with `ALL_QUERIES`."""
         self._window = window
-        self._queries: dict[int, Tensor] = {}
+        self._queries: dict[int, list[Tensor]] = {}
+        self._held: dict[int, int] = {}  # tokens of them
 
     def record(self, layer: int, query: Tensor) -> None:
         """Append the queries [B, Q, T, D] (after RoPE) of one forward pass of layer `layer`."""
-        if layer in self._queries:
-            query = torch.cat([self._queries[layer], query], dim=2)
         if self._window != ALL_QUERIES:
             query = query[:, :, max(query.shape[2] - self._window, 0) :]
         # A copy: the projection that a slice points into may be far larger.
-        self._queries[layer] = query.detach().clone(memory_format=torch.contiguous_format)
+        query = query.detach().clone(memory_format=torch.contiguous_format)
+        self._queries.setdefault(layer, []).append(query)
+        self._held[layer] = self._held.get(layer, 0) + query.shape[2]
+        if self._window != ALL_QUERIES and self._held[layer] > 2 * self._window:
+            self._keep(layer, self._cut(layer).clone())
+
+    def _keep(self, layer: int, queries: Tensor) -> None:
+        self._queries[layer], self._held[layer] = [queries], queries.shape[2]
+
+    def _cut(self, layer: int) -> Tensor:
+        held = self._queries[layer]
+        queries = held[0] if len(held) == 1 else torch.cat(held, dim=2)
+        if self._window == ALL_QUERIES:
+            return queries
+        return queries[:, :, max(queries.shape[2] - self._window, 0) :]
 
     @property
     def queries(self) -> tuple[Tensor, ...]:
         """One [B, Q, W, D] tensor per layer, in layer order."""
-        return tuple(self._queries[layer] for layer in sorted(self._queries))
+        return tuple(self._cut(layer) for layer in sorted(self._queries))
+
+    def forget(self) -> None:
+        """Drop all queries but those of a window."""
+        if self._window == ALL_QUERIES:
+            self._queries, self._held = {}, {}
+        for layer in self._queries:
+            self._keep(layer, self._cut(layer).clone())
+
+    def take(self, entries: Tensor) -> None:
+        """Make entries `entries` [R] int64 of the batch the batch."""
+        for layer, held in self._queries.items():
+            self._queries[layer] = [queries[entries.to(queries.device)] for queries in held]
 
 
 class AttendingLayer(Protocol):
@@ -68,7 +103,8 @@ class AttendingLayer(Protocol):
         """Attention of `query` [B, Q, T, D] over the stored slots: [B, T, Q, D].
 
         `mask` is what transformers' mask function made, `options` what else the model passes to its
-        attention (`position_ids`, `scaling`, `dropout`), `first` marks the model's first layer.
+        attention (`position_ids`, `scaling`, `dropout`, `softcap`, `s_aux`), `first` marks the
+        first layer of the cache that attends by itself.
         """
         ...
 
@@ -84,12 +120,20 @@ class StoredKeys:
     silently attending to slots that hold nothing.
     """
 
-    __slots__ = ("index", "layer", "recorder")
+    __slots__ = ("first", "index", "layer", "recorder")
 
-    def __init__(self, layer: AttendingLayer, index: int, recorder: QueryRecorder | None) -> None:
+    def __init__(
+        self,
+        layer: AttendingLayer,
+        index: int,
+        recorder: QueryRecorder | None = None,
+        *,
+        first: bool = False,
+    ) -> None:
         self.layer = layer
         self.index = index
         self.recorder = recorder
+        self.first = first
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):  # Python and torch.compile look for protocols
@@ -114,13 +158,23 @@ def kvp_attention(
         assert isinstance(value, Tensor)
         return plain_attention(module, query, key, value, attention_mask, **options), None
     if key.recorder is not None:
-        key.recorder.record(key.index, query)
-    return key.layer.attend(module, query, attention_mask, options, first=key.index == 0), None
+        unit = query_unit(query.shape[-1], options.get("scaling"))
+        key.recorder.record(key.index, query if unit == 1.0 else query * unit)
+    return key.layer.attend(module, query, attention_mask, options, first=key.first), None
 
 
 for _name in ATTENTIONS.values():
     AttentionInterface.register(_name, kvp_attention)
     AttentionMaskInterface.register(_name, sdpa_mask)
+
+
+def query_unit(width: int, scaling: float | None) -> float:
+    """Factor on recorded queries [..., width] that makes q . k / sqrt(width) the model's logits.
+
+    1 for most models; Gemma, Granite and others scale their logits by a number of their own.
+    """
+    unit = 1.0 if scaling is None else float(scaling) * math.sqrt(width)
+    return 1.0 if math.isclose(unit, 1.0, rel_tol=1e-6) else unit
 
 
 def is_eager(module: nn.Module) -> bool:
@@ -141,14 +195,17 @@ def plain_attention(
 
     `mask` is a bool [B, 1, T, S], or None for causal attention of S tokens (of one: to all).
     """
-    if not is_eager(module):
+    softcap, sinks = options.get("softcap"), options.get("s_aux")
+    if not is_eager(module) and softcap is None and sinks is None:
         attended, _ = sdpa_attention_forward(module, query, keys, values, mask, **options)
         return attended
     tokens = query.shape[2]
     if mask is None and tokens > 1:
         mask = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).tril()[None, None]
     scaling, dropout = options.get("scaling"), options.get("dropout", 0.0)
-    attended = eager_attention(query, keys, values, mask, scaling=scaling, dropout=dropout)
+    attended = eager_attention(
+        query, keys, values, mask, scaling=scaling, dropout=dropout, softcap=softcap, sinks=sinks
+    )
     return attended.transpose(1, 2).contiguous()
 
 
@@ -160,23 +217,56 @@ def eager_attention(
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Logits and sums in the dtype of `query`, softmax in float32: [B, Q, T, D], shape of `query`.
 
     Keys and values [B, H, S, D], visible [B, H or 1, T or 1, S] bool, or floats that are added to
-    the logits (None: all). A query that sees no slot gets zeros.
+    the logits (None: all). `softcap` bounds logits x before that, to softcap * tanh(x / softcap);
+    `sinks` [Q] floats are the logits of one slot more per query head, whose value is zero. A query
+    that sees no slot gets zeros.
     """
     group = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+    if visible is not None and visible.shape[1] > 1:
+        visible = visible.repeat_interleave(group, dim=1)
+    tokens = query.shape[2]
+    block = max(1, _WORKING_LOGITS // max(1, query.shape[0] * query.shape[1] * keys.shape[2]))
+    parts = []
+    for start in range(0, tokens, block):
+        part = slice(start, start + block)
+        seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, part]
+        parts.append(
+            _eager_block(query[:, :, part], keys, values, seen, scaling, dropout, softcap, sinks)
+        )
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def _eager_block(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor | None,
+    scaling: float | None,
+    dropout: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """`eager_attention` of tensors that all have Q heads."""
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     logits = query @ keys.transpose(2, 3) * scaling
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
     if visible is not None:
-        if visible.shape[1] > 1:
-            visible = visible.repeat_interleave(group, dim=1)
         if visible.dtype != torch.bool:
             logits, visible = logits + visible, visible > -torch.inf
         logits = logits.masked_fill(~visible, torch.finfo(logits.dtype).min)
+    if sinks is not None:
+        sink = sinks.to(logits).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
+        logits = torch.cat([logits, sink], dim=-1)
     weights = logits.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = weights[..., : keys.shape[2]]  # without the sink
     if visible is not None:
         weights = weights.masked_fill(~visible, 0.0)
     return nn.functional.dropout(weights, p=dropout, training=dropout > 0) @ values
@@ -191,17 +281,23 @@ def grouped_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     eager: bool = False,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention with one mask per KV head, without copying keys once per query head.
 
     The G query heads of a group become G * T queries of one KV head. Shapes: query [B, Q, T, D],
     keys and values [B, H, S, D], visible [B, H or 1, T or 1, S] bool, or floats that are added to
-    the logits (None: all) -> [B, T, Q, D]. A query that sees no slot gets zeros.
+    the logits (None: all) -> [B, T, Q, D]. A query that sees no slot gets zeros. `softcap` and
+    `sinks` as `eager_attention`, which then computes it.
     """
     batch, query_heads, tokens, head_dim = query.shape
     kv_heads, slots = keys.shape[1], keys.shape[2]
-    if eager:
-        attended = eager_attention(query, keys, values, visible, scaling=scaling, dropout=dropout)
+    if eager or softcap is not None or sinks is not None:
+        attended = eager_attention(
+            query, keys, values, visible,
+            scaling=scaling, dropout=dropout, softcap=softcap, sinks=sinks,
+        )  # fmt: skip
         return attended.transpose(1, 2).contiguous()
     group = query_heads // kv_heads
     packed = query.reshape(batch, kv_heads, group * tokens, head_dim)  # [B, H, G * T, D]
@@ -227,12 +323,16 @@ _USERS: WeakKeyDictionary[PreTrainedModel, tuple[int, str]] = WeakKeyDictionary(
 
 @contextmanager
 def kvp_attention_set(model: PreTrainedModel) -> Iterator[None]:
-    """Set kvp's attention on `model`; the former one is back after the last open block."""
+    """Set kvp's attention on `model`; the former one is back after the last open block.
+
+    A model that computes eagerly goes on to; for any other kind (sdpa, flash_attention_2,
+    flex_attention, ...) it is torch's fused kernels, as with sdpa.
+    """
     with _LOCK:
         users, before = _USERS.get(model, (0, model.config._attn_implementation))
         _USERS[model] = users + 1, before
         if model.config._attn_implementation not in ATTENTIONS.values():
-            model.set_attn_implementation(ATTENTION)
+            model.set_attn_implementation(ATTENTIONS.get(before, ATTENTION))
     try:
         yield
     finally:

@@ -1,14 +1,17 @@
 """The hooks behind `evicting`: an `EvictingCache` before a prefill, eviction after it.
 
-What a call needs between its two hooks belongs to the call, by thread: several threads may generate
+Tokens that come several at a time are a prompt, a piece of one or a further turn, and eviction
+follows them; single ones are an answer, and eviction follows every so many of them, or never. What
+a call needs between its two hooks belongs to the call, by thread: several threads may generate
 inside one block. Hooks are hidden from torch.compile.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import get_ident, local
 from types import TracebackType
 from typing import Any
@@ -21,26 +24,36 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache import EvictingCache
+from kvp.hf.cache.evicting import Turn
 from kvp.hf.evict import EvictionRule, evict
+from kvp.hf.evict_again import check_repeatable, evict_again
 from kvp.hf.hidden import HiddenRecorder
 from kvp.hf.limits import rope_switch
 from kvp.hf.observe import Observation
 from kvp.hf.prefill import recorded_hidden
-from kvp.hf.wrappers import refuse_inside_block
+from kvp.hf.wrappers import (
+    continuous_batching_refused,
+    refuse_continuous_batching,
+    refuse_inside_block,
+)
+
+_PER_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids", "cache_position")
+"""Arguments of a forward pass with an entry for each token."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(kw_only=True)
 class _Call:
-    """A prefill between its two hooks."""
+    """A forward pass over several tokens, between its two hooks."""
 
     cache: EvictingCache
-    padding: list[int]
-    hidden: HiddenRecorder | None
+    padding: list[int] | None
+    """Columns of left padding of each entry, where the cache was empty before."""
+    hidden: HiddenRecorder | None = None
     recording: ExitStack = field(default_factory=ExitStack)
 
-    def close(self) -> None:
+    def fail(self) -> None:
         self.cache.recorder = None
         self.recording.close()
 
@@ -52,6 +65,8 @@ class _Thread(local):
     """True while scorers run: their own passes over the prompt are left alone."""
     latest: ReferenceType[EvictingCache] | None = None
     """The cache of the latest forward pass."""
+    lengths: Sequence[int] | None = None
+    """Tokens of the prompts whose pieces are being read."""
 
 
 class EvictingBlock(AbstractContextManager[None]):
@@ -62,11 +77,16 @@ class EvictingBlock(AbstractContextManager[None]):
         model: PreTrainedModel,
         rule: EvictionRule,
         tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        every: int | None = None,
+        prefill_chunk: int | None = None,
     ) -> None:
         """Prepare the block; `__enter__` changes the model."""
         self._model = model
         self._rule = rule
         self._tokenizer = tokenizer
+        self._every = every
+        self._prefill_chunk = prefill_chunk
         self._names = list(inspect.signature(model.forward).parameters)
         self._used = False
         self._undo = ExitStack()
@@ -80,6 +100,7 @@ class EvictingBlock(AbstractContextManager[None]):
         self._used = True
         with ExitStack() as undo:
             undo.enter_context(kvp_attention_set(self._model))
+            undo.enter_context(continuous_batching_refused(self._model))
             before = self._model.register_forward_pre_hook(self._before, with_kwargs=True)
             undo.callback(before.remove)
             after = self._model.register_forward_hook(self._after, with_kwargs=True)
@@ -95,7 +116,7 @@ class EvictingBlock(AbstractContextManager[None]):
         self._undo.close()
         failed = self._calls.pop(get_ident(), None)  # a prefill that failed
         if failed is not None:
-            failed.close()
+            failed.fail()
         if self._calls and error is None:
             raise UsageError(
                 "a generate call of another thread was still in its prefill when the evicting(...) "
@@ -121,18 +142,44 @@ class EvictingBlock(AbstractContextManager[None]):
         inputs = kwargs.get("input_ids")
         batch, tokens = (kwargs["inputs_embeds"] if inputs is None else inputs).shape[:2]
         cache = self._evicting_cache(kwargs, tokens)
+        kwargs = {**kwargs, "past_key_values": cache}
+        chunk = self._prefill_chunk
+        if chunk is not None and tokens > chunk:
+            kwargs = self._read_pieces(kwargs, tokens, chunk)
         if cache.get_seq_length() == 0:
             self._record(cache, _left_padding(kwargs.get("attention_mask"), batch))
-        elif tokens > 1 and cache.get_seq_length() == cache.prompt_tokens:
-            raise UsageError(
-                "the prompt arrives in pieces, but eviction follows the first one: generate with "
-                "prefill_chunk_size=None and without an assistant model"
-            )
+        elif tokens > 1:
+            self._record(cache, None)
+        elif self._every is not None:
+            self._take_over(cache)
         self._thread.latest = ref(cache)
-        return (), {**kwargs, "past_key_values": cache}
+        return (), kwargs
+
+    def _read_pieces(self, kwargs: dict[str, Any], tokens: int, chunk: int) -> dict[str, Any]:
+        """Feed all pieces of a prompt but the last, with eviction after each; what is left."""
+        check_repeatable(self._rule)
+        cache, mask = kwargs["past_key_values"], kwargs.get("attention_mask")
+        if cache.get_seq_length() == 0:
+            padding = [0] if mask is None else _left_padding(mask, len(mask))
+            if max(padding) >= chunk - 1:
+                raise UsageError(
+                    f"prefill_chunk={chunk} is shorter than the {max(padding)} columns of padding "
+                    "of the shortest prompt: sort prompts by length, or use longer chunks"
+                )
+            self._thread.lengths = [tokens - pad for pad in padding]
+        *first, last = pieces(tokens, chunk)
+        try:
+            for start, stop in first:
+                piece = _piece(kwargs, start, stop, tokens)
+                self._model(**{**piece, "logits_to_keep": 1, "return_dict": True})
+        finally:
+            self._thread.lengths = None
+        return _piece(kwargs, *last, tokens)
 
     def _evicting_cache(self, kwargs: dict[str, Any], tokens: int) -> EvictingCache:
         """The cache of a forward pass over `tokens` tokens, made anew where it may be."""
+        if kwargs.get("cache") is not None:  # paged, of requests begun before the block
+            refuse_continuous_batching()
         cache = kwargs.get("past_key_values")
         if cache is None:
             latest = None if self._thread.latest is None else self._thread.latest()
@@ -144,7 +191,7 @@ class EvictingBlock(AbstractContextManager[None]):
                 )
             if kwargs.get("use_cache") is not True:
                 raise UsageError("evicting needs a cache: call model.generate with use_cache=True")
-            return EvictingCache()
+            return EvictingCache.of(self._model.config)
         if kwargs.get("use_cache") is False:
             raise UsageError("evicting needs a cache: call model.generate with use_cache=True")
         if isinstance(cache, EvictingCache):
@@ -153,29 +200,50 @@ class EvictingBlock(AbstractContextManager[None]):
         if getattr(cache, "offloading", False):
             kind = f"{kind} with offloading"
         if type(cache) is not DynamicCache or kind != "DynamicCache":
-            raise UsageError(f"evicting cannot shrink a {kind}: pass no cache")
+            raise UsageError(
+                f"evicting cannot shrink a {kind}: pass neither past_key_values nor "
+                "cache_implementation"
+            )
         if cache.get_seq_length() > 0:
             raise UsageError(
                 "past_key_values was filled outside of evicting(...): pass the whole prompt"
             )
-        return EvictingCache.adopt(cache)
+        return EvictingCache.adopt(cache, self._model.config)
 
-    def _record(self, cache: EvictingCache, padding: list[int]) -> None:
-        """Watch the prefill of `cache` for what the scorer needs."""
-        needs = self._rule.scorer.needs
-        after = recorded_hidden([needs])
-        call = _Call(
-            cache=cache,
-            padding=padding,
-            hidden=HiddenRecorder(after, padding=padding) if after else None,
-        )
+    def _record(self, cache: EvictingCache, padding: list[int] | None) -> None:
+        """Watch what is read into `cache` for what the scorer needs."""
         failed = self._calls.pop(get_ident(), None)
         if failed is not None:
-            failed.close()
-        cache.recorder = QueryRecorder(needs.queries) if needs.queries else None
+            failed.fail()
+        needs = self._rule.scorer.needs
+        call = _Call(cache=cache, padding=padding)
+        if padding is None:
+            check_repeatable(self._rule)
+        else:
+            after = recorded_hidden([needs])
+            call.hidden = HiddenRecorder(after, padding=padding) if after else None
+        if needs.queries and (padding is not None or cache.recorder is None):
+            cache.recorder = QueryRecorder(needs.queries)
         if call.hidden is not None:
             call.recording.enter_context(call.hidden.recording(self._model))
         self._calls[get_ident()] = call
+
+    def _take_over(self, cache: EvictingCache) -> None:
+        """Go on with the answer of a cache that was forked, loaded or made outside of a block."""
+        needs = self._rule.scorer.needs
+        if needs.queries and cache.recorder is None:
+            cache.recorder = QueryRecorder(needs.queries)
+        if cache.turn is None:
+            cache.turn = self._turn(cache, cache.lengths)
+
+    def _turn(self, cache: EvictingCache, lengths: Sequence[int]) -> Turn:
+        """Budgets of prompts of `lengths` tokens; those of short ones too: answers may be long."""
+        budget, least = self._rule.budget, self._rule.protection.tokens
+        return Turn(
+            budgets=tuple(max(budget.tokens(length), least) for length in lengths),
+            prompts=tuple(cache.lengths),
+            shrunk_at=cache.get_seq_length(),
+        )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after(
@@ -185,28 +253,93 @@ class EvictingBlock(AbstractContextManager[None]):
         kwargs: dict[str, Any],
         output: Any,  # noqa: ANN401 - a ModelOutput or a tuple, logits first
     ) -> None:
-        if self._thread.evicting or get_ident() not in self._calls:
+        if self._thread.evicting:
             return
-        call = self._calls.pop(get_ident())
-        cache, recorder = call.cache, call.cache.recorder
-        call.close()
-        cache.prompt_tokens = cache.get_seq_length()
-        seen = Observation(
-            keys=tuple(layer.keys for layer in cache.layers),
-            values=tuple(layer.values for layer in cache.layers),
-            queries=() if recorder is None else recorder.queries,
-            logits=output[0],
-            cache=cache,
-            hidden=None if call.hidden is None else call.hidden.record,
-        )
+        call = self._calls.pop(get_ident(), None)
+        cache = kwargs["past_key_values"]
+        if call is None and not self._is_due(cache):
+            return
         self._thread.evicting = True
         try:
-            evict(
-                self._model, seen, self._rule, padding=call.padding,
-                input_ids=kwargs.get("input_ids"), tokenizer=self._tokenizer,
-            )  # fmt: skip
+            if call is None:
+                self._again(cache)
+            else:
+                self._after_prompt(call, kwargs.get("input_ids"), output[0])
+        except BaseException:
+            cache.recorder = None
+            raise
         finally:
             self._thread.evicting = False
+
+    def _is_due(self, cache: EvictingCache) -> bool:
+        """Whether a cache to which single tokens are added is to be shrunk now."""
+        if self._every is None or cache.turn is None:
+            return False
+        return cache.get_seq_length() - cache.turn.shrunk_at >= self._every
+
+    def _after_prompt(self, call: _Call, input_ids: Tensor | None, logits: Tensor) -> None:
+        call.recording.close()
+        cache, rule = call.cache, self._rule
+        cache.turn = self._turn(cache, self._thread.lengths or cache.lengths)
+        budgets = cache.turn.budgets
+        if call.padding is None:
+            evict_again(cache, rule, budgets, [0] * len(budgets))
+        else:
+            seen = Observation(
+                keys=tuple(layer.keys for layer in cache.stored.values()),
+                values=tuple(layer.values for layer in cache.stored.values()),
+                queries=() if cache.recorder is None else cache.recorder.queries,
+                logits=logits,
+                cache=cache,
+                hidden=None if call.hidden is None else call.hidden.record,
+                others=cache.others,
+            )
+            evict(
+                self._model, seen, rule, padding=call.padding, input_ids=input_ids,
+                tokenizer=self._tokenizer, budgets=budgets,
+            )  # fmt: skip
+        self._keep_recording(cache)
+
+    def _again(self, cache: EvictingCache) -> None:
+        """Shrink the cache of an answer."""
+        assert cache.turn is not None
+        turn = replace(cache.turn, shrunk_at=cache.get_seq_length())
+        evict_again(cache, self._rule, turn.budgets, turn.prompts)
+        cache.turn = turn
+        self._keep_recording(cache)
+
+    def _keep_recording(self, cache: EvictingCache) -> None:
+        """Carry the window of recent queries along where single tokens will be followed by more."""
+        if self._every is None and self._thread.lengths is None:
+            cache.recorder = None
+        elif cache.recorder is not None:
+            cache.recorder.forget()
+
+
+def pieces(tokens: int, chunk: int) -> list[tuple[int, int]]:
+    """[start, stop) of pieces of at most `chunk` tokens, none of a single one (chunk >= 3)."""
+    stops = [*range(chunk, tokens, chunk), tokens]
+    if tokens % chunk == 1:
+        stops[-2] -= 1
+    return list(zip([0, *stops], stops, strict=False))
+
+
+def _piece(kwargs: dict[str, Any], start: int, stop: int, tokens: int) -> dict[str, Any]:
+    """Arguments of a forward pass over tokens [start, stop) of the `tokens` given.
+
+    Raises UsageError where labels are given: logits of the last piece alone come back.
+    """
+    if kwargs.get("labels") is not None:
+        raise UsageError("prefill_chunk returns logits of the last piece alone: pass no labels")
+    piece = dict(kwargs)
+    for name in _PER_TOKEN:
+        if kwargs.get(name) is not None:
+            axis = 1 if name == "inputs_embeds" else -1
+            piece[name] = kwargs[name].narrow(axis, start, stop - start)
+    mask = kwargs.get("attention_mask")
+    if mask is not None:
+        piece["attention_mask"] = mask[:, : mask.shape[1] - (tokens - stop)]
+    return piece
 
 
 def _left_padding(mask: Tensor | None, batch: int) -> list[int]:

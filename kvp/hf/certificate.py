@@ -51,7 +51,7 @@ def estimated_errors(
     """
     queries = record_queries(model, cache, tokens, position)
     positions = torch.arange(position, position + tokens.shape[1], device=tokens.device)
-    for layer, of_layer in zip(cache.layers, queries, strict=True):
+    for layer, of_layer in zip(cache.stored.values(), queries, strict=True):
         keys, values, bias = layer.slots
         visible = layer.positions[:, :, None] <= positions[:, None]  # [B, H, T, S]
         yield error_of(of_layer, keys, values, bias, visible)
@@ -63,7 +63,7 @@ def error_of(
     """Attention of queries [B, Q, T, D] over slots and its error: [B, Q, T, D] and [B, Q, T].
 
     Keys and values [B, H, S, D], bias [B, H, S] float32 (log(1 / pi)), visible [B, H, T, S] bool.
-    Scaled by 1/sqrt(D), as by all models that kvp loads without a `scaling` of their own.
+    Scaled by 1/sqrt(D): recorded queries carry what a model scales otherwise.
     """
     batch, heads, tokens, width = queries.shape
     group = heads // keys.shape[1]

@@ -54,20 +54,22 @@ def evict(
     padding: Sequence[int],
     input_ids: Tensor | None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    budgets: Sequence[int] | None = None,
 ) -> None:
     """Shrink `observation.cache` in place; a cache of which everything stays is left as it is.
 
     Arguments and errors are those of `kept_slots`; nothing of `rule` is fed again.
     """
     kept = kept_slots(
-        model, observation, rule, padding=padding, input_ids=input_ids, tokenizer=tokenizer
-    )
+        model, observation, rule, padding=padding, input_ids=input_ids, tokenizer=tokenizer,
+        budgets=budgets,
+    )  # fmt: skip
     if kept is None:
         return
     cache = observation.cache
-    for index, layer in enumerate(cache.layers):
-        bias = None if kept.bias is None else kept.bias[index]
-        cache.layers[index] = layer.select(kept.indices[index], bias)
+    for number, (index, layer) in enumerate(cache.stored.items()):
+        bias = None if kept.bias is None else kept.bias[number]
+        cache.layers[index] = layer.select(kept.indices[number], bias)
 
 
 def kept_slots(
@@ -78,18 +80,22 @@ def kept_slots(
     padding: Sequence[int],
     input_ids: Tensor | None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    budgets: Sequence[int] | None = None,
 ) -> KeptSlots | None:
     """Columns of an observed cache that stay; None where all T do.
 
     `padding` are the columns of left padding of each prompt; `input_ids` [B, T] int64 include them
-    (None when the prompts were given as embeddings). Raises UsageError when an absolute budget is
-    below the protected tokens, or when an allocator returns counts that cannot be kept; and as
-    `ScorerInputs.for_needs`.
+    (None when the prompts were given as embeddings). `budgets` are tokens per KV head of each
+    prompt, those of `rule` for its length where they are not given. Raises UsageError when an
+    absolute budget is below the protected tokens, or when an allocator returns counts that cannot
+    be kept; and as `ScorerInputs.for_needs`.
     """
     scorer = rule.scorer
     seen = observation.cache.get_seq_length()
     lengths = [seen - rule.fed_again - pad for pad in padding]
-    budgets = [kept_tokens(rule.budget, length, rule.protection) for length in lengths]
+    if budgets is None:
+        budgets = [kept_tokens(rule.budget, length, rule.protection) for length in lengths]
+    budgets = [min(budget, length) for budget, length in zip(budgets, lengths, strict=True)]
     if rule.allocator is None and budgets == [seen - pad for pad in padding]:
         return None
     reads_text = scorer.needs.text > 0 or scorer.needs.classifier is not None
@@ -106,8 +112,8 @@ def kept_slots(
             weights.append(bias)
     if all(tokens.shape[-1] == seen and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
         return None
-    layers = range(len(observation.cache.layers))
-    indices = [_stacked([tokens[index] for tokens in kept]) for index in layers]
+    layers = range(len(observation.keys))
+    indices = [stacked([tokens[index] for tokens in kept]) for index in layers]
     if all(bias is None for bias in weights):
         return KeptSlots(indices=indices, bias=None)
     filled = [
@@ -139,7 +145,7 @@ def _kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[tuple[Tenso
     ]
 
 
-def _stacked(prompts: Sequence[Tensor]) -> Tensor:
+def stacked(prompts: Sequence[Tensor]) -> Tensor:
     """Indices [H, S] of each prompt as [B, H, widest], `EMPTY_SLOT` after a head's last one."""
     prompts = [kept[:, : int((kept != EMPTY_SLOT).sum(dim=-1).max())] for kept in prompts]
     return _padded(prompts, max(kept.shape[-1] for kept in prompts), EMPTY_SLOT)

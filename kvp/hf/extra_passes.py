@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from kvp.errors import ModelError, UsageError
 from kvp.hf.attention import kvp_attention_set, plain_attention
+from kvp.hf.layer_kinds import OtherLayer
 from kvp.hf.lent import LentCache, LentLayer
 from kvp.hf.limits import rope_switch
 from kvp.hf.model_access import on_meta, rope_kept, states_watched
@@ -51,14 +52,16 @@ def run_pass(
     input_ids: Tensor,
     window: SoftmaxWindow,
     *,
+    others: Mapping[int, OtherLayer] | None = None,
     weighted: bool = False,
 ) -> list[Tensor]:
     """Feed `input_ids` [B, T] after the cached tokens and measure what the window receives.
 
     `keys` and `values` are per layer [B, H, N, D] of tokens at positions 0..N-1; the input is
-    at N..N+T-1 and sees all of them. `weighted` multiplies attention by the norm of the value
-    behind the output projection of the query head, over the norm of the state that entered the
-    attention block (KVzip+).
+    at N..N+T-1 and sees all of them; `others` are the caches of the model's other layers after the
+    N tokens (`kvp.hf.layer_kinds`), which are copied. `weighted` multiplies attention by the norm
+    of the value behind the output projection of the query head, over the norm of the state that
+    entered the attention block (KVzip+).
 
     Returns per layer [B, H, stop - start] float32. Raises UsageError when the input crosses the
     length where the model changes its RoPE, ModelError for an offloaded model.
@@ -85,8 +88,12 @@ def run_pass(
             for index, (layer_keys, layer_values) in enumerate(zip(keys, values, strict=True))
         ]
         # Not the whole model: no logits are read, and hooks on it (`evicting`) stay out of this.
+        cached, tokens = keys[0].shape[2], input_ids.shape[1]
         model.base_model(
-            input_ids=input_ids, past_key_values=LentCache(layers=[*layers]), use_cache=True
+            input_ids=input_ids,
+            position_ids=torch.arange(cached, cached + tokens, device=input_ids.device)[None],
+            past_key_values=LentCache(layers, others),
+            use_cache=True,
         )
     return [layer.signal for layer in layers]
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kvp.hf.attention import grouped_attention, kvp_attention_set
+from kvp.hf.layer_kinds import OtherLayer
 from kvp.hf.lent import LentCache, LentLayer
 from kvp.hf.model_access import rope_kept
 
@@ -26,6 +27,7 @@ def gated_logits(
     values: Tensor,
     input_ids: Tensor,
     log_gates: Tensor | None = None,
+    others: Mapping[int, OtherLayer] | None = None,
 ) -> Tensor:
     """Logits of tokens that follow a gated cache: [T, V] in the model's dtype.
 
@@ -35,14 +37,20 @@ def gated_logits(
         values: the same shape.
         input_ids: [T] int64, at positions N..N+T-1; each sees the cache and those before it.
         log_gates: [L, H, N] float, at most 0; None keeps everything. Gradients reach it.
+        others: caches of the layers that nothing is evicted from, after N tokens, which are copied
+            (`Observation.others`).
     """
     layers = [
         _GatedLayer(keys[layer], values[layer], None if log_gates is None else log_gates[layer])
         for layer in range(keys.shape[0])
     ]
     with kvp_attention_set(model), rope_kept(model):
+        cached, tokens = keys.shape[2], input_ids.shape[0]
         hidden = model.base_model(
-            input_ids=input_ids[None], past_key_values=LentCache(layers=[*layers]), use_cache=True
+            input_ids=input_ids[None],
+            position_ids=torch.arange(cached, cached + tokens, device=input_ids.device)[None],
+            past_key_values=LentCache(layers, others),
+            use_cache=True,
         ).last_hidden_state  # [1, T, W]
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     logits: Tensor = head(hidden)[0]  # [T, V]

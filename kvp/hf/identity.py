@@ -69,7 +69,7 @@ def another_model(model: PreTrainedModel, recorded: object) -> str | None:
     """
     if not isinstance(recorded, Mapping) or not recorded.get("weights") or on_meta(model):
         return None
-    name, theirs = _name_of(model), recorded.get("id")
+    name, theirs = name_of(model), recorded.get("id")
     bundled = name == NANO and model.dtype != torch.float16  # which does not hold all its weights
     if (theirs == name and not bundled) or recorded["weights"] == weights_digest(model):
         return None
@@ -77,7 +77,7 @@ def another_model(model: PreTrainedModel, recorded: object) -> str | None:
     return f"{theirs}, this model is {ours}"
 
 
-def _name_of(model: PreTrainedModel) -> str:
+def name_of(model: PreTrainedModel) -> str:
     """The name `load_model` knows a model by, as far as the config tells."""
     from kvp import nano
 

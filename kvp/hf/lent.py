@@ -1,27 +1,38 @@
-"""A full cache that a forward pass reads and never writes, layer by layer."""
+"""A full cache that a forward pass reads and never writes, layer by layer.
+
+Layers that tokens are never evicted from go on from a copy of their own cache.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
 from kvp.hf.attention import StoredKeys
+from kvp.hf.layer_kinds import OtherLayer, arranged, copies
 
 
 class LentCache(Cache):
     """A full cache that a pass may read; its layers are `LentLayer`s that attend."""
 
+    def __init__(
+        self, lent: Sequence[LentLayer], others: Mapping[int, OtherLayer] | None = None
+    ) -> None:
+        """Lend layers that see every token; `others` are copied."""
+        super().__init__(layers=arranged(lent, copies(others or {})))
+
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
-    ) -> tuple[StoredKeys, StoredKeys]:
+    ) -> tuple[Tensor, Tensor] | tuple[StoredKeys, StoredKeys]:
         """Hand the pass's keys and values to their layer, and the layer to the attention."""
         layer = self.layers[layer_idx]
-        assert isinstance(layer, LentLayer)
+        if not isinstance(layer, LentLayer):
+            return super().update(key_states, value_states, layer_idx)
         layer.update(key_states, value_states)
-        stored = StoredKeys(layer, layer_idx, None)
+        stored = StoredKeys(layer, layer_idx)
         return stored, stored
 
 

@@ -6,7 +6,8 @@ network. Code that comes with a model (`trust_remote_code`) is never run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
 from textwrap import shorten
@@ -19,6 +20,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -44,6 +46,9 @@ _LOADING_ERRORS = (
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+QUANTIZATIONS = ("none", "8bit", "4bit")
+"""Of weights, by bitsandbytes; keys and values are not quantised."""
+
 
 def load_model(
     name: str,
@@ -52,13 +57,19 @@ def load_model(
     dtype: str = "float32",
     revision: str | None = None,
     attention: str = "sdpa",
+    quantization: str = "none",
+    device_map: str | Mapping[str, int | str] | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model and tokenizer for inference: evaluation mode, frozen weights, kvp's attention.
 
     `name` is "nano", a folder or a hub id; `dtype` float32, bfloat16 or float16; `attention`
-    sdpa or eager (`kvp.hf.attention.ATTENTIONS`). Raises ModelError (no such model, no tokenizer,
+    sdpa or eager (`kvp.hf.attention.ATTENTIONS`). `quantization` "8bit" or "4bit" (NF4) holds the
+    weights of linear layers in so many bits and computes in `dtype` (bitsandbytes, on a CUDA
+    device); `device_map` spreads the layers as transformers does ("auto", or module -> device;
+    needs accelerate) and replaces `device`. Raises ModelError (no such model, no tokenizer,
     weights that are missing or not finite, a kind of attention kvp cannot evict from) and
-    UsageError (dtype, device, attention), one line each.
+    UsageError (dtype, device, attention, quantization, a package that is not installed), one line
+    each.
     """
     target = torch_device(device)
     if dtype not in _DTYPES:
@@ -66,6 +77,7 @@ def load_model(
     if attention not in ATTENTIONS:
         raise UsageError(f"--attention {attention} is not one of {', '.join(ATTENTIONS)}")
     kind = ATTENTIONS[attention]
+    placement = _placement(target, _DTYPES[dtype], quantization, device_map)
     config = load_config(name, revision=revision)
     tokenizer = load_tokenizer(name, revision=revision)
     source, options = _source(name, revision)
@@ -74,12 +86,70 @@ def load_model(
         name,
         "model weights",
         source,
-        {**options, "config": config, "dtype": _DTYPES[dtype], "attn_implementation": kind},
+        {
+            **options,
+            **placement,
+            "config": config,
+            "dtype": _DTYPES[dtype],
+            "attn_implementation": kind,
+        },
     )
     check_weights(model, name, missing=report["missing_keys"])
-    model.requires_grad_(False).train(False).to(target)
+    model.requires_grad_(False).train(False)
+    if not placement:  # otherwise the weights are where they belong
+        model.to(target)  # type: ignore[arg-type]
     check_model(model)
     return model, tokenizer
+
+
+def check_quantization(quantization: str, target: torch.device, *, spread: bool = False) -> None:
+    """Raise UsageError, naming --quantization, where weights cannot be quantised for `target`.
+
+    `spread` means that a `device_map` places them instead.
+    """
+    if quantization not in QUANTIZATIONS:
+        raise UsageError(f"--quantization {quantization} is not one of {', '.join(QUANTIZATIONS)}")
+    if quantization == "none":
+        return
+    asked = f"--quantization {quantization}"
+    _require_packages(asked, "bitsandbytes", "accelerate")
+    if not torch.cuda.is_available() or not (spread or target.type == "cuda"):
+        raise UsageError(f"{asked} needs a CUDA device: use --device cuda, or no quantization")
+
+
+def _require_packages(asked: str, *packages: str) -> None:
+    for package in packages:
+        if find_spec(package) is None:
+            raise UsageError(
+                f"{asked} needs {package}: pip install 'kvp-toolkit[quantization]', or load the "
+                "whole model on one device"
+            )
+
+
+def _placement(
+    target: torch.device,
+    dtype: torch.dtype,
+    quantization: str,
+    device_map: str | Mapping[str, int | str] | None,
+) -> dict[str, Any]:
+    """Options that quantise and spread the weights while they are loaded; none where neither is.
+
+    Raises UsageError.
+    """
+    check_quantization(quantization, target, spread=device_map is not None)
+    options: dict[str, Any] = {}
+    if device_map is not None:
+        _require_packages("device_map", "accelerate")
+        options["device_map"] = device_map if isinstance(device_map, str) else dict(device_map)
+    if quantization != "none":
+        options.setdefault("device_map", {"": target})
+        options["quantization_config"] = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+            load_in_8bit=quantization == "8bit",
+            load_in_4bit=quantization == "4bit",
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_compute_dtype=dtype,
+        )
+    return options
 
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -106,8 +176,8 @@ def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:
     if not options.get("local_files_only") and not _in_cache(source, options["revision"]):
         phase(f"looking for {name} on the model hub")  # retries without a network take a while
     config: PreTrainedConfig = _load(AutoConfig.from_pretrained, name, "model", source, options)
-    geometry_of(config)
     check_config(config)
+    geometry_of(config)
     return config
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -19,11 +20,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kvp.errors import ModelError
-from kvp.hf.attention import QueryRecorder, kvp_attention_set
+from kvp.hf.attention import QueryRecorder, kvp_attention_set, query_unit
 from kvp.hf.cache import EvictingCache
+from kvp.hf.layer_kinds import evicted_layers, layer_kinds
 from kvp.hf.model_geometry import geometry_of
 from kvp.rope import Rope
 
+_CHANGED_BY_LENGTH = ("inv_freq", "max_seq_len_cached", "attention_scaling")
+"""How the attributes of a rotary embedding end that a long input changes."""
 _ROTATES_QUERIES: WeakSet[PreTrainedModel] = WeakSet()
 """Models whose queries have been compared with their projected and rotated states."""
 
@@ -33,8 +37,22 @@ def on_meta(model: PreTrainedModel) -> bool:
     return any(weight.is_meta for weight in model.parameters())
 
 
+def layer_devices(model: PreTrainedModel) -> list[torch.device]:
+    """The device on which each layer attends, also where accelerate spreads or offloads a model."""
+    devices: dict[int, torch.device] = {}
+    for module in model.modules():
+        layer = getattr(module, "layer_idx", None)
+        if isinstance(layer, int):
+            weights = (weight.device for weight in module.parameters() if not weight.is_meta)
+            hook = getattr(module, "_hf_hook", None)  # accelerate's, for weights that are elsewhere
+            there = getattr(hook, "execution_device", None)
+            device = next(weights, model.device) if there is None else torch.device(there)
+            devices.setdefault(layer, device)
+    return [devices.get(layer, model.device) for layer in range(geometry_of(model.config).layers)]
+
+
 def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
-    """The attention module of every layer, in order.
+    """The attention module of every layer that tokens are evicted from, in order.
 
     Raises ModelError when they are not found, or when weights of the model are offloaded.
     """
@@ -49,13 +67,13 @@ def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
         projects = hasattr(module, "q_proj") or hasattr(module, "qkv_proj")
         if isinstance(layer, int) and projects and hasattr(module, "o_proj"):
             modules[layer] = module
-    layers = geometry_of(model.config).layers
-    if sorted(modules) != list(range(layers)):
+    layers = evicted_layers(model.config)
+    if not modules.keys() >= set(layers):
         raise ModelError(
             f"{type(model).__name__} has no attention module with q_proj or qkv_proj in each of "
-            f"its {layers} layers: use a method that reads no hidden states and no value norms"
+            f"its {len(layers)} layers: use a method that reads no hidden states and no value norms"
         )
-    return [modules[layer] for layer in range(layers)]
+    return [modules[layer] for layer in layers]
 
 
 @contextmanager
@@ -87,7 +105,7 @@ def query_projection(model: PreTrainedModel, layer: int) -> Callable[[Tensor], T
     """The map from states that enter a layer's attention to its queries before RoPE.
 
     The returned function takes [B, S, W] floats and gives [B, Q, S, D] float32; it computes in the
-    model's dtype, bias and norm included, as the model does.
+    model's dtype, bias and norm included, as the model does, and scales as `QueryRecorder` does.
     """
     geometry = geometry_of(model.config)
     return partial(
@@ -102,6 +120,10 @@ def _queries(attention: nn.Module, heads: int, width: int, hidden: Tensor) -> Te
     weight = next(projection.parameters())
     dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
     projected: Tensor = projection(hidden.to(device=weight.device, dtype=dtype))  # [B, S, width]
+    if hasattr(attention, "q_proj") and projected.shape[-1] == 2 * heads * width:
+        # Each head's query is followed by its output gate (Qwen3-Next).
+        paired = projected.view(*projected.shape[:2], heads, 2 * width)
+        projected = paired[..., :width].flatten(-2)
     projected = projected[..., : heads * width]  # a fused projection goes on with keys and values
     queries = projected.view(*projected.shape[:2], heads, width)  # [B, S, Q, D]
     norm = getattr(attention, "q_norm", None)
@@ -109,7 +131,8 @@ def _queries(attention: nn.Module, heads: int, width: int, hidden: Tensor) -> Te
         queries = norm(queries)
     elif norm is not None:
         queries = norm(projected).view(queries.shape)
-    return queries.float().transpose(1, 2)  # [B, Q, S, D]
+    unit = query_unit(width, getattr(attention, "scaling", None))
+    return unit * queries.float().transpose(1, 2)  # [B, Q, S, D]
 
 
 @torch.no_grad()
@@ -129,12 +152,8 @@ def rope_of(model: PreTrainedModel, tokens: int) -> Rope:
     weight = next(model.parameters())
     last = torch.tensor([[0, max(tokens - 1, 0)]], device=weight.device)
     with rope_kept(model):
-        cosine, sine = rotary(weight.new_zeros(1, dtype=torch.float32), last)
-        assert isinstance(rotary.inv_freq, Tensor)
-        rope = Rope(
-            frequencies=rotary.inv_freq.detach().float().clone(),
-            scaling=float(getattr(rotary, "attention_scaling", 1.0)),
-        )
+        cosine, sine = rotary.cosine_and_sine(weight.new_zeros(1, dtype=torch.float32), last)
+        rope = Rope(frequencies=rotary.frequencies.float().clone(), scaling=rotary.scaling)
     _check_halves(model, rope, cosine, sine)
     if model not in _ROTATES_QUERIES:
         _check_queries(model)
@@ -156,9 +175,11 @@ def rope_kept(model: PreTrainedModel) -> Iterator[None]:
 
     Frequencies that depend on the length stay, in transformers, at those of the longest input.
     """
-    rotary = _rotary(model)
-    names = ("inv_freq", "max_seq_len_cached", "attention_scaling")
-    before = {name: getattr(rotary, name) for name in names if hasattr(rotary, name)}
+    found = _rotary(model)
+    rotary = None if found is None else found.module
+    names = [] if rotary is None else [*vars(rotary), *dict(rotary.named_buffers())]
+    kept = [name for name in names if name.endswith(_CHANGED_BY_LENGTH)]
+    before = {name: getattr(rotary, name) for name in kept}
     # The tensors themselves go back: a copy made in inference mode could never change again.
     values = {name: old.clone() for name, old in before.items() if isinstance(old, Tensor)}
     try:
@@ -170,17 +191,55 @@ def rope_kept(model: PreTrainedModel) -> Iterator[None]:
             setattr(rotary, name, old)
 
 
-def _rotary(model: PreTrainedModel) -> nn.Module | None:
-    candidates = (m for m in model.modules() if isinstance(getattr(m, "inv_freq", None), Tensor))
-    return next(candidates, None)
+@dataclass(frozen=True, kw_only=True)
+class _Rotary:
+    """The module that makes cosine and sine for the layers that tokens are evicted from."""
+
+    module: nn.Module
+    kind: str | None
+    """Kind of those layers, where it has frequencies for each kind (Gemma 3); else None."""
+
+    @property
+    def frequencies(self) -> Tensor:
+        """[R / 2] as they are now."""
+        found: Tensor = getattr(self.module, self._name("inv_freq"))
+        return found.detach()
+
+    @property
+    def scaling(self) -> float:
+        """Factor on cosine and sine."""
+        return float(getattr(self.module, self._name("attention_scaling"), 1.0))
+
+    def cosine_and_sine(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Both for positions [B, T]; ModelError where the module makes something else (Llama 4)."""
+        made = self.module(like, positions, *([] if self.kind is None else [self.kind]))
+        if not (isinstance(made, tuple) and len(made) == 2):
+            raise ModelError(
+                f"{type(self.module).__name__} makes no cosine and sine: use a method that moves "
+                "no queries"
+            )
+        return made
+
+    def _name(self, attribute: str) -> str:
+        return attribute if self.kind is None else f"{self.kind}_{attribute}"
+
+
+def _rotary(model: PreTrainedModel) -> _Rotary | None:
+    kind = layer_kinds(model.config)[evicted_layers(model.config)[0]]
+    for module in model.modules():
+        if isinstance(getattr(module, f"{kind}_inv_freq", None), Tensor):
+            return _Rotary(module=module, kind=kind)
+        if isinstance(getattr(module, "inv_freq", None), Tensor):
+            return _Rotary(module=module, kind=None)
+    return None
 
 
 def _check_halves(model: PreTrainedModel, rope: Rope, cosine: Tensor, sine: Tensor) -> None:
     """Compare with the rotation in the model's source file, where that is a function."""
     source = inspect.getmodule(type(attention_modules(model)[0]))
     apply = getattr(source, "apply_rotary_pos_emb", None)
-    if apply is None:
-        return
+    if apply is None or [*inspect.signature(apply).parameters][:2] != ["q", "k"]:
+        return  # `_check_queries` compares what the model does
     half = rope.frequencies.shape[0]
     expected = None
     for width in (geometry_of(model.config).head_dim, 2 * half):  # some pass the rotated part alone
@@ -206,7 +265,7 @@ def _check_queries(model: PreTrainedModel) -> None:
     """
     states: dict[int, Tensor] = {}
     recorder = QueryRecorder()
-    cache = EvictingCache()
+    cache = EvictingCache.of(model.config)
     cache.recorder = recorder
     ids = torch.arange(8, device=next(model.parameters()).device)[None] % 2
     with (
@@ -218,15 +277,16 @@ def _check_queries(model: PreTrainedModel) -> None:
         rotary = _rotary(model)
         assert rotary is not None
         positions = torch.arange(8, device=ids.device)
-        cosine, sine = rotary(states[0].new_zeros(1, dtype=torch.float32), positions[None])
-    assert isinstance(rotary.inv_freq, Tensor)
-    rope = Rope(frequencies=rotary.inv_freq)
+        like = states[0].new_zeros(1, dtype=torch.float32)
+        cosine, sine = rotary.cosine_and_sine(like, positions[None])
+        rope = Rope(frequencies=rotary.frequencies)
     half = rope.frequencies.shape[0]
     for layer, used in enumerate(recorder.queries):
         projected = query_projection(model, layer)(states[layer])  # [1, Q, 8, D]
         rotated = rope.rotate(projected, cosine[..., :half].float(), sine[..., :half].float())
         if float((rotated - used.float()).norm()) > 0.05 * float(used.float().norm()):
             raise ModelError(
-                f"the queries of layer {layer} of this {type(model).__name__} are not its states "
+                f"the queries of layer {evicted_layers(model.config)[layer]} of this "
+                f"{type(model).__name__} are not its states "
                 "projected, normalised and rotated: use a method that moves no queries"
             )

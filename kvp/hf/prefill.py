@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from kvp.hf.layer_kinds import without_padding
 from kvp.hf.observe import Observation, observe
 from kvp.hf.scorer_inputs import LayerInputs, ScorerInputs, needs_scorer_inputs
 from kvp.scoring import ALL_QUERIES, Needs, View
@@ -44,6 +45,8 @@ class Prefill:
     """The forward pass this comes from, with logits and cache; None for stored tensors."""
     fed_again: int = 0
     """Last tokens that are fed once more after the eviction."""
+    layers: Sequence[int] | None = None
+    """[L] index in the model of each layer; None where they are its first ones."""
 
     @classmethod
     def of(
@@ -58,8 +61,9 @@ class Prefill:
         """Wrap an observation of `input_ids` [B, T] int64 (None for embeddings)."""
         keys, values = observation.keys, observation.values
         inputs = ScorerInputs(
-            model, input_ids, keys, values, hidden=observation.hidden, tokenizer=tokenizer
-        )
+            model, input_ids, keys, values,
+            hidden=observation.hidden, others=observation.others, tokenizer=tokenizer,
+        )  # fmt: skip
         return cls(
             keys=keys,
             values=values,
@@ -67,6 +71,7 @@ class Prefill:
             inputs=inputs,
             observation=observation,
             fed_again=fed_again,
+            layers=observation.layers,
         )
 
     @property
@@ -91,10 +96,11 @@ class Prefill:
             if self.inputs is None:
                 raise ValueError("this scorer reads more than keys, values and queries: set inputs")
             extras = self.inputs.for_needs(needs)
+        layers = range(len(self.keys)) if self.layers is None else self.layers
         for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             batch, _, tokens, _ = keys.shape
             yield View(
-                layer=index,
+                layer=layers[index],
                 keys=keys,
                 values=values,
                 positions=torch.arange(tokens, device=keys.device).expand(batch, tokens),
@@ -147,6 +153,7 @@ def prefill(
         queries=recorded_queries(all_needs),
         last_logits=True,
         hidden_after=recorded_hidden(all_needs),
+        fed_again=fed_again,
     )
     return Prefill.of(observation, model, input_ids, tokenizer, fed_again=fed_again)
 
@@ -190,6 +197,9 @@ def unpadded(
             logits=observation.logits[batch],
             cache=observation.cache,
             hidden=None if hidden is None else hidden.batch(batch),
+            others=observation.others
+            if together
+            else without_padding(observation.others, start, pad),
         )
         ids = None if input_ids is None else input_ids[batch, pad:]
         prefilled = Prefill.of(part, model, ids, tokenizer, fed_again=fed_again)

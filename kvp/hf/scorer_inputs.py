@@ -7,7 +7,7 @@ cache. Left out: padding (one `ScorerInputs` per prompt, without its padding col
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from kvp.errors import ModelError, UsageError
 from kvp.hf.classifier import classify
 from kvp.hf.extra_passes import SoftmaxWindow, run_pass
 from kvp.hf.hidden import HiddenRecord
+from kvp.hf.layer_kinds import OtherLayer
 from kvp.hf.model_access import attention_modules, query_projection, rope_of
 from kvp.hf.reconstruction import noise_input, reconstruction_inputs
 from kvp.rope import Rope
@@ -80,14 +81,15 @@ class ScorerInputs:
         values: Sequence[Tensor],
         *,
         hidden: HiddenRecord | None = None,
+        others: Mapping[int, OtherLayer] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         """Hold on to a prefill; nothing is computed yet.
 
         `token_ids` [B, N] int64 are the cached tokens, at positions 0..N-1 and without padding
         (None when the prompt was given as embeddings: no replay, no text); `keys` and `values` per
-        layer [B, H, N, D], `hidden` what the prefill recorded. Raises ValueError when they
-        disagree.
+        layer [B, H, N, D], `hidden` what the prefill recorded, `others` the caches of the layers
+        that nothing is evicted from. Raises ValueError when they disagree.
         """
         batch, _, tokens, _ = keys[0].shape
         if token_ids is not None and token_ids.shape != (batch, tokens):
@@ -98,6 +100,7 @@ class ScorerInputs:
         self._ids = token_ids
         self._keys, self._values = keys, values
         self._hidden = hidden
+        self._others = others
         self._tokenizer = tokenizer
         self._rope: Rope | None = None
         self._signals: dict[Reconstruction | Noise, tuple[Tensor, ...]] = {}
@@ -208,7 +211,10 @@ class ScorerInputs:
         return tuple(signals)
 
     def _pass(self, fed: Tensor, window: SoftmaxWindow, *, weighted: bool = False) -> list[Tensor]:
-        return run_pass(self._model, self._keys, self._values, fed, window, weighted=weighted)
+        return run_pass(
+            self._model, self._keys, self._values, fed, window,
+            others=self._others, weighted=weighted,
+        )  # fmt: skip
 
     def _readable(self, purpose: str) -> tuple[PreTrainedTokenizerBase, Tensor]:
         if self._tokenizer is None:

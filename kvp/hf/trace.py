@@ -19,6 +19,7 @@ from kvp.data.sample import Sample
 from kvp.errors import UsageError
 from kvp.hf import Observation, observe
 from kvp.hf.generation import end_tokens
+from kvp.hf.limits import context_limit
 from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.ops.future_attention import grid_attention
 from kvp.scoring import Reconstruction
@@ -31,7 +32,7 @@ LABEL_PASSES = {"kvzip": Reconstruction(), "kvzip_plus": Reconstruction(weighted
 
 def check_reach(config: PreTrainedConfig, name: str, length: int, max_new_tokens: int) -> None:
     """Raise UsageError when prompts of `length` tokens and their continuations may not fit."""
-    reach = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    reach = context_limit(config)
     if reach is not None and length + max_new_tokens > reach:
         raise UsageError(
             f"--length {length} with --max_new_tokens {max_new_tokens} exceeds the context of "
@@ -102,7 +103,9 @@ def prompt_labels(
         return {}
     ids = torch.tensor([prompt], device=model.device)
     seen = observe(model, ids, queries=0, last_logits=True)
-    scorer_inputs = ScorerInputs(model, ids, seen.keys, seen.values, tokenizer=tokenizer)
+    scorer_inputs = ScorerInputs(
+        model, ids, seen.keys, seen.values, others=seen.others, tokenizer=tokenizer
+    )
     return {
         name: _stacked(scorer_inputs.reconstruction(LABEL_PASSES[name])).float() for name in names
     }

@@ -1,10 +1,14 @@
-"""Find the model inside a wrapper, and refuse models that are inside an `evicting` block.
+"""Find the model inside a wrapper, and refuse what cannot be done inside an `evicting` block.
 
 Generation never calls a wrapper's forward, so hooks on it would never fire and the cache would
 silently stay full.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -32,6 +36,28 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
         f"{type(model).__name__} is no transformers model and does not show the one it wraps: "
         "pass that one to kvp"
     )
+
+
+def refuse_continuous_batching() -> NoReturn:
+    """Raise UsageError: its paged cache shares blocks between requests and cannot be shrunk."""
+    raise UsageError(
+        "evicting cannot shrink the paged cache of continuous batching (generate_batch): call "
+        "model.generate"
+    )
+
+
+@contextmanager
+def continuous_batching_refused(model: PreTrainedModel) -> Iterator[None]:
+    """Make `generate_batch`, and whatever else starts continuous batching, raise UsageError."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        refuse_continuous_batching()
+
+    vars(model)["init_continuous_batching"] = refuse
+    try:
+        yield
+    finally:
+        vars(model).pop("init_continuous_batching")
 
 
 def refuse_inside_block(model: PreTrainedModel) -> None:

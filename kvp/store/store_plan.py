@@ -94,7 +94,7 @@ class StorePlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionary for JSON; labels and grid only where there are any."""
-        data = asdict(self)
+        data = {**asdict(self), "geometry": self.geometry.to_dict()}
         if not self.labels:
             del data["labels"]
         if not self.grid:

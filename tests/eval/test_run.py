@@ -343,17 +343,29 @@ def test_policies_of_another_geometry_and_truncated_ones_are_refused(
     assert not out.exists()
 
 
-def test_sliding_window_models_are_refused(
+def test_prompts_beyond_the_only_window_of_a_model_are_refused(
     tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     windowed = tmp_path / "windowed"
     shutil.copytree(tiny_folder, windowed)
     config = json.loads((windowed / "config.json").read_text())
-    config |= {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 0}
-    config.pop("layer_types", None)
+    layers = ["sliding_attention"] * config["num_hidden_layers"]
+    config |= {"use_sliding_window": True, "sliding_window": 32, "layer_types": layers}
     (windowed / "config.json").write_text(json.dumps(config))
     message = _refusal(capsys, _arguments(windowed, tiny_policy, tmp_path / "results"))
-    assert "sliding window" in message
+    assert "the model has 32 positions" in message
+
+
+def test_quantised_weights_need_their_package_and_are_other_results(
+    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "results"
+    changes = {"quantization": "4bit"}
+    message = _refusal(capsys, _arguments(tiny_folder, tiny_policy, out, **changes))
+    assert "--quantization 4bit needs" in message
+    plain, quantised = EvalConfig(out="x"), EvalConfig(out="x", quantization="4bit")
+    assert "quantization" not in plain.identity()  # as in folders of earlier versions
+    assert quantised.identity()["quantization"] == "4bit"
 
 
 def test_a_policy_of_a_model_with_the_same_heads_gives_a_note(

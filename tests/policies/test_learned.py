@@ -123,3 +123,17 @@ def test_calibrated_scores_are_the_maps_of_the_heads(
     for head in range(2):
         slope = 5.0 + head  # heads 4 and 5
         torch.testing.assert_close(scores[:, head], slope * raw[:, head] - slope)
+
+
+def test_heads_that_hold_different_tokens(policy: LearnedScorer, make_view: MakeView) -> None:
+    """A shrunk cache: positions per head, and a head alone where lengths differ."""
+    view = make_view(tokens=20, layer=1)
+    again = replace(view, positions=view.positions[:, None].expand(-1, 2, -1))
+    torch.testing.assert_close(policy.score(again), policy.score(view), rtol=1e-5, atol=1e-5)
+    shown = slice(1, 2)
+    alone = replace(
+        again, heads=shown, keys=view.keys[:, shown], values=view.values[:, shown],
+        positions=again.positions[:, shown],
+    )  # fmt: skip
+    scores = policy.score(alone)
+    torch.testing.assert_close(scores, policy.score(view)[:, shown], rtol=1e-5, atol=1e-5)

@@ -392,6 +392,23 @@ def test_neighbours_are_a_convolution_over_each_context() -> None:
             stacked=stacked, contexts=[20, 20],
         )  # fmt: skip
         torch.testing.assert_close(twice, expected.repeat(1, 2), rtol=1e-4, atol=1e-4)
+    # Heads of a shrunk cache: each holds other tokens, and neighbours are near in position.
+    held = torch.tensor([[0, 1, 4, 5, 6, 13, 19], [2, 3, 7, 9, 12, 15, 16]])
+    some = torch.zeros(2, 7)
+    for head, of_head in enumerate(held.tolist()):
+        for column, target in enumerate(of_head):
+            for source in of_head:
+                if abs(source - target) <= 3:
+                    weight = rankers.neighbours_weight[head, :, source - target + 3]
+                    some[head, column] += state[head, source] @ weight
+    some += (state @ score_weight + score_bias[:, None]).squeeze(-1).gather(1, held)
+    wide = held[..., None].expand(-1, -1, keys.shape[-1])
+    for stacked in (False, True):
+        scores = rankers(
+            keys.gather(1, wide), values.gather(1, wide), positions[held], 20,
+            stacked=stacked, gaps=True,
+        )  # fmt: skip
+        torch.testing.assert_close(scores, some, rtol=1e-4, atol=1e-4)
 
 
 def test_the_paper_scores_every_token_by_itself() -> None:

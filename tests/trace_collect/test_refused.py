@@ -29,6 +29,7 @@ Collect = Callable[..., int]
         (["--essays=/no/such/file"], "--essays /no/such/file: cannot be read"),
         (["--train=0", "--validation=0"], "nothing to collect"),
         (["--device=cuda:99"], "--device cuda:99"),
+        (["--quantization=4bit"], "--quantization 4bit needs"),
         (["--store=importance", "--grid=1"], "--grid must be at least 2, got 1"),
     ],
 )
@@ -65,11 +66,11 @@ def test_models_that_cannot_be_collected_from(
     windowed = tmp_path / "windowed"
     shutil.copytree(model_folder, windowed)
     config = json.loads((windowed / "config.json").read_text())
-    layers = ["full_attention", "sliding_attention"]
+    layers = ["sliding_attention", "sliding_attention"]
     config.update(use_sliding_window=True, sliding_window=64, layer_types=layers)
     (windowed / "config.json").write_text(json.dumps(config))
     assert run("--model", str(windowed)) == 2
-    assert "sliding window" in refused(capsys)
+    assert "64 tokens" in refused(capsys)
 
 
 def test_a_split_without_documents_is_named(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvp.geometry import Geometry
+from kvp.hf import observe
 from kvp.hf.gated import gated_logits
+from kvp.hf.layer_kinds import other_layers
 from kvp.store import SequenceRecord
 from train.data.compression_points import CompressionPoint
 from train.data.contexts import Context
@@ -41,14 +44,15 @@ class Replies:
         """
         windows = reply_windows(record.reply_spans, point.prefix_length, point.stop)
         rows = torch.cat([torch.arange(*window) for window in windows]) - point.prefix_length
+        others = self._others(context, record, point)
         with torch.no_grad():
-            full = self._log_probabilities(context, record, point, rows, None)
+            full = self._log_probabilities(context, record, point, rows, None, others)
         following = torch.tensor(record.token_ids[point.prefix_length + 1 :], device=full.device)
         written = rows.to(full.device)
         written = written[written < len(following)]
         losses = []
         for one in log_gates:
-            change = full - self._log_probabilities(context, record, point, rows, one)
+            change = full - self._log_probabilities(context, record, point, rows, one, others)
             loss = (1 - self.hard_targets) * (full.exp() * change).sum(-1).mean()
             if self.hard_targets:
                 tokens = following[written][:, None]
@@ -57,6 +61,15 @@ class Replies:
             losses.append(loss)
         return torch.stack(losses)
 
+    def _others(
+        self, context: Context, record: SequenceRecord, point: CompressionPoint
+    ) -> Mapping[int, Any]:
+        """Caches of the layers that nothing is evicted from, which traces do not hold."""
+        if not other_layers(self.model.config):
+            return {}
+        ids = torch.tensor([record.token_ids[: point.prefix_length]], device=context.keys.device)
+        return observe(self.model, ids, queries=0, last_logits=True).others
+
     def _log_probabilities(
         self,
         context: Context,
@@ -64,6 +77,7 @@ class Replies:
         point: CompressionPoint,
         rows: Tensor,
         log_gates: Tensor | None,
+        others: Mapping[int, Any],
     ) -> Tensor:
         layers = self.geometry.layers
         device, dtype = context.keys.device, self.model.dtype
@@ -74,6 +88,7 @@ class Replies:
             _by_layer(context.values, layers).to(dtype),
             torch.tensor(following, device=device),
             None if log_gates is None else _by_layer(log_gates, layers),
+            others,
         )
         return logits[rows.to(device)].float().log_softmax(-1)
 

@@ -105,7 +105,11 @@ def open_online_training_data(
     samples = Samples.open(settings, recipe, tokenizer, config.seed)
     phase(f"loading {settings.model}")
     model, tokenizer = load_model(
-        settings.model, device=str(device), dtype=settings.dtype, revision=settings.revision
+        settings.model,
+        device=str(device),
+        dtype=settings.dtype,
+        revision=settings.revision,
+        quantization=settings.quantization,
     )
     schedule = samples.schedule
     plan = _plan(geometry_of(model_config), settings, samples, recipe)

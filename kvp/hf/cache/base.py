@@ -8,19 +8,36 @@ the true positions of new tokens to its attention. Tokens are stored by `kvp.hf.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicLayer
 
 from kvp.errors import ModelError, UsageError
+from kvp.hf.layer_kinds import evicted_layers
 from kvp.hf.limits import attention_window, rope_switch
 
 EMPTY = torch.iinfo(torch.int64).max
 """Position of a slot that holds no token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerState:
+    """All that a layer is; `docs/formats.md` describes its tensors."""
+
+    tensors: Mapping[str, Tensor]
+    """Keys, values, positions and so on, by name."""
+    seen: int
+    """Tokens fed, padding columns included."""
+    evicted: bool
+    """True once slots are no longer all columns seen, in order."""
+    gaps: bool
+    """True once some slot may hold no token."""
 
 
 class StoredLayer(DynamicLayer, ABC):
@@ -38,9 +55,11 @@ class StoredLayer(DynamicLayer, ABC):
         """Tokens fed so far, padding columns included."""
         self.evicted = False
         """True once slots are no longer all columns seen, in order."""
+        self._gaps = False  # True once some slot may be EMPTY
         self._newest: Tensor | None = (
             None  # [B] newest position fed; the first layer alone keeps it
         )
+        self._shared = False  # True while other layers may read the storage, as after a fork
 
     @property
     @abstractmethod
@@ -75,27 +94,36 @@ class StoredLayer(DynamicLayer, ABC):
         """
 
     @abstractmethod
+    def _tensors(self) -> dict[str, Tensor]:
+        """All that is stored, by the names of docs/formats.md, without spare capacity."""
+
+    @abstractmethod
+    def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Become what `_tensors` returned."""
+
+    @abstractmethod
     def _append(self, keys: Tensor, values: Tensor) -> None:
         """Store [B, H, T, D] keys and values; `_attend` brings their positions."""
 
     def _write(self, stored: int, keys: Tensor, values: Tensor, *, growth: int) -> None:
         """Write [B, H, T, D] keys and values after the first `stored` slots of the storage.
 
-        Storage without capacity for them grows by `growth` slots, or by T if that is more.
+        Storage without capacity for them grows by `growth` slots, or by T if that is more; shared
+        storage is left to the others.
         """
         tokens = keys.shape[2]
-        if stored + tokens > self._key_storage.shape[2]:
+        if self._shared or stored + tokens > self._key_storage.shape[2]:
             capacity = stored + max(tokens, growth)
             self._key_storage = grown(self._key_storage, stored, capacity)
             self._value_storage = grown(self._value_storage, stored, capacity)
             self._position_storage = grown(self._position_storage, stored, capacity)
+            self._position_storage[:, :, stored:] = EMPTY  # until `_attend` brings them
+            self._shared = False
         self._key_storage = writable(self._key_storage)
         self._value_storage = writable(self._value_storage)
         self._position_storage = writable(self._position_storage)
-        new = slice(stored, stored + tokens)
-        self._key_storage[:, :, new] = keys
-        self._value_storage[:, :, new] = values
-        self._position_storage[:, :, new] = EMPTY
+        self._key_storage[:, :, stored : stored + tokens] = keys
+        self._value_storage[:, :, stored : stored + tokens] = values
 
     @abstractmethod
     def _attend(
@@ -116,6 +144,37 @@ class StoredLayer(DynamicLayer, ABC):
     def nbytes(self) -> int:
         """Bytes of the key and value tensors held, spare capacity included."""
         return sum(self.entry_nbytes)
+
+    def fork(self, n: int) -> Self:
+        """A layer that goes on from here, every entry `n` times in a row.
+
+        It reads the same storage until one of the two is fed tokens, and copies then.
+        """
+        fork = copy.copy(self)
+        self._shared = fork._shared = True
+        if n > 1:
+            fork.batch_repeat_interleave(n)
+        return fork
+
+    @property
+    def state(self) -> LayerState:
+        """All that the layer is; shares its memory."""
+        newest = {} if self._newest is None else {"newest": self._newest}
+        return LayerState(
+            tensors={**self._tensors(), **newest},
+            seen=self.seen,
+            evicted=self.evicted,
+            gaps=self._gaps,
+        )
+
+    @classmethod
+    def of_state(cls, state: LayerState) -> Self:
+        """The layer that had this state; keeps its tensors and writes to them."""
+        layer = cls()
+        layer._take_tensors(state.tensors)
+        layer._newest = state.tensors.get("newest")
+        layer.seen, layer.evicted, layer._gaps = state.seen, state.evicted, state.gaps
+        return layer
 
     def get_seq_length(self) -> int:
         """Tokens seen."""
@@ -159,13 +218,19 @@ class StoredLayer(DynamicLayer, ABC):
         in `get_mask_sizes`. Raises ModelError when the model passes no positions, UsageError on a
         mask of another shape and on tokens the cache already holds.
         """
+        if options.get("position_bias") is not None:
+            raise ModelError(f"{type(module).__name__} adds a position bias, which kvp cannot keep")
+        tokens = query.shape[2]
         position_ids = options.get("position_ids")
-        if position_ids is None or position_ids.ndim != 2:
+        if position_ids is None:  # Llama 4: columns, padding included, order tokens as well
+            columns = torch.arange(self.seen - tokens, self.seen, device=query.device)
+            options = {**options, "position_ids": columns[None]}
+            position_ids = options["position_ids"]
+        elif position_ids.ndim != 2:
             raise ModelError(
                 f"{type(module).__name__} passes no plain token positions to its attention, "
                 "which eviction needs"
             )
-        tokens = query.shape[2]
         new_positions = position_ids.expand(query.shape[0], tokens)
         if mask is not None:
             if mask.dtype != torch.bool or mask.shape[-1] != (
@@ -193,11 +258,17 @@ class StoredLayer(DynamicLayer, ABC):
     def _refuse_other_attention(self, module: nn.Module, new_positions: Tensor) -> None:
         """Raise UsageError where the model's attention is not the one the cached keys were for."""
         config = getattr(module, "config", None)
+        before = self.seen - new_positions.shape[1]
+        index = getattr(module, "layer_idx", 0)
+        if before == 0 and config is not None and index != evicted_layers(config)[0]:
+            raise UsageError(
+                "this model has layers that nothing is evicted from: make its cache by "
+                "EvictingCache.of(model.config)"
+            )
         switch, window = rope_switch(config), attention_window(config)
         if switch is None and window is None:
             return
         newest = int(new_positions.masked_fill(new_positions == EMPTY, -1).max())
-        before = self.seen - new_positions.shape[1]
         if switch is not None and 0 < before <= switch <= newest:
             raise UsageError(
                 f"this model changes its RoPE after {switch} tokens, which would make the {before} "

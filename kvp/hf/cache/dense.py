@@ -26,7 +26,6 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
         self._stored = 0
-        self._gaps = False  # True once some slot may be EMPTY
         self._key_storage: Tensor
         self._value_storage: Tensor
         self._position_storage: Tensor  # [B, H, capacity], or [B, 1, capacity] while heads agree
@@ -105,6 +104,8 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
             scaling=options.get("scaling"),
             dropout=options.get("dropout", 0.0),
             eager=is_eager(module),
+            softcap=options.get("softcap"),
+            sinks=options.get("s_aux"),
         )
 
     def select(self, indices: Tensor, bias: Tensor | None = None) -> EvictingLayer | RaggedLayer:
@@ -118,11 +119,30 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
         layer._newest = self._newest
         return layer
 
+    def _tensors(self) -> dict[str, Tensor]:
+        positions = self._position_storage[:, :, : self._stored]
+        tensors = {"keys": self.keys, "values": self.values, "positions": positions}
+        return tensors if self._bias is None else {**tensors, "bias": self._bias}
+
+    def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self._key_storage, self._value_storage = tensors["keys"], tensors["values"]
+        self.lazy_initialization(self._key_storage, self._value_storage)
+        self._position_storage, self._bias = tensors["positions"], tensors.get("bias")
+        self._stored = self._key_storage.shape[2]
+        self._show()
+
     def _take_entries(self, entries: Tensor) -> None:
-        self._key_storage = self._key_storage[entries]
-        self._value_storage = self._value_storage[entries]
-        self._position_storage = self._position_storage[entries]
-        self._bias = None if self._bias is None else self._bias[entries]
+        # Of one entry all are views, copied when they are written.
+        self._shared = self.batch == 1
+
+        def take(stored: Tensor) -> Tensor:
+            one = stored.shape[0] == 1
+            return stored.expand(len(entries), *stored.shape[1:]) if one else stored[entries]
+
+        self._key_storage = take(self._key_storage)
+        self._value_storage = take(self._value_storage)
+        self._position_storage = take(self._position_storage)
+        self._bias = None if self._bias is None else take(self._bias)
         self._show()
 
 

@@ -1,45 +1,87 @@
 """A transformers cache whose layers drop entries physically and still report the true length.
 
-`get_seq_length` is the number of tokens seen (padding columns included, as transformers counts), so
-positions stay true and `generate` feeds exactly the new tokens; `get_mask_sizes` is what is stored.
+Only layers that see every token are kvp's; all others are what transformers puts there
+(`kvp.hf.layer_kinds`) and hold what they would hold without kvp. `get_seq_length` is the number of
+tokens seen (padding columns included, as transformers counts), so positions stay true and
+`generate` feeds exactly the new tokens; `get_mask_sizes` is what is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
+from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, StoredKeys
 from kvp.hf.cache.base import StoredLayer
 from kvp.hf.cache.dense import EvictingLayer, selected_layer
+from kvp.hf.layer_kinds import (
+    OtherLayer,
+    arranged,
+    copies,
+    evicted_layers,
+    other_layers,
+    other_nbytes,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What was decided when the latest prompt was read."""
+
+    budgets: tuple[int, ...]
+    """Tokens per KV head of each batch entry."""
+    prompts: tuple[int, ...]
+    """Tokens of each batch entry up to the end of the prompt, earlier turns included."""
+    shrunk_at: int
+    """Tokens the cache had seen when it was shrunk the last time."""
+
+    def taken(self, entries: Sequence[int]) -> Turn:
+        """The same for other entries of the batch."""
+        return replace(
+            self,
+            budgets=tuple(self.budgets[entry] for entry in entries),
+            prompts=tuple(self.prompts[entry] for entry in entries),
+        )
 
 
 class EvictingCache(Cache):
     """The layers of a model; empty until its first forward pass, like a `DynamicCache`."""
 
-    layers: list[StoredLayer]  # type: ignore[assignment]
+    def __init__(self, layers: Sequence[StoredLayer | OtherLayer] = ()) -> None:
+        """Start from `layers`, or empty: layers then appear as the model feeds them.
 
-    def __init__(self, layers: Sequence[StoredLayer] = ()) -> None:
-        """Start from `layers`, or empty: layers then appear as the model feeds them."""
+        Those that appear are kvp's own; `of` makes the caches of a model that has other layers.
+        """
         super().__init__(layers=list(layers))
         self.recorder: QueryRecorder | None = None
         """Receives the queries of every forward pass while it is set."""
-        self.prompt_tokens: int | None = None
-        """Tokens of the prompt after which it was shrunk; None before that."""
+        self.turn: Turn | None = None
+        """How much of it stays until the next prompt; None before the first one was read."""
 
     @classmethod
-    def adopt(cls, cache: Cache) -> EvictingCache:
-        """Turn an empty cache object itself into an `EvictingCache`.
+    def of(cls, config: PreTrainedConfig) -> EvictingCache:
+        """An empty cache for a model with this config."""
+        others = other_layers(config)
+        own = [EvictingLayer() for _ in evicted_layers(config)] if others else []
+        return cls(arranged(own, others))
+
+    @classmethod
+    def adopt(cls, cache: Cache, config: PreTrainedConfig) -> EvictingCache:
+        """Turn an empty cache object itself into an `EvictingCache` for a model with this config.
 
         So the cache that a caller passed as `past_key_values` is the one that is filled.
         """
         assert cache.get_seq_length() == 0
         vars(cache).clear()
         cache.__class__ = cls
-        cls.__init__(cache)  # type: ignore[arg-type]
+        cls.__init__(cache, cls.of(config).layers)  # type: ignore[arg-type]
         assert isinstance(cache, EvictingCache)
         return cache
 
@@ -51,6 +93,7 @@ class EvictingCache(Cache):
         indices: Sequence[Tensor],
         seen: int,
         bias: Sequence[Tensor] | None = None,
+        others: Mapping[int, OtherLayer] | None = None,
     ) -> EvictingCache:
         """Build a cache of R entries from a prefill, each entry and head with its own kept tokens.
 
@@ -59,7 +102,8 @@ class EvictingCache(Cache):
         stores each head at its own length (`RaggedLayer`), any other is one dense tensor
         (`EvictingLayer`). `seen` is the true length, N or more. `bias`, per layer [R, H, S] float32
         next to the indices, is added to the attention logits of the kept tokens (`kvp.inclusion`).
-        Raises ValueError on shapes that do not fit.
+        `others` are the caches of the model's other layers after the `seen` tokens, of 1 or R
+        entries; they are copied. Raises ValueError on shapes that do not fit.
         """
         layers: list[StoredLayer] = []
         biases = [None] * len(indices) if bias is None else bias
@@ -70,37 +114,114 @@ class EvictingCache(Cache):
             layers.append(
                 selected_layer(layer_keys, layer_values, positions, layer_indices, seen, layer_bias)
             )
-        return cls(layers)
+        batch, entries = keys[0].shape[0], indices[0].shape[0]
+        spread = None if batch == entries else torch.zeros(entries, dtype=torch.int64)
+        return cls(arranged(layers, copies(others or {}, spread)))
+
+    def fork(self, n: int = 1) -> EvictingCache:
+        """An independent cache that goes on from here; this one stays as it is.
+
+        With `n` above 1 every entry of the batch is there `n` times in a row, for `n` continuations
+        in one batch. Storage is shared until either cache is fed tokens, and `nbytes` counts it in
+        both; only layers whose heads hold different numbers of tokens are copied at once for `n`
+        above 1, and for `n=1` they share what was compressed for ever. Nothing records queries of
+        the fork. Raises UsageError for `n` below 1.
+        """
+        if n < 1:
+            raise UsageError(f"fork needs at least 1 row, got n={n}")
+        fork = copy.copy(self)
+        own = [layer.fork(n) for layer in self.stored.values()]
+        spread = torch.arange(own[0].batch // n).repeat_interleave(n) if own else torch.arange(0)
+        fork.layers = arranged(own, copies(self.others, spread if n > 1 else None))
+        fork.recorder = None
+        if n > 1 and fork.turn is not None:
+            fork.turn = fork.turn.taken(spread.tolist())
+        return fork
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
-    ) -> tuple[StoredKeys, StoredKeys]:
-        """Append [B, H, T, D] keys and values to layer `layer_idx` and hand the layer over."""
+    ) -> tuple[Tensor, Tensor] | tuple[StoredKeys, StoredKeys]:
+        """Append [B, H, T, D] keys and values to layer `layer_idx`.
+
+        Returns a handle of kvp's own layers, the keys and values to attend to of others.
+        """
         while len(self.layers) <= layer_idx:
             self.layers.append(EvictingLayer())
         layer = self.layers[layer_idx]
+        if not isinstance(layer, StoredLayer):
+            return super().update(key_states, value_states, layer_idx)
         layer.update(key_states, value_states)
-        stored = StoredKeys(layer, layer_idx, self.recorder)
+        first = not any(isinstance(below, StoredLayer) for below in self.layers[:layer_idx])
+        stored = StoredKeys(layer, layer_idx, self.recorder, first=first)
         return stored, stored
 
     @property
+    def stored(self) -> dict[int, StoredLayer]:
+        """The layers that tokens are evicted from: index in the model -> layer."""
+        layers = enumerate(self.layers)
+        return {index: layer for index, layer in layers if isinstance(layer, StoredLayer)}
+
+    @property
+    def others(self) -> dict[int, OtherLayer]:
+        """Caches of all other layers of the model, which kvp never changes: index -> cache."""
+        layers = enumerate(self.layers)
+        return {index: layer for index, layer in layers if not isinstance(layer, StoredLayer)}
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of all key and value tensors, spare capacity included."""
-        return sum(layer.nbytes for layer in self.layers)
+        """Bytes of keys and values that may be evicted, spare capacity included."""
+        return sum(layer.nbytes for layer in self.stored.values())
+
+    @property
+    def other_nbytes(self) -> int:
+        """Bytes that the model's other layers hold."""
+        return other_nbytes(self.others)
 
     @property
     def entry_nbytes(self) -> list[int]:
-        """Bytes of the key and value tensors of each batch entry, spare capacity included."""
-        layers = zip(*(layer.entry_nbytes for layer in self.layers), strict=True)
+        """`nbytes` of each batch entry."""
+        layers = zip(*(layer.entry_nbytes for layer in self.stored.values()), strict=True)
         return [sum(entry) for entry in layers]
 
     def reset(self) -> None:
         """Forget everything: the cache is as empty as a new one."""
-        self.layers.clear()
-        self.prompt_tokens = None
+        self.turn = None
+        if not self.others:
+            self.layers.clear()
+        for index in self.stored:
+            self.layers[index] = EvictingLayer()
+        for layer in self.others.values():
+            layer.reset()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Reorder the batch, for beam search."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every entry of the batch `repeats` times."""
+        batch = next((layer.batch for layer in self.stored.values() if layer.is_initialized), 0)
+        self.batch_select_indices(torch.arange(batch).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep only entries `indices` of the batch, [R] int64 or a bool for every entry."""
+        if indices.dtype == torch.bool:
+            indices = indices.nonzero()[:, 0]
+        for layer in self.layers:  # the one way to choose entries that every kind of layer has
+            layer.reorder_cache(indices)  # type: ignore[arg-type]
+        if self.recorder is not None:
+            self.recorder.take(indices)
+        if self.turn is not None:
+            self.turn = self.turn.taken(indices.tolist())
+
+    @property
+    def lengths(self) -> list[int]:
+        """True tokens that each batch entry has seen, without padding."""
+        newest = next(iter(self.stored.values()))._newest
+        assert newest is not None
+        return (newest + 1).tolist()
 
     @property
     def evicted(self) -> bool:
         """True once any layer dropped or rearranged tokens."""
-        return any(layer.evicted for layer in self.layers)
+        return any(layer.evicted for layer in self.stored.values())

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from kvp.errors import UsageError
 from kvp.hf.cache.base import EMPTY, StoredLayer, refuse_biased
-from kvp.ops.ragged_attention import ragged_attention
+from kvp.ops.ragged_attention import RaggedLayout, ragged_attention
 
 TAIL_GROWTH = 32
 """A full tail grows by this many slots, so that decoding does not copy it at every token."""
@@ -34,15 +34,18 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
         self.evicted = True
-        self.lengths: Tensor
-        """[B, H] int64, tokens of each head in the flat part."""
+        self._layout: RaggedLayout
         self._flat_positions: Tensor  # [M] int32
         self._bias: Tensor | None = None  # [M] float32; None: zeros
         self._tail = 0
-        self._gaps = False  # True once some tail slot may be EMPTY
         self._key_storage: Tensor  # [B, H, capacity, D]
         self._value_storage: Tensor
         self._position_storage: Tensor  # [B, 1, capacity] int64
+
+    @property
+    def lengths(self) -> Tensor:
+        """[B, H] int64, tokens of each head in the flat part."""
+        return self._layout.lengths
 
     @property
     def batch(self) -> int:
@@ -137,12 +140,14 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
             query,
             self.keys,
             self.values,
-            self.lengths,
+            self._layout,
             self.tail_keys,
             self.tail_values,
             visible,
             self._bias,
             scaling=options.get("scaling"),
+            softcap=options.get("softcap"),
+            sinks=options.get("s_aux"),
         )
         return attended.transpose(1, 2).contiguous()
 
@@ -182,6 +187,27 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
         layer.seen, layer._newest = self.seen, self._newest
         return layer
 
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {
+            "keys": self.keys,
+            "values": self.values,
+            "positions": self._flat_positions,
+            "lengths": self.lengths,
+            "tail_keys": self.tail_keys,
+            "tail_values": self.tail_values,
+            "tail_positions": self._position_storage[:, :, : self._tail],
+        }
+        return tensors if self._bias is None else {**tensors, "bias": self._bias}
+
+    def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self.lazy_initialization(tensors["keys"], tensors["values"])
+        self.keys, self.values = tensors["keys"], tensors["values"]
+        self._flat_positions, self._bias = tensors["positions"], tensors.get("bias")
+        self._layout = RaggedLayout(tensors["lengths"])
+        self._key_storage, self._value_storage = tensors["tail_keys"], tensors["tail_values"]
+        self._position_storage = tensors["tail_positions"]
+        self._tail = self._key_storage.shape[2]
+
     def _take_entries(self, entries: Tensor) -> None:
         spans = self.lengths.sum(dim=1).tolist()  # tokens of each entry, one stretch of memory
         taken = entries.tolist()
@@ -190,10 +216,11 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
             parts = flat.split(spans)  # type: ignore[no-untyped-call]
             return torch.cat([parts[entry] for entry in taken]) if taken else flat[:0]
 
+        self._shared = False
         self.keys, self.values = take(self.keys), take(self.values)
         self._flat_positions = take(self._flat_positions)
         self._bias = None if self._bias is None else take(self._bias)
-        self.lengths = self.lengths[entries]
+        self._layout = RaggedLayout(self.lengths[entries])
         self._key_storage, self._value_storage = (
             self._key_storage[entries],
             self._value_storage[entries],
@@ -205,7 +232,7 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
         present = positions < EMPTY
         self.lazy_initialization(keys, values)
         self.keys, self.values = keys, values
-        self.lengths = present.sum(dim=-1)
+        self._layout = RaggedLayout(present.sum(dim=-1))
         self._flat_positions = positions[present].int()
         batch, heads, _ = positions.shape
         self._key_storage = keys.new_empty(batch, heads, 0, keys.shape[1])

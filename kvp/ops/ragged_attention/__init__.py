@@ -1,11 +1,18 @@
 """Attention over heads that store different numbers of tokens.
 
-`reference.py` is the definition, `by_blocks.py` and `by_heads.py` the same numbers at about the
-speed of dense attention on a CPU. A fused kernel for decoding would be dispatched by the same
-function.
+`reference.py` is the definition. On CUDA devices where triton is installed, `kernel.py` decodes;
+`by_flashinfer.py` does where it is asked for. In plain PyTorch, `by_mask.py` and `by_blocks.py`
+decode with few and with many tokens, `by_heads.py` takes chunks. `dispatch.py` chooses.
 """
 
-from kvp.ops.ragged_attention.dispatch import ragged_attention
+from kvp.ops.ragged_attention.dispatch import Backend, ragged_attention, ragged_backend
+from kvp.ops.ragged_attention.layout import RaggedLayout
 from kvp.ops.ragged_attention.reference import ragged_attention_reference
 
-__all__ = ["ragged_attention", "ragged_attention_reference"]
+__all__ = [
+    "Backend",
+    "RaggedLayout",
+    "ragged_attention",
+    "ragged_attention_reference",
+    "ragged_backend",
+]

@@ -7,21 +7,17 @@ logits of other heads' tokens are masked. Few operations, whatever the number of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-_BLOCK = 32  # tokens per block
-_LONG_BLOCK = 128
-_LONG = 1024  # tokens per head, on average, from which blocks are long
+from kvp.ops.ragged_attention.layout import RaggedLayout
 
 
 def attend_by_blocks(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    lengths: Tensor,
+    layout: RaggedLayout,
     tail_keys: Tensor,
     tail_values: Tensor,
     tail_visible: Tensor | None,
@@ -35,7 +31,7 @@ def attend_by_blocks(
     batch, heads, tail, width = tail_keys.shape
     # [B * H, G * T, D]
     packed = scaling * query.reshape(batch * heads, query[0].numel() // (heads * width), width)
-    plan = _plan(lengths.flatten(), keys.shape[0])
+    plan = layout.blocks
     copied_keys, copied_values = keys[plan.copied], values[plan.copied]
     whole = plan.uncopied(keys), plan.uncopied(values)
     count = whole[0].shape[0]
@@ -65,43 +61,3 @@ def attend_by_blocks(
     attended = (to_tail @ tail_values.flatten(0, 1)).index_add_(0, plan.head, parts)
     attended /= total.clamp_min(torch.finfo(total.dtype).tiny)[..., None]
     return attended.view(query.shape)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """Which head is multiplied with which block: whole blocks first, then copied ones."""
-
-    block: int
-    """Tokens per block."""
-    whole: int
-    """Blocks taken where they lie, the first ones of the storage."""
-    head: Tensor
-    """[I] int64, batch entry * H + KV head of each pair of a head and a block."""
-    foreign: Tensor
-    """[I, block] bool, True for tokens of other heads."""
-    copied: Tensor
-    """[I - whole, block] int64 indices of the tokens of copied blocks."""
-
-    def uncopied(self, flat: Tensor) -> Tensor:
-        """Keys or values [M, D] as [whole, block, D], a bias [M] as [whole, block]: no copy."""
-        return flat[: self.whole * self.block].view(self.whole, self.block, *flat.shape[1:])
-
-
-def _plan(lengths: Tensor, stored: int) -> _Plan:
-    device = lengths.device
-    block = _LONG_BLOCK if stored >= _LONG * lengths.shape[0] else _BLOCK
-    stops = lengths.cumsum(0)
-    starts = stops - lengths
-    spanned = torch.where(lengths > 0, (stops - 1) // block - starts // block + 1, 0)
-    head = torch.repeat_interleave(torch.arange(lengths.shape[0], device=device), spanned)
-    before = (spanned.cumsum(0) - spanned)[head]
-    number = (starts // block)[head] + torch.arange(head.shape[0], device=device) - before
-    whole = stored // block
-    fresh = number.diff(prepend=number.new_tensor([-1])) != 0
-    lies = fresh & (number < whole)
-    order = torch.cat([lies.nonzero()[:, 0], (~lies).nonzero()[:, 0]])
-    head, number = head[order], number[order]
-    index = number[:, None] * block + torch.arange(block, device=device)
-    foreign = (index < starts[head][:, None]) | (index >= stops[head][:, None])
-    copied = index[whole:].clamp_max(stored - 1)
-    return _Plan(block=block, whole=whole, head=head, foreign=foreign, copied=copied)

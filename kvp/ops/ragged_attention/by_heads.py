@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kvp.ops.ragged_attention.reference import working_dtype
+from kvp.ops.ragged_attention.layout import RaggedLayout
+from kvp.ops.ragged_attention.reference import capped, working_dtype
 
 _WORKING_FLOATS = 2**21
 """Padded logits held at a time: 8 MiB in float32."""
@@ -21,13 +22,15 @@ def attend_by_heads(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    lengths: Tensor,
+    layout: RaggedLayout,
     tail_keys: Tensor,
     tail_values: Tensor,
     tail_visible: Tensor | None,
     scaling: float,
     bias: Tensor | None = None,
     *,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     working_floats: int = _WORKING_FLOATS,
 ) -> Tensor:
     """`ragged_attention_reference`, two matrix products per head and one softmax per part.
@@ -35,15 +38,14 @@ def attend_by_heads(
     A part is as many entries of the batch, or as many tokens of one, as keep its logits, padded to
     its longest head, below `working_floats`.
     """
-    heads = lengths.shape[1]
-    flat: list[int] = lengths.flatten().tolist()
+    heads, flat = layout.lengths.shape[1], layout.counts
     head_keys, head_values = (
         stored.split(flat)  # type: ignore[no-untyped-call]
         for stored in (keys, values)
     )
     head_bias = None if bias is None else bias.split(flat)  # type: ignore[no-untyped-call]
     attended = torch.empty_like(query, memory_format=torch.contiguous_format)
-    width = max(flat, default=0) + tail_keys.shape[2]
+    width = layout.longest + tail_keys.shape[2]
     for part, span in _parts(query, width, working_floats):
         of_heads = slice(part.start * heads, part.stop * heads)
         attended[part, :, span] = _attend(
@@ -55,6 +57,8 @@ def attend_by_heads(
             tail_values[part],
             None if tail_visible is None else tail_visible[part, span],
             None if head_bias is None else head_bias[of_heads],
+            softcap,
+            sinks,
         )
     return attended
 
@@ -82,6 +86,8 @@ def _attend(
     tail_values: Tensor,
     tail_visible: Tensor | None,
     head_bias: tuple[Tensor, ...] | None,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Attention of queries [B, H * G, T, D] over B * H flat parts and their tails."""
     batch, heads, tail, _ = tail_keys.shape
@@ -90,22 +96,27 @@ def _attend(
     # [B * H, G * T, D]
     packed = scaling * query.to(working).reshape(batch * heads, -1, width)
     longest = max(len(part) for part in head_keys)
-    logits = packed.new_full((*packed.shape[:2], longest + tail), -torch.inf)
+    slots = longest + tail + (sinks is not None)  # the sink is the last one
+    logits = packed.new_full((*packed.shape[:2], slots), -torch.inf)
     for out, queries, part in zip(logits, packed, head_keys, strict=True):
-        out[:, : len(part)] = queries @ part.to(working).t()
+        out[:, : len(part)] = capped(queries @ part.to(working).t(), softcap)
     for out, more in zip(logits, head_bias or (), strict=False):
         out[:, : len(more)] += more.to(working)
     if tail:
-        to_tail = logits[..., longest:]
-        to_tail.copy_(packed @ tail_keys.to(working).flatten(0, 1).transpose(1, 2))
+        to_tail = logits[..., longest : longest + tail]
+        products = packed @ tail_keys.to(working).flatten(0, 1).transpose(1, 2)
+        to_tail.copy_(capped(products, softcap))
         if tail_visible is not None:
             hidden = ~tail_visible[:, None, None]
             to_tail.view(batch, heads, -1, tokens, tail).masked_fill_(hidden, -torch.inf)
+    if sinks is not None:
+        of_token = sinks.to(working).view(heads, -1, 1).expand(batch, -1, -1, tokens)
+        logits[..., -1] = of_token.reshape(batch * heads, -1)
     attention = logits.softmax(dim=-1)
     if min(len(part) for part in head_keys) == 0:  # else every query sees something
         attention.masked_fill_((logits == -torch.inf).all(dim=-1, keepdim=True), 0.0)
     parts = zip(attention, head_values, strict=True)
     attended = torch.stack([weights[:, : len(p)] @ p.to(working) for weights, p in parts])
     if tail:
-        attended += attention[..., longest:] @ tail_values.to(working).flatten(0, 1)
+        attended += attention[..., longest : longest + tail] @ tail_values.to(working).flatten(0, 1)
     return attended.view(query.shape)

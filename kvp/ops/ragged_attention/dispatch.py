@@ -1,13 +1,66 @@
-"""Ragged attention in plain PyTorch: the form that is faster for the shapes at hand."""
+"""Ragged attention in the form that is fastest for the device and the shapes at hand."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from importlib.util import find_spec
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
+from kvp.errors import UsageError
 from kvp.ops.ragged_attention.by_blocks import attend_by_blocks
 from kvp.ops.ragged_attention.by_heads import attend_by_heads
+from kvp.ops.ragged_attention.by_mask import attend_by_mask
+from kvp.ops.ragged_attention.layout import RaggedLayout
 from kvp.ops.ragged_attention.reference import check_shapes, working_dtype
+
+Backend = Literal["auto", "torch", "triton", "flashinfer"]
+"""What computes attention of single tokens: `auto` is `triton` on CUDA devices where that is
+installed, else `torch`; `flashinfer` is taken only where it is asked for."""
+
+_MASKED_PRODUCTS = 2**21
+"""Multiplications of queries and keys, masked ones included, up to which one product of everything
+is faster than blocks on one core. Nano's shapes are below it, a 7B model's above."""
+
+_PACKAGES = {"triton": "triton", "flashinfer": "flashinfer-python"}  # module -> distribution
+_BACKEND: ContextVar[Backend] = ContextVar("ragged_backend", default="auto")
+
+
+class _Form(Protocol):
+    def __call__(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        layout: RaggedLayout,
+        tail_keys: Tensor,
+        tail_values: Tensor,
+        tail_visible: Tensor | None,
+        scaling: float,
+        bias: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+@contextmanager
+def ragged_backend(backend: Backend) -> Iterator[None]:
+    """Choose the backend of every `ragged_attention` in the block that is not given one.
+
+        with ragged_backend("flashinfer"), evicting(model, policy, budget=128, allocator=...):
+            model.generate(...)
+
+    It holds for the current thread or task. Raises UsageError on an unknown name.
+    """
+    _known(backend)
+    token = _BACKEND.set(backend)
+    try:
+        yield
+    finally:
+        _BACKEND.reset(token)
 
 
 @torch.no_grad()
@@ -15,22 +68,90 @@ def ragged_attention(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    lengths: Tensor,
+    lengths: Tensor | RaggedLayout,
     tail_keys: Tensor,
     tail_values: Tensor,
     tail_visible: Tensor | None = None,
     bias: Tensor | None = None,
     *,
     scaling: float | None = None,
+    backend: Backend | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of new tokens over what each KV head stores, as `ragged_attention_reference`.
 
-    Same arguments, result and errors. Keys and values are read where they lie. Single tokens go
-    block by block, chunks of tokens and half precision head by head; the numbers behind that are in
-    `docs/decisions/0024-ragged-heads-lie-flat.md`.
+    Same arguments, result and errors. `lengths` may be a `RaggedLayout`, which keeps what is
+    computed from them: give the same one for every token that is decoded. Keys and values are
+    read where they lie. `backend` is for single tokens, None as `ragged_backend` says; chunks of
+    tokens go head by head in plain PyTorch, and so does half precision where there is no kernel
+    for it. The numbers behind that are in `docs/decisions/0024-ragged-heads-lie-flat.md`.
+
+    Raises:
+        ValueError: shapes disagree.
+        UsageError: the backend asked for is not installed, or cannot compute this.
     """
-    check_shapes(query, keys, values, lengths, tail_keys, tail_values, tail_visible, bias)
+    layout = lengths if isinstance(lengths, RaggedLayout) else RaggedLayout(lengths)
+    check_shapes(query, keys, values, layout, tail_keys, tail_values, tail_visible, bias, sinks)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    single = query.shape[2] == 1 and query.dtype == working_dtype(query)
-    form = attend_by_blocks if single else attend_by_heads
-    return form(query, keys, values, lengths, tail_keys, tail_values, tail_visible, scaling, bias)
+    if softcap is not None or sinks is not None:  # known to the form of chunks alone
+        return attend_by_heads(
+            query, keys, values, layout, tail_keys, tail_values, tail_visible, scaling, bias,
+            softcap=softcap, sinks=sinks,
+        )  # fmt: skip
+    form: _Form = attend_by_heads
+    if query.shape[2] == 1:
+        form = _single(query, layout, _BACKEND.get() if backend is None else backend)
+    return form(query, keys, values, layout, tail_keys, tail_values, tail_visible, scaling, bias)
+
+
+def _single(query: Tensor, layout: RaggedLayout, backend: Backend) -> _Form:
+    """The form for one new token per entry of the batch."""
+    if backend != "torch" and (query.is_cuda or backend != "auto"):
+        kernel = _kernel(query, backend)
+        if kernel is not None:
+            return kernel
+    if query.numel() * layout.stored <= _MASKED_PRODUCTS:
+        return attend_by_mask
+    return attend_by_blocks if query.dtype == working_dtype(query) else attend_by_heads
+
+
+def _kernel(query: Tensor, backend: Backend) -> _Form | None:
+    """The fused kernel that was asked for, or that `auto` takes; None: there is none."""
+    _known(backend)
+    package = "flashinfer" if backend == "flashinfer" else "triton"
+    if not _installed(package):
+        if backend == "auto":
+            return None
+        raise UsageError(
+            f"ragged backend {backend!r} needs the package {package}, which is not installed: "
+            f"run pip install {_PACKAGES[package]}, or choose 'auto'"
+        )
+    if backend != "auto" and not query.is_cuda:
+        raise UsageError(f"ragged backend {backend!r} needs a CUDA device: choose 'auto'")
+    # Imported here because both are extras, and nobody without a GPU should wait for them.
+    if backend == "flashinfer":
+        from kvp.ops.ragged_attention.by_flashinfer import attend_by_flashinfer
+
+        return attend_by_flashinfer
+    from kvp.ops.ragged_attention import kernel
+
+    if query.dtype in kernel.DTYPES and query.shape[-1] <= kernel.WIDEST:
+        return kernel.attend_by_kernel
+    if backend == "triton":
+        raise UsageError(
+            f"ragged backend 'triton' has no {query.dtype} of head_dim {query.shape[-1]}, only "
+            f"half and single precision up to {kernel.WIDEST}: choose 'auto'"
+        )
+    return None
+
+
+def _known(backend: str) -> None:
+    if backend not in get_args(Backend):
+        names = ", ".join(get_args(Backend))
+        raise UsageError(f"ragged backend {backend!r} is not known: choose one of {names}")
+
+
+@cache
+def _installed(package: str) -> bool:
+    return find_spec(package) is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvp.ops.ragged_attention.layout import RaggedLayout
+
 
 @torch.no_grad()
 def ragged_attention_reference(
@@ -18,13 +20,14 @@ def ragged_attention_reference(
     bias: Tensor | None = None,
     *,
     scaling: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of new tokens over what each KV head stores: [B, H * G, T, D] -> the same shape.
 
-    A head stores two parts. The flat part holds the tokens it kept, as many as each head kept, and
-    every query sees all of them. The tail holds the tokens fed since, the same number for all
-    heads. Softmax and sums are in float32 for half-precision tensors. A query that sees no token
-    gets zeros.
+    A head stores two parts: the flat part, the tokens it kept, of which every query sees all, and
+    the tail, the tokens fed since, the same number for all heads. Softmax and sums are in float32
+    for half-precision tensors. A query that sees no token gets zeros.
 
     Args:
         query: [B, H * G, T, D] float after RoPE; query heads of one KV head are neighbours.
@@ -36,6 +39,8 @@ def ragged_attention_reference(
         tail_visible: [B, T, S] bool, which tail tokens a query sees, or None for all.
         bias: [M] float32, added to the logits of the flat part's tokens, or None for zeros.
         scaling: factor on the dot products, None for 1/sqrt(D).
+        softcap: bounds scaled products x to softcap * tanh(x / softcap), before `bias`; None: none.
+        sinks: [H * G] float, logit per query head of one slot more whose value is zero; None: none.
 
     Returns:
         [B, H * G, T, D] in the dtype of `query`.
@@ -43,29 +48,41 @@ def ragged_attention_reference(
     Raises:
         ValueError: shapes disagree.
     """
-    check_shapes(query, keys, values, lengths, tail_keys, tail_values, tail_visible, bias)
+    layout = RaggedLayout(lengths)
+    check_shapes(query, keys, values, layout, tail_keys, tail_values, tail_visible, bias, sinks)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    batch, heads = lengths.shape
-    group = query.shape[1] // heads
-    working = working_dtype(query)
-    attended = torch.zeros_like(query)
-    start = 0
+    (batch, heads), working = lengths.shape, working_dtype(query)
+    grouped = query.reshape(batch, heads, -1, *query.shape[2:]).to(working)  # [B, H, G, T, D]
+    of_heads = None if sinks is None else sinks.to(working).view(heads, -1)  # [H, G]
+    attended, start = torch.zeros_like(grouped), 0
     for entry in range(batch):
         for head in range(heads):
             stop = start + int(lengths[entry, head])
             head_keys = torch.cat([keys[start:stop], tail_keys[entry, head]]).to(working)
             head_values = torch.cat([values[start:stop], tail_values[entry, head]]).to(working)
-            queries = query[entry, head * group : (head + 1) * group].to(working)
-            logits = scaling * queries @ head_keys.T
+            logits = capped(scaling * grouped[entry, head] @ head_keys.T, softcap)
             if bias is not None:
                 logits[..., : stop - start] += bias[start:stop].to(working)
             if tail_visible is not None:
                 logits[..., stop - start :].masked_fill_(~tail_visible[entry], -torch.inf)
-            blind = (logits == -torch.inf).all(dim=-1, keepdim=True)
-            attention = logits.softmax(dim=-1).masked_fill(blind, 0.0)
-            attended[entry, head * group : (head + 1) * group] = attention @ head_values
+            attention = _weights(logits, None if of_heads is None else of_heads[head])
+            attended[entry, head] = attention @ head_values
             start = stop
-    return attended
+    return attended.view(query.shape).to(query.dtype)
+
+
+def _weights(logits: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax of logits [G, T, S], zeros where all are -inf, beside one slot with logits [G]."""
+    slots = logits.shape[-1]
+    blind = (logits == -torch.inf).all(dim=-1, keepdim=True)
+    if sinks is not None:
+        logits = torch.cat([logits, sinks[:, None, None].expand(-1, logits.shape[1], 1)], dim=-1)
+    return logits.softmax(dim=-1)[..., :slots].masked_fill(blind, 0.0)
+
+
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """Logits x as softcap * tanh(x / softcap), or as they are without a cap."""
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
 def working_dtype(query: Tensor) -> torch.dtype:
@@ -77,13 +94,15 @@ def check_shapes(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    lengths: Tensor,
+    layout: RaggedLayout,
     tail_keys: Tensor,
     tail_values: Tensor,
     tail_visible: Tensor | None,
     bias: Tensor | None,
+    sinks: Tensor | None = None,
 ) -> None:
     """Raise ValueError unless the arguments of `ragged_attention` fit together."""
+    lengths = layout.lengths
     if query.ndim != 4 or lengths.ndim != 2 or tail_keys.ndim != 4:
         raise ValueError(
             f"query [B, H * G, T, D], lengths [B, H] and tail [B, H, S, D] are needed, found "
@@ -99,12 +118,13 @@ def check_shapes(
         ("tail_values", tail_values, (batch, heads, tail, width)),
         ("tail_visible", tail_visible, (batch, tokens, tail)),
         ("bias", bias, (stored,)),
+        ("sinks", sinks, (query.shape[1],)),
     ]
     for name, tensor, shape in expected:
         if tensor is not None and tuple(tensor.shape) != shape:
             raise ValueError(f"{name} must be {shape}, found {tuple(tensor.shape)}")
-    if query.shape[0] != batch or query.shape[1] % heads or int(lengths.sum()) != stored:
+    if query.shape[0] != batch or query.shape[1] % heads or layout.stored != stored:
         raise ValueError(
-            f"lengths {tuple(lengths.shape)} that sum to {int(lengths.sum())} do not fit query "
+            f"lengths {tuple(lengths.shape)} that sum to {layout.stored} do not fit query "
             f"{tuple(query.shape)} and {stored} stored tokens"
         )

@@ -113,6 +113,17 @@ def test_another_configuration_is_refused(
     assert "was begun with other settings (sigma: 0.3 there, 0.2 here)" in line
 
 
+def test_quantised_weights_need_their_package_and_are_another_search(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(_arguments(tiny_folder, tmp_path / "out", quantization="8bit")) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert "--quantization 8bit needs" in lines[-1]
+    settings: Any = {"scorer": "keydiff", "out": "x"}
+    assert "quantization" not in EvolveConfig(**settings).identity()
+    assert EvolveConfig(**settings, quantization="8bit").identity()["quantization"] == "8bit"
+
+
 def test_a_run_killed_between_generations_resumes(
     finished: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -215,19 +215,19 @@ def test_an_observation_in_another_thread_gives_no_attention_back_too_early(
 
 
 def test_the_callers_own_empty_cache_is_filled(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
+    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
 ) -> None:
     """A chat that keeps one cache object feeds only its new tokens."""
     cache: Any = DynamicCache()
     ids = prompt(40)
-    with evicting(qwen, fixed(40), 22):
+    with evicting(qwen, by_content(), 22):
         first = generate(qwen, ids, 3, past_key_values=cache)
         assert first.past_key_values is cache
         assert isinstance(cache, EvictingCache)
         assert (cache.get_seq_length(), stored(first)) == (42, 24)
         turn = torch.cat([first.sequences, prompt(5)], dim=1)
         second = generate(qwen, turn, 3, past_key_values=cache)
-    assert (cache.get_seq_length(), stored(second)) == (50, 32)
+    assert (cache.get_seq_length(), stored(second)) == (50, 24)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_the_length_of_another_prompt_says_nothing(
         first = generate(qwen, prompt(40), 3)
         generate(qwen, prompt(42), 3)
         turn = torch.cat([first.sequences, prompt(5)], dim=1)
-        assert stored(generate(qwen, turn, 2, past_key_values=first.past_key_values)) == 31
+        assert stored(generate(qwen, turn, 2, past_key_values=first.past_key_values)) == 23
 
 
 @pytest.mark.parametrize("ragged", [False, True])

@@ -10,16 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     BartConfig,
-    BertConfig,
-    BertLMHeadModel,
     DiffLlamaConfig,
     DiffLlamaForCausalLM,
-    GPTBigCodeConfig,
-    GPTBigCodeForCausalLM,
     JetMoeConfig,
     JetMoeForCausalLM,
-    PersimmonConfig,
-    PersimmonForCausalLM,
     PreTrainedModel,
 )
 
@@ -33,11 +27,7 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 LATE: dict[str, Callable[[], PreTrainedModel]] = {
-    "bert": lambda: BertLMHeadModel(BertConfig(**SIZES, is_decoder=True)),
     "diffllama": lambda: DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES)),
-    "gpt_bigcode": lambda: GPTBigCodeForCausalLM(
-        GPTBigCodeConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=4)
-    ),
     "jetmoe": lambda: JetMoeForCausalLM(
         JetMoeConfig(
             vocab_size=64,
@@ -48,7 +38,6 @@ LATE: dict[str, Callable[[], PreTrainedModel]] = {
             intermediate_size=48,
         )
     ),
-    "persimmon": lambda: PersimmonForCausalLM(PersimmonConfig(**SIZES)),
 }
 
 

@@ -219,34 +219,23 @@ def test_sampling_and_beams(
         assert torch.equal(sampled.sequences, again.sequences)
 
 
-@pytest.mark.parametrize("inside", [True, False])
-def test_a_second_turn_continues_the_shrunk_cache(
+def test_a_second_turn_outside_of_the_block_evicts_nothing(
     qwen: PreTrainedModel,
     prompt: Prompt,
     fixed: Any,
     masked_greedy: Any,
-    inside: bool,
     generate: Any,
     watched: Any,
 ) -> None:
     ids = prompt(40)
     scorer = fixed(40)
-
-    def second(first: Any) -> Tensor:
-        turn = torch.cat([first.sequences, prompt(5, seed=6)], dim=1)
-        with watched(qwen) as calls:
-            output = generate(qwen, turn, 4, past_key_values=first.past_key_values)
-        assert [tokens for tokens, _ in calls] == [6, 1, 1, 1]
-        assert [position for _, fed in calls for position in fed[0]] == list(range(42, 51))
-        sequences: Tensor = output.sequences
-        return sequences
-
     with evicting(qwen, scorer, 22):
         first = generate(qwen, ids, 3)
-        if inside:
-            result = second(first)
-    if not inside:
-        result = second(first)
+    turn = torch.cat([first.sequences, prompt(5, seed=6)], dim=1)
+    with watched(qwen) as calls:
+        result = generate(qwen, turn, 4, past_key_values=first.past_key_values).sequences
+    assert [tokens for tokens, _ in calls] == [6, 1, 1, 1]
+    assert [position for _, fed in calls for position in fed[0]] == list(range(42, 51))
     expected = masked_greedy(qwen, result[:, :48], 40, scorer.kept(22), 4)
     assert result[0, 48:].tolist() == expected
     assert scorer.calls == 3

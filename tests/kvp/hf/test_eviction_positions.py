@@ -88,14 +88,15 @@ def test_tokens_beyond_a_window_as_long_as_the_model_are_refused(
         prefill_and_evict(model, prompt(60), fixed(60), 22)
 
 
-def test_sliding_windows_are_refused(build: Any, prompt: Prompt, fixed: Any) -> None:
+def test_chunks_in_every_layer_are_refused(build: Any, prompt: Prompt, fixed: Any) -> None:
     model = build("mistral")
-    model.config.sliding_window = 32
+    model.config.layer_types = ["chunked_attention"] * 3
+    model.config.attention_chunk_size = 16
     for attempt in (
         lambda: evicting(model, fixed(30), 22),
         lambda: prefill_and_evict(model, prompt(30), fixed(30), 22),
     ):
-        with pytest.raises(ModelError, match="sliding window of 32") as caught:
+        with pytest.raises(ModelError, match="no layer of full attention") as caught:
             attempt()
         assert isinstance(caught.value, KvpError)
         assert "\n" not in str(caught.value)

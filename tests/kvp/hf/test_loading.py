@@ -14,6 +14,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import (
     AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    DeepseekV3Config,
+    Gemma2Config,
     GPT2Config,
     GptOssConfig,
     LlamaConfig,
@@ -23,11 +26,12 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3NextConfig,
 )
 
 from kvp.errors import KvpError, ModelError, UsageError
 from kvp.geometry import Geometry
-from kvp.hf import geometry_of, load_model
+from kvp.hf import geometry_of, load_model, loading
 from kvp.hf.checks import check_config
 
 
@@ -136,9 +140,9 @@ def test_devices_and_dtypes_are_checked(folder: Path) -> None:
         assert "--device cuda" in refusal(str(folder), device="cuda")
 
 
-def test_a_sliding_window_is_refused_before_the_weights_are_read(folder: Path) -> None:
-    MistralConfig(max_position_embeddings=8192).save_pretrained(folder)
-    assert "sliding window of 4096" in refusal(str(folder))
+def test_other_attention_is_refused_before_the_weights_are_read(folder: Path) -> None:
+    DeepseekV3Config().save_pretrained(folder)
+    assert "kv_lora_rank" in refusal(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -182,6 +186,10 @@ def test_geometry_that_does_not_exist() -> None:
         Qwen2Config(use_sliding_window=False, sliding_window=128),
         MistralConfig(sliding_window=None),
         Phi3Config(sliding_window=262144, max_position_embeddings=131072),  # beyond every prompt
+        Phi3Config(sliding_window=2047),  # up to a limit
+        Gemma2Config(),  # in some layers
+        GptOssConfig(),
+        Qwen3NextConfig(),
     ],
 )
 def test_full_attention_is_accepted(config: Any) -> None:
@@ -189,15 +197,13 @@ def test_full_attention_is_accepted(config: Any) -> None:
 
 
 def test_other_attention_is_refused() -> None:
-    from transformers import DeepseekV3Config, Gemma2Config, Qwen3NextConfig
+    from transformers import FalconH1Config, MambaConfig
 
+    chunked = ["chunked_attention"] * 32
     for config, message in (
-        (MistralConfig(max_position_embeddings=8192), "sliding window of 4096"),
-        (Phi3Config(sliding_window=2047), "sliding window of 2047"),
-        (Qwen2Config(use_sliding_window=True, sliding_window=128), "sliding window of 128"),
-        (Gemma2Config(), "sliding window"),
-        (GptOssConfig(), "sliding window"),
-        (Qwen3NextConfig(), "linear_attention"),
+        (MistralConfig(layer_types=chunked, attention_chunk_size=8), "no layer of full attention"),
+        (MambaConfig(), "no layer of full attention"),
+        (FalconH1Config(), "no layer of full attention"),
         (DeepseekV3Config(), "kv_lora_rank"),
     ):
         with pytest.raises(ModelError, match=message):
@@ -216,3 +222,73 @@ def test_weights_that_are_a_pickle_of_something_else_are_one_line(folder: Path) 
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     assert f"--model {folder}: no model weights (" in refusal(str(folder))
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, *packages: str, cuda: bool = True) -> None:
+    """Pretend that packages, and perhaps a CUDA device, are there."""
+    monkeypatch.setattr(loading, "find_spec", lambda name: name if name in packages else None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+
+
+def test_quantization_says_what_it_lacks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--quantization 2bit is not one of none, 8bit, 4bit" in refusal(
+        str(folder), quantization="2bit"
+    )
+    installed(monkeypatch)
+    for bits in ("8bit", "4bit"):
+        line = refusal(str(folder), quantization=bits)
+        assert f"--quantization {bits} needs bitsandbytes: pip install" in line
+    assert "device_map needs accelerate: pip install" in refusal(str(folder), device_map="auto")
+    installed(monkeypatch, "bitsandbytes")
+    assert "needs accelerate" in refusal(str(folder), quantization="4bit")
+    installed(monkeypatch, "bitsandbytes", "accelerate", cuda=False)
+    for options in ({}, {"device_map": "auto"}):
+        line = refusal(str(folder), quantization="4bit", **options)
+        assert line.startswith("--quantization 4bit needs a CUDA device: use --device cuda")
+    installed(monkeypatch, "bitsandbytes", "accelerate")
+    assert "needs a CUDA device" in refusal(str(folder), quantization="8bit", device="cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bits", ["none", "8bit", "4bit"])
+@pytest.mark.parametrize("spread", ["auto", {"": 0, "lm_head": "cpu"}, None])
+def test_what_transformers_is_asked_for(
+    folder: Path,
+    build: Callable[[str], PreTrainedModel],
+    monkeypatch: pytest.MonkeyPatch,
+    bits: str,
+    spread: Any,
+    dtype: torch.dtype,
+) -> None:
+    """Quantisation itself needs a GPU; which options reach it does not."""
+    asked: dict[str, Any] = {}
+    made = build("qwen2")
+    moved: list[Any] = []
+
+    def from_pretrained(source: str, **options: Any) -> Any:
+        asked.update(options)
+        monkeypatch.setattr(made, "to", lambda place: moved.append(place) or made)
+        return made, {"missing_keys": []}
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(loading, "torch_device", torch.device)
+    installed(monkeypatch, "bitsandbytes", "accelerate")
+    model, _ = load_model(
+        str(folder), device="cuda:0", dtype=str(dtype).removeprefix("torch."),
+        quantization=bits, device_map=spread,
+    )  # fmt: skip
+    assert model is made
+    assert (asked["dtype"], asked["attn_implementation"]) == (dtype, "kvp")
+    cuda = torch.device("cuda:0")
+    plain = bits == "none" and spread is None
+    assert moved == ([cuda] if plain else [])
+    expected = {"": cuda} if spread is None else spread
+    assert asked.get("device_map") == (None if plain else expected)
+    config = asked.get("quantization_config")
+    if bits == "none":
+        assert config is None
+    else:
+        assert isinstance(config, BitsAndBytesConfig)
+        assert (config.load_in_8bit, config.load_in_4bit) == (bits == "8bit", bits == "4bit")
+    if bits == "4bit":
+        assert (config.bnb_4bit_quant_type, config.bnb_4bit_compute_dtype) == ("nf4", dtype)

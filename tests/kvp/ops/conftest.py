@@ -1,11 +1,14 @@
-"""The full T x T attention matrix in float64 NumPy: the truth that operators are compared with."""
+"""The full T x T attention matrix in float64 NumPy, the truth of operators, and ragged storage."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 FullAttention = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -25,3 +28,42 @@ def full_attention() -> FullAttention:
         return rows
 
     return compute
+
+
+@pytest.fixture(scope="session")
+def ragged_case() -> Callable[..., dict[str, Any]]:
+    """Makes random arguments of `ragged_attention`."""
+    return _ragged_case
+
+
+def _ragged_case(
+    lengths: list[list[int]], *, group: int = 2, tokens: int = 1, tail: int = 0, width: int = 8,
+    seed: int = 0, dtype: torch.dtype = torch.float64, masked: bool = True, biased: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Random arguments; flat parts lie between NaN, tails before NaN, as rooms to grow do."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    def surrounded(stored: int) -> Tensor:
+        buffer = torch.full((stored + 80, width), torch.nan, dtype=dtype)
+        buffer[40 : 40 + stored] = draw(stored, width)
+        return buffer[40 : 40 + stored]
+
+    def with_spare(batch: int, heads: int) -> Tensor:
+        buffer = torch.full((batch, heads, tail + 5, width), torch.nan, dtype=dtype)
+        buffer[:, :, :tail] = draw(batch, heads, tail, width)
+        return buffer[:, :, :tail]
+
+    counts = torch.tensor(lengths)
+    batch, heads = counts.shape
+    stored = int(counts.sum())
+    visible = torch.rand(batch, tokens, tail, generator=generator) < 0.5
+    return {
+        "query": 3 * draw(batch, heads * group, tokens, width), "lengths": counts,
+        "keys": surrounded(stored), "values": surrounded(stored),
+        "tail_keys": with_spare(batch, heads), "tail_values": with_spare(batch, heads),
+        "tail_visible": visible if masked else None,
+        "bias": 3 * draw(stored).float() if biased else None,
+    }  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,48 +12,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvp.ops.ragged_attention import ragged_attention, ragged_attention_reference
+from kvp.errors import UsageError
+from kvp.ops.ragged_attention import (
+    Backend,
+    RaggedLayout,
+    ragged_attention,
+    ragged_attention_reference,
+    ragged_backend,
+)
+from kvp.ops.ragged_attention.by_blocks import attend_by_blocks
 from kvp.ops.ragged_attention.by_heads import attend_by_heads
+from kvp.ops.ragged_attention.by_mask import attend_by_mask
+
+Case = Callable[..., dict[str, Any]]
 
 both = pytest.mark.parametrize("attention", [ragged_attention, ragged_attention_reference])
-
-
-def case(
-    lengths: list[list[int]], *, group: int = 2, tokens: int = 1, tail: int = 0, width: int = 8,
-    seed: int = 0, dtype: torch.dtype = torch.float64, masked: bool = True, biased: bool = False,
-) -> dict[str, Any]:  # fmt: skip
-    """Random arguments; flat parts lie between NaN, tails before NaN, as rooms to grow do."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-
-    def surrounded(stored: int) -> Tensor:
-        buffer = torch.full((stored + 80, width), torch.nan, dtype=dtype)
-        buffer[40 : 40 + stored] = draw(stored, width)
-        return buffer[40 : 40 + stored]
-
-    def with_spare(batch: int, heads: int) -> Tensor:
-        buffer = torch.full((batch, heads, tail + 5, width), torch.nan, dtype=dtype)
-        buffer[:, :, :tail] = draw(batch, heads, tail, width)
-        return buffer[:, :, :tail]
-
-    counts = torch.tensor(lengths)
-    batch, heads = counts.shape
-    stored = int(counts.sum())
-    visible = torch.rand(batch, tokens, tail, generator=generator) < 0.5
-    return {
-        "query": 3 * draw(batch, heads * group, tokens, width), "lengths": counts,
-        "keys": surrounded(stored), "values": surrounded(stored),
-        "tail_keys": with_spare(batch, heads), "tail_values": with_spare(batch, heads),
-        "tail_visible": visible if masked else None,
-        "bias": 3 * draw(stored).float() if biased else None,
-    }  # fmt: skip
 
 
 def masked_dense(
     query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, tail_keys: Tensor,
     tail_values: Tensor, tail_visible: Tensor | None, scaling: float, bias: Tensor | None = None,
+    softcap: float | None = None, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Every head padded to the longest, keys repeated per query head, one mask: float64."""
     batch, heads = lengths.shape
@@ -75,9 +56,14 @@ def masked_dense(
         padded.repeat_interleave(group, dim=2), allowed.repeat_interleave(group, dim=1)
     )  # fmt: skip
     logits = scaling * query.double() @ padded[0].transpose(-1, -2)
+    if softcap is not None:
+        logits = softcap * (logits / softcap).tanh()
     logits += added.repeat_interleave(group, dim=1)
     weights = logits.masked_fill(~allowed, -torch.inf).exp().nan_to_num(0.0)
-    return (weights / weights.sum(-1, keepdim=True).clamp_min(1e-300)) @ padded[1]
+    total = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + sinks.double().exp()[:, None, None]
+    return (weights / total.clamp_min(1e-300)) @ padded[1]
 
 
 @settings(max_examples=60, deadline=None)
@@ -95,15 +81,24 @@ def masked_dense(
     seed=st.integers(0, 99),
 )
 def test_equals_masked_dense_attention(
-    lengths: list[list[int]], group: int, tokens: int, tail: int, masked: bool, biased: bool,
-    seed: int,
+    ragged_case: Case, lengths: list[list[int]], group: int, tokens: int, tail: int, masked: bool,
+    biased: bool, seed: int,
 ) -> None:  # fmt: skip
-    arguments = case(
+    arguments = ragged_case(
         lengths, group=group, tokens=tokens, tail=tail, masked=masked, biased=biased, seed=seed
     )
     expected = masked_dense(**arguments, scaling=0.4)
-    for attention in (ragged_attention, ragged_attention_reference):
-        result = attention(**arguments, scaling=0.4)
+    layout = RaggedLayout(arguments["lengths"])
+    forms: list[Any] = [
+        partial(attention, **arguments)
+        for attention in (ragged_attention, ragged_attention_reference)
+    ]
+    forms.append(partial(ragged_attention, **arguments | {"lengths": layout}))
+    del arguments["lengths"]
+    single = [attend_by_mask, attend_by_blocks] if tokens == 1 else []
+    forms += [partial(form, **arguments, layout=layout) for form in (*single, attend_by_heads)]
+    for form in forms:
+        result = form(scaling=0.4)
         assert result.shape == arguments["query"].shape
         assert (result - expected).abs().max() <= 1e-12
 
@@ -112,24 +107,42 @@ def test_equals_masked_dense_attention(
     "lengths", [[[2500, 1]], [[1024, 1100], [900, 2000]], [[0, 4096]], [[128] * 4, [4000] * 4]]
 )
 @both
-def test_long_heads(attention: Any, lengths: list[list[int]]) -> None:
-    arguments = case(lengths, tail=3)
+def test_long_heads(ragged_case: Case, attention: Any, lengths: list[list[int]]) -> None:
+    arguments = ragged_case(lengths, tail=3)
     expected = masked_dense(**arguments, scaling=8**-0.5)
     assert (attention(**arguments) - expected).abs().max() <= 1e-12
 
 
+@pytest.mark.parametrize("softcap", [None, 0.7])
+@pytest.mark.parametrize("sunk", [False, True])
+@pytest.mark.parametrize("tokens", [1, 3])
+@both
+def test_capped_logits_and_sinks(
+    ragged_case: Case, attention: Any, tokens: int, sunk: bool, softcap: float | None
+) -> None:
+    """The cap comes before the bias; a sink takes weight from every token and adds no value."""
+    arguments = ragged_case([[30, 2], [0, 0], [7, 40]], tokens=tokens, tail=3, biased=True)
+    sinks = torch.tensor([2.0, -1.0, 0.5, 3.0]) if sunk else None
+    expected = masked_dense(**arguments, scaling=0.3, softcap=softcap, sinks=sinks)
+    result = attention(**arguments, scaling=0.3, softcap=softcap, sinks=sinks)
+    assert (result - expected).abs().max() <= 1e-12
+    if sunk or softcap:
+        assert (result - attention(**arguments, scaling=0.3)).abs().max() > 0.1
+
+
 @pytest.mark.parametrize("working_floats", [1, 300, 2000, 2**21])
-def test_parts_of_any_size_give_the_same(working_floats: int) -> None:
-    arguments = case([[30, 2], [0, 0], [7, 40]], tokens=5, tail=5, biased=True)
+def test_parts_of_any_size_give_the_same(ragged_case: Case, working_floats: int) -> None:
+    arguments = ragged_case([[30, 2], [0, 0], [7, 40]], tokens=5, tail=5, biased=True)
     expected = masked_dense(**arguments, scaling=0.3)
-    result = attend_by_heads(**arguments, scaling=0.3, working_floats=working_floats)
+    layout = RaggedLayout(arguments.pop("lengths"))
+    result = attend_by_heads(**arguments, layout=layout, scaling=0.3, working_floats=working_floats)
     assert (result - expected).abs().max() <= 1e-12
 
 
 @both
-def test_a_query_that_sees_nothing_gets_zeros(attention: Any) -> None:
+def test_a_query_that_sees_nothing_gets_zeros(ragged_case: Case, attention: Any) -> None:
     for tokens in (1, 2):
-        arguments = case([[0, 3]], tokens=tokens, tail=2)
+        arguments = ragged_case([[0, 3]], tokens=tokens, tail=2)
         arguments["tail_visible"] = torch.zeros(1, tokens, 2, dtype=torch.bool)
         result = attention(**arguments)
         assert not result[:, :2].any()
@@ -138,9 +151,11 @@ def test_a_query_that_sees_nothing_gets_zeros(attention: Any) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 6])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_errs_no_more_than_its_own_rounding(dtype: torch.dtype, tokens: int) -> None:
+def test_half_precision_errs_no_more_than_its_own_rounding(
+    ragged_case: Case, dtype: torch.dtype, tokens: int
+) -> None:
     """Peaked logits: products or sums in half precision would show."""
-    arguments = case([[300, 40], [7, 1]], tokens=tokens, tail=tokens, dtype=dtype, width=64)
+    arguments = ragged_case([[300, 40], [7, 1]], tokens=tokens, tail=tokens, dtype=dtype, width=64)
     expected = masked_dense(**arguments, scaling=64**-0.5)
     rounding = (expected.to(dtype).double() - expected).abs()
     for attention in (ragged_attention, ragged_attention_reference):
@@ -150,7 +165,7 @@ def test_half_precision_errs_no_more_than_its_own_rounding(dtype: torch.dtype, t
 
 
 @both
-def test_shapes_that_disagree_are_refused(attention: Any) -> None:
+def test_shapes_that_disagree_are_refused(ragged_case: Case, attention: Any) -> None:
     for name, change, message in (
         ("keys", lambda t: t[1:], "do not fit|values must be"),
         ("values", lambda t: t[:, 1:], "values must be"),
@@ -161,7 +176,28 @@ def test_shapes_that_disagree_are_refused(attention: Any) -> None:
         ("tail_visible", lambda t: t[:, None], "tail_visible must be"),
         ("bias", lambda t: t[1:], "bias must be"),
     ):
-        arguments = case([[3, 4], [1, 2]], tail=2, biased=True)
+        arguments = ragged_case([[3, 4], [1, 2]], tail=2, biased=True)
         arguments[name] = change(arguments[name])
         with pytest.raises(ValueError, match=message):
             attention(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        ("flashinfer", r"'flashinfer' needs .* flashinfer-python"),
+        ("triton", "'triton' needs"),  # a CUDA device, or the package
+        ("cuda", "'cuda' is not known: choose one of auto, torch, triton, flashinfer"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="triton can be had")
+def test_a_backend_that_cannot_be_had_is_refused(
+    ragged_case: Case, backend: Backend, message: str
+) -> None:
+    arguments = ragged_case([[3, 4]])
+    with pytest.raises(UsageError, match=message):
+        ragged_attention(**arguments, backend=backend)
+    with pytest.raises(UsageError, match=message), ragged_backend(backend):
+        ragged_attention(**arguments)
+    with ragged_backend("torch"):
+        assert torch.equal(ragged_attention(**arguments), ragged_attention(**arguments))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from kvp.errors import UsageError
@@ -174,6 +176,20 @@ def test_bf16_stays_near_the_masked_reference(
     assert (logits.float() - truth).abs().mean() <= 1.5 * (reference - truth).abs().mean()
 
 
+def storage_bytes(layer: object) -> int:
+    """Bytes of all tensors that a layer, or what it holds, points to."""
+
+    def tensors(of: object) -> Iterator[Tensor]:
+        for value in vars(of).values():
+            if isinstance(value, Tensor):
+                yield value
+            elif hasattr(value, "__dict__") and not isinstance(value, type):
+                yield from tensors(value)
+
+    storages = [tensor.untyped_storage() for tensor in tensors(layer)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
 def test_memory_is_that_of_the_tokens_kept() -> None:
     """Keys, values, positions and lengths of a long cache: within 2 % of the tokens' bytes."""
     tokens, width, batch, heads = 20_000, 64, 2, 4
@@ -187,22 +203,67 @@ def test_memory_is_that_of_the_tokens_kept() -> None:
     assert cache.nbytes == kept
     assert cache.entry_nbytes == [int(entry.sum()) * token for entry in lengths]
 
-    def storage_bytes() -> int:
-        layer = cache.layers[0]
-        storages = {
-            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-            for tensor in vars(layer).values()
-            if isinstance(tensor, Tensor)
-        }
-        return sum(storages.values())
-
-    assert storage_bytes() <= 1.02 * kept + 1000
+    assert storage_bytes(cache.layers[0]) <= 1.02 * kept + 1000
     cache.update(keys[:, :, :1], keys[:, :, :1], 0)
     constant = TAIL_GROWTH * batch * heads * token
     assert cache.nbytes == kept + constant
-    assert storage_bytes() <= 1.02 * kept + constant + 2000
+    assert storage_bytes(cache.layers[0]) <= 1.02 * kept + constant + 2000
     cache.update(keys[:, :, :100], keys[:, :, :100], 0)
     assert cache.nbytes == kept + 101 * batch * heads * token
+
+
+@pytest.mark.parametrize(("tokens", "more"), [(4096, 0.002), (64, 0.01)])
+def test_what_attention_keeps_with_a_layer_is_small(tokens: int, more: float) -> None:
+    """Indices computed once: a byte per token of long storage, 4 B * H of short."""
+    keys = torch.randn(1, 4, tokens, 128)
+    lengths = torch.tensor([[tokens, tokens // 3, 5, tokens // 2]])
+    indices = torch.arange(tokens).expand(1, 4, -1)
+    layer = EvictingCache.select(
+        [keys], [keys], [indices.where(indices < lengths[..., None], -1)], seen=tokens
+    ).layers[0]
+    layer.update(keys[:, :, :1], keys[:, :, :1])
+    before = storage_bytes(layer)
+    positions = torch.tensor([[tokens]])
+    module, query = torch.nn.Module(), torch.randn(1, 8, 1, 128)
+    layer.attend(module, query, None, {"position_ids": positions}, first=True)
+    after = storage_bytes(layer)
+    assert before < after <= (1 + more) * before
+
+
+class _Operations(TorchDispatchMode):
+    """Names of the tensor operations that are carried out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(("tokens", "most"), [(64, 36), (8192, 84)])
+def test_a_token_costs_few_operations(tokens: int, most: int) -> None:
+    """On small models an operation costs more than its arithmetic.
+
+    What depends on lengths alone is computed for the first token only.
+    """
+    keys = torch.randn(1, 4, tokens, 32)
+    lengths = torch.tensor([[tokens, tokens // 3, 5, tokens // 2]])
+    indices = torch.arange(tokens).expand(1, 4, -1)
+    layer = EvictingCache.select(
+        [keys], [keys], [indices.where(indices < lengths[..., None], -1)], seen=tokens
+    ).layers[0]
+    module, query, counts = torch.nn.Module(), torch.randn(1, 8, 1, 32), []
+    torch.use_deterministic_algorithms(False)  # which fill memory that is not initialised
+    for token in range(tokens, tokens + 4):
+        with _Operations() as counted:
+            layer.update(keys[:, :, :1], keys[:, :, :1])
+            options = {"position_ids": torch.tensor([[token]])}
+            layer.attend(module, query, None, options, first=False)
+        counts.append(len(counted.names))
+    assert counts[0] > counts[1] == counts[2] == counts[3]
+    assert counts[1] <= most, counted.names
 
 
 def test_every_byte_counts_for_one_entry(qwen: PreTrainedModel, prompt: Prompt) -> None:

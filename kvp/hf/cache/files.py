@@ -1,0 +1,183 @@
+"""Cache files: a compressed context written once and continued by any process.
+
+One safetensors file holds the tensors of every layer; the text in its header says what they are,
+which model they belong to, and their digest (`docs/formats.md`, "Cache files"). No pickle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+import kvp
+from kvp.artifacts.tensors import (
+    read_safetensors,
+    read_safetensors_header,
+    tensors_digest,
+    write_safetensors,
+)
+from kvp.errors import CacheError, UsageError
+from kvp.geometry import Geometry
+from kvp.hf.cache.base import LayerState, StoredLayer
+from kvp.hf.cache.dense import EvictingLayer
+from kvp.hf.cache.evicting import EvictingCache, Turn
+from kvp.hf.cache.ragged import RaggedLayer
+from kvp.hf.identity import name_of, weights_digest
+from kvp.hf.model_access import layer_devices, on_meta
+from kvp.hf.model_geometry import geometry_of
+from kvp.hf.wrappers import unwrapped
+from kvp.manifest import SEAL, digest_json, parse_json
+
+FORMAT = "kvp-cache"
+FORMAT_VERSION = 1
+_HEADER = "kvp"
+"""Name of the JSON text in the header of the safetensors file."""
+_KINDS: Mapping[str, type[StoredLayer]] = {"dense": EvictingLayer, "ragged": RaggedLayer}
+
+
+def save_cache(cache: EvictingCache, path: str | Path, model: nn.Module) -> None:
+    """Write `cache`, made by `model`, to one file that `load_cache` reads.
+
+    The file is new or whole after any crash; an existing one is replaced. `model` may be wrapped.
+    Raises UsageError for a cache that is empty or of another class, CacheError where the file
+    cannot be written.
+    """
+    path, inner = Path(path), unwrapped(model)
+    if not isinstance(cache, EvictingCache):
+        raise UsageError(f"save_cache writes an EvictingCache, got a {type(cache).__name__}")
+    if cache.get_seq_length() == 0:
+        raise UsageError("this cache is empty: prefill a prompt before save_cache")
+    if cache.others:
+        raise UsageError(
+            "save_cache writes caches of models whose every layer is evicted from: this one has "
+            f"{len(cache.others)} other layers (windows, chunks or recurrent states)"
+        )
+    names = {kind: name for name, kind in _KINDS.items()}
+    layers, tensors = [], {}
+    for index, layer in cache.stored.items():
+        if type(layer) not in names:
+            raise UsageError(f"save_cache cannot write a {type(layer).__name__}")
+        state = layer.state
+        tensors.update({f"{index}.{name}": tensor for name, tensor in state.tensors.items()})
+        layers.append(
+            {
+                "kind": names[type(layer)],
+                "seen": state.seen,
+                "evicted": state.evicted,
+                "gaps": state.gaps,
+            }
+        )
+    header = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "kvp": kvp.__version__,
+        "model": _identity(inner),
+        "turn": None if cache.turn is None else asdict(cache.turn),
+        "layers": layers,
+        "tensors": tensors_digest(tensors),
+    }
+    try:
+        text = json.dumps({**header, SEAL: digest_json(header)})
+        write_safetensors(path, tensors, {_HEADER: text})
+    except OSError as problem:
+        raise CacheError(f"{path} cannot be written: {problem.strerror}") from None
+
+
+def load_cache(path: str | Path, model: nn.Module) -> EvictingCache:
+    """The cache of a file, on the devices where `model` attends, to be continued by it.
+
+    Tensors have the dtype they were saved with. Raises CacheError, in one line that names the file,
+    where it is missing, damaged, no cache file, or made by another model or in another dtype.
+    """
+    path, inner = Path(path), unwrapped(model)
+    header = _read_header(path)
+    _refuse_another_model(path, header["model"], _identity(inner))
+    tensors = read_safetensors(path, CacheError)
+    if tensors_digest(tensors) != header["tensors"]:
+        raise CacheError(f"{path} is damaged: its checksum does not match its tensors")
+    states: list[dict[str, Tensor]] = [{} for _ in header["layers"]]
+    devices = layer_devices(inner)
+    for name, tensor in tensors.items():
+        layer, _, what = name.partition(".")
+        states[int(layer)][what] = tensor.to(devices[int(layer)], copy=True)
+    layers = [
+        _KINDS[facts["kind"]].of_state(
+            LayerState(
+                tensors=state,
+                seen=facts["seen"],
+                evicted=facts["evicted"],
+                gaps=facts["gaps"],
+            )
+        )
+        for facts, state in zip(header["layers"], states, strict=True)
+    ]
+    cache = EvictingCache(layers)
+    turn = header["turn"]
+    if turn is not None:
+        budgets, prompts = tuple(turn["budgets"]), tuple(turn["prompts"])
+        cache.turn = Turn(budgets=budgets, prompts=prompts, shrunk_at=turn["shrunk_at"])
+    return cache
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    """What `save_cache` wrote about the tensors; raises CacheError where it cannot be trusted."""
+    if not path.is_file():
+        raise CacheError(f"{path} {'is no regular file' if path.exists() else 'is missing'}")
+    text = read_safetensors_header(path, CacheError).get(_HEADER)
+    if text is None:
+        raise CacheError(f"{path} was not written by save_cache")
+    try:
+        header = parse_json(text)
+        seal = header.pop(SEAL, None)
+        whole = seal == digest_json(header)
+    except (ValueError, AttributeError, TypeError):
+        raise CacheError(f"{path} is damaged: its header is not what kvp writes") from None
+    if not whole:
+        raise CacheError(f"{path} is damaged: its checksum does not match its header")
+    version = header.get("format_version")
+    if header.get("format") != FORMAT or version != FORMAT_VERSION:
+        raise CacheError(
+            f"{path} has format {header.get('format')} {version}, this kvp reads {FORMAT} "
+            f"{FORMAT_VERSION}: make it again"
+        )
+    return dict(header)
+
+
+def _identity(model: PreTrainedModel) -> dict[str, Any]:
+    """What keys and values depend on; no digest of weights that are offloaded."""
+    text = model.config.get_text_config(decoder=True)
+    return {
+        "id": name_of(model) or type(model).__name__,
+        "weights": None if on_meta(model) else weights_digest(model),
+        "geometry": geometry_of(model.config).to_dict(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "rope": digest_json(getattr(text, "rope_parameters", None)),
+    }
+
+
+def _refuse_another_model(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Raise CacheError unless the model that made the cache continues it.
+
+    Weights decide; names, where one side's weights are offloaded.
+    """
+    made = f"{path} was made by {theirs['id']}"
+    if theirs["geometry"] != ours["geometry"]:
+        shapes = [Geometry.from_dict(side["geometry"]) for side in (theirs, ours)]
+        raise CacheError(f"{made}, {shapes[0]}; this model is {ours['id']}, {shapes[1]}")
+    if theirs["dtype"] != ours["dtype"]:
+        raise CacheError(
+            f"{made} in {theirs['dtype']}, this model computes in {ours['dtype']}: load it with "
+            f"dtype {theirs['dtype']}"
+        )
+    if theirs["rope"] != ours["rope"]:
+        raise CacheError(f"{made} with another RoPE than this model has (rope_parameters)")
+    known = theirs["weights"] and ours["weights"]
+    if theirs["weights" if known else "id"] != ours["weights" if known else "id"]:
+        same = " with other weights" if theirs["id"] == ours["id"] else ""
+        raise CacheError(f"{made}, this model is {ours['id']}{same}")

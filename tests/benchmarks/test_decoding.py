@@ -1,0 +1,64 @@
+"""The benchmark of decoding runs, and its caches hold what their names say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+CACHES = ["full", "uniform", "ragged:auto", "ragged:torch"]
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_every_cache_is_a_row_of_its_case(
+    run_benchmark: Callable[..., None], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    cases = ["--cases", "wide:64,nano:32", "--backends", "auto,torch"]
+    run_benchmark("decoding", *cases, "--rounds", "1", "--steps", "3", "--out", str(out))
+    report = json.loads(out.read_text())
+    assert report["machine"]["torch"]
+    assert report["settings"]["budget"] == 0.125
+    rows = report["results"]
+    found = [(row["device"], row["model"], row["tokens"], row["cache"]) for row in rows]
+    assert found == [
+        ("cpu", model, tokens, cache)
+        for model, tokens in (("wide", 64), ("nano", 32))
+        for cache in CACHES
+    ]
+    for first in (0, len(CACHES)):
+        full = rows[first]
+        assert full["speedup"] == 1
+        for row in rows[first : first + len(CACHES)]:
+            assert 0 < row["fastest"] <= row["milliseconds"]
+            expected = full["milliseconds"] / row["milliseconds"]
+            assert row["speedup"] == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--cases", "nano:8"], "--cases: 'nano:8' is not"),
+        (["--cases", "gpt:64"], "--cases: 'gpt:64' is not"),
+        (["--budget", "1"], "--budget must be between 0 and 1"),
+    ],
+)
+def test_cases_that_cannot_run_are_refused(
+    flags: list[str],
+    message: str,
+    run_benchmark: Callable[..., None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run_benchmark("decoding", *flags, "--out", str(tmp_path / "out.json"))
+    assert message in capsys.readouterr().err

@@ -1,0 +1,292 @@
+"""Cache files: another process goes on as this one would, and nothing else is read as a cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+import kvp
+from kvp.errors import CacheError, UsageError
+from kvp.hf import EvictingCache, load_cache, observe, prefill_and_evict, save_cache
+from kvp.hf.cache.evicting import Turn
+from kvp.hf.model_access import layer_devices
+from kvp.manifest import digest_json
+from policies import make_allocator, make_scorer
+
+Prompt = Callable[..., Tensor]
+CONTEXT = 40
+KINDS = ("full", "dense", "ragged", "biased")
+"""Nothing evicted; heads alike; heads of different lengths; tokens drawn by lot, with weights."""
+
+
+@pytest.fixture
+def made(qwen: PreTrainedModel, prompt: Prompt) -> Callable[[str], EvictingCache]:
+    """Make a cache that has been fed three tokens since its compression."""
+
+    def make(kind: str) -> EvictingCache:
+        ids, scorer = prompt(CONTEXT, batch=2), make_scorer("keydiff")
+        if kind == "full":
+            cache = observe(qwen, ids, queries=0).cache
+        else:
+            names = {"ragged": "global", "biased": "sampled"}
+            allocator = make_allocator(names[kind]) if kind in names else None
+            cache = prefill_and_evict(qwen, ids, scorer, 24, allocator=allocator)
+        qwen(prompt(3, batch=2, seed=4), past_key_values=cache)
+        return cache
+
+    return make
+
+
+def same_layers(first: EvictingCache, second: EvictingCache) -> bool:
+    """Whether two caches hold the same, bit for bit, in the same dtypes."""
+    for ours, theirs in zip(first.layers, second.layers, strict=True):
+        one, other = ours.state, theirs.state
+        facts = [(type(layer), state.seen, state.evicted, state.gaps)
+                 for layer, state in ((ours, one), (theirs, other))]  # fmt: skip
+        if facts[0] != facts[1] or one.tensors.keys() != other.tensors.keys():
+            return False
+        for name, tensor in one.tensors.items():
+            there = other.tensors[name]
+            if tensor.dtype != there.dtype or not torch.equal(tensor, there):
+                return False
+    return True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_read_is_what_was_written(
+    qwen: PreTrainedModel, prompt: Prompt, made: Any, kind: str, tmp_path: Path
+) -> None:
+    cache, path = made(kind), tmp_path / "context.safetensors"
+    cache.turn = Turn(budgets=(22,), prompts=(CONTEXT,), shrunk_at=CONTEXT)
+    save_cache(cache, path, model=qwen)
+    assert [file.name for file in tmp_path.iterdir()] == ["context.safetensors"]
+    loaded = load_cache(path, qwen)
+    assert same_layers(cache, loaded)
+    assert (loaded.turn, loaded.get_seq_length()) == (cache.turn, CONTEXT + 3)
+    assert (loaded.recorder, loaded.evicted) == (None, kind != "full")
+    biases = ["bias" in layer.state.tensors for layer in loaded.layers]
+    assert any(biases) if kind == "biased" else not any(biases)
+    for step in range(9):
+        token = prompt(1, batch=2, seed=50 + step)
+        expected = qwen(token, past_key_values=cache).logits
+        assert torch.equal(qwen(token, past_key_values=loaded).logits, expected)
+    path.unlink()  # what was loaded does not lie in the file
+    assert same_layers(cache, loaded)
+
+
+CONTINUE = """
+import json, sys, torch
+from kvp import load_cache, load_model
+ids = torch.tensor([json.loads(sys.argv[1])])
+for path, dtype in (sys.argv[2].split(), sys.argv[3].split()):
+    model, _ = load_model("nano", dtype=dtype)
+    output = model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
+        past_key_values=load_cache(path, model),
+    )
+    print(output[0, ids.shape[1] :].tolist())
+"""
+
+
+def test_another_process_continues_with_the_same_tokens(tmp_path: Path) -> None:
+    arguments, expected = [], []
+    for dtype, rule in (("float32", make_allocator("global")), ("bfloat16", None)):
+        model, tokenizer = kvp.load_model("nano", dtype=dtype)
+        text = "The special number of the green door is 4711. " * 6 + "What is the special number?"
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        cache = prefill_and_evict(model, ids[:, :-8], make_scorer("keydiff"), 40, allocator=rule)
+        path = tmp_path / dtype
+        kvp.save_cache(cache, path, model=model)
+        output = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=cache,
+            max_new_tokens=12, do_sample=False,
+        )  # fmt: skip
+        expected.append(output[0, ids.shape[1] :].tolist())
+        arguments.append(f"{path} {dtype}")
+    run = subprocess.run(
+        [sys.executable, "-c", CONTINUE, str(ids[0].tolist()), *arguments],
+        capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert [json.loads(line) for line in run.stdout.splitlines()] == expected
+
+
+@pytest.mark.parametrize("kind", ["dense", "ragged"])
+def test_every_flipped_byte_is_noticed(
+    qwen: PreTrainedModel, made: Any, kind: str, tmp_path: Path
+) -> None:
+    """A byte of the safetensors header, of kvp's header, and of tensors at many places."""
+    path = tmp_path / "context.safetensors"
+    save_cache(made(kind), path, model=qwen)
+    whole = path.read_bytes()
+    for place in [*range(0, len(whole), len(whole) // 61), len(whole) - 1]:
+        broken = bytearray(whole)
+        broken[place] ^= 0x10
+        path.write_bytes(broken)
+        with pytest.raises(CacheError) as caught:
+            load_cache(path, qwen)
+        assert str(caught.value).startswith(f"{path} ")
+        assert "\n" not in str(caught.value)
+    path.write_bytes(whole)
+    assert load_cache(path, qwen).evicted
+
+
+@pytest.mark.parametrize("kept", [0, 4, 300, 0.5, -1])
+def test_a_truncated_file_is_noticed(
+    qwen: PreTrainedModel, made: Any, kept: float, tmp_path: Path
+) -> None:
+    path = tmp_path / "context"
+    save_cache(made("dense"), path, model=qwen)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(kept * len(whole)) if 0 < kept < 1 else int(kept)])
+    with pytest.raises(CacheError, match="not a readable safetensors file") as caught:
+        load_cache(path, qwen)
+    assert "\n" not in str(caught.value)
+
+
+def test_foreign_files_are_one_line(qwen: PreTrainedModel, made: Any, tmp_path: Path) -> None:
+    missing, foreign, pickled = (tmp_path / name for name in ("missing", "foreign", "pickled"))
+    save_file({"weight": torch.ones(2)}, foreign)
+    pickled.write_bytes(pickle.dumps({"keys": 1}))
+    other, newer = tmp_path / "other", tmp_path / "newer"
+    save_file({"weight": torch.ones(2)}, other, {"kvp": "[1, 2]"})
+    save_cache(made("dense"), newer, model=qwen)
+    with safe_open(newer, framework="pt") as stream:
+        header = json.loads(stream.metadata()["kvp"])
+    header.pop("sha256")
+    header["format_version"] = 2
+    save_file(
+        {"a": torch.ones(1)}, newer, {"kvp": json.dumps({**header, "sha256": digest_json(header)})}
+    )
+    os.mkfifo(tmp_path / "pipe")
+    for path, message in (
+        (missing, "is missing"),
+        (foreign, "was not written by save_cache"),
+        (pickled, "not a readable safetensors file"),
+        (other, "is damaged: its header is not what kvp writes"),
+        (newer, "has format kvp-cache 2, this kvp reads kvp-cache 1"),
+        (tmp_path, "is no regular file"),
+        (tmp_path / "pipe", "is no regular file"),
+    ):
+        with pytest.raises(CacheError, match=message) as caught:
+            load_cache(path, qwen)
+        assert str(caught.value).startswith(f"{path} ")
+        assert "\n" not in str(caught.value)
+
+
+def test_another_model_is_refused(
+    qwen: PreTrainedModel, build: Any, made: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "context"
+    qwen.config.name_or_path = "mine/qwen"
+    save_cache(made("dense"), path, model=qwen)
+    weights, copied, rope, wide = (build("qwen2") for _ in range(4))
+    copied.config.name_or_path = "/elsewhere/qwen"
+    assert load_cache(path, copied).get_seq_length() == CONTEXT + 3  # the same weights
+    weights.config.name_or_path = "mine/qwen"
+    weights.model.layers[1].self_attn.k_proj.weight[0, 0] += 1
+    rope.config.rope_parameters = {**rope.config.rope_parameters, "rope_theta": 5e5}
+    for model, message in (
+        (weights, "was made by mine/qwen, this model is mine/qwen with other weights"),
+        (rope, "was made by mine/qwen with another RoPE than this model has"),
+        (
+            wide.to(torch.bfloat16),
+            "in float32, this model computes in bfloat16: load it with dtype",
+        ),
+        (build("qwen3"), r"3 layers x 2 KV heads .*head_dim 8.*; this model is .*head_dim 16"),
+    ):
+        with pytest.raises(CacheError, match=message) as caught:
+            load_cache(path, model)
+        assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_saved_is_refused(qwen: PreTrainedModel, made: Any, tmp_path: Path) -> None:
+    for cache, message in (
+        (EvictingCache(), "this cache is empty"),
+        (DynamicCache(), "writes an EvictingCache, got a DynamicCache"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            save_cache(cache, tmp_path / "context", model=qwen)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(CacheError, match="cannot be written: No such file"):
+        save_cache(made("dense"), tmp_path / "no" / "folder", model=qwen)
+
+
+def test_a_file_is_replaced_as_a_whole(
+    qwen: PreTrainedModel, made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "context"
+    save_cache(made("dense"), path, model=qwen)
+    before = path.read_bytes()
+
+    def full_disk(self: Path, content: bytes) -> int:
+        with self.open("wb") as stream:
+            stream.write(content[: len(content) // 2])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full_disk)
+        with pytest.raises(CacheError, match="No space left on device"):
+            save_cache(made("ragged"), path, model=qwen)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["context"]
+
+
+def test_a_fork_is_saved_without_spare_capacity(
+    qwen: PreTrainedModel, prompt: Prompt, made: Any, tmp_path: Path
+) -> None:
+    cache = made("dense")
+    save_cache(cache, tmp_path / "one", model=qwen)
+    save_cache(cache.fork(), tmp_path / "fork", model=qwen)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "fork").read_bytes()
+    tensors = sum(
+        tensor.nbytes for layer in cache.layers for tensor in layer.state.tensors.values()
+    )
+    assert tensors < (tmp_path / "one").stat().st_size < tensors + 5000
+    save_cache(cache.fork(3), tmp_path / "rows", model=qwen)
+    loaded = load_cache(tmp_path / "rows", qwen)
+    token = prompt(1, batch=6, seed=9)
+    expected = qwen(token, past_key_values=cache.fork(3)).logits
+    assert torch.equal(qwen(token, past_key_values=loaded).logits, expected)
+
+
+class Hook:
+    """What accelerate leaves at a module whose weights it brings when they are needed."""
+
+    execution_device = "meta"  # any device but the CPU
+
+
+def test_layers_are_placed_where_they_attend(
+    qwen: PreTrainedModel, made: Any, tmp_path: Path
+) -> None:
+    save_cache(made("dense"), tmp_path / "context", model=qwen)
+    qwen.model.layers[1].self_attn._hf_hook = Hook()
+    assert [device.type for device in layer_devices(qwen)] == ["cpu", "meta", "cpu"]
+    cache = load_cache(tmp_path / "context", qwen)
+    for layer, place in zip(cache.layers, ("cpu", "meta", "cpu"), strict=True):
+        assert {tensor.device.type for tensor in layer.state.tensors.values()} == {place}
+
+
+def test_offloaded_weights_leave_the_name_to_decide(
+    qwen: PreTrainedModel, made: Any, tmp_path: Path
+) -> None:
+    qwen.config.name_or_path = "mine/qwen"
+    save_cache(made("dense"), tmp_path / "context", model=qwen)
+    weight = qwen.model.layers[1].mlp.up_proj.weight
+    qwen.model.layers[1].mlp.up_proj.weight = nn.Parameter(weight.to("meta"), requires_grad=False)
+    assert load_cache(tmp_path / "context", qwen).evicted
+    qwen.config.name_or_path = "mine/other"
+    with pytest.raises(CacheError, match="made by mine/qwen, this model is mine/other"):
+        load_cache(tmp_path / "context", qwen)

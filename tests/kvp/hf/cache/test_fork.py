@@ -1,0 +1,213 @@
+"""Forks: one compressed context under many questions, shared until written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvp.errors import UsageError
+from kvp.hf import EvictingCache, evicting, observe, prefill_and_evict
+from kvp.hf.attention import QueryRecorder
+from kvp.hf.cache.dense import EvictingLayer
+from kvp.hf.cache.ragged import RaggedLayer
+
+Prompt = Callable[..., Tensor]
+CONTEXT = 40
+
+
+@pytest.fixture(autouse=True)
+def uninitialised_memory_is_nan() -> Iterator[None]:
+    """Spare capacity reads as NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+class Uneven:
+    """A head of 21 tokens and one of 23 in every layer."""
+
+    name = "uneven"
+
+    def allocate(self, request: Any) -> Tensor:
+        return torch.tensor([[21, 23]]).expand(request.scores.shape[0], -1).contiguous()
+
+
+KINDS = ("full", "dense", "ragged")
+
+
+@pytest.fixture
+def fresh(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> Callable[[str], EvictingCache]:
+    """Make a cache of one context, compressed or not, its storage just as large as needed."""
+
+    def make(kind: str) -> EvictingCache:
+        if kind == "full":
+            return observe(qwen, prompt(CONTEXT), queries=0).cache
+        allocator = Uneven() if kind == "ragged" else None
+        return prefill_and_evict(qwen, prompt(CONTEXT), fixed(CONTEXT), 22, allocator=allocator)
+
+    return make
+
+
+def storage(cache: EvictingCache) -> list[int]:
+    """Where the memory of all keys, values, positions and so on of a cache begins."""
+    tensors = [
+        tensor
+        for layer in cache.layers
+        for name, tensor in vars(layer).items()
+        if isinstance(tensor, Tensor) and tensor.numel() and name != "_newest"
+    ]
+    return [tensor.untyped_storage().data_ptr() for tensor in tensors]
+
+
+def contents(cache: EvictingCache) -> list[Tensor]:
+    return [part.clone() for layer in cache.layers for part in (*layer.slots, layer.positions)]
+
+
+def answer(
+    model: PreTrainedModel, cache: EvictingCache, context: Tensor, question: Tensor
+) -> list[int]:
+    ids = torch.cat([context, question], dim=1)
+    output = model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=cache,
+        max_new_tokens=12, do_sample=False,
+    )  # fmt: skip
+    return output[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("fed", [0, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_question_is_answered_as_on_a_cache_of_its_own(
+    qwen: PreTrainedModel, prompt: Prompt, fresh: Any, kind: str, fed: int
+) -> None:
+    """With `fed` tokens after the compression there is spare capacity, which all would write."""
+    context = prompt(CONTEXT)
+    more = prompt(fed, seed=5)
+
+    def own() -> EvictingCache:
+        cache = fresh(kind)
+        if fed:
+            qwen(more, past_key_values=cache)
+        return cache
+
+    shared = own()
+    before = contents(shared)
+    seen = torch.cat([context, more], dim=1)
+    for seed in range(3):
+        question = prompt(4 + seed, seed=20 + seed)
+        alone = answer(qwen, own(), seen, question)
+        assert answer(qwen, shared.fork(), seen, question) == alone
+        assert answer(qwen, shared.fork().fork(), seen, question) == alone
+    for was, is_now in zip(before, contents(shared), strict=True):
+        assert torch.equal(was, is_now)
+    assert shared.get_seq_length() == CONTEXT + fed
+    question = prompt(9, seed=30)
+    assert answer(qwen, shared, seen, question) == answer(qwen, own(), seen, question)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forks_fed_in_turns_never_see_each_other(
+    qwen: PreTrainedModel, prompt: Prompt, fresh: Any, kind: str
+) -> None:
+    """Original and two forks take one token each, in turns, from the same spare capacity."""
+    caches = [fresh(kind)]
+    qwen(prompt(1, seed=3), past_key_values=caches[0])
+    caches += [caches[0].fork(), caches[0].fork()]
+    apart = []
+    for _ in caches:
+        apart.append(fresh(kind))
+        qwen(prompt(1, seed=3), past_key_values=apart[-1])
+    for step in range(40):  # beyond the spare capacity of every kind
+        for index, (cache, alone) in enumerate(zip(caches, apart, strict=True)):
+            token = prompt(1, seed=100 * index + step)
+            logits = qwen(token, past_key_values=cache).logits
+            assert torch.equal(logits, qwen(token, past_key_values=alone).logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_storage_is_shared_until_it_is_written(
+    qwen: PreTrainedModel, prompt: Prompt, fresh: Any, kind: str
+) -> None:
+    cache = fresh(kind)
+    qwen(prompt(1, seed=3), past_key_values=cache)
+    fork = cache.fork()
+    assert storage(fork) == storage(cache)
+    assert (fork.nbytes, fork.entry_nbytes) == (cache.nbytes, cache.entry_nbytes)
+    qwen(prompt(1, seed=4), past_key_values=fork)
+    shared = set(storage(fork)) & set(storage(cache))
+    ours = {layer.keys.untyped_storage().data_ptr() for layer in cache.layers}
+    assert ours <= shared if kind == "ragged" else not shared
+    for layer in fork.layers:
+        assert isinstance(layer, RaggedLayer if kind == "ragged" else EvictingLayer)
+    pointers = storage(fork)
+    qwen(prompt(1, seed=5), past_key_values=fork)  # has capacity of its own by now
+    assert storage(fork) == pointers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_one_batch(
+    qwen: PreTrainedModel, prompt: Prompt, fresh: Any, kind: str, generate: Any
+) -> None:
+    """Questions of different lengths, padded between context and question, in one batch."""
+    context = prompt(CONTEXT)
+    questions = [prompt(length, seed=40 + length) for length in (3, 7, 5)]
+    alone = [answer(qwen, fresh(kind), context, question) for question in questions]
+    rows = [
+        torch.cat([context, torch.zeros(1, 7 - question.shape[1]).long(), question], dim=1)
+        for question in questions
+    ]
+    ids = torch.cat(rows)
+    cache = fresh(kind)
+    output = generate(
+        qwen, ids, 12, past_key_values=cache.fork(3), attention_mask=(ids != 0).long()
+    )  # fmt: skip
+    assert output.sequences[:, ids.shape[1] :].tolist() == alone
+    assert (cache.get_seq_length(), cache.layers[0].batch) == (CONTEXT, 1)
+    if kind != "ragged":
+        assert storage(cache.fork(3)) == storage(cache)
+
+
+@pytest.mark.parametrize("kind", ["dense", "ragged"])
+def test_rows_of_a_batch_of_contexts_stand_next_to_each_other(
+    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, kind: str
+) -> None:
+    allocator = Uneven() if kind == "ragged" else None
+    contexts = prompt(CONTEXT, batch=2)
+    cache = prefill_and_evict(qwen, contexts, fixed(CONTEXT), 22, allocator=allocator)
+    token = prompt(1, seed=4)
+    expected = qwen(token.expand(2, -1), past_key_values=cache.fork()).logits
+    fork = cache.fork(2)
+    logits = qwen(token.expand(4, -1), past_key_values=fork).logits
+    assert (logits - expected[[0, 0, 1, 1]]).abs().max() <= 1e-5
+    assert len(set(fork.entry_nbytes)) == 1
+    assert len(fork.entry_nbytes) == 4
+
+
+def test_a_fork_keeps_counters_and_records_nothing(
+    qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
+) -> None:
+    with evicting(qwen, by_content(), 22):
+        first = generate(qwen, prompt(CONTEXT), 3)
+        cache = first.past_key_values
+        recorder = cache.recorder = QueryRecorder()
+        fork = cache.fork()
+        assert (fork.turn.prompts, fork.evicted) == ((CONTEXT,), True)
+        turn = torch.cat([first.sequences, prompt(5)], dim=1)
+        assert generate(qwen, turn, 2, past_key_values=fork).past_key_values is fork
+        assert recorder.queries == ()
+        assert (cache.get_seq_length(), fork.get_seq_length()) == (42, 49)
+    with pytest.raises(UsageError, match="already in past_key_values"):
+        generate(qwen, prompt(CONTEXT), 2, past_key_values=cache.fork())
+
+
+def test_an_empty_cache_and_no_rows(qwen: PreTrainedModel, prompt: Prompt) -> None:
+    cache = EvictingCache()
+    fork = cache.fork()
+    qwen(prompt(5), past_key_values=fork)
+    assert (cache.get_seq_length(), fork.get_seq_length()) == (0, 5)
+    with pytest.raises(UsageError, match="at least 1 row, got n=0"):
+        fork.fork(0)

@@ -1,0 +1,409 @@
+"""Eviction while a model answers, between pieces of a prompt, and in further turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvp.errors import UsageError
+from kvp.hf import evicting, load_cache, prefill_and_evict, save_cache
+from kvp.hf.block import pieces
+from kvp.hf.cache import EvictingCache
+from kvp.hf.cache.base import EMPTY
+from kvp.ranking import Protection
+from kvp.scoring import Needs, View
+from policies.registry import METHODS, make_allocator, make_scorer
+
+Prompt = Callable[..., Tensor]
+PROTECTION = Protection(sinks=2, recents=4)
+
+
+class ByPosition:
+    """A fixed score for every layer, head and position."""
+
+    needs = Needs()
+    name = "by_position"
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.table = torch.rand(3, 2, 256, generator=generator)
+
+    def score(self, view: View) -> Tensor:
+        table = self.table[view.layer, view.heads]  # [h, positions]
+        positions = view.positions if view.positions.ndim == 3 else view.positions[:, None]
+        batch, _, tokens = positions.shape
+        every = table.expand(batch, -1, -1)
+        return every.gather(2, positions.expand(batch, len(table), tokens))
+
+
+@dataclass
+class Passes:
+    """Every forward pass: what was fed, what each head held before it, and its logits."""
+
+    fed: list[Tensor] = field(default_factory=list)
+    held: list[list[list[list[int]]]] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
+    after: list[list[list[int]]] = field(default_factory=list)
+
+
+def held_by(cache: EvictingCache, entry: int = 0) -> list[list[list[int]]]:
+    return [
+        [[p for p in head if p < EMPTY] for head in layer.positions[entry].tolist()]
+        for layer in cache.layers
+    ]
+
+
+@contextmanager
+def watched(model: PreTrainedModel) -> Iterator[Passes]:
+    """Records passes of one sequence inside an evicting block (hooks run after the block's own)."""
+    passes = Passes()
+
+    def before(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        cache = kwargs["past_key_values"]
+        passes.fed.append(kwargs["input_ids"].clone())
+        passes.held.append(held_by(cache) if cache.get_seq_length() else [[[]] * 2] * 3)
+
+    def after(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        passes.logits.append(output.logits[:, -1].clone())
+        layers = held_by(kwargs["past_key_values"])
+        passes.after.append([[len(head) for head in heads] for heads in layers])
+
+    handles = [
+        model.register_forward_pre_hook(before, with_kwargs=True),
+        model.register_forward_hook(after, with_kwargs=True),
+    ]
+    try:
+        yield passes
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def reference(model: PreTrainedModel, passes: Passes) -> list[Tensor]:
+    """The last logits of every pass, by stock eager attention under one explicit mask per head."""
+    ids = torch.cat(passes.fed, dim=1)
+    tokens = ids.shape[1]
+    allowed = torch.zeros(3, 2, tokens, tokens, dtype=torch.bool)
+    start, ends = 0, []
+    for fed, held in zip(passes.fed, passes.held, strict=True):
+        stop = start + fed.shape[1]
+        for layer in range(3):
+            for head in range(2):
+                allowed[layer, head, start:stop, held[layer][head]] = True
+        new = torch.ones(stop - start, stop - start).tril().bool()
+        allowed[:, :, start:stop, start:stop] = new
+        ends.append(stop - 1)
+        start = stop
+    handles = []
+    for layer in range(3):
+        additive = torch.zeros(allowed[layer].shape)
+        additive = additive.masked_fill(~allowed[layer], torch.finfo(torch.float32).min)
+        bias = additive.repeat_interleave(model.config.num_attention_heads // 2, dim=0)[None]
+
+        def masked(_: Any, args: Any, kwargs: Any, bias: Tensor = bias) -> Any:
+            return args, {**kwargs, "attention_mask": bias}
+
+        attention = model.model.layers[layer].self_attn
+        handles.append(attention.register_forward_pre_hook(masked, with_kwargs=True))
+    model.set_attn_implementation("eager")
+    try:
+        with torch.no_grad():
+            logits = model(input_ids=ids, use_cache=False).logits
+    finally:
+        model.set_attn_implementation("kvp")
+        for handle in handles:
+            handle.remove()
+    return [logits[:, end] for end in ends]
+
+
+def assert_masked(model: PreTrainedModel, passes: Passes) -> None:
+    for found, expected in zip(passes.logits, reference(model, passes), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+ALLOCATORS = [None, "ada", "global"]
+READ_WHOLE = {"contrastkv", "expected_attention", "gvote", "kvzip", "oracle"}
+"""Methods that read a whole prompt at once, or the future."""
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_decoding_equals_a_mask_and_never_holds_more(
+    model: PreTrainedModel, prompt: Prompt, generate: Any, allocator: str | None
+) -> None:
+    split = None if allocator is None else make_allocator(allocator)
+    block = evicting(model, ByContent(), 12, PROTECTION, allocator=split, every=5)
+    with block, watched(model) as passes:
+        generate(model, prompt(40), 33)
+    assert [fed.shape[1] for fed in passes.fed] == [40, *[1] * 32]
+    assert_masked(model, passes)
+    means = [sum(map(sum, counts)) / 6 for counts in passes.after]
+    assert means[0] == 12
+    assert max(means) == 16
+    assert means[5::5] == [12] * 6  # every fifth token
+    for held in passes.held[1:]:
+        assert all(head[:2] == [0, 1] for heads in held for head in heads)
+
+
+class ByContent:
+    """Scores from keys, values and queries, whatever part of a layer a view shows."""
+
+    needs = Needs(queries=3)
+    name = "by_content"
+
+    def score(self, view: View) -> Tensor:
+        assert view.queries is not None
+        batch, heads, _, width = view.keys.shape
+        grouped = view.queries.float().reshape(batch, heads, -1, view.queries.shape[2], width)
+        attention = torch.einsum("bhgwd,bhnd->bhgwn", grouped, view.keys.float())
+        return attention.amax(dim=(2, 3)) - view.values.float().norm(dim=-1)
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+@pytest.mark.parametrize("own", [True, False], ids=["prefill_chunk", "transformers"])
+def test_pieces_equal_a_mask_and_never_hold_more(
+    model: PreTrainedModel, prompt: Prompt, generate: Any, allocator: str | None, own: bool
+) -> None:
+    split = None if allocator is None else make_allocator(allocator)
+    options: dict[str, Any] = {} if own else {"prefill_chunk_size": 16}
+    chunk = 16 if own else None
+    block = evicting(model, ByContent(), 12, PROTECTION, allocator=split, prefill_chunk=chunk)
+    with block, watched(model) as passes:
+        generate(model, prompt(49), 4, **options)
+    fed = [16, 16, 15, 2] if own else [16, 16, 16, 1]
+    assert [ids.shape[1] for ids in passes.fed] == [*fed, 1, 1, 1]
+    assert_masked(model, passes)
+    means = [sum(map(sum, counts)) / 6 for counts in passes.after]
+    assert means[:3] == [12, 12, 12]
+    assert means[3] == (12 if own else 13)  # a piece of one token is like a token of an answer
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_a_further_turn_is_evicted_from_with_all_before(
+    model: PreTrainedModel, prompt: Prompt, generate: Any, allocator: str | None
+) -> None:
+    split = None if allocator is None else make_allocator(allocator)
+    ids = prompt(40)
+    with evicting(model, ByContent(), 14, PROTECTION, allocator=split), watched(model) as passes:
+        first = generate(model, ids, 6)
+        longer = torch.cat([first.sequences, prompt(30, seed=2)], dim=1)
+        generate(model, longer, 4, past_key_values=first.past_key_values)
+    assert [fed.shape[1] for fed in passes.fed] == [40, *[1] * 5, 31, *[1] * 3]
+    assert_masked(model, passes)
+    assert sum(map(sum, passes.after[6])) == 14 * 6
+
+
+def test_a_short_prompt_bounds_no_budget(
+    qwen: PreTrainedModel, prompt: Prompt, generate: Any
+) -> None:
+    with evicting(qwen, ByPosition(), 12, PROTECTION, every=4), watched(qwen) as passes:
+        generate(qwen, prompt(3), 40)
+    means = [sum(map(sum, counts)) / 6 for counts in passes.after]
+    assert means[:13] == [*range(3, 15), 12]
+    assert set(means[13:]) == {12, 13, 14, 15}
+
+
+def test_a_percentage_is_of_all_tokens_seen(
+    qwen: PreTrainedModel, prompt: Prompt, generate: Any
+) -> None:
+    with evicting(qwen, ByPosition(), "50%", PROTECTION), watched(qwen) as passes:
+        first = generate(qwen, prompt(40), 3)
+        longer = torch.cat([first.sequences, prompt(17, seed=2)], dim=1)
+        generate(qwen, longer, 1, past_key_values=first.past_key_values)
+    assert passes.after[0] == [[20, 20]] * 3
+    assert passes.after[-1] == [[30, 30]] * 3
+    with evicting(qwen, ByPosition(), "25%", PROTECTION, prefill_chunk=16), watched(qwen) as passes:
+        generate(qwen, prompt(64), 1)
+    assert passes.after == [[[16, 16]] * 3] * 4
+
+
+@pytest.mark.parametrize("allocator", [None, "uniform"])
+def test_the_best_of_what_is_stored_stay(
+    qwen: PreTrainedModel, prompt: Prompt, generate: Any, allocator: str | None
+) -> None:
+    """With scores that never change, what stays can be told in plain Python."""
+    scorer = ByPosition()
+    split = None if allocator is None else make_allocator(allocator)
+    block = evicting(qwen, scorer, 9, PROTECTION, allocator=split, every=4, prefill_chunk=16)
+    with block, watched(qwen) as passes:
+        generate(qwen, prompt(40), 14)
+    stored: list[list[list[int]]] = [[[], []] for _ in range(3)]
+    seen = since = 0
+    for number, fed in enumerate(passes.fed):
+        assert passes.held[number] == stored, number
+        new = list(range(seen, seen + fed.shape[1]))
+        seen += len(new)
+        since = 0 if len(new) > 1 else since + 1
+        for layer in range(3):
+            for head in range(2):
+                tokens = stored[layer][head] + new
+                if len(new) > 1 or since == 4:
+                    of_head = scorer.table[layer, head].tolist()
+                    kept = {*tokens[:2], *tokens[-4:]}
+                    others = sorted(set(tokens) - kept, key=lambda t, s=of_head: -s[t])
+                    tokens = sorted({*kept, *others[: 9 - len(kept)]})
+                stored[layer][head] = tokens
+        since = 0 if since == 4 else since
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+@pytest.mark.parametrize("chunk", [None, 20])
+def test_a_padded_batch_equals_each_prompt_alone(
+    qwen: PreTrainedModel, prompt: Prompt, generate: Any, allocator: str | None, chunk: int | None
+) -> None:
+    split = None if allocator is None else make_allocator(allocator)
+    prompts = [prompt(40, seed=4), prompt(31, seed=5)]
+
+    def block() -> Any:
+        return evicting(
+            qwen, ByContent(), "30%", PROTECTION, allocator=split, every=4, prefill_chunk=chunk
+        )
+
+    with block():
+        alone = [generate(qwen, ids, 24).sequences[0, ids.shape[1] :].tolist() for ids in prompts]
+    padded = torch.cat([torch.zeros(1, 9, dtype=torch.int64), prompts[1]], dim=1)
+    ids = torch.cat([prompts[0], padded])
+    mask = (ids > 0).long()
+    if chunk is not None:  # pieces end elsewhere in a padded prompt: only the longest one is equal
+        with block():
+            together = generate(qwen, ids, 24, attention_mask=mask).sequences[:, 40:].tolist()
+        assert together[0] == alone[0]
+        return
+    with block():
+        together = generate(qwen, ids, 24, attention_mask=mask).sequences[:, 40:].tolist()
+    assert together == alone
+
+
+def test_beams_keep_budgets_and_recent_queries_of_their_own(
+    qwen: PreTrainedModel, prompt: Prompt, generate: Any
+) -> None:
+    ids = prompt(30, batch=2)
+    with evicting(qwen, ByContent(), 10, PROTECTION, every=3):
+        several = generate(qwen, ids, 20, num_beams=3, num_return_sequences=3, output_scores=True)
+    assert several.past_key_values.turn.budgets == (10,) * 6
+    assert several.past_key_values.layers[0].positions.shape[2] <= 13
+    # What a beam of its own gives: each of its sequences, fed token by token.
+    for row in (0, 3):
+        sequence = several.sequences[row : row + 1]
+        with evicting(qwen, ByContent(), 10, PROTECTION, every=3), torch.no_grad():
+            cache = EvictingCache()
+            logits = qwen(ids[row // 3][None], past_key_values=cache, use_cache=True).logits[:, -1]
+            total = 0.0
+            for token in sequence[0, 30:].tolist():
+                total += float(logits.log_softmax(-1)[0, token])
+                step = torch.tensor([[token]])
+                logits = qwen(step, past_key_values=cache, use_cache=True).logits[:, -1]
+        assert float(several.sequences_scores[row]) == pytest.approx(total / 20, abs=1e-4)
+
+
+@pytest.mark.parametrize("origin", ["fork", "file", "prefill"])
+def test_caches_made_elsewhere_are_shrunk_in_an_answer(
+    qwen: PreTrainedModel, prompt: Prompt, generate: Any, origin: str, tmp_path: Path
+) -> None:
+    if origin == "prefill":
+        cache = prefill_and_evict(qwen, prompt(40), ByContent(), 12, PROTECTION, fed_again=1)
+    else:
+        with evicting(qwen, ByContent(), 12, PROTECTION, every=5):
+            cache = generate(qwen, prompt(40), 1).past_key_values
+        if origin == "file":
+            save_cache(cache, tmp_path / "cache.safetensors", qwen)
+            cache = load_cache(tmp_path / "cache.safetensors", qwen)
+        else:
+            cache = cache.fork(2)
+    rows = cache.layers[0].batch
+    with evicting(qwen, ByContent(), 12, PROTECTION, every=5), torch.no_grad():
+        for step in range(30):
+            qwen(torch.tensor([[step + 1]] * rows), past_key_values=cache, use_cache=True)
+            assert cache.layers[0].positions.shape[2] <= 16
+    assert cache.turn.budgets == (12,) * rows
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("allocator", [None, "ada"])
+def test_every_method_decodes_or_says_that_it_cannot(
+    qwen: PreTrainedModel, prompt: Prompt, generate: Any, method: str, allocator: str | None
+) -> None:
+    scorer = make_scorer(method)
+    split = None if allocator is None else make_allocator(allocator)
+    if method in READ_WHOLE:
+        with pytest.raises(UsageError, match=scorer.name) as refused:
+            evicting(qwen, scorer, 24, PROTECTION, allocator=split, every=8)
+        assert "\n" not in str(refused.value)
+        return
+    block = evicting(qwen, scorer, 24, PROTECTION, allocator=split, every=8)
+    with block, watched(qwen) as passes:
+        output = generate(qwen, prompt(40), 100)
+    assert max(sum(map(sum, counts)) for counts in passes.after) <= 6 * 31
+    assert output.past_key_values.nbytes <= 3 * 2 * 2 * 8 * 4 * (24 + 8 + 32)
+    assert_masked(qwen, passes)
+
+
+def test_methods_that_need_the_whole_prompt_are_refused(
+    qwen: PreTrainedModel, prompt: Prompt, generate: Any, letters: Any
+) -> None:
+    kvzip, options = make_scorer("kvzip"), {"tokenizer": letters()}
+    with pytest.raises(UsageError, match=r"method kvzip.* reads how the whole prompt is repeated"):
+        evicting(qwen, kvzip, 24, every=8, **options)
+    with evicting(qwen, kvzip, 24, prefill_chunk=30, **options):
+        first = generate(qwen, prompt(30), 2)  # in one piece
+        with pytest.raises(UsageError, match="not while decoding, in chunks or in further turns"):
+            generate(qwen, prompt(31), 2)
+        longer = torch.cat([first.sequences, prompt(5)], dim=1)
+        with pytest.raises(UsageError, match="in further turns"):
+            generate(qwen, longer, 2, past_key_values=first.past_key_values)
+    sampled = make_allocator("sampled")
+    with pytest.raises(UsageError, match="draws tokens by lot"):
+        evicting(qwen, ByPosition(), 24, allocator=sampled, every=8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, "every must be at least 1 token, got 0"),
+        ({"prefill_chunk": 2}, "prefill_chunk must be at least 3 tokens, got 2"),
+    ],
+)
+def test_numbers_that_cannot_work(
+    qwen: PreTrainedModel, options: dict[str, int], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        evicting(qwen, ByPosition(), 24, **options)
+
+
+def test_pieces_shorter_than_the_padding_are_refused(
+    qwen: PreTrainedModel, prompt: Prompt, generate: Any
+) -> None:
+    ids = prompt(30, batch=2)
+    mask = torch.ones_like(ids)
+    mask[1, :12] = 0
+    block = evicting(qwen, ByPosition(), 10, PROTECTION, prefill_chunk=12)
+    with block, pytest.raises(UsageError, match="prefill_chunk=12 is shorter than the 12 columns"):
+        generate(qwen, ids, 2, attention_mask=mask)
+
+
+def test_labels_in_pieces_are_refused(qwen: PreTrainedModel, prompt: Prompt) -> None:
+    ids = prompt(30)
+    with (
+        evicting(qwen, ByPosition(), 10, PROTECTION, prefill_chunk=12),
+        torch.no_grad(),
+        pytest.raises(UsageError, match="logits of the last piece alone"),
+    ):
+        qwen(input_ids=ids, labels=ids, use_cache=True)
+
+
+def test_pieces_have_no_single_token() -> None:
+    assert pieces(20, 8) == [(0, 8), (8, 16), (16, 20)]
+    assert pieces(17, 8) == [(0, 8), (8, 15), (15, 17)]
+    assert pieces(9, 8) == [(0, 7), (7, 9)]
+    for chunk in range(3, 9):
+        for tokens in range(chunk + 1, 40):
+            spans = pieces(tokens, chunk)
+            assert [i for a, b in spans for i in range(a, b)] == list(range(tokens))
+            assert all(1 < b - a <= chunk for a, b in spans), (tokens, chunk)

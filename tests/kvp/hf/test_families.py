@@ -1,0 +1,458 @@
+"""One small random model per family: what kvp makes of it, and the table of docs/models.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from kvp import evicting, prefill_and_evict
+from kvp.errors import ModelError, UsageError
+from kvp.geometry import Geometry
+from kvp.hf import EvictingCache, geometry_of, observe
+from kvp.hf.attention import QueryRecorder, kvp_attention_set
+from kvp.hf.checks import check_model
+from kvp.hf.layer_kinds import layer_kinds
+from kvp.hf.limits import attention_window
+from kvp.hf.model_access import attention_modules, rope_of
+from kvp.ranking import Protection
+from kvp.scoring import Needs, View
+
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+WIDE = {"head_dim": 16}
+SLIDING = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+CHUNKED = {
+    "attention_chunk_size": 8, "layer_types": ["chunked_attention", "full_attention"] * 2,
+    "no_rope_layers": [1, 0] * 2,
+}  # fmt: skip
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+}  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+SHARED = {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8}
+LATENT = {"kv_lora_rank": 8, "q_lora_rank": 16, "n_routed_experts": 4}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama": ("Llama", {}),
+    "Qwen 2, Qwen 2.5": ("Qwen2", {}),
+    "Qwen 3": ("Qwen3", WIDE),
+    "Qwen 3 MoE": ("Qwen3Moe", {**WIDE, **EXPERTS}),
+    "Mistral from 0.2, Mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "Gemma": ("Gemma", WIDE),
+    "OLMo 2": ("Olmo2", {}),
+    "Phi-3 and 4 without a window": ("Phi3", {}),
+    "GLM-4": ("Glm4", WIDE),
+    "Granite": ("Granite", {"attention_multiplier": 0.1}),
+    "Cohere": ("Cohere", {"logit_scale": 1.0}),
+    "SmolLM 3": ("SmolLM3", {}),
+    "GPT-NeoX": ("GPTNeoX", {"num_key_value_heads": 4}),
+    "StarCoder (GPTBigCode)": ("GPTBigCode", {"n_inner": 48, "num_key_value_heads": 1}),
+    "Persimmon": ("Persimmon", {"num_key_value_heads": 4}),
+    "Gemma 2": ("Gemma2", {**WIDE, **SLIDING, "attn_logit_softcapping": 5.0}),
+    "Gemma 3": ("Gemma3", {**WIDE, **SLIDING, "query_pre_attn_scalar": 10}),
+    "Gemma 4": ("Gemma4", {
+        **SLIDING, "head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1,
+        "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 64,
+    }),
+    "GPT-OSS": ("GptOss", {
+        **WIDE, **SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2,
+    }),
+    "Qwen 3-Next": ("Qwen3Next", {
+        **WIDE, **LINEAR, **EXPERTS, "shared_expert_intermediate_size": 16,
+    }),
+    "Qwen 3.5": ("Qwen3_5", {**WIDE, **LINEAR}),
+    "Llama 4": ("Llama4", {
+        **WIDE, **CHUNKED, "intermediate_size_mlp": 48, "num_local_experts": 2, "floor_scale": 16,
+    }),
+    "OLMo 3": ("Olmo3", SLIDING),
+    "Cohere 2": ("Cohere2", {**SLIDING, "logit_scale": 1.0}),
+    "EXAONE 4": ("Exaone4", SLIDING),
+    "Qwen 2 with windows": ("Qwen2", {
+        "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2,
+    }),
+    "LFM 2": ("Lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
+    "Granite 4 hybrid": ("GraniteMoeHybrid", {
+        **MAMBA, "layer_types": ["mamba", "attention"] * 2, "num_local_experts": 2,
+        "num_experts_per_tok": 1, "shared_intermediate_size": 16,
+    }),
+    "Bamba": ("Bamba", {**MAMBA, "attn_layer_indices": [1, 3]}),
+    "Mistral 0.1": ("Mistral", {"sliding_window": 64}),
+    "StarCoder 2": ("Starcoder2", {"sliding_window": 64}),
+    "Phi-3-mini-4k": ("Phi3", {"sliding_window": 64}),
+    "Gemma 3n": ("Gemma3n", {
+        **SHARED, "head_dim": 8, "sliding_window": 8, "vocab_size_per_layer_input": 64,
+        "laurel_rank": 4, "num_hidden_layers": 5, "activation_sparsity_pattern": None,
+        "layer_types": [*("sliding_attention", "full_attention") * 2, "full_attention"],
+    }),
+    "Gemma 4 E2B, E4B": ("Gemma4", {
+        **SHARED, **SLIDING, "head_dim": 8, "vocab_size_per_layer_input": 64,
+    }),
+    "DeepSeek V2": ("DeepseekV2", LATENT),
+    "DeepSeek V3": ("DeepseekV3", LATENT),
+    "MiMo V2 Flash": ("MiMoV2Flash", {
+        **WIDE, "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    }),
+    "Jamba": ("Jamba", {
+        "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 8,
+        "mamba_expand": 1, "mamba_dt_rank": 4, "use_mamba_kernels": False,
+    }),
+    "Falcon-H1": ("FalconH1", {**MAMBA, "mamba_n_heads": 4, "mamba_d_ssm": 32}),
+    "Mamba": ("Mamba", {}),
+    "Falcon": ("Falcon", {}),
+    "BLOOM": ("Bloom", {}),
+}  # fmt: skip
+"""Family -> name of its transformers classes and what its config has besides `SIZES`."""
+
+HYBRID = ["Gemma 2", "Gemma 3", "GPT-OSS", "Qwen 3-Next", "Llama 4"]
+CACHED, FED = 32, 12
+
+Prompt = Callable[..., Tensor]
+
+
+def build(family: str) -> PreTrainedModel:
+    """A frozen model of a family with the same random weights every time, sinks included."""
+    name, settings = FAMILIES[family]
+    config_class = getattr(transformers, f"{name}TextConfig", None)
+    config_class = config_class or getattr(transformers, f"{name}Config")
+    torch.manual_seed(7)
+    model = getattr(transformers, f"{name}ForCausalLM")(config_class(**{**SIZES, **settings}))
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith("sinks"):
+            parameter.data.normal_(std=2.0)
+    return model.requires_grad_(False).train(False)
+
+
+def attention_of(model: PreTrainedModel, layer: int) -> torch.nn.Module:
+    """The attention module of a layer, without kvp."""
+    projections = ("q_proj", "qkv_proj", "query_key_value", "c_attn", "query")
+    (found,) = (
+        module
+        for module in model.modules()
+        if getattr(module, "layer_idx", None) == layer
+        and any(hasattr(module, name) for name in projections)
+    )
+    return found
+
+
+@contextmanager
+def masked(
+    model: PreTrainedModel, layers: Any, kept: list[list[list[int]]], tokens: int
+) -> Iterator[None]:
+    """Stock eager attention; queries from `CACHED` on see of the tokens before only `kept` ones."""
+    handles = []
+    for layer, heads in zip(layers, kept, strict=True):
+        allowed = torch.ones(len(heads), tokens, tokens).tril().bool()
+        for head, chosen in enumerate(heads):
+            dropped = [index for index in range(CACHED) if index not in set(chosen)]
+            allowed[head, CACHED:, dropped] = False
+        bias = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+        group = model.config.num_attention_heads // len(heads)
+        bias = bias.repeat_interleave(group, dim=0)[None]
+
+        def hook(
+            module: Any, args: Any, kwargs: dict[str, Any], bias: Tensor = bias
+        ) -> tuple[Any, dict[str, Any]]:
+            return args, {**kwargs, "attention_mask": bias}
+
+        attention = attention_of(model, layer)
+        handles.append(attention.register_forward_pre_hook(hook, with_kwargs=True))
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+        for handle in handles:
+            handle.remove()
+
+
+def drawn(geometry: Geometry, *, ragged: bool) -> list[list[list[int]]]:
+    """Tokens that stay, drawn for every layer and head."""
+    generator = torch.Generator().manual_seed(3)
+    return [
+        [
+            sorted(torch.randperm(CACHED, generator=generator)[:size].tolist())
+            for head in range(geometry.kv_heads)
+            for size in [5 + 3 * ((head + layer) % 3) if ragged else 7]
+        ]
+        for layer in range(geometry.layers)
+    ]
+
+
+@torch.no_grad()
+def continued(model: PreTrainedModel, cache: Any, ids: Tensor, pieces: tuple[int, ...]) -> Tensor:
+    """Logits of ids [1, T] that follow `CACHED` tokens, fed piece by piece."""
+    logits, start = [], CACHED
+    for size in pieces:
+        positions = torch.arange(start, start + size)[None]
+        fed = ids[:, start - CACHED : start - CACHED + size]
+        output = model(input_ids=fed, position_ids=positions, past_key_values=cache, use_cache=True)
+        logits.append(output.logits)
+        start += size
+    return torch.cat(logits, dim=1)
+
+
+def drop_errors(model: PreTrainedModel, ids: Tensor) -> list[float]:
+    """Largest difference to masking, of equal and of different numbers of tokens per head.
+
+    NaN where dropping itself changes nothing that a test could see.
+    """
+    geometry = geometry_of(model.config)
+    errors = []
+    with kvp_attention_set(model):
+        seen = observe(model, ids[:, :CACHED], last_logits=True)
+        for ragged in (False, True):
+            kept = drawn(geometry, ragged=ragged)
+            width = max(len(head) for heads in kept for head in heads)
+            indices = [
+                torch.tensor([[head + [-1] * (width - len(head)) for head in heads]])
+                for heads in kept
+            ]
+            cache = EvictingCache.select(
+                seen.keys, seen.values, indices, seen=CACHED, others=seen.others
+            )
+            found = continued(model, cache, ids[:, CACHED:], (5, *[1] * (FED - 5)))
+            with masked(model, geometry.model_layers, kept, CACHED + FED), torch.no_grad():
+                expected = model(input_ids=ids, use_cache=False).logits[:, CACHED:]
+            with torch.no_grad():
+                full = model(input_ids=ids, use_cache=False).logits[:, CACHED:]
+            observed = float((found - expected).abs().max())
+            moved = float((full - expected).abs().max())
+            errors.append(observed if moved > 100 * observed else float("nan"))
+    return errors
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    family: str
+    status: str
+    layers: str
+    moves_queries: str
+    note: str
+
+    def __str__(self) -> str:
+        cells = (self.family, self.status, self.layers, self.moves_queries, self.note)
+        return f"| {' | '.join(cells)} |"
+
+
+def examined(family: str) -> Row:
+    """What kvp makes of a family: refused, or dropped tokens equal masked ones."""
+    try:
+        model = build(family)
+        check_model(model)
+    except ModelError as error:
+        return Row(family, "refused", "", "", str(error).replace("|", "/"))
+    ids = torch.randint(1, 64, (1, CACHED + FED), generator=torch.Generator().manual_seed(1))
+    errors = drop_errors(model, ids)
+    assert all(error <= 1e-4 for error in errors), (
+        f"{family}: dropping differs from masking by {errors}"
+    )
+    kinds, geometry = layer_kinds(model.config), geometry_of(model.config)
+    left = sorted({kind for i, kind in enumerate(kinds) if i not in geometry.model_layers})
+    window = attention_window(model.config)
+    note = f"left alone: {', '.join(left)}" if left else ""
+    if window is not None:
+        note = "one window for all layers: prompt and answer must be shorter"
+    status = "partly" if window is not None else "supported"
+    layers = f"{geometry.layers} of {len(kinds)}"
+    return Row(family, status, layers, queries_of(model), note)
+
+
+def queries_of(model: PreTrainedModel) -> str:
+    """Whether methods that move queries in position, or read hidden states, work."""
+    try:
+        rope_of(model, CACHED)
+    except ModelError:
+        try:
+            attention_modules(model)
+        except ModelError:
+            return "no hidden states"
+        return "no"
+    return "yes"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_what_the_table_says(family: str) -> None:
+    """Dropping equals masking, or the family is refused; docs/models.md has the same line."""
+    row = str(examined(family))
+    assert row in PAGE.read_text(encoding="utf-8").splitlines(), f"docs/models.md needs: {row}"
+
+
+def test_the_table_lists_no_other_family() -> None:
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    start, end = (
+        next(i for i, line in enumerate(lines) if line.startswith(f"<!-- {word} families"))
+        for word in ("begin", "end")
+    )
+    listed = [line.split("|")[1].strip() for line in lines[start:end] if line.startswith("|")]
+    assert listed[2:] == list(FAMILIES)
+
+
+class Drawn:
+    """Scores that depend on nothing but layer, head and number of tokens."""
+
+    name = "drawn"
+    needs = Needs(queries=3)
+
+    def __init__(self) -> None:
+        self.layers: list[int] = []
+
+    def score(self, view: View) -> Tensor:
+        self.layers.append(view.layer)
+        generator = torch.Generator().manual_seed(view.layer)
+        shape = view.keys.shape[1:3]
+        return torch.rand(shape, generator=generator).expand(view.keys.shape[:3])
+
+
+@pytest.mark.parametrize("family", HYBRID)
+def test_other_layers_hold_what_they_hold_without_kvp(family: str, prompt: Prompt) -> None:
+    """Caches, masks and bytes: the same numbers as in a `DynamicCache`, before and after."""
+    model, ids = build(family), prompt(40)
+    capped = family in ("Gemma 2", "GPT-OSS")  # which sdpa cannot compute
+    model.set_attn_implementation("eager" if capped else "sdpa")
+    stock = DynamicCache(config=model.config)
+    with torch.no_grad():
+        plain = model(ids, past_key_values=stock, use_cache=True).logits
+    check_model(model)
+    cache = observe(model, ids, queries=0).cache
+    with kvp_attention_set(model), torch.no_grad():
+        mine = model(ids, past_key_values=EvictingCache.of(model.config), use_cache=True).logits
+    torch.testing.assert_close(mine, plain, atol=1e-5, rtol=1e-5)
+    assert sorted({*cache.stored, *cache.others}) == list(range(len(stock.layers)))
+    for index, layer in cache.others.items():
+        assert type(layer) is type(stock.layers[index])
+        for name, expected in vars(stock.layers[index]).items():
+            _assert_same(getattr(layer, name), expected)
+
+
+def _assert_same(found: Any, expected: Any) -> None:
+    if isinstance(expected, Tensor):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        assert found.nbytes == expected.nbytes
+    elif isinstance(expected, dict):
+        for key, value in expected.items():
+            _assert_same(found[key], value)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("family", HYBRID)
+def test_generate_evicts_from_the_layers_that_see_everything(
+    family: str, prompt: Prompt, generate: Callable[..., Any]
+) -> None:
+    """Greedy answers of a left-padded batch are those of its prompts alone, and other layers go on.
+
+    Every method sees the model's layer index.
+    """
+    model, scorer = build(family), Drawn()
+    long, short = prompt(30), prompt(24, seed=5)
+    padded = torch.cat([long, torch.nn.functional.pad(short, (6, 0))])
+    mask = (padded != 0).long()
+    with evicting(model, scorer, 10, Protection(sinks=1, recents=2)):
+        single = [generate(model, ids, 12) for ids in (long, short)]
+        both = generate(model, padded, 12, attention_mask=mask)
+    assert scorer.layers[:2] == [1, 3]
+    for row, alone in enumerate(single):
+        cache = alone.past_key_values
+        assert [layer.keys.shape[2] for layer in cache.stored.values()] == [10 + 11] * 2
+        answer = alone.sequences[0, -12:].tolist()
+        assert both.sequences[row, -12:].tolist() == answer
+    stock = DynamicCache(config=model.config)
+    others = single[0].past_key_values.others
+    assert {index: type(layer) for index, layer in others.items()} == {
+        index: type(stock.layers[index]) for index in others
+    }
+
+
+@pytest.mark.parametrize("family", ["Gemma 3", "Qwen 3-Next", "Llama 4"])
+def test_the_last_token_fed_again_finds_other_layers_as_before_it(
+    family: str, prompt: Prompt
+) -> None:
+    """A window that has moved on, or a recurrent state, cannot be rolled back; it is kept."""
+    model, ids = build(family), prompt(CACHED + FED)
+    model.set_attn_implementation("kvp")
+    budget, protection = CACHED, Protection(sinks=0, recents=0)
+    cache = prefill_and_evict(model, ids[:, : CACHED + 1], Drawn(), budget, protection, fed_again=1)
+    logits = continued(model, cache, ids[:, CACHED:], (FED,))
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits[:, CACHED:]
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Gemma 3", "Qwen 3-Next"])
+def test_batches_are_taken_apart_and_repeated(family: str, prompt: Prompt) -> None:
+    model, ids = build(family), prompt(CACHED, batch=3)
+    later = prompt(4, batch=3, seed=9)
+    model.set_attn_implementation("kvp")
+
+    def logits(cache: EvictingCache, rows: list[int]) -> Tensor:
+        positions = torch.arange(CACHED, CACHED + 4).expand(len(rows), -1)
+        with torch.no_grad():
+            output: Tensor = model(
+                later[rows], position_ids=positions, past_key_values=cache, use_cache=True
+            ).logits
+        return output
+
+    expected = logits(observe(model, ids).cache, [0, 1, 2])
+    taken = observe(model, ids).cache
+    taken.batch_select_indices(torch.tensor([True, False, True]))
+    torch.testing.assert_close(logits(taken, [0, 2]), expected[[0, 2]], atol=1e-5, rtol=1e-5)
+    repeated = observe(model, ids[:1]).cache
+    repeated.batch_repeat_interleave(3)
+    torch.testing.assert_close(logits(repeated, [0] * 3), expected[[0] * 3], atol=1e-5, rtol=1e-5)
+    repeated.reset()
+    assert repeated.get_seq_length() == 0
+    assert len(repeated) == 4
+    assert repeated.nbytes == 0
+
+
+def test_recorded_queries_carry_the_scale_of_the_model(prompt: Prompt) -> None:
+    """q . k / sqrt(D) are the logits of a model that scales by another number."""
+    model, ids = build("Granite"), prompt(12)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        attentions = model(ids, output_attentions=True).attentions
+    seen = observe(model, ids)
+    for queries, keys, expected in zip(seen.queries, seen.keys, attentions, strict=True):
+        logits = queries @ keys.repeat_interleave(2, dim=1).mT * keys.shape[-1] ** -0.5
+        causal = torch.ones(12, 12).tril().bool()
+        found = logits.masked_fill(~causal, -torch.inf).softmax(-1)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert isinstance(seen.cache.recorder, QueryRecorder | None)
+
+
+def test_a_prompt_longer_than_the_only_window_is_refused(
+    prompt: Prompt, generate: Callable[..., Any]
+) -> None:
+    model = build("Mistral 0.1")
+    with evicting(model, Drawn(), 20, Protection(sinks=1, recents=2)):
+        generate(model, prompt(50), 14)
+        with pytest.raises(UsageError, match="sliding window of 64 tokens") as caught:
+            generate(model, prompt(50), 16)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cache_of_another_layout_is_refused(prompt: Prompt) -> None:
+    """An `EvictingCache()` without a config would evict from windows, too."""
+    model = build("Gemma 3")
+    model.set_attn_implementation("kvp")
+    with pytest.raises(UsageError, match=r"EvictingCache\.of\(model\.config\)"):
+        model(prompt(8), past_key_values=EvictingCache(), use_cache=True)

@@ -1,0 +1,198 @@
+"""The Triton form of ragged attention: on a CUDA device, else in triton's interpreter on the CPU.
+
+The interpreter gets bfloat16 wrong, so that is tested on devices only.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvp.errors import UsageError
+from kvp.ops.ragged_attention import (
+    RaggedLayout,
+    ragged_attention,
+    ragged_attention_reference,
+    ragged_backend,
+)
+
+pytest.importorskip("triton", reason="triton, the extra `gpu`, is not installed")
+
+from kvp.ops.ragged_attention.kernel import attend_by_kernel
+
+Case = Callable[..., dict[str, Any]]
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * ON_GPU
+needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+
+
+def _on_device(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if t is None else t.to(DEVICE) for name, t in arguments.items()}
+
+
+def _exact(arguments: dict[str, Any], scaling: float | None = None) -> Tensor:
+    """The definition in float64."""
+    in_double = {
+        name: tensor.double() if tensor is not None and tensor.is_floating_point() else tensor
+        for name, tensor in arguments.items()
+    }
+    return ragged_attention_reference(**in_double, scaling=scaling)
+
+
+def _by_kernel(arguments: dict[str, Any], scaling: float, piece: int | None = None) -> Tensor:
+    others = {name: tensor for name, tensor in arguments.items() if name != "lengths"}
+    layout = RaggedLayout(arguments["lengths"])
+    return attend_by_kernel(**others, layout=layout, scaling=scaling, piece=piece)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "shape"),
+    [
+        ([[5, 3]], {"group": 1, "width": 64}),
+        ([[70, 0], [17, 33]], {"group": 2, "width": 64, "tail": 7, "biased": True}),
+        ([[40]], {"group": 7, "width": 128, "tail": 40, "masked": False}),
+        ([[33, 18]], {"group": 8, "width": 256, "tail": 2}),
+        ([[20, 1, 16], [15, 17, 32]], {"group": 3, "width": 96, "tail": 18, "biased": True}),
+        ([[31, 50]], {"group": 4, "width": 80, "tail": 0}),
+        ([[6, 35]], {"group": 5, "width": 8, "tail": 3}),
+    ],
+)
+def test_the_error_is_that_of_rounding_the_result(
+    ragged_case: Case, dtype: torch.dtype, lengths: list[list[int]], shape: dict[str, Any]
+) -> None:
+    """Peaked logits, pieces of 16 tokens; the storage lies between NaN."""
+    arguments = _on_device(ragged_case(lengths, dtype=dtype, **shape))
+    scaling = shape["width"] ** -0.5
+    expected = _exact(arguments, scaling)
+    rounding = (expected.to(dtype).double() - expected).abs()
+    result = _by_kernel(arguments, scaling, piece=16)
+    assert result.dtype == dtype
+    assert ((result.double() - expected).abs() <= 1.01 * rounding + 1e-5).all()
+
+
+@pytest.mark.parametrize("piece", [16, 32, 64, None])
+def test_pieces_of_any_size_give_the_same(ragged_case: Case, piece: int | None) -> None:
+    """Heads that end at a piece's edge, before it and after it."""
+    lengths = [[64, 63, 65], [1, 128, 0]]
+    arguments = _on_device(ragged_case(lengths, tail=33, dtype=torch.float32, biased=True))
+    expected = _exact(arguments, scaling=0.3)
+    assert (_by_kernel(arguments, 0.3, piece).double() - expected).abs().max() <= 2e-6
+
+
+def test_a_query_that_sees_nothing_gets_zeros(ragged_case: Case) -> None:
+    arguments = _on_device(ragged_case([[0, 3]], tail=2, dtype=torch.float32))
+    arguments["tail_visible"] = torch.zeros(1, 1, 2, dtype=torch.bool, device=DEVICE)
+    result = _by_kernel(arguments, 1.0)
+    assert not result[:, :2].any()
+    assert result[:, 2:].all()
+    nothing = _on_device(ragged_case([[0, 0]], tail=0, dtype=torch.float32, masked=False))
+    assert not _by_kernel(nothing, 1.0).any()
+
+
+def test_a_layout_serves_every_token_after_an_eviction(ragged_case: Case) -> None:
+    """The tail grows, the layout and its pieces stay."""
+    layout = RaggedLayout(torch.tensor([[40, 7]], device=DEVICE))
+    for tail in (0, 1, 17):
+        arguments = _on_device(ragged_case([[40, 7]], tail=tail, dtype=torch.float32, seed=tail))
+        expected = _exact(arguments)
+        del arguments["lengths"]
+        result = attend_by_kernel(**arguments, layout=layout, scaling=8**-0.5, piece=16)
+        assert (result.double() - expected).abs().max() <= 2e-6
+        assert layout.pieces(16) is layout.pieces(16)
+
+
+def test_long_heads_are_cut_into_at_most_32_pieces() -> None:
+    for longest in (0, 1, 4096, 4097, 100_000):
+        layout = RaggedLayout(torch.tensor([[longest, 5]]))
+        pieces = layout.pieces(layout.piece)
+        counts = pieces.first.diff().tolist()
+        assert counts == [-(-longest // layout.piece), 1]
+        assert max(counts) <= 32
+        assert pieces.head.tolist() == [0] * counts[0] + [1]
+        assert layout.piece & (layout.piece - 1) == 0
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("group", [1, 4, 7, 8])
+def test_decoding_on_a_gpu_is_the_kernels(
+    ragged_case: Case, dtype: torch.dtype, width: int, group: int
+) -> None:
+    lengths = [[3000, 1, 700, 40], [0, 129, 4096, 128]]
+    drawn = ragged_case(lengths, group=group, width=width, tail=37, dtype=dtype, biased=True)
+    arguments = _on_device(drawn)
+    result = ragged_attention(**arguments, scaling=width**-0.5)
+    assert torch.equal(result, ragged_attention(**arguments, backend="triton"))
+    expected = _exact(arguments)
+    rounding = (expected.to(dtype).double() - expected).abs()
+    assert ((result.double() - expected).abs() <= 1.01 * rounding + 1e-5).all()
+    with ragged_backend("torch"):
+        plain = ragged_attention(**arguments)
+    assert ((plain.double() - expected).abs() <= 1.01 * rounding + 1e-5).all()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_what_the_kernel_does_not_take_is_refused_or_left_to_pytorch(ragged_case: Case) -> None:
+    arguments = _on_device(ragged_case([[30, 4]], tail=3))  # float64
+    expected = ragged_attention_reference(**arguments)
+    assert (ragged_attention(**arguments) - expected).abs().max() <= 1e-12
+    with pytest.raises(UsageError, match=r"has no torch\.float64"):
+        ragged_attention(**arguments, backend="triton")
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from kvp.ops.ragged_attention import kernel
+
+pointers = dict.fromkeys(("bias", "parts", "sums"), "*fp32") | {"visible": "*u8"}
+pointers |= {"starts": "*i64", "first_piece": "*i64", "piece_head": "*i32"}
+pointers |= {"scale": "fp32", "bias_scale": "fp32"}
+tensors = ("queries", "keys", "values", "tail_keys", "tail_values", "result")
+for dtype, width, capability, block, limit in (
+    ("bf16", 128, 80, 64, 99),
+    ("fp16", 96, 75, 64, 64),
+    ("fp32", 256, 90, 16, 99),
+):
+    columns = triton.next_power_of_2(width)
+    assert block == kernel.tokens_per_tile(columns, {"fp32": 4}.get(dtype, 2), 128)
+    shared = {"group": 7, "width": width, "rows": 16, "columns": columns}
+    pieces = {"piece": 128, "block": block, "has_bias": True, "is_masked": True}
+    for function, more in ((kernel._attend_pieces, pieces), (kernel._merge_pieces, {})):
+        names, values = function.arg_names, shared | more
+        given = pointers | dict.fromkeys(tensors, f"*{dtype}")
+        types = {n: "constexpr" if n in values else given.get(n, "i32") for n in names}
+        by_index = {(names.index(n),): v for n, v in values.items()}
+        source = ASTSource(function, types, constexprs=by_index)
+        made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+        assert made.asm["cubin"]
+        assert made.metadata.shared <= limit * 1024, made.metadata.shared
+"""
+
+
+def test_kernels_compile_without_a_device(tmp_path: Path) -> None:
+    # The interpreter accepts programs that the compiler refuses.
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    made = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
