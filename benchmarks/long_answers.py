@@ -5,10 +5,10 @@
 
 `facts`: the beginning of a needle prompt, with the needle in it, is the prompt; the rest of the
 haystack is fed token by token, as if the model had written it, and every `--every` tokens the cache
-is shrunk to the budget; then the question is read and answered. Scores are those of the task. The
-null methods are `ring` (the latest tokens), `random` and `random_pinned` (the prompt, and random
-tokens after it). `long`: the model writes `--tokens` tokens by sampling; tokens held per head,
-bytes and the presence of the first tokens are noted at every eviction.
+is shrunk to the budget; then the question is read and answered, with no more eviction. Scores are
+those of the task. The null methods are `ring` (the latest tokens), `random` and `random_pinned`
+(the prompt, and random tokens after it). `long`: the model writes `--tokens` tokens by sampling;
+tokens held per head, bytes and the presence of the first tokens are noted at every eviction.
 """
 
 from __future__ import annotations
@@ -143,10 +143,10 @@ def _answered(
                 input_ids=ids[:, position : position + 1], past_key_values=cache, use_cache=True,
                 position_ids=torch.full((len(ids), 1), position), logits_to_keep=1,
             )  # fmt: skip
-        answers = greedy(
-            model, cache, ids[:, stop:], stop, max_new_tokens=given.max_new_tokens,
-            ends=end_tokens(model, tokenizer),
-        )  # fmt: skip
+    answers = greedy(
+        model, cache, ids[:, stop:], stop, max_new_tokens=given.max_new_tokens,
+        ends=end_tokens(model, tokenizer),
+    )  # fmt: skip
     texts = [str(tokenizer.decode(answer, skip_special_tokens=True)) for answer in answers]
     return [prompt.score(text) for prompt, text in zip(prompts, texts, strict=True)]
 

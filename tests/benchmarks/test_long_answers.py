@@ -1,0 +1,54 @@
+"""The benchmark of eviction while a model answers, at the smallest size that says something."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.long_answers import main
+from kvp.errors import UsageError
+
+
+def _rows(out: Path) -> list[dict[str, Any]]:
+    report: dict[str, Any] = json.loads(out.read_text())
+    assert report["machine"]["cpu"]
+    return list(report["results"])
+
+
+def test_long_answers_hold_what_the_budget_says(tmp_path: Path) -> None:
+    out = tmp_path / "long.json"
+    methods = "ring,h2o,kvzip"
+    main([
+        "long", "--tokens", "90", "--budgets", "32", "--every", "16", "--methods", methods,
+        "--out", str(out),
+    ])  # fmt: skip
+    ring, h2o, kvzip = _rows(out)
+    for row in (ring, h2o):
+        assert row["most_tokens_per_head"] == 47
+        assert len(row["bytes_after_evictions"]) == 1
+        assert row["first_tokens_held"]
+    assert "can evict once" in kvzip["refused"]
+
+
+def test_facts_are_remembered_by_what_keeps_them(tmp_path: Path) -> None:
+    out = tmp_path / "facts.json"
+    main([
+        "facts", "--length", "384", "--first", "96", "--prompts", "10", "--budgets", "128",
+        "--tasks", "niah_single_1", "--methods", "ring,random_pinned", "--every", "16",
+        "--split", "test", "--out", str(out),
+    ])  # fmt: skip
+    full, ring, pinned = _rows(out)
+    assert full["mean"] == 100
+    assert ring["mean"] == 0
+    assert pinned["mean"] == 100
+
+
+def test_prompts_without_a_fact_in_front_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no prompt tells its needle in the first 1 tokens"):
+        main([
+            "facts", "--length", "256", "--first", "1", "--prompts", "1", "--tasks",
+            "niah_single_1", "--out", str(tmp_path / "none.json"),
+        ])  # fmt: skip
