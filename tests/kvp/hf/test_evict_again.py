@@ -185,6 +185,23 @@ def test_pieces_equal_a_mask_and_never_hold_more(
     assert means[3] == (12 if own else 13)  # a piece of one token is like a token of an answer
 
 
+def test_memory_does_not_grow_with_the_prompt(
+    qwen: PreTrainedModel, prompt: Prompt, generate: Any
+) -> None:
+    """Sixteen pieces hold no more than one: the budget, and the piece that is read."""
+    nbytes = []
+    for tokens in (15, 240):
+        block = evicting(qwen, ByContent(), 12, PROTECTION, prefill_chunk=15)
+        with block, watched(qwen) as passes:
+            output = generate(qwen, prompt(tokens), 1)
+        for held, fed in zip(passes.held, passes.fed, strict=True):
+            assert all(len(head) + fed.shape[1] <= 27 for heads in held for head in heads)
+        assert passes.after[-1] == [[12, 12]] * 3
+        nbytes.append(output.past_key_values.nbytes)
+    assert len(passes.fed) == 16
+    assert nbytes[0] == nbytes[1]
+
+
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_a_further_turn_is_evicted_from_with_all_before(
     model: PreTrainedModel, prompt: Prompt, generate: Any, allocator: str | None
