@@ -24,6 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from kvp.errors import ModelError
+from kvp.ops.ragged_attention.reference import capped
 from kvp.scoring import ALL_QUERIES
 
 ATTENTION = "kvp"
@@ -256,8 +257,7 @@ def _eager_block(
     """`eager_attention` of tensors that all have Q heads."""
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     logits = query @ keys.transpose(2, 3) * scaling
-    if softcap is not None:
-        logits = torch.tanh(logits / softcap) * softcap
+    logits = capped(logits, softcap)
     if visible is not None:
         if visible.dtype != torch.bool:
             logits, visible = logits + visible, visible > -torch.inf

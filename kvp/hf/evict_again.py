@@ -57,10 +57,9 @@ def evict_again(
     """Shrink `cache` in place to `budgets`, tokens per KV head of each batch entry.
 
     `prompts` are the tokens of each entry's prompt (`View.prompt`). Queries are those that
-    `cache.recorder` holds, of the latest tokens. Raises UsageError as `check_repeatable` and
-    `kvp.selection.Selection.tokens`.
+    `cache.recorder` holds, of the latest tokens. `rule` has passed `check_repeatable`. Raises
+    UsageError as `kvp.selection.Selection.tokens`.
     """
-    check_repeatable(rule)
     queries = () if cache.recorder is None else cache.recorder.queries
     stored = [(index, *layer.slots[:2], layer.positions) for index, layer in cache.stored.items()]
     kept = []
