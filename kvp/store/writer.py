@@ -82,8 +82,10 @@ class TraceWriter:
         return cls._begun(folder, plan, manifest, output_gram)
 
     @classmethod
-    def resume(cls, path: str | Path, manifest: Mapping[str, Any]) -> TraceWriter:
-        """Continue an interrupted store.
+    def resume(
+        cls, path: str | Path, manifest: Mapping[str, Any], *, shared: bool = False
+    ) -> TraceWriter:
+        """Continue an interrupted store, with `shared` beside other workers of the same job.
 
         Deletes what a killed writer left half-written (`*.partial`).
 
@@ -92,7 +94,11 @@ class TraceWriter:
                 names the settings that differ.
         """
         load_metadata(Path(path))
-        return cls._resumed(OutputFolder.claim(Path(path), STORE, _identity(manifest)))
+        writer = cls._resumed(
+            OutputFolder.claim(Path(path), STORE, _identity(manifest), shared=shared)
+        )
+        writer._folder.end_turn()
+        return writer
 
     @classmethod
     def create_or_resume(
