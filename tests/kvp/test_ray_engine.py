@@ -1,4 +1,4 @@
-"""What of `--engine ray` needs no Ray: flags, the pool, and the line that says how to install it."""
+"""What of `--engine ray` needs no Ray: flags, the pool, and how to install it."""
 
 from __future__ import annotations
 

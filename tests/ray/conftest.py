@@ -49,25 +49,29 @@ class Cluster:
 
     def workers(self) -> list[int]:
         """Processes of the actors that are alive."""
-        found = []
-        for process in Path("/proc").iterdir():
-            if not process.name.isdecimal():
-                continue
-            try:
-                name = (process / "cmdline").read_bytes()
-                raylet = _parent(process)
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if name.startswith(b"ray::MapWorker") and _parent(raylet) == Path(
-                f"/proc/{self.holder}"
-            ):
-                found.append(int(process.name))
-        return found
+        raylets = [child for child in _children(self.holder) if b"raylet/raylet" in _command(child)]
+        return [
+            worker for raylet in raylets for worker in _children(raylet)
+            if _command(worker).startswith(b"ray::MapWorker")
+        ]  # fmt: skip
 
 
-def _parent(process: Path) -> Path:
-    """The process that started another."""
-    return Path("/proc") / (process / "stat").read_text().rpartition(")")[2].split()[1]
+def _children(process: int) -> list[int]:
+    """Processes that another one started."""
+    threads = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(child) for thread in threads for child in _read(thread).split()]
+
+
+def _command(process: int) -> bytes:
+    return _read(Path(f"/proc/{process}/cmdline"))
+
+
+def _read(file: Path) -> bytes:
+    """A file of a process that may have ended."""
+    try:
+        return file.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 @pytest.fixture(scope="session")

@@ -107,7 +107,7 @@ def _kill_one(
             with suppress(ProcessLookupError):
                 os.kill(draw.choice(actors), signal.SIGKILL)
                 return _committed(store)
-        time.sleep(0.005)
+        time.sleep(0.02)
     return None
 
 
