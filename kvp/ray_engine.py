@@ -34,7 +34,7 @@ DEATHS = 3
 OBJECT_STORE_BYTES = 100_000_000
 """Memory of Ray's own store where kvp starts Ray: it holds numbers and errors."""
 _DIED = "--engine ray: a worker died"
-_WHY = "out of memory? Ray's logs are in /tmp/ray/session_latest/logs of its machine"
+_WHY = "Ray's logs are in /tmp/ray/session_latest/logs of its machine"
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
@@ -104,12 +104,15 @@ def do_pieces(
             )
             .iter_rows()
         )
-        for row in rows:
-            if row["error"]:
-                raise pickle.loads(row["error"])
-            if row["deaths"]:
-                say(f"note: a worker died at piece {row['piece']}, which was done again")
-            finished(row["piece"])
+        try:
+            for row in rows:
+                if row["error"]:
+                    raise pickle.loads(row["error"])
+                if row["deaths"]:
+                    say(f"note: a worker died at piece {row['piece']}, which was done again")
+                finished(row["piece"])
+        except ray.exceptions.RayError as problem:  # machines or Ray itself, no worker's error
+            raise UsageError(f"--engine ray: {_first_line(problem)}; {_WHY}") from None
 
 
 class _Tally:
@@ -148,7 +151,9 @@ class _Actor:
         self._error = b""
         try:
             if not _asked(tally.start.remote()):
-                raise UsageError(f"{_DIED} before it had done a piece of the work ({_WHY})")
+                raise UsageError(
+                    f"{_DIED} before it had done a piece of the work (out of memory?); {_WHY}"
+                )
             sys.argv = command  # manifests record it
             os.chdir(folder)
             prefer_own_packages()
@@ -164,7 +169,9 @@ class _Actor:
             try:
                 deaths = _asked(self._tally.begin.remote(piece))
                 if deaths > DEATHS:
-                    raise UsageError(f"{_DIED} at piece {piece}, {deaths} times ({_WHY})")
+                    raise UsageError(
+                        f"{_DIED} at piece {piece}, {deaths} times (out of memory?); {_WHY}"
+                    )
                 self._work([piece])
                 _asked(self._tally.finish.remote())
             except Exception as problem:

@@ -115,21 +115,6 @@ def _committed(store: Path) -> int:
     return len(list((store / "sequences").glob("*.json")))
 
 
-def test_an_actor_that_dies_again_and_again_ends_in_one_line(
-    cluster: Any, end: End, tmp_path: Path
-) -> None:
-    store = tmp_path / "store"
-    program = cluster.start("trace_collect.cli", *FLAGS, "--out", store)
-    while program.poll() is None:
-        for actor in cluster.workers():
-            with suppress(ProcessLookupError):
-                os.kill(actor, signal.SIGKILL)
-        time.sleep(0.01)
-    code, _, errors = end(program)
-    assert code == 2
-    assert "kvp-collect: error: --engine ray: " in errors.splitlines()[-1]
-
-
 def test_ctrl_c_ends_in_one_line_and_the_command_continues(
     cluster: Any, end: End, whole: TraceReader, tmp_path: Path
 ) -> None:
