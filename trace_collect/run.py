@@ -83,6 +83,7 @@ def _collect(parts: Collection, model_config: PreTrainedConfig, console: Console
         store=config.store,
         grid=config.grid_points,
         grid_dtype=config.grid_dtype,
+        grid_labels=config.trained_labels,
         labels=config.label_list,
     )
     manifest = run_manifest(
