@@ -22,7 +22,9 @@ from kvp.scoring import Reconstruction
 from kvp.store import GRIDS, STORED_LABELS, Trace, TraceReader
 from trace_collect.config import STORED_LABELS as CONFIG_LABELS
 from trace_collect.config import CollectConfig
+from trace_collect.grid_config import GRID_LABELS
 from trace_collect.jobs import request_of
+from train.recipe import FOURIER
 
 Collect = Callable[..., int]
 
@@ -271,6 +273,8 @@ def test_unknown_labels_are_refused(
     assert run("--labels=kvzip,snap") == 2
     assert "--labels: no label 'snap'; use kvzip, kvzip_plus" in refused(capsys)
     assert CONFIG_LABELS == STORED_LABELS
+    assert tuple(GRIDS) == GRID_LABELS
+    assert CollectConfig(out="s").grid_label_list == (FOURIER.label,)
 
 
 def test_rows_with_other_columns_choices_and_lists_of_questions(
