@@ -177,8 +177,8 @@ def test_labels_that_a_grid_does_not_hold_everywhere_are_refused(
 
     for label in ("future_attention", "max_future_attention"):
         line = refusal(half, label)
-        assert f"--label {label}: --traces {half} keeps importance in place of queries" in line
-        assert "at all points of its grid max_reply_attention alone; use --label max_reply" in line
+        assert f"--label {label}: --traces {half} keeps no queries, and of labels" in line
+        assert "only max_reply_attention at every point of its grid; use --label max_reply_" in line
         assert f"or collect with kvp-collect --store importance --grid_labels {label}" in line
     assert "holds no such label" in refusal(half, "kvzip")
     bare = make_store(queries=False)
@@ -192,7 +192,10 @@ def test_stores_of_version_2_train_on_sums_and_say_what_they_lack(
         assert main(["--traces", str(OLD), "--out", str(tmp_path / "p"), *flags]) == 2
         return capsys.readouterr().err.splitlines()[-1]
 
-    assert "its grid future_attention alone; use --label future_attention" in refusal()
+    assert (
+        "only future_attention at every point of its grid; use --label future_attention"
+        in refusal()
+    )
     line = refusal("--label=future_attention", "--calibration=reply_contribution")
     assert "--calibration reply_contribution: " in line
     assert "holds no max_reply_attention, as it was written in format version 2" in line

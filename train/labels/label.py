@@ -95,7 +95,7 @@ class Label:
         held = ", ".join(plan.labels_everywhere)
         other = "qkv" if self.in_grid is None else f"importance --grid_labels {self.in_grid}"
         return (
-            f"keeps importance in place of queries, at all points of its grid {held} alone; use "
+            f"keeps no queries, and of labels only {held} at every point of its grid; use "
             f"--label {plan.labels_everywhere[0]}, or collect with kvp-collect --store {other}"
         )
 
