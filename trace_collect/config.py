@@ -38,9 +38,9 @@ class CollectConfig(
     test: int = 0
     """Sequences of the test split."""
     store: Literal["qkv", "kv", "importance"] = "qkv"
-    """What to keep: queries, keys and values (qkv, for everything); `importance`, in place of queries
-    the label of --grid_labels, exact at the compression points of a grid, for training alone and a
-    fraction of the bytes; or keys and values (kv)."""
+    """What to keep: queries, keys and values (qkv, for everything); `importance`, for training
+    alone and a fraction of the bytes: in place of queries the label of --grid_labels, exact at the
+    compression points of a grid; or keys and values (kv)."""
     labels: str = ""
     """What else to store for every prompt token, for `kvp-train --label`, comma separated: kvzip,
     kvzip_plus (each an extra pass over the prompt)."""
