@@ -48,5 +48,6 @@ class Collection:
             max_new_tokens=self.config.max_new_tokens,
             queries=self.config.store == "qkv",
             grid=self.config.grid_points,
+            grid_labels=self.config.trained_labels,
             labels=self.config.label_list,
         )

@@ -102,6 +102,7 @@ def _open(parts: Collection) -> TraceWriter:
         store=config.store,
         grid=config.grid_points,
         grid_dtype=config.grid_dtype,
+        grid_labels=config.trained_labels,
         labels=config.label_list,
     )
     manifest = run_manifest(

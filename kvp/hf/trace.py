@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -21,10 +21,9 @@ from kvp.hf import Observation, observe
 from kvp.hf.generation import end_tokens
 from kvp.hf.limits import context_limit
 from kvp.hf.scorer_inputs import ScorerInputs
-from kvp.ops.future_attention import grid_attention
 from kvp.scoring import Reconstruction
 from kvp.store import SequenceRecord, Trace
-from kvp.store.importance_grid import edges_of, maximum_grid
+from kvp.store.importance_grid import edges_of, label_grids
 
 LABEL_PASSES = {"kvzip": Reconstruction(), "kvzip_plus": Reconstruction(weighted=True)}
 """Labels that are the attention a token receives while the model repeats its prompt."""
@@ -50,6 +49,7 @@ def collect(
     max_new_tokens: int,
     queries: bool = True,
     grid: int = 0,
+    grid_labels: Sequence[str] = (),
     labels: Sequence[str] = (),
 ) -> Trace:
     """The trace of a sample: prompt and continuation in one forward pass without a cache before it.
@@ -57,8 +57,8 @@ def collect(
     The continuation is the model's greedy answer or the reference, up to `max_new_tokens` or the
     sample's own number, without its end token (which a model never reads while it answers). Tensors
     are on the CPU in the model's dtype; `index` is the sequence's index in the store. A grid of
-    `grid` compression points is computed where the model is (`kvp.store.importance_grid`); `labels`
-    are names of `LABEL_PASSES`.
+    `grid` compression points, with `grid_labels` at all of them, is computed where the model is
+    (`kvp.store.importance_grid`); `labels` are names of `LABEL_PASSES`.
 
     Raises UsageError when the reference is requested and the sample has none.
     """
@@ -78,8 +78,7 @@ def collect(
     record = _record(sample, encoded, reply, index, grid)
     return Trace(
         record=record,
-        importance=_grid(grid_attention, seen, record.edges) if grid else None,
-        maximum=_grid(maximum_grid, seen, (*record.maximum_edges, record.length)) if grid else None,
+        grids=_grids(seen, record, grid_labels) if grid else {},
         queries=_stacked(seen.queries, groups_of=keys.shape[1]) if queries else None,
         keys=keys,
         values=_stacked(seen.values),
@@ -151,24 +150,21 @@ def _stacked(layers: tuple[Tensor, ...], groups_of: int | None = None) -> Tensor
     return torch.stack([layer[0].cpu() for layer in layers])
 
 
-def _grid(
-    attention: Callable[[Tensor, Tensor, Sequence[int]], Tensor],
-    seen: Observation,
-    edges: Sequence[int],
-) -> Tensor:
-    """A grid for all layers, [L, H, edges, T], each layer computed where the model is."""
+def _grids(seen: Observation, record: SequenceRecord, labels: Sequence[str]) -> dict[str, Tensor]:
+    """Label -> grid of all layers, [L, H, intervals, T], each layer computed where the model is."""
     layers = []
     for queries, keys in zip(seen.queries, seen.keys, strict=True):
         grouped = queries.reshape(*keys.shape[:2], -1, *keys.shape[2:])  # [1, H, G, T, D]
-        layers.append(attention(grouped, keys, edges))
-    return _stacked(tuple(layers))
+        grids = label_grids(grouped, keys, record, labels)
+        layers.append({label: grid.cpu() for label, grid in grids.items()})
+    return {label: _stacked(tuple(layer[label] for layer in layers)) for label in layers[0]}
 
 
 def _record(
     sample: Sample, encoded: Encoded, reply: tuple[int, ...], index: int, grid: int
 ) -> SequenceRecord:
     start = encoded.prompt_length
-    edges, maximum_edges = (
+    edges, common_edges = (
         edges_of(start + len(reply), encoded.context_length, start, grid) if grid else ((), ())
     )
     spans = encoded.reply_spans + (((start, start + len(reply)),) if reply else ())
@@ -186,5 +182,5 @@ def _record(
         max_new_tokens=sample.max_new_tokens,
         metric=sample.metric,
         edges=edges,
-        maximum_edges=maximum_edges,
+        common_edges=common_edges,
     )

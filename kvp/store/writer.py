@@ -27,7 +27,7 @@ from kvp.manifest import differences
 from kvp.ranks import Rank
 from kvp.store.importance_grid import encode, root_scale
 from kvp.store.paths import record_path, shard_path
-from kvp.store.schema import DTYPES, GRIDS, SequenceRecord, Trace, label_array
+from kvp.store.schema import DTYPES, GRID_ARRAYS, GRIDS, SequenceRecord, Trace, label_array
 from kvp.store.sequence_records import (
     commit_record,
     committed,
@@ -132,7 +132,7 @@ class TraceWriter:
         if different := differences(writer.plan.to_dict(), plan.to_dict()):
             writer.close()
             raise StoreError(
-                f"{path} was planned differently ({'; '.join(different[:3])}); choose another --out"
+                f"{path} was planned differently ({'; '.join(different[:4])}); choose another --out"
             )
         return writer
 
@@ -246,13 +246,13 @@ class TraceWriter:
             )
         labels = {label_array(name): trace.labels[name] for name in plan.labels}
         given = {"q": trace.queries, "k": trace.keys, "v": trace.values}
-        given |= {"importance": trace.importance, "peak": trace.maximum, **labels}
+        given |= {**{GRIDS[label]: grid for label, grid in trace.grids.items()}, **labels}
         tensors = {array: tensor for array, tensor in given.items() if tensor is not None}
         if set(tensors) != set(plan.arrays):
             raise ValueError(f"a trace carries what its store keeps: {plan.arrays}")
         for array, tensor in tensors.items():
             shape = list(plan.shape(array, record))
-            dtype = "float32" if array in GRIDS else plan.dtype_of(array)
+            dtype = "float32" if array in GRID_ARRAYS else plan.dtype_of(array)
             if list(tensor.shape) != shape or tensor.dtype != DTYPES[dtype][0]:
                 raise ValueError(
                     f"{array} of sequence {record.index} is {tensor.dtype} {list(tensor.shape)}, "
@@ -270,7 +270,7 @@ def _padded(tensor: Tensor, plan: StorePlan, array: str) -> np.ndarray[Any, Any]
     """
     dtype, numpy_dtype = DTYPES[plan.dtype_of(array)]
     bits = tensor.detach()
-    if array in GRIDS:
+    if array in GRID_ARRAYS:
         bits = encode(bits, dtype, root_scale(plan.max_tokens))
     bits = bits.cpu()
     if dtype == torch.bfloat16:

@@ -60,8 +60,11 @@ def test_killed_and_repeated_equals_undisturbed(
     assert killed.manifest["identity"] == whole.manifest["identity"]
     for record in whole.records():
         one, other = whole.trace(record.index), killed.trace(record.index)
-        for name in ("queries", "importance", "maximum", "keys", "values"):
-            ours, theirs = getattr(one, name), getattr(other, name)
-            assert (ours is None) == (theirs is None)
-            assert ours is None or torch.equal(ours, theirs)
+        assert one.grids.keys() == other.grids.keys()
+        assert bool(one.grids) == (kind == "importance")
+        pairs = [(one.keys, other.keys), (one.values, other.values)]
+        pairs += [(one.grids[label], other.grids[label]) for label in one.grids]
+        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+        if one.queries is not None and other.queries is not None:
+            assert torch.equal(one.queries, other.queries)
         assert (one.queries is None) == (kind == "importance")

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
+from kvp.errors import StoreError
 from kvp.ranking import Protection
+from kvp.store import TraceReader
 from policies.calibration import Calibration
 from policies.ranker import HeadRankers
 from train.data.compression_points import CompressionPoint
@@ -53,6 +55,16 @@ FLOOR = 1e-9
 """Smallest expectation whose logarithm is taken."""
 MINIMUM_SLOPE = 1e-3
 """Smallest slope of the map; keeps the order of a head's tokens where their targets are equal."""
+
+
+def check_target(reader: TraceReader, target: str) -> None:
+    """Raise StoreError where a store's importance grid does not hold the label of a target."""
+    label, _ = TARGET_IMPORTANCE[target]
+    if reader.plan.store == "importance" and label not in reader.plan.grid_points:
+        raise StoreError(
+            f"--calibration {target}: --traces {reader.path} holds no {label}, as it was written "
+            "in format version 2; use --calibration contribution, or collect anew"
+        )
 
 
 def calibrate(

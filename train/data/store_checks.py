@@ -13,7 +13,7 @@ from train.recipe import Recipe
 
 
 def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) -> None:
-    """Raise StoreError unless a store is complete and holds what the recipe's label needs."""
+    """Raise StoreError unless a store is complete and holds what rankers and their labels need."""
     planned, committed = reader.plan.sequences, len(reader.records())
     if committed < planned and not allow_incomplete:
         raise StoreError(
@@ -30,10 +30,14 @@ def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) 
             f"--inputs {recipe.inputs}: --traces {reader.path} was collected without queries; "
             "leave recent out, or collect with kvp-collect --store qkv"
         )
-    if missing := label_of(recipe.label).missing(reader.plan):
-        raise StoreError(f"--label {recipe.label}: --traces {reader.path} {missing}")
     if "model" not in reader.manifest:
         raise StoreError(f"--traces {reader.path}: its manifest does not name the model")
+
+
+def check_label(reader: TraceReader, label: str) -> None:
+    """Raise StoreError unless a store holds a label wherever training may compress."""
+    if missing := label_of(label).missing(reader.plan):
+        raise StoreError(f"--label {label}: --traces {reader.path} {missing}")
 
 
 def usable(reader: TraceReader, split: str, recipe: Recipe) -> list[SequenceRecord]:

@@ -12,9 +12,10 @@ import torch
 from kvp.errors import UsageError
 from kvp.manifest import digest_json
 from kvp.store import SequenceRecord, TraceReader
+from train.calibration.fit import check_target
 from train.config import TrainConfig
 from train.data.compression_points import Rolling
-from train.data.store_checks import check_store, usable
+from train.data.store_checks import check_label, check_store, usable
 from train.data.traces import Traces
 from train.head_range import heads_within, parse_heads
 from train.recipe import Recipe
@@ -94,6 +95,9 @@ def _open_store(config: TrainConfig, recipe: Recipe) -> StoreTrainingData:
         heads = heads_within(parse_heads(config.heads), reader.geometry)
         reader = TraceReader(Path(config.traces), heads=slice(heads.start, heads.stop))
     check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
+    check_label(reader, recipe.label)
+    if config.calibration != "none":
+        check_target(reader, config.calibration)
     training = _first(usable(reader, "train", recipe), recipe.sequences)
     return StoreTrainingData(
         traces=reader, training=training, validation=usable(reader, "validation", recipe)

@@ -32,6 +32,11 @@ def grid_attention(queries: Tensor, keys: Tensor, edges: Sequence[int]) -> Tenso
     return _interval_attention(queries, keys, edges, edges[-1] if len(edges) else 0)
 
 
+def max_grid_attention(queries: Tensor, keys: Tensor, edges: Sequence[int]) -> Tensor:
+    """[..., E, edges[-1]] float32; `reference.max_grid_attention` is the definition."""
+    return _interval_attention(queries, keys, edges, edges[-1] if len(edges) else 0, "max")
+
+
 def _interval_attention(
     queries: Tensor,
     keys: Tensor,

@@ -86,3 +86,21 @@ def grid_attention(queries: Tensor, keys: Tensor, edges: Sequence[int], block: i
         for attention in attention_blocks(queries, keys, start, stop, block):
             grid[..., interval, : attention.shape[-1]] += attention.amax(dim=-3).sum(dim=-2)
     return grid
+
+
+@torch.no_grad()
+def max_grid_attention(
+    queries: Tensor, keys: Tensor, edges: Sequence[int], block: int = 256
+) -> Tensor:
+    """The largest attention paid by any query of each interval: `grid_attention` without its sum.
+
+    `max_future_attention` of prefix_length = edges[a] and stop = edges[b] is the largest of
+    [..., a:b, :edges[a]] over the intervals. Arguments, shapes and errors as `grid_attention`.
+    """
+    check_queries(queries, keys, edges, block)
+    grid = keys.new_zeros(*keys.shape[:-2], len(edges) - 1, edges[-1], dtype=torch.float32)
+    for interval, (start, stop) in enumerate(pairwise(edges)):
+        for attention in attention_blocks(queries, keys, start, stop, block):
+            part = grid[..., interval, : attention.shape[-1]]
+            torch.maximum(part, attention.amax(dim=-3).amax(dim=-2), out=part)
+    return grid
