@@ -52,6 +52,8 @@ class LearnedScorer:
     """Model, training manifest and held-out metrics, as in `policy.json`."""
     source: PolicySource | None = None
     """Where it was loaded from; None for one that was made in memory."""
+    fused: bool | None = None
+    """Whether one kernel scores a layer, or PyTorch; None: the kernel wherever it can."""
 
     @property
     def name(self) -> str:
@@ -82,8 +84,8 @@ class LearnedScorer:
         self.rankers.to(view.keys.device)
         first = layers.index(view.layer) * self.geometry.kv_heads + of_layer.start
         of_policy = slice(first, first + heads)
-        by_kernel = has_kernel(self.rankers, view.keys.device)
-        scores = (self._by_kernel if by_kernel else self._in_blocks)(view, of_policy)
+        fused = has_kernel(self.rankers, view.keys.device) if self.fused is None else self.fused
+        scores = (self._by_kernel if fused else self._in_blocks)(view, of_policy)
         if self.calibration is not None:
             scores = self.calibration.apply(scores, of_policy)
         scores = scores.view(heads, batch, tokens).transpose(0, 1)

@@ -114,11 +114,8 @@ class Sizes:
     @staticmethod
     def of(spec: RankerSpec, dtype: torch.dtype, block: int | None, chunk: int | None) -> Sizes:
         """Of rankers with weights of `dtype`; `block` and `chunk` as for `score_by_kernel`."""
-        hidden = padded(spec.hidden)
-        if block is None:
-            block = 64
         if chunk is None:
-            chunk = 64
+            chunk = 32 if dtype == torch.float32 else 64
         return Sizes(
             width=spec.head_dim,
             hidden=spec.hidden,
@@ -131,9 +128,9 @@ class Sizes:
             incoming=sum(map(spec.width_of, spec.projected)),
             position="position" in spec.inputs,
             distance="distance" in spec.inputs,
-            block=block,
+            block=block or 64,
             chunk=chunk,
-            warps=8 if hidden > 128 else 4,
+            warps=8 if padded(spec.hidden) >= 128 else 4,
         )
 
     step = property(lambda self: min(self.chunk, padded(self.width)))

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import policies.learned
 from kvp.geometry import Geometry
 from kvp.scoring import View
 from policies.calibration import Calibration
@@ -231,9 +230,7 @@ def _policy(spec: RankerSpec) -> LearnedScorer:
 
 
 @pytest.mark.parametrize("name", ["recent", "turned"])
-def test_a_policy_scores_the_same_by_kernel(
-    make_view: MakeView, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_policy_scores_the_same_by_kernel(make_view: MakeView, name: str) -> None:
     """Batches, a token fed again, one head, heads that hold different tokens, calibration."""
     policy = _policy(SPECS[name])
     whole = make_view(tokens=25, width=32)
@@ -246,10 +243,7 @@ def test_a_policy_scores_the_same_by_kernel(
     for view in views:
         fields = {n: getattr(view, n) for n in ("keys", "values", "positions", "queries")}
         view = replace(view, **{n: tensor.to(DEVICE) for n, tensor in fields.items()})
-        scores = []
-        for chosen in (False, True):
-            monkeypatch.setattr(policies.learned, "has_kernel", lambda *_, chosen=chosen: chosen)
-            scores.append(policy.score(view))
+        scores = [replace(policy, fused=fused).score(view) for fused in (False, True)]
         assert scores[0].shape == view.keys.shape[:3]
         torch.testing.assert_close(scores[1], scores[0], rtol=1e-5, atol=2e-5)
 
