@@ -13,7 +13,7 @@ multiplication and addition, of the prefill with causal attention. `bytes` is th
 
 Forms of the network: `loop` and `stacked` (`policies.network`), `compiled`, which is `stacked`
 through `torch.compile` (a C++ compiler on a CPU; `first_seconds` of wall time are the first call's,
-compiling included), and `fused`, the kernel of `policies.network_kernel` (CUDA only; its products
+compiling included), and `fused`, the kernel of `policies.fused_scoring` (CUDA only; its products
 are those of `stacked`, and not counted).
 """
 

@@ -5,7 +5,7 @@ a calibrated policy the logarithm of the importance of such tokens (`policies.ca
 The weights are the averaged (EMA) ones, which is what training exports. Cost per layer: H small
 networks over N tokens, about 0.5 MFLOP per token and head at hidden 256 (next to a prefill:
 docs/results/speed.md), in bfloat16 where the policy's weights are; on NVIDIA devices in one kernel
-where triton is installed (`policies.network_kernel`). No query and no attention is
+where triton is installed (`policies.fused_scoring`). No query and no attention is
 read, unless the policy was trained with the input `recent`: the last 32 queries then.
 Differences to the released code: none in scoring; protection of sinks and recents is `kvp.ranking`.
 Files are `policies.policy_files`.
@@ -94,7 +94,7 @@ class LearnedScorer:
     def _by_kernel(self, view: View, of_policy: slice) -> Tensor:
         """Scores [H, B * N] of the tokens that are not fed again, in one pass over the cache."""
         # Imported here because triton is an extra, and nobody without a GPU should wait for it.
-        from policies.network_kernel import score_by_kernel
+        from policies.fused_scoring import score_by_kernel
 
         batch, heads, seen, _ = view.keys.shape
         tokens = seen - view.fed_again
@@ -106,7 +106,7 @@ class LearnedScorer:
             view.values[:, :, :tokens],
             view.positions[..., :tokens],
             view.positions[..., -1] + 1 - view.fed_again,
-            None if recent is None else recent.unflatten(1, (batch, tokens)).transpose(0, 1),
+            None if recent is None else torch.unflatten(recent, 1, (batch, tokens)).transpose(0, 1),
             gaps=view.positions.ndim == 3,
         )
         return scores.transpose(0, 1).reshape(heads, batch * tokens)
@@ -160,14 +160,18 @@ class LearnedScorer:
 
 
 def has_kernel(rankers: HeadRankers, device: torch.device) -> bool:
-    """Whether `policies.network_kernel` scores these rankers on this device.
+    """Whether `policies.fused_scoring` scores these rankers on this device.
 
     It takes an NVIDIA GPU of compute capability 8.0 (A100) or later, triton, and rankers that
-    `policies.network_kernel.unsupported` has nothing against.
+    `policies.fused_scoring.unsupported` has nothing against. float32 rankers wider than 64 are
+    left to PyTorch: their activations fill a GPU's registers (docs/results/speed.md).
     """
     if device.type != "cuda" or torch.version.hip is not None or find_spec("triton") is None:
         return False
-    from policies.network_kernel import unsupported
+    from policies.fused_scoring import unsupported
 
-    modern = torch.cuda.get_device_capability(device) >= (8, 0)
-    return modern and unsupported(rankers.spec, rankers.weights(slice(None))) is None
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    if rankers.dtype == torch.float32 and rankers.spec.hidden > 64:
+        return False
+    return unsupported(rankers.spec, rankers.weights(slice(None))) is None

@@ -24,7 +24,7 @@ from policies.recent_features import RECENT_FEATURES
 
 pytest.importorskip("triton", reason="triton, the extra `gpu`, is not installed")
 
-from policies.network_kernel import score_by_kernel, unsupported
+from policies.fused_scoring import score_by_kernel, unsupported
 
 MakeView = Callable[..., View]
 ON_GPU = torch.cuda.is_available()
@@ -289,7 +289,7 @@ COMPILE = """
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
-from policies import network_kernel
+from policies import fused_scoring
 from policies.ranker import HeadRankers, RankerSpec
 from policies.recent_features import RECENT_FEATURES
 
@@ -302,8 +302,8 @@ class Compiler:
     def __getitem__(self, grid):
         return lambda *given, **named: made.append(kernel.warmup(*given, grid=grid, **named))
 
-kernel, made = network_kernel._score_block, []
-network_kernel._score_block = Compiler()
+kernel, made = fused_scoring.score_block, []
+fused_scoring.score_block = Compiler()
 driver.set_active(Device())
 everything = ("key", "value", "position", "distance", "recent")
 turned = RankerSpec(
@@ -316,7 +316,7 @@ for capability, spec, dtype in ((90, turned, torch.bfloat16), (80, paper, torch.
     weights = HeadRankers(spec, 2).with_dtype(dtype).weights(slice(None))
     recent = torch.randn(2, 2, 37, len(RECENT_FEATURES)) if spec.reads_queries else None
     length = torch.tensor([37, 37])
-    network_kernel.score_by_kernel(
+    fused_scoring.score_by_kernel(
         spec, weights, keys, keys.mT.contiguous().mT, positions, length, recent, chunk=16
     )
     assert made[-1].asm["cubin"]
