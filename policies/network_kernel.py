@@ -112,7 +112,41 @@ def score_block(
     head = tl.program_id(1).to(tl.int64)
     place = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + head
     inside = token < tokens
-    total = tl.full([s.block, s.padded_hidden], 0.0, tl.float32)  # the first block's products
+    row = place * tokens + token
+    total = _first_products(inputs, network, token, row, inside, reference_length, log_reference, s)
+    active = _activated(total, network.first, s)
+    if network.second is not None:
+        total = tl.full([s.block, s.padded_hidden], 0.0, tl.float32)
+        weight = network.second.weight + head * s.hidden * s.hidden
+        total = _add_product(
+            total, active, weight, 0, s.padded_hidden, s.hidden, s.hidden, s.padded_hidden, s
+        )
+        active = _activated(total, network.second, s)
+    weight = _vector(network.score.weight, s.hidden, s.padded_hidden)
+    score = tl.sum(active * weight[None, :], 1) + tl.load(network.score.bias + head).to(tl.float32)
+    tl.store(scores + row, score, mask=inside)
+    if network.neighbours is not None:
+        weight = network.neighbours.weight + head * s.hidden * s.taps
+        extra = tl.full([s.block, s.padded_taps], 0.0, tl.float32)
+        extra = _add_product(
+            extra, active, weight, 0, s.padded_hidden, s.hidden, s.taps, s.padded_taps, s
+        )
+        tap = tl.arange(0, s.padded_taps)
+        tl.store(
+            added + (place * s.taps + tap[None, :]) * tokens + token[:, None],
+            extra,
+            mask=inside[:, None] & (tap < s.taps)[None, :],
+        )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _first_products(
+    inputs: Tokens, network: Network, token: tl.tensor, place: tl.tensor, inside: tl.tensor,
+    reference_length: tl.tensor, log_reference: tl.tensor, s: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    # All inputs, projected and normalised, @ the first block's weight: float32.
+    head = tl.program_id(1).to(tl.int64)
+    total = tl.full([s.block, s.padded_hidden], 0.0, tl.float32)
     weight = network.first.weight + head * s.incoming * s.hidden
     if network.key is not None:
         rows = _projected_vectors(inputs, network.key, token, inside, True, s)
@@ -144,7 +178,7 @@ def score_block(
         )
         weight += s.position_width * s.hidden
     if network.recent is not None:
-        rows = _projected_recent(inputs, network.recent, place * tokens + token, inside, s)
+        rows = _projected_recent(inputs, network.recent, place, inside, s)
         rows = _normed(rows, network.recent, s.position_width, s.padded_position)
         total = _add_product(
             total,
@@ -157,29 +191,7 @@ def score_block(
             s.padded_hidden,
             s,
         )
-    active = _activated(total, network.first, s)
-    if network.second is not None:
-        total = tl.full([s.block, s.padded_hidden], 0.0, tl.float32)
-        weight = network.second.weight + head * s.hidden * s.hidden
-        total = _add_product(
-            total, active, weight, 0, s.padded_hidden, s.hidden, s.hidden, s.padded_hidden, s
-        )
-        active = _activated(total, network.second, s)
-    weight = _vector(network.score.weight, s.hidden, s.padded_hidden)
-    score = tl.sum(active * weight[None, :], 1) + tl.load(network.score.bias + head).to(tl.float32)
-    tl.store(scores + place * tokens + token, score, mask=inside)
-    if network.neighbours is not None:
-        weight = network.neighbours.weight + head * s.hidden * s.taps
-        extra = tl.full([s.block, s.padded_taps], 0.0, tl.float32)
-        extra = _add_product(
-            extra, active, weight, 0, s.padded_hidden, s.hidden, s.taps, s.padded_taps, s
-        )
-        tap = tl.arange(0, s.padded_taps)
-        tl.store(
-            added + (place * s.taps + tap[None, :]) * tokens + token[:, None],
-            extra,
-            mask=inside[:, None] & (tap < s.taps)[None, :],
-        )
+    return total
 
 
 @triton.jit  # type: ignore[untyped-decorator]

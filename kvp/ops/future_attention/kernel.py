@@ -54,7 +54,6 @@ def interval_attention(
         return result.reshape(*keys.shape[:-2], intervals, tokens)
     largest = keys.new_empty(heads, group, count, dtype=torch.float32)
     log_sum = torch.empty_like(largest)
-    weighted = weights is not None
     of_query = largest if weights is None else weights.to(largest).contiguous()
     # Softmax to the base 2: the factor that makes it one to the base e goes into the scale.
     scale = width**-0.5 * LOG2_E
@@ -70,23 +69,12 @@ def interval_attention(
         _query_statistics[(triton.cdiv(count, block), heads * group)](
             flat_queries, flat_keys, largest, log_sum, scale, length, edges[0], count, **sizes
         )
+        every_edge = torch.tensor(edges, dtype=torch.int32, device=keys.device)
         _interval_sums[(triton.cdiv(tokens, block), intervals, heads)](
-            flat_queries,
-            flat_keys,
-            largest,
-            log_sum,
-            torch.tensor(edges, dtype=torch.int32, device=keys.device),
-            of_query,
-            result,
-            scale,
-            length,
-            edges[0],
-            count,
-            tokens,
-            is_sum=reduction == "sum",
-            weighted=weighted,
+            flat_queries, flat_keys, largest, log_sum, every_edge, of_query, result, scale, length,
+            edges[0], count, tokens, is_sum=reduction == "sum", weighted=weights is not None,
             **sizes,
-        )
+        )  # fmt: skip
     return result.reshape(*keys.shape[:-2], intervals, tokens)
 
 
@@ -160,8 +148,7 @@ def _interval_sums(
     weighted: tl.constexpr,
 ) -> None:
     # One program: the keys key_start..key_start+block-1 of one KV head and one interval of queries.
-    key_start = tl.program_id(0) * block
-    interval = tl.program_id(1)
+    key_start, interval = tl.program_id(0) * block, tl.program_id(1)
     head = tl.program_id(2).to(tl.int64)
     token = key_start + tl.arange(0, block)
     column = tl.arange(0, padded_width)
@@ -198,5 +185,5 @@ def _interval_sums(
             paid += tl.sum(attention, 0)
         else:
             paid = tl.maximum(paid, tl.max(attention, 0))
-    result_offset = result + (head * tl.num_programs(1) + interval) * tokens + token
-    tl.store(result_offset, paid, mask=token < tokens)
+    row = head * tl.num_programs(1) + interval
+    tl.store(result + row * tokens + token, paid, mask=token < tokens)
