@@ -15,9 +15,10 @@ from kvp.store import StorePlan
 from kvp.store.replies import reply_windows
 from train.labels import LABELS
 
-FromQueries = Callable[[Tensor, Tensor, int, int], Tensor]
+FromQueries = Callable[..., Tensor]
 """(queries [L, H, G, T, D], keys [L, H, T, D], prefix_length N, stop) -> importance [L, H, N]
-float32, >= 0, of the first N tokens for the queries at N <= j < stop; both after RoPE."""
+float32, >= 0, of the first N tokens for the queries at N <= j < stop; both after RoPE. That of a
+`weighted` label takes a fifth argument: [T] float32, what each query counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,9 @@ class Label:
     reading: float = 1.0
     """Weight of queries that write none of the assistant's replies (`kvp.store.replies`); those
     that write them have 1."""
+    weighted: bool = False
+    """Whether `from_queries` takes weights of queries, so that replies need no pass of their
+    own."""
 
     def __post_init__(self) -> None:
         """Raise ValueError unless there is exactly one way to get the label."""
@@ -59,6 +63,11 @@ class Label:
 
         Raises UsageError where a user's own label fails or returns what is no importance.
         """
+        if self.weighted and self.reading < 1:
+            weights = torch.full(keys.shape[-2:-1], self.reading, device=keys.device)
+            for first, last in reply_windows(replies, prefix_length, stop):
+                weights[first:last] = 1.0
+            return self._computed(queries, keys, prefix_length, stop, weights)
         windows = [(self.reading, prefix_length, stop)] if self.reading else []
         if self.reading < 1:
             written = reply_windows(replies, prefix_length, stop)
@@ -69,11 +78,13 @@ class Label:
         ]  # each [L, H, N]
         return torch.stack(parts).sum(0) if self.summed else torch.stack(parts).amax(0)
 
-    def _computed(self, queries: Tensor, keys: Tensor, prefix_length: int, stop: int) -> Tensor:
+    def _computed(
+        self, queries: Tensor, keys: Tensor, prefix_length: int, stop: int, *weights: Tensor
+    ) -> Tensor:
         assert self.from_queries is not None, "stored labels come with the trace"
         what = f"label {getattr(self.from_queries, '__name__', self.from_queries)}"
         with own_errors(self.from_queries, what):
-            importance = self.from_queries(queries, keys, prefix_length, stop)
+            importance = self.from_queries(queries, keys, prefix_length, stop, *weights)
         if (shape := (*keys.shape[:2], prefix_length)) != tuple(importance.shape):
             raise UsageError(f"{what} returned {tuple(importance.shape)}, expected {shape}")
         if not _finite(importance) and _finite(queries) and _finite(keys):  # else: broken traces

@@ -10,5 +10,8 @@ from kvp.store.replies import READING
 from train.labels.label import Label
 
 MAX_REPLY_ATTENTION = Label(
-    from_queries=max_future_attention, in_grid="max_reply_attention", reading=READING
+    from_queries=max_future_attention,
+    in_grid="max_reply_attention",
+    reading=READING,
+    weighted=True,
 )

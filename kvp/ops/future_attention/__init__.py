@@ -3,7 +3,7 @@
 `reference.py` is the definition, `blocked.py` the same numbers on CPUs, `kernel.py` on CUDA devices
 where triton is installed; `dispatch.py` takes the one for the device. `future_attention` and
 `max_future_attention` serve one compression point, `grid_attention` and `max_grid_attention` a grid
-of them in one pass.
+of them in one pass. All take a weight per query, such as less for queries that write no reply.
 """
 
 from kvp.ops.future_attention.dispatch import (
