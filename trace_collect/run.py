@@ -9,12 +9,14 @@ import os
 import shlex
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.filesize import decimal
 from transformers import PreTrainedConfig
 
+from kvp.artifacts.pieces import PAUSE_SECONDS
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.identity import weights_digest
 from kvp.hf.loading import check_quantization, torch_device
@@ -25,6 +27,7 @@ from kvp.hf.trace import check_reach
 from kvp.manifest import run_manifest
 from kvp.progress import Progress, phase
 from kvp.store import StorePlan, TraceWriter
+from kvp.store.background import BackgroundWriter
 from kvp.store.sequence_records import committed
 from trace_collect.collection import Collection, planned
 from trace_collect.config import CollectConfig
@@ -32,6 +35,9 @@ from trace_collect.disk_space import check_disk
 from trace_collect.dry_run import dry_run
 from trace_collect.estimate import estimate
 from trace_collect.jobs import check_out, identity
+
+_SECONDS_BETWEEN_COUNTS = 0.5
+"""Between two looks at how many sequences there are, of whichever worker."""
 
 
 def run(config: CollectConfig) -> None:
@@ -101,7 +107,7 @@ def _collect(parts: Collection, model_config: PreTrainedConfig, console: Console
         if len(missing) < len(jobs):
             console.print(f"{out}: {len(jobs) - len(missing)} of {len(jobs)} sequences are there")
         if missing:
-            _write_all(parts, writer)
+            write_all(parts, writer)
     console.print(f"{out}: {len(jobs)} sequences, {decimal(_bytes_in(out))}")
     console.print(f"next: kvp-train --traces {shlex.quote(str(out))} --out POLICY_FOLDER")
 
@@ -115,15 +121,26 @@ def _bytes_in(folder: Path) -> int:
     return size
 
 
-def _write_all(parts: Collection, writer: TraceWriter) -> None:
-    """Write what is missing, or this worker's part of it."""
-    started, tokens, total = time.monotonic(), 0, len(parts.jobs)
+def write_all(parts: Collection, writer: TraceWriter) -> None:
+    """Write what is missing, or this worker's part of it, while the model goes on."""
+    total = len(parts.jobs)
     there = len(committed(writer.path))
-    with Progress("collecting", total, completed=there) as progress:
-        for index in writer.to_write(parts.config.worker):
-            trace = parts.trace(index)
-            writer.write(trace)
-            tokens += trace.record.length
-            note = f"{tokens / (time.monotonic() - started):.0f} tokens/s"
-            progress.update(len(committed(writer.path)), note=note)
+    with (
+        Progress("collecting", total, completed=there) as progress,
+        writer.to_write_together(parts.config.worker) as pieces,
+        BackgroundWriter(writer) as background,
+    ):
+        started, tokens, shown = time.monotonic(), 0, 0.0
+        for traced in parts.traces(pieces.take()):
+            if traced is None:  # other workers are at what is left, or it is being written
+                background.check()
+                time.sleep(PAUSE_SECONDS)
+            else:
+                background.write(traced.trace, partial(pieces.give_back, traced.record.index))
+                tokens += traced.record.length
+            if (now := time.monotonic()) - shown > _SECONDS_BETWEEN_COUNTS:
+                shown = now
+                note = f"{tokens / (now - started):.0f} tokens/s"
+                progress.update(len(committed(writer.path)), note=note)
+        background.finish()
         progress.update(total)

@@ -47,6 +47,11 @@ class BackgroundWriter:
         if self._error is not None:
             raise self._error
 
+    def finish(self) -> None:
+        """Wait until all sequences are written; raises as `write`."""
+        self._thread.shutdown()
+        self.check()
+
     def __enter__(self) -> BackgroundWriter:
         """Return itself."""
         return self
@@ -58,9 +63,9 @@ class BackgroundWriter:
         trace: TracebackType | None,
     ) -> None:
         """Wait for all sequences, after an error only for the one that is being written."""
-        self._thread.shutdown(cancel_futures=error is not None)
         if error is None:
-            self.check()
+            self.finish()
+        self._thread.shutdown(cancel_futures=True)
 
     def _write(self, make: Callable[[], Trace], done: Callable[[], None]) -> None:
         try:
