@@ -27,6 +27,7 @@ class Pieces:
     ) -> None:
         """Nothing is taken yet; arguments as of `pieces_to_do`."""
         self._folder = folder
+        self._rank = rank
         self._left = [number for number in rank.order(total) if not is_done(number)]
         self._is_done = is_done
         self._locks: dict[int, FileLock] = {}
@@ -34,18 +35,24 @@ class Pieces:
     def take(self) -> Iterator[int | None]:
         """Numbers that no other worker does until they are given back, each once.
 
-        None where none is free now, since all that are not there are being done, by this worker or
-        by others: ask again later. Ends when all pieces are there; in a folder of one's own, when
-        all were taken.
+        The worker's own stripe comes first. Of the others' pieces, it holds no more at a time than
+        a worker's share of half of what is left, so that none waits long for another at the end.
+        None where nothing can be taken now: ask again later. Ends when all pieces are there; in a
+        folder of one's own, when all were taken.
         """
         if not self._folder.shared:
             yield from self._left
             return
+        index, count = self._rank.index, self._rank.count
+        for number in [number for number in self._left if number % count == index]:
+            if self._claim(number):
+                yield number
         while self._left:
-            taken = False
+            room = max(1, len(self._left) // (2 * count)) - len(self._locks)
+            taken = 0
             for number in self._left:
-                if number not in self._locks and self._claim(number):
-                    taken = True
+                if taken < room and self._claim(number):
+                    taken += 1
                     yield number
             self._left = [number for number in self._left if not self._is_done(number)]
             if self._left and not taken:
@@ -76,7 +83,9 @@ class Pieces:
         self.close()
 
     def _claim(self, number: int) -> bool:
-        lock = None if self._is_done(number) else self._folder.piece(number)
+        if number in self._locks or self._is_done(number):
+            return False
+        lock = self._folder.piece(number)
         if lock is None:
             return False
         if self._is_done(number):  # another worker may have ended it before the lock

@@ -99,7 +99,7 @@ class DecodingBatch:
         others = next((prefix.others for prefix in arrivals if prefix.others), {})
         assert not others or len(rows) + len(arrivals) == 1
         before = [] if self._cache is None else list(self._cache.stored.values())
-        columns = before[0].keys.shape[2] if before else 0
+        columns = self.columns if before else 0
         layers = []
         for index in range(len(before) or len(arrivals[0].keys)):
             entries = []
@@ -122,7 +122,7 @@ class DecodingBatch:
     def step(self, tokens: Sequence[int]) -> list[int]:
         """Feed each row its token; the most likely next token of each."""
         assert self._cache is not None
-        columns = self._columns
+        columns = self.columns
         device = self._model.device
         places = [[row.length(columns)] for row in self._rows]
         with kvp_attention_set(self._model):
@@ -150,6 +150,7 @@ class DecodingBatch:
         )
 
     @property
-    def _columns(self) -> int:
+    def columns(self) -> int:
+        """Slots of the cache that are in use, of the row with most."""
         assert self._cache is not None
         return next(iter(self._cache.stored.values())).keys.shape[2]
