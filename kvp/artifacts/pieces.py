@@ -47,15 +47,17 @@ class Pieces:
         for number in [number for number in self._left if number % count == index]:
             if self._claim(number):
                 yield number
-        while self._left:
+        while True:
+            self._left = [number for number in self._left if not self._is_done(number)]
+            if not self._left:
+                return
             room = max(1, len(self._left) // (2 * count)) - len(self._locks)
             taken = 0
             for number in self._left:
                 if taken < room and self._claim(number):
                     taken += 1
                     yield number
-            self._left = [number for number in self._left if not self._is_done(number)]
-            if self._left and not taken:
+            if not taken:
                 yield None
 
     def give_back(self, number: int) -> None:
