@@ -223,7 +223,8 @@ class _Collector:
         grids = None
         if self._recorded.grid:
             whole = tuple(torch.cat(pieces, dim=2) for pieces in zip(*queries, strict=True))
-            seen = _Seen(queries=whole, keys=held.keys)
+            keys = tuple(layer.contiguous() for layer in held.keys)  # as they are in a store
+            seen = _Seen(queries=whole, keys=keys)
             grids = self.host.start(
                 [
                     _grid(grid_attention, seen, record.edges),
