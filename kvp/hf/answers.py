@@ -40,7 +40,7 @@ class Prompt:
     ids: tuple[int, ...]
     """Its tokens, at least one."""
     max_new_tokens: int
-    """Most tokens of its answer, at least 1."""
+    """Most tokens of its answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ class Answers:
             )
 
     def _ended(self, row: _Row) -> bool:
-        return row.tokens[-1] in self._ends or len(row.tokens) == row.prompt.max_new_tokens
+        return row.tokens[-1] in self._ends or len(row.tokens) >= row.prompt.max_new_tokens
 
     def _prefilled(self, prompt: Prompt) -> tuple[_Row, Prefix]:
         """Run the model over a prompt; the first token of its answer."""
@@ -181,9 +181,10 @@ class Answers:
 
     @torch.no_grad()
     def _checked(self, row: _Row, prefix: Prefix) -> Answered | None:
+        """The answer; None, and the draft ends with the right token, where one is not right."""
         limit, start = row.prompt.max_new_tokens, 0
         drafted = row.tokens
-        reply = drafted[:-1] if drafted[-1] in self._ends else drafted
+        reply = (drafted[:-1] if drafted[-1] in self._ends else drafted)[:limit]
         cache, recorded = prefix.cache(), []
         for stop in _stops(limit):
             piece = reply[start:stop]

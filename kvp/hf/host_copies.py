@@ -27,7 +27,8 @@ class HostCopies:
     """Starts copies of tensors of one device.
 
     From CUDA they go into pinned memory, on a stream of their own, and nobody waits for them before
-    they are needed. Tensors of a CPU are the copies themselves: they must not change afterwards.
+    they are needed; tensors of other devices are waited for. Those of a CPU are the copies
+    themselves: they must not change afterwards.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -45,6 +46,9 @@ class HostCopies:
         copies = []
         with torch.cuda.stream(self._stream):
             for source in sources:
+                if source.device != self._stream.device:  # a model that is spread over devices
+                    copies.append(source.cpu())
+                    continue
                 copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
                 copies.append(copy.copy_(source, non_blocking=True))
                 source.record_stream(self._stream)  # its memory is not given away before

@@ -41,7 +41,8 @@ def test_killed_and_repeated_equals_undisturbed(
     assert server.end(undisturbed) == 0, server.errors.read_text()
     for attempt in range(KILLS):
         wait = watch(store)
-        child = server.start(store, None, *command)  # the first kills hit the store's creation
+        # The first kills hit the store's creation, later ones answers in progress and writing.
+        child = server.start(store, None, *command, "--batch_size", str(1 + 2 * (attempt % 3)))
         wait(draw.randint(1, 3 if attempt < 2 else 9), child)
         time.sleep(draw.uniform(0, 0.01))
         with suppress(ProcessLookupError):  # on a busy machine it may have come to its end

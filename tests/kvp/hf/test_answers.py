@@ -146,6 +146,8 @@ def test_no_answer_at_all(qwen: PreTrainedModel) -> None:
     assert made[0].reply_queries == ()
     assert made[0].prefix.length == 8
     assert made[1].reply
+    made, _ = answered(qwen, prompts_of([8, 9], [0, 1], 64), 2)
+    assert [len(made[number].reply) for number in (0, 1)] == [0, 1]
 
 
 def test_windows_are_answered_one_at_a_time_and_rightly(monkeypatch: pytest.MonkeyPatch) -> None:
