@@ -44,6 +44,9 @@ class CollectConfig(
     labels: str = ""
     """What else to store for every prompt token, for `kvp-train --label`, comma separated: kvzip,
     kvzip_plus (each an extra pass over the prompt)."""
+    batch_size: int | None = None
+    """Prompts whose answers are decoded together; the traces do not depend on it. Without it as
+    many as fit into 4 GiB with their queries, keys and values, at most 16."""
     rate: float | None = None
     """Tokens per second for the dry run's time; measured on a sequence where weights are local."""
 
@@ -51,7 +54,12 @@ class CollectConfig(
         "continuation": "answers",
         "validation_sequences": "validation",
     }
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"train": 0, "validation": 0, "test": 0}
+    MINIMUMS: ClassVar[Mapping[str, float]] = {
+        "train": 0,
+        "validation": 0,
+        "test": 0,
+        "batch_size": 1,
+    }
 
     def __post_init__(self) -> None:
         """Raise ValueError, naming the flag, on settings that cannot work."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.filesize import decimal
 
+from kvp.artifacts.pieces import PAUSE_SECONDS
 from kvp.data.collection_plan import CollectionPlan, plan_collection
 from kvp.errors import StoreError
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
@@ -30,6 +31,7 @@ from kvp.progress import Progress, phase
 from kvp.ranks import Assigned, Rank
 from kvp.ray_engine import Pool, check_in_sight, do_pieces, made_meanwhile
 from kvp.store import StorePlan, TraceWriter
+from kvp.store.background import BackgroundWriter
 from kvp.store.sequence_records import committed
 from kvp.store.store_manifest import load_metadata
 from trace_collect.collection import Collection, planned
@@ -38,6 +40,11 @@ from trace_collect.disk_space import check_disk
 from trace_collect.dry_run import dry_run
 from trace_collect.estimate import estimate
 from trace_collect.jobs import check_out, identity, request_of
+
+_SECONDS_BETWEEN_COUNTS = 0.5
+"""Between two looks at how many sequences there are, of whichever worker."""
+_LARGEST_GROUP, _GROUPS_EACH = 32, 4
+"""Sequences that Ray gives a worker at a time at most, and how often at least."""
 
 
 def run(config: CollectConfig) -> None:
@@ -125,24 +132,26 @@ def _collect(parts: Collection, console: Console) -> None:
         if len(missing) < total:
             console.print(f"{writer.path}: {total - len(missing)} of {total} sequences are there")
         if missing:
-            _write_all(parts, writer, parts.config.worker)
+            write_all(parts, writer, parts.config.worker)
 
 
 class RayWorker:
     """What collects in one of Ray's workers."""
 
-    def __init__(self, config: CollectConfig) -> None:
-        """Load the model and open the store; errors as `run`."""
+    def __init__(self, config: CollectConfig, groups: Sequence[tuple[int, ...]]) -> None:
+        """Load the model and open the store; errors as `run`. `groups` are collected together."""
         check_in_sight(config.out)
         check_quantization(config.quantization, torch_device(config.device))
         tokenizer = load_tokenizer(config.model, revision=config.revision)
         jobs = plan_collection(request_of(config), config.counts, tokenizer)
         self._parts = _loaded(config, jobs)
         self._writer = _open(self._parts)
+        self._groups = groups
 
     def __call__(self, numbers: Sequence[int]) -> None:
-        """Collect sequences; StoreError where the disk refuses."""
-        _write_all(self._parts, self._writer, Assigned(numbers=tuple(numbers)))
+        """Collect the sequences of some groups; StoreError where the disk refuses."""
+        indices = tuple(index for number in numbers for index in self._groups[number])
+        write_all(self._parts, self._writer, Assigned(numbers=indices))
 
 
 def _collect_with_ray(config: CollectConfig, total: int) -> None:
@@ -151,11 +160,18 @@ def _collect_with_ray(config: CollectConfig, total: int) -> None:
     there = set(committed(out))
     missing = [index for index in range(total) if index not in there]
     pool = Pool.of(config, config.device)
+    size = max(1, min(_LARGEST_GROUP, len(missing) // (_GROUPS_EACH * (pool.size or 1))))
+    groups = [tuple(missing[first : first + size]) for first in range(0, len(missing), size)]
     with (
         made_meanwhile(out),
         Progress("collecting", total, completed=len(there)) as progress,
     ):
-        do_pieces(partial(RayWorker, config), missing, pool, lambda _: progress.advance())
+        do_pieces(
+            partial(RayWorker, config, groups),
+            range(len(groups)),
+            pool,
+            lambda group: progress.advance(len(groups[group])),
+        )
     # The last writer of a store deletes the locks of those that were killed.
     with TraceWriter.resume(out, load_metadata(out)[0], shared=True) as writer:
         if left := writer.missing():
@@ -174,15 +190,26 @@ def _bytes_in(folder: Path) -> int:
     return size
 
 
-def _write_all(parts: Collection, writer: TraceWriter, rank: Rank) -> None:
-    """Write what is missing, or a worker's part of it."""
-    started, tokens, total = time.monotonic(), 0, len(parts.jobs)
+def write_all(parts: Collection, writer: TraceWriter, rank: Rank) -> None:
+    """Write what is missing, or a worker's part of it, while the model goes on."""
+    total = len(parts.jobs)
     there = len(committed(writer.path))
-    with Progress("collecting", total, completed=there) as progress:
-        for index in writer.to_write(rank):
-            trace = parts.trace(index)
-            writer.write(trace)
-            tokens += trace.record.length
-            note = f"{tokens / (time.monotonic() - started):.0f} tokens/s"
-            progress.update(len(committed(writer.path)), note=note)
+    with (
+        Progress("collecting", total, completed=there) as progress,
+        writer.to_write_together(rank) as pieces,
+        BackgroundWriter(writer) as background,
+    ):
+        started, tokens, shown = time.monotonic(), 0, 0.0
+        for traced in parts.traces(pieces.take()):
+            if traced is None:  # other workers are at what is left, or it is being written
+                background.check()
+                time.sleep(PAUSE_SECONDS)
+            else:
+                background.write(traced.trace, partial(pieces.give_back, traced.record.index))
+                tokens += traced.record.length
+            if (now := time.monotonic()) - shown > _SECONDS_BETWEEN_COUNTS:
+                shown = now
+                note = f"{tokens / (now - started):.0f} tokens/s"
+                progress.update(len(committed(writer.path)), note=note)
+        background.finish()
         progress.update(total)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import sync_path
-from kvp.artifacts.pieces import pieces_to_do
+from kvp.artifacts.pieces import Pieces, pieces_to_do
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.manifest import differences
@@ -177,12 +177,11 @@ class TraceWriter:
 
         Each must be written before the next is asked for; meanwhile no other worker writes it.
         """
-        return pieces_to_do(
-            self._folder,
-            rank,
-            self.plan.sequences,
-            lambda index: record_path(self.path, index).exists(),
-        )
+        return pieces_to_do(self._folder, rank, self.plan.sequences, self._is_committed)
+
+    def to_write_together(self, rank: Rank) -> Pieces:
+        """As `to_write`, any number at a time: each is given back when it is committed."""
+        return Pieces(self._folder, rank, self.plan.sequences, self._is_committed)
 
     def write(self, trace: Trace) -> None:
         """Write and commit one sequence; when this returns it survives a power loss.
@@ -193,7 +192,7 @@ class TraceWriter:
         """
         tensors = self._checked(trace)
         index = trace.record.index
-        if record_path(self.path, index).exists():
+        if self._is_committed(index):
             raise StoreError(f"sequence {index} of {self.path} is committed already")
         try:
             for array, tensor in tensors.items():
@@ -222,6 +221,9 @@ class TraceWriter:
     ) -> None:
         """Close."""
         self.close()
+
+    def _is_committed(self, index: int) -> bool:
+        return record_path(self.path, index).exists()
 
     def _array(self, name: str) -> zarr.Array[Any]:
         # Empty chunks are written out: zarr takes -0.0 for empty and would return +0.0.
