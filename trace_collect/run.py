@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from transformers import PreTrainedConfig
 
+from kvp.artifacts.disk_space import check_disk
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.identity import weights_digest
 from kvp.hf.loading import check_quantization, torch_device
@@ -28,7 +29,6 @@ from kvp.store import StorePlan, TraceWriter
 from kvp.store.sequence_records import committed
 from trace_collect.collection import Collection, planned
 from trace_collect.config import CollectConfig
-from trace_collect.disk_space import check_disk
 from trace_collect.dry_run import dry_run
 from trace_collect.estimate import estimate
 from trace_collect.jobs import check_out, identity

@@ -186,8 +186,6 @@ class TrainConfig(
             raise ValueError("--traces cannot be used with --source model")
         if self.allow_incomplete:
             raise ValueError("--allow_incomplete needs --source traces")
-        if self.devices > 1:
-            raise ValueError("--devices needs --source traces: one process runs the model")
 
     def online(self) -> OnlineSettings:
         """Settings of --source model."""

@@ -16,6 +16,7 @@ from train.config import TrainConfig
 from train.data.compression_points import Rolling
 from train.data.store_checks import check_store, usable
 from train.data.traces import Traces
+from train.distributed import Workers
 from train.head_range import heads_within, parse_heads
 from train.recipe import Recipe
 
@@ -70,7 +71,9 @@ class StoreTrainingData:
         }
 
 
-def open_training_data(config: TrainConfig, recipe: Recipe, device: torch.device) -> TrainingData:
+def open_training_data(
+    config: TrainConfig, recipe: Recipe, device: torch.device, workers: Workers
+) -> TrainingData:
     """Open the store or load the model of a run, for the heads that it trains.
 
     Raises:
@@ -84,7 +87,7 @@ def open_training_data(config: TrainConfig, recipe: Recipe, device: torch.device
         open_online_training_data,  # brings transformers, which stores do not need
     )
 
-    return open_online_training_data(config, recipe, device)
+    return open_online_training_data(config, recipe, device, workers)
 
 
 def _open_store(config: TrainConfig, recipe: Recipe) -> StoreTrainingData:

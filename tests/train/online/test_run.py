@@ -230,7 +230,6 @@ def test_prompts_too_short_to_compress_are_skipped(
         ({"buffer": 0}, "--buffer must be at least 1, got 0"),
         ({"epochs_per_sequence": 0}, "--epochs_per_sequence must be at least 1, got 0"),
         ({"validation_sequences": 0}, "--validation_sequences must be at least 1, got 0"),
-        ({"devices": 2}, "--devices needs --source traces"),
         ({"allow_incomplete": "true"}, "--allow_incomplete needs --source traces"),
         ({"min_prefix": 600}, "longer than --min_prefix 600; lower it or raise --length 110"),
         ({"length": 1020}, "--max_new_tokens 8 exceeds the context"),
