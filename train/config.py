@@ -117,6 +117,11 @@ class TrainConfig(
     """Trace store written by kvp-collect. Required with --source traces."""
     allow_incomplete: bool = False
     """Use a store whose collection has not finished."""
+    on_missing: Literal["error", "model"] = "error"
+    """What happens where --traces lacks a sequence, or is not there: it is refused (error), or the
+    model runs over the sequence when it is first read, and it is added to the store (model). The
+    settings are those of --source model but for the buffer, and of kvp-collect, which may fill the
+    same store; a new one holds --sequences and --validation_sequences."""
     preset: PresetName = "fourier"
     """Recipe that the settings of ranker, objective, optimizer and contexts start from."""
     init_from: str | None = None
@@ -174,18 +179,33 @@ class TrainConfig(
                 raise ValueError("--heads needs --sharing heads: one network cannot be split")
 
     def _check_source(self) -> None:
+        fills = self.on_missing == "model"
         if self.source == "traces":
-            defaults = OnlineSettings()
-            for name, value in reversed(vars(self.online()).items()):
-                if value != getattr(defaults, name):
-                    raise ValueError(f"--{name} needs --source model")
+            self._check_online_unused(fills=fills)
             if self.traces is None:
                 raise ValueError("--traces is missing: name a trace store, or use --source model")
+            if fills and self.allow_incomplete:
+                raise ValueError("--allow_incomplete needs --on_missing error")
+            if fills and self.dry_run:
+                raise ValueError(
+                    "--dry_run writes nothing: leave out --on_missing model, or give --source model"
+                )
             return
         if self.traces is not None:
             raise ValueError("--traces cannot be used with --source model")
-        if self.allow_incomplete:
-            raise ValueError("--allow_incomplete needs --source traces")
+        for name, used in (("allow_incomplete", self.allow_incomplete), ("on_missing", fills)):
+            if used:
+                raise ValueError(f"--{name} needs --source traces")
+
+    def _check_online_unused(self, *, fills: bool) -> None:
+        """Raise ValueError for settings of a model, or of a buffer, that a store does not need."""
+        defaults, needed = OnlineSettings(), "--source model or --on_missing model"
+        names = [one.name for one in reversed(fields(OnlineSettings))]
+        if fills:
+            names, needed = ["epochs_per_sequence", "buffer"], "--source model"
+        for name in names:
+            if getattr(self, name) != getattr(defaults, name):
+                raise ValueError(f"--{name} needs {needed}")
 
     def online(self) -> OnlineSettings:
         """Settings of --source model."""

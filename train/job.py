@@ -22,7 +22,7 @@ from train.data.traces import Traces
 from train.data.training_data import TrainingData, open_training_data
 from train.distributed import Workers, device_of_worker
 from train.head_range import parse_heads
-from train.model.feature_statistics import feature_statistics, key_frequencies
+from train.model.feature_statistics import feature_statistics, key_frequencies, spread
 from train.model.shared import SharedRankers
 from train.recipe import Recipe
 from train.run_folder import RunFolder
@@ -131,7 +131,8 @@ def initial_rankers(job: Job) -> HeadRankers:
     if job.initial is not None:
         return job.initial
     recipe, geometry = job.recipe, job.traces.geometry
-    longest = max(record.length for record in job.training_data.first)
+    first = spread(job.training_data.first)
+    longest = max(record.length for record in first)
     spec = _spec(recipe, job.training_data, reference_length=longest)
     generator = torch.Generator().manual_seed(job.config.seed)
     kind = SharedRankers if recipe.sharing == "model" else HeadRankers
@@ -140,7 +141,7 @@ def initial_rankers(job: Job) -> HeadRankers:
         states = rankers.head_states()[job.heads.start : job.heads.stop]
         rankers = HeadRankers.from_head_states(spec, states)
     if recipe.architecture == "fourier":
-        rankers.standardise(**feature_statistics(job.traces, job.training_data.first, spec))
+        rankers.standardise(**feature_statistics(job.traces, first, spec))
     return rankers
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -43,6 +44,12 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
 def _run(config: TrainConfig, workers: Workers, sources: Sources | None) -> None:
     """Train as one of the processes that train together; the first one writes."""
     job = prepare(config, workers, sources)
+    with closing(job.training_data):
+        _run_job(job)
+
+
+def _run_job(job: Job) -> None:
+    config, workers = job.config, job.workers
     if config.dry_run:
         if workers.first:
             print_dry_run(job)

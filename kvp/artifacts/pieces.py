@@ -8,45 +8,30 @@ the operating system dropped. It ends when every piece is there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
-from kvp.artifacts.locks import FileLock
+from kvp.artifacts.claim import OutputFolder
 from kvp.ranks import Rank
 
 PAUSE_SECONDS = 0.2
 """Between two looks at what other workers are doing."""
 
 
-class Pieces(Protocol):
-    """What is worked on: `kvp.artifacts.claim.OutputFolder`, or another place with locks."""
-
-    @property
-    def shared(self) -> bool:
-        """Whether there may be other workers."""
-
-    def piece(self, number: int) -> FileLock | None:
-        """The lock of one piece of work; None while another worker does it."""
-
-
 def pieces_to_do(
-    folder: Pieces, rank: Rank, total: int | Sequence[int], is_done: Callable[[int], bool]
+    folder: OutputFolder, rank: Rank, total: int, is_done: Callable[[int], bool]
 ) -> Iterator[int]:
     """Numbers of pieces that this worker is to do, until all of them are done by whomever.
 
     Args:
         folder: the claimed folder.
         rank: which worker this is.
-        total: how many pieces the job has, numbered alike in all workers, or the numbers of those
-            that are wanted.
+        total: pieces of the job, numbered alike in all workers.
         is_done: whether a piece is there; true of a number before the next is asked for.
 
     Yields:
         A number that no other worker does meanwhile, until the next one is asked for.
     """
-    numbers = range(total) if isinstance(total, int) else total
-    left = [numbers[place] for place in rank.order(len(numbers))]
-    left = [number for number in left if not is_done(number)]
+    left = [number for number in rank.order(total) if not is_done(number)]
     if not folder.shared:
         yield from left
         return

@@ -16,11 +16,11 @@ from pathlib import Path
 from torch import Tensor
 
 from kvp.artifacts.locks import FileLock
-from kvp.artifacts.pieces import pieces_to_do
 from kvp.artifacts.tensors import read_safetensors, read_safetensors_header, write_safetensors
 from kvp.errors import StoreError
 from kvp.ranks import Rank
 from kvp.store import SequenceRecord, Trace
+from train.online.shared_work import SharedWork
 
 Attention = tuple[str, int, int]
 """Label, prefix length and stop of one importance."""
@@ -35,9 +35,6 @@ _LABEL, _ATTENTION = "label ", "attention "
 class SharedBuffer:
     """The sequences of a run by number; every process of the run has one of the same folder."""
 
-    shared = True
-    """There are other processes (`kvp.artifacts.pieces.Pieces`)."""
-
     def __init__(self, folder: Path, rank: Rank) -> None:
         """Touch nothing yet; `rank` says which sequences this process makes first."""
         self._folder = folder
@@ -49,24 +46,15 @@ class SharedBuffer:
 
         Raises StoreError where its file is damaged or cannot be written.
         """
-        path = self._path(number)
-        while True:
-            if (entry := self._read(path)) is not None:
-                return entry
-            lock = self._lock(number, wait=True)
-            assert lock is not None, "it waits"
-            try:
-                if not path.exists():
-                    self._write(number, make(number))
-            finally:
-                lock.release()
+        entry = self._read(self._path(number))
+        while entry is None:
+            self._work(make).one(number)
+            entry = self._read(self._path(number))
+        return entry
 
     def make_all(self, numbers: Sequence[int], make: Callable[[int], Entry]) -> None:
         """See to it that sequences are there, each made by one process; waits until all are."""
-        for number in pieces_to_do(
-            self, self._rank, numbers, lambda number: self._path(number).exists()
-        ):
-            self._write(number, make(number))
+        self._work(make).all(numbers)
 
     def delete_below(self, number: int) -> None:
         """Delete the sequences of lower numbers."""
@@ -74,14 +62,18 @@ class SharedBuffer:
             self._path(passed).unlink(missing_ok=True)
         self._deleted_below = max(number, self._deleted_below)
 
-    def piece(self, number: int) -> FileLock | None:
-        """The lock of one sequence; None while another process makes it."""
-        return self._lock(number)
+    def _work(self, make: Callable[[int], Entry]) -> SharedWork:
+        return SharedWork(
+            is_there=lambda number: self._path(number).exists(),
+            claim=self._lock,
+            make=lambda number: self._write(number, make(number)),
+            rank=self._rank,
+        )
 
-    def _lock(self, number: int, *, wait: bool = False) -> FileLock | None:
+    def _lock(self, number: int) -> FileLock | None:
         try:
             self._folder.mkdir(exist_ok=True)
-            return FileLock.take(self._folder / f"{number:06d}.lock", wait=wait)
+            return FileLock.take(self._folder / f"{number:06d}.lock")
         except OSError as problem:
             raise StoreError(f"{self._folder} cannot be locked: {problem.strerror}") from None
 

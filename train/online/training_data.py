@@ -99,6 +99,9 @@ class OnlineTrainingData:
             raise UsageError(f"--validation_sequences {len(records)}: none of them {rule}")
         return long_enough
 
+    def close(self) -> None:
+        """Nothing is written."""
+
 
 def open_online_training_data(
     config: TrainConfig, recipe: Recipe, device: torch.device, workers: Workers
