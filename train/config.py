@@ -21,7 +21,7 @@ from kvp.config_groups import (
     optional,
 )
 from train.calibration.config import CalibrationConfig, calibration_target
-from train.head_range import parse_heads
+from train.head_range import AUTO, parse_heads
 from train.objectives import READ_BY
 from train.online.settings import BufferConfig, OnlineSettings
 from train.recipe import (
@@ -55,7 +55,8 @@ class ComputeConfig(Group):
     the result differs by rounding only."""
     heads: str | None = None
     """Train only these KV heads, START:STOP counted layer by layer; kvp-merge joins the parts. On
-    a CPU each part computes the losses, not the rankers, of all heads."""
+    a CPU each part computes the losses, not the rankers, of all heads. `auto`: each process of a
+    Slurm array, srun or torchrun its share, in a folder of its own in --out (docs/scaling.md)."""
     activation_gb: float = 8.0
     """Memory for activations of the rankers, GB; heads that do not fit together are computed
     twice, in groups (a third more time, the same result). What an objective needs is not in it."""
@@ -174,7 +175,10 @@ class TrainConfig(
                 f"got {self.devices}"
             )
         if self.heads is not None:
-            parse_heads(self.heads)
+            if self.heads != AUTO:
+                parse_heads(self.heads)
+            elif self.devices > 1:
+                raise ValueError("--heads auto needs --devices 1: its processes do not talk")
             if recipe.sharing == "model":
                 raise ValueError("--heads needs --sharing heads: one network cannot be split")
 
