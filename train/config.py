@@ -200,6 +200,12 @@ class TrainConfig(
         for name, used in (("allow_incomplete", self.allow_incomplete), ("on_missing", fills)):
             if used:
                 raise ValueError(f"--{name} needs --source traces")
+        sequences = self.recipe().sequences
+        if sequences > self.buffer and not self.epochs_per_sequence:
+            raise ValueError(
+                f"--sequences {sequences} are more than --buffer {self.buffer} holds: give "
+                f"--buffer {sequences}, or --epochs_per_sequence 8 to replace them as they are used"
+            )
 
     def _check_online_unused(self, *, fills: bool) -> None:
         """Raise ValueError for settings of a model, or of a buffer, that a store does not need."""

@@ -163,7 +163,7 @@ def test_processes_that_were_killed_go_on_with_what_was_traced(
 def test_torchrun_fills_a_store(model_folder: Path, tmp_path: Path) -> None:
     given = {"sequences": 7, "traces": tmp_path / "store", "on_missing": "model"}
     online = {name: TINY[name] for name in ("source", "buffer", "epochs_per_sequence")}
-    defaults = {"source": "traces", "buffer": 64, "epochs_per_sequence": 8}
+    defaults = {"source": "traces", "buffer": 100, "epochs_per_sequence": 0}
     assert online.keys() == defaults.keys()
     two = flags(model_folder, tmp_path / "two", devices=2, **given, **defaults)
     code, said = torchrun(tmp_path, two)
