@@ -142,20 +142,9 @@ def open_online_training_data(
     if workers.first:
         _announce(config, plan, samples, most_bytes, folder)
     identity = _identity(settings, samples, model, tokenizer)
-    runner = Runner(settings, recipe, config, model, tokenizer, samples)
     held_out = range(samples.needed, samples.needed + len(samples.validation))
-    tracing = Tracing(
-        trace=runner.trace,
-        attention=runner.attention,
-        manifest={
-            "model": {"id": settings.model, "revision": settings.revision},
-            "rope_frequencies": known_frequencies(model, settings.length + settings.max_new_tokens),
-            "identity": identity,
-        },
-        output_gram=known_output_gram(model),
-    )
     traces = ModelTraces(
-        tracing,
+        _tracing(Runner(settings, recipe, config, model, tokenizer, samples), identity),
         plan,
         capacity=schedule.size,
         pinned=held_out,
@@ -171,6 +160,20 @@ def open_online_training_data(
         recipe=recipe,
         length=settings.length,
         workers=workers,
+    )
+
+
+def _tracing(runner: Runner, identity: dict[str, Any]) -> Tracing:
+    settings, model = runner.settings, runner.model
+    return Tracing(
+        trace=runner.trace,
+        attention=runner.attention,
+        manifest={
+            "model": {"id": settings.model, "revision": settings.revision},
+            "rope_frequencies": known_frequencies(model, settings.max_tokens),
+            "identity": identity,
+        },
+        output_gram=known_output_gram(model),
     )
 
 
@@ -242,11 +245,11 @@ def _buffer_bytes(
     fixed = held_out * _bytes_per_sequence(plan, validation_points) * heads // total
     maximum, bound = size * each + fixed, int(config.memory_gb * 1e9) * 3 // 4
     if maximum > bound:
-        capacity = (bound - fixed) // each
+        capacity = (bound - fixed) // each - leaving
         smaller = f"use --buffer {capacity} or " if capacity > 0 else "use "
         raise UsageError(
-            f"--buffer {size} and --validation_sequences {held_out} may take {decimal(maximum)}, "
-            f"three quarters of --memory_gb {config.memory_gb:g} are {decimal(bound)}; {smaller}"
+            f"--buffer {size - leaving} and --validation_sequences {held_out} may take "
+            f"{decimal(maximum)}, three quarters of --memory_gb {config.memory_gb:g} are {decimal(bound)}; {smaller}"
             f"--memory_gb {math.ceil(maximum / 0.75e8) / 10:g}"
         )
     return maximum
