@@ -82,9 +82,10 @@ class OnlineTrainingData:
             ahead = self.training.schedule.needed(self.recipe) - len(records)
             rest = ahead * seconds / len(records)
             each = "" if self.workers.count == 1 else f" in each of {self.workers.count} processes"
+            later = f"; the {ahead} that follow will take about {rest:.0f} s between steps"
             print(
                 f"{len(records)} sequences through the model at {tokens / seconds:.0f} tokens/s"
-                f"{each}; the {ahead} that follow will take about {rest:.0f} s between steps"
+                f"{each}{later if ahead else ''}"
             )
         return records
 
@@ -249,7 +250,8 @@ def _buffer_bytes(
         smaller = f"use --buffer {capacity} or " if capacity > 0 else "use "
         raise UsageError(
             f"--buffer {size - leaving} and --validation_sequences {held_out} may take "
-            f"{decimal(maximum)}, three quarters of --memory_gb {config.memory_gb:g} are {decimal(bound)}; {smaller}"
+            f"{decimal(maximum)}, three quarters of --memory_gb {config.memory_gb:g} are "
+            f"{decimal(bound)}; {smaller}"
             f"--memory_gb {math.ceil(maximum / 0.75e8) / 10:g}"
         )
     return maximum
