@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.filesize import decimal
 
+from kvp.artifacts.disk_space import check_disk
 from kvp.artifacts.pieces import PAUSE_SECONDS
 from kvp.data.collection_plan import CollectionPlan, plan_collection
 from kvp.errors import StoreError
@@ -36,7 +37,6 @@ from kvp.store.sequence_records import committed
 from kvp.store.store_manifest import load_metadata
 from trace_collect.collection import Collection, planned
 from trace_collect.config import CollectConfig
-from trace_collect.disk_space import check_disk
 from trace_collect.dry_run import dry_run
 from trace_collect.estimate import estimate
 from trace_collect.jobs import check_out, identity, request_of

@@ -27,6 +27,8 @@ from train.recipe import current_names
 RUN_FILE = "run.json"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
+BUFFER = "buffer"
+"""Folder of traces that the processes of a run share (`train.online.shared_buffer`)."""
 
 _CHECKPOINT = re.compile(r"step-(?P<step>\d+)-(?P<identity>[0-9a-f]{12})-(?P<sha256>[0-9a-f]{64})")
 """Name of a checkpoint without its ending."""
@@ -35,7 +37,7 @@ _CHECKPOINT = re.compile(r"step-(?P<step>\d+)-(?P<identity>[0-9a-f]{12})-(?P<sha
 def _has_saved_nothing(folder: Path) -> bool:
     """Whether a run can be begun here without loss to the one that is there."""
     entries = {entry.name for entry in folder.iterdir() if not entry.name.endswith(PARTIAL)}
-    return entries <= {RUN_FILE, LOGS, CHECKPOINTS, LOCK} and not _checkpoints(folder)
+    return entries <= {RUN_FILE, LOGS, CHECKPOINTS, BUFFER, LOCK} and not _checkpoints(folder)
 
 
 def _read_run(path: Path) -> Mapping[str, Any]:
@@ -47,7 +49,7 @@ RUN = FolderKind(
     noun="training run",
     marker=RUN_FILE,
     error=UsageError,
-    files=rf"{HEAD_FILES}|{INDEX}|{CHECKPOINTS}/last(\.ckpt)?",
+    files=rf"{HEAD_FILES}|{INDEX}|{CHECKPOINTS}/last(\.ckpt)?|{BUFFER}/\d+\.safetensors",
     read=_read_run,
 )
 
@@ -105,7 +107,8 @@ class RunFolder:
         )
         try:
             if self._claim.existing_marker is None:
-                shutil.rmtree(self.logs, ignore_errors=True)  # of the run that was there
+                for of_another_run in (LOGS, BUFFER):
+                    shutil.rmtree(self.folder / of_another_run, ignore_errors=True)
                 content = {"identity": self._identity, "manifest": dict(manifest)}
                 write_sealed_json(self.folder / RUN_FILE, content)
             self._check_checkpoints()
@@ -129,8 +132,9 @@ class RunFolder:
                 other.unlink()
 
     def finish(self) -> None:
-        """Delete the checkpoint of a run whose policy is exported."""
-        shutil.rmtree(self.folder / CHECKPOINTS, ignore_errors=True)
+        """Delete the checkpoint, and the shared traces, of a run whose policy is exported."""
+        for needed_no_more in (CHECKPOINTS, BUFFER):
+            shutil.rmtree(self.folder / needed_no_more, ignore_errors=True)
 
     def release(self) -> None:
         """Let other processes in; safe to call twice."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import sync_path
+from kvp.artifacts.locks import FileLock
 from kvp.artifacts.pieces import Pieces, pieces_to_do
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
@@ -182,6 +183,17 @@ class TraceWriter:
     def to_write_together(self, rank: Rank) -> Pieces:
         """As `to_write`, any number at a time: each is given back when it is committed."""
         return Pieces(self._folder, rank, self.plan.sequences, self._is_committed)
+
+    def has(self, index: int) -> bool:
+        """Whether a sequence is committed, by whomever."""
+        return record_path(self.path, index).exists()
+
+    def claim(self, index: int) -> FileLock | None:
+        """The lock of one sequence to write, held until it is released.
+
+        None while another worker writes it. Only for a writer that is one of several.
+        """
+        return self._folder.piece(index)
 
     def write(self, trace: Trace) -> None:
         """Write and commit one sequence; when this returns it survives a power loss.

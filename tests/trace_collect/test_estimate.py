@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from kvp.artifacts.disk_space import check_disk
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from trace_collect.disk_space import check_disk
 from trace_collect.estimate import StoreEstimate, duration
 
 

@@ -9,6 +9,7 @@ steps becomes one knot, and logarithms are interpolated between knots (`policies
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from kvp.errors import StoreError
 from kvp.ranking import Protection
-from kvp.store import TraceReader
+from kvp.store import StorePlan
 from policies.calibration import Calibration
 from policies.ranker import HeadRankers
 from train.data.compression_points import CompressionPoint
@@ -57,12 +58,12 @@ MINIMUM_SLOPE = 1e-3
 """Smallest slope of the map; keeps the order of a head's tokens where their targets are equal."""
 
 
-def check_target(reader: TraceReader, target: str) -> None:
+def check_target(path: Path, plan: StorePlan, target: str) -> None:
     """Raise StoreError where a store's importance grid does not hold the label of a target."""
     label, _ = TARGET_IMPORTANCE[target]
-    if reader.plan.store == "importance" and label not in reader.plan.grid_points:
+    if plan.store == "importance" and label not in plan.grid_points:
         raise StoreError(
-            f"--calibration {target}: --traces {reader.path} holds no {label}, as it was written "
+            f"--calibration {target}: --traces {path} holds no {label}, as it was written "
             "in format version 2; use --calibration contribution, or collect anew"
         )
 

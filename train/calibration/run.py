@@ -42,7 +42,7 @@ def run(config: CalibrateConfig) -> None:
     )
     trained_on = current_names(policy.metadata["training"].get("recipe", {})).get("label", "")
     target = calibration_target(config.calibration, trained_on)
-    check_target(reader, target)
+    check_target(reader.path, reader.plan, target)
     label, _ = TARGET_IMPORTANCE[target]
     memory = int(config.memory_gb * 1e9)
     source = ContextSource(

@@ -7,7 +7,7 @@ Nothing here has state, so a resumed run draws exactly what an uninterrupted one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -106,14 +106,21 @@ def _rewarded(point: int, protected: int, weights: BudgetWeights) -> bool:
 
 
 def drawn_points(
-    records: Sequence[SequenceRecord] | Rolling, recipe: Recipe, *, seed: int, step: int
+    records: Sequence[SequenceRecord] | Rolling,
+    recipe: Recipe,
+    *,
+    seed: int,
+    step: int,
+    slots: Iterable[int] | None = None,
 ) -> Iterator[CompressionPoint]:
     """Draw the `recipe.contexts` points of one step; a sequence is read when its turn comes.
 
     Sequences come from one shuffle per pass over `records` and serve `recipe.points_per_sequence`
-    points when their turn comes; every record must have a possible point.
+    points when their turn comes; every record must have a possible point. With `slots` (numbers
+    below `recipe.contexts`) these points of the step alone: no other sequence is read for them.
     """
-    for draw in range(step * recipe.contexts, (step + 1) * recipe.contexts):
+    for slot in range(recipe.contexts) if slots is None else slots:
+        draw = step * recipe.contexts + slot
         passes, index = divmod(draw // recipe.points_per_sequence, len(records))
         candidates = records if isinstance(records, Sequence) else records.during(passes)
         order = sequence_order(len(records), seed=seed, passes=passes)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from kvp.errors import StoreError, UsageError
 from kvp.ranking import UNPROTECTED, Protection
-from kvp.store import SequenceRecord, TraceReader
+from kvp.store import SequenceRecord, StorePlan, TraceReader
 from train.data.compression_points import limits, points_by_kind
 from train.labels.label import label_of
 from train.recipe import Recipe
@@ -18,26 +20,31 @@ def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) 
     if committed < planned and not allow_incomplete:
         raise StoreError(
             f"--traces {reader.path} lacks {planned - committed} of {planned} sequences; "
-            "let kvp-collect finish, or pass --allow_incomplete"
+            "let kvp-collect finish, or pass --on_missing model or --allow_incomplete"
         )
-    if reader.plan.store == "kv":
-        raise StoreError(
-            f"--traces {reader.path} was collected without queries; future attention needs them: "
-            "kvp-collect --store qkv or importance"
-        )
-    if recipe.reads_queries and not reader.plan.store_queries:
-        raise StoreError(
-            f"--inputs {recipe.inputs}: --traces {reader.path} was collected without queries; "
-            "leave recent out, or collect with kvp-collect --store qkv"
-        )
+    check_plan(reader.path, reader.plan, recipe)
     if "model" not in reader.manifest:
         raise StoreError(f"--traces {reader.path}: its manifest does not name the model")
 
 
-def check_label(reader: TraceReader, label: str) -> None:
+def check_plan(path: Path, plan: StorePlan, recipe: Recipe) -> None:
+    """Raise StoreError unless a store of a plan holds what the recipe reads."""
+    if plan.store == "kv":
+        raise StoreError(
+            f"--traces {path} was collected without queries; future attention needs them: "
+            "kvp-collect --store qkv or importance"
+        )
+    if recipe.reads_queries and not plan.store_queries:
+        raise StoreError(
+            f"--inputs {recipe.inputs}: --traces {path} was collected without queries; "
+            "leave recent out, or collect with kvp-collect --store qkv"
+        )
+
+
+def check_label(path: Path, plan: StorePlan, label: str) -> None:
     """Raise StoreError unless a store holds a label wherever training may compress."""
-    if missing := label_of(label).missing(reader.plan):
-        raise StoreError(f"--label {label}: --traces {reader.path} {missing}")
+    if missing := label_of(label).missing(plan):
+        raise StoreError(f"--label {label}: --traces {path} {missing}")
 
 
 def usable(reader: TraceReader, split: str, recipe: Recipe) -> list[SequenceRecord]:

@@ -10,13 +10,16 @@ from rich.filesize import decimal
 from kvp.errors import StoreError
 
 
-def check_disk(path: Path, needed: int) -> None:
-    """Raise StoreError when the disk that `path` will be on has fewer than `needed` bytes left."""
+def check_disk(path: Path, needed: int, *, flag: str = "--out") -> None:
+    """Raise StoreError when the disk that `path` will be on has fewer than `needed` bytes left.
+
+    `flag` is the one that names `path`, for the message.
+    """
     folder = path.absolute()
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise StoreError(
-            f"--out {path}: about {decimal(needed)} to write, {decimal(free)} free on that disk"
+            f"{flag} {path}: about {decimal(needed)} to write, {decimal(free)} free on that disk"
         )
