@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 from kvp.config_groups import (
     AnswerConfig,
+    CostConfig,
     DataConfig,
-    DryRunConfig,
     ModelConfig,
     RunConfig,
     WorkersConfig,
@@ -22,7 +22,7 @@ STORED_LABELS = ("kvzip", "kvzip_plus")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersConfig, DryRunConfig):
+class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersConfig, CostConfig):
     """Which samples are collected, and which tensors are stored."""
 
     out: str
@@ -46,8 +46,6 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
     labels: str = ""
     """What else to store for every prompt token, for `kvp-train --label`, comma separated: kvzip,
     kvzip_plus (each an extra pass over the prompt)."""
-    rate: float | None = None
-    """Tokens per second for the dry run's time; measured on a sequence where weights are local."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {
         "continuation": "answers",
@@ -60,8 +58,6 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
         super().__post_init__()
         if not self.sequences:
             raise ValueError("--train, --validation and --test are all 0: nothing to collect")
-        if self.rate is not None and not self.rate > 0:
-            raise ValueError(f"--rate must be positive, got {self.rate}")
         for label in self.label_list:
             if label not in STORED_LABELS:
                 raise ValueError(f"--labels: no label {label!r}; use {', '.join(STORED_LABELS)}")

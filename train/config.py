@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvp.config_groups import (
     AnswerConfig,
+    CostConfig,
     DataConfig,
-    DryRunConfig,
     Group,
     MemoryConfig,
     ModelConfig,
@@ -91,7 +91,7 @@ class TrainConfig(
     RunConfig,
     ComputeConfig,
     MemoryConfig,
-    DryRunConfig,
+    CostConfig,
     ValidationConfig,
     CalibrationConfig,
     ObjectiveFlags,
@@ -174,6 +174,8 @@ class TrainConfig(
                 raise ValueError("--heads needs --sharing heads: one network cannot be split")
 
     def _check_source(self) -> None:
+        if self.only_costs and self.source == "traces":
+            return  # no source is chosen yet
         if self.source == "traces":
             defaults = OnlineSettings()
             for name, value in reversed(vars(self.online()).items()):
@@ -188,6 +190,11 @@ class TrainConfig(
             raise ValueError("--allow_incomplete needs --source traces")
         if self.devices > 1:
             raise ValueError("--devices needs --source traces: one process runs the model")
+
+    @property
+    def only_costs(self) -> bool:
+        """Whether a dry run compares the ways to a policy, without traces at hand."""
+        return self.dry_run and self.traces is None
 
     def online(self) -> OnlineSettings:
         """Settings of --source model."""

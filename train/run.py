@@ -37,6 +37,11 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
         StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
         UsageError: `--out`, `--device` or another flag cannot work, or the loss is not finite.
     """
+    if config.only_costs:
+        from train.dry_run import print_costs  # brings transformers, which stores do not need
+
+        print_costs(config)
+        return
     _run(config, this_worker(config.devices), sources)
 
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from kvp.costs import span
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from trace_collect.disk_space import check_disk
-from trace_collect.estimate import StoreEstimate, duration
+from trace_collect.estimate import StoreEstimate
 
 
 def test_bytes_of_the_papers_model() -> None:
@@ -66,4 +67,4 @@ def test_a_full_disk_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), [(61, "61 s"), (600, "10 min"), (9000, "2.5 h")])
 def test_time_spans_for_people(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert span(seconds) == text
