@@ -69,7 +69,7 @@ def dry_run(config: CollectConfig, model_config: PreTrainedConfig, console: Cons
     for line in table_lines(plan, rates, costs):
         console.print(line)
     if plan.train > ENOUGH:
-        console.print(f"fewer may be enough: {WHY_ENOUGH}")
+        console.print(WHY_ENOUGH)
     best = recommended(costs)
     console.print(recommendation(best, costs))
     for command in commands_of(best, plan, config, traces=config.out, policy="POLICY_FOLDER"):

@@ -52,7 +52,7 @@ def print_costs(config: TrainConfig) -> None:
     check_reach(model_config, config.model, config.length, config.max_new_tokens)
     plan = planned(config, model_config)
     recipe = config.recipe()
-    spec = _spec(recipe, plan.model.geometry.head_dim)
+    spec = spec_of(recipe, plan.model.geometry.head_dim)
     tokens = round(plan.training.contexts * plan.training.prefix(plan.lengths))
     rates = rates_of(
         config.rates,
@@ -70,7 +70,7 @@ def print_costs(config: TrainConfig) -> None:
     for line in table_lines(plan, rates, costs):
         print(line)
     if not config.sequences:
-        print(f"sequences: {WHY_ENOUGH}")
+        print(f"{WHY_ENOUGH}; --sequences changes it")
     if config.rate is not None:
         print(f"running the model: {config.rate:g} tokens/s, as --rate says")
     ram = math.inf if config.rates != "measured" else _ram_bytes()
@@ -106,7 +106,7 @@ def planned(config: TrainConfig, model_config: PreTrainedConfig) -> Plan:
         max_tokens=config.length + config.max_new_tokens,
         train=sequences,
         validation=config.validation_sequences,
-        ranker=size_of_ranker(_spec(recipe, size.geometry.head_dim)),
+        ranker=size_of_ranker(spec_of(recipe, size.geometry.head_dim)),
         training=training_size(config),
         buffer=schedule.size,
         traced=schedule.needed(recipe),
@@ -133,7 +133,8 @@ def training_size(config: TrainConfig) -> TrainingSize:
     )
 
 
-def _spec(recipe: Recipe, head_dim: int) -> RankerSpec:
+def spec_of(recipe: Recipe, head_dim: int) -> RankerSpec:
+    """Rankers of a recipe as far as their costs go."""
     return RankerSpec(
         head_dim=head_dim,
         architecture=recipe.architecture,

@@ -35,8 +35,8 @@ _LARGE_LAYER = 10**8
 _FLOPS = {"cpu": 4e10, "cuda": 2e13}
 """Operations of a measured prompt at most."""
 _ROUNDS = 5
-"""Calls of which the fastest counts, so that other work of the machine is left out; fewer where they
-take more than `_SECONDS` together."""
+"""Calls of which the fastest counts, so that other work of the machine is left out; fewer where
+they take more than `_SECONDS` together."""
 _SECONDS = 1.0
 _DECODED = 4
 """Tokens decoded in a call."""
@@ -128,7 +128,8 @@ def _made_up(
     text = config.get_text_config(decoder=True)
     text.num_hidden_layers = layers
     if getattr(text, "layer_types", None):
-        text.layer_types = list(text.layer_types)[:layers]
+        kinds = list(text.layer_types)
+        text.layer_types = [kinds[index % len(kinds)] for index in range(layers)]
     text.vocab_size = min(text.vocab_size, _VOCABULARY)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(text, name, None)

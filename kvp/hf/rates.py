@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from textwrap import shorten
 
 import torch
 from transformers import PreTrainedConfig
 
 from kvp.config_groups import RatesName
-from kvp.costs import Lengths, ModelSize, Rates, assumed_rates
+from kvp.costs import DEVICES, Lengths, ModelSize, Rates, assumed_rates
+from kvp.errors import UsageError
 from kvp.hf.loading import torch_device
 from kvp.hf.model_rates import measured_model_rates
 from kvp.progress import phase
@@ -39,21 +41,28 @@ def rates_of(
         return assumed_rates(name, size, lengths, itemsize, batch)
     target = torch_device(device)
     phase(f"measuring the speed of {device}")
-    model = measured_model_rates(
-        config,
-        device=target,
-        dtype=getattr(torch, dtype),
-        tokens=lengths.prompt,
-        batch=batch,
-        clock=clock,
-    )
+    try:
+        model = measured_model_rates(
+            config,
+            device=target,
+            dtype=getattr(torch, dtype),
+            tokens=lengths.prompt,
+            batch=batch,
+            clock=clock,
+        )
+    except (ValueError, IndexError, AttributeError, TypeError, RuntimeError) as error:
+        raise UsageError(
+            f"--rates measured: layers of model type {config.model_type!r} do not run by "
+            f"themselves here ({shorten(str(error), 80)}); use the data sheet of a device, "
+            f"--rates {' or '.join(DEVICES)}"
+        ) from error
     write, read = measured_codec_rates(
         size.geometry, dtype=dtype, tokens=lengths.tokens, clock=clock
     )
     return Rates(
         source=(
             f"measured on {device} with {torch.get_num_threads()} threads, {dtype}: a few layers "
-            "of made-up weights, rankers and a store in RAM"
+            "of made-up weights, rankers and a small store"
         ),
         accelerator=target.type != "cpu",
         ranker_flops=ranker_flops(target, clock),

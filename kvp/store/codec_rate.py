@@ -1,46 +1,72 @@
-"""How fast tensors go into and out of a store here, measured on a store in RAM."""
+"""How fast sequences go into and out of a store here, measured on a small store that is deleted."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import torch
-import zarr
-from zarr.storage import MemoryStore
 
 from kvp.geometry import Geometry
-from kvp.store.paths import array_settings
-from kvp.store.store_plan import StorePlan
+from kvp.store.reader import TraceReader
+from kvp.store.schema import DTYPES, SequenceRecord, Trace
+from kvp.store.store_plan import StorePlan, planned_bytes
+from kvp.store.writer import TraceWriter
 
-_BYTES = 2**25
-"""Bytes of the measured sequence, about."""
+_BYTES = 2**24
+"""Bytes of a measured sequence, about."""
 _ROUNDS = 3
+"""Sequences of which the fastest counts, after one that warms up."""
 
 
 def measured_codec_rates(
     geometry: Geometry, *, dtype: str, tokens: int, clock: Callable[[], float]
 ) -> tuple[float, float]:
-    """Raw bytes per second of keys written to and read from a store of this shape and dtype.
+    """Raw bytes per second written to and read from a store with queries of this shape and dtype.
 
-    Files and disks are left out: what packs and unpacks is slower.
+    The store is in the folder for temporary files. Checks, checksums and what is forced to disk are
+    part of both.
     """
-    itemsize = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
-    per_head = itemsize * tokens * geometry.head_dim
-    layers = max(1, min(geometry.layers, _BYTES // (per_head * geometry.kv_heads)))
-    shape = replace(geometry, layers=layers, layer_indices=())
+    layer = replace(geometry, layers=1, layer_indices=())
+    each = planned_bytes(layer, dtype=dtype, tokens=tokens)
+    shape = replace(layer, layers=max(1, min(geometry.layers, _BYTES // each)))
     plan = StorePlan(geometry=shape, dtype=dtype, max_tokens=tokens, sequences=_ROUNDS + 1)
-    keys = torch.randn(layers, geometry.kv_heads, tokens, geometry.head_dim)
-    stored = keys.to(getattr(torch, dtype))
-    content = (stored.view(torch.uint16) if dtype == "bfloat16" else stored).numpy()
-    array = zarr.create_array(store=MemoryStore(), **array_settings(plan, "k"))
     written, read = [], []
-    for index in range(_ROUNDS + 1):
-        start = clock()
-        array[index] = content
-        middle = clock()
-        array[index]
-        written.append(middle - start)
-        read.append(clock() - middle)
-    seconds = [max(min(times[1:]), 1e-9) for times in (written, read)]
-    return content.nbytes / seconds[0], content.nbytes / seconds[1]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "traces"
+        manifest = {"model": {}, "identity": {}}
+        with TraceWriter.create_or_resume(path, plan, manifest, None) as writer:
+            for index in range(_ROUNDS + 1):
+                trace = _trace(index, plan)
+                start = clock()
+                writer.write(trace)
+                written.append(clock() - start)
+        reader = TraceReader(path)
+        for index in range(_ROUNDS + 1):
+            start = clock()
+            reader.trace(index)
+            read.append(clock() - start)
+    size = planned_bytes(shape, dtype=dtype, tokens=tokens)
+    return size / max(min(written[1:]), 1e-9), size / max(min(read[1:]), 1e-9)
+
+
+def _trace(index: int, plan: StorePlan) -> Trace:
+    """A sequence of random numbers."""
+    size, tokens = plan.geometry, plan.max_tokens
+    dtype = DTYPES[plan.dtype][0]
+    shape = (size.layers, size.kv_heads, tokens, size.head_dim)
+    keys, values = (torch.randn(shape).to(dtype) for _ in range(2))
+    queries = torch.randn(*shape[:2], size.group, *shape[2:]).to(dtype)
+    record = SequenceRecord(
+        index=index,
+        id=str(index),
+        task="random",
+        split="train",
+        length=tokens,
+        context_length=max(1, tokens - 1),
+        prompt_length=max(1, tokens - 1),
+        token_ids=(0,) * tokens,
+    )
+    return Trace(record=record, queries=queries, keys=keys, values=values)
