@@ -27,9 +27,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.machine import machine
+
+if TYPE_CHECKING:
+    from train.config import TrainConfig
 
 TASKS = "niah_single_2,niah_multikey_1"
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -56,10 +59,14 @@ def main() -> None:
     """Measure all cases and write the JSON file."""
     args = _arguments()
     _import_all()
+    measured = json.loads(args.again.read_text())["cases"] if args.again else {}
     cases = {}
     with tempfile.TemporaryDirectory() as folder:
         for case in args.cases.split(","):
-            rounds = [_round(case, Path(folder) / f"{case}{index}") for index in range(args.rounds)]
+            again = measured.get(case, {}).get("rounds", [])
+            rounds = [_again(case, Path(folder) / f"{case}-again", one) for one in again]
+            for index in range(args.rounds):
+                rounds.append(_round(case, Path(folder) / f"{case}{index}"))
             cases[case] = {"rounds": rounds, "median_ratios": _medians(rounds)}
             print(case, json.dumps(cases[case]["median_ratios"], indent=1), flush=True)
     predictions = {}
@@ -80,17 +87,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cases", default="nano,random")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--configs", help="configurations to predict for, NAME=FOLDER,...")
+    parser.add_argument("--again", type=Path, help="add to the rounds of this file")
     parser.add_argument("--device_sheet", default="h100")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
 
 def _round(case: str, folder: Path) -> dict[str, Any]:
-    """Predicted and measured numbers of one round, by part."""
+    """Rates, and predicted and measured numbers of one round by part."""
     folder.mkdir(parents=True)
     if case == "random":
         _call("make", case, folder)
-    predicted = _call("predict", case, folder)
+    rates = _call("rates", case, folder)
+    predicted = _predicted(case, folder, rates)
     measured = {}
     for part in predicted:
         measured[part] = _call(part, case, folder)
@@ -99,13 +108,15 @@ def _round(case: str, folder: Path) -> dict[str, Any]:
         measured[part]["disk_bytes"] = sum(
             file.stat().st_size for file in store.rglob("*") if file.is_file()
         )
-    return {
-        part: {
-            name: {"predicted": value, "measured": measured[part][name]}
-            for name, value in numbers.items()
-        }
-        for part, numbers in predicted.items()
-    }
+    return {"rates": rates, "predicted": predicted, "measured": measured}
+
+
+def _again(case: str, folder: Path, earlier: dict[str, Any]) -> dict[str, Any]:
+    """An earlier round with what is predicted today by the rates that it measured."""
+    if case == "random" and not folder.exists():
+        folder.mkdir(parents=True)
+        _make(case, folder)
+    return earlier | {"predicted": _predicted(case, folder, earlier["rates"])}
 
 
 def _medians(rounds: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -114,13 +125,13 @@ def _medians(rounds: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
         part: {
             name: round(
                 statistics.median(
-                    one[part][name]["predicted"] / one[part][name]["measured"] for one in rounds
+                    one["predicted"][part][name] / one["measured"][part][name] for one in rounds
                 ),
                 3,
             )
             for name in numbers
         }
-        for part, numbers in rounds[0].items()
+        for part, numbers in rounds[0]["predicted"].items()
     }
 
 
@@ -187,21 +198,14 @@ def _model(case: str, folder: Path) -> str:
     return "nano" if case == "nano" else str(folder / "model")
 
 
-def _predict(case: str, folder: Path) -> dict[str, dict[str, float]]:
-    """What the model of costs says of every part."""
-    from functools import partial
-
-    from kvp.costs import ONLINE, STORES, costs_of
-    from kvp.costs.memory import collecting_memory, training_memory
+def _rates(case: str, folder: Path) -> dict[str, Any]:
+    """The rates of this machine, by processor time."""
     from kvp.hf import load_config
     from kvp.hf.rates import rates_of
     from policies.ranker_rate import measured_ranker_flops
-    from train.config import TrainConfig
     from train.dry_run import planned, spec_of
 
-    config = TrainConfig(
-        out="-", dry_run=True, model=_model(case, folder), **SETTINGS[case], **TRAINING
-    )
+    config = _planned_settings(case, folder)
     model_config = load_config(config.model)
     plan = planned(config, model_config)
     tokens = round(plan.training.contexts * plan.training.prefix(plan.lengths))
@@ -214,19 +218,35 @@ def _predict(case: str, folder: Path) -> dict[str, dict[str, float]]:
         device="cpu",
         dtype="float32",
         batch=1,
-        ranker_flops=lambda device, clock: partial(
-            measured_ranker_flops, spec, heads=plan.heads, tokens=tokens
-        )(device=device, clock=clock),
+        ranker_flops=lambda device, clock: measured_ranker_flops(
+            spec, heads=plan.heads, tokens=tokens, device=device, clock=clock
+        ),
         clock=time.process_time,
     )
-    print(json.dumps(asdict(rates)), flush=True)
+    return {name: value for name, value in asdict(rates).items() if name != "device_bytes"}
+
+
+def _planned_settings(case: str, folder: Path) -> TrainConfig:
+    from train.config import TrainConfig
+
+    model = _model(case, folder)
+    return TrainConfig(out="-", dry_run=True, model=model, **SETTINGS[case], **TRAINING)
+
+
+def _predicted(case: str, folder: Path, found: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """What the model of costs says of every part, by rates that were measured."""
+    from kvp.costs import ONLINE, STORES, Rates, costs_of
+    from kvp.costs.memory import collecting_memory, training_memory
+    from kvp.hf import load_config
+    from train.dry_run import planned
+
+    config = _planned_settings(case, folder)
+    plan = planned(config, load_config(config.model))
     result: dict[str, dict[str, float]] = {}
-    for cost in costs_of(plan, rates):
+    for cost in costs_of(plan, Rates(**found)):
         if cost.way == ONLINE:
-            result["train-online"] = {
-                "seconds": cost.seconds,
-                "ram_bytes": cost.memory.ram_bytes,
-            }
+            ram = cost.memory.ram_bytes
+            result["train-online"] = {"seconds": cost.seconds, "ram_bytes": ram}
             continue
         store = STORES[cost.way]
         result[f"collect-{store}"] = {
@@ -318,7 +338,7 @@ def _prediction(folder: str, device: str) -> dict[str, Any]:
 
 _CHILDREN = {
     "make": _make,
-    "predict": _predict,
+    "rates": _rates,
     "collect-qkv": lambda case, folder: _collect("qkv", case, folder),
     "collect-importance": lambda case, folder: _collect("importance", case, folder),
     "train-qkv": lambda case, folder: _train("qkv", case, folder),

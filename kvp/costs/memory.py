@@ -1,7 +1,6 @@
 """RAM and memory of the device, counted from what programs hold at the same time.
 
-On a processor alone both are RAM. What is left out: the programs themselves (about 1 GB), and what
-allocators keep.
+On a processor alone both are RAM. What is left out: the imports of the programs (about 1 GB).
 """
 
 from __future__ import annotations
@@ -13,6 +12,9 @@ from kvp.store import StoreKind
 
 _COPIES = 6
 """Tensors as large as a ranker's weights: weight, gradient, two moments, average, best."""
+_AT_WORK = 1e8
+"""What a program loads and its allocators keep once it works, next to what is counted (measured on
+models of 6 and 29 million weights, docs/costs.md)."""
 _HELD_OUT_POINTS = 6
 """Labels kept of a validation sequence: three at two points."""
 
@@ -29,8 +31,8 @@ class Memory:
     def of(cls, host: float, device: float, accelerator: bool) -> Memory:
         """What lies in RAM and on the device, both in RAM without an accelerator."""
         if accelerator:
-            return cls(ram_bytes=host, device_bytes=device)
-        return cls(ram_bytes=host + device)
+            return cls(ram_bytes=host + _AT_WORK, device_bytes=device)
+        return cls(ram_bytes=host + device + _AT_WORK)
 
     def larger(self, other: Memory) -> Memory:
         """The peaks of two programs that run one after the other."""

@@ -19,6 +19,11 @@ _STATISTICS = 64
 """Sequences that features are standardised with (`train.model.feature_statistics`)."""
 _EVALUATIONS = 2
 """Labels next to the trained one that the finished policy is evaluated and calibrated on."""
+_BASELINE_FLOPS = 6e5
+"""What scoring and sorting of all attention-free heuristics takes per token and head, as so many
+operations of rankers (measured on nano, docs/costs.md)."""
+_PICTURE_SECONDS = 0.6
+"""Seconds in which the picture of a validation is drawn for TensorBoard (measured on a CPU)."""
 _ONLINE_LABELS = 3
 """Labels that are computed of a validation sequence while the model runs."""
 _GRID_SHARE = 1.75
@@ -143,16 +148,15 @@ def _loading_seconds(plan: Plan, rates: Rates) -> float:
 
 
 def _held_out_seconds(plan: Plan, rates: Rates) -> float:
-    """Seconds of validations, of the last evaluation with its baselines and of calibration.
-
-    Baselines take about as long as the rankers.
-    """
+    """Seconds of validations, of the last evaluation with its baselines and of calibration."""
     training = plan.training
     each = training.held_out(plan.validation, training.validation_contexts)
-    rounds = -(-training.steps // training.validate_every) + 2
-    contexts = rounds * each + training.held_out(plan.validation, training.calibration_contexts)
-    tokens = contexts * training.prefix(plan.lengths)
-    return plan.heads * tokens * 2 * plan.ranker.products / rates.ranker_flops
+    rounds = -(-training.steps // training.validate_every)
+    contexts = (rounds + 1) * each
+    contexts += training.held_out(plan.validation, training.calibration_contexts)
+    flops = contexts * 2 * plan.ranker.products + each * _BASELINE_FLOPS
+    tokens = plan.heads * training.prefix(plan.lengths)
+    return tokens * flops / rates.ranker_flops + rounds * _PICTURE_SECONDS
 
 
 def _reading_seconds(plan: Plan, rates: Rates, store: StoreKind) -> float:

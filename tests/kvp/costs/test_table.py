@@ -57,9 +57,9 @@ def test_the_table_of_a_7b_model() -> None:
         "100 training and 40 validation sequences of at most 4096 + 128 tokens; 1,000 steps of 8 "
         "contexts",
         "way                   disk      RAM      GPU  collecting  training  in all",
-        "full traces       106.8 GB  53.6 GB  19.0 GB      15 min    64 min  79 min",
-        "importance store   28.6 GB  36.5 GB  19.0 GB      10 min     9 min  19 min",
-        "--source model        none  37.8 GB  35.9 GB       9 min     9 min  17 min",
+        "full traces       106.8 GB  53.7 GB  19.0 GB      15 min    64 min  79 min",
+        "importance store   28.6 GB  36.6 GB  19.0 GB      10 min     9 min  19 min",
+        "--source model        none  37.9 GB  35.9 GB       9 min     9 min  17 min",
     ]
 
 
