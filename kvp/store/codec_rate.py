@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,7 +37,7 @@ def measured_codec_rates(
     written, read = [], []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "traces"
-        manifest = {"model": {}, "identity": {}}
+        manifest: dict[str, Any] = {"model": {}, "identity": {}}
         with TraceWriter.create_or_resume(path, plan, manifest, None) as writer:
             for index in range(_ROUNDS + 1):
                 trace = _trace(index, plan)
