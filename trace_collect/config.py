@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 from kvp.config_groups import (
     AnswerConfig,
+    CostConfig,
     DataConfig,
-    DryRunConfig,
     ModelConfig,
     RunConfig,
     WorkersConfig,
@@ -24,7 +24,7 @@ STORED_LABELS = ("kvzip", "kvzip_plus")
 
 @dataclass(frozen=True, kw_only=True)
 class CollectConfig(
-    DataConfig, AnswerConfig, GridConfig, ModelConfig, RunConfig, WorkersConfig, DryRunConfig
+    DataConfig, AnswerConfig, GridConfig, ModelConfig, RunConfig, WorkersConfig, CostConfig
 ):
     """Which samples are collected, and which tensors are stored."""
 
@@ -47,8 +47,6 @@ class CollectConfig(
     batch_size: int | None = None
     """Prompts whose answers are decoded together; the traces do not depend on it. Without it as
     many as fit into 4 GiB with their queries, keys and values, at most 16."""
-    rate: float | None = None
-    """Tokens per second for the dry run's time; measured on a sequence where weights are local."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {
         "continuation": "answers",
@@ -66,8 +64,6 @@ class CollectConfig(
         super().__post_init__()
         if not self.sequences:
             raise ValueError("--train, --validation and --test are all 0: nothing to collect")
-        if self.rate is not None and not self.rate > 0:
-            raise ValueError(f"--rate must be positive, got {self.rate}")
         for label in self.label_list:
             if label not in STORED_LABELS:
                 raise ValueError(f"--labels: no label {label!r}; use {', '.join(STORED_LABELS)}")

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from rich.filesize import decimal
 from transformers import PreTrainedConfig
 
+from kvp.costs import COMPRESSED, span
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of
 from kvp.store import GridDtype, StoreKind, planned_bytes
 from trace_collect.config import CollectConfig
-
-_COMPRESSED = {"float32": 0.9, "float16": 0.7, "bfloat16": 0.7}
-"""Share of the raw bytes that compression leaves, cautiously; 16-bit traces measured 0.69."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +80,7 @@ class StoreEstimate:
     @property
     def disk_bytes(self) -> int:
         """Bytes expected on disk."""
-        return round(self.raw_bytes * _COMPRESSED[self.dtype])
+        return round(self.raw_bytes * COMPRESSED[self.dtype])
 
     def lines(self, rate: float | None) -> list[str]:
         """What to tell the user; `rate` in tokens per second, if known."""
@@ -108,7 +106,7 @@ class StoreEstimate:
                 "qkv, fewer --grid_labels, or a smaller --grid"
             )
         if rate is not None:
-            lines.append(f"about {duration(self.tokens / rate)} at {rate:.0f} tokens/s")
+            lines.append(f"about {span(self.tokens / rate)} at {rate:.0f} tokens/s")
         return lines
 
 
@@ -125,12 +123,3 @@ def estimate(config: CollectConfig, model: PreTrainedConfig, sequences: int) -> 
         grid_labels=len(config.trained_labels),
         labels=len(config.label_list),
     )
-
-
-def duration(seconds: float) -> str:
-    """A time span for people."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 2 * 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

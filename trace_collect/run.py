@@ -58,6 +58,9 @@ def run(config: CollectConfig) -> None:
     console = plain_console()
     model_config = load_config(config.model, revision=config.revision)
     check_reach(model_config, config.model, config.length, config.max_new_tokens)
+    if config.dry_run and config.rates != "measured":  # of a device that need not be there
+        dry_run(config, model_config, console)
+        return
     if config.engine == "local":  # Ray's workers have devices of their own
         check_quantization(config.quantization, torch_device(config.device))
     if config.dry_run:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvp.config_groups import (
     AnswerConfig,
+    CostConfig,
     DataConfig,
-    DryRunConfig,
     Group,
     MemoryConfig,
     ModelConfig,
@@ -92,7 +92,7 @@ class TrainConfig(
     RunConfig,
     ComputeConfig,
     MemoryConfig,
-    DryRunConfig,
+    CostConfig,
     ValidationConfig,
     CalibrationConfig,
     ObjectiveFlags,
@@ -183,6 +183,8 @@ class TrainConfig(
                 raise ValueError("--heads needs --sharing heads: one network cannot be split")
 
     def _check_source(self) -> None:
+        if self.only_costs and self.source == "traces":
+            return  # no source is chosen yet
         fills = self.on_missing == "model"
         if self.source == "traces":
             self._check_online_unused(fills=fills)
@@ -216,6 +218,11 @@ class TrainConfig(
         for name in names:
             if getattr(self, name) != getattr(defaults, name):
                 raise ValueError(f"--{name} needs {needed}")
+
+    @property
+    def only_costs(self) -> bool:
+        """Whether a dry run compares the ways to a policy, without traces at hand."""
+        return self.dry_run and self.traces is None
 
     def online(self) -> OnlineSettings:
         """Settings of --source model."""

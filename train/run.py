@@ -39,6 +39,11 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
         StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
         UsageError: `--out`, `--device` or another flag cannot work, or the loss is not finite.
     """
+    if config.only_costs:
+        from train.dry_run import print_costs  # brings transformers, which stores do not need
+
+        print_costs(config)
+        return
     if config.heads == AUTO:
         from train.own_heads import own_heads  # brings transformers
 

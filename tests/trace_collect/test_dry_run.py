@@ -23,17 +23,31 @@ def test_a_dry_run_needs_only_a_configuration(
     output = capsys.readouterr().out
     assert f"at most {5 * 304 * 512 / 1000:.1f} kB" in output
     assert "about 10 s at 152 tokens/s" in output
+    assert "running the model" not in output
     assert run("--dry_run", "true", "--model", str(tmp_path / "bare")) == 0
-    assert "give --rate" in capsys.readouterr().out
+    assert "times: measured on cpu" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_measures_local_weights(
+def test_a_dry_run_compares_the_ways_to_a_policy(
     run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("--dry-run") == 0
-    assert re.search(r"about \d+ \w+ at \d+ tokens/s", capsys.readouterr().out)
+    assert run("--dry-run", "--rates=h100", "--device=cuda:3") == 0
+    output = capsys.readouterr().out
+    assert re.search(r"about \d+ \w+ at \d+ tokens/s", output)
+    assert "3 training and 2 validation sequences of about" in output
+    for way in ("full traces", "importance store", "--source model"):
+        assert re.search(rf"^{way} ", output, re.MULTILINE)
+    assert "assumed, not measured: h100" in output
+    assert "--out POLICY_FOLDER" in output
     assert not (tmp_path / "out").exists()
+
+
+def test_more_sequences_than_learning_curves_justify(
+    run: Collect, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--dry-run", "--rates=h100", "--train=200") == 0
+    assert "100 training sequences are enough" in capsys.readouterr().out
 
 
 def test_a_dry_run_without_a_tokenizer_counts_rows(
@@ -56,6 +70,16 @@ def test_a_dry_run_says_what_a_grid_saves(
     )
     config.save_pretrained(tmp_path / "qwen")
     flags = ("--length=4372", "--max_new_tokens=128", "--dtype=bfloat16", "--train=6000")
-    assert run("--dry-run", "--model", str(tmp_path / "qwen"), *flags, "--store=importance") == 0
+    assert (
+        run(
+            "--dry-run",
+            "--model",
+            str(tmp_path / "qwen"),
+            *flags,
+            "--store=importance",
+            "--rates=h200",
+        )
+        == 0
+    )
     output = capsys.readouterr().out
     assert "0.271 of the bytes with queries (keys and values alone: 0.222)" in output

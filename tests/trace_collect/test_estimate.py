@@ -8,7 +8,7 @@ import pytest
 from kvp.artifacts.disk_space import check_disk
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from trace_collect.estimate import StoreEstimate, duration
+from trace_collect.estimate import StoreEstimate
 
 
 def test_bytes_of_the_papers_model() -> None:
@@ -63,8 +63,3 @@ def test_a_full_disk_is_refused(tmp_path: Path) -> None:
     check_disk(tmp_path / "not" / "there", 1)
     with pytest.raises(StoreError, match=r"--out .* free on that disk"):
         check_disk(tmp_path / "not" / "there", 10**20)
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(61, "61 s"), (600, "10 min"), (9000, "2.5 h")])
-def test_time_spans_for_people(seconds: float, text: str) -> None:
-    assert duration(seconds) == text

@@ -23,7 +23,8 @@ from torch.utils.checkpoint import checkpoint
 from kvp.errors import UsageError
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord
-from policies.ranker import HeadRankers, RankerSpec
+from policies.ranker import HeadRankers
+from policies.ranker_rate import bytes_per_token
 from train.data.compression_points import Rolling, drawn_points, noise_seed
 from train.data.contexts import Context, ContextSource
 from train.data.prefetch import StepContexts
@@ -264,13 +265,3 @@ class RankerTraining(pl.LightningModule):
             preserve_rng_state=False,
         )
         return scores
-
-
-def bytes_per_token(spec: RankerSpec) -> int:
-    """Bytes one head needs per token for activations and the temporaries of their backward pass.
-
-    About 13 float32 vectors of the hidden width (10 were measured to be kept), the two inputs, and
-    twice what the token adds to its neighbours.
-    """
-    taps = 2 * spec.neighbours + 1 if spec.neighbours else 0
-    return 4 * (13 * spec.hidden + 2 * spec.head_dim + 2 * taps)

@@ -1,0 +1,94 @@
+"""RAM and memory of the device, counted from what programs hold at the same time.
+
+On a processor alone both are RAM. What is left out: the imports of the programs (about 1 GB).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvp.costs.plan import Plan
+from kvp.store import StoreKind
+
+_COPIES = 6
+"""Tensors as large as a ranker's weights: weight, gradient, two moments, average, best."""
+_AT_WORK = 1e8
+"""What a program loads and its allocators keep once it works, next to what is counted (measured on
+models of 6 and 29 million weights, docs/costs.md)."""
+_HELD_OUT_POINTS = 6
+"""Labels kept of a validation sequence: three at two points."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Peak bytes of a program."""
+
+    ram_bytes: float
+    device_bytes: float = 0.0
+    """Of an accelerator; 0 where there is none."""
+
+    @classmethod
+    def of(cls, host: float, device: float, accelerator: bool) -> Memory:
+        """What lies in RAM and on the device, both in RAM without an accelerator."""
+        if accelerator:
+            return cls(ram_bytes=host + _AT_WORK, device_bytes=device)
+        return cls(ram_bytes=host + device + _AT_WORK)
+
+    def larger(self, other: Memory) -> Memory:
+        """The peaks of two programs that run one after the other."""
+        return Memory(
+            ram_bytes=max(self.ram_bytes, other.ram_bytes),
+            device_bytes=max(self.device_bytes, other.device_bytes),
+        )
+
+
+def collecting_memory(plan: Plan, accelerator: bool, store: StoreKind) -> Memory:
+    """Peak of kvp-collect: the model, one forward pass, and a sequence on its way to disk."""
+    kept = plan.raw_bytes(store, plan.lengths.tokens)
+    grid = 4 * plan.heads * (plan.grid + 4) * plan.lengths.tokens if store == "importance" else 0
+    return Memory.of(2 * kept, _forward_bytes(plan) + grid, accelerator)
+
+
+def training_memory(plan: Plan, accelerator: bool, store: StoreKind) -> Memory:
+    """Peak of kvp-train on a store: what it remembers, and a step."""
+    training, tokens = plan.training, plan.lengths.tokens
+    room, labels_room = 0.75 * plan.memory_bytes, plan.memory_bytes / 4
+    remembered = min(
+        plan.sequences * plan.raw_bytes("qkv" if store == "qkv" else "kv", tokens), room
+    )
+    counts = training.point_counts(training.draws / plan.train, plan.lengths)
+    labels = 4 * plan.heads * tokens * sum(counts) * plan.train
+    reading = plan.raw_bytes(store, tokens)
+    host = remembered + min(labels, labels_room) + reading
+    return Memory.of(host, _step_bytes(plan), accelerator)
+
+
+def online_memory(plan: Plan, accelerator: bool) -> Memory:
+    """Peak of `kvp-train --source model`: its buffer, the model and a forward pass, and a step."""
+    training, tokens = plan.training, plan.lengths.tokens
+    bare, point = plan.raw_bytes("kv", tokens), 4 * plan.heads * tokens
+    counts = training.point_counts(training.draws / max(plan.traced, 1), plan.lengths)
+    queries = plan.raw_bytes("qkv", tokens)
+    buffer = plan.buffer * min(bare + point * sum(counts), queries)
+    buffer += plan.validation * min(bare + point * _HELD_OUT_POINTS, queries)
+    return Memory.of(buffer + queries, _forward_bytes(plan) + _step_bytes(plan), accelerator)
+
+
+def _forward_bytes(plan: Plan) -> float:
+    """Bytes of the model, of one layer's activations and of all queries, keys and values."""
+    size, tokens = plan.model, plan.lengths.tokens
+    activations = tokens * (4 * size.hidden + 3 * size.intermediate) * plan.itemsize
+    return plan.weight_bytes + activations + plan.raw_bytes("qkv", tokens)
+
+
+def _step_bytes(plan: Plan) -> float:
+    """Bytes of a training step.
+
+    Rankers with optimiser, the contexts of this step and the next one in float32, those of this
+    step once more in a row, and activations.
+    """
+    training = plan.training
+    tokens = training.contexts * training.prefix(plan.lengths)
+    vectors = plan.heads * tokens * 2 * plan.model.geometry.head_dim * 4
+    weights = _COPIES * 4 * plan.heads * plan.ranker.parameters
+    return weights + 3 * vectors + min(plan.activation_bytes, training.activation_bytes)

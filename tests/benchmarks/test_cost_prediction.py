@@ -1,0 +1,44 @@
+"""The benchmark of predicted costs: ratios from rounds that were measured earlier."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import cost_prediction
+
+RATES = {
+    "source": "of a test",
+    "accelerator": False,
+    "prompt_flops": 5e10,
+    "decode_layer_seconds": 1e-3,
+    "decode_step_seconds": 1e-3,
+    "pairs": 4e8,
+    "ranker_flops": 5e10,
+    "write_bytes": 1e8,
+    "read_bytes": 2e8,
+    "copy_bytes": 2e9,
+}
+PARTS = ("collect-qkv", "train-qkv", "collect-importance", "train-importance", "train-online")
+
+
+def test_ratios_are_predicted_over_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = {"seconds": 10.0, "ram_bytes": 1e8, "disk_bytes": 1e7}
+    earlier = {"rates": RATES, "measured": {part: numbers for part in PARTS}}
+    rounds = tmp_path / "earlier.json"
+    rounds.write_text(json.dumps({"cases": {"nano": {"rounds": [earlier]}}}))
+    flags = ["--cases", "nano", "--rounds", "0", "--again", str(rounds)]
+    out = tmp_path / "found.json"
+    monkeypatch.setattr(sys, "argv", ["cost_prediction", *flags, "--out", str(out)])
+    cost_prediction.main()
+    case = json.loads(out.read_text())["cases"]["nano"]
+    predicted = case["rounds"][0]["predicted"]
+    assert set(predicted) == set(PARTS)
+    ratio = case["median_ratios"]["collect-qkv"]
+    assert ratio["seconds"] == round(predicted["collect-qkv"]["seconds"] / 10, 3)
+    assert ratio["disk_bytes"] == round(predicted["collect-qkv"]["disk_bytes"] / 1e7, 3)

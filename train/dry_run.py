@@ -1,0 +1,190 @@
+"""`kvp-train --dry-run` without traces: what every way to a policy would cost.
+
+Only the model's configuration is read, and its tokenizer where it is there; prompts are made with
+it to know their lengths. Left out: the dry run on a store that exists, whose steps are measured
+(`train.messages`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import fields
+
+from transformers import PreTrainedConfig
+
+from kvp.costs import (
+    ENOUGH,
+    ONLINE,
+    WHY_ENOUGH,
+    Lengths,
+    Plan,
+    TrainingSize,
+    costs_of,
+    recommendation,
+    recommended,
+    table_lines,
+)
+from kvp.costs.commands import changed_flags, commands_of
+from kvp.data.lengths import mean_lengths
+from kvp.errors import ModelError
+from kvp.hf import load_config, load_tokenizer
+from kvp.hf.model_size import size_of
+from kvp.hf.rates import rates_of
+from kvp.hf.trace import check_reach
+from kvp.store import StorePlan
+from policies.ranker import RankerSpec
+from policies.ranker_rate import measured_ranker_flops, size_of_ranker
+from train.config import TrainConfig
+from train.labels.label import label_of
+from train.online.model_runner import Samples
+from train.online.schedule import Schedule
+from train.online.settings import BufferConfig
+from train.recipe import Recipe
+
+
+def print_costs(config: TrainConfig) -> None:
+    """Print the table of ways, the recommended one and its commands.
+
+    Raises ModelError and UsageError as the training itself would, as far as it can be known.
+    """
+    model_config = load_config(config.model, revision=config.revision)
+    check_reach(model_config, config.model, config.length, config.max_new_tokens)
+    plan = planned(config, model_config)
+    recipe = config.recipe()
+    spec = spec_of(recipe, plan.model.geometry.head_dim)
+    tokens = round(plan.training.contexts * plan.training.prefix(plan.lengths))
+    rates = rates_of(
+        config.rates,
+        model_config,
+        plan.model,
+        plan.lengths,
+        device=config.device,
+        dtype=config.dtype,
+        batch=plan.batch,
+        ranker_flops=lambda device, clock: measured_ranker_flops(
+            spec, heads=plan.heads, tokens=tokens, device=device, clock=clock
+        ),
+    )
+    costs = costs_of(plan, rates, config.rate)
+    for line in table_lines(plan, rates, costs):
+        print(line)
+    if not config.sequences:
+        print(f"{WHY_ENOUGH}; --sequences changes it")
+    if config.rate is not None:
+        print(f"running the model: {config.rate:g} tokens/s, as --rate says")
+    ram = math.inf if config.rates != "measured" else _ram_bytes()
+    best = recommended(costs, ram)
+    print(recommendation(best, costs))
+    for command in commands_of(
+        best,
+        plan,
+        config,
+        traces=f"{config.out}-traces",
+        policy=config.out,
+        training=_training_flags(config, best.way, plan),
+    ):
+        print(f"  {command}")
+    print("dry run: nothing was written")
+
+
+def planned(config: TrainConfig, model_config: PreTrainedConfig) -> Plan:
+    """The policy that a configuration asks for; `ENOUGH` sequences where it names no number."""
+    recipe = config.recipe()
+    sequences = recipe.sequences or ENOUGH
+    buffer = sequences if sequences <= max(config.buffer, ENOUGH) else config.buffer
+    schedule = Schedule(
+        buffer=buffer, epochs_per_sequence=config.epochs_per_sequence, sequences=sequences
+    )
+    epochs = schedule.epochs_per_sequence if schedule.rolls else schedule.passes(recipe)
+    size = size_of(model_config)
+    return Plan(
+        model=size,
+        dtype=config.dtype,
+        quantization=config.quantization,
+        lengths=_lengths(config, recipe),
+        max_tokens=config.length + config.max_new_tokens,
+        train=sequences,
+        validation=config.validation_sequences,
+        ranker=size_of_ranker(spec_of(recipe, size.geometry.head_dim)),
+        training=training_size(config),
+        buffer=schedule.size,
+        traced=schedule.needed(recipe),
+        passes=epochs * recipe.points_per_sequence,
+    )
+
+
+def training_size(config: TrainConfig) -> TrainingSize:
+    """The training of a configuration as far as its costs go."""
+    recipe = config.recipe()
+    return TrainingSize(
+        steps=recipe.steps,
+        contexts=recipe.contexts,
+        prompt_weight=recipe.compress_prompt,
+        context_weight=recipe.compress_context,
+        uniform_weight=recipe.compress_uniform,
+        uniform_points=recipe.uniform_points,
+        min_prefix=recipe.min_prefix,
+        validate_every=config.validate_every,
+        validation_contexts=config.validation_contexts,
+        calibration_contexts=0 if config.calibration == "none" else config.calibration_contexts,
+        activation_bytes=config.activation_gb * 1e9,
+        memory_bytes=config.memory_gb * 1e9,
+    )
+
+
+def spec_of(recipe: Recipe, head_dim: int) -> RankerSpec:
+    """Rankers of a recipe as far as their costs go."""
+    return RankerSpec(
+        head_dim=head_dim,
+        architecture=recipe.architecture,
+        hidden=recipe.hidden,
+        max_positions=recipe.max_positions,
+        inputs=recipe.input_list,
+        blocks=recipe.blocks,
+        neighbours=recipe.neighbours,
+    )
+
+
+def _lengths(config: TrainConfig, recipe: Recipe) -> Lengths:
+    """Lengths of prompts that are made, or their bounds where there is no tokenizer."""
+    try:
+        tokenizer = load_tokenizer(config.model, revision=config.revision)
+    except ModelError:
+        return Lengths(prompt=config.length, answer=config.max_new_tokens, answers=config.answers)
+    samples = Samples.open(config.online(), recipe, tokenizer, config.seed)
+    return mean_lengths(
+        samples.train, tokenizer, answers=config.answers, max_new_tokens=config.max_new_tokens
+    )
+
+
+def _training_flags(config: TrainConfig, way: str, plan: Plan) -> list[str]:
+    """Flags of kvp-train that differ from its defaults and that a command does not have yet."""
+    groups = TrainConfig(out=config.out, source="model", preset=config.preset)
+    elsewhere = {*vars(config.online()), "out", "source", "traces", "sequences", "memory_gb"}
+    elsewhere |= {"device", "seed", "dry_run", "rates", "rate"}
+    names = [one.name for one in fields(TrainConfig) if one.name not in elsewhere]
+    defaults = {name: getattr(groups, name) for name in names} | {"preset": "fourier"}
+    flags = changed_flags(config, defaults)
+    if way != ONLINE:
+        store = StorePlan(
+            geometry=plan.model.geometry,
+            dtype=plan.dtype,
+            max_tokens=plan.max_tokens,
+            sequences=plan.sequences,
+            store="importance",
+            grid=plan.grid,
+        )
+        if way == "importance store" and label_of(config.recipe().label).missing(store):
+            flags.append("--label future_attention")
+    else:
+        flags += changed_flags(config, {"epochs_per_sequence": BufferConfig.epochs_per_sequence})
+    return flags
+
+
+def _ram_bytes() -> float:
+    """RAM of this machine; infinite where it is not told."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (ValueError, OSError, AttributeError):
+        return math.inf
