@@ -28,6 +28,18 @@ def test_forms_agree_and_skipped_ones_are_named(
     assert last["length"] == 200
 
 
+def test_lengths_that_would_take_too_long_are_named(
+    run_benchmark: Callable[..., None], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    quick = ["--workloads", "cut", "--forms", "blocked", "--rounds", "1", "--seconds", "0"]
+    limits = ["--lengths", "64,65536", "--limit", "0.001", "--out", str(out)]
+    run_benchmark("future_attention", *quick, *limits)
+    ran, skipped = json.loads(out.read_text())["results"]
+    assert 0 < ran["processor_seconds"]
+    assert skipped["skipped"] == "not run: 64 tokens took 0 s, more would be over 0 s"
+
+
 @pytest.mark.parametrize(("form", "message"), [("triton", "--device cuda"), ("slow", "no slow")])
 def test_forms_that_cannot_run_are_refused(
     form: str,
