@@ -41,7 +41,10 @@ from kvp.ranks import Rank
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, simulate and write the JSON file."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.sequences < 2 or _numbers(given.processes)[0] != 1:
+        parser.error("times of pieces need --processes 1,... and two --sequences or more")
     with TemporaryDirectory(dir=given.folder) as made:
         if given.uncounted:  # reads libraries and weights from the disk
             _measured(given, Path(made) / "uncounted", 1, given.uncounted)

@@ -9,10 +9,11 @@ divided by the prefill of the same round, made by transformers alone. kvpress ne
 transformers, so it runs in its own environment (recipes/kvpress says how it is made), where
 the same is timed in the hooks of each press, over a prefill there.
 
-Rows: `method`, `source` (kvp or kvpress), `environment` (versions), `tokens`, `seconds` and `processor_seconds` of what is
-added (medians), those of the prefill, and their ratio: `share` (processor time; least and most of
-the rounds), `wall_share`; `whole_share`, prefill with the method over the prefill without, holds
-everything, the noise of two prefills too. `by_difference`: what is added cannot be timed alone.
+Rows: `method`, `source` (kvp or kvpress), `environment` (versions), `tokens`, `seconds` and
+`processor_seconds` of what is added (medians), those of the prefill, and their ratio: `share`
+(processor time; least and most of the rounds), `wall_share`; `whole_share`, prefill with the method
+over the prefill without, holds everything, the noise of two prefills too. `by_difference`: what is
+added cannot be timed alone.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(prog="benchmarks.method_scoring", allow_abbrev=False)
     flags.add_argument("--tokens", default="1024,4096")
     flags.add_argument("--methods", default="", help="some of them; none: every registered one")
-    flags.add_argument("--repeats", type=int, default=2, help="rounds")
+    flags.add_argument("--repeats", default="2,1", help="rounds for each number of tokens")
     flags.add_argument("--width", type=int, default=1024, help="of the model, in steps of 512")
     flags.add_argument("--layers", type=int, default=2)
     flags.add_argument("--threads", type=int, default=1)

@@ -43,7 +43,7 @@ def rows(given: argparse.Namespace) -> list[Row]:
     warm = setting.prompt(min(128, given.child), given.device)
     _round(model, tokenizer, warm, scorers, given.device)
     ids = setting.prompt(given.child, given.device)
-    for _ in range(given.repeats):
+    for _ in setting.rounds(given):
         for name, taken in _round(model, tokenizer, ids, scorers, given.device).items():
             times[name].add(*taken)
     reason = {"source": "kvp", "tokens": given.child, "skipped": "reads the future"}
@@ -101,7 +101,7 @@ def _round(
         for name in names:
             rule = EvictionRule(
                 scorer=scorers[name],
-                budget=parse_budget(int(setting.KEPT * ids.shape[1])),
+                budget=parse_budget(f"{setting.KEPT:.0%}"),
                 protection=Protection(),
             )
             evicted = timed(partial(_evict, model, seen, rule, ids, tokenizer), device)[1]

@@ -59,7 +59,7 @@ def main() -> None:
     ids = setting.prompt(given.child, given.device)
     with patch.object(kvzip_press.AutoTokenizer, "from_pretrained", lambda _: tokenizer):
         _round(model, setting.prompt(min(128, given.child), given.device), presses, given.device)
-        for _ in range(given.repeats):
+        for _ in setting.rounds(given):
             for name, taken in _round(model, ids, presses, given.device).items():
                 times[name].add(*taken)
     print(json.dumps([one.row(given.child) for one in times.values()]))

@@ -75,6 +75,13 @@ def learned(model: PreTrainedModel) -> LearnedScorer:
     return LearnedScorer(rankers=rankers, geometry=geometry)
 
 
+def rounds(given: argparse.Namespace) -> range:
+    """The rounds at `given.child` tokens: --repeats goes with --tokens, its last number on."""
+    repeats = given.repeats.split(",")
+    place = given.tokens.split(",").index(str(given.child))
+    return range(int(repeats[min(place, len(repeats) - 1)]))
+
+
 def selected(given: argparse.Namespace, names: Sequence[str]) -> list[str]:
     """Those of `names` that --methods lists, by their name without a preset; all without it."""
     wanted = set(given.methods.split(",")) if given.methods else None

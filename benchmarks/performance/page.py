@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measuring import ROOT
 from benchmarks.performance.parts import PARTS, Part
 from benchmarks.performance.tables import Table
 from kvp.artifacts.files import atomic_write_text
 
 Report = Mapping[str, Any]
+Reports = Mapping[tuple[str, str], Report]
 
 INTRODUCTION = """# Performance
 
@@ -38,17 +41,25 @@ def write_pages(results: Path, page: Path) -> None:
     }
     results.mkdir(parents=True, exist_ok=True)
     page.parent.mkdir(parents=True, exist_ok=True)
+    speed = os.path.relpath(ROOT / "docs/results/speed.md", page.parent)
     folder = os.path.relpath(results, page.parent)
-    speed = os.path.relpath(Path(__file__).parents[2] / "docs/results/speed.md", page.parent)
-    text = [INTRODUCTION.format(speed=speed), _overview(reports)]
-    text += [_section(part, reports, folder) for part in PARTS]
-    atomic_write_text(page, "\n".join(text))
-    atomic_write_text(results / "README.md", _listing(reports, os.path.relpath(page, results)))
+    atomic_write_text(page, page_text(reports, folder, speed))
+    atomic_write_text(results / "README.md", listing(reports, os.path.relpath(page, results)))
 
 
-def _overview(reports: Mapping[tuple[str, str], Report]) -> str:
+def page_text(reports: Reports, folder: str, speed: str, parts: Sequence[Part] = PARTS) -> str:
+    """The page; `folder` and `speed` are the addresses of the files and of docs/results/speed.md.
+
+    `reports` are the files by part and kind of device; parts without one are named.
+    """
+    text = [INTRODUCTION.format(speed=speed), _overview(reports, parts)]
+    text += [_section(part, reports, folder) for part in parts]
+    return "\n".join(text)
+
+
+def _overview(reports: Reports, parts: Sequence[Part]) -> str:
     rows = []
-    for part in PARTS:
+    for part in parts:
         cells = [f"[{part.title}](#{_anchor(part.title)})"]
         for device in ("cpu", "cuda"):
             report = reports.get((part.name, device))
@@ -60,14 +71,19 @@ def _overview(reports: Mapping[tuple[str, str], Report]) -> str:
     return Table(headings=["part", "CPU", "GPU"], rows=rows, names=3).markdown() + "\n"
 
 
+def fill(text: str) -> str:
+    """Lines of at most 120 characters."""
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
 def _anchor(title: str) -> str:
     """The address of a heading, as GitHub makes it."""
     kept = "".join(letter for letter in title.lower() if letter.isalnum() or letter in " -")
     return kept.replace(" ", "-")
 
 
-def _section(part: Part, reports: Mapping[tuple[str, str], Report], folder: str) -> str:
-    text = [f"## {part.title}\n", f"{part.text}\n"]
+def _section(part: Part, reports: Reports, folder: str) -> str:
+    text = [f"## {part.title}\n", f"{fill(part.text)}\n"]
     for device, label in (("cpu", "CPU"), ("cuda", "GPU")):
         report = reports.get((part.name, device))
         if report is not None:
@@ -103,8 +119,8 @@ def _machine(report: Report) -> str:
     return ", ".join(parts) + "."
 
 
-def _listing(reports: Mapping[tuple[str, str], Report], page: str) -> str:
-    """What the folder holds."""
+def listing(reports: Reports, page: str) -> str:
+    """What the folder of the files holds; `page` is the address of the page."""
     rows = []
     for part in PARTS:
         for device in ("cpu", "cuda"):

@@ -89,9 +89,9 @@ PARTS: Sequence[Part] = (
         module="benchmarks.future_attention",
         text=(
             "Future attention of one KV head of Qwen2.5-7B (7 query heads of 128) at a cache that "
-            "is cut in the middle, float32, two threads. *blocked* is what CPUs use, *naive* the "
-            "whole matrix. Memory is what the process needs beyond queries, keys and libraries; "
-            "*process* is all of it. A length is named and not run where its calls or matrices "
+            "is cut in the middle, float32, two threads (bfloat16 on a GPU). *blocked* is what CPUs "
+            "use, *naive* the whole matrix. Memory is what the process needs beyond queries, keys "
+            "and libraries; *process* is all of it. A length is named and not run where its calls or matrices "
             "would be too large; no number is extrapolated."
         ),
         table=tables.labels,
@@ -99,7 +99,7 @@ PARTS: Sequence[Part] = (
         "--rounds 1 --seconds 1 --naive-gib 3 --limit 90",
         cuda="--workloads cut --forms naive,triton,flex "
         "--lengths 1024,4096,16384,32768,65536,131072 --rounds 3 --seconds 1",
-        quick="--lengths 64,256 --seconds 0",
+        quick="--lengths 64 --seconds 0",
     ),
     Part(
         name="training",
@@ -141,8 +141,8 @@ PARTS: Sequence[Part] = (
             "Queries, keys and values of one sequence in bfloat16: traces of nano over RULER "
             "prompts, joined to 15 layers of 4 KV heads of 128 with 2 query heads each, since "
             "compression depends on real numbers. Writing ends when all is flushed to the disk. "
-            "Reading is from the page cache, so the disk is not in it: a head less to read from a "
-            "slow disk favours the compressed formats beyond this table. *checked*: reading "
+            "Reading is from the page cache; from a slow disk compressed formats gain by the bytes "
+            "that they need not read. *checked*: reading "
             "notices a damaged byte."
         ),
         table=tables.store,
@@ -154,14 +154,15 @@ PARTS: Sequence[Part] = (
         module="benchmarks.process_scaling",
         text=(
             "Measured: `kvp-collect` over 48 prompts of 1,024 tokens on nano, in one and in two "
-            "processes that share the machine, after a job that is not counted. Simulated, not measured: the same and a job of "
-            "6,144 prompts, each process on a machine of its own. The model: processes start, then "
-            "take pieces in the order in which kvp's workers take them, with the start-up, the "
-            "times of pieces and the costs of looks and locks that were measured with one process; "
+            "processes that share the machine, after a job that is not counted. Simulated, not "
+            "measured: the same and a job of 6,144 prompts, each process on a machine of its own. "
+            "The model: processes start, then take pieces in the order in which kvp's workers take "
+            "them, with the start-up, the times of pieces and the costs of looks and locks that "
+            "were measured with one process; "
             "the file system does not slow down, and machines are equally fast. *off* is the "
             "model's error where there is a measurement: processes of one machine share its "
-            "memory, which the model does not know. nano's pieces are short, so start-up is most "
-            "of what is lost; larger models lose less."
+            "memory, which the model does not know. The pieces of nano are short, so start-up is "
+            "most of what is lost; larger models lose less."
         ),
         table=tables.processes,
         quick="--processes 1 --simulated 1,64 --sequences 2 --length 200 --pieces 64 --uncounted 0",

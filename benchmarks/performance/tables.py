@@ -69,6 +69,7 @@ def scoring(rows: Sequence[Row]) -> list[Table]:
 
 def _methods(own: Row, press: Row | None) -> list[str]:
     spread = f"{percent(own['share_low'])} to {percent(own['share_high'])}"
+    spread = NONE if own["share_low"] == own["share_high"] else spread
     cells = [own["method"], percent(own["share"]), spread, percent(own["wall_share"])]
     cells.append(f"{own['whole_share']:.2f}")
     if press is None:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
+from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -35,9 +35,10 @@ def _machine() -> dict[str, Any]:
 @pytest.fixture
 def run_benchmark(monkeypatch: pytest.MonkeyPatch) -> RunBenchmark:
     """Call `main` of a benchmark with flags; each process it starts is a call of `main`, too."""
+    monkeypatch.setattr(measuring, "machine", _machine)
 
     def run(name: str, *flags: str) -> None:
-        module = importlib.import_module(f"benchmarks.{name}")
+        module = _module(name)
 
         def child(of: str, arguments: Sequence[str], **_: Any) -> Any:
             assert of == f"benchmarks.{name}"
@@ -45,8 +46,14 @@ def run_benchmark(monkeypatch: pytest.MonkeyPatch) -> RunBenchmark:
                 module.main(arguments)
             return json.loads(out.getvalue())
 
-        monkeypatch.setattr(module, "in_process", child)
-        with patch.object(measuring, "machine", _machine):
-            module.main(flags)
+        monkeypatch.setattr(module, "in_process", child, raising=False)
+        module.main(flags)
 
     return run
+
+
+def _module(name: str) -> ModuleType:
+    """What `python -m benchmarks.NAME` runs."""
+    module = importlib.import_module(f"benchmarks.{name}")
+    package = hasattr(module, "__path__")
+    return importlib.import_module(f"benchmarks.{name}.__main__") if package else module
