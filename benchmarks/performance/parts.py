@@ -88,11 +88,11 @@ PARTS: Sequence[Part] = (
         title="Labels against length",
         module="benchmarks.future_attention",
         text=(
-            "Future attention of one KV head of Qwen2.5-7B (7 query heads of 128) at a cache that "
-            "is cut in the middle, float32, two threads (bfloat16 on a GPU). *blocked* is what CPUs "
-            "use, *naive* the whole matrix. Memory is what the process needs beyond queries, keys "
-            "and libraries; *process* is all of it. A length is named and not run where its calls or matrices "
-            "would be too large; no number is extrapolated."
+            "Future attention of one KV head of Qwen2.5-7B (7 query heads of 128) at a cache that"
+            " is cut in the middle, float32, two threads (bfloat16 on a GPU). *blocked* is what "
+            "CPUs use, *naive* the whole matrix. Memory is what the process needs beyond queries,"
+            " keys and libraries; *process* is all of it. A length is named and not run where its"
+            " calls or matrices would be too large; no number is extrapolated."
         ),
         table=tables.labels,
         cpu="--workloads cut --forms naive,blocked --lengths 1024,4096,16384,32768,65536,131072 "
