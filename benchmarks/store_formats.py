@@ -140,7 +140,7 @@ def _traced(store: Path, length: int, sequences: int) -> dict[str, Tensor]:
     from trace_collect.cli import main as collect
 
     flags = {"model": "nano", "tasks": "niah_single_2,niah_multikey_1", "out": store}
-    flags |= {"train": sequences, "validation": 0, "length": length, "max_new_tokens": 16}
+    flags |= {"train": sequences, "validation": 0, "length": length, "answers": "reference"}
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     with redirect_stdout(sys.stderr):  # the JSON alone goes to standard output
         code = collect(words)
