@@ -77,7 +77,7 @@ def _chosen(given: argparse.Namespace) -> list[Part]:
         if given.only and part.name not in given.only:
             continue
         if given.device == "cuda" and not part.on_gpu:
-            print(f"{part.name}: no GPU takes part in it")
+            print(f"{part.name}: measured on a CPU only")
         elif not part.present:
             print(f"{part.name}: there is no {part.module}")
         else:

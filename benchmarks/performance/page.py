@@ -66,7 +66,7 @@ def _overview(reports: Reports, parts: Sequence[Part]) -> str:
             if report is not None:
                 cells.append(report["machine"].get("gpu" if device == "cuda" else "cpu") or "yes")
             else:
-                cells.append("not measured" if device == "cpu" or part.on_gpu else "no part in it")
+                cells.append("not measured" if device == "cpu" or part.on_gpu else "on a CPU only")
         rows.append(cells)
     return Table(headings=["part", "CPU", "GPU"], rows=rows, names=3).markdown() + "\n"
 
@@ -103,7 +103,7 @@ def _section(part: Part, reports: Reports, folder: str) -> str:
 
 def _measured(part: Part, report: Report, link: str, label: str) -> str:
     lines = [f"**{label}.** {_machine(report)} [JSON]({link}).\n", f"    {report['command']}\n"]
-    lines += [table.markdown() + "\n" for table in part.table(report["results"])]
+    lines += [table.markdown() + "\n" for table in part.table(report)]
     return "\n".join(lines)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Row = Mapping[str, Any]
+Report = Mapping[str, Any]
 NONE = "–"
 
 
@@ -46,8 +47,9 @@ def percent(share: float) -> str:
     return number(100 * share)
 
 
-def scoring(rows: Sequence[Row]) -> list[Table]:
+def scoring(report: Report) -> list[Table]:
     """Methods of kvp and presses of kvpress side by side, a table for each number of tokens."""
+    rows: Sequence[Row] = report["results"]
     found = []
     for tokens in dict.fromkeys(row["tokens"] for row in rows):
         here = [row for row in rows if row["tokens"] == tokens]
@@ -85,8 +87,9 @@ def _methods(own: Row, press: Row | None) -> list[str]:
     ]
 
 
-def labels(rows: Sequence[Row]) -> list[Table]:
+def labels(report: Report) -> list[Table]:
     """Forms beside each other at each length."""
+    rows: Sequence[Row] = report["results"]
     forms = list(dict.fromkeys(row["form"] for row in rows))
     headings = ["tokens"]
     for form in forms:
@@ -105,8 +108,9 @@ def labels(rows: Sequence[Row]) -> list[Table]:
     return [Table(headings=headings, rows=lines)]
 
 
-def training(rows: Sequence[Row]) -> list[Table]:
+def training(report: Report) -> list[Table]:
     """Objective by number of heads."""
+    rows: Sequence[Row] = report["results"]
     headings = ["objective", "network", "heads", "processor ms", "wall ms", "ms per head", "GB"]
     lines = [
         [
@@ -123,8 +127,9 @@ def training(rows: Sequence[Row]) -> list[Table]:
     return [Table(headings=headings, rows=lines, names=2)]
 
 
-def decoding(rows: Sequence[Row]) -> list[Table]:
+def decoding(report: Report) -> list[Table]:
     """Caches beside each other."""
+    rows: Sequence[Row] = report["results"]
     headings = ["model", "tokens", "cache", "ms", "wall ms", "fastest ms", "full over it"]
     lines = [
         [
@@ -141,8 +146,9 @@ def decoding(rows: Sequence[Row]) -> list[Table]:
     return [Table(headings=headings, rows=lines, names=3)]
 
 
-def store(rows: Sequence[Row]) -> list[Table]:
-    """Formats beside each other, and their times over those of kvp's store."""
+def store(report: Report) -> list[Table]:
+    """Formats beside each other."""
+    rows: Sequence[Row] = report["results"]
     headings = ["format", "checked", "MB", "of raw, %"]
     for what in ("write", "read all", "read a head"):
         headings += [f"{what}, processor ms", "wall ms"]
@@ -157,8 +163,9 @@ def store(rows: Sequence[Row]) -> list[Table]:
     return [Table(headings=headings, rows=lines, names=2)]
 
 
-def processes(rows: Sequence[Row]) -> list[Table]:
+def processes(report: Report) -> list[Table]:
     """Measured rows, simulated ones, and what the simulation is made of."""
+    rows: Sequence[Row] = report["results"]
     headings = ["", "prompts", "processes", "seconds", "processor s", "speed-up", "efficiency, %"]
     headings.append("off, %")
     alone = {(row["kind"], row["pieces"]): row["seconds"] for row in rows if row["processes"] == 1}
@@ -194,7 +201,35 @@ def processes(rows: Sequence[Row]) -> list[Table]:
     ]
 
 
-def plain(rows: Sequence[Row]) -> list[Table]:
+def collecting(report: Report) -> list[Table]:
+    """Ways to run the same prompts, as ratios to transformers alone."""
+    ways = report["results"]["over_bare"]
+    clocks = list(next(iter(ways.values())))
+    headings = ["way", *(clock.replace("_", " ") for clock in clocks)]
+    rows = [[way, *(number(ratios[clock]) for clock in clocks)] for way, ratios in ways.items()]
+    return [Table(headings=headings, rows=rows)]
+
+
+def costs(report: Report) -> list[Table]:
+    """Predicted next to measured, by case and part; then what is predicted for larger models."""
+    headings = ["model", "part", "number", "predicted", "measured", "predicted / measured"]
+    lines = []
+    for case, of_case in report["cases"].items():
+        for part, ratios in of_case["median_ratios"].items():
+            for name, ratio in ratios.items():
+                first = of_case["rounds"][0][part][name]
+                both = [number(first["predicted"]), number(first["measured"])]
+                lines.append([case, part, name.replace("_", " "), *both, number(ratio)])
+    predicted = [
+        {"model": model, "way": way, **numbers}
+        for model, found in report["predictions"].items()
+        for way, numbers in found["ways"].items()
+    ]
+    tables = [Table(headings=headings, rows=lines, names=3)]
+    return tables + ([plain(predicted)] if predicted else [])
+
+
+def plain(rows: Sequence[Row]) -> Table:
     """Columns as they are called in the file, text first."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     simple = [key for key in keys if not any(isinstance(row.get(key), dict | list) for row in rows)]
@@ -202,7 +237,7 @@ def plain(rows: Sequence[Row]) -> list[Table]:
     ordered = texts + [key for key in simple if key not in texts]
     lines = [[_cell(row.get(key)) for key in ordered] for row in rows]
     headings = [key.replace("_", " ") for key in ordered]
-    return [Table(headings=headings, rows=lines, names=len(texts))]
+    return Table(headings=headings, rows=lines, names=len(texts))
 
 
 def _cell(value: Any) -> str:  # noqa: ANN401 - JSON
