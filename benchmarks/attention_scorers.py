@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 record = {"tokens": int(tokens), "case": case, "form": form}
                 results.append(record | in_process("benchmarks.attention_scorers", child))
                 print(json.dumps(results[-1]), flush=True)
-    write_report(args, results)
+    write_report(args, results=results)
 
 
 def _measure(tokens: int, case: str, form: str, repeats: int) -> dict[str, float]:

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for row in in_process("benchmarks.decoding", [*given, "--child", case]):
             print(json.dumps(row), flush=True)
             results.append(row)
-    write_report(args, results)
+    write_report(args, results=results)
 
 
 def _arguments(given: Sequence[str]) -> argparse.Namespace:

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for workload in args.workloads.split(","):
         for length in map(int, args.lengths.split(",")):
             results += _turns(workload, length, args, given, results)
-    write_report(args, results)
+    write_report(args, results=results)
 
 
 def _arguments(given: Sequence[str]) -> argparse.Namespace:

@@ -108,11 +108,10 @@ def in_process(
     return json.loads(made.stdout)
 
 
-def write_report(given: argparse.Namespace, results: Any) -> None:  # noqa: ANN401 - JSON
-    """Write the machine, the flags and the results to `given.out`, whole or not at all."""
+def write_report(given: argparse.Namespace, **found: Any) -> None:  # noqa: ANN401 - JSON
+    """Write the machine, the flags and what was found to `given.out`, whole or not at all."""
     settings = {name: value for name, value in vars(given).items() if name not in ("out", "child")}
-    report = {"machine": machine(), "settings": settings, "results": results}
-    write_json(Path(given.out), report)
+    write_json(Path(given.out), {"machine": machine(), "settings": settings, **found})
 
 
 def write_json(path: Path, content: Any) -> None:  # noqa: ANN401 - JSON

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = [one.row for one in measured] + list(_simulated(given, measured, times, costs))
     for row in results:
         print(json.dumps(row), flush=True)
-    write_report(given, results)
+    write_report(given, results=results)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found.append(in_process("benchmarks.ranker_scoring", [*given, "--child", tokens]))
         for record in found[-1]["scorers"]:
             print(json.dumps({"tokens": int(tokens)} | record), flush=True)
-    write_report(args, found)
+    write_report(args, results=found)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         record["paper_minutes"] = record["seconds"] * args.paper_steps / 60
         print(json.dumps(record), flush=True)
         results.append(record)
-    write_report(args, results)
+    write_report(args, results=results)
 
 
 def _parser() -> argparse.ArgumentParser:

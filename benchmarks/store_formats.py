@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = in_process("benchmarks.store_formats", [*words, "--child"], threads=given.threads)
     for row in results:
         print(json.dumps(row), flush=True)
-    write_report(given, results)
+    write_report(given, results=results)
 
 
 def _parser() -> argparse.ArgumentParser:

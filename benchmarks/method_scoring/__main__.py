@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for row in found:
             print(json.dumps(row), flush=True)
         results += found
-    write_report(given, results)
+    write_report(given, results=results)
 
 
 def parser() -> argparse.ArgumentParser:
