@@ -61,14 +61,15 @@ PARTS: Sequence[Part] = (
         text=(
             "Recording queries and states, extra passes, scores, the choice of tokens and the "
             "gathering of those that stay, over the prefill of the same prompt by transformers "
-            "alone: 2 layers of width 1,024, 16 query heads and 2 KV heads of 64, random weights; "
-            "a quarter of the tokens stays. Methods that kvpress has are in its form. *kvpress*: "
+            "alone. The model has random weights and about the proportions of Qwen2.5-7B (by "
+            "default 2 layers of width 1,024 with 16 query heads and 2 KV heads of 64); a "
+            "quarter of the tokens stays. Methods that kvpress has are in its form. *kvpress*: "
             "the same press in its own environment, over a prefill there. *whole*: prefill with "
             "the method over prefill without; it holds the noise of two prefills. *kvp* is a "
             "policy with networks as large as those of the bundled one, as a press it is "
             "`policies/kvpress_press.py`; *kvzap* has networks of the published shape. kvpress's "
-            "`h2o` needs attention that returns its weights, so what it adds is the difference of "
-            "two prefills (†). kvpress's KVzip marks tokens and frees nothing."
+            "`h2o` needs attention that returns its weights, so what it adds is the difference "
+            "of two prefills (†). kvpress's KVzip marks tokens and frees nothing."
         ),
         table=tables.scoring,
         cuda="--tokens 1024,4096,16384 --width 3584 --repeats 5",
@@ -96,11 +97,11 @@ PARTS: Sequence[Part] = (
         title="Labels against length",
         module="benchmarks.future_attention",
         text=(
-            "Future attention of one KV head of Qwen2.5-7B (7 query heads of 128) at a cache that"
-            " is cut in the middle, float32, two threads (bfloat16 on a GPU). *blocked* is what "
-            "CPUs use, *naive* the whole matrix. Memory is what the process needs beyond queries,"
-            " keys and libraries; *process* is all of it. A length is named and not run where its"
-            " calls or matrices would be too large; no number is extrapolated."
+            "Future attention of one KV head of Qwen2.5-7B (7 query heads of 128) at a cache "
+            "that is cut in the middle, float32, two threads (bfloat16 on a GPU). *blocked* is "
+            "what CPUs use, *naive* the whole matrix. Memory is what the process needs beyond "
+            "queries, keys and libraries; *process* is all of it. A length is named and not run "
+            "where its calls or matrices would be too large; no number is extrapolated."
         ),
         table=tables.labels,
         cpu="--workloads cut --forms naive,blocked --lengths 1024,4096,16384,32768,65536,131072 "
@@ -114,9 +115,9 @@ PARTS: Sequence[Part] = (
         title="A step of training",
         module="benchmarks.ranker_training",
         text=(
-            "All heads of a policy, preset `paper`, hidden 256, head_dim 128, one context of 1,024 "
-            "tokens on a CPU (one thread) and 16 of 4,500 on a GPU; without reading and labels. "
-            "The paper trains 112 heads."
+            "All heads of a policy, preset `paper`, hidden 256, head_dim 128, contexts and "
+            "tokens as in the command, one thread; without reading and labels. The paper trains "
+            "112 heads."
         ),
         table=tables.training,
         cpu="--heads 4,28,112 --tokens 1024 --contexts 1 --objective listwise,rloo --network loop "
@@ -147,11 +148,10 @@ PARTS: Sequence[Part] = (
         module="benchmarks.store_formats",
         text=(
             "Queries, keys and values of one sequence in bfloat16: traces of nano over RULER "
-            "prompts, joined to 15 layers of 4 KV heads of 128 with 2 query heads each, since "
-            "compression depends on real numbers. Writing ends when all is flushed to the disk. "
-            "Reading is from the page cache; from a slow disk compressed formats gain by the bytes "
-            "that they need not read. *checked*: reading "
-            "notices a damaged byte."
+            "prompts, joined to more layers and to heads of 128 with 2 query heads per KV head, "
+            "since compression depends on real numbers. Writing ends when all is flushed to the "
+            "disk. Reading is from the page cache; from a slow disk compressed formats gain by "
+            "the bytes that they need not read. *checked*: reading notices a damaged byte."
         ),
         table=tables.store,
         quick="--length 200 --sequences 4 --rounds 1",
@@ -161,16 +161,15 @@ PARTS: Sequence[Part] = (
         title="Several processes",
         module="benchmarks.process_scaling",
         text=(
-            "Measured: `kvp-collect` over 48 prompts of 1,024 tokens on nano, in one and in two "
-            "processes that share the machine, after a job that is not counted. Simulated, not "
-            "measured: the same and a job of 6,144 prompts, each process on a machine of its own. "
-            "The model: processes start, then take pieces in the order in which kvp's workers take "
-            "them, with the start-up, the times of pieces and the costs of looks and locks that "
-            "were measured with one process; "
-            "the file system does not slow down, and machines are equally fast. *off* is the "
-            "model's error where there is a measurement: processes of one machine share its "
-            "memory, which the model does not know. The pieces of nano are short, so start-up is "
-            "most of what is lost; larger models lose less."
+            "Measured: `kvp-collect` over RULER prompts on nano, in one and in two processes "
+            "that share the machine, after a job that is not counted. Simulated, not measured: "
+            "the same job and a larger one, each process on a machine of its own. The model: "
+            "processes start, then take pieces in the order in which kvp's workers take them, "
+            "with the start-up, the times of pieces and the costs of looks and locks that were "
+            "measured with one process; the file system does not slow down, and machines are "
+            "equally fast. *off* is the model's error where there is a measurement: processes of "
+            "one machine share its memory, which the model does not know. The pieces of nano are "
+            "short, so start-up is most of what is lost; larger models lose less."
         ),
         table=tables.processes,
         quick="--processes 1 --simulated 1,64 --sequences 2 --length 200 --pieces 64 --uncounted 0",

@@ -111,7 +111,9 @@ def labels(report: Report) -> list[Table]:
 def training(report: Report) -> list[Table]:
     """Objective by number of heads."""
     rows: Sequence[Row] = report["results"]
-    headings = ["objective", "network", "heads", "processor ms", "wall ms", "ms per head", "GB"]
+    clock = "seconds" if report["settings"]["device"] == "cuda" else "processor_seconds"
+    headings = ["objective", "network", "heads", "processor ms", "wall ms"]
+    headings += [f"{'wall' if clock == 'seconds' else 'processor'} ms per head", "GB"]
     lines = [
         [
             row["objective"],
@@ -119,7 +121,7 @@ def training(report: Report) -> list[Table]:
             str(row["heads"]),
             milliseconds(row["processor_seconds"]),
             milliseconds(row["seconds"]),
-            milliseconds(row["seconds"] / row["heads"]),
+            milliseconds(row[clock] / row["heads"]),
             number(row["peak_gb"]),
         ]
         for row in rows
