@@ -161,7 +161,7 @@ def test_the_page_is_that_of_the_committed_files() -> None:
         if (path := folder / part.file(device)).is_file()
     }
     text = page_text(reports, "../benchmarks/results/performance", "results/speed.md")
-    assert page.read_text() == text
+    assert page.read_text() == text, "run python -m benchmarks.performance --render"
     expected = listing(reports, "../../../docs/performance.md")
     assert (folder / "README.md").read_text() == expected
 
