@@ -1,6 +1,6 @@
 """Processor time and memory of scorers that read recent queries, against the number of tokens.
 
-    python benchmarks/attention_scorers.py --out benchmarks/results/attention_scorers.json
+    python -m benchmarks.attention_scorers --out benchmarks/results/attention_scorers.json
 
 One layer of Qwen2.5-7B (4 KV heads, G = 7 query heads each, D = 128), one thread, float32. Form
 `copied` multiplies queries [B, H, G, W, D] by keys [B, H, 1, N, D], where broadcasting copies the
@@ -14,18 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from machine import machine
+from benchmarks.measuring import in_process, peak_bytes, write_report
 
 if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it starts
     from torch import Tensor
@@ -34,7 +31,7 @@ HEADS, GROUP, WIDTH = 4, 7, 128
 FORMS = ("copied", "folded")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure every case in both forms and write the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--tokens", default="8192,65536")
@@ -42,7 +39,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--child", nargs=3, metavar=("TOKENS", "CASE", "FORM"))
-    args = parser.parse_args()
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    args = parser.parse_args(given)
     if args.child is not None:
         tokens, case, form = args.child
         print(json.dumps(_measure(int(tokens), case, form, args.repeats)))
@@ -51,17 +49,11 @@ def main() -> None:
     for tokens in args.tokens.split(","):
         for case in args.cases.split(","):
             for form in FORMS:
-                call = [sys.executable, __file__, *sys.argv[1:], "--child", tokens, case, form]
-                environment = os.environ | {"OMP_NUM_THREADS": "1"}
-                made = subprocess.run(
-                    call, env=environment, stdout=subprocess.PIPE, text=True, check=True
-                )
+                child = [*given, "--child", tokens, case, form]
                 record = {"tokens": int(tokens), "case": case, "form": form}
-                results.append(record | json.loads(made.stdout))
+                results.append(record | in_process("benchmarks.attention_scorers", child))
                 print(json.dumps(results[-1]), flush=True)
-    shape = {"kv_heads": HEADS, "group": GROUP, "head_dim": WIDTH, "threads": 1}
-    report = {"machine": machine(), "settings": shape | {"repeats": args.repeats}}
-    args.out.write_text(json.dumps(report | {"results": results}, indent=1) + "\n")
+    write_report(args, results=results)
 
 
 def _measure(tokens: int, case: str, form: str, repeats: int) -> dict[str, float]:
@@ -71,7 +63,7 @@ def _measure(tokens: int, case: str, form: str, repeats: int) -> dict[str, float
         if form == "copied":
             for module in ("policies.recent_attention", "policies.gvote"):
                 stack.enter_context(patch(f"{module}.group_products", _copied))
-        before = _peak_bytes()
+        before = peak_bytes()
         seconds = []
         for _ in range(repeats):
             start = time.process_time()
@@ -79,7 +71,7 @@ def _measure(tokens: int, case: str, form: str, repeats: int) -> dict[str, float
             seconds.append(time.process_time() - start)
     return {
         "milliseconds": round(1000 * min(seconds), 2),
-        "working_mib": round((_peak_bytes() - before) / 2**20, 1),
+        "working_mib": round((peak_bytes() - before) / 2**20, 1),
         "sum": float(result.double().sum()),
     }
 
@@ -116,10 +108,6 @@ def _case(tokens: int, case: str) -> Callable[[], Tensor]:
 def _copied(queries: Tensor, keys: Tensor) -> Tensor:
     product: Tensor = queries @ keys[..., None, :, :].mT
     return product
-
-
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Time of one decoded token with the full cache and with evicted ones, side by side.
 
-    python benchmarks/decoding.py --out benchmarks/results/decoding.json
+    python -m benchmarks.decoding --out benchmarks/results/decoding.json
 
 Two models: `nano`, the bundled one, and `wide`, 2 layers with the heads of Qwen2.5-7B (28 query and
 4 KV heads, head_dim 128; random weights) and narrow projections, so that its time is the cache's.
@@ -19,17 +19,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from machine import machine
+from benchmarks.measuring import Seconds, in_process, medians, timed, write_report
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,39 +36,32 @@ CASES = "wide:8192,nano:512,nano:1024,nano:4096"
 UNCOUNTED = 2  # tokens at the start of a round
 
 
-def main() -> None:
-    """Measure every case on every device in a process of its own and write the JSON file."""
-    args = _arguments()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure every case in a process of its own and write the JSON file."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    args = _arguments(given)
     if args.child is not None:
-        print(json.dumps(_measure(*args.child, args)))
+        print(json.dumps(_measure(args.child, args)))
         return
     results = []
-    for device in args.devices.split(","):
-        for case in args.cases.split(","):
-            call = [sys.executable, __file__, *sys.argv[1:], "--child", device, case]
-            environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            made = subprocess.run(
-                call, env=environment, stdout=subprocess.PIPE, text=True, check=True
-            )
-            for row in json.loads(made.stdout):
-                print(json.dumps(row), flush=True)
-                results.append(row)
-    settings = {name: value for name, value in vars(args).items() if name not in ("out", "child")}
-    report = {"machine": machine(), "settings": settings, "results": results}
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
+    for case in args.cases.split(","):
+        for row in in_process("benchmarks.decoding", [*given, "--child", case]):
+            print(json.dumps(row), flush=True)
+            results.append(row)
+    write_report(args, results=results)
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--cases", default=CASES, help="model:tokens seen, wide or nano")
-    parser.add_argument("--devices", default="cpu", help="cpu, cuda, or both")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--backends", default="auto", help="of ragged_attention: auto,torch,...")
     parser.add_argument("--budget", type=float, default=0.125, help="share of the tokens kept")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=24, help="tokens per cache and round")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--child", nargs=2, metavar=("DEVICE", "CASE"))
-    args = parser.parse_args()
+    parser.add_argument("--child", metavar="CASE")
+    args = parser.parse_args(given)
     for case in args.cases.split(","):
         model, _, tokens = case.partition(":")
         if model not in ("wide", "nano") or not tokens.isdigit() or int(tokens) < 16:
@@ -81,10 +71,11 @@ def _arguments() -> argparse.Namespace:
     return args
 
 
-def _measure(device: str, case: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+def _measure(case: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """One row per cache."""
     import torch
 
+    device = args.device
     if device == "cpu":
         torch.set_num_threads(1)
     name, _, length = case.partition(":")
@@ -92,14 +83,15 @@ def _measure(device: str, case: str, args: argparse.Namespace) -> list[dict[str,
     torch.manual_seed(0)
     model = _model(name).to(device, torch.float32 if device == "cpu" else torch.bfloat16)
     makers = _makers(model, tokens, args)
-    seconds: dict[str, list[float]] = {label: [] for label in makers}
+    times: dict[str, list[Seconds]] = {label: [] for label in makers}
     for _ in range(args.rounds):
         caches = {label: make() for label, make in makers.items()}
         for step in range(UNCOUNTED + args.steps):
             for label, cache in caches.items():
-                spent = _seconds(model, cache, label, device)
+                spent = _token(model, cache, label, device)
                 if step >= UNCOUNTED:
-                    seconds[label].append(spent)
+                    times[label].append(spent)
+    seconds = {label: [_clock(one, device) for one in taken] for label, taken in times.items()}
     full = statistics.median(seconds["full"])
     return [
         {
@@ -108,6 +100,7 @@ def _measure(device: str, case: str, args: argparse.Namespace) -> list[dict[str,
             "tokens": tokens,
             "cache": label,
             "milliseconds": round(1000 * statistics.median(of_cache), 3),
+            "wall_milliseconds": round(1000 * medians(times[label])["seconds"], 3),
             "fastest": round(1000 * min(of_cache), 3),
             "speedup": round(full / statistics.median(of_cache), 3),
         }
@@ -115,7 +108,11 @@ def _measure(device: str, case: str, args: argparse.Namespace) -> list[dict[str,
     ]
 
 
-def _seconds(model: PreTrainedModel, cache: Cache, label: str, device: str) -> float:
+def _clock(taken: Seconds, device: str) -> float:
+    return taken.processor if device == "cpu" else taken.wall
+
+
+def _token(model: PreTrainedModel, cache: Cache, label: str, device: str) -> Seconds:
     """Time of one token."""
     import torch
 
@@ -124,17 +121,9 @@ def _seconds(model: PreTrainedModel, cache: Cache, label: str, device: str) -> f
     model.set_attn_implementation("sdpa" if label == "full" else "kvp")
     chosen = label.partition(":")[2]
     token = torch.ones(1, 1, dtype=torch.int64, device=device)
-    clock = time.process_time
-    if device != "cpu":
-        torch.cuda.synchronize()
-        clock = time.perf_counter
     backend: Any = ragged_backend(chosen) if chosen else nullcontext()  # type: ignore[arg-type]
     with torch.no_grad(), backend:
-        start = clock()
-        model(token, past_key_values=cache, use_cache=True)
-        if device != "cpu":
-            torch.cuda.synchronize()
-        return clock() - start
+        return timed(lambda: model(token, past_key_values=cache, use_cache=True), device)[1]
 
 
 def _model(name: str) -> PreTrainedModel:

@@ -1,6 +1,6 @@
 """Time and memory of future attention against sequence length, every form in its own process.
 
-    python benchmarks/future_attention.py --out benchmarks/results/future_attention.json
+    python -m benchmarks.future_attention --out benchmarks/results/future_attention.json
 
 One KV head of Qwen2.5-7B (G = 7 query heads, D = 128), three workloads: `cut`, the label of a cache
 compressed in mid sequence, `grid`, all queries summed in 48 intervals, and `reply`, the largest
@@ -16,17 +16,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from machine import machine
+from benchmarks.measuring import (
+    Seconds,
+    in_process,
+    medians,
+    peak_bytes,
+    timed,
+    write_report,
+)
 
 if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it starts
     from torch import Tensor
@@ -34,6 +38,8 @@ if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it 
 GROUP, WIDTH, INTERVALS = 7, 128, 48
 READING = 0.2
 """What queries count that write no reply, as in the label max_reply_attention."""
+LONG = 2
+"""Times the seconds of `--seconds`: a first call that takes longer is not repeated."""
 FORMS = {
     "naive": "the whole [G, queries, T] matrix: multiply, mask, softmax, maximum, sum",
     "definition": "reference.py, 256 queries at a time",
@@ -47,24 +53,22 @@ FORMS = {
 CUDA_ONLY = ("triton", "flex")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure every form at every length and write the JSON file."""
-    args = _arguments()
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    args = _arguments(given)
     if args.child is not None:
         workload, length, form = args.child
         print(json.dumps(_measure(workload, int(length), form, args)))
         return
-    results = []
+    results: list[dict[str, Any]] = []
     for workload in args.workloads.split(","):
         for length in map(int, args.lengths.split(",")):
-            results += _turns(workload, length, args)
-    settings = {"group": GROUP, "width": WIDTH, "intervals": INTERVALS, "rounds": args.rounds}
-    limits = {"threads": args.threads, "device": args.device, "naive_gib": args.naive_gib}
-    report = {"machine": machine(), "settings": settings | limits, "forms": FORMS}
-    args.out.write_text(json.dumps(report | {"results": results}, indent=1) + "\n")
+            results += _turns(workload, length, args, given, results)
+    write_report(args, results=results)
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--lengths", default="512,1024,2048,4096,8192,16384,32768")
     parser.add_argument("--workloads", default="cut,grid,reply")
@@ -74,9 +78,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--naive-gib", type=float, default=8.0, help="skip naive above")
+    parser.add_argument(
+        "--limit", type=float, default=600.0, help="skip where a call would take more seconds"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--child", nargs=3, metavar=("WORKLOAD", "LENGTH", "FORM"))
-    args = parser.parse_args()
+    args = parser.parse_args(given)
     if unknown := set(args.forms.split(",")) - set(FORMS):
         parser.error(f"--forms: no {', '.join(sorted(unknown))}; there are {', '.join(FORMS)}")
     return args
@@ -93,19 +100,30 @@ def _skipped(form: str, workload: str, naive_gib: float, args: argparse.Namespac
     return None
 
 
-def _turns(workload: str, length: int, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One record per form: medians over rounds in which the forms take turns."""
+def _turns(
+    workload: str,
+    length: int,
+    args: argparse.Namespace,
+    given: Sequence[str],
+    before: Sequence[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """One record per form: medians over rounds in which the forms take turns.
+
+    `before` are the records of shorter lengths, which tell what is too long.
+    """
     queries = length if workload == "grid" else length - length // 2
     naive_gib = 3 * GROUP * queries * length * 4 / 2**30  # logits, masked logits, probabilities
     forms = args.forms.split(",")
-    skipped = {form: _skipped(form, workload, naive_gib, args) for form in forms}
+    skipped = {
+        form: _skipped(form, workload, naive_gib, args)
+        or _too_long(form, workload, length, args, before)
+        for form in forms
+    }
     runs: dict[str, list[dict[str, float]]] = {form: [] for form in forms if not skipped[form]}
     for _ in range(args.rounds):
         for form, measured in runs.items():
-            call = [sys.executable, __file__, *sys.argv[1:], "--child", workload, str(length), form]
-            environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
-            made = subprocess.run(call, env=environment, capture_output=True, text=True, check=True)
-            measured.append(json.loads(made.stdout))
+            child = [*given, "--child", workload, str(length), form]
+            measured.append(in_process("benchmarks.future_attention", child, threads=args.threads))
     records: list[dict[str, Any]] = []
     for form in forms:
         record: dict[str, Any] = {"workload": workload, "length": length, "form": form}
@@ -123,6 +141,27 @@ def _turns(workload: str, length: int, args: argparse.Namespace) -> list[dict[st
     return records
 
 
+def _too_long(
+    form: str,
+    workload: str,
+    length: int,
+    args: argparse.Namespace,
+    before: Sequence[dict[str, Any]],
+) -> str | None:
+    """Why a form is not run at a length: the longest one before it, whose work grows as squares."""
+    same = [row for row in before if (row["workload"], row["form"]) == (workload, form)]
+    known = [row for row in same if "fastest" in row]
+    if not known:
+        return None
+    last = known[-1]
+    if last["fastest"] * (length / last["length"]) ** 2 <= args.limit:
+        return None
+    return (
+        f"not run: {last['length']} tokens took {last['fastest']:.3g} s, "
+        f"more would be over {args.limit:g} s"
+    )
+
+
 def _measure(workload: str, tokens: int, form: str, args: argparse.Namespace) -> dict[str, float]:
     """Seconds (median), MiB of working memory and of the whole process, and the result's sum."""
     import torch
@@ -130,36 +169,34 @@ def _measure(workload: str, tokens: int, form: str, args: argparse.Namespace) ->
     torch.set_num_threads(args.threads)
     on_gpu = args.device == "cuda"
     generator = torch.Generator().manual_seed(0)
-    queries = 2 * torch.randn(GROUP, tokens, WIDTH, generator=generator)
+    queries = torch.randn(GROUP, tokens, WIDTH, generator=generator).mul_(2)  # no second copy
     keys = torch.randn(tokens, WIDTH, generator=generator)
     queries, keys = queries.to(args.device), keys.to(args.device)
     if on_gpu:
         queries, keys = queries.bfloat16(), keys.bfloat16()
     compute = _forms()[form]
     compute(queries[:, :64], keys[:64], _edges(workload, 64), workload)  # loads libraries
-    before = torch.cuda.memory_allocated() if on_gpu else _peak_bytes()
+    before = torch.cuda.memory_allocated() if on_gpu else peak_bytes()
     edges = _edges(workload, tokens)
-    compute(queries, keys, edges, workload)
-    seconds: list[float] = []
-    processor: list[float] = []
-    while sum(seconds) < args.seconds or len(seconds) < 2:
-        start, busy = time.perf_counter(), time.process_time()
-        total = compute(queries, keys, edges, workload).double().sum().item()  # waits for a GPU
-        processor.append(time.process_time() - busy)
-        seconds.append(time.perf_counter() - start)
-    peak = torch.cuda.max_memory_allocated() if on_gpu else _peak_bytes()
+
+    def call() -> float:
+        return float(compute(queries, keys, edges, workload).double().sum())
+
+    total, first = timed(call, args.device)
+    times: list[Seconds] = []
+    while sum(one.wall for one in times) < args.seconds or len(times) < 2:
+        if first.wall > LONG * args.seconds:  # once is enough: start-up is nothing next to it
+            times = [first]
+            break
+        times.append(timed(call, args.device)[1])
+    peak = torch.cuda.max_memory_allocated() if on_gpu else peak_bytes()
     return {
-        "seconds": statistics.median(seconds),
-        "fastest": min(seconds),
-        "processor_seconds": statistics.median(processor),
+        **medians(times),
+        "fastest": min(one.wall for one in times),
         "working_mib": (peak - before) / 2**20,
         "peak_mib": peak / 2**20,
         "sum": total,
     }
-
-
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _edges(workload: str, tokens: int) -> list[int]:

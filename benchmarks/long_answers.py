@@ -22,14 +22,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.machine import machine
+from benchmarks.measuring import write_report
 from benchmarks.prompts import bench_of
 from eval.evaluate import Bench
 from eval.stats import bootstrap_mean
@@ -52,9 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure one of the two and write the JSON file."""
     given = _parser().parse_args(arguments)
     rows = list(facts(given) if given.probe == "facts" else long_runs(given))
-    settings = {name: value for name, value in vars(given).items() if name != "out"}
-    report = {"machine": machine(), "settings": settings, "results": rows}
-    Path(given.out).write_text(json.dumps(report, indent=1) + "\n")
+    write_report(given, results=rows)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.long_answers import FULL, by_tasks, held_per_head
-from benchmarks.machine import machine
+from benchmarks.measuring import write_report
 from benchmarks.prompts import bench_of
 from eval.evaluate import Bench
 from eval.tasks import Prompt
@@ -38,13 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
     scorers = [(name, make_scorer(name)) for name in split_list(given.methods)]
     scorers += [(folder, load_policy(folder)) for folder in split_list(given.policies)]
-    report = {
-        "machine": machine(),
-        "settings": {name: value for name, value in vars(given).items() if name != "out"},
-        "answers": list(_answers(given, scorers)),
-        "lengths": list(_lengths(given, scorers)),
-    }
-    Path(given.out).write_text(json.dumps(report, indent=1) + "\n")
+    answers, lengths = list(_answers(given, scorers)), list(_lengths(given, scorers))
+    write_report(given, answers=answers, lengths=lengths)
 
 
 def _parser() -> argparse.ArgumentParser:

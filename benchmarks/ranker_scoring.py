@@ -1,6 +1,6 @@
 """Cost of scoring a layer's tokens, as a share of that layer's prefill.
 
-    python benchmarks/ranker_scoring.py --out benchmarks/results/ranker_scoring.json
+    python -m benchmarks.ranker_scoring --out benchmarks/results/ranker_scoring.json
 
 One decoder layer of Qwen2.5-7B (hidden 3,584, 28 query and 4 KV heads, D = 128, intermediate
 18,944; random weights) prefills N tokens; rankers of several sizes and heuristics score its cache.
@@ -21,18 +21,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from machine import machine
+from benchmarks.measuring import in_process, timed, write_report
 
 if TYPE_CHECKING:
     from transformers import Qwen2Config
@@ -46,26 +44,25 @@ UNCOUNTED = ("compiled", "fused")
 HEURISTICS = ("snapkv:kvpress", "keydiff", "expected_attention")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure every number of tokens in a process of its own and write the JSON file."""
-    args = _arguments()
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    parser = _parser()
+    args = parser.parse_args(given)
+    if unknown := set(args.network.split(",")) - set(NETWORKS):
+        parser.error(f"--network: no {', '.join(sorted(unknown))}; there are {', '.join(NETWORKS)}")
     if args.child is not None:
         print(json.dumps(_measure(args.child, args)))
         return
     found = []
     for tokens in args.tokens.split(","):
-        call = [sys.executable, __file__, *sys.argv[1:], "--child", tokens]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        made = subprocess.run(call, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-        found.append(json.loads(made.stdout))
+        found.append(in_process("benchmarks.ranker_scoring", [*given, "--child", tokens]))
         for record in found[-1]["scorers"]:
             print(json.dumps({"tokens": int(tokens)} | record), flush=True)
-    settings = {name: value for name, value in vars(args).items() if name not in ("out", "child")}
-    report = {"machine": machine(), "settings": settings, "results": found}
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(args, results=found)
 
 
-def _arguments() -> argparse.Namespace:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--tokens", default="512,2048")
     parser.add_argument("--hidden", default="16,32,64,128,256", help="widths of the rankers")
@@ -78,10 +75,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--child", type=int, metavar="TOKENS")
-    args = parser.parse_args()
-    if unknown := set(args.network.split(",")) - set(NETWORKS):
-        parser.error(f"--network: no {', '.join(sorted(unknown))}; there are {', '.join(NETWORKS)}")
-    return args
+    return parser
 
 
 def _measure(tokens: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -156,17 +150,8 @@ def _prefill_flops(config: Qwen2Config, tokens: int) -> int:
 
 
 def _seconds(call: Callable[[], object], device: str) -> float:
-    import torch
-
-    if device == "cpu":
-        start = time.process_time()
-        call()
-        return time.process_time() - start
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    call()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+    took = timed(call, device)[1]
+    return took.processor if device == "cpu" else took.wall
 
 
 def _config(width: int) -> Qwen2Config:

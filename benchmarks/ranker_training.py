@@ -1,6 +1,6 @@
 """Seconds and memory of one training step, part by part, every variant in its own process.
 
-    python benchmarks/ranker_training.py --heads 112 --tokens 4500 --head_dim 128 --contexts 16 \
+    python -m benchmarks.ranker_training --heads 112 --tokens 4500 --head_dim 128 --contexts 16 \
         --device cuda --out benchmarks/results/ranker_training-h100.json
 
 The default shapes are those of the KVP paper: Qwen2.5-7B (28 layers of 4 KV heads, D = 128), caches
@@ -15,19 +15,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from machine import machine
+from benchmarks.measuring import in_process, peak_bytes, write_report
 
 if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it starts
     from train.data.contexts import Context
@@ -36,36 +33,35 @@ if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it 
 PARTS = ("forward", "loss", "backward", "clipping", "optimizer", "averaging")
 
 
-def main() -> None:
-    """Measure every objective and form of the network, and write the JSON file."""
-    args = _arguments()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure every number of heads, objective and form of the network, and write the file."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    args = _parser().parse_args(given)
     if args.child is not None:
-        objective, network = args.child
-        print(json.dumps(_measure(objective, network, args)))
+        heads, objective, network = args.child
+        print(json.dumps(_measure(int(heads), objective, network, args)))
         return
-    variants = list(product(args.objective.split(","), args.network.split(",")))
+    variants = list(
+        product(args.heads.split(","), args.objective.split(","), args.network.split(","))
+    )
     rounds: list[list[dict[str, Any]]] = [[] for _ in variants]
     for _ in range(args.rounds):
         for variant, measured in zip(variants, rounds, strict=True):
-            call = [sys.executable, __file__, *sys.argv[1:], "--child", *variant]
-            environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
-            made = subprocess.run(call, env=environment, stdout=subprocess.PIPE, check=True)
-            measured.append(json.loads(made.stdout))
+            child = [*given, "--child", *variant]
+            measured.append(in_process("benchmarks.ranker_training", child, threads=args.threads))
     results = []
-    for (objective, network), measured in zip(variants, rounds, strict=True):
-        record: dict[str, Any] = {"objective": objective, "network": network}
+    for (heads, objective, network), measured in zip(variants, rounds, strict=True):
+        record: dict[str, Any] = {"heads": int(heads), "objective": objective, "network": network}
         record |= {key: statistics.median(run[key] for run in measured) for key in measured[0]}
         record["paper_minutes"] = record["seconds"] * args.paper_steps / 60
         print(json.dumps(record), flush=True)
         results.append(record)
-    settings = {name: value for name, value in vars(args).items() if name not in ("out", "child")}
-    report = {"machine": machine(), "settings": settings, "results": results}
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(args, results=results)
 
 
-def _arguments() -> argparse.Namespace:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--heads", type=int, default=112)
+    parser.add_argument("--heads", default="112", help="KV heads; several numbers, several rows")
     parser.add_argument("--tokens", type=int, default=4500)
     parser.add_argument("--head_dim", type=int, default=128)
     parser.add_argument("--contexts", type=int, default=16)
@@ -81,16 +77,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--child", nargs=2, metavar=("OBJECTIVE", "NETWORK"))
-    return parser.parse_args()
+    parser.add_argument("--child", nargs=3, metavar=("HEADS", "OBJECTIVE", "NETWORK"))
+    return parser
 
 
-def _measure(objective: str, network: str, args: argparse.Namespace) -> dict[str, float]:
+def _measure(
+    heads: int, objective: str, network: str, args: argparse.Namespace
+) -> dict[str, float]:
     """Medians over steps in seconds, in all and by part, and memory in GB (after a warm-up)."""
     import torch
 
     torch.set_num_threads(args.threads)
-    module = _training(objective, network, args)
+    module = _training(heads, objective, network, args)
     clock = _Clock(args.device)
     optimizer: Any = module.configure_optimizers()["optimizer"]
     before = module.rankers.register_forward_pre_hook(lambda *_: clock.enter("forward"))
@@ -99,10 +97,7 @@ def _measure(objective: str, network: str, args: argparse.Namespace) -> dict[str
         _step(module, optimizer, clock, step)
     before.remove()
     after.remove()
-    if args.device == "cuda":
-        peak = torch.cuda.max_memory_allocated()
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = torch.cuda.max_memory_allocated() if args.device == "cuda" else peak_bytes()
     return clock.medians() | {"peak_gb": peak / 1e9}
 
 
@@ -170,7 +165,12 @@ class _Clock:
         return {name: statistics.median(step[name] for step in measured) for name in measured[0]}
 
 
-def _training(objective: Any, network: str, args: argparse.Namespace) -> RankerTraining:  # noqa: ANN401
+def _training(
+    heads: int,
+    objective: Any,  # noqa: ANN401
+    network: str,
+    args: argparse.Namespace,
+) -> RankerTraining:
     """The training of random rankers on random contexts, all of the same length."""
     from dataclasses import replace
     from typing import cast
@@ -195,7 +195,7 @@ def _training(objective: Any, network: str, args: argparse.Namespace) -> RankerT
         max_positions=recipe.max_positions,
         reference_length=args.tokens,
     )
-    rankers = HeadRankers(spec, args.heads, torch.Generator().manual_seed(0)).to(args.device)
+    rankers = HeadRankers(spec, heads, torch.Generator().manual_seed(0)).to(args.device)
     length = args.tokens + 1
     record = SequenceRecord(
         index=0,
@@ -210,7 +210,7 @@ def _training(objective: Any, network: str, args: argparse.Namespace) -> RankerT
     return RankerTraining(
         rankers,
         recipe,
-        cast("ContextSource", _RandomContexts(args)),
+        cast("ContextSource", _RandomContexts(heads, args)),
         [record],
         seed=0,
         activation_bytes=args.activation_gb * 1e9,
@@ -221,14 +221,14 @@ def _training(objective: Any, network: str, args: argparse.Namespace) -> RankerT
 class _RandomContexts:
     """Replaces a source of contexts: one context, made once, for every compression point."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, heads: int, args: argparse.Namespace) -> None:
         import torch
 
         from train.data.contexts import Context
 
         self.device = torch.device(args.device)
         random = torch.Generator(self.device).manual_seed(0)
-        shape = (args.heads, args.tokens, args.head_dim)
+        shape = (heads, args.tokens, args.head_dim)
         self._context = Context(
             keys=torch.randn(shape, generator=random, device=self.device),
             values=torch.randn(shape, generator=random, device=self.device),

@@ -88,11 +88,14 @@ PAGES = [
 HISTORY = {ROOT / "docs/log.md"}
 """Pages that quote commands of earlier versions."""
 OTHER_FLAGS = {"extra-index-url", "nproc-per-node", "logdir", "help", "config", "print_config"} | {
-    "version", "list", "lambda", "samples", "seeds", "rounds", "backends", "local",
-    "no-deps", "local-dir", "told",
+    "version", "list", "lambda", "local", "no-deps", "local-dir",
 }  # fmt: skip
-"""Flags of pip, hf, torchrun, tensorboard and of two benchmarks, of every program, and kvp's
-other spellings."""
+"""Flags of pip, hf, torchrun and tensorboard, of every program, and kvp's other spellings."""
+BENCHMARK_FLAGS = {
+    flag
+    for path in (ROOT / "benchmarks").rglob("*.py")
+    for flag in re.findall(r"""add_argument\(\s*"--([\w-]+)""", path.read_text())
+}
 COMMAND = re.compile(
     r"\bkvp-(?:collect|train|calibrate|merge|eval|report|evolve|tune|lm-eval|push|store)(?![\w-])"
 )
@@ -184,6 +187,7 @@ def test_an_example_of_help_is_accepted(example: str) -> None:
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs"])
 def test_flags_named_in_prose_exist(page: str) -> None:
     known = {field.name for config in CONFIGS.values() for field in fields(config)} | OTHER_FLAGS
+    known |= BENCHMARK_FLAGS
     known |= {name.lstrip("-") for name in _harness()._option_string_actions}
     decisions = ROOT / "docs/decisions"  # tell what was decided then
     for path in PAGES:

@@ -32,6 +32,7 @@ def test_every_cache_is_a_row_of_its_case(
         assert full["speedup"] == 1
         for row in rows[first : first + len(CACHES)]:
             assert 0 < row["fastest"] <= row["milliseconds"]
+            assert row["wall_milliseconds"] > 0
             expected = full["milliseconds"] / row["milliseconds"]
             assert row["speedup"] == pytest.approx(expected, rel=0.01)
 

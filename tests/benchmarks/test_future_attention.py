@@ -43,6 +43,19 @@ def test_one_pass_with_weights_is_compared_with_two(
     assert cut[3]["skipped"] == "is for the workload reply"
 
 
+def test_lengths_that_would_take_too_long_are_named(
+    run_benchmark: Callable[..., None], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    quick = ["--workloads", "cut", "--forms", "blocked", "--rounds", "1", "--seconds", "0"]
+    limits = ["--lengths", "64,65536", "--limit", "0.001", "--out", str(out)]
+    run_benchmark("future_attention", *quick, *limits)
+    ran, skipped = json.loads(out.read_text())["results"]
+    assert ran["processor_seconds"] > 0
+    said = f"not run: 64 tokens took {ran['fastest']:.3g} s, more would be over 0.001 s"
+    assert skipped["skipped"] == said
+
+
 def test_unknown_forms_are_refused(
     run_benchmark: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,9 +18,9 @@ def test_parts_add_up_to_the_step(run_benchmark: Callable[..., None], tmp_path: 
     run_benchmark("ranker_training", *shapes, *rest, "--out", str(out))
     report = json.loads(out.read_text())
     assert report["machine"]["torch"]
-    assert report["settings"]["heads"] == 2
+    assert report["settings"]["heads"] == "2"
     (record,) = report["results"]
-    assert (record["objective"], record["network"]) == ("listwise", "loop")
+    assert (record["heads"], record["objective"], record["network"]) == (2, "listwise", "loop")
     assert all(record[part] >= 0 for part in PARTS)
     assert 0 < sum(record[part] for part in PARTS) <= record["seconds"] * 1.001
     assert record["paper_minutes"] == pytest.approx(record["seconds"] * 4000 / 60)

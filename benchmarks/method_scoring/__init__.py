@@ -1,0 +1,1 @@
+"""What every registered method costs next to the prefill of the same prompt."""

@@ -1,0 +1,149 @@
+"""kvp's methods: what each adds to a prefill."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from unittest.mock import patch
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from benchmarks.measuring import Seconds, timed
+from benchmarks.method_scoring import setting
+from benchmarks.method_scoring.setting import Stopwatch, Times
+from kvp import __version__
+from kvp.budgets import parse_budget
+from kvp.hf import EvictingCache, Prefill, load_tokenizer
+from kvp.hf.attention import QueryRecorder
+from kvp.hf.evict import EvictionRule, kept_slots
+from kvp.hf.hidden import HiddenRecorder
+from kvp.hf.prefill import prefill
+from kvp.ranking import Protection
+from kvp.scoring import Needs, Scorer
+from policies.kvzap import KVzap
+from policies.registry import METHODS, make_scorer
+
+Row = dict[str, object]
+
+
+def rows(given: argparse.Namespace) -> list[Row]:
+    """Every method at `given.child` tokens; those that need the future are named, not run."""
+    model, tokenizer = setting.model_of(given), load_tokenizer("nano")
+    names = setting.selected(given, [*METHODS, "kvzap", "kvp"])
+    made = {name: _scorer(name, model) for name in names}
+    skipped = [name for name, scorer in made.items() if scorer.needs.future]
+    scorers = {name: scorer for name, scorer in made.items() if name not in skipped}
+    environment = f"kvp {__version__}, transformers {transformers.__version__}"
+    times = {name: Times(_spec(name), "kvp", environment) for name in scorers}
+    warm = setting.prompt(min(128, given.child), given.device)
+    _round(model, tokenizer, warm, scorers, given.device)
+    ids = setting.prompt(given.child, given.device)
+    for _ in setting.rounds(given):
+        for name, taken in _round(model, tokenizer, ids, scorers, given.device).items():
+            times[name].add(*taken)
+    reason = {"source": "kvp", "tokens": given.child, "skipped": "reads the future"}
+    return [
+        *(one.row(given.child) for one in times.values()),
+        *({"method": name, **reason} for name in skipped),
+    ]
+
+
+def _spec(name: str) -> str:
+    """The preset that is kvpress's form of a method, where it has one."""
+    presets = METHODS[name].presets if name in METHODS else {}
+    return f"{name}:kvpress" if "kvpress" in presets else name
+
+
+def _scorer(name: str, model: PreTrainedModel) -> Scorer:
+    if name == "kvp":
+        return setting.learned(model)
+    if name == "kvzap":
+        return _kvzap(model)
+    return make_scorer(_spec(name))
+
+
+def _kvzap(model: PreTrainedModel) -> KVzap:
+    """Random networks of the published shape, hidden an eighth of the model's width."""
+    width, heads = model.config.hidden_size, model.config.num_key_value_heads
+    like = {"dtype": model.dtype, "device": model.device}
+
+    def linear(rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(rows, columns, **like) / columns**0.5, torch.zeros(rows, **like)
+
+    layers = [
+        (linear(width // 8, width), linear(heads, width // 8))
+        for _ in range(model.config.num_hidden_layers)
+    ]
+    return KVzap(source="random", layers=layers, digest="", record={})
+
+
+def _round(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Tensor,
+    scorers: Mapping[str, Scorer],
+    device: str,
+) -> dict[str, tuple[Seconds, Seconds, Seconds]]:
+    """Of each method: what it adds, the prefill alone, and the prefill with it.
+
+    Methods for which the same is recorded share a prefill.
+    """
+    bare = timed(partial(setting.prefill, model, ids), device)[1]
+    found = {}
+    for needs, names in _by_recording(scorers):
+        with _recorders(device) as recording:
+            seen, whole = timed(partial(prefill, model, ids, needs, tokenizer=tokenizer), device)
+        for name in names:
+            rule = EvictionRule(
+                scorer=scorers[name],
+                budget=parse_budget(f"{setting.KEPT:.0%}"),
+                protection=Protection(),
+            )
+            evicted = timed(partial(_evict, model, seen, rule, ids, tokenizer), device)[1]
+            found[name] = recording.total + evicted, bare, whole + evicted
+    return found
+
+
+def _by_recording(scorers: Mapping[str, Scorer]) -> Iterable[tuple[Needs, list[str]]]:
+    """Needs of the prefills to make, and the methods that each is for."""
+    groups: dict[object, tuple[Needs, list[str]]] = {}
+    for name, scorer in scorers.items():
+        needs = scorer.needs
+        recorded = needs.queries, needs.hidden_after, needs.every_state
+        groups.setdefault(recorded, (needs, []))[1].append(name)
+    return groups.values()
+
+
+@contextmanager
+def _recorders(device: str) -> Iterator[Stopwatch]:
+    """Times what a prefill keeps for methods: queries and hidden states."""
+    watch = Stopwatch(device)
+    with (
+        patch.object(QueryRecorder, "record", watch.around(QueryRecorder.record)),
+        patch.object(HiddenRecorder, "_add", watch.around(HiddenRecorder._add)),
+    ):
+        yield watch
+
+
+@torch.no_grad()
+def _evict(
+    model: PreTrainedModel,
+    seen: Prefill,
+    rule: EvictionRule,
+    ids: Tensor,
+    tokenizer: PreTrainedTokenizerBase,
+) -> EvictingCache:
+    """Extra passes, scores, choice and gathering, as `kvp.hf.prefill_and_evict` does them."""
+    assert seen.observation is not None
+    slots = kept_slots(
+        model, seen.observation, rule, padding=[0], input_ids=ids, tokenizer=tokenizer
+    )
+    assert slots is not None
+    return EvictingCache.select(
+        list(seen.keys), list(seen.values), slots.indices, seen=ids.shape[1], bias=slots.bias
+    )

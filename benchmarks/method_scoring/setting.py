@@ -1,0 +1,140 @@
+"""The model, the prompt and the prefill without any method: the same for kvp and kvpress.
+
+Runs in both environments, so nothing here imports `kvp.hf`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from benchmarks.measuring import NOTHING, Seconds, compared, medians, timed
+from kvp import nano
+from kvp.geometry import Geometry
+from policies.learned import LearnedScorer
+from policies.policy_files import load_policy
+from policies.ranker import HeadRankers
+
+HEAD_DIM = 64
+KEPT = 0.25
+"""Share of the tokens that stay."""
+VOCABULARY = 8192
+"""Of nano's tokenizer, which methods that repeat or read the prompt are given."""
+
+
+def model_of(given: argparse.Namespace) -> PreTrainedModel:
+    """A random Qwen2 with about the proportions of the 7B one: one KV head for 8 query heads."""
+    heads = given.width // HEAD_DIM
+    config = Qwen2Config(
+        hidden_size=given.width, intermediate_size=given.width * 21 // 4,
+        num_hidden_layers=given.layers, num_attention_heads=heads,
+        num_key_value_heads=max(1, heads // 8), vocab_size=VOCABULARY,
+        max_position_embeddings=2**17, rope_theta=1e6, attn_implementation="sdpa",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    torch.set_num_threads(given.threads)
+    model = Qwen2ForCausalLM(config).eval()
+    model.config.name_or_path = str(nano.path())  # where kvpress looks for a tokenizer
+    dtype = torch.float32 if given.device == "cpu" else torch.bfloat16
+    return model.to(given.device, dtype)
+
+
+def prompt(tokens: int, device: str) -> Tensor:
+    """Random ids [1, tokens]."""
+    ids = torch.randint(300, 8000, (1, tokens), generator=torch.Generator().manual_seed(7))
+    return ids.to(device)
+
+
+@torch.no_grad()
+def prefill(model: PreTrainedModel, ids: Tensor) -> Any:  # noqa: ANN401 - a model's output
+    """The forward pass of transformers alone, with a cache, for the logits of the last token."""
+    return model(ids, past_key_values=DynamicCache(), use_cache=True, logits_to_keep=1)
+
+
+def geometry_of(model: PreTrainedModel) -> Geometry:
+    """Heads of the model."""
+    config = model.config
+    return Geometry(
+        layers=config.num_hidden_layers, query_heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads, head_dim=HEAD_DIM,
+    )  # fmt: skip
+
+
+def learned(model: PreTrainedModel) -> LearnedScorer:
+    """A policy of random weights with networks as large as those of the bundled policy."""
+    geometry = geometry_of(model)
+    spec = replace(load_policy("nano").rankers.spec, head_dim=HEAD_DIM)
+    rankers = HeadRankers(spec, geometry.total_kv_heads, torch.Generator().manual_seed(0))
+    rankers = rankers.requires_grad_(False).to(model.device)
+    return LearnedScorer(rankers=rankers, geometry=geometry)
+
+
+def rounds(given: argparse.Namespace) -> range:
+    """The rounds at `given.child` tokens: --repeats goes with --tokens, its last number on."""
+    repeats = given.repeats.split(",")
+    place = given.tokens.split(",").index(str(given.child))
+    return range(int(repeats[min(place, len(repeats) - 1)]))
+
+
+def selected(given: argparse.Namespace, names: Sequence[str]) -> list[str]:
+    """Those of `names` that --methods lists, by their name without a preset; all without it."""
+    wanted = set(given.methods.split(",")) if given.methods else None
+    return [name for name in names if wanted is None or name.partition(":")[0] in wanted]
+
+
+@dataclass
+class Times:
+    """Of one method: what it adds, the prefill of the same round, and both together."""
+
+    method: str
+    source: str
+    environment: str
+    by_difference: bool = False
+    added: list[Seconds] = field(default_factory=list)
+    bare: list[Seconds] = field(default_factory=list)
+    whole: list[Seconds] = field(default_factory=list)
+
+    def add(self, added: Seconds, bare: Seconds, whole: Seconds) -> None:
+        """Take the times of a round."""
+        self.added.append(added)
+        self.bare.append(bare)
+        self.whole.append(whole)
+
+    def row(self, tokens: int) -> dict[str, Any]:
+        """As in the file."""
+        prefills = {f"prefill_{name}": value for name, value in medians(self.bare).items()}
+        return {
+            "method": self.method,
+            "source": self.source,
+            "environment": self.environment,
+            "tokens": tokens,
+            "by_difference": self.by_difference,
+            **medians(self.added),
+            **prefills,
+            **compared(self.added, self.bare),
+            "whole_share": compared(self.whole, self.bare)["share"],
+        }
+
+
+class Stopwatch:
+    """Sums the time of calls of a function."""
+
+    def __init__(self, device: str) -> None:
+        self.total = NOTHING
+        self._device = device
+
+    def around(self, function: Any) -> Any:  # noqa: ANN401 - any method
+        """The function, timed."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            result, took = timed(lambda: function(*args, **kwargs), self._device)
+            self.total = self.total + took
+            return result
+
+        return call

@@ -1,0 +1,1 @@
+"""One command that measures what kvp costs and writes docs/performance.md from what it found."""

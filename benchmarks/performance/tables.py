@@ -1,0 +1,250 @@
+"""Rows of the JSON files as tables of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = Mapping[str, Any]
+Report = Mapping[str, Any]
+NONE = "–"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Headings and cells; the first `names` columns are text, the others numbers."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    names: int = 1
+
+    def markdown(self) -> str:
+        """With numbers to the right."""
+        marks = ["---" if place < self.names else "--:" for place in range(len(self.headings))]
+        lines = [self.headings, *([marks]), *self.rows]
+        lead, rule, *rest = lines
+        text = [f"| {' | '.join(lead)} |", f"|{'|'.join(rule)}|"]
+        return "\n".join(text + [f"| {' | '.join(row)} |" for row in rest])
+
+
+def number(value: float | None) -> str:
+    """Three digits; all digits of larger numbers, in groups."""
+    if value is None:
+        return NONE
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:#.3g}".rstrip(".")
+
+
+def milliseconds(seconds: float) -> str:
+    """Of seconds."""
+    return number(1000 * seconds)
+
+
+def percent(share: float) -> str:
+    """Of a share."""
+    return number(100 * share)
+
+
+def scoring(report: Report) -> list[Table]:
+    """Methods of kvp and presses of kvpress side by side, a table for each number of tokens."""
+    rows: Sequence[Row] = report["results"]
+    found = []
+    for tokens in dict.fromkeys(row["tokens"] for row in rows):
+        here = [row for row in rows if row["tokens"] == tokens]
+        presses = {row["method"]: row for row in here if row["source"] == "kvpress"}
+        own = [row for row in here if row["source"] == "kvp"]
+        ran = [row for row in own if "share" in row]
+        headings = [f"{tokens:,} tokens", "kvp, % of the prefill", "least to most", "wall %"]
+        other = next((row["environment"] for row in presses.values()), "kvpress")
+        headings += ["whole", f"{other}, %", "wall %", "whole", "kvp / kvpress"]
+        lines = [_methods(row, presses.get(row["method"])) for row in ran]
+        lines += [
+            [row["method"], f"not run: {row['skipped']}", *[""] * 7]
+            for row in own
+            if "skipped" in row
+        ]
+        found.append(Table(headings=headings, rows=lines))
+    return found
+
+
+def _methods(own: Row, press: Row | None) -> list[str]:
+    spread = f"{percent(own['share_low'])} to {percent(own['share_high'])}"
+    spread = NONE if own["share_low"] == own["share_high"] else spread
+    cells = [own["method"], percent(own["share"]), spread, percent(own["wall_share"])]
+    cells.append(f"{own['whole_share']:.2f}")
+    if press is None:
+        return [*cells, NONE, NONE, NONE, NONE]
+    mark = "†" if press["by_difference"] else ""
+    ratio = own["share"] / press["share"] if press["share"] > 0 else None
+    return [
+        *cells,
+        percent(press["share"]) + mark,
+        percent(press["wall_share"]) + mark,
+        f"{press['whole_share']:.2f}",
+        number(ratio),
+    ]
+
+
+def labels(report: Report) -> list[Table]:
+    """Forms beside each other at each length."""
+    rows: Sequence[Row] = report["results"]
+    forms = list(dict.fromkeys(row["form"] for row in rows))
+    headings = ["tokens"]
+    for form in forms:
+        headings += [f"{form}, processor ms", "wall ms", "memory, MiB", "process, MiB"]
+    lines = []
+    for length in dict.fromkeys(row["length"] for row in rows):
+        cells = [f"{length:,}"]
+        for form in forms:
+            (row,) = (each for each in rows if (each["length"], each["form"]) == (length, form))
+            if "skipped" in row:
+                cells += [row["skipped"], NONE, NONE, NONE]
+                continue
+            cells += [milliseconds(row["processor_seconds"]), milliseconds(row["seconds"])]
+            cells += [number(row["working_mib"]), number(row["peak_mib"])]
+        lines.append(cells)
+    return [Table(headings=headings, rows=lines)]
+
+
+def training(report: Report) -> list[Table]:
+    """Objective by number of heads."""
+    rows: Sequence[Row] = report["results"]
+    clock = "seconds" if report["settings"]["device"] == "cuda" else "processor_seconds"
+    headings = ["objective", "network", "heads", "processor ms", "wall ms"]
+    headings += [f"{'wall' if clock == 'seconds' else 'processor'} ms per head", "GB"]
+    lines = [
+        [
+            row["objective"],
+            row["network"],
+            str(row["heads"]),
+            milliseconds(row["processor_seconds"]),
+            milliseconds(row["seconds"]),
+            milliseconds(row[clock] / row["heads"]),
+            number(row["peak_gb"]),
+        ]
+        for row in rows
+    ]
+    return [Table(headings=headings, rows=lines, names=2)]
+
+
+def decoding(report: Report) -> list[Table]:
+    """Caches beside each other."""
+    rows: Sequence[Row] = report["results"]
+    headings = ["model", "tokens", "cache", "ms", "wall ms", "fastest ms", "full over it"]
+    lines = [
+        [
+            row["model"],
+            f"{row['tokens']:,}",
+            "dense" if row["cache"] == "uniform" else row["cache"].removesuffix(":auto"),
+            number(row["milliseconds"]),
+            number(row["wall_milliseconds"]),
+            number(row["fastest"]),
+            number(row["speedup"]),
+        ]
+        for row in rows
+    ]
+    return [Table(headings=headings, rows=lines, names=3)]
+
+
+def store(report: Report) -> list[Table]:
+    """Formats beside each other."""
+    rows: Sequence[Row] = report["results"]
+    headings = ["format", "checked", "MB", "of raw, %"]
+    for what in ("write", "read all", "read a head"):
+        headings += [f"{what}, processor ms", "wall ms"]
+    lines = []
+    for row in rows:
+        cells = [row["format"], "yes" if row["checked"] else "no"]
+        cells += [number(row["bytes"] / 1e6), percent(row["share_of_raw"])]
+        for what in ("write", "sequence", "head"):
+            cells.append(milliseconds(row[f"{what}_processor_seconds"]))
+            cells.append(milliseconds(row[f"{what}_seconds"]))
+        lines.append(cells)
+    return [Table(headings=headings, rows=lines, names=2)]
+
+
+def processes(report: Report) -> list[Table]:
+    """Measured rows, simulated ones, and what the simulation is made of."""
+    rows: Sequence[Row] = report["results"]
+    headings = ["", "prompts", "processes", "seconds", "processor s", "speed-up", "efficiency, %"]
+    headings.append("off, %")
+    alone = {(row["kind"], row["pieces"]): row["seconds"] for row in rows if row["processes"] == 1}
+    lines = []
+    for row in rows:
+        first = alone.get((row["kind"], row["pieces"]))
+        speedup = None if first is None else first / row["seconds"]
+        error = row.get("model_error")
+        lines.append(
+            [
+                row["kind"],
+                f"{row['pieces']:,}",
+                str(row["processes"]),
+                number(row["seconds"]),
+                number(row.get("processor_seconds")),
+                number(speedup),
+                number(None if speedup is None else 100 * speedup / row["processes"]),
+                NONE if error is None else f"{100 * error:+.0f}",
+            ]
+        )
+    made_of = next((row for row in rows if row["kind"] == "simulated"), None)
+    if made_of is None:
+        return [Table(headings=headings, rows=lines)]
+    costs = {
+        "start-up, s": number(made_of["startup_seconds"]),
+        "a piece, s": number(made_of["piece_seconds"]),
+        "a look, ms": milliseconds(made_of["look_seconds"]),
+        "a lock, ms": milliseconds(made_of["lock_seconds"]),
+    }
+    return [
+        Table(headings=headings, rows=lines),
+        Table(headings=list(costs), rows=[list(costs.values())], names=0),
+    ]
+
+
+def collecting(report: Report) -> list[Table]:
+    """Ways to run the same prompts, as ratios to transformers alone."""
+    ways = report["results"]["over_bare"]
+    clocks = list(next(iter(ways.values())))
+    headings = ["way", *(clock.replace("_", " ") for clock in clocks)]
+    rows = [[way, *(number(ratios[clock]) for clock in clocks)] for way, ratios in ways.items()]
+    return [Table(headings=headings, rows=rows)]
+
+
+def costs(report: Report) -> list[Table]:
+    """Predicted next to measured, by case and part; then what is predicted for larger models."""
+    headings = ["model", "part", "number", "predicted", "measured", "predicted / measured"]
+    lines = []
+    for case, of_case in report["cases"].items():
+        for part, ratios in of_case["median_ratios"].items():
+            for name, ratio in ratios.items():
+                first = of_case["rounds"][0][part][name]
+                both = [number(first["predicted"]), number(first["measured"])]
+                lines.append([case, part, name.replace("_", " "), *both, number(ratio)])
+    predicted = [
+        {"model": model, "way": way, **numbers}
+        for model, found in report["predictions"].items()
+        for way, numbers in found["ways"].items()
+    ]
+    tables = [Table(headings=headings, rows=lines, names=3)]
+    return tables + ([plain(predicted)] if predicted else [])
+
+
+def plain(rows: Sequence[Row]) -> Table:
+    """Columns as they are called in the file, text first."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    simple = [key for key in keys if not any(isinstance(row.get(key), dict | list) for row in rows)]
+    texts = [key for key in simple if any(isinstance(row.get(key), str) for row in rows)]
+    ordered = texts + [key for key in simple if key not in texts]
+    lines = [[_cell(row.get(key)) for key in ordered] for row in rows]
+    headings = [key.replace("_", " ") for key in ordered]
+    return Table(headings=headings, rows=lines, names=len(texts))
+
+
+def _cell(value: Any) -> str:  # noqa: ANN401 - JSON
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or isinstance(value, str):
+        return value or NONE
+    return f"{value:,}" if isinstance(value, int) else number(value)

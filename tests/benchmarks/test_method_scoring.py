@@ -1,0 +1,40 @@
+"""The benchmark of methods next to a prefill: every method is there, and shares are of one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from policies.registry import METHODS
+
+
+def test_every_registered_method_is_a_share_of_the_prefill(
+    run_benchmark: Callable[..., None], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    sizes = ["--tokens", "96", "--width", "512", "--layers", "1", "--repeats", "2"]
+    run_benchmark("method_scoring", *sizes, "--out", str(out))
+    report = json.loads(out.read_text())
+    assert report["machine"]["cores"]
+    rows = {row["method"].partition(":")[0]: row for row in report["results"]}
+    assert set(rows) == {*METHODS, "kvp", "kvzap"}
+    assert rows.pop("oracle")["skipped"] == "reads the future"
+    for row in rows.values():
+        assert row["source"] == "kvp"
+        assert 0 < row["share_low"] <= row["share"] <= row["share_high"]
+        assert row["whole_share"] > row["share_low"]
+        assert row["seconds"] > 0
+        assert row["prefill_processor_seconds"] > 0
+    assert rows["snapkv"]["method"] == "snapkv:kvpress"
+    # Repeating the prompt is a prefill and more; the newest tokens cost next to nothing.
+    assert rows["kvzip"]["share"] > 10 * rows["ring"]["share"]
+
+
+def test_single_methods_can_be_chosen(run_benchmark: Callable[..., None], tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    sizes = ["--tokens", "64,96", "--width", "512", "--layers", "1", "--repeats", "1"]
+    run_benchmark("method_scoring", *sizes, "--methods", "tova,kvp", "--out", str(out))
+    rows = json.loads(out.read_text())["results"]
+    found = [(row["tokens"], row["method"]) for row in rows]
+    assert found == [(64, "tova:kvpress"), (64, "kvp"), (96, "tova:kvpress"), (96, "kvp")]

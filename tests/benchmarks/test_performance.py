@@ -1,0 +1,172 @@
+"""The command that measures all: it runs end to end, and its page says what its files say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.performance import run as running
+from benchmarks.performance.__main__ import main
+from benchmarks.performance.page import listing, page_text, write_pages
+from benchmarks.performance.parts import PARTS
+from benchmarks.performance.tables import number
+
+FIXED = Path(__file__).parent / "performance"
+MEASURED = ("scoring", "labels", "training", "decoding", "store", "processes")
+
+
+def _reports() -> dict[tuple[str, str], Any]:
+    """The fixed files by part and device."""
+    found = {}
+    for path in sorted(FIXED.glob("*.json")):
+        part, _, device = path.stem.rpartition("-")
+        found[part, device] = json.loads(path.read_text())
+    return found
+
+
+def test_the_page_of_fixed_files_is_what_it_was() -> None:
+    parts = [replace(part, module="benchmarks.machine") for part in PARTS]  # all of them there
+    text = page_text(_reports(), "results", "speed.md", parts)
+    assert text == (FIXED / "expected.md").read_text()
+
+
+def test_devices_that_were_not_measured_are_said_to_be_so() -> None:
+    reports = _reports()
+    assert ("decoding", "cuda") in reports
+    text = page_text(reports, "results", "speed.md")
+    missing = "No rows: no GPU was measured."
+    on_gpu = [part for part in PARTS if part.on_gpu and part.present]
+    assert text.count(missing) == len(on_gpu) - 1
+    without = {key: report for key, report in reports.items() if key[1] == "cpu"}
+    assert page_text(without, "results", "speed.md").count(missing) == len(on_gpu)
+    nothing = page_text({}, "results", "speed.md")
+    assert nothing.count("Not measured yet: ") == len([part for part in PARTS if part.present])
+    assert "JSON](" not in nothing
+
+
+def test_a_benchmark_that_this_version_lacks_is_said_to_be_so() -> None:
+    absent = replace(PARTS[0], module="benchmarks.not_there")
+    text = page_text({}, "results", "speed.md", [absent])
+    assert "Not measured: this version has no `benchmarks.not_there`." in text
+    assert "--only" not in text
+
+
+def test_files_that_are_there_are_listed() -> None:
+    text = listing(_reports(), "../page.md")
+    for path in FIXED.glob("*.json"):
+        assert f"]({path.name})" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0.00123456, "0.00123"), (1.0, "1.00"), (99.96, "100"), (123456.7, "123,457")],
+)
+def test_numbers_have_three_digits(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--only", "speed"], "--only: no part speed; there are scoring, "),
+        (["--kvpress", "nowhere/python"], "--kvpress: no interpreter nowhere/python"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(flags)
+    assert message in capsys.readouterr().err
+
+
+def test_a_quick_run_measures_every_part(
+    run_benchmark: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every part in this process, but for the workers of the last one."""
+
+    def inside(module: str, words: Sequence[str]) -> None:
+        run_benchmark(module.removeprefix("benchmarks."), *words)
+
+    monkeypatch.setattr(running, "run", inside)
+    page = tmp_path / "docs" / "page.md"
+    flags = ["--quick", "--results", str(tmp_path / "results"), "--out", str(page)]
+    assert main([*flags, "--only", ",".join(MEASURED)]) == 0
+    text = page.read_text()
+    for name in MEASURED:
+        report = json.loads((tmp_path / "results" / f"{name}-cpu.json").read_text())
+        assert report["results"]
+        assert report["command"].startswith("python -m benchmarks.")
+        assert f"    {report['command']}\n" in text
+        assert f"(../results/{name}-cpu.json)" in text
+    assert "machine" in report
+    before = page.read_text()
+    page.unlink()
+    assert main([*flags, "--render"]) == 0
+    assert page.read_text() == before
+
+
+def test_a_part_that_fails_keeps_its_former_file_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    former = _reports()["labels", "cpu"]
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "labels-cpu.json").write_text(json.dumps(former))
+
+    def broken(done: list[str], module: str, words: Sequence[str]) -> None:
+        done.append(module)
+        if module == "benchmarks.future_attention":
+            raise subprocess.CalledProcessError(3, module)
+        content = json.dumps(_reports()["store", "cpu"])
+        Path(words[words.index("--out") + 1]).write_text(content)
+
+    done: list[str] = []
+    monkeypatch.setattr(running, "run", partial(broken, done))
+    flags = ["--results", str(results), "--out", str(tmp_path / "page.md")]
+    assert main([*flags, "--only", "labels,store"]) == 1
+    assert "not measured: labels" in capsys.readouterr().err
+    assert done == ["benchmarks.future_attention", "benchmarks.store_formats"]
+    assert json.loads((results / "labels-cpu.json").read_text()) == former
+    assert (results / "store-cpu.json").is_file()
+
+
+def test_the_command_runs_parts_as_programs(tmp_path: Path) -> None:
+    """Processes and all, with the smallest part."""
+    flags = ["--quick", "--only", "labels", "--results", str(tmp_path), "--out"]
+    call = [sys.executable, "-m", "benchmarks.performance", *flags, str(tmp_path / "page.md")]
+    subprocess.run(call, check=True, cwd=Path(__file__).parents[2], stdout=subprocess.DEVNULL)
+    report = json.loads((tmp_path / "labels-cpu.json").read_text())
+    assert [row["form"] for row in report["results"]] == ["naive", "blocked"]
+    assert report["machine"]["torch"] in (tmp_path / "page.md").read_text()
+
+
+def test_the_page_is_that_of_the_committed_files() -> None:
+    """Whoever measures writes the page anew, and nobody edits it."""
+    root = Path(__file__).parents[2]
+    folder = root / "benchmarks/results/performance"
+    page = root / "docs/performance.md"
+    reports = {
+        (part.name, device): json.loads(path.read_text())
+        for part in PARTS
+        for device in ("cpu", "cuda")
+        if (path := folder / part.file(device)).is_file()
+    }
+    text = page_text(reports, "../benchmarks/results/performance", "results/speed.md")
+    assert page.read_text() == text, "run python -m benchmarks.performance --render"
+    expected = listing(reports, "../../../docs/performance.md")
+    assert (folder / "README.md").read_text() == expected
+
+
+def test_pages_are_written_beside_their_files(tmp_path: Path) -> None:
+    write_pages(tmp_path / "a" / "results", tmp_path / "b" / "page.md")
+    assert (tmp_path / "a" / "results" / "README.md").is_file()
+    assert "Not measured yet" in (tmp_path / "b" / "page.md").read_text()
