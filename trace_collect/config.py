@@ -27,7 +27,8 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
 
     out: str
     """What is written. A trace store: new, empty, or an interrupted one of the same settings, which
-    is continued. Several processes may write one store together."""
+    is continued. Several processes may write one store together. A folder, or an address such as
+    s3://bucket/folder."""
     train: int = 200
     """Sequences of the train split."""
     validation: int = 40
@@ -49,6 +50,7 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
     rate: float | None = None
     """Tokens per second for the dry run's time; measured on a sequence where weights are local."""
 
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
     RENAMED: ClassVar[Mapping[str, str]] = {
         "continuation": "answers",
         "validation_sequences": "validation",

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 from rich.filesize import decimal
 
+from kvp.artifacts.addresses import ObjectPath, Place
 from kvp.errors import StoreError
 
 
-def check_disk(path: Path, needed: int) -> None:
-    """Raise StoreError when the disk that `path` will be on has fewer than `needed` bytes left."""
+def check_disk(path: Place, needed: int) -> None:
+    """Raise StoreError when the disk that `path` will be on has fewer than `needed` bytes left.
+
+    An object store has no such limit.
+    """
+    if isinstance(path, ObjectPath):
+        return
     folder = path.absolute()
     while not folder.exists():
         folder = folder.parent

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import check_folder
 from kvp.data.collection_plan import CollectionPlan, DataRequest
 from kvp.errors import StoreError
@@ -66,7 +66,7 @@ def check_out(
 
     Needs no weights: whether they are the same is checked when they are loaded.
     """
-    out = Path(config.out)
+    out = place(config.out)
     marker = STORE.read_marker(out) if out.is_dir() else None
     model = marker["identity"].get("model") if marker else None
     weights = model.get("weights") if isinstance(model, dict) else None

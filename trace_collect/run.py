@@ -5,16 +5,14 @@ Everything that can be refused is refused before the weights are loaded.
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
-from contextlib import suppress
-from pathlib import Path
 
 from rich.console import Console
 from rich.filesize import decimal
 from transformers import PreTrainedConfig
 
+from kvp.artifacts.addresses import files_below, place
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.identity import weights_digest
 from kvp.hf.loading import check_quantization, torch_device
@@ -56,7 +54,7 @@ def run(config: CollectConfig) -> None:
         expected = estimate(config, model_config, missing)
         for line in expected.lines(config.rate):
             console.print(line)
-        check_disk(Path(config.out), expected.disk_bytes)
+        check_disk(place(config.out), expected.disk_bytes)
     phase(f"loading {config.model}")
     model, tokenizer = load_model(
         config.model,
@@ -92,7 +90,7 @@ def _collect(parts: Collection, model_config: PreTrainedConfig, console: Console
         rope_frequencies=known_frequencies(model, config.max_tokens),
         identity=identity(config, jobs, parts.tokenizer, weights_digest(model)),
     )
-    out = Path(config.out)
+    out = place(config.out)
     worker = config.worker
     with TraceWriter.create_or_resume(
         out, plan, manifest, known_output_gram(model), shared=worker.shared
@@ -102,17 +100,10 @@ def _collect(parts: Collection, model_config: PreTrainedConfig, console: Console
             console.print(f"{out}: {len(jobs) - len(missing)} of {len(jobs)} sequences are there")
         if missing:
             _write_all(parts, writer)
-    console.print(f"{out}: {len(jobs)} sequences, {decimal(_bytes_in(out))}")
+    console.print(
+        f"{out}: {len(jobs)} sequences, {decimal(sum(size for _, size in files_below(out)))}"
+    )
     console.print(f"next: kvp-train --traces {shlex.quote(str(out))} --out POLICY_FOLDER")
-
-
-def _bytes_in(folder: Path) -> int:
-    """Bytes of the files in a folder, less what another worker deletes meanwhile."""
-    size = 0
-    for file in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
-        with suppress(FileNotFoundError):
-            size += file.stat().st_size
-    return size
 
 
 def _write_all(parts: Collection, writer: TraceWriter) -> None:

@@ -34,7 +34,7 @@ def print_start(job: Job, rankers: HeadRankers) -> None:
 
 def print_end(job: Job) -> None:
     """Print the written folder and the next command."""
-    folder = shlex.quote(str(job.target.folder))
+    folder = shlex.quote(str(job.target.place))
     print(f"policy: {folder}")
     if not job.whole:
         print(f"next: kvp-merge --shards {folder},... --out POLICY, when all heads are trained")

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from kvp.artifacts.claim import OutputFolder
 from kvp.ranks import Rank
 
-PAUSE_SECONDS = 0.2
-"""Between two looks at what other workers are doing."""
-
 
 def pieces_to_do(
-    folder: OutputFolder, rank: Rank, total: int, is_done: Callable[[int], bool]
+    folder: OutputFolder,
+    rank: Rank,
+    total: int,
+    is_done: Callable[[int], bool],
+    look_again: Callable[[int], bool] | None = None,
 ) -> Iterator[int]:
     """Numbers of pieces that this worker is to do, until all of them are done by whomever.
 
@@ -27,6 +28,8 @@ def pieces_to_do(
         rank: which worker this is.
         total: pieces of the job, numbered alike in all workers.
         is_done: whether a piece is there; true of a number before the next is asked for.
+        look_again: likewise, asked while nobody else does the piece; for an `is_done` that may
+            know of other workers' pieces a little later.
 
     Yields:
         A number that no other worker does meanwhile, until the next one is asked for.
@@ -42,11 +45,13 @@ def pieces_to_do(
             if lock is None:
                 continue
             try:
-                if not is_done(number):  # another worker may have ended it before the lock
+                if not (look_again or is_done)(
+                    number
+                ):  # another worker may have ended it before the lock
                     worked = True
                     yield number
             finally:
                 lock.release()
         left = [number for number in left if not is_done(number)]
         if left and not worked:
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(folder.pause_seconds)

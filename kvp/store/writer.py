@@ -7,33 +7,35 @@ is written again. Left out: what to collect (`trace_collect`).
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
-import zarr
 from torch import Tensor
 
+from kvp.artifacts.addresses import ObjectPath, Place, place
 from kvp.artifacts.claim import OutputFolder
-from kvp.artifacts.files import sync_path
+from kvp.artifacts.files import atomic_write_bytes
 from kvp.artifacts.pieces import pieces_to_do
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.manifest import differences
 from kvp.ranks import Rank
 from kvp.store.importance_grid import encode, root_scale
-from kvp.store.paths import record_path, shard_path
+from kvp.store.paths import shard_path
 from kvp.store.schema import DTYPES, GRIDS, SequenceRecord, Trace, label_array
 from kvp.store.sequence_records import (
+    Committed,
     commit_record,
     committed,
     has_no_sequence,
-    load_record,
+    load_records,
 )
+from kvp.store.shards import encoded_shard
 from kvp.store.store_manifest import RESERVED, STORE, create_metadata, load_metadata
 from kvp.store.store_plan import StorePlan
 
@@ -48,12 +50,12 @@ class TraceWriter:
         self.path = folder.path
         self.plan = plan
         self._folder = folder
-        self._arrays: dict[str, zarr.Array[Any]] = {}
+        self._committed = Committed(folder.path)
 
     @classmethod
     def create(
         cls,
-        path: str | Path,
+        path: str | Place,
         plan: StorePlan,
         manifest: Mapping[str, Any],
         output_gram: Tensor | None = None,
@@ -75,14 +77,14 @@ class TraceWriter:
         """
         _check_manifest(manifest)
         _check_gram(output_gram, plan.geometry)
-        folder = OutputFolder.claim(Path(path), STORE, _identity(manifest))
+        folder = OutputFolder.claim(place(path), STORE, _identity(manifest))
         if folder.existing_marker is not None:
             folder.release()
             raise StoreError(f"{path} already holds a trace store; resume it or choose another")
         return cls._begun(folder, plan, manifest, output_gram)
 
     @classmethod
-    def resume(cls, path: str | Path, manifest: Mapping[str, Any]) -> TraceWriter:
+    def resume(cls, path: str | Place, manifest: Mapping[str, Any]) -> TraceWriter:
         """Continue an interrupted store.
 
         Deletes what a killed writer left half-written (`*.partial`).
@@ -91,13 +93,13 @@ class TraceWriter:
             StoreError: not a store, in use, damaged, or begun with another identity; the message
                 names the settings that differ.
         """
-        load_metadata(Path(path))
-        return cls._resumed(OutputFolder.claim(Path(path), STORE, _identity(manifest)))
+        load_metadata(place(path))
+        return cls._resumed(OutputFolder.claim(place(path), STORE, _identity(manifest)))
 
     @classmethod
     def create_or_resume(
         cls,
-        path: str | Path,
+        path: str | Place,
         plan: StorePlan,
         manifest: Mapping[str, Any],
         output_gram: Tensor | None = None,
@@ -115,7 +117,7 @@ class TraceWriter:
         _check_manifest(manifest)
         _check_gram(output_gram, plan.geometry)
         folder = OutputFolder.claim(
-            Path(path), STORE, _identity(manifest), replaceable=has_no_sequence, shared=shared
+            place(path), STORE, _identity(manifest), replaceable=has_no_sequence, shared=shared
         )
         nothing = folder.first and has_no_sequence(folder.path)
         if folder.existing_marker is None or nothing:
@@ -162,8 +164,7 @@ class TraceWriter:
             StoreError: a committed sequence is damaged; the message names the file.
         """
         present = set(committed(self.path))
-        for index in sorted(present):
-            load_record(self.path, self.plan, index)
+        load_records(self.path, self.plan, sorted(present))
         return [index for index in range(self.plan.sequences) if index not in present]
 
     def to_write(self, rank: Rank) -> Iterator[int]:
@@ -175,11 +176,14 @@ class TraceWriter:
             self._folder,
             rank,
             self.plan.sequences,
-            lambda index: record_path(self.path, index).exists(),
+            self._committed,
+            self._committed.now,
         )
 
     def write(self, trace: Trace) -> None:
         """Write and commit one sequence; when this returns it survives a power loss.
+
+        Shards are compressed in memory and written whole, the record last.
 
         Raises:
             StoreError: the sequence is committed already, or the disk refuses (full, read-only).
@@ -187,14 +191,19 @@ class TraceWriter:
         """
         tensors = self._checked(trace)
         index = trace.record.index
-        if record_path(self.path, index).exists():
+        if self._committed.now(index):
+            if self._folder.shared and isinstance(self.path, ObjectPath):
+                return  # of a worker that took this one, stopped for long, for dead
             raise StoreError(f"sequence {index} of {self.path} is committed already")
         try:
+            shards = {}
             for array, tensor in tensors.items():
-                self._array(array)[index] = _padded(tensor, self.plan, array)
-                sync_path(shard_path(self.path, array, index))
-                sync_path(self.path / array)
-            commit_record(self.path, self.plan, trace.record)
+                content = encoded_shard(self.plan, array, index, _padded(tensor, self.plan, array))
+                atomic_write_bytes(shard_path(self.path, array, index), content)
+                digest = hashlib.sha256(content).hexdigest()
+                shards[array] = {"bytes": len(content), "sha256": digest}
+            commit_record(self.path, trace.record, shards)
+            self._committed.add(index)
         except OSError as problem:
             raise StoreError(
                 f"cannot write to {self.path}: {problem.strerror or problem}"
@@ -216,13 +225,6 @@ class TraceWriter:
     ) -> None:
         """Close."""
         self.close()
-
-    def _array(self, name: str) -> zarr.Array[Any]:
-        # Empty chunks are written out: zarr takes -0.0 for empty and would return +0.0.
-        if name not in self._arrays:
-            array = zarr.open_array(self.path / name, mode="r+", zarr_format=3)
-            self._arrays[name] = array.with_config({"write_empty_chunks": True})
-        return self._arrays[name]
 
     def _checked(self, trace: Trace) -> dict[str, Tensor]:
         record, plan = trace.record, self.plan

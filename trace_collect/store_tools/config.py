@@ -12,7 +12,14 @@ SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectConfig(Group):
+class StoreToolConfig(Group):
+    """Stores, in folders or at addresses."""
+
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("traces", "out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectConfig(StoreToolConfig):
     """Inspect."""
 
     traces: str = field(kw_only=False)
@@ -22,7 +29,7 @@ class InspectConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyConfig(Group):
+class VerifyConfig(StoreToolConfig):
     """Verify."""
 
     traces: str = field(kw_only=False)
@@ -32,7 +39,7 @@ class VerifyConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeStoresConfig(Group):
+class MergeStoresConfig(StoreToolConfig):
     """Merge."""
 
     traces: str | Sequence[str] = field(kw_only=False)
@@ -59,7 +66,7 @@ class MergeStoresConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubsetConfig(Group):
+class SubsetConfig(StoreToolConfig):
     """Subset."""
 
     traces: str = field(kw_only=False)
@@ -97,7 +104,7 @@ class SubsetConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToImportanceConfig(DeviceConfig):
+class ToImportanceConfig(DeviceConfig, StoreToolConfig):
     """Importance in place of queries."""
 
     traces: str = field(kw_only=False)

@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from kvp.artifacts.addresses import place
 from kvp.errors import StoreError
 from kvp.hf.loading import torch_device
 from kvp.ops.future_attention import grid_attention
@@ -39,7 +39,7 @@ def run(config: ToImportanceConfig) -> None:
     plan = replace(old, store="importance", grid=config.grid, grid_dtype=config.grid_dtype)
     write_store(
         NewStore(
-            out=Path(config.out),
+            out=place(config.out),
             plan=plan,
             manifest=_manifest(config, source),
             sequences={record.index: (source.reader, record) for record in source.records},
