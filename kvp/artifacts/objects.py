@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kvp.errors import AddressError
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
+
+T = TypeVar("T")
 
 RETRY_VARIABLE = "KVP_RETRY_SECONDS"
 _RETRY_SECONDS = 180.0
@@ -129,8 +132,7 @@ class Bucket:
     def facts(self, key: str) -> ObjectFacts | None:
         """As `Objects`."""
         try:
-            with told(self._address(key)):
-                found = _facts(self._api.head(self._store, key))
+            found = _facts(self._ask(key, lambda: self._api.head(self._store, key)))
         except FileNotFoundError:
             if not self._answered:  # this answer has no text: it may be the bucket that is missing
                 next(self.listed(key), None)
@@ -140,47 +142,68 @@ class Bucket:
 
     def listed(self, folder: str) -> Iterator[ObjectFacts]:
         """As `Objects`."""
+        patience, prefix, last = Patience(), f"{folder}/" if folder else None, None
         with told(self._address(folder)):
-            for batch in self._api.list(self._store, prefix=f"{folder}/" if folder else None):
-                self._answered = True
-                yield from map(_facts, batch)
+            while True:
+                try:
+                    for batch in self._api.list(self._store, prefix=prefix, offset=last):
+                        for entry in batch:
+                            last = entry["path"]
+                            yield _facts(entry)
+                    break
+                except self._api.exceptions.BaseError as problem:
+                    time.sleep(patience.pause(problem))
         self._answered = True
 
     def read(self, key: str) -> bytes:
         """As `Objects`."""
-        with told(self._address(key)):
-            return self._api.get(self._store, key).bytes().to_bytes()
+
+        def content() -> bytes:
+            return bytes(self._api.get(self._store, key).bytes())
+
+        return self._ask(key, content)
 
     def write(self, key: str, content: bytes) -> None:
         """As `Objects`."""
-        with told(self._address(key)):
-            self._api.put(self._store, key, content)
+        self._ask(key, lambda: self._api.put(self._store, key, content))
 
     def write_if(self, key: str, content: bytes, there: ObjectFacts | None) -> bool:
         """As `Objects`."""
         mode: Any = "create" if there is None else dict(there.version)
         errors = self._api.exceptions
-        with told(self._address(key)):
+
+        def write() -> bool:
             try:
                 self._api.put(self._store, key, content, mode=mode, use_multipart=False)
             except (errors.AlreadyExistsError, errors.PreconditionError):
                 return False
-            except FileNotFoundError as problem:
-                if "NoSuchBucket" in str(problem):
-                    raise
-                return False  # it was deleted meanwhile
-        return True
+            return True
+
+        try:
+            return self._ask(key, write)
+        except FileNotFoundError:  # what was there has been deleted meanwhile
+            return False
 
     def delete(self, key: str) -> None:
         """As `Objects`."""
-        with suppress(FileNotFoundError), told(self._address(key)):
-            self._api.delete(self._store, key)
+        with suppress(FileNotFoundError):
+            self._ask(key, lambda: self._api.delete(self._store, key))
 
     def zarr_store(self, folder: str) -> Store:
         """As `Objects`."""
         from zarr.storage import ObjectStore
 
         return ObjectStore(self._opened(self._address(folder)), read_only=True)
+
+    def _ask(self, key: str, request: Callable[[], T]) -> T:
+        """The answer to a request that may be made twice."""
+        patience = Patience()
+        with told(self._address(key)):
+            while True:
+                try:
+                    return request()
+                except self._api.exceptions.BaseError as problem:
+                    time.sleep(patience.pause(problem))
 
     def _address(self, key: str) -> str:
         return f"{self._root}/{key}" if key else self._root
@@ -253,6 +276,24 @@ class HubFiles:
         )
         where = self._address(key)
         return f"{where}: kvp only reads from the hub; write to a local folder, then {how}"
+
+
+class Patience:
+    """Repeats what obstore does not: requests whose answer was cut short."""
+
+    def __init__(self) -> None:
+        """Begin the time of one request, its repetitions by obstore included."""
+        self._end = time.monotonic() + retry_seconds()
+        self._next = 0.1
+
+    def pause(self, problem: Exception) -> float:
+        """Seconds to wait before asking again; raises `problem` where that is no use, or late."""
+        text = str(problem)
+        passing = type(problem).__name__ == "GenericError" and "status code: 4" not in text
+        if not passing or time.monotonic() + self._next > self._end:
+            raise problem
+        pause, self._next = self._next, min(2 * self._next, 15.0)
+        return pause
 
 
 def retry_seconds() -> float:

@@ -7,6 +7,7 @@ expands to; a foreign one may say anything, and a few kilobytes of zeros can sta
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
@@ -17,7 +18,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from kvp.artifacts.addresses import ObjectPath, Place
-from kvp.artifacts.objects import told
+from kvp.artifacts.objects import Patience, told
 from kvp.errors import StoreError
 from kvp.store.paths import array_settings, shard_name
 from kvp.store.schema import DTYPES
@@ -102,8 +103,13 @@ class CheckedShards(WrapperStore[Store]):
     ) -> Buffer | None:
         if not isinstance(self._folder, ObjectPath):
             return await self._store.get(key, prototype, byte_range)
+        patience = Patience()
         with told(str(self._folder / key)):
-            return await self._store.get(key, prototype, byte_range)
+            while True:
+                try:
+                    return await self._store.get(key, prototype, byte_range)
+                except Exception as problem:
+                    await asyncio.sleep(patience.pause(problem))
 
     def _chunks(self, shard: Place, content: bytes, size: int | None) -> list[tuple[int, int]]:
         """Offset and size of every chunk, by the index at the end of `content`."""
