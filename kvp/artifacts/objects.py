@@ -217,7 +217,7 @@ class HubFiles:
         from huggingface_hub import HfFileSystem
 
         self._root = root
-        self._files: Any = HfFileSystem()
+        self._files: Any = HfFileSystem(expand_info=False)
 
     def facts(self, key: str) -> ObjectFacts | None:
         """As `Objects`; no time."""

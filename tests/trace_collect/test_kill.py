@@ -42,7 +42,7 @@ def test_killed_and_repeated_equals_undisturbed(
     for attempt in range(KILLS):
         wait = watch(store)
         child = server.start(store, None, *command)  # the first kills hit the store's creation
-        wait(draw.randint(1, 3 if attempt < 2 else 9), child)
+        wait(draw.randint(*((1, 3) if attempt < 2 else (8, 30))), child)
         time.sleep(draw.uniform(0, 0.01))
         with suppress(ProcessLookupError):  # on a busy machine it may have come to its end
             os.kill(child, signal.SIGKILL)
