@@ -93,7 +93,7 @@ def run(
         bench = load_bench(config, prepared.methods, loaded)
         records = _run(config, prepared, bench, output, digests)
     if not temporary:
-        if (heatmap := output.local / HEATMAP).exists():
+        if (heatmap := output.path / HEATMAP).exists():
             say(f"scores by depth and length are in {heatmap}")
         say(f"results are in {config.out}; to look at them: kvp-report {config.out}")
     return records

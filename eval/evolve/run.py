@@ -58,7 +58,7 @@ def run_search(config: EvolveConfig) -> None:
         identity["policy"] = _policy_digest(config.policies)
     with OutputFolder.claim(Path(config.out), SEARCH, identity) as folder:
         if (folder.local / BUDGET_FILE).exists():
-            say(f"{folder.local} is finished; nothing to do")
+            say(f"{folder.path} is finished; nothing to do")
         else:
             check_resumable(folder)
             _search(config, folder, identity)

@@ -188,8 +188,8 @@ def _finish(
                 f"at an end of what was tried; raise --settings_per_method and run again"
             )
     say(
-        f"settings are in {output.local / SETTINGS}; to run them: "
-        f"kvp-eval --methods full,tuned:{output.local}"
+        f"settings are in {output.path / SETTINGS}; to run them: "
+        f"kvp-eval --methods full,tuned:{output.path}"
     )
     return settings
 

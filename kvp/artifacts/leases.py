@@ -124,12 +124,13 @@ class FolderLease:
         """
         if not self._heart.beats:
             return
-        with suppress(AddressError):
-            self.end_turn()
-            if self.shared:
-                with self.turn():
-                    if not self._others(_SHARED):
-                        last()
+        if self._heart.in_time:
+            with suppress(AddressError):
+                self.end_turn()
+                if self.shared:
+                    with self.turn():
+                        if not self._others(_SHARED):
+                            last()
         self._leave()
 
     def drop(self, path: ObjectPath) -> None:
@@ -260,12 +261,12 @@ class _Heart:
         return {each.key[start:]: each for each in listed if each.modified >= oldest}
 
     def stop(self) -> None:
-        """End the thread and delete the lease; safe to call twice."""
-        with self._writing:
-            self._stopped.set()
-        self._thread.join()
-        with suppress(AddressError):
-            self._path.unlink()
+        """End the thread and delete the lease, where the store answers; safe to call twice."""
+        self._stopped.set()
+        self._thread.join(timeout=5)
+        if self.in_time:
+            with suppress(AddressError):
+                self._path.unlink()
 
     @property
     def _path(self) -> ObjectPath:
