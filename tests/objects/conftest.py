@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import torch
 
 from kvp.artifacts.addresses import ObjectPath, files_below
 from kvp.artifacts.copies import send
@@ -232,3 +233,12 @@ def on_s3(collected: Path, prefix: ObjectPath) -> ObjectPath:
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is fetched stays out of the user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """Exact comparisons need equal numbers of threads, also of processes that tests start."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
