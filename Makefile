@@ -27,8 +27,10 @@ SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py \
 	tests/eval/evolve/test_from_cost_curves.py tests/eval/test_evaluate.py tests/kvp/hf/cache \
 	$(filter-out $(QUICK_HF),$(wildcard tests/kvp/hf/test_*.py))
 INSTALLED := $(VENV)/.installed
+# Ray and its tests are apart: it is large, and starts processes of its own.
+WITH_RAY := $(VENV)/.installed-ray
 
-.PHONY: install check test test-fast demo clean
+.PHONY: install check test test-fast test-ray demo clean
 
 install: $(INSTALLED)
 
@@ -49,6 +51,14 @@ test: $(INSTALLED)
 
 test-fast: $(INSTALLED)
 	$(PYTEST) $(addprefix --ignore=,$(SLOW_FILES))
+
+test-ray: $(WITH_RAY)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/ray
+
+$(WITH_RAY): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
+		--constraint .ci/constraints.txt --editable '.[dev,ray]'
+	touch $@
 
 demo: $(INSTALLED)
 	$(BIN)/kvp-collect --config configs/demo/collect.yaml --out $(RUN)/traces

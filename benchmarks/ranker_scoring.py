@@ -10,6 +10,11 @@ prefill and then every scorer, and divides: `share` is the median over repeats, 
 the recording of the queries that a scorer reads. `flops` counts matrix products only, two per
 multiplication and addition, of the prefill with causal attention. `bytes` is the whole policy of
 28 layers. Inputs are random: time does not depend on them.
+
+Forms of the network: `loop` and `stacked` (`policies.network`), `compiled`, which is `stacked`
+through `torch.compile` (a C++ compiler on a CPU; `first_seconds` of wall time are the first call's,
+compiling included), and `fused`, the kernel of `policies.fused_scoring` (CUDA only; its products
+are those of `stacked`, and not counted).
 """
 
 from __future__ import annotations
@@ -35,6 +40,9 @@ if TYPE_CHECKING:
     from kvp.scoring import Scorer, View
 
 LAYERS = 28
+NETWORKS = ("loop", "stacked", "compiled", "fused")
+UNCOUNTED = ("compiled", "fused")
+"""Forms whose products PyTorch's counter does not see."""
 HEURISTICS = ("snapkv:kvpress", "keydiff", "expected_attention")
 
 
@@ -63,14 +71,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--hidden", default="16,32,64,128,256", help="widths of the rankers")
     parser.add_argument("--neighbours", default="0,31")
     parser.add_argument("--weights", default="float32,bfloat16", help="formats of the weights")
-    parser.add_argument("--network", default="loop", help="loop, stacked, or both")
+    parser.add_argument("--network", default="loop", help="some of loop, stacked, compiled, fused")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--calls", type=int, default=3, help="calls of a scorer per repeat")
     parser.add_argument("--model_width", type=int, default=3584, help="less for a quick try")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--child", type=int, metavar="TOKENS")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if unknown := set(args.network.split(",")) - set(NETWORKS):
+        parser.error(f"--network: no {', '.join(sorted(unknown))}; there are {', '.join(NETWORKS)}")
+    return args
 
 
 def _measure(tokens: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -83,11 +94,17 @@ def _measure(tokens: int, args: argparse.Namespace) -> dict[str, Any]:
     prefill = _prefill(config, tokens, args.device)
     view = _view(config, tokens, args.device)
     scorers = list(_scorers(config, args))
+    skipped = [one | {"skipped": "needs --device cuda"} for one, scorer in scorers if not scorer]
+    scorers = [(described, scorer) for described, scorer in scorers if scorer]
     calls = [partial(_score, scorer, view) for _, scorer in scorers]
     seconds: list[list[float]] = [[] for _ in calls]
     of_prefill = []
-    for call in (prefill, *calls):
+    prefill()
+    for (described, _), call in zip(scorers, calls, strict=True):
+        start = time.perf_counter()
         call()
+        if described.get("network") == "compiled":
+            described["first_seconds"] = round(time.perf_counter() - start, 1)
     for _ in range(args.repeats):
         of_prefill.append(_seconds(prefill, args.device))
         for call, found in zip(calls, seconds, strict=True):
@@ -99,9 +116,12 @@ def _measure(tokens: int, args: argparse.Namespace) -> dict[str, Any]:
         "prefill_seconds": statistics.median(of_prefill),
         "prefill_flops": flops,
         "scorers": [
-            described | _compared(found, of_prefill) | _products(call, flops)
+            described
+            | _compared(found, of_prefill)
+            | ({} if described.get("network") in UNCOUNTED else _products(call, flops))
             for (described, _), call, found in zip(scorers, calls, seconds, strict=True)
-        ],
+        ]
+        + skipped,
     }
 
 
@@ -239,11 +259,16 @@ def _scorers(config: Qwen2Config, args: argparse.Namespace) -> Iterator[tuple[di
         rankers = HeadRankers(spec, heads, torch.Generator().manual_seed(0))
         rankers = rankers.with_dtype(getattr(torch, weights)).requires_grad_(False)
         size = sum(tensor.nbytes for tensor in rankers.state_dict().values()) * LAYERS
-        stacked = network == "stacked"
-        rankers.forward = partial(rankers.forward, stacked=stacked)  # type: ignore[method-assign]
+        forward = partial(rankers.forward, stacked=network != "loop")
+        if network == "compiled":
+            forward = torch.compile(forward)
+        rankers.forward = forward  # type: ignore[method-assign]
         described = {"scorer": "kvp", "hidden": hidden, "neighbours": reach, "recent": recent}
         described |= {"weights": weights, "network": network, "bytes": size}
-        yield described, LearnedScorer(rankers=rankers, geometry=geometry)
+        fused = network == "fused"
+        runs = not fused or args.device == "cuda"
+        scorer = LearnedScorer(rankers=rankers, geometry=geometry, fused=fused) if runs else None
+        yield described, scorer
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import Needs
 from kvp.selection import Selection
 from kvp.store import SequenceRecord, Trace, TraceReader
+from kvp.store.importance_grid import importance_at
 
 GRID_STEPS = 64
 """A curve has one point per 1/64 of the cache, both ends included."""
@@ -167,7 +168,7 @@ class TracedPrompt:
         self.prefix_length = prefix_length
         self._stored = stored_prefill(trace, prefix_length, device, layers)
         if trace.queries is None:
-            future = trace.future_attention(prefix_length).to(device)
+            future = importance_at(trace, "future_attention", prefix_length).to(device)
         else:
             future = future_attention(
                 trace.queries.to(device), trace.keys.to(device), prefix_length=prefix_length

@@ -26,7 +26,7 @@ from eval.cost_curves import (
     measure_traces,
     usable_records,
 )
-from eval.evaluate import Bench, evaluate, evaluate_together, identify
+from eval.evaluate import Bench, evaluate
 from eval.heatmap import write_heatmaps
 from eval.methods import Method, file_digests, hub_records, spec_of, with_objects
 from eval.prepare import Loaded, Prepared, cache_bytes, methods_of, prepare, trace_settings
@@ -47,22 +47,24 @@ from eval.results.folder import (
     write_manifest,
 )
 from eval.results.parts import SharedRecordFile
-from eval.results.records import Record, RecordFile, key_of, merge_records, read_records
+from eval.results.records import Record, RecordFile, merge_records, read_records
 from eval.settings import Setting
-from eval.shared_prefills import Work, by_prefill
 from eval.summary import headlines, print_headlines
 from eval.timing import TIMING_KEY, timing_records
 from eval.token_ranks import token_ranks
+from eval.work_pieces import WorkPieces, groups_of
 from kvp.artifacts.addresses import ObjectPath
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.pieces import pieces_to_do
-from kvp.errors import ResultsError
+from kvp.errors import ResultsError, UsageError
 from kvp.hf import load_model
 from kvp.hf.identity import another_model, model_identity
 from kvp.hf.rank_device import device_of_rank
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.manifest import write_sealed_json
 from kvp.progress import Progress, phase, say
+from kvp.ranks import Assigned
+from kvp.ray_engine import Pool, check_in_sight, do_pieces
 from kvp.store import TraceReader
 from policies.learned import LearnedScorer
 
@@ -82,6 +84,8 @@ def run(
     Raises KvpError on anything the user can mend.
     """
     config = replace(config, methods=with_objects(config.method_list))
+    if config.engine == "ray" and (loaded or not all(isinstance(m, str) for m in config.methods)):
+        raise UsageError("engine='ray' takes models and methods by name: objects stay in a process")
     methods = methods_of(config)
     config = replace(config, methods=",".join(map(spec_of, config.method_list)))
     if config.dry_run:
@@ -90,6 +94,8 @@ def run(
     digests = file_digests(config.policy_list, methods)
     with open_folder(config, digests, shared=config.worker.shared) as output:
         prepared = _prepare(config, methods, loaded)
+        if config.engine == "ray":
+            _evaluate_with_ray(config, prepared)
         bench = load_bench(config, prepared.methods, loaded)
         records = _run(config, prepared, bench, output, digests)
     if not temporary:
@@ -123,6 +129,35 @@ def _run(
     digests: Mapping[str, str],
 ) -> list[Record]:
     """Evaluate into a claimed folder."""
+    rows = _begin(config, prepared, bench, output, digests)
+    evaluate_all(bench, prepared, rows, partial(_pieces, output, config))
+    # One worker closes the run, and another one if that dies: the first that finds all rows there.
+    for _ in pieces_to_do(output, config.worker, 1, lambda _: _is_finished(output)):
+        _close(config, prepared, bench, output, rows)
+    output.pull(*FILES)
+    return list(read_records(output.local / ROWS))
+
+
+def _pieces(
+    output: OutputFolder, config: EvalConfig, total: int, is_done: Callable[[int], bool]
+) -> Iterator[int]:
+    """Pieces that this process is to do; ResultsError where Ray's workers wrote elsewhere."""
+    if config.engine == "ray" and not all(map(is_done, range(total))):
+        raise ResultsError(
+            f"--out {output.path} lacks rows that workers wrote: it must be a folder that all "
+            "machines share"
+        )
+    return pieces_to_do(output, config.worker, total, is_done)
+
+
+def _begin(
+    config: EvalConfig,
+    prepared: Prepared,
+    bench: Bench,
+    output: OutputFolder,
+    digests: Mapping[str, str],
+) -> RecordFile:
+    """Write the manifest of a claimed folder, and open its rows."""
     digest = model_identity(config.model, config.revision, bench.model, bench.tokenizer)
     notes = made_for_others(bench, prepared)
     for note in notes:
@@ -133,13 +168,41 @@ def _run(
             output, config, digests, every_note, digest, prepared.geometry.layer_indices,
             hub_records(prepared.methods),
         )  # fmt: skip
-    rows = _record_file(output)
-    evaluate_all(bench, prepared, rows, partial(pieces_to_do, output, config.worker))
-    # One worker closes the run, and another one if that dies: the first that finds all rows there.
-    for _ in pieces_to_do(output, config.worker, 1, lambda _: _is_finished(output)):
-        _close(config, prepared, bench, output, rows)
-    output.pull(*FILES)
-    return list(read_records(output.local / ROWS))
+    return _record_file(output)
+
+
+class RayWorker:
+    """What evaluates in one of Ray's workers."""
+
+    def __init__(self, config: EvalConfig) -> None:
+        """Load the model and join the folder; errors as `run`."""
+        check_in_sight(config.out)
+        methods = methods_of(config)
+        digests = file_digests(config.policy_list, methods)
+        self._folder = open_folder(config, digests, shared=True)
+        prepared = _prepare(config, methods, None)
+        bench = load_bench(config, prepared.methods)
+        rows = _begin(config, prepared, bench, self._folder, digests)
+        self._work = WorkPieces(bench, prepared, rows)
+
+    def __call__(self, numbers: Sequence[int]) -> None:
+        """Evaluate pieces of the work."""
+        rank, total = Assigned(numbers=tuple(numbers)), len(self._work)
+        for number in pieces_to_do(self._folder, rank, total, self._work.is_done):
+            self._work.do(number, say)
+
+
+def _evaluate_with_ray(config: EvalConfig, prepared: Prepared) -> None:
+    """Have Ray's workers evaluate; those that find a piece done pass it by."""
+    pool = Pool.of(config, config.device)
+    groups = groups_of(prepared)
+    with Progress("evaluating", len(prepared.work)) as progress:
+        do_pieces(
+            partial(RayWorker, config),
+            range(len(groups)),
+            pool,
+            lambda number: progress.advance(len(groups[number])),
+        )
 
 
 def _record_file(output: OutputFolder) -> RecordFile:
@@ -274,45 +337,11 @@ def evaluate_all(
     A piece of the work is all prompts that share a prefill. Raises ResultsError where the folder
     holds answers to other prompts of the same names.
     """
-    for prompt in prepared.prompts:
-        digest = file.digests.get((prompt.task, prompt.sample.id))
-        if digest is not None and digest != prompt.sample.digest:
-            raise ResultsError(
-                f"{file.path} holds answers to another prompt called {prompt.sample.id}: the data "
-                "or its task has changed since; choose another --out"
-            )
-    groups = by_prefill(
-        (prompt, protocol, prepared.settings(prompt, protocol))
-        for prompt, protocol in prepared.work
-    )
-
-    def missing(number: int) -> list[Work]:
-        """The prompts of a group with the settings that have no record yet."""
-        left: list[Work] = []
-        for prompt, protocol, planned in groups[number]:
-            settings = [
-                setting for setting in planned
-                if key_of(identify(bench, prompt, protocol, setting)) not in file.keys
-            ]  # fmt: skip
-            if settings:
-                left.append((prompt, protocol, settings))
-        return left
-
-    def is_done(number: int) -> bool:
-        file.refresh()
-        return not missing(number)
-
-    total = len(prepared.work)
-    there = total - sum(len(missing(number)) for number in range(len(groups)))
+    work, total = WorkPieces(bench, prepared, file), len(prepared.work)
+    there = total - sum(len(work.missing(number)) for number in range(len(work)))
     with Progress("evaluating", total, completed=there) as progress:
-        for number in pieces(len(groups), is_done):
-            for group in by_prefill(missing(number)):
-                _, protocol, shared = group[0]
-                prompts = [prompt for prompt, _, _ in group]
-                together = evaluate_together(bench, prompts, protocol, shared)
-                for prompt, records in zip(prompts, together, strict=True):
-                    file.append(records)
-                    progress.advance(note=f"{prompt.task} {protocol}")
+        for number in pieces(len(work), work.is_done):
+            work.do(number, lambda note: progress.advance(note=note))
         progress.update(total)
 
 

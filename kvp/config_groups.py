@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
 from kvp.artifacts.addresses import is_address
 from kvp.data.rows.columns import renamed_columns
+from kvp.errors import UsageError
 from kvp.ranks import Rank, rank_of
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -234,22 +235,42 @@ class WorkersConfig(Group):
     it what torchrun or Slurm say (docs/scaling.md)."""
     world_size: int | None = None
     """How many processes share this job."""
+    engine: Literal["local", "ray"] = "local"
+    """Who does the work: this process (local), or workers that Ray starts (ray, with the extra
+    `kvp-toolkit[ray]`)."""
+    workers: int | None = None
+    """Workers of --engine ray, each with the model in its memory. Without it as many as Ray has
+    devices for."""
+    gpus_per_worker: float | None = None
+    """GPUs that Ray gives each worker; 0.5 lets two share one. Without it 1 for --device cuda,
+    otherwise 0."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"rank": 0, "world_size": 1}
+    MINIMUMS: ClassVar[Mapping[str, float]] = {
+        "rank": 0, "world_size": 1, "workers": 1, "gpus_per_worker": 0,
+    }  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Raise UsageError where the two flags, or the variables in their place, do not fit."""
+        """Raise UsageError where flags, or the variables in their place, do not fit."""
         super().__post_init__()
         _ = self.worker  # reading it checks it
+        if self.engine == "ray":
+            if self.rank is not None or self.world_size is not None:
+                raise UsageError(
+                    "--engine ray numbers its workers itself: leave out --rank and --world_size"
+                )
+        elif self.workers is not None or self.gpus_per_worker is not None:
+            raise UsageError("--workers and --gpus_per_worker are for --engine ray")
 
     @property
     def worker(self) -> Rank:
-        """Which process this is."""
+        """Which process this is; with Ray one of several, whatever a launcher says."""
+        if self.engine == "ray":
+            return Rank(count=2)
         return rank_of(self.rank, self.world_size)
 
     def recorded(self) -> dict[str, Any]:
-        """All settings but these two, which change nothing in what is written."""
-        left_out = ("rank", "world_size")
+        """All settings but these, which change nothing in what is written."""
+        left_out = {one.name for one in fields(WorkersConfig)}
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 

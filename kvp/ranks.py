@@ -35,6 +35,23 @@ class Rank:
         return [*own, *(number for number in reversed(range(total)) if number not in own)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Assigned(Rank):
+    """A worker that an engine tells what to do, instead of a number among others."""
+
+    numbers: tuple[int, ...]
+    """What it is to do; nothing else."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether there may be others; there always may."""
+        return True
+
+    def order(self, total: int) -> list[int]:
+        """The assigned numbers; `total` is of no account."""
+        return list(self.numbers)
+
+
 def rank_of(
     rank: int | None, world_size: int | None, environment: Mapping[str, str] | None = None
 ) -> Rank:

@@ -87,32 +87,29 @@ def _network(
     scores = _linear(weights, "score", hidden.float()).squeeze(-1)  # [a, N]; bfloat16 would tie
     if not spec.neighbours:
         return scores
+    weight = weights["neighbours_weight"].mT  # [a or 1, 2 R + 1, hidden]
     if places is not None:
-        return scores + _from_near_positions(weights, hidden, places)
+        return scores + from_near_positions((weight @ hidden.mT).float(), places)
     of_context = torch.split(hidden, list(contexts), dim=1) if contexts else (hidden,)
-    return scores + torch.cat([_from_neighbours(weights, part) for part in of_context], dim=1)
+    parts = [from_neighbours((weight @ part.mT).float()) for part in of_context]
+    return scores + torch.cat(parts, dim=1)
 
 
-def _from_neighbours(weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
-    """What the tokens of one context add to each other's scores: [a, N, hidden] -> [a, N].
+def from_neighbours(added: Tensor) -> Tensor:
+    """What the tokens of one context add to each other's scores: float32 [a, N].
 
-    The same as a convolution over the tokens with 2 R + 1 taps, several times faster on a CPU: the
-    token at i adds `hidden[i] @ weight[:, r]` to the score of the one at i + R - r.
+    `added` [a, 2 R + 1, N] is, for the token at i, `hidden[i] @ weight[:, r]`: what it adds to the
+    score of the one at i + R - r. The same as a convolution over the tokens with 2 R + 1 taps,
+    several times faster on a CPU.
     """
-    weight = weights["neighbours_weight"]  # [a or 1, hidden, 2 R + 1]
-    taps, tokens = weight.shape[-1], hidden.shape[1]
-    added = (weight.mT @ hidden.mT).float()  # [a, 2 R + 1, N]
+    taps, tokens = added.shape[1:]
     padded = F.pad(added, (taps // 2, taps // 2))  # [a, 2 R + 1, N + 2 R]
     heads, rows, _ = padded.stride()
     return padded.as_strided((len(padded), taps, tokens), (heads, rows + 1, 1)).sum(1)
 
 
-def _from_near_positions(
-    weights: Mapping[str, Tensor], hidden: Tensor, positions: Tensor
-) -> Tensor:
-    """As `_from_neighbours`, for tokens at ascending `positions` [a, N] with gaps."""
-    weight = weights["neighbours_weight"]
-    added = (weight.mT @ hidden.mT).float()  # [a, 2 R + 1, N]
+def from_near_positions(added: Tensor, positions: Tensor) -> Tensor:
+    """As `from_neighbours`, for tokens at ascending `positions` [a, N] with gaps."""
     heads, taps, tokens = added.shape
     distances = torch.arange(taps, device=positions.device) - taps // 2
     wanted = (positions[:, None] + distances[:, None]).flatten(1)  # [a, (2 R + 1) N]

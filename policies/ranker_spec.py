@@ -191,6 +191,13 @@ def keys_seen_from_the_end(spec: RankerSpec, keys: Tensor, length: int | Tensor)
     return rope.unrotate(keys, torch.as_tensor(length, device=keys.device))
 
 
+def wavelengths(spec: RankerSpec, device: torch.device) -> Tensor:
+    """Tokens per turn of the sines and cosines of `fourier` positions: float32 [frequencies]."""
+    exponents = torch.linspace(0, 1, spec.frequencies, device=device)
+    ratio = max(spec.reference_length / _SHORTEST_WAVELENGTH, 1.0)
+    return _SHORTEST_WAVELENGTH * ratio**exponents
+
+
 def position_features(spec: RankerSpec, positions: Tensor, length: int | Tensor) -> Tensor:
     """Features of `fourier` for positions [..., N]: float32 [..., N, position_features].
 
@@ -201,10 +208,8 @@ def position_features(spec: RankerSpec, positions: Tensor, length: int | Tensor)
     scale = math.log1p(spec.reference_length)
     trends, waves = [], []
     if "position" in spec.inputs:
-        exponents = torch.linspace(0, 1, spec.frequencies, device=positions.device)
-        ratio = max(spec.reference_length / _SHORTEST_WAVELENGTH, 1.0)
-        wavelengths = _SHORTEST_WAVELENGTH * ratio**exponents
-        angle = 2 * math.pi * (position[..., None] % wavelengths) / wavelengths
+        lengths = wavelengths(spec, positions.device)
+        angle = 2 * math.pi * (position[..., None] % lengths) / lengths
         trends += [position / spec.reference_length, position.log1p() / scale]
         waves = [angle.sin(), angle.cos()]
     if "distance" in spec.inputs:

@@ -63,6 +63,27 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", guarded_lookup)
 
 
+@pytest.fixture
+def run_compiler(tmp_path: Path) -> Callable[[str], None]:
+    """Run code that compiles Triton kernels in a process of its own, without the interpreter.
+
+    The interpreter accepts programs that the compiler refuses.
+    """
+
+    def run(code: str) -> None:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        made = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert made.returncode == 0, made.stderr
+
+    return run
+
+
 Await = Callable[[int, int], None]
 
 

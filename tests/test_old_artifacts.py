@@ -55,9 +55,11 @@ def test_trace_stores_open_and_every_byte_is_read(store: str) -> None:
     assert gram is not None
     assert gram.shape == (4, 2, 32, 32)
     if store == "importance":
-        (point, *_) = record.maximum_edges
-        peaks = reader.max_future_attention(record.index, point)
-        assert (peaks <= reader.future_attention(record.index, point) + 1e-4).all()
+        (point, *_) = record.common_edges
+        peaks = reader.importance("max_future_attention", record.index, point)
+        sums = reader.importance("future_attention", record.index, point)
+        assert (peaks <= sums + 1e-4).all()
+        assert reader.plan.labels_everywhere == ("future_attention",)
     else:
         assert reader.label("kvzip", 0).shape == (4, 2, reader.record(0).prompt_length)
 

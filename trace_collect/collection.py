@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.data.collection_plan import CollectionPlan, plan_collection
-from kvp.hf.trace import collect
+from kvp.hf import geometry_of
+from kvp.hf.trace import Recorded, collect, collect_all
+from kvp.hf.traced import Traced
 from kvp.progress import phase
-from kvp.store import Trace
+from kvp.store import Trace, planned_bytes
 from trace_collect.config import CollectConfig
 from trace_collect.jobs import request_of
+
+IN_FLIGHT_BYTES = 4 * 2**30
+"""Queries, keys and values of the sequences that are decoded together by default."""
+MOST_TOGETHER = 16
+"""Sequences that are decoded together by default, if they are small."""
 
 
 def planned(
@@ -39,14 +47,47 @@ class Collection:
 
     def trace(self, index: int) -> Trace:
         """Run the model over the prompt of an index."""
+        recorded = self._recorded
         return collect(
             self.model,
             self.tokenizer,
             self.jobs[index],
             index=index,
+            continuation=recorded.continuation,
+            max_new_tokens=recorded.max_new_tokens,
+            queries=recorded.queries,
+            grid=recorded.grid,
+            grid_labels=recorded.grid_labels,
+            labels=recorded.labels,
+        )
+
+    def traces(self, indices: Iterable[int | None]) -> Iterator[Traced | None]:
+        """Run the model over the prompts of many indices, `batch_size` of them at a time.
+
+        None among `indices`, and among the traces, as `kvp.hf.trace.collect_all` has it.
+        """
+        samples = (None if index is None else (index, self.jobs[index]) for index in indices)
+        return collect_all(
+            self.model, self.tokenizer, samples, self._recorded, rows=self.batch_size
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """Prompts whose answers are decoded together."""
+        if self.config.batch_size is not None:
+            return self.config.batch_size
+        largest = planned_bytes(
+            geometry_of(self.model.config), dtype=self.config.dtype, tokens=self.config.max_tokens
+        )
+        return max(1, min(MOST_TOGETHER, IN_FLIGHT_BYTES // largest))
+
+    @property
+    def _recorded(self) -> Recorded:
+        return Recorded(
             continuation=self.config.answers,
             max_new_tokens=self.config.max_new_tokens,
             queries=self.config.store == "qkv",
             grid=self.config.grid_points,
+            grid_labels=self.config.trained_labels,
             labels=self.config.label_list,
         )

@@ -15,6 +15,7 @@ from kvp.config_groups import (
     WorkersConfig,
     split_list,
 )
+from trace_collect.grid_config import GridConfig
 
 SPLITS = ("train", "validation", "test")
 STORED_LABELS = ("kvzip", "kvzip_plus")
@@ -22,7 +23,9 @@ STORED_LABELS = ("kvzip", "kvzip_plus")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersConfig, DryRunConfig):
+class CollectConfig(
+    DataConfig, AnswerConfig, GridConfig, ModelConfig, RunConfig, WorkersConfig, DryRunConfig
+):
     """Which samples are collected, and which tensors are stored."""
 
     out: str
@@ -36,17 +39,15 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
     test: int = 0
     """Sequences of the test split."""
     store: Literal["qkv", "kv", "importance"] = "qkv"
-    """What to keep: queries, keys and values (qkv, for everything); for training alone `importance`
-    in place of queries: the attention that tokens receive, exact at the compression points of a
-    grid, for a fraction of the bytes (kvp-train then needs --label future_attention); or keys and
-    values (kv)."""
-    grid: int = 48
-    """Points of the importance grid of each sequence, both compression boundaries among them."""
-    grid_dtype: Literal["float16", "float32"] = "float16"
-    """Dtype of the grid; float16 keeps it to 1e-3 of each value."""
+    """What to keep: queries, keys and values (qkv, for everything); `importance`, for training
+    alone and a fraction of the bytes: in place of queries the label of --grid_labels, exact at the
+    compression points of a grid; or keys and values (kv)."""
     labels: str = ""
     """What else to store for every prompt token, for `kvp-train --label`, comma separated: kvzip,
     kvzip_plus (each an extra pass over the prompt)."""
+    batch_size: int | None = None
+    """Prompts whose answers are decoded together; the traces do not depend on it. Without it as
+    many as fit into 4 GiB with their queries, keys and values, at most 16."""
     rate: float | None = None
     """Tokens per second for the dry run's time; measured on a sequence where weights are local."""
 
@@ -55,7 +56,12 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
         "continuation": "answers",
         "validation_sequences": "validation",
     }
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"train": 0, "validation": 0, "test": 0, "grid": 2}
+    MINIMUMS: ClassVar[Mapping[str, float]] = {
+        "train": 0,
+        "validation": 0,
+        "test": 0,
+        "batch_size": 1,
+    }
 
     def __post_init__(self) -> None:
         """Raise ValueError, naming the flag, on settings that cannot work."""
@@ -79,6 +85,11 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
     def grid_points(self) -> int:
         """Points of the importance grid, 0 where none is stored."""
         return self.grid if self.store == "importance" else 0
+
+    @property
+    def trained_labels(self) -> tuple[str, ...]:
+        """Labels at all points of the grid, none where no grid is stored."""
+        return self.grid_label_list if self.store == "importance" else ()
 
     @property
     def counts(self) -> dict[str, int]:

@@ -30,6 +30,8 @@ class StoreEstimate:
     grid: int = 0
     """Compression points of an importance grid, 0 in a store without."""
     grid_dtype: GridDtype = "float16"
+    grid_labels: int = 1
+    """Labels that the grid holds at all of its points."""
     labels: int = 0
     """Labels kept per token."""
 
@@ -68,6 +70,7 @@ class StoreEstimate:
             store=store,
             grid=self.grid,
             grid_dtype=self.grid_dtype,
+            grid_labels=self.grid_labels,
             labels=self.labels,
         )
 
@@ -102,7 +105,7 @@ class StoreEstimate:
         if self.share > 1:
             lines.append(
                 f"warning: --store {self.store} is larger than --store qkv for this model; take "
-                "qkv, or a smaller --grid"
+                "qkv, fewer --grid_labels, or a smaller --grid"
             )
         if rate is not None:
             lines.append(f"about {duration(self.tokens / rate)} at {rate:.0f} tokens/s")
@@ -119,6 +122,7 @@ def estimate(config: CollectConfig, model: PreTrainedConfig, sequences: int) -> 
         store=config.store,
         grid=config.grid_points,
         grid_dtype=config.grid_dtype,
+        grid_labels=len(config.trained_labels),
         labels=len(config.label_list),
     )
 

@@ -7,31 +7,24 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from kvp.artifacts.addresses import place
-from kvp.artifacts.claim import check_folder
 from kvp.data.collection_plan import CollectionPlan, DataRequest
 from kvp.errors import StoreError
-from kvp.hf.identity import tokenizer_digest
-from kvp.store.sequence_records import committed, has_no_sequence
+from kvp.hf.store_request import StoreRequest
+from kvp.store.sequence_records import committed
 from kvp.store.store_manifest import STORE
 from trace_collect.config import CollectConfig
 
 
+def store_request(config: CollectConfig) -> StoreRequest:
+    """The store that a configuration asks for."""
+    return StoreRequest(
+        model=config, data=config, answers=config, seed=config.seed, counts=config.counts
+    )
+
+
 def request_of(config: CollectConfig) -> DataRequest:
     """The prompts that a configuration asks for."""
-    return DataRequest(
-        data=config.data,
-        tasks=config.task_list,
-        length=config.length,
-        seed=config.seed,
-        essays=config.essays,
-        squad=config.squad,
-        hotpotqa=config.hotpotqa,
-        where=config.where,
-        tree_paths=config.tree_paths,
-        needs_reply=config.answers == "reference",
-        columns=config.column_names,
-        answer_prefix=config.answer_prefix,
-    )
+    return store_request(config).prompts
 
 
 def identity(
@@ -40,23 +33,8 @@ def identity(
     tokenizer: PreTrainedTokenizerBase,
     weights: str | None,
 ) -> dict[str, Any]:
-    """What decides the content of a store: a resumed run must repeat all of it.
-
-    `weights` is their digest (`kvp.hf.identity.weights_digest`). The device is left out: it changes
-    rounding, which is not what a trace means.
-    """
-    return {
-        "model": {
-            "id": config.model,
-            "revision": config.revision,
-            "weights": weights,
-            "tokenizer": tokenizer_digest(tokenizer),
-        },
-        "data": {**request_of(config).identity(jobs.tasks), "sequences": config.counts},
-        "continuation": config.answers,
-        "max_new_tokens": config.max_new_tokens,
-        "seed": config.seed,
-    }
+    """What decides the content of a store (`kvp.hf.store_request.StoreRequest.identity`)."""
+    return store_request(config).identity(jobs, tokenizer, weights)
 
 
 def check_out(
@@ -67,12 +45,6 @@ def check_out(
     Needs no weights: whether they are the same is checked when they are loaded.
     """
     out = place(config.out)
-    marker = STORE.read_marker(out) if out.is_dir() else None
-    model = marker["identity"].get("model") if marker else None
-    weights = model.get("weights") if isinstance(model, dict) else None
-    refusal = check_folder(
-        out, STORE, identity(config, jobs, tokenizer, weights), replaceable=has_no_sequence
-    )
-    if refusal:
+    if refusal := store_request(config).refusal(out, jobs, tokenizer):
         raise StoreError(refusal)
-    return len(committed(out)) if marker else 0
+    return len(committed(out)) if out.is_dir() and STORE.read_marker(out) else 0

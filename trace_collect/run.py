@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Sequence
+from functools import partial
 
 from rich.console import Console
 from rich.filesize import decimal
-from transformers import PreTrainedConfig
 
 from kvp.artifacts.addresses import files_below, place
+from kvp.artifacts.disk_space import check_disk
+from kvp.data.collection_plan import CollectionPlan, plan_collection
+from kvp.errors import StoreError
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.identity import weights_digest
 from kvp.hf.loading import check_quantization, torch_device
@@ -22,14 +26,22 @@ from kvp.hf.rank_device import device_of_rank
 from kvp.hf.trace import check_reach
 from kvp.manifest import run_manifest
 from kvp.progress import Progress, phase
+from kvp.ranks import Assigned, Rank
+from kvp.ray_engine import Pool, check_in_sight, do_pieces, made_meanwhile
 from kvp.store import StorePlan, TraceWriter
+from kvp.store.background import BackgroundWriter
 from kvp.store.sequence_records import committed
+from kvp.store.store_manifest import load_metadata
 from trace_collect.collection import Collection, planned
 from trace_collect.config import CollectConfig
-from trace_collect.disk_space import check_disk
 from trace_collect.dry_run import dry_run
 from trace_collect.estimate import estimate
-from trace_collect.jobs import check_out, identity
+from trace_collect.jobs import check_out, identity, request_of
+
+_SECONDS_BETWEEN_COUNTS = 0.5
+"""Between two looks at how many sequences there are, of whichever worker."""
+_LARGEST_GROUP, _GROUPS_EACH = 32, 4
+"""Sequences that Ray gives a worker at a time at most, and how often at least."""
 
 
 def run(config: CollectConfig) -> None:
@@ -43,7 +55,8 @@ def run(config: CollectConfig) -> None:
     console = plain_console()
     model_config = load_config(config.model, revision=config.revision)
     check_reach(model_config, config.model, config.length, config.max_new_tokens)
-    check_quantization(config.quantization, torch_device(config.device))
+    if config.engine == "local":  # Ray's workers have devices of their own
+        check_quantization(config.quantization, torch_device(config.device))
     if config.dry_run:
         dry_run(config, model_config, console)
         return
@@ -55,6 +68,24 @@ def run(config: CollectConfig) -> None:
         for line in expected.lines(config.rate):
             console.print(line)
         check_disk(place(config.out), expected.disk_bytes)
+    if config.engine == "ray" and missing:
+        _collect_with_ray(config, len(jobs))
+    else:
+        _collect(_loaded(config, jobs), console)
+    out = place(config.out)
+    console.print(
+        f"{out}: {len(jobs)} sequences, {decimal(sum(size for _, size in files_below(out)))}"
+    )
+    console.print(f"next: kvp-train --traces {shlex.quote(str(out))} --out POLICY_FOLDER")
+
+
+def plain_console() -> Console:
+    """A console that prints text as it is: brackets in a path are no markup."""
+    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+def _loaded(config: CollectConfig, jobs: CollectionPlan) -> Collection:
+    """The prompts with the model."""
     phase(f"loading {config.model}")
     model, tokenizer = load_model(
         config.model,
@@ -63,24 +94,21 @@ def run(config: CollectConfig) -> None:
         revision=config.revision,
         quantization=config.quantization,
     )
-    _collect(Collection(config, model, tokenizer, jobs), model_config, console)
+    return Collection(config, model, tokenizer, jobs)
 
 
-def plain_console() -> Console:
-    """A console that prints text as it is: brackets in a path are no markup."""
-    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-
-
-def _collect(parts: Collection, model_config: PreTrainedConfig, console: Console) -> None:
+def _open(parts: Collection) -> TraceWriter:
+    """Begin or continue the store."""
     config, model, jobs = parts.config, parts.model, parts.jobs
     plan = StorePlan(
-        geometry=geometry_of(model_config),
+        geometry=geometry_of(model.config),
         dtype=config.dtype,
         max_tokens=config.max_tokens,
         sequences=len(jobs),
         store=config.store,
         grid=config.grid_points,
         grid_dtype=config.grid_dtype,
+        grid_labels=config.trained_labels,
         labels=config.label_list,
     )
     manifest = run_manifest(
@@ -90,31 +118,88 @@ def _collect(parts: Collection, model_config: PreTrainedConfig, console: Console
         rope_frequencies=known_frequencies(model, config.max_tokens),
         identity=identity(config, jobs, parts.tokenizer, weights_digest(model)),
     )
-    out = place(config.out)
-    worker = config.worker
-    with TraceWriter.create_or_resume(
-        out, plan, manifest, known_output_gram(model), shared=worker.shared
-    ) as writer:
-        missing = writer.missing()
-        if len(missing) < len(jobs):
-            console.print(f"{out}: {len(jobs) - len(missing)} of {len(jobs)} sequences are there")
-        if missing:
-            _write_all(parts, writer)
-    console.print(
-        f"{out}: {len(jobs)} sequences, {decimal(sum(size for _, size in files_below(out)))}"
+    return TraceWriter.create_or_resume(
+        config.out, plan, manifest, known_output_gram(model), shared=config.worker.shared
     )
-    console.print(f"next: kvp-train --traces {shlex.quote(str(out))} --out POLICY_FOLDER")
 
 
-def _write_all(parts: Collection, writer: TraceWriter) -> None:
-    """Write what is missing, or this worker's part of it."""
-    started, tokens, total = time.monotonic(), 0, len(parts.jobs)
+def _collect(parts: Collection, console: Console) -> None:
+    """Collect in this process, alone or as one of several."""
+    total = len(parts.jobs)
+    with _open(parts) as writer:
+        missing = writer.missing()
+        if len(missing) < total:
+            console.print(f"{writer.path}: {total - len(missing)} of {total} sequences are there")
+        if missing:
+            write_all(parts, writer, parts.config.worker)
+
+
+class RayWorker:
+    """What collects in one of Ray's workers."""
+
+    def __init__(self, config: CollectConfig, groups: Sequence[tuple[int, ...]]) -> None:
+        """Load the model and open the store; errors as `run`. `groups` are collected together."""
+        check_in_sight(config.out)
+        check_quantization(config.quantization, torch_device(config.device))
+        tokenizer = load_tokenizer(config.model, revision=config.revision)
+        jobs = plan_collection(request_of(config), config.counts, tokenizer)
+        self._parts = _loaded(config, jobs)
+        self._writer = _open(self._parts)
+        self._groups = groups
+
+    def __call__(self, numbers: Sequence[int]) -> None:
+        """Collect the sequences of some groups; StoreError where the disk refuses."""
+        indices = tuple(index for number in numbers for index in self._groups[number])
+        write_all(self._parts, self._writer, Assigned(numbers=indices))
+
+
+def _collect_with_ray(config: CollectConfig, total: int) -> None:
+    """Have Ray's workers collect what is missing."""
+    out = place(config.out)
+    there = set(committed(out))
+    missing = [index for index in range(total) if index not in there]
+    pool = Pool.of(config, config.device)
+    size = max(1, min(_LARGEST_GROUP, len(missing) // (_GROUPS_EACH * (pool.size or 1))))
+    groups = [tuple(missing[first : first + size]) for first in range(0, len(missing), size)]
+    with (
+        made_meanwhile(out),
+        Progress("collecting", total, completed=len(there)) as progress,
+    ):
+        do_pieces(
+            partial(RayWorker, config, groups),
+            range(len(groups)),
+            pool,
+            lambda group: progress.advance(len(groups[group])),
+        )
+    # The last writer of a store deletes the locks of those that were killed.
+    with TraceWriter.resume(out, load_metadata(out)[0], shared=True) as writer:
+        if left := writer.missing():
+            raise StoreError(
+                f"--out {out} lacks {len(left)} sequences that workers wrote: it must be a folder "
+                "that all machines share"
+            )
+
+
+def write_all(parts: Collection, writer: TraceWriter, rank: Rank) -> None:
+    """Write what is missing, or a worker's part of it, while the model goes on."""
+    total = len(parts.jobs)
     there = len(committed(writer.path))
-    with Progress("collecting", total, completed=there) as progress:
-        for index in writer.to_write(parts.config.worker):
-            trace = parts.trace(index)
-            writer.write(trace)
-            tokens += trace.record.length
-            note = f"{tokens / (time.monotonic() - started):.0f} tokens/s"
-            progress.update(len(committed(writer.path)), note=note)
+    with (
+        Progress("collecting", total, completed=there) as progress,
+        writer.to_write_together(rank) as pieces,
+        BackgroundWriter(writer) as background,
+    ):
+        started, tokens, shown = time.monotonic(), 0, 0.0
+        for traced in parts.traces(pieces.take()):
+            if traced is None:  # other workers are at what is left, or it is being written
+                background.check()
+                time.sleep(pieces.pause_seconds)
+            else:
+                background.write(traced.trace, partial(pieces.give_back, traced.record.index))
+                tokens += traced.record.length
+            if (now := time.monotonic()) - shown > _SECONDS_BETWEEN_COUNTS:
+                shown = now
+                note = f"{tokens / (now - started):.0f} tokens/s"
+                progress.update(len(committed(writer.path)), note=note)
+        background.finish()
         progress.update(total)

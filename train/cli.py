@@ -37,3 +37,7 @@ def _run(config: TrainConfig) -> None:
     from train.run import run
 
     run(config)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -60,7 +60,7 @@ def fit(
         accelerator="gpu" if on_gpu else "cpu",
         devices=devices if on_gpu else workers.count,
         strategy="auto" if workers.count == 1 else DDPStrategy(),
-        plugins=None if workers.count == 1 else [LightningEnvironment()],
+        plugins=[LightningEnvironment()],  # whatever launched us: ranks are `workers`' affair
         max_steps=steps,
         callbacks=list(callbacks),
         logger=False,

@@ -9,6 +9,11 @@ from __future__ import annotations
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 
+AUTO = "auto"
+"""`--heads` that every process of a job finds out for itself (`train.own_heads`)."""
+SHARD_FOLDER = "heads-{start}-{stop}"
+"""Folder of such a process in `--out`."""
+
 
 def parse_heads(text: str) -> range:
     """Heads of a flag: "0:56" -> range(0, 56); ValueError that shows the form."""

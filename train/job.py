@@ -22,7 +22,7 @@ from train.data.traces import Traces
 from train.data.training_data import TrainingData, open_training_data
 from train.distributed import Workers, device_of_worker
 from train.head_range import parse_heads
-from train.model.feature_statistics import feature_statistics, key_frequencies
+from train.model.feature_statistics import feature_statistics, key_frequencies, spread
 from train.model.shared import SharedRankers
 from train.recipe import Recipe
 from train.run_folder import RunFolder
@@ -95,7 +95,7 @@ def prepare(config: TrainConfig, workers: Workers, sources: Sources | None) -> J
     """Check everything that can be checked before anything is written."""
     recipe = config.recipe()
     device = device_of_worker(device_of(config.device), workers)
-    training_data = open_training_data(config, recipe, device)
+    training_data = open_training_data(config, recipe, device, workers)
     key_frequencies(training_data.traces, recipe)  # raises before anything is written
     heads = range(training_data.traces.geometry.total_kv_heads)
     if config.heads is not None:
@@ -103,7 +103,7 @@ def prepare(config: TrainConfig, workers: Workers, sources: Sources | None) -> J
     initial, record = None, {}
     identity = {**config.identity(), "traces": training_data.identity}
     if config.init_from is not None:
-        spec = _spec(recipe, training_data)
+        spec = _spec(recipe, training_data, reference_length=1)  # which may be any
         shard = load_shard(config.init_from)
         initial = _rankers_of(shard, recipe, spec, training_data.traces, heads)
         record = shard.source.record
@@ -131,7 +131,9 @@ def initial_rankers(job: Job) -> HeadRankers:
     if job.initial is not None:
         return job.initial
     recipe, geometry = job.recipe, job.traces.geometry
-    spec = _spec(recipe, job.training_data)
+    first = spread(job.training_data.first)
+    longest = max(record.length for record in first)
+    spec = _spec(recipe, job.training_data, reference_length=longest)
     generator = torch.Generator().manual_seed(job.config.seed)
     kind = SharedRankers if recipe.sharing == "model" else HeadRankers
     rankers = kind(spec, geometry.total_kv_heads, generator)
@@ -139,17 +141,17 @@ def initial_rankers(job: Job) -> HeadRankers:
         states = rankers.head_states()[job.heads.start : job.heads.stop]
         rankers = HeadRankers.from_head_states(spec, states)
     if recipe.architecture == "fourier":
-        rankers.standardise(**feature_statistics(job.traces, job.training_data.first, spec))
+        rankers.standardise(**feature_statistics(job.traces, first, spec))
     return rankers
 
 
-def _spec(recipe: Recipe, training_data: TrainingData) -> RankerSpec:
+def _spec(recipe: Recipe, training_data: TrainingData, *, reference_length: int) -> RankerSpec:
     return RankerSpec(
         head_dim=training_data.traces.geometry.head_dim,
         architecture=recipe.architecture,
         hidden=recipe.hidden,
         max_positions=recipe.max_positions,
-        reference_length=max(record.length for record in training_data.first),
+        reference_length=reference_length,
         inputs=recipe.input_list,
         blocks=recipe.blocks,
         neighbours=recipe.neighbours,

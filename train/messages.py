@@ -15,6 +15,7 @@ from kvp.errors import UsageError
 from kvp.progress import phase
 from policies.ranker import HeadRankers
 from train.fit import fit, new_training
+from train.head_range import SHARD_FOLDER
 from train.job import Job, initial_rankers
 from train.validation import evaluate
 
@@ -37,7 +38,10 @@ def print_end(job: Job) -> None:
     folder = shlex.quote(str(job.target.place))
     print(f"policy: {folder}")
     if not job.whole:
-        print(f"next: kvp-merge --shards {folder},... --out POLICY, when all heads are trained")
+        own = SHARD_FOLDER.format(start=job.heads.start, stop=job.heads.stop)
+        among_others = job.target.folder.name == own
+        shards = shlex.quote(str(job.target.folder.parent)) if among_others else f"{folder},..."
+        print(f"next: kvp-merge --shards {shards} --out POLICY, when all heads are trained")
         return
     model = shlex.quote(str(job.traces.manifest["model"].get("id")))
     print(f"next: kvp-eval --model {model} --policies {folder} --out RESULTS")

@@ -143,8 +143,8 @@ class ObjectiveSettings:
     label: str = "max_reply_attention"
     """Importance of a token: future_attention (the sum over all future queries),
     max_future_attention (the largest of any future query), max_reply_attention (the same, queries
-    that write no reply counted a fifth; neither from a store of importance), kvzip or kvzip_plus
-    where kvp-collect stored it with --labels, or package.module:NAME."""
+    that write no reply counted a fifth), kvzip or kvzip_plus where kvp-collect stored it with
+    --labels, or package.module:NAME. A store of importance has those of its --grid_labels."""
     permutations: int = 32
     """Permutations sampled per context and head (rloo, at least 2; rloo_batch)."""
     pairs: int = 0

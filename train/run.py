@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -16,8 +17,9 @@ from train.calibration.fit import TARGET_IMPORTANCE, calibrate
 from train.callbacks import Bar, Checkpoints, Log, Validation, skill_note
 from train.config import TrainConfig
 from train.data.traces import recorded_model, recorded_text
-from train.distributed import Workers, this_worker, together
+from train.distributed import ALONE, Workers, this_worker, together
 from train.fit import fit, new_training
+from train.head_range import AUTO
 from train.job import Job, Sources, initial_rankers, prepare
 from train.labels import EVALUATED
 from train.messages import print_dry_run, print_end, print_start
@@ -37,12 +39,23 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
         StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
         UsageError: `--out`, `--device` or another flag cannot work, or the loss is not finite.
     """
+    if config.heads == AUTO:
+        from train.own_heads import own_heads  # brings transformers
+
+        _run(own_heads(config), ALONE, sources)
+        return
     _run(config, this_worker(config.devices), sources)
 
 
 def _run(config: TrainConfig, workers: Workers, sources: Sources | None) -> None:
     """Train as one of the processes that train together; the first one writes."""
     job = prepare(config, workers, sources)
+    with closing(job.training_data):
+        _run_job(job)
+
+
+def _run_job(job: Job) -> None:
+    config, workers = job.config, job.workers
     if config.dry_run:
         if workers.first:
             print_dry_run(job)

@@ -31,6 +31,8 @@ from train.recipe import current_names
 RUN_FILE = "run.json"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
+BUFFER = "buffer"
+"""Folder of traces that the processes of a run share (`train.online.shared_buffer`)."""
 
 _CHECKPOINT = re.compile(r"step-(?P<step>\d+)-(?P<identity>[0-9a-f]{12})-(?P<sha256>[0-9a-f]{64})")
 """Name of a checkpoint without its ending."""
@@ -41,7 +43,9 @@ def _has_saved_nothing(folder: Place) -> bool:
     names = {
         name for name, _ in files_below(folder) if not (name.endswith(PARTIAL) or is_lock(name))
     }
-    own = {name for name in names if name == RUN_FILE or name.startswith(f"{LOGS}/")}
+    own = {
+        name for name in names if name == RUN_FILE or name.startswith((f"{LOGS}/", f"{BUFFER}/"))
+    }
     return names == own
 
 
@@ -54,7 +58,7 @@ RUN = FolderKind(
     noun="training run",
     marker=RUN_FILE,
     error=UsageError,
-    files=rf"{HEAD_FILES}|{INDEX}|{CHECKPOINTS}/last(\.ckpt)?",
+    files=rf"{HEAD_FILES}|{INDEX}|{CHECKPOINTS}/last(\.ckpt)?|{BUFFER}/\d+\.safetensors",
     read=_read_run,
 )
 
@@ -116,7 +120,8 @@ class RunFolder:
                 self.folder.mkdir(parents=True)
                 fetch(self.place, self.folder)
             if self._claim.existing_marker is None:
-                self._delete(LOGS)  # of the run that was there
+                for of_another_run in (LOGS, BUFFER):
+                    self._delete(of_another_run)
                 content = {"identity": self._identity, "manifest": dict(manifest)}
                 write_sealed_json(self.folder / RUN_FILE, content)
                 self._send(RUN_FILE)
@@ -143,11 +148,12 @@ class RunFolder:
                 (self.place / CHECKPOINTS / other.name).unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """Send the policy that was exported to `folder`, and delete the checkpoint."""
+        """Send the policy that was exported to `folder`; delete checkpoint and shared traces."""
         if isinstance(self.place, ObjectPath) and (self.folder / INDEX).exists():
             files = [path.name for path in policy_files(self.folder)]
             self._send(LOGS, *files)
-        self._delete(CHECKPOINTS)
+        for needed_no_more in (CHECKPOINTS, BUFFER):
+            self._delete(needed_no_more)
 
     def release(self) -> None:
         """Let other processes in; safe to call twice."""

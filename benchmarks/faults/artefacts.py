@@ -155,8 +155,8 @@ def read_traces(folder: Path) -> str:
             parts += [_tensor(part) for part in reader.head(record.index, 1, 1)]
             parts += [_tensor(part) for part in reader.head(record.index, 0, 0)]
         parts += [_tensor(reader.label(name, record.index)) for name in reader.plan.labels]
-        if record.edges:
-            parts.append(_tensor(reader.future_attention(record.index, record.edges[-2])))
+        for label in reader.plan.grid_points:
+            parts.append(_tensor(reader.importance(label, record.index, record.common_edges[-1])))
     return digest([str(part) for part in parts])
 
 

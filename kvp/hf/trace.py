@@ -1,8 +1,10 @@
-"""One sequence: continue a prompt, then run all of it once and record queries, keys and values."""
+"""Traces of sequences: prompts, continuations, and the queries, keys and values of both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 import torch
@@ -17,14 +19,17 @@ from transformers import (
 from kvp.data.encode import Encoded, encode
 from kvp.data.sample import Sample
 from kvp.errors import UsageError
-from kvp.hf import Observation, observe
+from kvp.hf import observe
+from kvp.hf.answers import Answered, Answers, Prompt
+from kvp.hf.decoding_batch import Prefix
 from kvp.hf.generation import end_tokens
-from kvp.hf.limits import context_limit
+from kvp.hf.host_copies import HostCopies, OnHost
+from kvp.hf.limits import context_limit, rope_switch
 from kvp.hf.scorer_inputs import ScorerInputs
-from kvp.ops.future_attention import grid_attention
-from kvp.scoring import Reconstruction
+from kvp.hf.traced import Traced
+from kvp.scoring import ALL_QUERIES, Reconstruction
 from kvp.store import SequenceRecord, Trace
-from kvp.store.importance_grid import edges_of, maximum_grid
+from kvp.store.importance_grid import edges_of, label_grids
 
 LABEL_PASSES = {"kvzip": Reconstruction(), "kvzip_plus": Reconstruction(weighted=True)}
 """Labels that are the attention a token receives while the model repeats its prompt."""
@@ -40,6 +45,24 @@ def check_reach(config: PreTrainedConfig, name: str, length: int, max_new_tokens
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What is recorded of every sequence."""
+
+    continuation: Literal["model", "reference"]
+    """What follows the prompt: the model's greedy answer, or the data's."""
+    max_new_tokens: int
+    """Most tokens of it; a sample's own number may be smaller."""
+    queries: bool = True
+    """Whether traces have queries."""
+    grid: int = 0
+    """Compression points of the grid of importance, 0 for none (`kvp.store.importance_grid`)."""
+    grid_labels: Sequence[str] = ()
+    """Labels that the grid holds at all of its points."""
+    labels: Sequence[str] = ()
+    """Names of `LABEL_PASSES`."""
+
+
 def collect(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -50,65 +73,197 @@ def collect(
     max_new_tokens: int,
     queries: bool = True,
     grid: int = 0,
+    grid_labels: Sequence[str] = (),
     labels: Sequence[str] = (),
 ) -> Trace:
-    """The trace of a sample: prompt and continuation in one forward pass without a cache before it.
+    """The trace of a sample, as `collect_all` makes it among others.
 
-    The continuation is the model's greedy answer or the reference, up to `max_new_tokens` or the
-    sample's own number, without its end token (which a model never reads while it answers). Tensors
-    are on the CPU in the model's dtype; `index` is the sequence's index in the store. A grid of
-    `grid` compression points is computed where the model is (`kvp.store.importance_grid`); `labels`
-    are names of `LABEL_PASSES`.
-
-    Raises UsageError when the reference is requested and the sample has none.
+    Tensors are on the CPU in the model's dtype; `index` is the sequence's index in the store, other
+    settings are those of `Recorded`. Raises UsageError when the reference is requested and the
+    sample has none.
     """
-    encoded = encode(sample, tokenizer)
-    limit = min(max_new_tokens, sample.max_new_tokens)
-    if continuation == "reference":
+    recorded = Recorded(
+        continuation=continuation,
+        max_new_tokens=max_new_tokens,
+        queries=queries,
+        grid=grid,
+        grid_labels=grid_labels,
+        labels=labels,
+    )
+    (traced,) = collect_all(model, tokenizer, [(index, sample)], recorded, rows=1)
+    assert traced is not None
+    return traced.trace()
+
+
+def collect_all(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    samples: Iterable[tuple[int, Sample] | None],
+    recorded: Recorded,
+    *,
+    rows: int,
+) -> Iterator[Traced | None]:
+    """Traces of samples, each given with its index in the store, in the order in which they end.
+
+    Answers of the model are made up to `rows` at a time (`kvp.hf.answers`), without their end
+    token, which a model never reads while it answers. Prompt and answer are recorded by passes of
+    the sequence alone, so a trace does not depend on the others. A reference is recorded in one
+    pass with its prompt. Where `samples` yields None, there is none at the moment; None is yielded
+    then once no answer is in progress.
+
+    Raises UsageError when references are requested and a sample has none.
+    """
+    collector = _Collector(model, tokenizer, recorded)
+    if recorded.continuation == "reference":
+        for job in samples:
+            yield None if job is None else collector.referenced(*job)
+        return
+    answers = Answers(
+        model,
+        ends=end_tokens(model, tokenizer),
+        rows=rows,
+        queries=collector.needs_queries,
+        host=None if recorded.grid else collector.host,
+    )
+    for answered in answers.of(collector.prompts(samples, rows)):
+        yield None if answered is None else collector.answered(answered)
+        yield from collector.left_out()
+    yield from collector.left_out()
+
+
+class _Collector:
+    """Makes traces of samples, and prompts of them whose answers are made together."""
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, recorded: Recorded
+    ) -> None:
+        self.host = HostCopies(model.device)
+        self.needs_queries = recorded.queries or recorded.grid > 0
+        self._model = model
+        self._tokenizer = tokenizer
+        self._recorded = recorded
+        self._asked: dict[int, tuple[Sample, Encoded]] = {}
+        self._left_out: list[int] = []
+
+    def prompts(
+        self, samples: Iterable[tuple[int, Sample] | None], window: int
+    ) -> Iterator[Prompt | None]:
+        """Prompts of samples; of every `window` samples the longest first."""
+        source, more = iter(samples), True
+        while more:
+            prompts, job = list[Prompt](), None
+            for job in islice(source, window):
+                if job is None:
+                    break
+                prompts += self._prompt(*job)
+            else:
+                more = job is not None
+            yield from sorted(prompts, key=lambda prompt: len(prompt.ids), reverse=True)
+            if more and job is None:
+                yield None
+
+    def _prompt(self, index: int, sample: Sample) -> list[Prompt]:
+        """The prompt of a sample; none where it is left out."""
+        encoded = encode(sample, self._tokenizer)
+        self._asked[index] = (sample, encoded)
+        limit = min(self._recorded.max_new_tokens, sample.max_new_tokens)
+        switch = rope_switch(self._model.config)
+        if switch is not None and len(encoded.ids) <= switch < len(encoded.ids) + limit:
+            self._left_out.append(index)
+            return []
+        return [Prompt(number=index, ids=encoded.ids, max_new_tokens=limit)]
+
+    def left_out(self) -> Iterator[Traced]:
+        """Traces of the prompts left out: their answers may reach the length that changes RoPE."""
+        while self._left_out:
+            index = self._left_out.pop()
+            sample, encoded = self._asked.pop(index)
+            limit = min(self._recorded.max_new_tokens, sample.max_new_tokens)
+            reply = greedy(self._model, self._tokenizer, encoded.ids, limit)
+            yield self._in_one_pass(index, sample, encoded, reply)
+
+    def referenced(self, index: int, sample: Sample) -> Traced:
+        """The trace of a sample with its reference."""
+        encoded = encode(sample, self._tokenizer)
         if not encoded.reply_ids:
             raise UsageError(
                 f"--answers reference: {sample.id} has no reference; use --answers model"
             )
-        reply = encoded.reply_ids[:limit]
-    else:
-        reply = greedy(model, tokenizer, encoded.ids, limit)
-    ids = encoded.ids + reply
-    seen = observe(model, torch.tensor([ids], device=model.device), last_logits=True)
-    keys = _stacked(seen.keys)
-    record = _record(sample, encoded, reply, index, grid)
-    return Trace(
-        record=record,
-        importance=_grid(grid_attention, seen, record.edges) if grid else None,
-        maximum=_grid(maximum_grid, seen, (*record.maximum_edges, record.length)) if grid else None,
-        queries=_stacked(seen.queries, groups_of=keys.shape[1]) if queries else None,
-        keys=keys,
-        values=_stacked(seen.values),
-        labels=prompt_labels(model, tokenizer, encoded.ids, labels),
-    )
+        limit = min(self._recorded.max_new_tokens, sample.max_new_tokens)
+        return self._in_one_pass(index, sample, encoded, encoded.reply_ids[:limit])
 
+    def answered(self, answered: Answered) -> Traced:
+        """The trace of a prompt and its answer."""
+        sample, encoded = self._asked.pop(answered.prompt.number)
+        record = _record(
+            sample, encoded, answered.reply, answered.prompt.number, self._recorded.grid
+        )
+        labels = self._labels(encoded, answered.prefix)
+        pieces = [answered.prompt_queries, answered.reply_queries]
+        return self._traced(record, answered.prefix, [piece for piece in pieces if piece], labels)
 
-@torch.no_grad()
-def prompt_labels(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: tuple[int, ...],
-    names: Sequence[str],
-) -> dict[str, Tensor]:
-    """Labels of a prompt of P tokens: name -> [L, H, P] float32 on the CPU.
+    def _in_one_pass(
+        self, index: int, sample: Sample, encoded: Encoded, reply: tuple[int, ...]
+    ) -> Traced:
+        device, queries = self._model.device, ALL_QUERIES if self.needs_queries else 0
+        ids = torch.tensor([encoded.ids + reply], device=device)
+        seen = observe(self._model, ids, queries=queries, last_logits=True)
+        labels = {}
+        if self._recorded.labels:
+            prompt = observe(self._model, ids[:, : len(encoded.ids)], queries=0, last_logits=True)
+            labels = self._labels(encoded, Prefix.of(prompt))
+        record = _record(sample, encoded, reply, index, self._recorded.grid)
+        return self._traced(record, Prefix.of(seen), [seen.queries], labels)
 
-    From passes over the cache of the whole prompt, in which the model repeats it (`LABEL_PASSES`).
-    Raises ModelError for a model these passes do not know.
-    """
-    if not names:
-        return {}
-    ids = torch.tensor([prompt], device=model.device)
-    seen = observe(model, ids, queries=0, last_logits=True)
-    scorer_inputs = ScorerInputs(
-        model, ids, seen.keys, seen.values, others=seen.others, tokenizer=tokenizer
-    )
-    return {
-        name: _stacked(scorer_inputs.reconstruction(LABEL_PASSES[name])).float() for name in names
-    }
+    def _traced(
+        self,
+        record: SequenceRecord,
+        held: Prefix,
+        queries: Sequence[OnHost | tuple[Tensor, ...]],
+        labels: dict[str, Tensor],
+    ) -> Traced:
+        """Begin the copies of what was recorded; `queries` are pieces of the sequence."""
+        grids = {}
+        if self._recorded.grid:
+            whole = tuple(torch.cat(pieces, dim=2) for pieces in zip(*queries, strict=True))
+            keys = tuple(layer.contiguous() for layer in held.keys)  # as they are in a store
+            seen = _Seen(queries=whole, keys=keys)
+            labelled = _grids(seen, record, self._recorded.grid_labels)
+            grids = {label: self.host.start([grid]) for label, grid in labelled.items()}
+        kept = queries if self._recorded.queries else ()
+        return Traced(
+            record=record,
+            keys=self.host.start(held.keys),
+            values=self.host.start(held.values),
+            queries=[
+                piece if isinstance(piece, OnHost) else self.host.start(piece) for piece in kept
+            ],
+            grids=grids,
+            labels=labels,
+        )
+
+    @torch.no_grad()
+    def _labels(self, encoded: Encoded, held: Prefix) -> dict[str, Tensor]:
+        """Labels of a prompt of P tokens: name -> [L, H, P] float32 on the CPU.
+
+        From passes over the cache of the prompt, whose tokens `held` begins with, in which the
+        model repeats it. Raises ModelError for a model these passes do not know.
+        """
+        if not self._recorded.labels:
+            return {}
+        prompt = slice(len(encoded.ids))
+        scorer_inputs = ScorerInputs(
+            self._model,
+            torch.tensor([encoded.ids], device=self._model.device),
+            [keys[:, :, prompt] for keys in held.keys],
+            [values[:, :, prompt] for values in held.values],
+            others=held.others,
+            tokenizer=self._tokenizer,
+        )
+        return {
+            name: torch.cat(scorer_inputs.reconstruction(LABEL_PASSES[name])).float().cpu()
+            for name in self._recorded.labels
+        }
 
 
 @torch.inference_mode()
@@ -144,31 +299,28 @@ def greedy(
     return tuple(answer[:-1] if answer and answer[-1] in ends else answer)
 
 
-def _stacked(layers: tuple[Tensor, ...], groups_of: int | None = None) -> Tensor:
-    """Layers of [1, H, T, D] as [L, H, T, D]; queries [1, Q, T, D] as [L, H, G, T, D]."""
-    if groups_of is not None:
-        layers = tuple(layer.reshape(1, groups_of, -1, *layer.shape[2:]) for layer in layers)
-    return torch.stack([layer[0].cpu() for layer in layers])
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """What a grid is computed from, per layer: queries [1, Q, T, D], keys [1, H, T, D]."""
+
+    queries: tuple[Tensor, ...]
+    keys: tuple[Tensor, ...]
 
 
-def _grid(
-    attention: Callable[[Tensor, Tensor, Sequence[int]], Tensor],
-    seen: Observation,
-    edges: Sequence[int],
-) -> Tensor:
-    """A grid for all layers, [L, H, edges, T], each layer computed where the model is."""
+def _grids(seen: _Seen, record: SequenceRecord, labels: Sequence[str]) -> dict[str, Tensor]:
+    """Label -> grid of all layers, [L, H, intervals, T], each layer computed where the model is."""
     layers = []
     for queries, keys in zip(seen.queries, seen.keys, strict=True):
         grouped = queries.reshape(*keys.shape[:2], -1, *keys.shape[2:])  # [1, H, G, T, D]
-        layers.append(attention(grouped, keys, edges))
-    return _stacked(tuple(layers))
+        layers.append(label_grids(grouped, keys, record, labels))
+    return {label: torch.cat([layer[label] for layer in layers]) for label in layers[0]}
 
 
 def _record(
     sample: Sample, encoded: Encoded, reply: tuple[int, ...], index: int, grid: int
 ) -> SequenceRecord:
     start = encoded.prompt_length
-    edges, maximum_edges = (
+    edges, common_edges = (
         edges_of(start + len(reply), encoded.context_length, start, grid) if grid else ((), ())
     )
     spans = encoded.reply_spans + (((start, start + len(reply)),) if reply else ())
@@ -186,5 +338,5 @@ def _record(
         max_new_tokens=sample.max_new_tokens,
         metric=sample.metric,
         edges=edges,
-        maximum_edges=maximum_edges,
+        common_edges=common_edges,
     )

@@ -1,10 +1,10 @@
 """The importance grid: how much attention every token receives, interval by interval of queries.
 
-A store without queries keeps it instead. Attention from the queries between two neighbouring edges
-is a separate sum (`kvp.ops.future_attention.grid_attention`), so the future attention at
-an edge is the sum of the intervals from there on: nothing is subtracted, and no small number
-drowns in a large one (docs/decisions/0014). The largest attention, which calibration needs, is kept
-for a few compression points only.
+A store without queries keeps it instead. The queries between two neighbouring edges are an interval
+of their own, so a label at an edge comes from the intervals from there on: their sum or their
+largest, and nothing is subtracted, so that no small number drowns in a large one
+(docs/decisions/0014). The labels asked for are kept at every point of the grid, the others, which
+evaluation and calibration need, at a few.
 """
 
 from __future__ import annotations
@@ -16,13 +16,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from kvp.ops.future_attention import max_future_attention
-
-MAXIMUM_POINTS = 4
-"""Compression points whose largest attention is kept: both boundaries, the one nearest
-to the middle, the last.
-
-So wherever a sequence can be compressed, a calibration has a compression point."""
+from kvp.ops.future_attention import grid_attention, max_grid_attention
+from kvp.store.replies import READING, written_windows
+from kvp.store.schema import GRIDS, SequenceRecord, Trace
 
 _LARGEST = 65_504
 """Largest finite float16."""
@@ -47,14 +43,17 @@ def grid_edges(length: int, boundaries: Sequence[int], points: int) -> tuple[int
 def edges_of(
     length: int, context_length: int, prompt_length: int, points: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """`grid_edges` and `maximum_edges` of a sequence with these boundaries, as stores keep them."""
+    """`grid_edges` and `common_edges` of a sequence with these boundaries, as stores keep them."""
     boundaries = (prompt_length - 1, context_length)
     edges = grid_edges(length, boundaries, points)
-    return edges, maximum_edges(edges, boundaries)
+    return edges, common_edges(edges, boundaries)
 
 
-def maximum_edges(edges: Sequence[int], boundaries: Sequence[int]) -> tuple[int, ...]:
-    """Points of a grid at which the largest attention is kept, at most `MAXIMUM_POINTS`."""
+def common_edges(edges: Sequence[int], boundaries: Sequence[int]) -> tuple[int, ...]:
+    """Points of a grid at which every label is kept: both boundaries, the middle, the last.
+
+    At most `COMMON_POINTS`. So wherever a sequence can be compressed, a calibration has a point.
+    """
     points = edges[:-1]
     middle = sorted(points, key=lambda point: abs(point - edges[-1] // 2))[:1]
     exact = (point for point in points if point in boundaries)
@@ -73,22 +72,67 @@ def intervals_between(edges: Sequence[int], point: int, stop: int) -> slice:
     return slice(edges.index(point), last)
 
 
-def maximum_grid(queries: Tensor, keys: Tensor, edges: Sequence[int]) -> Tensor:
-    """The largest attention of any query of each interval, as `grid_attention` sums it.
+@torch.no_grad()
+def label_grids(
+    queries: Tensor, keys: Tensor, record: SequenceRecord, labels: Sequence[str]
+) -> dict[str, Tensor]:
+    """The grids of all labels of a sequence: `labels` at all points, others at the common ones.
 
     Args:
         queries: [..., G, T, D] after RoPE.
         keys: [..., T, D] after RoPE.
-        edges: compression points (`maximum_edges`), then T.
+        record: its edges and the spans of its replies.
+        labels: some of `GRIDS`.
 
     Returns:
-        [..., len(edges) - 1, T] float32; 0 for tokens after an interval's start.
+        Label -> [..., intervals, T] float32, 0 for tokens from an interval's start on: per interval
+        the sum over its queries (future_attention), the largest (max_future_attention), or the
+        largest where queries that write no reply count `READING` (max_reply_attention).
     """
-    shape = (*keys.shape[:-2], len(edges) - 1, edges[-1])
-    grid = torch.zeros(shape, dtype=torch.float32, device=keys.device)
-    for interval, (point, stop) in enumerate(pairwise(edges)):
-        grid[..., interval, :point] = max_future_attention(queries, keys, point, stop)
-    return grid
+    written = written_windows(record.reply_spans, record.edges[0], record.length)
+    parts = sorted({*record.edges, *(bound for window in written for bound in window)})
+    largest = max_grid_attention(queries, keys, parts)  # [..., parts, T]
+    writing = [any(a <= start < b for a, b in written) for start in parts[:-1]]
+    weights = torch.tensor([1.0 if one else READING for one in writing], device=keys.device)
+    grids = {}
+    for label in GRIDS:
+        edges = record.edges if label in labels else (*record.common_edges, record.length)
+        if label == "future_attention":
+            grid = grid_attention(queries, keys, edges)
+        else:
+            counted = largest * weights[:, None] if label == "max_reply_attention" else largest
+            bounds = pairwise(parts.index(edge) for edge in edges)
+            grid = torch.stack([counted[..., a:b, :].amax(-2) for a, b in bounds], dim=-2)
+        for interval, start in enumerate(edges[:-1]):
+            grid[..., interval, start:] = 0
+        grids[label] = grid
+    return grids
+
+
+def importance_of(
+    label: str, intervals: Tensor, spans: Sequence[tuple[int, int]], first: int, stop: int
+) -> Tensor:
+    """A label [..., N] from the intervals [..., intervals, N] of the queries first <= j < stop.
+
+    `spans` are the sequence's replies. Where none of these queries writes one, all of them count in
+    full (`kvp.store.replies.reply_windows`).
+    """
+    if label == "future_attention":
+        total: Tensor = intervals.sum(dim=-2)
+        return total
+    largest: Tensor = intervals.amax(dim=-2)
+    if label == "max_reply_attention" and not written_windows(spans, first, stop):
+        largest = largest / READING
+    return largest
+
+
+def importance_at(trace: Trace, label: str, prefix_length: int) -> Tensor:
+    """A label [L, H, prefix_length] at a point of a trace's grid; ValueError at others."""
+    grid, record = trace.grids[label], trace.record
+    everywhere = grid.shape[-2] == len(record.edges) - 1
+    edges = record.edges if everywhere else (*record.common_edges, record.length)
+    intervals = grid[..., intervals_between(edges, prefix_length, record.length), :prefix_length]
+    return importance_of(label, intervals, record.reply_spans, prefix_length, record.length)
 
 
 def root_scale(max_tokens: int) -> float:

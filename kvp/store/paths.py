@@ -8,7 +8,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 
 from kvp.artifacts.addresses import Place
 from kvp.store.importance_grid import root_scale
-from kvp.store.schema import DTYPES, GRIDS, is_label
+from kvp.store.schema import DTYPES, GRID_ARRAYS, is_label
 from kvp.store.store_plan import StorePlan
 
 MANIFEST = "manifest.json"
@@ -40,7 +40,7 @@ def array_settings(plan: StorePlan, array: str) -> dict[str, Any]:
     axes = ["sequence", "layer", "kv_head", *(["group"] if array == "q" else []), "token"]
     axes += [] if is_label(array) else ["head_dim"]
     attributes: dict[str, Any] = {"kvp_dtype": dtype}
-    if array in GRIDS:
+    if array in GRID_ARRAYS:
         axes = ["sequence", "layer", "kv_head", "interval", "token"]
         attributes |= {} if dtype == "float32" else {"kvp_root_scale": root_scale(plan.max_tokens)}
     blosc = BloscCodec(

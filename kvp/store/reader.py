@@ -17,9 +17,9 @@ from kvp.artifacts.addresses import Place, place
 from kvp.artifacts.tensors import read_safetensors
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from kvp.store.importance_grid import decode, intervals_between, root_scale
+from kvp.store.importance_grid import decode, importance_of, intervals_between, root_scale
 from kvp.store.paths import OUTPUT, shard_path
-from kvp.store.schema import GRIDS, SequenceRecord, Trace, label_array
+from kvp.store.schema import GRID_ARRAYS, GRIDS, SequenceRecord, Trace, label_array
 from kvp.store.sequence_records import committed, load_record, load_records
 from kvp.store.shards import open_array
 from kvp.store.store_manifest import load_metadata
@@ -120,31 +120,36 @@ class TraceReader:
             raise StoreError(f"{self.path} holds no label {name!r} (it holds {stored})")
         return self._read(label_array(name), index)
 
-    def future_attention(self, index: int, prefix_length: int, stop: int | None = None) -> Tensor:
-        """Attention the first `prefix_length` tokens receive from queries before `stop` (or all).
-
-        [L, H, prefix_length] float32, as `kvp.ops.future_attention` of queries that are not kept; a
-        `stop` that is no edge of the grid counts as the next one. Raises StoreError as `head`, in a
-        store without an importance grid, or for a compression point that it does not hold.
-        """
-        total: Tensor = self._grid("importance", index, prefix_length, stop).sum(dim=-2)
-        return total
-
-    def max_future_attention(
-        self, index: int, prefix_length: int, stop: int | None = None
-    ) -> Tensor:
-        """As `future_attention`, the largest; only at the record's `maximum_edges`."""
-        return self._grid("peak", index, prefix_length, stop).amax(dim=-2)
-
     def importance(
         self, label: str, index: int, prefix_length: int, stop: int | None = None
     ) -> Tensor:
-        """`future_attention` or `max_future_attention` of a label of that name; no others here."""
-        if label == "future_attention":
-            return self.future_attention(index, prefix_length, stop)
-        if label == "max_future_attention":
-            return self.max_future_attention(index, prefix_length, stop)
-        raise StoreError(f"{self.path} was collected without queries, which label {label} needs")
+        """A label of the first `prefix_length` tokens from queries before `stop` (or all).
+
+        [L, H, prefix_length] float32, as computed from the queries that are not kept; a `stop` that
+        is no edge of the label's grid counts as the next one. Raises StoreError as `head`, in a
+        store without an importance grid, or for a label or a compression point it does not hold.
+        """
+        if label not in self._plan.grid_points:
+            held = ", ".join(self._plan.grid_points)
+            raise StoreError(
+                f"{self.path} holds no {label}, only {held}: collect with kvp-collect --store qkv"
+                if held
+                else f"{self.path} was collected without an importance grid"
+            )
+        record = self.record(index)
+        edges = self._plan.edges_of(label, record)
+        end = record.length if stop is None else stop
+        try:
+            intervals = intervals_between(edges, prefix_length, end)
+        except ValueError:
+            points = ", ".join(map(str, edges[:-1]))
+            raise StoreError(
+                f"{self.path} holds no {label} of sequence {index} at {prefix_length} tokens, only "
+                f"at {points}; collect with --store qkv to compress anywhere"
+            ) from None
+        window = prefix_length, edges[intervals.stop]
+        read = self._read(GRIDS[label], index, intervals=intervals, tokens=prefix_length)
+        return importance_of(label, read, record.reply_spans, *window)
 
     def output_gram(self) -> Tensor | None:
         """Gram matrices of the model's output projection, [L, H, D, D] float32; None where unknown.
@@ -165,40 +170,20 @@ class TraceReader:
         keys, values = self.kv(index)
         queries = self._read("q", index) if self._plan.store_queries else None
         labels = {name: self.label(name, index) for name in self._plan.labels}
-        grids = {
-            name: self._read(name, index) if name in self._plan.arrays else None for name in GRIDS
-        }
+        grids = {label: self._read(GRIDS[label], index) for label in self._plan.grid_points}
         return Trace(
             record=self.record(index),
             queries=queries,
             keys=keys,
             values=values,
             labels=labels,
-            importance=grids["importance"],
-            maximum=grids["peak"],
+            grids=grids,
         )
 
     def verify(self) -> None:
         """Read every byte of every committed sequence; raises StoreError naming what is damaged."""
         for index in committed(self.path):
             load_record(self.path, self._plan, index, checksums=True)
-
-    def _grid(self, array: str, index: int, point: int, stop: int | None) -> Tensor:
-        """Intervals of a grid from `point` to `stop`, [L, H, intervals, point] float32."""
-        record = self.record(index)
-        if self._plan.store != "importance":
-            raise StoreError(f"{self.path} was collected without an importance grid")
-        edges = record.edges if array == "importance" else (*record.maximum_edges, record.length)
-        try:
-            intervals = intervals_between(edges, point, record.length if stop is None else stop)
-        except ValueError:
-            points = ", ".join(map(str, edges[:-1]))
-            meaning = "future_attention" if array == "importance" else "max_future_attention"
-            raise StoreError(
-                f"{self.path} holds no {meaning} of sequence {index} at {point} tokens, only at "
-                f"{points}; collect with --store qkv to compress anywhere"
-            ) from None
-        return self._read(array, index, intervals=intervals, tokens=point)
 
     def _read(
         self,
@@ -214,7 +199,7 @@ class TraceReader:
             return torch.cat(parts)[None]
         shape = self._plan.shape(array, self.record(index))
         kept: list[int | slice] = [slice(size) for size in shape]
-        if array in GRIDS:
+        if array in GRID_ARRAYS:
             kept[-2:] = [intervals or kept[-2], slice(tokens or shape[-1])]
         selection: tuple[int | slice, ...] = (index, *where, *kept[len(where) :])
         shard = shard_path(self.path, array, index)
@@ -227,7 +212,7 @@ class TraceReader:
         except (ValueError, RuntimeError, OSError) as problem:
             raise StoreError(f"{shard} is damaged or missing: {problem}") from None
         tensor = torch.from_numpy(np.asarray(stored))
-        if array in GRIDS:
+        if array in GRID_ARRAYS:
             return decode(tensor, root_scale(self._plan.max_tokens))
         return tensor.view(torch.bfloat16) if self._plan.dtype_of(array) == "bfloat16" else tensor
 

@@ -14,19 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvp.store.importance_grid import intervals_between
-
 FORMAT = "kvp-traces"
-FORMAT_VERSION = 2
-READABLE = (1, 2)
-"""Format versions this kvp reads; 1 knew no importance grids."""
+READABLE = (1, 2, 3)
+"""Format versions this kvp reads; 1 knew no importance grids, 2 none of a chosen label."""
 
 TENSORS = ("q", "k", "v")
 STORED_LABELS = ("kvzip", "kvzip_plus")
 """Labels a store may hold: importance of every prompt token by another method."""
-GRIDS = ("importance", "peak")
-"""Arrays of an importance grid: sums and maxima of attention (`kvp.store.importance_grid`)."""
-ARRAYS = (*TENSORS, *GRIDS, *(f"label_{name}" for name in STORED_LABELS))
+GRIDS = {
+    "future_attention": "importance",
+    "max_future_attention": "peak",
+    "max_reply_attention": "reply_peak",
+}
+"""Labels that importance grids hold -> the array of each (`kvp.store.importance_grid`)."""
+GRID_ARRAYS = tuple(GRIDS.values())
+ARRAYS = (*TENSORS, *GRID_ARRAYS, *(f"label_{name}" for name in STORED_LABELS))
 """Every array a store may have."""
 
 DTYPES: dict[str, tuple[torch.dtype, str]] = {
@@ -74,8 +76,8 @@ class SequenceRecord:
     """Name of the metric that scores an answer."""
     edges: tuple[int, ...] = ()
     """Compression points of the importance grid, ascending, then T; empty in other stores."""
-    maximum_edges: tuple[int, ...] = ()
-    """Those of the points whose largest attention is kept, ascending."""
+    common_edges: tuple[int, ...] = ()
+    """Those of the points at which the grid holds every label, ascending."""
 
     def fed_again(self, prefix_length: int) -> int:
         """Tokens after a prefix that scorers see: the prompt's last one, where it comes next."""
@@ -96,15 +98,15 @@ class SequenceRecord:
         rising = all(one < next_one for one, next_one in pairwise((0, *self.edges)))
         if self.edges and not (rising and self.edges[-1] == self.length):
             raise ValueError(f"{self.id}: edges {self.edges} do not rise to {self.length}")
-        if list(self.maximum_edges) != [
-            edge for edge in self.edges[:-1] if edge in self.maximum_edges
+        if list(self.common_edges) != [
+            edge for edge in self.edges[:-1] if edge in self.common_edges
         ]:
-            raise ValueError(f"{self.id}: {self.maximum_edges} are no points of the grid")
+            raise ValueError(f"{self.id}: {self.common_edges} are no points of the grid")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionary for JSON; without edges where there is no grid."""
         data = asdict(self)
-        data["peak_edges"] = data.pop("maximum_edges")  # its name in files
+        data["peak_edges"] = data.pop("common_edges")  # its name in files
         if not self.edges:
             del data["edges"], data["peak_edges"]
         return data
@@ -120,7 +122,7 @@ class SequenceRecord:
                 "reply_spans": tuple((start, stop) for start, stop in data["reply_spans"]),
                 "references": tuple(data["references"]),
                 "edges": tuple(data.get("edges", ())),
-                "maximum_edges": tuple(data.get("peak_edges", ())),
+                "common_edges": tuple(data.get("peak_edges", ())),
             }
         )
 
@@ -138,18 +140,9 @@ class Trace:
     """[L, H, T, D] values."""
     labels: Mapping[str, Tensor] = field(default_factory=dict)
     """Name -> [L, H, P] float32, P = `record.prompt_length`; those of the store's plan."""
-    importance: Tensor | None = None
-    """[L, H, points, T] float32, per interval of `record.edges` the attention that tokens get from
-    its queries (`kvp.store.importance_grid`); None in a store without a grid."""
-    maximum: Tensor | None = None
-    """[L, H, points, T] float32: likewise the largest, for each of `record.maximum_edges`."""
-
-    def future_attention(self, prefix_length: int) -> Tensor:
-        """[L, H, prefix_length] float32 at a point of the grid; ValueError at others."""
-        assert self.importance is not None, "a trace with queries has no grid"
-        intervals = intervals_between(self.record.edges, prefix_length, self.record.length)
-        total: Tensor = self.importance[..., intervals, :prefix_length].sum(dim=-2)
-        return total
+    grids: Mapping[str, Tensor] = field(default_factory=dict)
+    """Label -> [L, H, intervals, T] float32 (`kvp.store.importance_grid.label_grids`); those of the
+    store's plan, none in a store without a grid."""
 
 
 def label_array(name: str) -> str:

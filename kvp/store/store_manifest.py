@@ -24,7 +24,7 @@ from kvp.artifacts.tensors import write_safetensors
 from kvp.errors import StoreError
 from kvp.manifest import differences, read_json, read_sealed_json, sha256_file, write_sealed_json
 from kvp.store.paths import MANIFEST, OUTPUT, SEQUENCES, array_settings
-from kvp.store.schema import ARRAYS, FORMAT, FORMAT_VERSION, READABLE
+from kvp.store.schema import ARRAYS, FORMAT, READABLE
 from kvp.store.store_plan import StorePlan
 
 STORE = FolderKind(
@@ -58,7 +58,7 @@ def create_metadata(
         files.append(OUTPUT)
     written = {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format_version": plan.format_version,
         "plan": plan.to_dict(),
         "rope": "post",
         "files": {name: sha256_file(store / name) for name in files},
@@ -100,7 +100,7 @@ def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
     if manifest.get("format_version") not in READABLE:
         raise StoreError(
             f"{path} has format version {manifest.get('format_version')}; "
-            f"this kvp reads versions {' and '.join(map(str, READABLE))}"
+            f"this kvp reads versions {READABLE[0]} to {READABLE[-1]}"
         )
     try:
         plan = StorePlan.from_dict(manifest["plan"])

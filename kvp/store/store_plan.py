@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from kvp.geometry import Geometry
-from kvp.store.importance_grid import MAXIMUM_POINTS
 from kvp.store.schema import (
     DTYPES,
+    GRID_ARRAYS,
     GRIDS,
     STORED_LABELS,
     TENSORS,
@@ -21,6 +21,8 @@ from kvp.store.schema import (
 StoreKind = Literal["qkv", "kv", "importance"]
 """Tensors kept next to keys and values: queries, nothing, or an importance grid."""
 GridDtype = Literal["float16", "float32"]
+COMMON_POINTS = 4
+"""Compression points at which an importance grid holds every label, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,9 @@ class StorePlan:
     """Compression points of an importance grid; 0 in other stores."""
     grid_dtype: GridDtype = "float16"
     """Dtype of an importance grid."""
+    grid_labels: tuple[str, ...] = ()
+    """Labels that the grid holds at all of its points, some of `GRIDS`; the others it holds at the
+    common ones. Empty in stores of version 2: see `grid_points`."""
     labels: tuple[str, ...] = ()
     """Labels kept for every sequence, some of `STORED_LABELS`."""
 
@@ -56,6 +61,8 @@ class StorePlan:
             raise ValueError(f"no store {self.store!r} with a grid of {self.grid_dtype!r}")
         if (self.store == "importance") != (self.grid > 0):
             raise ValueError(f"a grid belongs to stores of importance, got {self}")
+        if (set(self.grid_labels) - set(GRIDS)) or (self.grid_labels and not self.grid):
+            raise ValueError(f"a grid holds some of {', '.join(GRIDS)}, got {self}")
 
     @property
     def store_queries(self) -> bool:
@@ -63,10 +70,37 @@ class StorePlan:
         return self.store == "qkv"
 
     @property
+    def format_version(self) -> int:
+        """Version of the format that a store of this plan is written in."""
+        return 3 if self.grid_labels else 2
+
+    @property
+    def grid_points(self) -> dict[str, int]:
+        """Label -> compression points at which the grid holds it: all of them or the common ones.
+
+        Those of version 2 hold sums at all points, maxima at the common ones, and no third label.
+        """
+        if not self.grid:
+            return {}
+        if not self.grid_labels:
+            return {"future_attention": self.grid, "max_future_attention": COMMON_POINTS}
+        return {label: self.grid if label in self.grid_labels else COMMON_POINTS for label in GRIDS}
+
+    @property
+    def labels_everywhere(self) -> tuple[str, ...]:
+        """Labels that the grid holds at all of its points."""
+        return self.grid_labels or (("future_attention",) if self.grid else ())
+
+    def edges_of(self, label: str, record: SequenceRecord) -> tuple[int, ...]:
+        """Where the intervals of a label's grid begin, and the end of the sequence."""
+        everywhere = label in self.labels_everywhere
+        return record.edges if everywhere else (*record.common_edges, record.length)
+
+    @property
     def arrays(self) -> tuple[str, ...]:
         """Names of the zarr arrays."""
         tensors = TENSORS if self.store_queries else TENSORS[1:]
-        grids = GRIDS if self.store == "importance" else ()
+        grids = (GRIDS[label] for label in self.grid_points)
         return (*tensors, *grids, *(label_array(name) for name in self.labels))
 
     def shape(self, array: str, record: SequenceRecord | None = None) -> tuple[int, ...]:
@@ -79,36 +113,38 @@ class StorePlan:
         if is_label(array):
             return (*heads, record.prompt_length if record else self.max_tokens)
         tokens = record.length if record else self.max_tokens
-        if array == "importance":
-            return (*heads, len(record.edges) - 1 if record else self.grid, tokens)
-        if array == "peak":
-            return (*heads, len(record.maximum_edges) if record else MAXIMUM_POINTS, tokens)
+        for label, points in self.grid_points.items():
+            if array == GRIDS[label]:
+                kept = len(self.edges_of(label, record)) - 1 if record else points
+                return (*heads, kept, tokens)
         group = (size.group,) if array == "q" else ()
         return (*heads, *group, tokens, size.head_dim)
 
     def dtype_of(self, array: str) -> str:
         """Name of the dtype of an array: labels are float32, tensors the store's."""
-        if array in GRIDS:
+        if array in GRID_ARRAYS:
             return self.grid_dtype
         return "float32" if is_label(array) else self.dtype
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionary for JSON; labels and grid only where there are any."""
         data = {**asdict(self), "geometry": self.geometry.to_dict()}
-        if not self.labels:
-            del data["labels"]
+        for name in ("labels", "grid_labels"):
+            data[name] = list(data[name])
+            if not data[name]:
+                del data[name]
         if not self.grid:
             del data["grid"], data["grid_dtype"]
-        return {key: list(value) if key == "labels" else value for key, value in data.items()}
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StorePlan:
-        """Inverse of `to_dict`, also for version 1; TypeError or ValueError on foreign content."""
+        """Inverse of `to_dict`, for every version; TypeError or ValueError on foreign content."""
         known = dict(data)
         if "store_queries" in known:
             known["store"] = "qkv" if known.pop("store_queries") else "kv"
-        labels = tuple(known.pop("labels", ()))
-        return cls(**{**known, "geometry": Geometry.from_dict(data["geometry"]), "labels": labels})
+        names = {key: tuple(known.get(key, ())) for key in ("labels", "grid_labels")}
+        return cls(**{**known, "geometry": Geometry.from_dict(data["geometry"]), **names})
 
 
 def planned_bytes(
@@ -119,9 +155,12 @@ def planned_bytes(
     store: StoreKind = "qkv",
     grid: int = 0,
     grid_dtype: GridDtype = "float16",
+    grid_labels: int = 1,
     labels: int = 0,
 ) -> int:
     """Raw bytes of the tensors of `tokens` tokens (summed over sequences), before compression.
+
+    `grid_labels` is how many labels the grid holds at all of its points.
 
     Padding compresses to nothing, so count true lengths; lossless compression then saves about a
     third of bfloat16 and little of float32.
@@ -129,5 +168,6 @@ def planned_bytes(
     vectors = 2 + (geometry.group if store == "qkv" else 0)
     per_head = geometry.head_dim * vectors * DTYPES[dtype][0].itemsize + 4 * labels
     if store == "importance":
-        per_head += (grid + MAXIMUM_POINTS) * DTYPES[grid_dtype][0].itemsize
+        rows = grid_labels * grid + (len(GRIDS) - grid_labels) * COMMON_POINTS
+        per_head += rows * DTYPES[grid_dtype][0].itemsize
     return tokens * geometry.total_kv_heads * per_head

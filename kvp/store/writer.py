@@ -20,14 +20,16 @@ from torch import Tensor
 from kvp.artifacts.addresses import ObjectPath, Place, place
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import atomic_write_bytes
-from kvp.artifacts.pieces import pieces_to_do
+from kvp.artifacts.leases import PieceLease
+from kvp.artifacts.locks import FileLock
+from kvp.artifacts.pieces import Pieces, pieces_to_do
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.manifest import differences
 from kvp.ranks import Rank
 from kvp.store.importance_grid import encode, root_scale
 from kvp.store.paths import shard_path
-from kvp.store.schema import DTYPES, GRIDS, SequenceRecord, Trace, label_array
+from kvp.store.schema import DTYPES, GRID_ARRAYS, GRIDS, SequenceRecord, Trace, label_array
 from kvp.store.sequence_records import (
     Committed,
     commit_record,
@@ -84,8 +86,10 @@ class TraceWriter:
         return cls._begun(folder, plan, manifest, output_gram)
 
     @classmethod
-    def resume(cls, path: str | Place, manifest: Mapping[str, Any]) -> TraceWriter:
-        """Continue an interrupted store.
+    def resume(
+        cls, path: str | Place, manifest: Mapping[str, Any], *, shared: bool = False
+    ) -> TraceWriter:
+        """Continue an interrupted store, with `shared` beside other workers of the same job.
 
         Deletes what a killed writer left half-written (`*.partial`).
 
@@ -94,7 +98,11 @@ class TraceWriter:
                 names the settings that differ.
         """
         load_metadata(place(path))
-        return cls._resumed(OutputFolder.claim(place(path), STORE, _identity(manifest)))
+        writer = cls._resumed(
+            OutputFolder.claim(place(path), STORE, _identity(manifest), shared=shared)
+        )
+        writer._folder.end_turn()
+        return writer
 
     @classmethod
     def create_or_resume(
@@ -128,7 +136,7 @@ class TraceWriter:
         if different := differences(writer.plan.to_dict(), plan.to_dict()):
             writer.close()
             raise StoreError(
-                f"{path} was planned differently ({'; '.join(different[:3])}); choose another --out"
+                f"{path} was planned differently ({'; '.join(different[:4])}); choose another --out"
             )
         return writer
 
@@ -172,13 +180,24 @@ class TraceWriter:
 
         Each must be written before the next is asked for; meanwhile no other worker writes it.
         """
-        return pieces_to_do(
-            self._folder,
-            rank,
-            self.plan.sequences,
-            self._committed,
-            self._committed.now,
-        )
+        done = self._committed
+        return pieces_to_do(self._folder, rank, self.plan.sequences, done, done.now)
+
+    def to_write_together(self, rank: Rank) -> Pieces:
+        """As `to_write`, any number at a time: each is given back when it is committed."""
+        done = self._committed
+        return Pieces(self._folder, rank, self.plan.sequences, done, done.now)
+
+    def has(self, index: int) -> bool:
+        """Whether a sequence is committed, by whomever."""
+        return self._committed.now(index)
+
+    def claim(self, index: int) -> FileLock | PieceLease | None:
+        """The lock of one sequence to write, held until it is released.
+
+        None while another worker writes it. Only for a writer that is one of several.
+        """
+        return self._folder.piece(index)
 
     def write(self, trace: Trace) -> None:
         """Write and commit one sequence; when this returns it survives a power loss.
@@ -242,13 +261,13 @@ class TraceWriter:
             )
         labels = {label_array(name): trace.labels[name] for name in plan.labels}
         given = {"q": trace.queries, "k": trace.keys, "v": trace.values}
-        given |= {"importance": trace.importance, "peak": trace.maximum, **labels}
+        given |= {**{GRIDS[label]: grid for label, grid in trace.grids.items()}, **labels}
         tensors = {array: tensor for array, tensor in given.items() if tensor is not None}
         if set(tensors) != set(plan.arrays):
             raise ValueError(f"a trace carries what its store keeps: {plan.arrays}")
         for array, tensor in tensors.items():
             shape = list(plan.shape(array, record))
-            dtype = "float32" if array in GRIDS else plan.dtype_of(array)
+            dtype = "float32" if array in GRID_ARRAYS else plan.dtype_of(array)
             if list(tensor.shape) != shape or tensor.dtype != DTYPES[dtype][0]:
                 raise ValueError(
                     f"{array} of sequence {record.index} is {tensor.dtype} {list(tensor.shape)}, "
@@ -266,7 +285,7 @@ def _padded(tensor: Tensor, plan: StorePlan, array: str) -> np.ndarray[Any, Any]
     """
     dtype, numpy_dtype = DTYPES[plan.dtype_of(array)]
     bits = tensor.detach()
-    if array in GRIDS:
+    if array in GRID_ARRAYS:
         bits = encode(bits, dtype, root_scale(plan.max_tokens))
     bits = bits.cpu()
     if dtype == torch.bfloat16:

@@ -28,14 +28,24 @@ def test_forms_agree_and_skipped_ones_are_named(
     assert last["length"] == 200
 
 
-@pytest.mark.parametrize(("form", "message"), [("triton", "--device cuda"), ("slow", "no slow")])
-def test_forms_that_cannot_run_are_refused(
-    form: str,
-    message: str,
-    run_benchmark: Callable[..., None],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_one_pass_with_weights_is_compared_with_two(
+    run_benchmark: Callable[..., None], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    forms = ["--forms", "naive,definition,blocked,windows,triton"]
+    quick = ["--rounds", "1", "--seconds", "0", "--lengths", "100", "--out", str(out)]
+    run_benchmark("future_attention", "--workloads", "reply,cut", *forms, *quick)
+    reply, cut = (json.loads(out.read_text())["results"][first : first + 5] for first in (0, 5))
+    sums = [record["sum"] for record in reply[:4]]
+    assert sums == pytest.approx([sums[0]] * 4, rel=1e-5)
+    assert "processor_seconds" in reply[3]
+    assert reply[4]["skipped"] == cut[4]["skipped"] == "needs --device cuda"
+    assert cut[3]["skipped"] == "is for the workload reply"
+
+
+def test_unknown_forms_are_refused(
+    run_benchmark: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        run_benchmark("future_attention", "--forms", form, "--out", str(tmp_path / "out.json"))
-    assert message in capsys.readouterr().err
+        run_benchmark("future_attention", "--forms", "slow", "--out", str(tmp_path / "out.json"))
+    assert "no slow" in capsys.readouterr().err

@@ -14,13 +14,14 @@ from transformers import Qwen2Config
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RotaryEmbedding
 
 TOKENS, HIDDEN, REACH, HEADS = 48, 16, 3, 1
+NETWORKS = "loop,stacked,fused"
 
 
 @pytest.fixture
 def report(run_benchmark: Callable[..., None], tmp_path: Path) -> dict[str, Any]:
     out = tmp_path / "out.json"
     shapes = ["--tokens", str(TOKENS), "--hidden", str(HIDDEN), "--neighbours", f"0,{REACH}"]
-    rest = ["--model_width", "896", "--repeats", "2", "--calls", "1", "--network", "loop,stacked"]
+    rest = ["--model_width", "896", "--repeats", "2", "--calls", "1", "--network", NETWORKS]
     run_benchmark("ranker_scoring", *shapes, *rest, "--out", str(out))
     content: dict[str, Any] = json.loads(out.read_text())
     return content
@@ -30,6 +31,10 @@ def test_every_scorer_is_a_share_of_the_prefill(report: dict[str, Any]) -> None:
     assert report["machine"]["torch"]
     (found,) = report["results"]
     assert found["tokens"] == TOKENS
+    skipped = [record for record in found["scorers"] if "skipped" in record]
+    assert [record["network"] for record in skipped] == ["fused"] * 2 * 2 * 2
+    assert skipped[0]["skipped"] == "needs --device cuda"
+    found["scorers"] = [record for record in found["scorers"] if "skipped" not in record]
     assert len(found["scorers"]) == 3 + 2 * 2 * 2 * 2
     for record in found["scorers"]:
         assert 0 < record["share_low"] <= record["share"] <= record["share_high"]

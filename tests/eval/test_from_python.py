@@ -140,6 +140,10 @@ def test_a_model_object_comes_with_what_it_needs(tiny_folder: Path) -> None:
         _evaluate(model, ["full"])
     with pytest.raises(UsageError, match="device= is the model's own"):
         _evaluate(model, ["full"], tokenizer=tokenizer, device="cpu")
+    with pytest.raises(UsageError, match="objects stay in a process"):
+        _evaluate(model, ["full"], tokenizer=tokenizer, engine="ray")
+    with pytest.raises(UsageError, match="objects stay in a process"):
+        _evaluate(str(tiny_folder), ["full", Newest()], engine="ray")
     with pytest.raises(UsageError, match="belongs to a model object"):
         _evaluate(str(tiny_folder), ["full"], tokenizer=tokenizer)
     with pytest.raises(UsageError, match="computes in float64"):

@@ -14,21 +14,19 @@ from eval.methods import build_methods
 from eval.prepare import methods_of, trace_settings
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from kvp.ops.future_attention import grid_attention
 from kvp.store import SequenceRecord, StoreKind, StorePlan, Trace, TraceWriter
-from kvp.store.importance_grid import grid_edges, maximum_edges, maximum_grid
+from kvp.store.importance_grid import edges_of, label_grids
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 LENGTH, CONTEXT, PROMPT = 60, 41, 52
 
 
-def store_of(path: Path, kind: StoreKind) -> str:
-    boundaries = (CONTEXT, PROMPT - 1)
-    edges = grid_edges(LENGTH, boundaries, 8) if kind == "importance" else ()
-    peaks = maximum_edges(edges, boundaries) if edges else ()
+def store_of(path: Path, kind: StoreKind, *labels: str) -> str:
+    gridded = kind == "importance"
+    edges, common = edges_of(LENGTH, CONTEXT, PROMPT, 8) if gridded else ((), ())
     plan = StorePlan(
         geometry=GEOMETRY, dtype="float32", max_tokens=LENGTH, sequences=2,
-        store=kind, grid=8 if edges else 0, grid_dtype="float32",
+        store=kind, grid=8 if gridded else 0, grid_dtype="float32", grid_labels=labels[:gridded],
     )  # fmt: skip
     with TraceWriter.create(path / kind, plan, {"identity": {}}) as writer:
         for index in range(2):
@@ -38,28 +36,28 @@ def store_of(path: Path, kind: StoreKind) -> str:
             record = SequenceRecord(
                 index=index, id=str(index), task="t", split="test", length=LENGTH,
                 context_length=CONTEXT, prompt_length=PROMPT, token_ids=(0,) * LENGTH,
-                edges=edges, maximum_edges=peaks,
+                edges=edges, common_edges=common,
             )  # fmt: skip
             trace = Trace(
                 record=record,
                 queries=queries if kind == "qkv" else None,
                 keys=keys,
                 values=values,
-                importance=grid_attention(queries, keys, edges) if edges else None,
-                maximum=maximum_grid(queries, keys, (*peaks, LENGTH)) if edges else None,
+                grids=label_grids(queries, keys, record, labels) if gridded else {},
             )
             writer.write(trace)
     return str(path / kind)
 
 
-def test_curves_of_a_grid_are_those_of_the_queries(tmp_path: Path) -> None:
+@pytest.mark.parametrize("label", ["future_attention", "max_reply_attention"])
+def test_curves_of_a_grid_are_those_of_the_queries(tmp_path: Path, label: str) -> None:
     config = EvalConfig(out="unused", methods="knorm,oracle", protection="both", budgets="60%")
     methods = methods_of(config)
     whole, lean = (
         measure_traces(
             trace_settings(config),
             methods,
-            open_traces(store_of(tmp_path, kind), GEOMETRY, methods),
+            open_traces(store_of(tmp_path, kind, label), GEOMETRY, methods),
         )
         for kind in ("qkv", "importance")
     )  # fmt: skip
@@ -72,7 +70,7 @@ def test_curves_of_a_grid_are_those_of_the_queries(tmp_path: Path) -> None:
 
 
 def test_methods_that_read_queries_are_named(tmp_path: Path) -> None:
-    lean = store_of(tmp_path, "importance")
+    lean = store_of(tmp_path, "importance", "max_reply_attention")
     methods = build_methods(["full", "knorm", "snapkv", "tova"])
     with pytest.raises(StoreError, match=r"no queries, which snapkv, tova read; .* --store qkv"):
         open_traces(lean, GEOMETRY, methods)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import eval.run
+import eval.work_pieces
 from eval.cli import main
 from eval.config import EvalConfig
 from eval.evaluate import Bench, evaluate, evaluate_together
@@ -136,10 +136,10 @@ def test_a_killed_run_goes_on_where_it_was(
     rest = tmp_path / "cut" / "rows.jsonl"
     kept = rest.read_text()
     rest.write_text(kept + '{"model": "torn')
-    together = eval.run.evaluate_together
+    together = eval.work_pieces.evaluate_together
     asked: list[int] = []
     monkeypatch.setattr(
-        eval.run, "evaluate_together",
+        eval.work_pieces, "evaluate_together",
         lambda bench, prompts, *rest: asked.append(len(prompts)) or together(bench, prompts, *rest),
     )  # fmt: skip
     assert run(cut) == 0

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from kvp.artifacts.disk_space import check_disk
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from trace_collect.disk_space import check_disk
 from trace_collect.estimate import StoreEstimate, duration
 
 
@@ -35,18 +35,19 @@ def test_a_store_without_queries() -> None:
 
 
 def test_an_importance_grid_in_place_of_queries() -> None:
-    # per token and head 2 x 128 numbers of keys and values and 48 + 4 of the grid, all 2 bytes,
+    # per token and head 2 x 128 numbers of keys and values and 48 + 2 x 4 of the grid, all 2 bytes,
     # instead of 9 x 128
     geometry = Geometry(layers=28, query_heads=28, kv_heads=4, head_dim=128)
     estimate = StoreEstimate(
         geometry=geometry, dtype="bfloat16", sequences=1, tokens=4500, store="importance", grid=48
     )
-    assert estimate.grid_bytes == 4500 * 28 * 4 * 52 * 2
-    assert estimate.share == pytest.approx(308 / 1152)
+    assert estimate.grid_bytes == 4500 * 28 * 4 * 56 * 2
+    assert estimate.share == pytest.approx(312 / 1152)
     lines = estimate.lines(None)
     assert "queries" not in lines[1]
-    assert "importance 52.4 MB" in lines[1]
-    assert lines[2] == "0.267 of the bytes with queries (keys and values alone: 0.222)"
+    assert "importance 56.4 MB" in lines[1]
+    assert replace(estimate, grid_labels=2).share == pytest.approx((256 + 2 * 48 + 4) / 1152)
+    assert lines[2] == "0.271 of the bytes with queries (keys and values alone: 0.222)"
 
 
 def test_a_grid_larger_than_the_queries_is_reported() -> None:

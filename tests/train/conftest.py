@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from kvp.geometry import Geometry
-from kvp.ops.future_attention import grid_attention
 from kvp.store import GridDtype, SequenceRecord, StorePlan, Trace, TraceWriter
-from kvp.store.importance_grid import grid_edges, maximum_edges, maximum_grid
+from kvp.store.importance_grid import edges_of, label_grids
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 TOKENS, CONTEXT, PROMPT = 96, 70, 80
@@ -76,20 +75,14 @@ def synthetic_label(trace: Trace) -> torch.Tensor:
     return torch.stack([torch.stack(row) for row in rows]).exp()
 
 
-def with_grid(trace: Trace, points: int) -> Trace:
+def with_grid(trace: Trace, points: int, labels: Sequence[str]) -> Trace:
     """The same trace as `kvp-collect --store importance` keeps it."""
     record = trace.record
-    boundaries = (record.prompt_length - 1, record.context_length)
-    edges = grid_edges(record.length, boundaries, points)
-    peaks = maximum_edges(edges, boundaries)
+    edges, common = edges_of(record.length, record.context_length, record.prompt_length, points)
+    record = replace(record, edges=edges, common_edges=common)
     assert trace.queries is not None
-    return replace(
-        trace,
-        record=replace(record, edges=edges, maximum_edges=peaks),
-        queries=None,
-        importance=grid_attention(trace.queries, trace.keys, edges),
-        maximum=maximum_grid(trace.queries, trace.keys, (*peaks, record.length)),
-    )
+    grids = label_grids(trace.queries, trace.keys, record, labels)
+    return replace(trace, record=record, queries=None, grids=grids)
 
 
 @pytest.fixture(scope="session")
@@ -108,6 +101,8 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
         labels: tuple[str, ...] = (),
         grid: int = 0,
         grid_dtype: GridDtype = "float32",
+        grid_labels: tuple[str, ...] = ("max_reply_attention",),
+        replies: tuple[tuple[int, int], ...] = (),
         frequencies: Sequence[float] | None = (0.0,),
     ) -> Path:
         path = tmp_path_factory.mktemp("store") / "traces"
@@ -120,6 +115,7 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
             store="importance" if grid else "qkv" if queries else "kv",
             grid=grid,
             grid_dtype=grid_dtype,
+            grid_labels=grid_labels if grid else (),
             labels=labels,
         )
         manifest = {
@@ -131,7 +127,8 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
             for index, split in list(enumerate(splits))[:write]:
                 trace = synthetic_trace(index, split, geometry=geometry, tokens=tokens, noise=noise)
                 kept = {name: synthetic_label(trace) for name in labels}
-                trace = with_grid(trace, grid) if grid else trace
+                trace = replace(trace, record=replace(trace.record, reply_spans=replies))
+                trace = with_grid(trace, grid, grid_labels) if grid else trace
                 writer.write(
                     replace(trace, queries=trace.queries if queries else None, labels=kept)
                 )

@@ -82,10 +82,8 @@ def test_a_converted_store_trains_as_one_collected_with_a_grid(
     grid = ["--grid", "12", "--grid_dtype", grid_dtype]
     assert kvp_store(["to-importance", str(store), *grid, "--out", str(tmp_path / "lean")]) == 0
     collected = make_store(grid=12, grid_dtype=grid_dtype)
-    label = {"label": "future_attention"}
     assert_equal(
-        trained(tmp_path / "lean", tmp_path / "ours", **label),
-        trained(collected, tmp_path / "theirs", **label),
+        trained(tmp_path / "lean", tmp_path / "ours"), trained(collected, tmp_path / "theirs")
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from kvp.config_groups import DeviceConfig, Group, split_list
+from trace_collect.grid_config import GridConfig
 
 SPLITS = ("train", "validation", "test")
 
@@ -104,7 +105,7 @@ class SubsetConfig(StoreToolConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToImportanceConfig(DeviceConfig, StoreToolConfig):
+class ToImportanceConfig(GridConfig, DeviceConfig, StoreToolConfig):
     """Importance in place of queries."""
 
     traces: str = field(kw_only=False)
@@ -112,14 +113,8 @@ class ToImportanceConfig(DeviceConfig, StoreToolConfig):
     out: str
     """What is written. A trace store: new, empty, or an interrupted one of the same settings, which
     is continued."""
-    grid: int = 48
-    """Points of the importance grid of each sequence, both compression boundaries among them."""
-    grid_dtype: Literal["float16", "float32"] = "float16"
-    """Dtype of the grid; float16 keeps it to 1e-3 of each value."""
     allow_incomplete: bool = False
     """Use a store whose collection has not finished."""
-
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"grid": 2}
 
 
 def parse_indices(text: str) -> frozenset[int]:

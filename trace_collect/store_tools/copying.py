@@ -11,11 +11,11 @@ from rich.filesize import decimal
 from torch import Tensor
 
 from kvp.artifacts.addresses import Place, files_below, size_of
+from kvp.artifacts.disk_space import check_disk
 from kvp.progress import Progress
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
 from kvp.store.paths import shard_path
 from kvp.store.sequence_records import committed
-from trace_collect.disk_space import check_disk
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,6 +60,7 @@ def facts(path: Place) -> dict[str, Any]:
         "store": plan.store,
         "grid": plan.grid,
         "grid_dtype": plan.grid_dtype if plan.grid else None,
+        "grid_points": plan.grid_points,
         "labels": list(plan.labels),
         "max_tokens": plan.max_tokens,
         "splits": {split: _lengths(records, split) for split in SPLITS},
@@ -176,7 +177,8 @@ def _geometry(size: Mapping[str, Any]) -> str:
 def _kept(found: Mapping[str, Any]) -> str:
     text = f"{_KEPT[found['store']]}, {found['dtype']}"
     if found["grid"]:
-        text += f" ({found['grid']} points, {found['grid_dtype']})"
+        labels = (f"{label} at {points}" for label, points in found["grid_points"].items())
+        text += f"; grid of {found['grid_dtype']}: {', '.join(labels)} points"
     return text + (f"; labels {', '.join(found['labels'])}" if found["labels"] else "")
 
 

@@ -7,7 +7,7 @@ have written, so either of the two continues what the other one began.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -17,10 +17,9 @@ import torch
 from kvp.artifacts.addresses import place
 from kvp.errors import StoreError
 from kvp.hf.loading import torch_device
-from kvp.ops.future_attention import grid_attention
 from kvp.store import SequenceRecord, StorePlan, Trace
-from kvp.store.importance_grid import edges_of, maximum_grid
-from kvp.store.schema import DTYPES, GRIDS
+from kvp.store.importance_grid import edges_of, label_grids
+from kvp.store.schema import DTYPES, GRID_ARRAYS
 from trace_collect.store_tools.config import ToImportanceConfig
 from trace_collect.store_tools.copying import NewStore, write_store
 from trace_collect.store_tools.source_stores import SourceStore, derived_manifest, open_source
@@ -36,40 +35,49 @@ def run(config: ToImportanceConfig) -> None:
             f"{config.traces} keeps no queries (it is --store {old.store}), which importance is "
             "computed from: collect with kvp-collect --store qkv or importance"
         )
-    plan = replace(old, store="importance", grid=config.grid, grid_dtype=config.grid_dtype)
+    plan = replace(
+        old, store="importance", grid=config.grid, grid_dtype=config.grid_dtype,
+        grid_labels=config.grid_label_list,
+    )  # fmt: skip
     write_store(
         NewStore(
             out=place(config.out),
             plan=plan,
             manifest=_manifest(config, source),
             sequences={record.index: (source.reader, record) for record in source.records},
-            change=partial(with_importance, points=config.grid, device=device),
+            change=partial(
+                with_importance,
+                points=config.grid,
+                labels=config.grid_label_list,
+                device=device,
+            ),
             extra_bytes=partial(_grid_bytes, plan),
         )
     )
 
 
-def with_importance(trace: Trace, *, points: int, device: torch.device) -> Trace:
+def with_importance(
+    trace: Trace, *, points: int, labels: Sequence[str], device: torch.device
+) -> Trace:
     """A trace with queries as `kvp.hf.trace.collect` makes it with a grid of `points` points.
 
-    Layer by layer on `device`; the grids are [L, H, points, T] float32 on the CPU.
+    `labels` are those kept at all points. Layer by layer on `device`; the grids are
+    [L, H, intervals, T] float32 on the CPU.
     """
     assert trace.queries is not None, "checked before"
-    record = trace.record
-    edges, maximum_edges = edges_of(
-        record.length, record.context_length, record.prompt_length, points
+    edges, common_edges = edges_of(
+        trace.record.length, trace.record.context_length, trace.record.prompt_length, points
     )
-    sums, largest = [], []
-    for layer_queries, layer_keys in zip(trace.queries, trace.keys, strict=True):
-        queries, keys = layer_queries.to(device), layer_keys.to(device)
-        sums.append(grid_attention(queries, keys, edges).cpu())
-        largest.append(maximum_grid(queries, keys, (*maximum_edges, record.length)).cpu())
+    record = replace(trace.record, edges=edges, common_edges=common_edges)
+    layers = []
+    for queries, keys in zip(trace.queries, trace.keys, strict=True):
+        grids = label_grids(queries.to(device), keys.to(device), record, labels)
+        layers.append({label: grid.cpu() for label, grid in grids.items()})
     return replace(
         trace,
-        record=replace(record, edges=edges, maximum_edges=maximum_edges),
+        record=record,
         queries=None,
-        importance=torch.stack(sums),
-        maximum=torch.stack(largest),
+        grids={label: torch.stack([layer[label] for layer in layers]) for label in layers[0]},
     )
 
 
@@ -80,5 +88,5 @@ def _manifest(config: ToImportanceConfig, source: SourceStore) -> Mapping[str, A
 def _grid_bytes(plan: StorePlan, record: SequenceRecord) -> int:
     """Bytes of the grids of a sequence before compression."""
     itemsize = DTYPES[plan.grid_dtype][0].itemsize
-    numbers = sum(math.prod(plan.shape(array)[:-1]) * record.length for array in GRIDS)
+    numbers = sum(math.prod(plan.shape(array)[:-1]) * record.length for array in GRID_ARRAYS)
     return numbers * itemsize

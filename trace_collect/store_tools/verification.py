@@ -10,7 +10,7 @@ from typing import Any
 from kvp.artifacts.addresses import Place, place
 from kvp.errors import StoreError
 from kvp.progress import Progress
-from kvp.store import SequenceRecord, Trace, TraceReader
+from kvp.store import GRIDS, SequenceRecord, Trace, TraceReader
 from kvp.store.paths import record_path
 from kvp.store.sequence_records import committed, load_record
 from trace_collect.store_tools.config import SPLITS, VerifyConfig
@@ -91,8 +91,8 @@ def _record_problems(record: SequenceRecord, reader: TraceReader) -> Iterator[st
         yield f"{len(record.edges)} edges for {points} compression points"
     boundaries = {record.prompt_length - 1, record.context_length}
     inside = {boundary for boundary in boundaries if 0 < boundary < record.length}
-    if points and not inside <= set(record.maximum_edges):
-        yield f"the boundaries {sorted(inside)} are no edges of the largest attention"
+    if points and not inside <= set(record.common_edges):
+        yield f"the boundaries {sorted(inside)} are not among the points of every label"
 
 
 def _tensors(trace: Trace) -> Iterator[tuple[str, Any]]:
@@ -100,8 +100,7 @@ def _tensors(trace: Trace) -> Iterator[tuple[str, Any]]:
         "q": trace.queries,
         "k": trace.keys,
         "v": trace.values,
-        "importance": trace.importance,
-        "peak": trace.maximum,
+        **{GRIDS[label]: grid for label, grid in trace.grids.items()},
         **trace.labels,
     }
     return ((name, tensor) for name, tensor in tensors.items() if tensor is not None)

@@ -7,7 +7,7 @@ Nothing here has state, so a resumed run draws exactly what an uninterrupted one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -106,14 +106,21 @@ def _rewarded(point: int, protected: int, weights: BudgetWeights) -> bool:
 
 
 def drawn_points(
-    records: Sequence[SequenceRecord] | Rolling, recipe: Recipe, *, seed: int, step: int
+    records: Sequence[SequenceRecord] | Rolling,
+    recipe: Recipe,
+    *,
+    seed: int,
+    step: int,
+    slots: Iterable[int] | None = None,
 ) -> Iterator[CompressionPoint]:
     """Draw the `recipe.contexts` points of one step; a sequence is read when its turn comes.
 
     Sequences come from one shuffle per pass over `records` and serve `recipe.points_per_sequence`
-    points when their turn comes; every record must have a possible point.
+    points when their turn comes; every record must have a possible point. With `slots` (numbers
+    below `recipe.contexts`) these points of the step alone: no other sequence is read for them.
     """
-    for draw in range(step * recipe.contexts, (step + 1) * recipe.contexts):
+    for slot in range(recipe.contexts) if slots is None else slots:
+        draw = step * recipe.contexts + slot
         passes, index = divmod(draw // recipe.points_per_sequence, len(records))
         candidates = records if isinstance(records, Sequence) else records.during(passes)
         order = sequence_order(len(records), seed=seed, passes=passes)
@@ -131,7 +138,8 @@ def draw_point(record: SequenceRecord, recipe: Recipe, *, seed: int, draw: int) 
     kinds = points_by_kind(record, recipe)
     weights = np.array([_weights(recipe)[kind] for kind in kinds])
     kind = list(kinds)[int(random.choice(len(kinds), p=weights / weights.sum()))]
-    return _point(record, kinds[kind][int(random.integers(len(kinds[kind])))], recipe)
+    point = kinds[kind][int(random.integers(len(kinds[kind])))]
+    return _point(record, point, recipe, record.edges)
 
 
 def noise_seed(seed: int, step: int, index: int) -> int:
@@ -144,10 +152,12 @@ def held_out_points(
 ) -> list[CompressionPoint]:
     """Choose at most `limit` fixed points for validation.
 
-    Boundary points where the recipe trains on them, else the middle of the uniform ones, of an
-    importance grid the middle one that calibration can use. The second point of a sequence is used
-    only after every sequence has given its first, and the sequences of a task take turns in which
-    boundary that is, so that few points, too, show both.
+    Boundary points where the recipe trains on them, else the middle of the uniform ones. The second
+    point of a sequence is used only after every sequence has given its first, and the sequences of
+    a task take turns in which boundary that is, so that few points, too, show both.
+
+    Of an importance grid they are points at which it holds every label, and windows end at such:
+    policies are evaluated and calibrated on other labels than they were trained on.
     """
     rounds: list[list[CompressionPoint]] = [[], []]
     turns: Counter[str] = Counter()
@@ -158,17 +168,21 @@ def held_out_points(
         turn = turns[record.task] % len(fixed)
         turns[record.task] += 1
         for index, prefix_length in enumerate(fixed[turn:] + fixed[:turn]):
-            rounds[index].append(_point(record, prefix_length, recipe))
+            edges = (*record.common_edges, record.length)
+            rounds[index].append(_point(record, prefix_length, recipe, edges))
     return (rounds[0] + rounds[1])[:limit]
 
 
-def _point(record: SequenceRecord, prefix_length: int, recipe: Recipe) -> CompressionPoint:
+def _point(
+    record: SequenceRecord, prefix_length: int, recipe: Recipe, edges: Sequence[int]
+) -> CompressionPoint:
+    """A point whose window ends at one of `edges`, if the record has any."""
     stop = prefix_length + (recipe.future_max or record.length)
     if label_of(recipe.label).reading < 1:  # at least one reply is seen
         stop = max(stop, next((b for _, b in record.reply_spans if b > prefix_length), stop))
     stop = min(stop, record.length)
     if record.edges:  # a grid holds the future up to its edges only
-        stop = min(edge for edge in record.edges if edge >= stop)
+        stop = min(edge for edge in edges if edge >= stop)
     return CompressionPoint(sequence=record.index, prefix_length=prefix_length, stop=stop)
 
 
@@ -195,11 +209,11 @@ def _thinned(points: Sequence[int], count: int) -> list[int]:
 def _middle(record: SequenceRecord, recipe: Recipe) -> int:
     uniform = points_by_kind(record, recipe)["uniform"]
     middle = uniform[len(uniform) // 2]
-    if not record.maximum_edges:
+    if not record.common_edges:
         return middle
     possible = points_by_kind(record, replace(recipe, uniform_points=0))["uniform"]
-    with_maximum = [point for point in record.maximum_edges if possible[0] <= point <= possible[-1]]
-    return min(with_maximum, key=lambda point: abs(point - middle), default=middle)
+    common = [point for point in record.common_edges if possible[0] <= point <= possible[-1]]
+    return min(common, key=lambda point: abs(point - middle), default=middle)
 
 
 def _generator(*key: int) -> np.random.Generator:

@@ -4,36 +4,46 @@ from __future__ import annotations
 
 import torch
 
+from kvp.artifacts.addresses import Place
 from kvp.errors import StoreError, UsageError
 from kvp.ranking import UNPROTECTED, Protection
-from kvp.store import SequenceRecord, TraceReader
+from kvp.store import SequenceRecord, StorePlan, TraceReader
 from train.data.compression_points import limits, points_by_kind
 from train.labels.label import label_of
 from train.recipe import Recipe
 
 
 def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) -> None:
-    """Raise StoreError unless a store is complete and holds what the recipe's label needs."""
+    """Raise StoreError unless a store is complete and holds what rankers and their labels need."""
     planned, committed = reader.plan.sequences, len(reader.records())
     if committed < planned and not allow_incomplete:
         raise StoreError(
             f"--traces {reader.path} lacks {planned - committed} of {planned} sequences; "
-            "let kvp-collect finish, or pass --allow_incomplete"
+            "let kvp-collect finish, or pass --on_missing model or --allow_incomplete"
         )
-    if reader.plan.store == "kv":
-        raise StoreError(
-            f"--traces {reader.path} was collected without queries; future attention needs them: "
-            "kvp-collect --store qkv or importance"
-        )
-    if recipe.reads_queries and not reader.plan.store_queries:
-        raise StoreError(
-            f"--inputs {recipe.inputs}: --traces {reader.path} was collected without queries; "
-            "leave recent out, or collect with kvp-collect --store qkv"
-        )
-    if missing := label_of(recipe.label).missing(reader.plan):
-        raise StoreError(f"--label {recipe.label}: --traces {reader.path} {missing}")
+    check_plan(reader.path, reader.plan, recipe)
     if "model" not in reader.manifest:
         raise StoreError(f"--traces {reader.path}: its manifest does not name the model")
+
+
+def check_plan(path: Place, plan: StorePlan, recipe: Recipe) -> None:
+    """Raise StoreError unless a store of a plan holds what the recipe reads."""
+    if plan.store == "kv":
+        raise StoreError(
+            f"--traces {path} was collected without queries; future attention needs them: "
+            "kvp-collect --store qkv or importance"
+        )
+    if recipe.reads_queries and not plan.store_queries:
+        raise StoreError(
+            f"--inputs {recipe.inputs}: --traces {path} was collected without queries; "
+            "leave recent out, or collect with kvp-collect --store qkv"
+        )
+
+
+def check_label(path: Place, plan: StorePlan, label: str) -> None:
+    """Raise StoreError unless a store holds a label wherever training may compress."""
+    if missing := label_of(label).missing(plan):
+        raise StoreError(f"--label {label}: --traces {path} {missing}")
 
 
 def usable(reader: TraceReader, split: str, recipe: Recipe) -> list[SequenceRecord]:

@@ -12,10 +12,12 @@ from kvp.artifacts.addresses import place
 from kvp.errors import UsageError
 from kvp.manifest import digest_json
 from kvp.store import SequenceRecord, TraceReader
+from train.calibration.fit import check_target
 from train.config import TrainConfig
 from train.data.compression_points import Rolling
-from train.data.store_checks import check_store, usable
+from train.data.store_checks import check_label, check_store, usable
 from train.data.traces import Traces
+from train.distributed import Workers
 from train.head_range import heads_within, parse_heads
 from train.recipe import Recipe
 
@@ -43,6 +45,9 @@ class TrainingData(Protocol):
     def identity(self) -> dict[str, Any]:
         """Identity of the training data, independent of where it is stored; JSON."""
 
+    def close(self) -> None:
+        """Let others write what the data come from; nothing is read afterwards."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoreTrainingData:
@@ -69,8 +74,13 @@ class StoreTrainingData:
             "validation": len(self.validation),
         }
 
+    def close(self) -> None:
+        """Nothing is written."""
 
-def open_training_data(config: TrainConfig, recipe: Recipe, device: torch.device) -> TrainingData:
+
+def open_training_data(
+    config: TrainConfig, recipe: Recipe, device: torch.device, workers: Workers
+) -> TrainingData:
     """Open the store or load the model of a run, for the heads that it trains.
 
     Raises:
@@ -78,13 +88,16 @@ def open_training_data(config: TrainConfig, recipe: Recipe, device: torch.device
         ModelError: the model or its tokenizer cannot be used.
         UsageError: settings that cannot work.
     """
-    if config.source == "traces":
+    if config.source == "traces" and config.on_missing == "error":
         return _open_store(config, recipe)
-    from train.online.training_data import (
-        open_online_training_data,  # brings transformers, which stores do not need
-    )
+    # what follows brings transformers, which stores do not need
+    if config.source == "traces":
+        from train.online.store_filling import open_filled_store
 
-    return open_online_training_data(config, recipe, device)
+        return open_filled_store(config, recipe, device, workers)
+    from train.online.training_data import open_online_training_data
+
+    return open_online_training_data(config, recipe, device, workers)
 
 
 def _open_store(config: TrainConfig, recipe: Recipe) -> StoreTrainingData:
@@ -94,6 +107,9 @@ def _open_store(config: TrainConfig, recipe: Recipe) -> StoreTrainingData:
         heads = heads_within(parse_heads(config.heads), reader.geometry)
         reader = TraceReader(place(config.traces), heads=slice(heads.start, heads.stop))
     check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
+    check_label(reader.path, reader.plan, recipe.label)
+    if config.calibration != "none":
+        check_target(reader.path, reader.plan, config.calibration)
     training = _first(usable(reader, "train", recipe), recipe.sequences)
     return StoreTrainingData(
         traces=reader, training=training, validation=usable(reader, "validation", recipe)

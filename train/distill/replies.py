@@ -15,9 +15,9 @@ from kvp.hf import observe
 from kvp.hf.gated import gated_logits
 from kvp.hf.layer_kinds import other_layers
 from kvp.store import SequenceRecord
+from kvp.store.replies import reply_windows
 from train.data.compression_points import CompressionPoint
 from train.data.contexts import Context
-from train.labels.label import reply_windows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,13 @@ from torch import Tensor
 from kvp.errors import UsageError
 from kvp.plugins import own_errors
 from kvp.store import StorePlan
+from kvp.store.replies import reply_windows
 from train.labels import LABELS
 
-FromQueries = Callable[[Tensor, Tensor, int, int], Tensor]
+FromQueries = Callable[..., Tensor]
 """(queries [L, H, G, T, D], keys [L, H, T, D], prefix_length N, stop) -> importance [L, H, N]
-float32, >= 0, of the first N tokens for the queries at N <= j < stop; both after RoPE."""
+float32, >= 0, of the first N tokens for the queries at N <= j < stop; both after RoPE. That of a
+`weighted` label takes a fifth argument: [T] float32, what each query counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +33,16 @@ class Label:
     """Computes the label from the queries of a trace."""
     stored: str | None = None
     """Name under which `kvp-collect --labels` stores it."""
-    in_grid: bool = False
-    """Whether stores of importance grids, which have no queries, hold it at all of their points."""
+    in_grid: str | None = None
+    """Name under which stores of importance grids, which have no queries, may hold it."""
     summed: bool = False
     """Whether it is a sum over the future's queries, so that a mean per query makes sense."""
     reading: float = 1.0
-    """Weight of queries that write none of the assistant's replies (`reply_windows`); those that
-    write them have 1."""
+    """Weight of queries that write none of the assistant's replies (`kvp.store.replies`); those
+    that write them have 1."""
+    weighted: bool = False
+    """Whether `from_queries` takes weights of queries, so that replies need no pass of their
+    own."""
 
     def __post_init__(self) -> None:
         """Raise ValueError unless there is exactly one way to get the label."""
@@ -58,6 +63,11 @@ class Label:
 
         Raises UsageError where a user's own label fails or returns what is no importance.
         """
+        if self.weighted and self.reading < 1:
+            weights = torch.full(keys.shape[-2:-1], self.reading, device=keys.device)
+            for first, last in reply_windows(replies, prefix_length, stop):
+                weights[first:last] = 1.0
+            return self._computed(queries, keys, prefix_length, stop, weights)
         windows = [(self.reading, prefix_length, stop)] if self.reading else []
         if self.reading < 1:
             written = reply_windows(replies, prefix_length, stop)
@@ -68,11 +78,13 @@ class Label:
         ]  # each [L, H, N]
         return torch.stack(parts).sum(0) if self.summed else torch.stack(parts).amax(0)
 
-    def _computed(self, queries: Tensor, keys: Tensor, prefix_length: int, stop: int) -> Tensor:
+    def _computed(
+        self, queries: Tensor, keys: Tensor, prefix_length: int, stop: int, *weights: Tensor
+    ) -> Tensor:
         assert self.from_queries is not None, "stored labels come with the trace"
         what = f"label {getattr(self.from_queries, '__name__', self.from_queries)}"
         with own_errors(self.from_queries, what):
-            importance = self.from_queries(queries, keys, prefix_length, stop)
+            importance = self.from_queries(queries, keys, prefix_length, stop, *weights)
         if (shape := (*keys.shape[:2], prefix_length)) != tuple(importance.shape):
             raise UsageError(f"{what} returned {tuple(importance.shape)}, expected {shape}")
         if not _finite(importance) and _finite(queries) and _finite(keys):  # else: broken traces
@@ -87,27 +99,16 @@ class Label:
             if self.stored in plan.labels:
                 return None
             return f"holds no such label; collect it with kvp-collect --labels {self.stored}"
-        if plan.store == "qkv" or (plan.store == "importance" and self.in_grid):
+        if plan.store == "qkv" or self.in_grid in plan.labels_everywhere:
             return None
-        if plan.store == "importance":
-            return (
-                "keeps importance in place of queries, and not this label at every compression "
-                "point; use --label future_attention, or collect with kvp-collect --store qkv"
-            )
-        return "was collected without queries; collect with kvp-collect --store qkv"
-
-
-def reply_windows(
-    spans: Sequence[tuple[int, int]], prefix_length: int, stop: int
-) -> list[tuple[int, int]]:
-    """Queries at `prefix_length` <= j < `stop` that write replies, as [first, last) windows.
-
-    A reply of the tokens [a, b) is written by the queries of the token before it and of its own.
-    All queries of the future, where none of them writes a reply: in running text every token is
-    what the model is to write.
-    """
-    windows = [(max(a - 1, prefix_length), min(b, stop)) for a, b in spans]
-    return [(a, b) for a, b in windows if a < b] or [(prefix_length, stop)]
+        if plan.store != "importance":
+            return "was collected without queries; collect with kvp-collect --store qkv"
+        held = ", ".join(plan.labels_everywhere)
+        other = "qkv" if self.in_grid is None else f"importance --grid_labels {self.in_grid}"
+        return (
+            f"keeps no queries, and of labels only {held} at every point of its grid; use "
+            f"--label {plan.labels_everywhere[0]}, or collect with kvp-collect --store {other}"
+        )
 
 
 def _finite(tensor: Tensor) -> bool:

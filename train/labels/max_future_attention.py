@@ -7,4 +7,4 @@ that many queries attend to a little.
 from kvp.ops.future_attention import max_future_attention
 from train.labels.label import Label
 
-MAX_FUTURE_ATTENTION = Label(from_queries=max_future_attention)
+MAX_FUTURE_ATTENTION = Label(from_queries=max_future_attention, in_grid="max_future_attention")

@@ -6,6 +6,12 @@ They still count a little, since what they find may be passed on to the reply.
 """
 
 from kvp.ops.future_attention import max_future_attention
+from kvp.store.replies import READING
 from train.labels.label import Label
 
-MAX_REPLY_ATTENTION = Label(from_queries=max_future_attention, reading=0.2)
+MAX_REPLY_ATTENTION = Label(
+    from_queries=max_future_attention,
+    in_grid="max_reply_attention",
+    reading=READING,
+    weighted=True,
+)

@@ -12,7 +12,8 @@ class MergeConfig(Group):
     """Shards."""
 
     shards: str
-    """Policy directories written by kvp-train --heads, comma separated, in any order."""
+    """Policy directories written by kvp-train --heads, comma separated, in any order, or the folder
+    that --heads auto has written them into."""
     out: str
     """What is written. A policy directory."""
 

@@ -22,7 +22,9 @@ from kvp.manifest import differences
 from policies.calibration import Calibration
 from policies.policy_files import POLICY, PolicyMeta, Shard, load_shard, save_policy
 from policies.ranker import HeadRankers
+from policies.sources import INDEX
 from train.calibration.fit import lengthened
+from train.head_range import SHARD_FOLDER
 from train.merge.config import MergeConfig
 from train.recipe import current_names
 
@@ -36,7 +38,7 @@ def run(config: MergeConfig) -> None:
     Raises PolicyError where a shard is damaged or a whole policy, where shards do not belong
     together or do not cover every head exactly once, or where `config.out` holds other files.
     """
-    named = {folder: load_shard(folder) for folder in config.folders}
+    named = {folder: load_shard(folder) for one in config.folders for folder in shards_in(one)}
     for folder, shard in named.items():
         if shard.meta.heads is None:
             raise PolicyError(f"--shards {folder} is a whole policy already, not a shard of one")
@@ -54,6 +56,12 @@ def run(config: MergeConfig) -> None:
     print(
         f"{config.out}: {shards[0].meta.geometry.total_kv_heads} KV heads from {len(shards)} shards"
     )
+
+
+def shards_in(folder: str) -> list[str]:
+    """A shard, or those that `kvp-train --heads auto` has written into a folder."""
+    inside = sorted(Path(folder).glob(SHARD_FOLDER.format(start="*", stop="*")))
+    return [folder] if (Path(folder) / INDEX).exists() or not inside else list(map(str, inside))
 
 
 def check_same_run(named: dict[str, Shard]) -> None:

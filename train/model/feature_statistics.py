@@ -17,19 +17,23 @@ _SEQUENCES = 64
 """Sequences the statistics are taken over: thousands of tokens per channel are plenty."""
 
 
+def spread(records: Sequence[SequenceRecord]) -> Sequence[SequenceRecord]:
+    """At most 64 of some records, evenly spread: those that statistics are taken over."""
+    return records[:: -(-len(records) // _SEQUENCES)]
+
+
 def feature_statistics(
     reader: Traces, records: Sequence[SequenceRecord], spec: RankerSpec
 ) -> dict[str, Tensor]:
     """Mean and standard deviation of every channel over training tokens.
 
-    Takes at most 64 of `records`, evenly spread, with keys as rankers of `spec` see them from the
+    Takes `spread(records)`, with keys as rankers of `spec` see them from the
     end of a sequence. Returns `key_mean`, `key_std`, `value_mean` and
     `value_std`, each [A, D] float32 (sums in float64). Raises StoreError on damaged sequences.
     """
-    spread = records[:: -(-len(records) // _SEQUENCES)]
     tokens = 0
     sums: list[Tensor] = []
-    for record in spread:
+    for record in spread(records):
         keys, values = (part.flatten(0, 1) for part in reader.kv(record.index))  # [A, T, D]
         if spec.key_frequencies:
             keys = keys_seen_from_the_end(spec, keys, record.length)

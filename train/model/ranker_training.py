@@ -83,7 +83,9 @@ class RankerTraining(pl.LightningModule):
         self._objective = objective_of(recipe.objective)
         self._contexts = StepContexts(
             source,
-            lambda step: workers.share(drawn_points(records, recipe, seed=seed, step=step)),
+            lambda step: drawn_points(
+                records, recipe, seed=seed, step=step, slots=workers.share(range(recipe.contexts))
+            ),
             steps=recipe.steps,
         )
         self._seed = seed

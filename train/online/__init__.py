@@ -1,1 +1,1 @@
-"""Training straight from a running model: traces pass through a bounded buffer, no store at all."""
+"""Training from a running model: traces pass through a bounded buffer, or fill a store."""

@@ -7,10 +7,11 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.data.collection_plan import DataRequest, plan_collection
+from kvp.data.collection_plan import plan_collection
 from kvp.data.encode import encode
 from kvp.data.sample import Sample, Source
 from kvp.errors import UsageError
+from kvp.hf.store_request import data_request
 from kvp.hf.trace import collect
 from kvp.store import SequenceRecord, Trace
 from train.calibration.fit import TARGET_IMPORTANCE
@@ -20,7 +21,7 @@ from train.labels import EVALUATED
 from train.labels.label import label_of
 from train.online.schedule import Schedule
 from train.online.settings import OnlineSettings
-from train.online.trace_buffer import Attention
+from train.online.shared_buffer import Attention
 from train.recipe import Recipe
 
 HELD_OUT_ATTENTION = 6
@@ -56,20 +57,7 @@ class Samples:
         )
         needed = schedule.needed(recipe)
         requested = min(needed, recipe.sequences or needed)
-        request = DataRequest(
-            data=settings.data,
-            tasks=settings.task_list,
-            length=settings.length,
-            seed=seed,
-            essays=settings.essays,
-            squad=settings.squad,
-            hotpotqa=settings.hotpotqa,
-            where=settings.where,
-            tree_paths=settings.tree_paths,
-            needs_reply=settings.answers == "reference",
-            columns=settings.column_names,
-            answer_prefix=settings.answer_prefix,
-        )
+        request = data_request(settings, seed=seed, answers=settings)
         jobs = plan_collection(
             request, {"train": requested, "validation": settings.validation_sequences}, tokenizer
         )
@@ -142,26 +130,27 @@ class Runner:
             return self.samples.sample(number)
         for step in range(len(self.samples.train)):
             sample = self.samples.sample(number, step)
-            if self._long_enough(sample):
+            if long_enough(sample, self.tokenizer, self.recipe):
                 return sample
         raise UsageError(
             f"--data {self.settings.data}: no prompt {too_short(self.recipe, self.settings.length)}"
         )
 
-    def _long_enough(self, sample: Sample) -> bool:
-        """Whether a prompt is long enough whatever its answer turns out to be."""
-        prompt = encode(sample, self.tokenizer)
-        record = SequenceRecord(
-            index=0,
-            id=sample.id,
-            task=sample.task,
-            split=sample.split,
-            length=prompt.prompt_length,
-            context_length=prompt.context_length,
-            prompt_length=prompt.prompt_length,
-            token_ids=prompt.ids,
-        )
-        return bool(points_by_kind(record, self.recipe))
+
+def long_enough(sample: Sample, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> bool:
+    """Whether a prompt is long enough to compress whatever its answer turns out to be."""
+    prompt = encode(sample, tokenizer)
+    record = SequenceRecord(
+        index=0,
+        id=sample.id,
+        task=sample.task,
+        split=sample.split,
+        length=prompt.prompt_length,
+        context_length=prompt.context_length,
+        prompt_length=prompt.prompt_length,
+        token_ids=prompt.ids,
+    )
+    return bool(points_by_kind(record, recipe))
 
 
 def too_short(recipe: Recipe, length: int) -> str:

@@ -2,8 +2,8 @@
 
 Training goes over the buffer in shuffled passes. Before every pass some of the oldest sequences are
 replaced by as many new ones, so that each sequence takes part in `epochs_per_sequence` passes and
-then leaves; those of the very first buffer leave earlier. Data of no more sequences than the buffer
-holds is never replaced: it is trained on as a store is.
+then leaves; those of the very first buffer leave earlier. With 0 epochs, and of data of no more
+sequences than the buffer holds, none is replaced: they are trained on as those of a store are.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ class Schedule:
     buffer: int
     """Sequences in the buffer at any time."""
     epochs_per_sequence: int
-    """Passes that a sequence takes part in until it leaves."""
+    """Passes that a sequence takes part in until it leaves; 0 = it never does."""
     sequences: int = 0
     """Sequences there are; 0 = endless."""
 
     @property
     def rolls(self) -> bool:
-        """Whether there are more sequences than fit."""
-        return self.sequences == 0 or self.sequences > self.buffer
+        """Whether sequences are replaced."""
+        more = self.sequences == 0 or self.sequences > self.buffer
+        return more and self.epochs_per_sequence > 0
 
     @property
     def size(self) -> int:
         """Sequences of a pass."""
-        return self.buffer if self.rolls else self.sequences
+        return min(self.sequences or self.buffer, self.buffer)
 
     def start(self, passes: int) -> int:
         """The oldest sequence of a pass; the `size - 1` that follow are in it, too."""

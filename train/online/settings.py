@@ -15,15 +15,17 @@ class BufferConfig(Group):
 
     validation_sequences: int = 40
     """Sequences of the validation split, kept for the whole run."""
-    buffer: int = 64
-    """Training sequences in RAM at a time."""
-    epochs_per_sequence: int = 8
-    """Epochs that a training sequence takes part in until a new one replaces it."""
+    buffer: int = 100
+    """Training sequences held at a time: in RAM, or in files of --out that several --devices
+    share."""
+    epochs_per_sequence: int = 0
+    """Epochs that a training sequence takes part in until a new one replaces it; 0: none is
+    replaced, so that each runs through the model once."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "validation_sequences": 1,
         "buffer": 1,
-        "epochs_per_sequence": 1,
+        "epochs_per_sequence": 0,
     }
 
 

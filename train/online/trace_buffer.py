@@ -3,7 +3,8 @@
 A sequence is traced when it is first read and dropped when `capacity` newer ones have come; a
 dropped one is traced again, with the same result, so that what training reads is a function of the
 sequence's number alone. The buffer keeps, as the plan says, either a sequence's queries or the
-importance at the points that training will draw. What is left out: which sequences are read when
+importance at the points that training will draw. Several processes may share what one of them has
+traced (`train.online.shared_buffer`). What is left out: which sequences are read when
 (`train.online.schedule`).
 """
 
@@ -19,10 +20,9 @@ from torch import Tensor
 
 from kvp.geometry import Geometry
 from kvp.store import SequenceRecord, StorePlan, Trace
+from train.data.traces import Traces
 from train.labels.label import label_of
-
-Attention = tuple[str, int, int]
-"""Label, prefix length and stop of one importance."""
+from train.online.shared_buffer import Attention, Entry, SharedBuffer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +53,13 @@ class ModelTraces:
         pinned: range = range(0),
         device: torch.device | None = None,
         heads: slice | None = None,
+        shared: SharedBuffer | None = None,
     ) -> None:
         """Hold at most `capacity` sequences next to the `pinned` ones, which never leave.
 
         Attention is computed on `device`. With `heads`, consecutive KV heads counted layer by
-        layer, only theirs is kept, as a trace store's reader does.
+        layer, only theirs is kept, as a trace store's reader does. Processes with a buffer in
+        common (`shared`) trace each sequence once.
         """
         self._tracing = tracing
         self._plan = plan
@@ -65,10 +67,11 @@ class ModelTraces:
         self._pinned = pinned
         self._device = device or torch.device("cpu")
         self._heads = heads
-        self._entries: dict[int, tuple[Trace, dict[Attention, Tensor]]] = {}
+        self._entries: dict[int, Entry] = {}
+        self._shared = shared
         self._turn = threading.RLock()
         self.traced = 0
-        """Sequences traced so far."""
+        """Sequences traced so far, by this process."""
         self.tokens = 0
         """Their tokens."""
 
@@ -135,15 +138,34 @@ class ModelTraces:
         with self._turn:
             return self._computed(self._traced(index), [point])[point]
 
-    def _sequence(self, number: int) -> tuple[Trace, dict[Attention, Tensor]]:
+    def trace_all(self, numbers: Sequence[int]) -> None:
+        """Trace sequences that will be read, each by one of the processes that share the buffer.
+
+        Alone, the process traces them as it reads them.
+        """
+        if self._shared is not None:
+            with self._turn:
+                self._shared.make_all(numbers, self._made)
+
+    def forget_below(self, number: int) -> None:
+        """Give up sequences that no process will read any more: the lower numbers."""
+        if self._shared is not None:
+            self._shared.delete_below(number)
+
+    def _sequence(self, number: int) -> Entry:
         with self._turn:
             entry = self._entries.get(number)
             if entry is None:
-                entry = self._entries[number] = self._kept(self._traced(number))
+                shared = self._shared
+                entry = self._made(number) if shared is None else shared.get(number, self._made)
+                self._entries[number] = entry
                 passing = [n for n in self._entries if n not in self._pinned]
                 if len(passing) > self._capacity:
                     del self._entries[min(passing)]
             return entry
+
+    def _made(self, number: int) -> Entry:
+        return self._kept(self._traced(number))
 
     def _traced(self, number: int) -> Trace:
         """Trace one sequence and keep the heads that are trained."""
@@ -165,7 +187,7 @@ class ModelTraces:
         """[L, H, ...] -> [1, trained heads, ...], a copy."""
         return tensor.flatten(0, 1)[self._heads][None].clone()
 
-    def _kept(self, trace: Trace) -> tuple[Trace, dict[Attention, Tensor]]:
+    def _kept(self, trace: Trace) -> Entry:
         """The tensors of a sequence that the plan keeps."""
         if self._plan.store_queries:
             return trace, {}
@@ -185,10 +207,10 @@ class ModelTraces:
 
 @dataclass(frozen=True)
 class RecordWindow(Sequence[SequenceRecord]):
-    """Records of consecutive sequences, each looked up when it is read."""
+    """Records of sequences by number, each looked up when it is read."""
 
-    traces: ModelTraces
-    numbers: range
+    traces: Traces
+    numbers: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.numbers)

@@ -6,12 +6,15 @@ import math
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.filesize import decimal
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from kvp.artifacts.addresses import is_address
+from kvp.artifacts.disk_space import check_disk
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
@@ -23,12 +26,15 @@ from kvp.progress import phase
 from kvp.store import SequenceRecord, StorePlan, planned_bytes
 from train.config import TrainConfig
 from train.data.compression_points import points_by_kind
+from train.distributed import Workers
 from train.head_range import heads_within, parse_heads
 from train.online.model_runner import HELD_OUT_ATTENTION, Runner, Samples, stored_labels, too_short
 from train.online.schedule import Schedule
 from train.online.settings import OnlineSettings
+from train.online.shared_buffer import SharedBuffer
 from train.online.trace_buffer import ModelTraces, RecordWindow, Tracing
 from train.recipe import Recipe
+from train.run_folder import BUFFER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +43,8 @@ class RollingRecords:
 
     traces: ModelTraces
     schedule: Schedule
+    passes_apart: int
+    """Passes by which one process may be ahead of another."""
 
     def __len__(self) -> int:
         """Sequences of a pass."""
@@ -45,6 +53,7 @@ class RollingRecords:
     def during(self, passes: int) -> RecordWindow:
         """The sequences of a pass, counted from 0; each is traced when it is read."""
         start = self.schedule.start(passes)
+        self.traces.forget_below(self.schedule.start(max(passes - self.passes_apart, 0)))
         return RecordWindow(self.traces, range(start, start + len(self)))
 
 
@@ -60,25 +69,31 @@ class OnlineTrainingData:
     recipe: Recipe
     length: int
     """Maximum tokens of a prompt."""
+    workers: Workers
 
     @cached_property
     def first(self) -> list[SequenceRecord]:
         """The training sequences of the first pass."""
         started, before = time.monotonic(), self.traces.tokens
-        records = list(self.training.during(0))
+        window = self.training.during(0)
+        self.traces.trace_all(window.numbers)
+        records = list(window)
         tokens, seconds = self.traces.tokens - before, time.monotonic() - started
-        if tokens:
+        if tokens and self.workers.first:
             ahead = self.training.schedule.needed(self.recipe) - len(records)
             rest = ahead * seconds / len(records)
+            each = "" if self.workers.count == 1 else f" in each of {self.workers.count} processes"
+            later = f"; the {ahead} that follow will take about {rest:.0f} s between steps"
             print(
-                f"{len(records)} sequences through the model at {tokens / seconds:.0f} tokens/s; "
-                f"the {ahead} that follow will take about {rest:.0f} s between steps"
+                f"{len(records)} sequences through the model at {tokens / seconds:.0f} tokens/s"
+                f"{each}{later if ahead else ''}"
             )
         return records
 
     @cached_property
     def validation(self) -> list[SequenceRecord]:
         """Validation sequences that are long enough; UsageError where none is."""
+        self.traces.trace_all(self.held_out)
         records = list(RecordWindow(self.traces, self.held_out))
         long_enough = [record for record in records if points_by_kind(record, self.recipe)]
         if not long_enough:
@@ -86,11 +101,16 @@ class OnlineTrainingData:
             raise UsageError(f"--validation_sequences {len(records)}: none of them {rule}")
         return long_enough
 
+    def close(self) -> None:
+        """Nothing is written."""
+
 
 def open_online_training_data(
-    config: TrainConfig, recipe: Recipe, device: torch.device
+    config: TrainConfig, recipe: Recipe, device: torch.device, workers: Workers
 ) -> OnlineTrainingData:
     """Load the model and plan the collection; nothing runs yet. Prints the RAM it will take.
+
+    Of several `workers`, each loads the model; they share a buffer in the folder of the run.
 
     Raises:
         ModelError: the model or its tokenizer cannot be used.
@@ -103,7 +123,8 @@ def open_online_training_data(
     check_reach(model_config, settings.model, settings.length, settings.max_new_tokens)
     tokenizer = load_tokenizer(settings.model, revision=settings.revision)
     samples = Samples.open(settings, recipe, tokenizer, config.seed)
-    phase(f"loading {settings.model}")
+    if workers.first:
+        phase(f"loading {settings.model}")
     model, tokenizer = load_model(
         settings.model,
         device=str(device),
@@ -116,35 +137,50 @@ def open_online_training_data(
     heads = range(plan.geometry.total_kv_heads)
     if config.heads is not None:
         heads = heads_within(parse_heads(config.heads), plan.geometry)
-    _announce(config, plan, samples, len(heads))
+    passes_apart = -(-2 * recipe.contexts // (recipe.points_per_sequence * schedule.size))
+    if workers.count > 1 and is_address(config.out):
+        raise UsageError(
+            f"--out {config.out}: processes that share what a model runs over need a folder on a "
+            "disk; give --out a path"
+        )
+    folder = Path(config.out) / BUFFER if workers.count > 1 and not config.dry_run else None
+    leaving = 0 if folder is None else schedule.start(passes_apart)
+    most_bytes = _buffer_bytes(config, plan, samples, len(heads), leaving)
+    if workers.first:
+        _announce(config, plan, samples, most_bytes, folder)
     identity = _identity(settings, samples, model, tokenizer)
-    runner = Runner(settings, recipe, config, model, tokenizer, samples)
     held_out = range(samples.needed, samples.needed + len(samples.validation))
-    tracing = Tracing(
-        trace=runner.trace,
-        attention=runner.attention,
-        manifest={
-            "model": {"id": settings.model, "revision": settings.revision},
-            "rope_frequencies": known_frequencies(model, settings.length + settings.max_new_tokens),
-            "identity": identity,
-        },
-        output_gram=known_output_gram(model),
-    )
     traces = ModelTraces(
-        tracing,
+        _tracing(Runner(settings, recipe, config, model, tokenizer, samples), identity),
         plan,
         capacity=schedule.size,
         pinned=held_out,
         device=device,
         heads=None if config.heads is None else slice(heads.start, heads.stop),
+        shared=None if folder is None else SharedBuffer(folder, workers.rank),
     )
     return OnlineTrainingData(
         traces=traces,
-        training=RollingRecords(traces=traces, schedule=schedule),
+        training=RollingRecords(traces=traces, schedule=schedule, passes_apart=passes_apart),
         identity=identity,
         held_out=held_out,
         recipe=recipe,
         length=settings.length,
+        workers=workers,
+    )
+
+
+def _tracing(runner: Runner, identity: dict[str, Any]) -> Tracing:
+    settings, model = runner.settings, runner.model
+    return Tracing(
+        trace=runner.trace,
+        attention=runner.attention,
+        manifest={
+            "model": {"id": settings.model, "revision": settings.revision},
+            "rope_frequencies": known_frequencies(model, settings.max_tokens),
+            "identity": identity,
+        },
+        output_gram=known_output_gram(model),
     )
 
 
@@ -173,13 +209,16 @@ def _plan(
     """Plan of the buffer: importance at the points drawn ahead, or queries if they are smaller."""
     schedule = samples.schedule
     epochs = schedule.epochs_per_sequence if schedule.rolls else schedule.passes(recipe)
+    points = epochs * recipe.points_per_sequence
+    if recipe.uniform_points:  # a point that is drawn again is kept once
+        points = min(points, recipe.uniform_points + len(("prompt", "context")))
     plan = StorePlan(
         geometry=geometry,
         dtype=settings.dtype,
         max_tokens=settings.max_tokens,
         sequences=schedule.size + len(samples.validation),
         store="importance",
-        grid=epochs * recipe.points_per_sequence,
+        grid=points,
         grid_dtype="float32",
         labels=stored_labels(recipe),
     )
@@ -199,32 +238,47 @@ def _bytes_per_sequence(plan: StorePlan, points: int) -> int:
     return bare + 4 * points * plan.max_tokens * plan.geometry.total_kv_heads
 
 
-def _announce(config: TrainConfig, plan: StorePlan, samples: Samples, heads: int) -> None:
-    """Print the size of the buffer and what will run; UsageError where it does not fit."""
-    size, held_out = samples.schedule.size, len(samples.validation)
+def _buffer_bytes(
+    config: TrainConfig, plan: StorePlan, samples: Samples, heads: int, leaving: int
+) -> int:
+    """Maximum bytes of the buffer; UsageError where they do not fit.
+
+    `leaving` sequences stay with those of a pass, because another process may still read them.
+    """
+    size, held_out = samples.schedule.size + leaving, len(samples.validation)
     validation_points = 0 if plan.store_queries else HELD_OUT_ATTENTION
-    each = _bytes_per_sequence(plan, plan.grid) * heads // plan.geometry.total_kv_heads
-    fixed = (
-        held_out
-        * _bytes_per_sequence(plan, validation_points)
-        * heads
-        // plan.geometry.total_kv_heads
-    )
+    total = plan.geometry.total_kv_heads
+    each = _bytes_per_sequence(plan, plan.grid) * heads // total
+    fixed = held_out * _bytes_per_sequence(plan, validation_points) * heads // total
     maximum, bound = size * each + fixed, int(config.memory_gb * 1e9) * 3 // 4
     if maximum > bound:
-        capacity = (bound - fixed) // each
+        capacity = (bound - fixed) // each - leaving
         smaller = f"use --buffer {capacity} or " if capacity > 0 else "use "
         raise UsageError(
-            f"--buffer {size} and --validation_sequences {held_out} may take {decimal(maximum)}, "
-            f"three quarters of --memory_gb {config.memory_gb:g} are {decimal(bound)}; {smaller}"
+            f"--buffer {size - leaving} and --validation_sequences {held_out} may take "
+            f"{decimal(maximum)}, three quarters of --memory_gb {config.memory_gb:g} are "
+            f"{decimal(bound)}; {smaller}"
             f"--memory_gb {math.ceil(maximum / 0.75e8) / 10:g}"
         )
+    return maximum
+
+
+def _announce(
+    config: TrainConfig, plan: StorePlan, samples: Samples, most_bytes: int, folder: Path | None
+) -> None:
+    """Print the size of the buffer and what will run; UsageError where a disk is too small."""
+    size, held_out = samples.schedule.size, len(samples.validation)
+    place = "RAM"
+    if folder is not None:
+        place = f"files in {folder}, for all processes"
+        there = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        check_disk(Path(config.out), most_bytes - there)
     kept = "queries" if plan.store_queries else "their attention"
     for note in samples.notes:
         print(f"note: {note}")
     print(
-        f"buffer: {size} sequences and {held_out} for validation, at most {decimal(maximum)} of "
-        f"RAM (keys, values and {kept}, {plan.dtype}); {samples.needed + held_out} sequences of at "
-        f"most {plan.max_tokens} tokens will run through {config.online().model}, the first {size} "
-        "before the first step, for the statistics that features are standardised with"
+        f"buffer: {size} sequences and {held_out} for validation, at most {decimal(most_bytes)} of "
+        f"{place} (keys, values and {kept}, {plan.dtype}); {samples.needed + held_out} sequences "
+        f"of at most {plan.max_tokens} tokens will run through {config.online().model}, the first "
+        f"{size} before the first step, for the statistics that features are standardised with"
     )

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kvp.ops.future_attention.reference import check_weights
 from kvp.ops.streaming_softmax import check_queries
 
 TILE = 2**23
@@ -32,6 +33,7 @@ def interval_attention(
     tokens: int,
     reduction: Literal["sum", "max"] = "sum",
     block: int = 64,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Attention paid by the queries of each interval [edges[e], edges[e+1]) to the first tokens.
 
@@ -42,6 +44,7 @@ def interval_attention(
         tokens: N <= edges[-1], tokens of the result.
         reduction: over the queries of an interval: `sum` (future attention) or `max` (its maximum).
         block: maximum of queries handled at a time; fewer where the tile would exceed `TILE`.
+        weights: [T] float, >= 0: what the attention of each query counts; None = 1 for all.
 
     Returns:
         [..., E, N] float32, the maximum over the group of softmax_i(q_gj . k_i / sqrt(D)), reduced
@@ -51,6 +54,8 @@ def interval_attention(
         ValueError: shapes disagree, or edges fall or leave the sequence.
     """
     check_queries(queries, keys, edges, block)
+    check_weights(weights, keys)
+    of_query = None if weights is None else weights.to(keys.device, torch.float32)
     group, length, width = queries.shape[-3:]
     every_query = queries.reshape(-1, group, length, width)
     every_key = keys.reshape(-1, length, width)
@@ -61,7 +66,7 @@ def interval_attention(
     for first in range(0, len(every_key), heads):
         some = slice(first, first + heads)
         for interval, paid in _attention_tiles(
-            every_query[some], every_key[some, : edges[-1]].float(), edges, tokens, block
+            every_query[some], every_key[some, : edges[-1]].float(), edges, tokens, block, of_query
         ):
             part = result[some, interval, : paid.shape[-1]]
             if reduction == "sum":
@@ -72,7 +77,12 @@ def interval_attention(
 
 
 def _attention_tiles(
-    queries: Tensor, keys: Tensor, edges: Sequence[int], tokens: int, block: int
+    queries: Tensor,
+    keys: Tensor,
+    edges: Sequence[int],
+    tokens: int,
+    block: int,
+    weights: Tensor | None,
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield (interval, [h, count, keys] attention of its next queries, maximum over the group).
 
@@ -95,4 +105,5 @@ def _attention_tiles(
             # Only the last square of keys holds any that its queries may not see.
             attention[..., first:].masked_fill_(later[:count, :count], -torch.inf)
             torch.softmax(logits, dim=-1, out=logits)
-            yield interval, attention[..., :tokens].amax(dim=1)
+            paid = attention[..., :tokens].amax(dim=1)
+            yield interval, paid if weights is None else paid.mul_(weights[first:end, None])

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvp.ops.future_attention.reference import check_weights
 from kvp.ops.streaming_softmax import check_queries
 
 LOG2_E = 1.4426950408889634
@@ -30,6 +31,7 @@ def interval_attention(
     tokens: int,
     reduction: Literal["sum", "max"] = "sum",
     block: int | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """`blocked.interval_attention`, arguments, result and errors included.
 
@@ -42,6 +44,7 @@ def interval_attention(
     if block is None:
         block = 32 if keys.dtype == torch.float32 else 64
     check_queries(queries, keys, edges, block)
+    check_weights(weights, keys)
     group, length, width = queries.shape[-3:]
     flat_queries = queries.reshape(-1, group, length, width).contiguous()
     flat_keys = keys.reshape(-1, length, width).contiguous()
@@ -51,6 +54,7 @@ def interval_attention(
         return result.reshape(*keys.shape[:-2], intervals, tokens)
     largest = keys.new_empty(heads, group, count, dtype=torch.float32)
     log_sum = torch.empty_like(largest)
+    of_query = largest if weights is None else weights.to(largest).contiguous()
     # Softmax to the base 2: the factor that makes it one to the base e goes into the scale.
     scale = width**-0.5 * LOG2_E
     sizes = {
@@ -65,21 +69,12 @@ def interval_attention(
         _query_statistics[(triton.cdiv(count, block), heads * group)](
             flat_queries, flat_keys, largest, log_sum, scale, length, edges[0], count, **sizes
         )
+        every_edge = torch.tensor(edges, dtype=torch.int32, device=keys.device)
         _interval_sums[(triton.cdiv(tokens, block), intervals, heads)](
-            flat_queries,
-            flat_keys,
-            largest,
-            log_sum,
-            torch.tensor(edges, dtype=torch.int32, device=keys.device),
-            result,
-            scale,
-            length,
-            edges[0],
-            count,
-            tokens,
-            is_sum=reduction == "sum",
+            flat_queries, flat_keys, largest, log_sum, every_edge, of_query, result, scale, length,
+            edges[0], count, tokens, is_sum=reduction == "sum", weighted=weights is not None,
             **sizes,
-        )
+        )  # fmt: skip
     return result.reshape(*keys.shape[:-2], intervals, tokens)
 
 
@@ -138,6 +133,7 @@ def _interval_sums(
     largest: tl.tensor,
     log_sum: tl.tensor,
     edges: tl.tensor,
+    weights: tl.tensor,
     result: tl.tensor,
     scale: tl.tensor,
     length: tl.tensor,
@@ -149,10 +145,10 @@ def _interval_sums(
     padded_width: tl.constexpr,
     block: tl.constexpr,
     is_sum: tl.constexpr,
+    weighted: tl.constexpr,
 ) -> None:
     # One program: the keys key_start..key_start+block-1 of one KV head and one interval of queries.
-    key_start = tl.program_id(0) * block
-    interval = tl.program_id(1)
+    key_start, interval = tl.program_id(0) * block, tl.program_id(1)
     head = tl.program_id(2).to(tl.int64)
     token = key_start + tl.arange(0, block)
     column = tl.arange(0, padded_width)
@@ -183,9 +179,11 @@ def _interval_sums(
             best = tl.maximum(best, logits - top[:, None] - total[:, None])
         seen = inside[:, None] & (token[None, :] <= position[:, None])
         attention = tl.where(seen, tl.exp2(best), 0.0)
+        if weighted:
+            attention *= tl.load(weights + position, mask=inside, other=0.0)[:, None]
         if is_sum:
             paid += tl.sum(attention, 0)
         else:
             paid = tl.maximum(paid, tl.max(attention, 0))
-    result_offset = result + (head * tl.num_programs(1) + interval) * tokens + token
-    tl.store(result_offset, paid, mask=token < tokens)
+    row = head * tl.num_programs(1) + interval
+    tl.store(result + row * tokens + token, paid, mask=token < tokens)

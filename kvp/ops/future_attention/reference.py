@@ -13,7 +13,12 @@ from kvp.ops.streaming_softmax import attention_blocks, check_queries
 
 @torch.no_grad()
 def future_attention(
-    queries: Tensor, keys: Tensor, prefix_length: int, stop: int | None = None, block: int = 256
+    queries: Tensor,
+    keys: Tensor,
+    prefix_length: int,
+    stop: int | None = None,
+    block: int = 256,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Importance w_i = sum over future queries j in [N, stop) of max_g softmax_i(q_gj . k_i).
 
@@ -27,6 +32,8 @@ def future_attention(
         prefix_length: N, tokens in the cache when it is compressed.
         stop: end of the future (exclusive); None = T.
         block: queries handled at a time; bounds memory at [..., G, block, T] float32.
+        weights: [T] float, >= 0: what the attention of each query counts; None = 1 for all. The
+            future's sum (here) or maximum (below) is of the weighted attention.
 
     Returns:
         [..., N] float32 importance. Zeros when there are no future queries.
@@ -34,33 +41,49 @@ def future_attention(
     Raises:
         ValueError: shapes disagree, or not 0 <= prefix_length <= stop <= T.
     """
+    check_weights(weights, keys)
     end = keys.shape[-2] if stop is None else stop
     importance = torch.zeros(
         *keys.shape[:-2], prefix_length, dtype=torch.float32, device=keys.device
     )
     for attention in attention_blocks(queries, keys, prefix_length, end, block):
-        importance += attention[..., :prefix_length].amax(dim=-3).sum(dim=-2)
+        paid = attention[..., :prefix_length].amax(dim=-3)
+        importance += _weighted(paid, weights, attention.shape[-1]).sum(dim=-2)
     return importance
 
 
 @torch.no_grad()
 def max_future_attention(
-    queries: Tensor, keys: Tensor, prefix_length: int, stop: int | None = None, block: int = 256
+    queries: Tensor,
+    keys: Tensor,
+    prefix_length: int,
+    stop: int | None = None,
+    block: int = 256,
+    weights: Tensor | None = None,
 ) -> Tensor:
-    """The largest attention that any future query pays: max_j max_g softmax_i(q_gj . k_i).
+    """The largest attention that any future query pays: max_j weight_j max_g softmax_i(q_gj . k_i).
 
     Not the paper's: a token that one query needs counts as much as one that all of them read a
-    little. Arguments, shapes and errors as `future_attention`; values lie in [0, 1].
+    little. Arguments, shapes and errors as `future_attention`; values lie in [0, 1], times the
+    weights.
     """
+    check_weights(weights, keys)
     end = keys.shape[-2] if stop is None else stop
     largest = torch.zeros(*keys.shape[:-2], prefix_length, dtype=torch.float32, device=keys.device)
     for attention in attention_blocks(queries, keys, prefix_length, end, block):
-        largest = torch.maximum(largest, attention[..., :prefix_length].amax(dim=-3).amax(dim=-2))
+        paid = _weighted(attention[..., :prefix_length].amax(dim=-3), weights, attention.shape[-1])
+        largest = torch.maximum(largest, paid.amax(dim=-2))
     return largest
 
 
 @torch.no_grad()
-def grid_attention(queries: Tensor, keys: Tensor, edges: Sequence[int], block: int = 256) -> Tensor:
+def grid_attention(
+    queries: Tensor,
+    keys: Tensor,
+    edges: Sequence[int],
+    block: int = 256,
+    weights: Tensor | None = None,
+) -> Tensor:
     """Attention paid by the queries of each interval: the sum over j in
     [edges[g], edges[g+1]) of max softmax_i.
 
@@ -73,6 +96,7 @@ def grid_attention(queries: Tensor, keys: Tensor, edges: Sequence[int], block: i
         keys: [..., T, D] float after RoPE. Only keys 0..edges[-1]-1 are read.
         edges: E + 1 >= 2 query positions that never fall, 0 <= edges[0], edges[-1] <= T.
         block: queries handled at a time; bounds memory at [..., G, block, T] float32.
+        weights: [T] float, >= 0: what the attention of each query counts; None = 1 for all.
 
     Returns:
         [..., E, edges[-1]] float32; zero for tokens that no query of the interval may see.
@@ -81,8 +105,52 @@ def grid_attention(queries: Tensor, keys: Tensor, edges: Sequence[int], block: i
         ValueError: shapes disagree, or edges fall or leave the sequence.
     """
     check_queries(queries, keys, edges, block)
+    check_weights(weights, keys)
     grid = keys.new_zeros(*keys.shape[:-2], len(edges) - 1, edges[-1], dtype=torch.float32)
     for interval, (start, stop) in enumerate(pairwise(edges)):
         for attention in attention_blocks(queries, keys, start, stop, block):
-            grid[..., interval, : attention.shape[-1]] += attention.amax(dim=-3).sum(dim=-2)
+            paid = _weighted(attention.amax(dim=-3), weights, attention.shape[-1])
+            grid[..., interval, : attention.shape[-1]] += paid.sum(dim=-2)
     return grid
+
+
+@torch.no_grad()
+def max_grid_attention(
+    queries: Tensor,
+    keys: Tensor,
+    edges: Sequence[int],
+    block: int = 256,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """The largest (weighted) attention that any query of each interval pays.
+
+    `grid_attention` with the maximum over queries in place of their sum, so
+    `max_future_attention` of prefix_length = edges[a] and stop = edges[b] is
+    [..., a:b, :edges[a]] maximised over the intervals. Arguments, shapes and errors as there.
+    """
+    check_queries(queries, keys, edges, block)
+    check_weights(weights, keys)
+    grid = keys.new_zeros(*keys.shape[:-2], len(edges) - 1, edges[-1], dtype=torch.float32)
+    for interval, (start, stop) in enumerate(pairwise(edges)):
+        for attention in attention_blocks(queries, keys, start, stop, block):
+            paid = _weighted(attention.amax(dim=-3), weights, attention.shape[-1]).amax(dim=-2)
+            part = grid[..., interval, : attention.shape[-1]]
+            part.copy_(torch.maximum(part, paid))
+    return grid
+
+
+def check_weights(weights: Tensor | None, keys: Tensor) -> None:
+    """Raise ValueError unless `weights` is None or [T], one number per query; keys [..., T, D]."""
+    if weights is not None and weights.shape != keys.shape[-2:-1]:
+        raise ValueError(
+            f"weights of queries must be [T], here {tuple(keys.shape[-2:-1])}, "
+            f"got {tuple(weights.shape)}"
+        )
+
+
+def _weighted(attention: Tensor, weights: Tensor | None, end: int) -> Tensor:
+    """Attention [..., count, keys] of the queries before `end`, times their weights."""
+    if weights is None:
+        return attention
+    count = attention.shape[-2]
+    return attention * weights[end - count : end, None].to(attention)

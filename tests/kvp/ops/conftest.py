@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,24 +67,3 @@ def _ragged_case(
         "tail_visible": visible if masked else None,
         "bias": 3 * draw(stored).float() if biased else None,
     }  # fmt: skip
-
-
-@pytest.fixture
-def run_compiler(tmp_path: Path) -> Callable[[str], None]:
-    """Run code that compiles Triton kernels in a process of its own, without the interpreter.
-
-    The interpreter accepts programs that the compiler refuses.
-    """
-
-    def run(code: str) -> None:
-        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-        made = subprocess.run(
-            [sys.executable, "-c", code],
-            env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert made.returncode == 0, made.stderr
-
-    return run

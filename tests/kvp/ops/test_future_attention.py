@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kvp.ops.future_attention.blocked as blocked_module
-from kvp.ops.future_attention import future_attention, grid_attention, max_future_attention
+from kvp.ops.future_attention import (
+    future_attention,
+    grid_attention,
+    max_future_attention,
+    max_grid_attention,
+)
 from kvp.ops.future_attention import reference as definition
 from kvp.ops.future_attention.blocked import interval_attention
 
@@ -75,6 +80,19 @@ def test_grid(
         np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-6)
     for interval, last in enumerate(edges[1:]):
         assert not grid_attention(q, k, edges)[interval, last:].any()
+    padded = np.concatenate(
+        [np.zeros((1, 37)), largest]
+    )  # an interval without queries pays nothing
+    expected = np.stack([
+        padded[[0, *range(low + 1, high + 1)], : edges[-1]].max(0) for low, high in pairwise(edges)
+    ])  # fmt: skip
+    for result in (
+        definition.max_grid_attention(q, k, edges, block),
+        interval_attention(q, k, edges, edges[-1], "max", block),
+        max_grid_attention(q, k, edges),
+    ):
+        assert result.shape == (len(edges) - 1, edges[-1])
+        np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-6)
 
 
 @settings(max_examples=40, deadline=None)
@@ -83,7 +101,7 @@ def test_grid(
     group=st.integers(1, 3),
     data=st.data(),
 )
-def test_sums_of_a_grid_are_the_labels_of_its_points(
+def test_a_grid_holds_the_labels_of_its_points(
     edges: Sequence[int], group: int, data: st.DataObject
 ) -> None:
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
@@ -95,6 +113,10 @@ def test_sums_of_a_grid_are_the_labels_of_its_points(
     grid = grid_attention(queries, keys, edges)[..., first:last, :prefix].sum(dim=-2)
     expected = definition.future_attention(queries, keys, prefix, stop)
     torch.testing.assert_close(grid, expected, rtol=1e-5, atol=1e-6)
+    if first < last:
+        grid = max_grid_attention(queries, keys, edges)[..., first:last, :prefix].amax(dim=-2)
+        expected = definition.max_future_attention(queries, keys, prefix, stop)
+        torch.testing.assert_close(grid, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_one_query_by_hand() -> None:
@@ -219,7 +241,12 @@ def test_wrong_shapes_and_ranges_are_refused() -> None:
         for prefix, stop in ((5, 4), (3, 11), (11, None)):
             with pytest.raises(ValueError, match="no queries"):
                 attention(queries, keys, prefix, stop)
-    for grid in (grid_attention, definition.grid_attention):
+    for grid in (
+        grid_attention,
+        max_grid_attention,
+        definition.grid_attention,
+        definition.max_grid_attention,
+    ):
         for edges in ([5, 4], [-1, 4], [0, 5, 11], [3], []):
             with pytest.raises(ValueError, match="no queries"):
                 grid(queries, keys, edges)

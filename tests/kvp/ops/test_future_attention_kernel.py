@@ -93,6 +93,39 @@ def test_one_compression_point(reduction: Literal["sum", "max"], prefix: int, st
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("reduction", ["sum", "max"])
+@pytest.mark.parametrize(
+    ("group", "tokens", "width", "edges"),
+    [
+        (7, 37, 128, (20, 37)),
+        (8, 33, 256, (1, 33)),
+        (2, 50, 80, (0, 9, 9, 33, 50)),
+        (5, 41, 96, (16, 32, 41)),
+        (1, 70, 32, (0, 64, 70)),
+        (3, 1, 32, (0, 1)),
+    ],
+)
+def test_weights_of_queries(
+    dtype: torch.dtype,
+    reduction: Literal["sum", "max"],
+    group: int,
+    tokens: int,
+    width: int,
+    edges: tuple[int, ...],
+) -> None:
+    """Heads and groups as models have them; some queries count nothing, padding is never read."""
+    queries, keys = (x.to(DEVICE, dtype) for x in _case(group, tokens, width, 3.0, heads=2))
+    weights = torch.rand(tokens, generator=torch.Generator().manual_seed(tokens)).to(DEVICE)
+    weights[::5] = 0.0
+    form = definition.grid_attention if reduction == "sum" else definition.max_grid_attention
+    expected = form(queries, keys, edges, weights=weights)
+    weights[: edges[0]], weights[edges[-1] :] = torch.nan, torch.nan
+    result = interval_attention(queries, keys, edges, edges[-1], reduction, 16, weights)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result, expected, rtol=2e-5, atol=1e-6)
+
+
 def test_leading_axes_and_the_default_block() -> None:
     queries, keys = (x.to(DEVICE).unflatten(0, (2, 2)) for x in _case(2, 70, 8, heads=4))
     result = interval_attention(queries, keys, (5, 40, 66), 66)
@@ -148,13 +181,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from kvp.ops.future_attention import kernel
 
-pointers = dict.fromkeys(("largest", "log_sum", "result"), "*fp32")
+pointers = dict.fromkeys(("largest", "log_sum", "weights", "result"), "*fp32")
 pointers |= {"queries": "*bf16", "keys": "*bf16", "edges": "*i32", "scale": "fp32"}
 constants = {"group": 7, "width": 128, "padded_width": 128, "block": 64}
 for function, capability, more in (
     (kernel._query_statistics, 80, {}),
-    (kernel._interval_sums, 80, {"is_sum": True}),
-    (kernel._interval_sums, 90, {"is_sum": False}),
+    (kernel._interval_sums, 80, {"is_sum": True, "weighted": False}),
+    (kernel._interval_sums, 90, {"is_sum": False, "weighted": True}),
 ):
     names, values = function.arg_names, constants | more
     types = {n: "constexpr" if n in values else pointers.get(n, "i32") for n in names}

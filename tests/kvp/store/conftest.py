@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from kvp.geometry import Geometry
-from kvp.ops.future_attention import grid_attention
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
-from kvp.store.importance_grid import grid_edges, maximum_edges, maximum_grid
+from kvp.store.importance_grid import common_edges, grid_edges, label_grids
 
 MakeTrace = Callable[..., Trace]
 
@@ -40,7 +39,7 @@ def make_trace() -> MakeTrace:
 
         boundaries = (tokens - 6, tokens - 5)
         edges = grid_edges(tokens, boundaries, plan.grid) if plan.grid else ()
-        peaks = maximum_edges(edges, boundaries) if plan.grid else ()
+        common = common_edges(edges, boundaries) if plan.grid else ()
         record = SequenceRecord(
             index=index,
             id=f"sample-{index}",
@@ -55,7 +54,7 @@ def make_trace() -> MakeTrace:
             max_new_tokens=8,
             metric="string_match_all",
             edges=edges,
-            maximum_edges=peaks,
+            common_edges=common,
         )
         heads = (size.layers, size.kv_heads)
         queries, keys = noise(*heads, size.group, tokens), noise(*heads, tokens)
@@ -64,8 +63,7 @@ def make_trace() -> MakeTrace:
             queries=queries if plan.store_queries else None,
             keys=keys,
             values=noise(*heads, tokens),
-            importance=grid_attention(queries, keys, edges) if plan.grid else None,
-            maximum=maximum_grid(queries, keys, (*peaks, tokens)) if plan.grid else None,
+            grids=label_grids(queries, keys, record, plan.grid_labels) if plan.grid else {},
         )
 
     return build

@@ -129,7 +129,7 @@ def test_a_record_of_another_sequence_is_not_believed(store: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "value", "complaint"),
     [
-        ("format_version", 3, "version 3; this kvp reads versions 1 and 2"),
+        ("format_version", 4, "version 4; this kvp reads versions 1 to 3"),
         ("format", "other", "not a trace store"),
         ("plan", {}, "damaged"),
     ],

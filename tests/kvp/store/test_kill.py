@@ -67,7 +67,11 @@ def _hear(server: subprocess.Popen[str]) -> int:
     return int(server.stdout.readline())
 
 
-@pytest.mark.parametrize("settings", [{}, {"store": "importance", "grid": 6}], ids=["qkv", "grid"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"store": "importance", "grid": 6, "grid_labels": ("max_reply_attention",)}],
+    ids=["qkv", "grid"],
+)
 def test_killed_and_resumed_equals_undisturbed(
     tmp_path: Path,
     plan: StorePlan,
@@ -114,7 +118,8 @@ def test_killed_and_resumed_equals_undisturbed(
         read, undisturbed = killed.trace(index), whole.trace(index)
         assert torch.equal(read.keys, trace.keys)
         assert torch.equal(read.values, trace.values)
-        for name in ("queries", "importance", "maximum"):
-            one, other = getattr(read, name), getattr(undisturbed, name)
-            assert (one is None) == (getattr(trace, name) is None)
-            assert one is None or torch.equal(one, other)
+        assert (read.queries is None) == (trace.queries is None)
+        assert read.queries is None or torch.equal(read.queries, trace.queries)
+        assert read.grids.keys() == trace.grids.keys()
+        for label, grid in read.grids.items():
+            assert torch.equal(grid, undisturbed.grids[label])

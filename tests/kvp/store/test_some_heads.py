@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvp.store import StorePlan, Trace, TraceReader, TraceWriter
+from kvp.store import GRIDS, StorePlan, Trace, TraceReader, TraceWriter
 
 
 @pytest.fixture
@@ -22,7 +22,9 @@ def grids(
     make_trace: Callable[[StorePlan, int], Trace],
 ) -> Path:
     """A store with an importance grid and a label."""
-    plan = replace(plan, store="importance", grid=4, labels=("kvzip",))
+    plan = replace(
+        plan, store="importance", grid=6, grid_labels=("max_reply_attention",), labels=("kvzip",)
+    )
     with TraceWriter.create_or_resume(tmp_path / "grids", plan, manifest) as writer:
         trace = make_trace(plan, 0)
         label = torch.rand(2, 2, trace.record.prompt_length)
@@ -46,10 +48,12 @@ def test_tensors_are_those_of_the_heads(heads: slice, store: Path) -> None:
 
 def test_labels_and_grids_are_those_of_the_heads(grids: Path) -> None:
     whole, part = TraceReader(grids), TraceReader(grids, heads=slice(1, 3))
-    prefix = whole.record(0).maximum_edges[0]
+    prefix = whole.record(0).common_edges[0]
     for ours, theirs in (
         (part.label("kvzip", 0), whole.label("kvzip", 0)),
-        (part.future_attention(0, prefix), whole.future_attention(0, prefix)),
-        (part.max_future_attention(0, prefix), whole.max_future_attention(0, prefix)),
+        *(
+            (part.importance(label, 0, prefix), whole.importance(label, 0, prefix))
+            for label in GRIDS
+        ),
     ):
         assert torch.equal(ours, theirs.flatten(0, 1)[1:3][None])

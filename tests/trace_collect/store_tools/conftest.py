@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from kvp.geometry import Geometry
-from kvp.ops.future_attention import grid_attention
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
-from kvp.store.importance_grid import edges_of, maximum_grid
+from kvp.store.importance_grid import edges_of, label_grids
 from trace_collect.store_tools.cli import main
 
 MakeStore = Callable[..., Path]
@@ -24,7 +23,7 @@ def random_trace(plan: StorePlan, index: int, seed: int, split: str) -> Trace:
     generator = torch.Generator().manual_seed(1000 * seed + index)
     length, size = plan.max_tokens - index % 3, plan.geometry
     context, prompt = length - 8, length - 4
-    edges, peaks = edges_of(length, context, prompt, plan.grid) if plan.grid else ((), ())
+    edges, common = edges_of(length, context, prompt, plan.grid) if plan.grid else ((), ())
     shape = (size.layers, size.kv_heads)
 
     def noise(*inner: int) -> torch.Tensor:
@@ -34,30 +33,30 @@ def random_trace(plan: StorePlan, index: int, seed: int, split: str) -> Trace:
     queries, keys = noise(size.group), noise()
     ids = torch.randint(99, (length,), generator=generator).tolist()
     label = torch.rand(*shape, prompt, generator=generator)
+    record = SequenceRecord(
+        index=index,
+        id=f"{split}/{index}",
+        task=("a", "b")[index % 2],
+        split=split,
+        length=length,
+        context_length=context,
+        prompt_length=prompt,
+        token_ids=tuple(ids),
+        reply_spans=((prompt, length),),
+        references=("naïve ✓",),
+        max_new_tokens=4,
+        metric="all",
+        edges=edges,
+        common_edges=common,
+    )
     return Trace(
-        record=SequenceRecord(
-            index=index,
-            id=f"{split}/{index}",
-            task=("a", "b")[index % 2],
-            split=split,
-            length=length,
-            context_length=context,
-            prompt_length=prompt,
-            token_ids=tuple(ids),
-            reply_spans=((prompt, length),),
-            references=("naïve ✓",),
-            max_new_tokens=4,
-            metric="all",
-            edges=edges,
-            maximum_edges=peaks,
-        ),
+        record=record,
         queries=queries if plan.store_queries else None,
         keys=keys,
         values=noise(),
         labels={name: label for name in plan.labels},
-        importance=grid_attention(queries, keys, edges) if plan.grid else None,
-        maximum=maximum_grid(queries, keys, (*peaks, length)) if plan.grid else None,
-    )  # fmt: skip
+        grids=label_grids(queries, keys, record, plan.grid_labels) if plan.grid else {},
+    )
 
 
 @pytest.fixture
@@ -120,8 +119,10 @@ def assert_same_tensors() -> Callable[..., None]:
     def compare(one: TraceReader, index: int, other: TraceReader, there: int) -> None:
         first, second = one.trace(index), other.trace(there)
         assert set(first.labels) == set(second.labels)
+        assert set(first.grids) == set(second.grids)
         pairs = [(first.labels[name], second.labels[name]) for name in first.labels]
-        for name in ("queries", "keys", "values", "importance", "maximum"):
+        pairs += [(first.grids[name], second.grids[name]) for name in first.grids]
+        for name in ("queries", "keys", "values"):
             ours, theirs = getattr(first, name), getattr(second, name)
             assert (ours is None) == (theirs is None), name
             pairs += [] if ours is None else [(ours, theirs)]

@@ -13,6 +13,7 @@ from kvp.store import TraceReader
 
 MakeStore = Callable[..., Path]
 Program = Callable[..., tuple[int, str, str]]
+OLD = Path(__file__).parents[2] / "fixtures" / "made_by_2ef2cb0" / "importance"
 
 
 def test_the_facts_of_a_store(make_store: MakeStore, kvp_store: Program) -> None:
@@ -50,8 +51,17 @@ def test_the_facts_of_a_store(make_store: MakeStore, kvp_store: Program) -> None
         ({}, ["queries, keys and values, bfloat16", "6 of 6 planned (complete)"]),
         ({"store": "kv", "gram": False}, ["keys and values, bfloat16"]),
         (
-            {"store": "importance", "grid": 6, "grid_dtype": "float32"},
-            ["an importance grid in place of queries, bfloat16 (6 points, float32)"],
+            {
+                "store": "importance",
+                "grid": 6,
+                "grid_dtype": "float32",
+                "grid_labels": ("max_reply_attention",),
+            },
+            [
+                "an importance grid in place of queries, bfloat16; grid of float32: ",
+                "future_attention at 4, max_future_attention at 4, max_reply_attention at 6 points",
+                "format version 3",
+            ],
         ),
         ({"write": 4, "labels": ("kvzip",)}, ["4 of 6 planned (not complete)", "missing", "4-5"]),
     ],
@@ -118,3 +128,20 @@ def test_stores_of_version_1_are_read_and_copied_as_version_2(
     assert kvp_store("verify", store)[0] == 0
     assert kvp_store("subset", store, "--out", tmp_path / "new")[0] == 0
     assert TraceReader(tmp_path / "new").manifest["format_version"] == 2
+
+
+def test_stores_of_version_2_are_read_and_copied_as_they_are(
+    kvp_store: Program, tmp_path: Path, assert_same_tensors: Callable[..., None]
+) -> None:
+    code, output, _ = kvp_store("inspect", OLD)
+    assert code == 0
+    assert "format version 2" in output
+    assert "future_attention at 6, max_future_attention at 4 points" in output
+    assert kvp_store("verify", OLD)[0] == 0
+    assert kvp_store("subset", OLD, "--indices=1", "--out", tmp_path / "new")[0] == 0
+    old, new = TraceReader(OLD), TraceReader(tmp_path / "new")
+    assert new.manifest["format_version"] == 2
+    assert new.plan.to_dict() == {**old.plan.to_dict(), "sequences": 1}
+    assert "grid_labels" not in new.plan.to_dict()
+    assert_same_tensors(new, 0, old, 1)
+    assert kvp_store("verify", tmp_path / "new")[0] == 0

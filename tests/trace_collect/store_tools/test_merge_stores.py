@@ -19,8 +19,14 @@ KINDS: list[dict[str, Any]] = [
     {},
     {"dtype": "float32", "labels": ("kvzip", "kvzip_plus")},
     {"store": "kv", "gram": False},
-    {"store": "importance", "grid": 6},
-    {"store": "importance", "grid": 6, "grid_dtype": "float32", "dtype": "float16"},
+    {"store": "importance", "grid": 6, "grid_labels": ("max_reply_attention",)},
+    {
+        "store": "importance",
+        "grid": 6,
+        "grid_labels": ("max_reply_attention",),
+        "grid_dtype": "float32",
+        "dtype": "float16",
+    },
 ]
 
 
@@ -80,7 +86,7 @@ def test_the_longer_store_gives_the_length(
     tmp_path: Path,
     assert_same_tensors: Callable[..., None],
 ) -> None:
-    grid = {"store": "importance", "grid": 5}
+    grid = {"store": "importance", "grid": 5, "grid_labels": ("max_reply_attention",)}
     one = make_store("one", **grid)
     two = make_store("two", seed=1, max_tokens=90, **grid)  # another scale of the float16 grid
     assert kvp_store("merge", one, two, "--out", tmp_path / "both")[0] == 0

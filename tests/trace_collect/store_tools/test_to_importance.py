@@ -14,7 +14,14 @@ Program = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("grid", [("--grid=9",), ("--grid=7", "--grid_dtype=float32"), ()])
+@pytest.mark.parametrize(
+    "grid",
+    [
+        ("--grid=9", "--grid_labels=max_future_attention"),
+        ("--grid=7", "--grid_dtype=float32", "--grid_labels=max_reply_attention,future_attention"),
+        (),
+    ],
+)
 def test_converted_equals_collected(
     run: Callable[..., int],
     tmp_path: Path,
@@ -62,7 +69,10 @@ def test_kvp_collect_continues_a_conversion(
 
 @pytest.mark.parametrize(
     ("settings", "kind"),
-    [({"store": "kv"}, "kv"), ({"store": "importance", "grid": 5}, "importance")],
+    [
+        ({"store": "kv"}, "kv"),
+        ({"store": "importance", "grid": 5, "grid_labels": ("max_reply_attention",)}, "importance"),
+    ],
 )
 def test_stores_without_queries_are_refused(
     make_store: MakeStore,

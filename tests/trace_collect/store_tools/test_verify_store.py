@@ -31,7 +31,14 @@ def flip(path: Path, position: int) -> bytes:
     return whole
 
 
-@pytest.mark.parametrize("settings", [{}, {"store": "kv"}, {"store": "importance", "grid": 5}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"store": "kv"},
+        {"store": "importance", "grid": 5, "grid_labels": ("max_reply_attention",)},
+    ],
+)
 def test_a_whole_store(
     make_store: MakeStore, kvp_store: Program, settings: dict[str, object]
 ) -> None:
@@ -98,7 +105,7 @@ def test_a_missing_sequence_can_be_allowed(make_store: MakeStore, kvp_store: Pro
 
 
 def test_checksums_do_not_vouch_for_content(make_store: MakeStore, kvp_store: Program) -> None:
-    store = make_store("traces", store="importance", grid=5)
+    store = make_store("traces", store="importance", grid=5, grid_labels=("future_attention",))
     path = store / "sequences/000001.json"
     content = read_sealed_json(path)
     content["record"]["id"] = "train/0"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,30 @@ def test_draws_depend_on_seed_and_step_alone() -> None:
     again = [list(drawn_points(records, RECIPE, seed=3, step=step)) for step in (3, 2, 1, 0)][::-1]
     assert first == again
     assert first != [list(drawn_points(records, RECIPE, seed=4, step=step)) for step in range(4)]
+
+
+class Watched(list[SequenceRecord]):
+    """Remembers what was looked at."""
+
+    def __init__(self, records: list[SequenceRecord]) -> None:
+        super().__init__(records)
+        self.read: set[int] = set()
+
+    def __getitem__(self, index: Any) -> Any:
+        self.read.add(index)
+        return super().__getitem__(index)
+
+
+def test_a_share_of_a_step_reads_no_other_sequences() -> None:
+    records = [record(index) for index in range(40)]
+    recipe = replace(RECIPE, contexts=7)
+    for step in range(3):
+        whole = list(drawn_points(records, recipe, seed=3, step=step))
+        for slots in ((0, 3, 6), (1, 4), (2, 5)):
+            watched = Watched(records)
+            share = list(drawn_points(watched, recipe, seed=3, step=step, slots=slots))
+            assert share == [whole[slot] for slot in slots]
+            assert watched.read == {point.sequence for point in share}
     assert len({noise_seed(3, step, index) for step in range(9) for index in range(9)}) == 81
 
 
@@ -138,7 +163,7 @@ def test_few_validation_points_show_both_boundaries_of_every_task() -> None:
 
 def test_points_of_an_importance_grid_are_its_edges() -> None:
     edges = (50, 100, 150, 200, 250, 300, 350, 400, 499, 550, 600)
-    gridded = replace(record(), edges=edges, maximum_edges=(300, 400, 499, 550))
+    gridded = replace(record(), edges=edges, common_edges=(300, 400, 499, 550))
     kinds = points_by_kind(gridded, replace(RECIPE, uniform_points=3))
     assert kinds == {"prompt": [499], "context": [400], "uniform": [100, 300, 550]}
     assert points_by_kind(gridded, replace(RECIPE, uniform_points=0))["uniform"] == list(
@@ -152,14 +177,14 @@ def test_points_of_an_importance_grid_are_its_edges() -> None:
     # 100 + 120 lies before the edge at 250, 400 + 120 before the one at 550
     assert (stops[100], stops[200], stops[400], stops[499]) == (250, 350, 550, 600)
     assert (
-        points_by_kind(replace(gridded, edges=(600,), maximum_edges=()), RECIPE).get("uniform")
+        points_by_kind(replace(gridded, edges=(600,), common_edges=()), RECIPE).get("uniform")
         is None
     )
 
 
 def test_validation_of_a_grid_uses_points_that_calibration_can() -> None:
     edges = (50, 100, 150, 200, 250, 300, 350, 400, 499, 550, 600)
-    gridded = replace(record(), edges=edges, maximum_edges=(300, 400, 499, 550))
+    gridded = replace(record(), edges=edges, common_edges=(300, 400, 499, 550))
     uniform = replace(RECIPE, compress_prompt=0, compress_context=0)
     assert [point.prefix_length for point in held_out_points([gridded], uniform, limit=9)] == [300]
     one = replace(uniform, uniform_points=1)  # the edge at 50, of which no maximum is known

@@ -16,7 +16,7 @@ from policies.ranker import HeadRankers
 from policies.ranker_spec import INPUTS, RankerSpec
 from train.data.compression_points import CompressionPoint
 from train.data.contexts import Context, ContextSource, scores_of
-from train.model.feature_statistics import feature_statistics
+from train.model.feature_statistics import feature_statistics, spread
 
 POINT = CompressionPoint(sequence=1, prefix_length=40, stop=90)
 
@@ -116,6 +116,15 @@ def test_queries_stay_where_everything_fits(
     assert source.used_bytes <= memory_bytes
     source.forget()
     assert not source.used_bytes
+
+
+@pytest.mark.parametrize(("count", "taken"), [(1, 1), (64, 64), (65, 33), (128, 64), (1000, 63)])
+def test_statistics_are_taken_over_at_most_64_sequences(
+    store: Path, count: int, taken: int
+) -> None:
+    records = list(TraceReader(store).records("train"))[:1] * count
+    assert len(spread(records)) == taken
+    assert spread(spread(records)) == spread(records)
 
 
 def test_feature_statistics_are_those_of_the_training_tokens(store: Path) -> None:

@@ -12,12 +12,13 @@ import torch
 from kvp.errors import UsageError
 from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.store import TraceReader
+from kvp.store.replies import reply_windows
 from policies.calibration import CALIBRATION_TARGETS
 from train.calibration.run import recipe_of
 from train.data.compression_points import CompressionPoint, draw_point
 from train.data.contexts import ContextSource
 from train.labels import LABELS
-from train.labels.label import Label, label_of, reply_windows
+from train.labels.label import Label, label_of
 from train.recipe import FOURIER, current_names
 
 OLD = Path(__file__).parents[2] / "fixtures" / "made_by_2ef2cb0"

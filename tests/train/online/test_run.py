@@ -168,6 +168,21 @@ def test_a_buffer_that_holds_all_is_a_store(
     assert ours["held_out"] == theirs["held_out"]
 
 
+def test_by_default_each_sequence_runs_through_the_model_once(
+    base: dict[str, Any], tmp_path: Path, watch: Watch
+) -> None:
+    """The buffer is trained on throughout; what is drawn again is kept once."""
+    long = {**TRAIN, "steps": 60, "uniform_points": 2}
+    given = {"source": "model", "buffer": 5}
+    assert main(flags(out=tmp_path / "online", **given, **long, **base)) == 0
+    assert sorted(watch.numbers) == list(range(5 + 2))
+    # 36 passes, but only a prompt, a context and two uniform points to draw of each; or 6
+    assert watch.most_bytes <= 118 * 4 * (5 * (2 * 8 + 4) + 2 * (2 * 8 + 6)) * 4
+    assert collect_main(collected(tmp_path / "store", base, train=5)) == 0
+    assert main(flags(out=tmp_path / "offline", traces=tmp_path / "store", **long)) == 0
+    assert_same(tmp_path / "online", tmp_path / "offline")
+
+
 def test_attention_kept_and_queries_kept_give_the_same(
     base: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,9 +243,12 @@ def test_prompts_too_short_to_compress_are_skipped(
         ({"source": "traces"}, "--model needs --source model"),
         ({"traces": "x"}, "--traces cannot be used with --source model"),
         ({"buffer": 0}, "--buffer must be at least 1, got 0"),
-        ({"epochs_per_sequence": 0}, "--epochs_per_sequence must be at least 1, got 0"),
+        ({"epochs_per_sequence": -1}, "--epochs_per_sequence must be at least 0, got -1"),
+        (
+            {"epochs_per_sequence": 0, "sequences": 5},
+            "--sequences 5 are more than --buffer 4 holds: give --buffer 5, or",
+        ),
         ({"validation_sequences": 0}, "--validation_sequences must be at least 1, got 0"),
-        ({"devices": 2}, "--devices needs --source traces"),
         ({"allow_incomplete": "true"}, "--allow_incomplete needs --source traces"),
         ({"min_prefix": 600}, "longer than --min_prefix 600; lower it or raise --length 110"),
         ({"length": 1020}, "--max_new_tokens 8 exceeds the context"),

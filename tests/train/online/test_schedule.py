@@ -52,3 +52,12 @@ def test_data_that_fits_is_never_replaced() -> None:
     schedule = Schedule(buffer=8, epochs_per_sequence=2, sequences=5)
     assert (schedule.size, schedule.start(100), schedule.rolls) == (5, 0, False)
     assert schedule.needed(PRESETS["fourier"]) == 5
+
+
+def test_without_epochs_none_is_replaced() -> None:
+    schedule = Schedule(buffer=8, epochs_per_sequence=0)
+    assert (schedule.size, schedule.start(100), schedule.rolls) == (8, 0, False)
+    assert schedule.needed(PRESETS["fourier"]) == 8
+    recipe = replace(PRESETS["fourier"], steps=5, contexts=4)
+    draws = [draw for number in range(8) for draw in schedule.draws(number, recipe, seed=1)]
+    assert sorted(draws) == list(range(20))

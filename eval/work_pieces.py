@@ -1,0 +1,70 @@
+"""The evaluations of a run in pieces: prompts that share a prefill, done together or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from eval.evaluate import Bench, evaluate_together, identify
+from eval.prepare import Prepared
+from eval.results.records import RecordFile, key_of
+from eval.shared_prefills import Work, by_prefill
+from kvp.errors import ResultsError
+
+
+def groups_of(prepared: Prepared) -> list[list[Work]]:
+    """The pieces of a run; numbered alike in all its processes."""
+    return by_prefill(
+        (prompt, protocol, prepared.settings(prompt, protocol))
+        for prompt, protocol in prepared.work
+    )
+
+
+class WorkPieces:
+    """The pieces of a run, and which of their records are there."""
+
+    def __init__(self, bench: Bench, prepared: Prepared, file: RecordFile) -> None:
+        """Evaluate with `bench`, append to `file`.
+
+        Raises ResultsError where the file holds answers to other prompts of the same names.
+        """
+        for prompt in prepared.prompts:
+            digest = file.digests.get((prompt.task, prompt.sample.id))
+            if digest is not None and digest != prompt.sample.digest:
+                raise ResultsError(
+                    f"{file.path} holds answers to another prompt called {prompt.sample.id}: the "
+                    "data or its task has changed since; choose another --out"
+                )
+        self._bench = bench
+        self._file = file
+        self._groups = groups_of(prepared)
+
+    def __len__(self) -> int:
+        """Number of pieces."""
+        return len(self._groups)
+
+    def missing(self, number: int) -> list[Work]:
+        """The prompts of a piece with the settings that have no record yet."""
+        left: list[Work] = []
+        for prompt, protocol, planned in self._groups[number]:
+            settings = [
+                setting for setting in planned
+                if key_of(identify(self._bench, prompt, protocol, setting)) not in self._file.keys
+            ]  # fmt: skip
+            if settings:
+                left.append((prompt, protocol, settings))
+        return left
+
+    def is_done(self, number: int) -> bool:
+        """Whether all records of a piece are there, those of other processes included."""
+        self._file.refresh()
+        return not self.missing(number)
+
+    def do(self, number: int, advance: Callable[[str], None]) -> None:
+        """Evaluate what is missing of a piece; `advance` is called with the name of each prompt."""
+        for group in by_prefill(self.missing(number)):
+            _, protocol, shared = group[0]
+            prompts = [prompt for prompt, _, _ in group]
+            together = evaluate_together(self._bench, prompts, protocol, shared)
+            for prompt, records in zip(prompts, together, strict=True):
+                self._file.append(records)
+                advance(f"{prompt.task} {protocol}")

@@ -1,0 +1,242 @@
+"""Greedy answers of many prompts: drafted together, each decided by passes of its own sequence.
+
+A prompt is prefilled alone, without padding. Its answer is drafted in a batch with others: when one
+ends, the next prompt takes its place. Then the drafted tokens are fed to the prompt's own cache, in
+pieces of fixed lengths (`FIRST_STOP`). That records their queries, keys and values, and says which
+token follows each. Where it is not the drafted one (two tokens are as likely up to rounding), the
+draft is cut there and continued. So answers and tensors depend on the prompt alone, and not on the
+batch. Why so: `docs/decisions/0087-batches-draft-each-sequence-decides.md`. Left out: samples, and
+what is kept of them (`kvp.hf.trace`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvp.hf.decoding_batch import DecodingBatch, Prefix
+from kvp.hf.host_copies import HostCopies, OnHost
+from kvp.hf.layer_kinds import OtherLayer, other_layers
+from kvp.hf.observe import observe
+from kvp.scoring import ALL_QUERIES
+
+FIRST_STOP = 32
+"""Tokens of the first piece of an answer; the next pieces end at 4, 16, ... times as many."""
+_PADDING = 0
+"""Token that fills a piece up behind the answer; no token of the answer sees it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """What is to be answered."""
+
+    number: int
+    """Of the caller's choice."""
+    ids: tuple[int, ...]
+    """Its tokens, at least one."""
+    max_new_tokens: int
+    """Most tokens of its answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """A prompt of P tokens and its answer of R tokens, with what attention saw of them."""
+
+    prompt: Prompt
+    reply: tuple[int, ...]
+    """R token ids, without the end token."""
+    prefix: Prefix
+    """Keys and values of P + R tokens; the other layers' caches are those after the prompt."""
+    prompt_queries: tuple[Tensor, ...] | OnHost
+    """Per layer [1, Q, P, D]; none were recorded if it is empty."""
+    reply_queries: tuple[Tensor, ...]
+    """Per layer [1, Q, R, D], on the model's device."""
+
+
+@dataclass
+class _Row:
+    """A prompt whose answer is being drafted."""
+
+    prompt: Prompt
+    tokens: list[int]
+    """The draft, end token included. All but the last one have been fed."""
+    others: Mapping[int, OtherLayer]
+    queries: tuple[Tensor, ...] | OnHost
+
+
+class Answers:
+    """Answers prompts with a model, up to `rows` of them at a time.
+
+    A model with layers that nothing is evicted from answers one at a time (`DecodingBatch`).
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        ends: Sequence[int],
+        rows: int,
+        queries: bool = True,
+        host: HostCopies | None = None,
+    ) -> None:
+        """Prepare; `ends` are tokens that end an answer.
+
+        `queries` says whether they are recorded, `host` copies those of a prompt to the host's
+        memory while its answer is decoded (None leaves them on the device).
+        """
+        self._model = model
+        self._ends = frozenset(ends)
+        self._limit = 1 if other_layers(model.config) else rows
+        self._queries = ALL_QUERIES if queries else 0
+        self._host = host
+        self._rows: list[_Row] = []  # of the batch
+        self._kept: list[int] = []  # places of those that go on
+        self._arrivals: list[tuple[_Row, Prefix]] = []  # rows that join it next
+        self._more = True  # whether there may be prompts left
+        self._batch = DecodingBatch(model)
+        self.cut = 0
+        """Drafts that were cut because a token was not the one that its sequence alone gives."""
+
+    def of(self, prompts: Iterable[Prompt | None]) -> Iterator[Answered | None]:
+        """Answer prompts in the order in which their answers end.
+
+        A prompt is taken when there is room for it. Where `prompts` yields None, there is none at
+        the moment: answers go on, and where none is in progress, None is yielded.
+        """
+        source = iter(prompts)
+        while self._more or self._rows or self._arrivals:
+            yield from self._take(source)
+            self._arrange()
+            if self._rows:
+                yield from self._step()
+            elif self._more:
+                yield None
+
+    def _take(self, source: Iterator[Prompt | None]) -> Iterator[Answered]:
+        """Prefill prompts as long as there is room; yields those whose answer ends at once."""
+        while self._more and len(self._kept) + len(self._arrivals) < self._limit:
+            prompt = next(source, _END)
+            if isinstance(prompt, _End):
+                self._more = False
+            elif prompt is None:
+                return
+            else:
+                row, prefix = self._prefilled(prompt)
+                if self._ended(row):
+                    yield from self._decided(row, prefix)
+                else:
+                    self._arrivals.append((row, prefix))
+
+    def _arrange(self) -> None:
+        """Put together the batch of the rows that go on and of those that arrive."""
+        if self._arrivals or len(self._kept) < len(self._rows):
+            rows = [self._rows[place] for place in self._kept]
+            self._rows = rows + [row for row, _ in self._arrivals]
+            self._batch.arrange(self._kept, [prefix for _, prefix in self._arrivals])
+            self._kept, self._arrivals = list(range(len(self._rows))), []
+
+    def _step(self) -> Iterator[Answered]:
+        """Draft a token of every row; yields those whose answers ended."""
+        chosen = self._batch.step([row.tokens[-1] for row in self._rows])
+        for row, token in zip(self._rows, chosen, strict=True):
+            row.tokens.append(token)
+        ended = [place for place, row in enumerate(self._rows) if self._ended(row)]
+        self._kept = [place for place in self._kept if place not in ended]
+        for place in ended:
+            row = self._rows[place]
+            yield from self._decided(
+                row, self._batch.prefix(place, len(row.prompt.ids), row.others)
+            )
+
+    def _ended(self, row: _Row) -> bool:
+        return row.tokens[-1] in self._ends or len(row.tokens) >= row.prompt.max_new_tokens
+
+    def _prefilled(self, prompt: Prompt) -> tuple[_Row, Prefix]:
+        """Run the model over a prompt; the first token of its answer."""
+        ids = torch.tensor([prompt.ids], device=self._model.device)
+        seen = observe(self._model, ids, queries=self._queries, last_logits=True)
+        queries: tuple[Tensor, ...] | OnHost = seen.queries
+        if self._host is not None:
+            queries = self._host.start(seen.queries)
+        row = _Row(prompt, [int(seen.logits[0, -1].argmax())], seen.others, queries)
+        return row, Prefix.of(seen)
+
+    def _decided(self, row: _Row, prefix: Prefix) -> Iterator[Answered]:
+        """The answer, if all of its draft is what the sequence alone gives.
+
+        If not, the draft ends with the right token, and the row arrives again. `prefix` holds the
+        prompt.
+        """
+        while (answered := self._checked(row, prefix)) is None:
+            self.cut += 1
+            if not self._ended(row):
+                self._arrivals.append((row, self._fed(row, prefix)))
+                return
+        yield answered
+
+    @torch.no_grad()
+    def _checked(self, row: _Row, prefix: Prefix) -> Answered | None:
+        """The answer; None, and the draft ends with the right token, where one is not right."""
+        limit, start = row.prompt.max_new_tokens, 0
+        drafted = row.tokens
+        reply = (drafted[:-1] if drafted[-1] in self._ends else drafted)[:limit]
+        cache, recorded = prefix.cache(), []
+        for stop in _stops(limit):
+            piece = reply[start:stop]
+            if not piece:
+                break
+            fed = piece + [_PADDING] * (stop - start - len(piece))
+            ids = torch.tensor([fed], device=self._model.device)
+            seen = observe(self._model, ids, cache=cache, queries=self._queries)
+            right = seen.logits[0].argmax(-1).tolist()
+            for place, token in enumerate(right[: len(piece)], start + 1):
+                if place < limit and drafted[place] != token:
+                    row.tokens = [*drafted[:place], token]
+                    return None
+            recorded.append(seen.queries)
+            start = stop
+        length, replied = len(row.prompt.ids) + len(reply), len(reply)
+        layers = tuple(cache.stored.values())
+        return Answered(
+            prompt=row.prompt,
+            reply=tuple(reply),
+            prefix=Prefix(
+                keys=tuple(layer.keys[:, :, :length] for layer in layers),
+                values=tuple(layer.values[:, :, :length] for layer in layers),
+                others=row.others,
+            ),
+            prompt_queries=row.queries,
+            reply_queries=tuple(
+                torch.cat(pieces, dim=2)[:, :, :replied] for pieces in zip(*recorded, strict=True)
+            ),
+        )
+
+    def _fed(self, row: _Row, prefix: Prefix) -> Prefix:
+        """A prompt and its draft without the last token, which is fed next."""
+        fed = row.tokens[:-1]
+        if not fed:
+            return prefix
+        ids = torch.tensor([fed], device=self._model.device)
+        seen = observe(self._model, ids, cache=prefix.cache(), queries=0, last_logits=True)
+        return Prefix.of(seen)
+
+
+class _End:
+    """What comes after the last prompt."""
+
+
+_END = _End()
+
+
+def _stops(limit: int) -> Iterator[int]:
+    """Where the pieces of an answer of at most `limit` tokens end, whatever its length."""
+    for power in count():
+        stop = FIRST_STOP * 4**power
+        yield min(stop, limit)
+        if stop >= limit:
+            return

@@ -1,0 +1,101 @@
+"""What a trace store is asked to hold: one meaning for every program that fills one.
+
+kvp-collect and kvp-train (`--on_missing model`) plan the same prompts and give a store the same
+identity, so that either continues what the other has begun. What is left out: which tensors are
+kept (`kvp.store.StorePlan`), and the running of the model (`kvp.hf.trace`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from kvp.artifacts.addresses import Place
+from kvp.artifacts.claim import check_folder
+from kvp.config_groups import AnswerConfig, DataConfig, ModelConfig
+from kvp.data.collection_plan import CollectionPlan, DataRequest, plan_collection
+from kvp.hf.identity import tokenizer_digest
+from kvp.store.sequence_records import has_no_sequence
+from kvp.store.store_manifest import STORE
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreRequest:
+    """Prompts of some splits, and the model that runs over them."""
+
+    model: ModelConfig
+    data: DataConfig
+    answers: AnswerConfig
+    seed: int
+    counts: Mapping[str, int]
+    """Split -> sequences that are requested."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest sequence, tokens."""
+        return self.data.length + self.answers.max_new_tokens
+
+    @property
+    def prompts(self) -> DataRequest:
+        """The prompts."""
+        return data_request(self.data, seed=self.seed, answers=self.answers)
+
+    def planned(self, tokenizer: PreTrainedTokenizerBase) -> CollectionPlan:
+        """The prompts by index; UsageError for data that does not exist or fit."""
+        return plan_collection(self.prompts, self.counts, tokenizer)
+
+    def identity(
+        self, jobs: CollectionPlan, tokenizer: PreTrainedTokenizerBase, weights: str | None
+    ) -> dict[str, Any]:
+        """What decides the content of a store: a resumed run must repeat all of it.
+
+        `weights` is their digest (`kvp.hf.identity.weights_digest`). The device is left out: it
+        changes rounding, which is not what a trace means.
+        """
+        return {
+            "model": {
+                "id": self.model.model,
+                "revision": self.model.revision,
+                "weights": weights,
+                "tokenizer": tokenizer_digest(tokenizer),
+            },
+            "data": {**self.prompts.identity(jobs.tasks), "sequences": dict(self.counts)},
+            "continuation": self.answers.answers,
+            "max_new_tokens": self.answers.max_new_tokens,
+            "seed": self.seed,
+        }
+
+    def refusal(
+        self, path: Place, jobs: CollectionPlan, tokenizer: PreTrainedTokenizerBase
+    ) -> str | None:
+        """Say in one line why a folder cannot take these sequences; None if it can.
+
+        Needs no weights: whether they are the same is checked when they are loaded. Raises
+        StoreError on a damaged manifest.
+        """
+        marker = STORE.read_marker(path) if path.is_dir() else None
+        model = marker["identity"].get("model") if marker else None
+        weights = model.get("weights") if isinstance(model, dict) else None
+        identity = self.identity(jobs, tokenizer, weights)
+        return check_folder(path, STORE, identity, replaceable=has_no_sequence)
+
+
+def data_request(data: DataConfig, *, seed: int, answers: AnswerConfig) -> DataRequest:
+    """The prompts that a program's settings ask for."""
+    return DataRequest(
+        data=data.data,
+        tasks=data.task_list,
+        length=data.length,
+        seed=seed,
+        essays=data.essays,
+        squad=data.squad,
+        hotpotqa=data.hotpotqa,
+        where=data.where,
+        tree_paths=data.tree_paths,
+        needs_reply=answers.answers == "reference",
+        columns=data.column_names,
+        answer_prefix=data.answer_prefix,
+    )

@@ -1,0 +1,48 @@
+"""The benchmark of collecting, at the smallest size that says something."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.collecting import CLOCKS, main
+
+
+def _report(out: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(out.read_text())
+    assert report["machine"]["cpu"]
+    return report
+
+
+@pytest.mark.parametrize("store", ["qkv", "importance"])
+def test_ratios_are_medians_of_rounds(tmp_path: Path, store: str) -> None:
+    out = tmp_path / "rate.json"
+    main([
+        "rate", "--prompts", "3", "--shortest", "6", "--longest", "20", "--max_new_tokens", "4",
+        "--batch_size", "2", "--width", "128", "--layers", "1", "--rounds", "1",
+        "--store", store, "--out", str(out),
+    ])  # fmt: skip
+    report = _report(out)
+    assert report["settings"]["store"] == store
+    (spent,) = report["results"]["seconds"]
+    assert set(spent) == {"bare", "collect", "one"}
+    for way, times in spent.items():
+        for clock in CLOCKS:
+            expected = times[clock] / spent["bare"][clock]
+            found = report["results"]["over_bare"][way][clock]
+            assert found == pytest.approx(expected, abs=6e-4)
+    assert report["results"]["forward_seconds"]["batch"] > 0
+
+
+def test_memory_is_looked_at_while_sequences_are_written(tmp_path: Path) -> None:
+    out, threads = tmp_path / "memory.json", torch.get_num_threads()
+    main(["memory", "--sequences", "40", "--every", "10", "--length", "48", "--out", str(out)])
+    torch.set_num_threads(threads)
+    results = _report(out)["results"]
+    assert list(results["resident_megabytes"]) == ["10", "20", "30", "40"]
+    assert all(megabytes > 50 for megabytes in results["resident_megabytes"].values())
+    assert 40 * 8 < results["tokens"] <= 40 * (48 + 4)

@@ -1,0 +1,60 @@
+"""What of `--engine ray` needs no Ray: flags, the pool, and how to install it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from kvp.config_groups import WorkersConfig
+from kvp.errors import UsageError
+from kvp.ranks import Assigned
+from kvp.ray_engine import Pool, do_pieces
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"workers": 2}, "are for --engine ray"),
+        ({"gpus_per_worker": 1.0}, "are for --engine ray"),
+        ({"engine": "ray", "rank": 0, "world_size": 2}, "leave out --rank and --world_size"),
+        ({"engine": "ray", "workers": 0}, "--workers must be at least 1"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises((UsageError, ValueError), match=message):
+        WorkersConfig(**settings)
+
+
+def test_ray_shares_the_folder_whatever_a_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    config = WorkersConfig(engine="ray", workers=3)
+    assert config.worker.shared
+    assert config.recorded() == {}
+
+
+def test_the_pool_follows_the_device() -> None:
+    config = WorkersConfig(engine="ray", workers=3)
+    assert Pool.of(config, "cpu") == Pool(size=3, gpus=0)
+    assert Pool.of(config, "cuda") == Pool(size=3, gpus=1)
+    half = WorkersConfig(engine="ray", gpus_per_worker=0.5)
+    assert Pool.of(half, "cuda") == Pool(size=None, gpus=0.5)
+    with pytest.raises(UsageError, match="with --engine ray say --device cuda"):
+        Pool.of(config, "cuda:1")
+
+
+def test_an_assigned_worker_does_its_numbers_alone() -> None:
+    worker = Assigned(numbers=(4, 2))
+    assert worker.order(10) == [4, 2]
+    assert worker.shared
+
+
+def test_without_ray_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done: list[int] = []
+    with pytest.raises(UsageError, match=r"pip install 'kvp-toolkit\[ray\]'"):
+        do_pieces(lambda: done.extend, [0], Pool(size=1, gpus=0), done.append)
+    do_pieces(lambda: done.extend, [], Pool(size=1, gpus=0), done.append)  # nothing to do
+    assert done == []

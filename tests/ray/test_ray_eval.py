@@ -1,0 +1,105 @@
+"""kvp-eval with two actors of Ray: one results folder, as by one process."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eval.cli import main as evaluate
+from eval.results.folder import read_manifest
+from eval.results.records import KEY_FIELDS, read_records
+
+pytestmark = pytest.mark.ray
+
+FLAGS = (
+    "--methods=full,random,snapkv,knorm+ada", "--prompts=4", "--tasks=niah_single_1,chat",
+    "--budgets=12.5%,25%", "--length=260", "--timing_prompts=1", "--max_new_tokens=6",
+    "--bootstrap=20",
+)  # fmt: skip
+End = Callable[[subprocess.Popen[str]], tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process writes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the workers
+    out = tmp_path_factory.mktemp("alone") / "results"
+    try:
+        assert evaluate([*FLAGS, "--out", str(out)]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    return out
+
+
+def _by_key(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Records by key; reading refuses two of one key."""
+    records = read_records(out / "rows.jsonl", KEY_FIELDS)
+    return {tuple(record[name] for name in KEY_FIELDS): record for record in records}
+
+
+def _check_same(out: Path, whole: Path) -> None:
+    assert _by_key(out) == _by_key(whole)
+    ours, theirs = (read_manifest(folder / "manifest.json") for folder in (out, whole))
+    for name in ("identity", "records", "policies", "notes", "earlier_runs"):
+        assert ours[name] == theirs[name]
+    assert {**ours["config"], "out": ""} == {**theirs["config"], "out": ""}
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        path.name for path in whole.iterdir()
+    )
+
+
+def test_two_actors_evaluate_what_one_process_does(
+    cluster: Any, end: End, whole: Path, tmp_path: Path
+) -> None:
+    # With a Ray of its own: how most people will start it.
+    program = cluster.start("eval.cli", *FLAGS, "--out", tmp_path / "out", own=True)
+    code, output, errors = end(program)
+    assert code == 0, errors
+    assert "mean score" in output
+    assert "ray" not in errors.replace("workers of Ray", "").lower().replace(str(tmp_path), "")
+    _check_same(tmp_path / "out", whole)
+
+
+def test_the_prompts_of_a_killed_actor_are_evaluated_by_another(
+    cluster: Any, end: End, whole: Path, tmp_path: Path
+) -> None:
+    draw, out, rows = random.Random(1), tmp_path / "out", tmp_path / "out" / "rows.jsonl"
+    program = cluster.start("eval.cli", *FLAGS, "--out", out)
+    while program.poll() is None and not (rows.exists() and rows.stat().st_size):
+        time.sleep(0.005)
+    time.sleep(draw.uniform(0, 0.1))
+    os.kill(cluster.workers()[0], signal.SIGKILL)
+    code, _, errors = end(program)
+    assert code == 0, errors
+    _check_same(out, whole)
+
+
+def test_errors_of_actors_are_one_line(cluster: Any, end: End, tmp_path: Path) -> None:
+    # Whether a quantisation can be loaded is found out where the model is: in the workers.
+    out = tmp_path / "store"
+    code, _, errors = end(
+        cluster.start("trace_collect.cli", "--quantization=4bit", "--train=1", "--out", out)
+    )
+    assert code == 2
+    assert errors.splitlines()[-1].startswith("kvp-collect: error: --quantization 4bit")
+    assert "Traceback" not in errors
+    assert not out.exists()
+
+
+def test_a_worker_that_ray_has_no_room_for_is_refused(
+    cluster: Any, end: End, tmp_path: Path
+) -> None:
+    flags = ("--gpus_per_worker=1", "--train=1", "--out", tmp_path / "store")
+    code, _, errors = end(cluster.start("trace_collect.cli", *flags))
+    assert code == 2
+    assert "Ray has 2 CPUs and 0 GPUs, and each worker takes 1 and 1" in errors.splitlines()[-1]

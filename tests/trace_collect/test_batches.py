@@ -1,0 +1,146 @@
+"""kvp-collect with several sequences in flight: the store is the same, errors stop the run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvp.hf.decoding_batch import DecodingBatch
+from kvp.hf.traced import Traced
+from kvp.store import TraceReader, writer
+from kvp.store.background import WAITING
+from trace_collect.collection import Collection
+
+Collect = Callable[..., int]
+
+
+def _digests(store: Path) -> list[Any]:
+    """Records with the SHA-256 of every shard."""
+    TraceReader(store).verify()
+    return [json.loads(path.read_text()) for path in sorted(store.glob("sequences/*.json"))]
+
+
+@pytest.mark.parametrize(
+    "kind", [("--store=qkv", "--labels=kvzip"), ("--store=importance",), ("--store=kv",)]
+)
+def test_the_batch_size_changes_no_byte(
+    run: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: tuple[str, ...]
+) -> None:
+    step, rows = DecodingBatch.step, []
+
+    def watched(batch: DecodingBatch, tokens: list[int]) -> list[int]:
+        rows.append(len(tokens))
+        return step(batch, tokens)
+
+    monkeypatch.setattr(DecodingBatch, "step", watched)
+    data = tmp_path / "texts.jsonl"
+    texts = (f"Text {n} has {'very ' * (n * 3)} many words." for n in range(30))
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    flags = (f"--data={data}", "--train=20", "--validation=0", "--max_new_tokens=7", *kind)
+    found = {}
+    for size in (1, 3, 16):
+        rows.clear()
+        assert run(*flags, f"--batch_size={size}", f"--out={tmp_path / str(size)}") == 0
+        found[size] = _digests(tmp_path / str(size))
+        assert max(rows) == size
+    assert len(found[1]) > 16
+    assert len({one["record"]["length"] for one in found[1]}) > 8
+    assert found[1] == found[3] == found[16]
+    assert run(*flags) == 0
+    assert _digests(tmp_path / "out") == found[1]
+
+
+def test_a_resumed_run_with_another_batch_size(run: Collect, tmp_path: Path) -> None:
+    assert run("--train=6") == 0
+    whole = _digests(tmp_path / "out")
+    for index in (0, 3, 4):
+        (tmp_path / "out" / "sequences" / f"{index:06d}.json").unlink()
+    assert run("--train=6", "--batch_size=2") == 0
+    assert _digests(tmp_path / "out") == whole
+
+
+def test_a_full_disk_stops_the_run_in_one_line_and_keeps_what_is_there(
+    run: Collect,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    refused: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commit, calls = writer.commit_record, [0]
+
+    def full(*args: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        commit(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "commit_record", full)
+        assert run("--train=8", "--batch_size=2") == 2
+    assert refused(capsys).endswith("No space left on device")
+    assert calls == [3]
+    assert len(_digests(tmp_path / "out")) == 2
+    assert run("--train=8", "--batch_size=2") == 0
+    assert len(_digests(tmp_path / "out")) == 10
+
+
+def test_few_sequences_are_held_however_many_there_are(
+    run: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is slower than the model: traces wait for it, and the model waits for them."""
+    made: list[weakref.ref[Traced]] = []
+    alive: list[int] = []
+    traces, commit = Collection.traces, writer.commit_record
+
+    def watched(parts: Collection, indices: Iterable[int | None]) -> Iterator[Traced | None]:
+        for traced in traces(parts, indices):
+            if traced is not None:
+                made.append(weakref.ref(traced))
+            yield traced
+            del traced
+
+    def slow(*args: Any) -> None:
+        time.sleep(0.02)
+        alive.append(sum(one() is not None for one in made))
+        commit(*args)
+
+    monkeypatch.setattr(Collection, "traces", watched)
+    monkeypatch.setattr(writer, "commit_record", slow)
+    assert run("--train=40", "--batch_size=4") == 0
+    assert len(made) == len(alive) == 42
+    assert WAITING + 1 <= max(alive) <= WAITING + 3  # written, waiting, and handed over
+
+
+def test_ctrl_c_keeps_what_is_committed(
+    run: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, calls = DecodingBatch.step, [0]
+
+    def interrupted(batch: DecodingBatch, tokens: list[int]) -> list[int]:
+        calls[0] += 1
+        if calls[0] == 9:
+            raise KeyboardInterrupt
+        return step(batch, tokens)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DecodingBatch, "step", interrupted)
+        assert run("--train=8", "--batch_size=2") == 130
+    there = len(_digests(tmp_path / "out"))
+    assert 0 < there < 10
+    assert not list((tmp_path / "out").glob("*.lock"))
+    assert run("--train=8", "--batch_size=5") == 0
+    assert len(_digests(tmp_path / "out")) == 10
+
+
+def test_a_batch_of_none_is_refused(
+    run: Collect, capsys: pytest.CaptureFixture[str], refused: Any
+) -> None:
+    assert run("--batch_size=0") == 2
+    assert "--batch_size must be at least 1, got 0" in refused(capsys)
