@@ -169,7 +169,8 @@ class MeasureConfig(Group):
     """Always keep the protected tokens (on), or not (off); kvp-eval also runs methods both ways."""
     policies: str = ""
     """Policies for the method `kvp`: `POLICY` or `label=POLICY`, comma separated. A policy is a
-    folder, `nano` (bundled), or `org/name` or `org/name@revision` on the hub. A folder that holds
+    folder, `nano` (bundled), `org/name` or `org/name@revision` on the hub, or an address such as
+    s3://bucket/folder. A folder that holds
     policy directories means all of them; kvp-evolve takes one policy. Without any, `kvp` on the
     model nano is the bundled one."""
     decode_batch: int = 256
@@ -177,6 +178,7 @@ class MeasureConfig(Group):
     bootstrap: int = 2000
     """Resamples behind each interval."""
 
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("policies",)
     MINIMUMS: ClassVar[Mapping[str, float]] = {"decode_batch": 1, "bootstrap": 1}
     MAXIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": MAX_BOOTSTRAP}
 
@@ -226,6 +228,7 @@ class EvalConfig(
     tokens: bool = True
     """Write the ranks of one prompt for every method."""
 
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("out", "traces")
     RENAMED: ClassVar[Mapping[str, str]] = {
         "curves": "traces",
         "continuation": "continuation_tokens",

@@ -7,7 +7,6 @@ hidden states, text) comes from running the model over the stored tokens again (
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from torch import Tensor
 
@@ -23,7 +22,7 @@ def open_traces(path: str, geometry: Geometry, methods: Iterable[Method] = ()) -
 
     An importance grid holds the importance of tokens; methods that read queries need those, too.
     """
-    reader = TraceReader(Path(path))
+    reader = TraceReader(path)
     if reader.geometry != geometry:
         raise StoreError(f"--traces {path} holds traces of {reader.geometry}, not of {geometry}")
     if reader.plan.store == "kv":

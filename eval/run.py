@@ -32,6 +32,7 @@ from eval.methods import Method, file_digests, hub_records, spec_of, with_object
 from eval.prepare import Loaded, Prepared, cache_bytes, methods_of, prepare, trace_settings
 from eval.results.folder import (
     CURVES,
+    FILES,
     HEATMAP,
     KEPT,
     MANIFEST,
@@ -45,12 +46,14 @@ from eval.results.folder import (
     write_counts,
     write_manifest,
 )
+from eval.results.parts import SharedRecordFile
 from eval.results.records import Record, RecordFile, merge_records, read_records
 from eval.settings import Setting
 from eval.summary import headlines, print_headlines
 from eval.timing import TIMING_KEY, timing_records
 from eval.token_ranks import token_ranks
 from eval.work_pieces import WorkPieces, groups_of
+from kvp.artifacts.addresses import ObjectPath
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.pieces import pieces_to_do
 from kvp.errors import ResultsError, UsageError
@@ -129,9 +132,10 @@ def _run(
     rows = _begin(config, prepared, bench, output, digests)
     evaluate_all(bench, prepared, rows, partial(_pieces, output, config))
     # One worker closes the run, and another one if that dies: the first that finds all rows there.
-    for _ in pieces_to_do(output, config.worker, 1, lambda _: is_finished(output.path)):
-        _close(config, prepared, bench, output)
-    return list(read_records(output.path / ROWS))
+    for _ in pieces_to_do(output, config.worker, 1, lambda _: _is_finished(output)):
+        _close(config, prepared, bench, output, rows)
+    output.pull(*FILES)
+    return list(read_records(output.local / ROWS))
 
 
 def _pieces(
@@ -164,7 +168,7 @@ def _begin(
             output, config, digests, every_note, digest, prepared.geometry.layer_indices,
             hub_records(prepared.methods),
         )  # fmt: skip
-    return RecordFile(output.path / ROWS, output.turn)
+    return _record_file(output)
 
 
 class RayWorker:
@@ -201,9 +205,25 @@ def _evaluate_with_ray(config: EvalConfig, prepared: Prepared) -> None:
         )
 
 
-def _close(config: EvalConfig, prepared: Prepared, bench: Bench, output: OutputFolder) -> None:
+def _record_file(output: OutputFolder) -> RecordFile:
+    """rows.jsonl, which workers share."""
+    path = output.local / ROWS
+    if isinstance(output.path, ObjectPath):
+        return SharedRecordFile(path, output.path)
+    return RecordFile(path, output.turn)
+
+
+def _is_finished(output: OutputFolder) -> bool:
+    """Whether this or another worker has closed the run."""
+    output.pull(MANIFEST)
+    return is_finished(output.local)
+
+
+def _close(
+    config: EvalConfig, prepared: Prepared, bench: Bench, output: OutputFolder, rows: RecordFile
+) -> None:
     """What is measured once per run, and the closing table."""
-    folder = output.path
+    folder = output.local
     if config.timing_prompts:
         measure_times(bench, prepared, config.timing_prompts, folder / TIMING)
     if prepared.traces:
@@ -213,14 +233,17 @@ def _close(config: EvalConfig, prepared: Prepared, bench: Bench, output: OutputF
         prompt, protocol = prepared.first_answered
         content = token_ranks(bench, prompt, protocol, prepared.methods, config.budget_list)
         write_sealed_json(folder / TOKENS, content)
+    records = list(read_records(folder / ROWS))
+    write_heatmaps(folder / HEATMAP, records)
     with output.turn():
         write_counts(folder)
-    records = list(read_records(folder / ROWS))
+        output.push(*FILES)
+    if isinstance(rows, SharedRecordFile):
+        rows.delete_parts()
     shown = headlines(records, resamples=config.bootstrap, seed=config.seed)
     print_headlines(Console(markup=False), shown)
     tuned = tuned_of(folder / MANIFEST, read_manifest(folder / MANIFEST))
     print(conclusion(shown, tuned))
-    write_heatmaps(folder / HEATMAP, records)
 
 
 def load_bench(

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
+from kvp.artifacts.addresses import is_address
 from kvp.data.rows.columns import renamed_columns
 from kvp.errors import UsageError
 from kvp.ranks import Rank, rank_of
@@ -39,9 +40,12 @@ class Group:
     """Largest value of a setting, where more would only run out of memory or never end."""
     RENAMED: ClassVar[Mapping[str, str]] = {}
     """Earlier name of a flag -> its name; the command line suggests it."""
+    ADDRESSES: ClassVar[tuple[str, ...]] = ()
+    """Settings that may be an address of an object store (`kvp.artifacts.addresses`)."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the flag that is out of bounds."""
+        """Raise ValueError naming the flag that is out of bounds, or an address it cannot be."""
+        self._check_addresses()
         for owner in type(self).__mro__:
             for name, minimum in vars(owner).get("MINIMUMS", {}).items():
                 value = getattr(self, name)
@@ -51,6 +55,18 @@ class Group:
             for name, maximum in vars(owner).get("MAXIMUMS", {}).items():
                 if (value := getattr(self, name)) > maximum:
                     raise ValueError(f"--{name} must be at most {maximum:,.0f}, got {value}")
+
+    def _check_addresses(self) -> None:
+        """Raise ValueError where an address is given that would be taken for a path."""
+        allowed = {
+            name for owner in type(self).__mro__ for name in vars(owner).get("ADDRESSES", ())
+        }
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name not in allowed and isinstance(value, str) and is_address(value):
+                raise ValueError(
+                    f"--{one.name} cannot lie in an object store ({value}): name a path on a disk"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,3 +31,7 @@ class CacheError(KvpError):
 
 class ResultsError(KvpError):
     """A results folder that is damaged or belongs to another configuration."""
+
+
+class AddressError(KvpError):
+    """An address of an object store that cannot be understood, reached, read or written."""

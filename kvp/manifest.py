@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import kvp
+from kvp.artifacts.addresses import ObjectPath, Place
 from kvp.artifacts.files import atomic_write_text
 from kvp.errors import KvpError, StoreError
 
@@ -28,7 +29,7 @@ SEAL = "sha256"
 _PACKAGES = ("torch", "transformers", "numpy", "zarr", "numcodecs", "safetensors", "lightning")
 
 
-def atomic_write_json(path: Path, content: object) -> None:
+def atomic_write_json(path: Place, content: object) -> None:
     """Write JSON so that after any crash the file is the old one or the whole new one."""
     atomic_write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
@@ -41,9 +42,9 @@ def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - anything JSON can ho
         raise ValueError("nested too deeply") from None
 
 
-def read_json(path: Path, error: type[KvpError] = StoreError) -> dict[str, Any]:
+def read_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]:
     """Read a JSON object; raises `error` with one line that names the file if that fails."""
-    if path.exists() and not path.is_file():
+    if isinstance(path, Path) and path.exists() and not path.is_file():
         raise error(
             f"{path} cannot be read: not a regular file"
         )  # a device or a pipe would never end
@@ -60,13 +61,13 @@ def read_json(path: Path, error: type[KvpError] = StoreError) -> dict[str, Any]:
     return content
 
 
-def write_sealed_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_sealed_json(path: Place, content: Mapping[str, Any]) -> None:
     """Write a JSON object with its own digest under "sha256", atomically."""
     assert SEAL not in content, "already sealed"
     atomic_write_json(path, {**content, SEAL: digest_json(content)})
 
 
-def read_sealed_json(path: Path, error: type[KvpError] = StoreError) -> dict[str, Any]:
+def read_sealed_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]:
     """Read what `write_sealed_json` wrote, without the digest; raises `error` if it was altered."""
     content = read_json(path, error)
     if SEAL not in content:
@@ -103,8 +104,10 @@ def differences(theirs: object, ours: object, name: str = "") -> list[str]:
     return [] if theirs == ours else [f"{name}: {theirs} there, {ours} here"]
 
 
-def sha256_file(path: Path) -> str:
+def sha256_file(path: Place) -> str:
     """SHA-256 (hex) of a regular file's bytes; raises OSError for a device or a pipe."""
+    if isinstance(path, ObjectPath):
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     with path.open("rb") as stream:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvp.artifacts.addresses import ObjectPath, Place
 from kvp.config_groups import WorkersConfig
 from kvp.errors import KvpError, UsageError
 from kvp.own_packages import prefer_own_packages
@@ -207,8 +208,11 @@ def check_in_sight(out: str) -> None:
 
 
 @contextmanager
-def made_meanwhile(out: Path) -> Iterator[None]:
+def made_meanwhile(out: Place) -> Iterator[None]:
     """An output folder that workers find; where nothing was written it is gone afterwards."""
+    if isinstance(out, ObjectPath):
+        yield
+        return
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     out.mkdir(parents=True, exist_ok=True)
     try:

@@ -1,4 +1,4 @@
-"""Where a policy comes from: a folder, the policy of the bundled model, a repository of the hub.
+"""Where a policy comes from: a folder, the policy of the bundled model, the hub, an object store.
 
 The one place that knows how policies are named; what the files hold is `policies.policy_files`.
 """
@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvp import nano
+from kvp.artifacts.addresses import ObjectPath, Place, is_address, place
+from kvp.artifacts.copies import cache_folder, fetch
 from kvp.errors import PolicyError
 from kvp.hub import HubName, download
-from kvp.manifest import read_sealed_json
+from kvp.manifest import digest_json, read_sealed_json
 
 INDEX = "policy.json"
 """File that makes a folder a policy."""
@@ -39,6 +41,8 @@ class PolicySource:
     @property
     def label(self) -> str:
         """What the policy is called in results, where nothing else is said."""
+        if is_address(self.name):
+            return place(self.name).name
         if self.repository is not None:
             return self.repository.partition("/")[2]
         return self.name if self.bundled else self.folder.resolve().name
@@ -55,13 +59,15 @@ def find_policy(name: str | Path) -> PolicySource:
     """The folder of a policy that is named as users name it.
 
     A path that exists wins; then `nano` is the bundled policy, and `org/name` or
-    `org/name@revision` a repository of the hub, which is downloaded unless it is in the cache. Any
-    other text is refused.
+    `org/name@revision` a repository of the hub, which is downloaded unless it is in the cache, as
+    is a policy at an address of an object store. Any other text is refused.
 
     Raises:
         PolicyError: there is no such folder; the repository or its revision does not exist, needs a
             permission, cannot be reached, or holds no policy.
     """
+    if isinstance(name, str) and is_address(name):
+        return PolicySource(name=name, folder=_fetched(place(name)))
     if isinstance(name, Path) or Path(name).exists():
         return PolicySource(name=str(name), folder=Path(name))
     if name == BUNDLED:
@@ -70,13 +76,34 @@ def find_policy(name: str | Path) -> PolicySource:
     if hub_name is None:
         raise PolicyError(
             f"there is no folder {name!r}: a policy is a folder that kvp-train made, {BUNDLED} "
-            "(bundled) or org/name[@revision] on the hub; methods without training are made by "
-            "make_scorer"
+            "(bundled), org/name[@revision] on the hub or an address (s3://bucket/folder); methods "
+            "without training are made by make_scorer"
         )
     found = download(hub_name, PATTERNS, first=INDEX, error=PolicyError, what=f"policy {name}")
     return PolicySource(
         name=name, folder=found.folder, repository=hub_name.repository, commit=found.commit
     )
+
+
+def _fetched(address: Place) -> Path:
+    """A policy of an object store in the cache, by the digest that its index carries."""
+    assert isinstance(address, ObjectPath)
+    try:
+        index = read_sealed_json(address / INDEX, PolicyError)
+    except PolicyError as problem:
+        if (address / INDEX).exists():
+            raise
+        raise PolicyError(
+            f"{address} has no {INDEX}: it is not a policy directory, or its export did not finish"
+        ) from problem
+    folder = cache_folder() / "policies" / digest_json(index)
+    if not (folder / INDEX).exists():
+        names = [name for name in index["files"] if "/" not in name and name != INDEX]
+        fetch(address, folder, names)
+        if missing := [name for name in sorted(names) if not (folder / name).exists()]:
+            raise PolicyError(f"{address / missing[0]} is missing: copy or export the policy again")
+        fetch(address, folder, [INDEX])
+    return folder
 
 
 def policy_files(folder: Path) -> list[Path]:
@@ -90,6 +117,11 @@ def own_folder(name: str | Path, does: str) -> Path:
 
     Raises PolicyError where it is the bundled policy or one of the hub.
     """
+    if is_address(str(name)):
+        raise PolicyError(
+            f"policy {name} is no folder here, and {does} changes a policy in place: copy it to a "
+            "disk first"
+        )
     hub_name = isinstance(name, str) and not Path(name).exists() and HubName.parse(name)
     if not hub_name and (name != BUNDLED or Path(name).exists()):
         return Path(name)

@@ -30,7 +30,8 @@ class CollectConfig(
 
     out: str
     """What is written. A trace store: new, empty, or an interrupted one of the same settings, which
-    is continued. Several processes may write one store together."""
+    is continued. Several processes may write one store together. A folder, or an address such as
+    s3://bucket/folder."""
     train: int = 200
     """Sequences of the train split."""
     validation: int = 40
@@ -48,6 +49,7 @@ class CollectConfig(
     """Prompts whose answers are decoded together; the traces do not depend on it. Without it as
     many as fit into 4 GiB with their queries, keys and values, at most 16."""
 
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
     RENAMED: ClassVar[Mapping[str, str]] = {
         "continuation": "answers",
         "validation_sequences": "validation",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from kvp.artifacts.addresses import place
 from kvp.data.collection_plan import CollectionPlan, DataRequest
 from kvp.errors import StoreError
 from kvp.hf.store_request import StoreRequest
@@ -44,7 +44,7 @@ def check_out(
 
     Needs no weights: whether they are the same is checked when they are loaded.
     """
-    out = Path(config.out)
+    out = place(config.out)
     if refusal := store_request(config).refusal(out, jobs, tokenizer):
         raise StoreError(refusal)
     return len(committed(out)) if out.is_dir() and STORE.read_marker(out) else 0

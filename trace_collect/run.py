@@ -5,19 +5,16 @@ Everything that can be refused is refused before the weights are loaded.
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 from rich.filesize import decimal
 
+from kvp.artifacts.addresses import files_below, place
 from kvp.artifacts.disk_space import check_disk
-from kvp.artifacts.pieces import PAUSE_SECONDS
 from kvp.data.collection_plan import CollectionPlan, plan_collection
 from kvp.errors import StoreError
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
@@ -73,13 +70,15 @@ def run(config: CollectConfig) -> None:
         expected = estimate(config, model_config, missing)
         for line in expected.lines(config.rate):
             console.print(line)
-        check_disk(Path(config.out), expected.disk_bytes)
+        check_disk(place(config.out), expected.disk_bytes)
     if config.engine == "ray" and missing:
         _collect_with_ray(config, len(jobs))
     else:
         _collect(_loaded(config, jobs), console)
-    out = Path(config.out)
-    console.print(f"{out}: {len(jobs)} sequences, {decimal(_bytes_in(out))}")
+    out = place(config.out)
+    console.print(
+        f"{out}: {len(jobs)} sequences, {decimal(sum(size for _, size in files_below(out)))}"
+    )
     console.print(f"next: kvp-train --traces {shlex.quote(str(out))} --out POLICY_FOLDER")
 
 
@@ -159,7 +158,7 @@ class RayWorker:
 
 def _collect_with_ray(config: CollectConfig, total: int) -> None:
     """Have Ray's workers collect what is missing."""
-    out = Path(config.out)
+    out = place(config.out)
     there = set(committed(out))
     missing = [index for index in range(total) if index not in there]
     pool = Pool.of(config, config.device)
@@ -184,15 +183,6 @@ def _collect_with_ray(config: CollectConfig, total: int) -> None:
             )
 
 
-def _bytes_in(folder: Path) -> int:
-    """Bytes of the files in a folder, less what another worker deletes meanwhile."""
-    size = 0
-    for file in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
-        with suppress(FileNotFoundError):
-            size += file.stat().st_size
-    return size
-
-
 def write_all(parts: Collection, writer: TraceWriter, rank: Rank) -> None:
     """Write what is missing, or a worker's part of it, while the model goes on."""
     total = len(parts.jobs)
@@ -206,7 +196,7 @@ def write_all(parts: Collection, writer: TraceWriter, rank: Rank) -> None:
         for traced in parts.traces(pieces.take()):
             if traced is None:  # other workers are at what is left, or it is being written
                 background.check()
-                time.sleep(PAUSE_SECONDS)
+                time.sleep(pieces.pause_seconds)
             else:
                 background.write(traced.trace, partial(pieces.give_back, traced.record.index))
                 tokens += traced.record.length

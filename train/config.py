@@ -131,6 +131,7 @@ class TrainConfig(
     resume: bool = True
     """Continue an unfinished run of the same settings; false refuses any non-empty --out."""
 
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("out", "traces", "init_from")
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         name: {
             field.name: getattr(recipe, field.name)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from kvp.artifacts.addresses import place
 from kvp.errors import UsageError
 from kvp.ranking import Protection
 from policies.policy_files import Shard, load_shard
@@ -115,7 +115,7 @@ def prepare(config: TrainConfig, workers: Workers, sources: Sources | None) -> J
         device=device,
         training_data=training_data,
         heads=heads,
-        target=RunFolder(Path(config.out), identity),
+        target=RunFolder(place(config.out), identity),
         sources={} if sources is None else sources,
         shared=sources is not None,
         initial=initial,

@@ -35,7 +35,7 @@ def print_start(job: Job, rankers: HeadRankers) -> None:
 
 def print_end(job: Job) -> None:
     """Print the written folder and the next command."""
-    folder = shlex.quote(str(job.target.folder))
+    folder = shlex.quote(str(job.target.place))
     print(f"policy: {folder}")
     if not job.whole:
         own = SHARD_FOLDER.format(start=job.heads.start, stop=job.heads.stop)

@@ -7,8 +7,8 @@ that kvp-merge takes as a whole.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
+from kvp.artifacts.addresses import place
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config
@@ -33,7 +33,7 @@ def own_heads(config: TrainConfig) -> TrainConfig:
     return replace(
         config,
         heads=f"{heads.start}:{heads.stop}",
-        out=str(Path(config.out) / SHARD_FOLDER.format(start=heads.start, stop=heads.stop)),
+        out=str(place(config.out) / SHARD_FOLDER.format(start=heads.start, stop=heads.stop)),
         device=device_of_rank(config.device, rank),
     )
 
@@ -46,7 +46,7 @@ def heads_of(rank: Rank, total: int) -> range:
 
 
 def _geometry(config: TrainConfig) -> Geometry:
-    store = None if config.traces is None else Path(config.traces)
+    store = None if config.traces is None else place(config.traces)
     if store is not None and ((store / MANIFEST).exists() or config.on_missing == "error"):
         return load_metadata(store)[1].geometry
     return geometry_of(load_config(config.model, revision=config.revision))

@@ -113,7 +113,7 @@ def _train(job: Job) -> RankerTraining:
     )
     shown = [
         Log(
-            job.target.logs / job.target.folder.absolute().name,
+            job.target.logs / job.target.place.absolute().name,
             job.traces.geometry,
             validation,
             heads=job.heads,

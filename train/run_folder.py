@@ -4,7 +4,9 @@
 whole, its name carrying the identity of the run and the checksum of its content; `policy.json`
 comes last, and then the checkpoint goes. Two runs share a folder only if everything that decides
 the weights agrees (`TrainConfig.identity`, the store's digest, the head geometry); what has saved
-nothing yet, because it failed or was stopped early, gives its folder to any run.
+nothing yet, because it failed or was stopped early, gives its folder to any run. A run whose folder
+lies in an object store writes to this disk; checkpoints and logs are sent as they are made, the
+policy at the end.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvp.artifacts.addresses import ObjectPath, Place, files_below
 from kvp.artifacts.claim import FolderKind, OutputFolder
+from kvp.artifacts.copies import fetch, send, staging_folder
 from kvp.artifacts.files import PARTIAL, sync_path
-from kvp.artifacts.locks import LOCK
+from kvp.artifacts.locks import is_lock
 from kvp.errors import UsageError
 from kvp.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
 from policies.policy_files import HEAD_FILES
-from policies.sources import INDEX
+from policies.sources import INDEX, policy_files
 from train.recipe import current_names
 
 RUN_FILE = "run.json"
@@ -34,13 +38,18 @@ _CHECKPOINT = re.compile(r"step-(?P<step>\d+)-(?P<identity>[0-9a-f]{12})-(?P<sha
 """Name of a checkpoint without its ending."""
 
 
-def _has_saved_nothing(folder: Path) -> bool:
+def _has_saved_nothing(folder: Place) -> bool:
     """Whether a run can be begun here without loss to the one that is there."""
-    entries = {entry.name for entry in folder.iterdir() if not entry.name.endswith(PARTIAL)}
-    return entries <= {RUN_FILE, LOGS, CHECKPOINTS, BUFFER, LOCK} and not _checkpoints(folder)
+    names = {
+        name for name, _ in files_below(folder) if not (name.endswith(PARTIAL) or is_lock(name))
+    }
+    own = {
+        name for name in names if name == RUN_FILE or name.startswith((f"{LOGS}/", f"{BUFFER}/"))
+    }
+    return names == own
 
 
-def _read_run(path: Path) -> Mapping[str, Any]:
+def _read_run(path: Place) -> Mapping[str, Any]:
     content = read_sealed_json(path, UsageError)
     return {**content, "identity": current_names(content["identity"])}
 
@@ -57,31 +66,31 @@ RUN = FolderKind(
 class RunFolder:
     """The folder `--out` of one run."""
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+    def __init__(self, place: Place, identity: Mapping[str, Any]) -> None:
         """Claim nothing yet; `identity` is JSON."""
-        self.folder = folder
-        self.logs = folder / LOGS
-        self.aside = folder / CHECKPOINTS / f"last{PARTIAL}"
+        self.place = place
+        self.folder = staging_folder(place) if isinstance(place, ObjectPath) else place
+        """Where files are written: the folder itself, or one on this disk in its stead."""
+        self.logs = self.folder / LOGS
+        self.aside = self.folder / CHECKPOINTS / f"last{PARTIAL}"
         """Where a checkpoint is written before `keep`."""
         self._identity = dict(identity)
         self._claim: OutputFolder | None = None
 
     def finished(self) -> bool:
         """Whether the folder holds the finished policy of exactly this run."""
-        previous = RUN.read_marker(self.folder) if (self.folder / INDEX).exists() else None
+        previous = RUN.read_marker(self.place) if (self.place / INDEX).exists() else None
         return previous is not None and not RUN.differences(previous, self._identity)
 
     def check_calibration(self, target: str, contexts: int) -> None:
         """UsageError unless the finished run was calibrated like this: weights do not tell."""
-        made = current_names(
-            read_sealed_json(self.folder / INDEX, UsageError)["training"]["config"]
-        )
+        made = current_names(read_sealed_json(self.place / INDEX, UsageError)["training"]["config"])
         theirs, on = made["calibration"], made["calibration_contexts"]
         if (theirs, on) == (target, contexts) or theirs == target == "none":
             return
         how = "not calibrated" if theirs == "none" else f"calibrated to {theirs} on {on} contexts"
         raise UsageError(
-            f"--out {self.folder} is finished, and was {how} then; kvp-calibrate changes it"
+            f"--out {self.place} is finished, and was {how} then; kvp-calibrate changes it"
         )
 
     def prepare(self, manifest: Mapping[str, Any], *, resume: bool) -> None:
@@ -91,26 +100,31 @@ class RunFolder:
         run of this identity or one that has saved nothing, when `resume` is false and it is not
         empty, or when its checkpoint is damaged or of another run.
         """
-        previous = RUN.read_marker(self.folder)
-        if previous is not None and (self.folder / INDEX).exists():
+        previous = RUN.read_marker(self.place)
+        if previous is not None and (self.place / INDEX).exists():
             raise UsageError(
-                f"--out {self.folder} holds a finished policy of other settings "
+                f"--out {self.place} holds a finished policy of other settings "
                 f"({'; '.join(RUN.differences(previous, self._identity)[:3])}); to go on from it, "
-                f"train into a new folder with --init_from {self.folder}"
+                f"train into a new folder with --init_from {self.place}"
             )
         if not resume and previous is not None:
             raise UsageError(
-                f"--out {self.folder} holds a run and --resume is false; name a new folder"
+                f"--out {self.place} holds a run and --resume is false; name a new folder"
             )
         self._claim = OutputFolder.claim(
-            self.folder, RUN, self._identity, replaceable=_has_saved_nothing
+            self.place, RUN, self._identity, replaceable=_has_saved_nothing
         )
         try:
+            if isinstance(self.place, ObjectPath):
+                shutil.rmtree(self.folder, ignore_errors=True)  # of a run that was killed here
+                self.folder.mkdir(parents=True)
+                fetch(self.place, self.folder)
             if self._claim.existing_marker is None:
                 for of_another_run in (LOGS, BUFFER):
-                    shutil.rmtree(self.folder / of_another_run, ignore_errors=True)
+                    self._delete(of_another_run)
                 content = {"identity": self._identity, "manifest": dict(manifest)}
                 write_sealed_json(self.folder / RUN_FILE, content)
+                self._send(RUN_FILE)
             self._check_checkpoints()
         except BaseException:
             self.release()
@@ -127,19 +141,38 @@ class RunFolder:
         name = f"step-{step:08d}-{self._digest}-{sha256_file(self.aside)}.ckpt"
         kept = self.aside.replace(self.aside.with_name(name))
         sync_path(kept.parent)
+        self._send(LOGS, f"{CHECKPOINTS}/{name}")
         for other in _checkpoints(self.folder):
             if other != kept:
                 other.unlink()
+                (self.place / CHECKPOINTS / other.name).unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """Delete the checkpoint, and the shared traces, of a run whose policy is exported."""
+        """Send the policy that was exported to `folder`; delete checkpoint and shared traces."""
+        if isinstance(self.place, ObjectPath) and (self.folder / INDEX).exists():
+            files = [path.name for path in policy_files(self.folder)]
+            self._send(LOGS, *files)
         for needed_no_more in (CHECKPOINTS, BUFFER):
-            shutil.rmtree(self.folder / needed_no_more, ignore_errors=True)
+            self._delete(needed_no_more)
 
     def release(self) -> None:
         """Let other processes in; safe to call twice."""
         if self._claim is not None:
             self._claim.release()
+            if isinstance(self.place, ObjectPath):
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _send(self, *names: str) -> None:
+        """Write files to where the run's folder is, if that is not this disk."""
+        if isinstance(self.place, ObjectPath):
+            send(self.folder, self.place, names)
+
+    def _delete(self, folder: str) -> None:
+        """Delete a folder of the run."""
+        shutil.rmtree(self.folder / folder, ignore_errors=True)
+        if isinstance(self.place, ObjectPath):
+            for name, _ in [*files_below(self.place / folder)]:
+                (self.place / folder / name).unlink()
 
     @property
     def _digest(self) -> str:

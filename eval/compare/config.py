@@ -24,5 +24,6 @@ class CompareConfig(Group):
     seed: int = 0
     """Seed of the intervals."""
 
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("first", "second")
     MINIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": 1}
     MAXIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": MAX_BOOTSTRAP}

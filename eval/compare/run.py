@@ -22,6 +22,7 @@ from eval.compare.config import CompareConfig
 from eval.nulls import prompt_values
 from eval.report.aggregates import ReportedMethod, method_of
 from eval.report.load import Results, load_results
+from eval.results.parts import results_folder
 from eval.results.records import FULL, Record, policy_groups
 from eval.stats import Interval, Scores, bootstrap_mean, holm, paired_difference, prompts_of
 from eval.summary import budget_order
@@ -72,7 +73,7 @@ def run(config: CompareConfig) -> list[Row]:
     Raises ResultsError where a folder cannot be read, or both share no prompt, or hold answers to
     different prompts of one name.
     """
-    folders = [load_results(Path(path)) for path in (config.first, config.second)]
+    folders = [load_results(results_folder(path)) for path in (config.first, config.second)]
     check_prompts(*folders)
     first, second = map(curves_of, folders)
     rows = differences(first, second, resamples=config.bootstrap, seed=config.seed)

@@ -57,19 +57,19 @@ def run_search(config: EvolveConfig) -> None:
     if config.scorer == LEARNED and config.policies:
         identity["policy"] = _policy_digest(config.policies)
     with OutputFolder.claim(Path(config.out), SEARCH, identity) as folder:
-        if (folder.path / BUDGET_FILE).exists():
+        if (folder.local / BUDGET_FILE).exists():
             say(f"{folder.path} is finished; nothing to do")
         else:
             check_resumable(folder)
             _search(config, folder, identity)
-        print_budgets(load_budgets(folder.path))
-        name = folder.path / BUDGET_FILE
+        print_budgets(load_budgets(folder.local))
+        name = folder.local / BUDGET_FILE
         say(f"budgets are in {name}; to use them: --methods SCORER+evolved:{name}")
 
 
 def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]) -> None:
     """Search in a claimed folder, and write its budget file."""
-    folder = output.path
+    folder = output.local
     check_quantization(config.quantization, torch_device(config.device))
     model_config = load_config(config.model, revision=config.revision)
     geometry = geometry_of(model_config)

@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from kvp.artifacts.addresses import Place
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.jsonl import JsonLines, Record
 from kvp.errors import ResultsError
@@ -28,7 +29,7 @@ MANIFEST = "manifest.json"
 JOURNAL = "search.jsonl"
 
 
-def _read_manifest(path: Path) -> Mapping[str, Any]:
+def _read_manifest(path: Place) -> Mapping[str, Any]:
     content = read_sealed_json(path, ResultsError)
     if content.get("format_version") not in (1, FORMAT_VERSION):
         raise ResultsError(

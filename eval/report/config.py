@@ -30,6 +30,7 @@ class ReportConfig(Group):
     bootstrap: int = 2000
     """Resamples behind each interval."""
 
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("results", "validation_results")
     RENAMED: ClassVar[Mapping[str, str]] = {"validation": "validation_results"}
     MINIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": 1}
     MAXIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": MAX_BOOTSTRAP}

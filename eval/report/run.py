@@ -19,8 +19,10 @@ from eval.report.message import ALL_TASKS, message
 from eval.report.page import drawing, fold, only, page, paragraph, text
 from eval.report.sections import ATTENTION_FREE, Run
 from eval.report.tokens import MAXIMUM_DIGITS
+from eval.results.parts import results_folder
 from eval.results.records import policy_groups
 from eval.tune.settings_file import load_settings
+from kvp.artifacts.addresses import is_address
 from kvp.errors import ResultsError, UsageError
 
 PROTOCOLS = {
@@ -32,14 +34,15 @@ PROTOCOLS = {
 
 def run(config: ReportConfig) -> None:
     """Run kvp-report; raises KvpError on anything the user can mend."""
-    folders = [Path(folder) for folder in config.folders]
+    if config.out is None and is_address(config.folders[0]):
+        raise UsageError(f"--out is missing: a page cannot be written to {config.folders[0]}")
+    folders = [results_folder(folder) for folder in config.folders]
     out = Path(config.out) if config.out else folders[0] / "report.html"
     png = Path(config.png) if config.png else out.parent / "figures"
     check_targets(out, png)
     results = join([load_results(folder) for folder in folders])
-    validation = (
-        load_results(Path(config.validation_results)) if config.validation_results else None
-    )
+    chosen_by = config.validation_results
+    validation = load_results(results_folder(chosen_by)) if chosen_by else None
     if validation is not None:
         if len(results) > 1:
             raise UsageError(

@@ -14,6 +14,7 @@ from typing import Any
 
 from eval.config import EvalConfig
 from eval.tune.settings_file import SETTINGS, TunedSettings, load_settings, tuned_files
+from kvp.artifacts.addresses import Place, place
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.errors import ResultsError
 from kvp.manifest import (
@@ -45,9 +46,11 @@ INPUT_FLAGS = ("essays", "squad", "hotpotqa", "chat", "text", "data")
 
 
 RECORD_FILES = (ROWS, TIMING, CURVES, KEPT)
+FILES = (*RECORD_FILES, TOKENS, HEATMAP, MANIFEST)
+"""All files, in the order in which a finished folder is sent to an object store."""
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Place) -> dict[str, Any]:
     """A manifest as it was written, its seal checked; those of 2ef2cb0 have none.
 
     Raises ResultsError where it is damaged.
@@ -100,7 +103,7 @@ def lost_records(folder: Path, manifest: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _read_manifest(path: Place) -> dict[str, Any]:
     """A manifest of results that this version can extend."""
     manifest = read_manifest(path)
     if manifest.get("format_version") != FORMAT_VERSION:
@@ -135,7 +138,7 @@ def open_folder(
     other input files or of another policy of the same label, or where another process writes it.
     """
     identity = {**config.identity(), "input_files": input_digests(config)}
-    folder = OutputFolder.claim(Path(config.out), RESULTS, identity, shared=shared)
+    folder = OutputFolder.claim(place(config.out), RESULTS, identity, shared=shared)
     try:
         _check_policies(folder, policies)
     except ResultsError:
@@ -177,16 +180,19 @@ def write_manifest(
 ) -> None:
     """Write the manifest of a claimed folder before any record of this run; workers in a turn.
 
+    Fetches what is there, where the folder lies in an object store.
+
     `model_digest` tells the model from another of the same name (`kvp.hf.identity`), `layers` which
     layers of it are evicted from (`Geometry.layer_indices`), `hub` which repository and commit a
     policy came from, by label. Raises ResultsError where the records that are there are of another
     model.
     """
+    folder.pull(*FILES)
     digest = {} if model_digest is None else {"model_digest": dict(model_digest)}
     folder.require(digest)
     _check_policies(folder, policies)
     earlier = folder.existing_marker or {}
-    if (lost := lost_records(folder.path, earlier)) is not None:
+    if (lost := lost_records(folder.local, earlier)) is not None:
         notes = [*notes, f"{lost}; this run evaluates its settings again"]
         say(f"note: {notes[-1]}")
     settings = config.recorded()
@@ -199,7 +205,7 @@ def write_manifest(
     tuned = dict(earlier.get("tuned", {}))
     tuned |= {path: load_settings(Path(path)).to_json() for path in paths}
     write_sealed_json(
-        folder.path / MANIFEST,
+        folder.local / MANIFEST,
         {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
@@ -214,3 +220,4 @@ def write_manifest(
             "earlier_runs": runs,
         },
     )
+    folder.push(MANIFEST)

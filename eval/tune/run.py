@@ -68,7 +68,7 @@ def run(config: TuneConfig) -> TunedSettings | None:
         write_manifest(
             output, evaluation, digests, measurement.prepared.notes, model, hub=hub_records(methods)
         )
-        file = MeasuredRecords(output.path / ROWS)
+        file = MeasuredRecords(output.local / ROWS)
         searches = _searches(config, measurement, subjects)
         _search_all(config, measurement, bench, file, searches)
         return _finish(config, output, measurement, file, searches)
@@ -176,10 +176,10 @@ def _finish(
     settings = TunedSettings(
         split=config.split, data=_data(config, measurement), methods=tuple(found)
     )
-    atomic_write_text(output.path / TABLE, csv_text(settings, everything))
+    atomic_write_text(output.local / TABLE, csv_text(settings, everything))
     manifest = run_manifest(_plain(config), seed=config.seed)
-    save_settings(output.path / SETTINGS, settings, manifest)
-    write_counts(output.path)
+    save_settings(output.local / SETTINGS, settings, manifest)
+    write_counts(output.local)
     print_settings(Console(markup=False), settings)
     for entry in found:
         if entry.open_ends:

@@ -3,7 +3,8 @@
 The same four rules hold for every program that writes a folder. It must be new, empty, or of the
 same kind and identity (all that decides its content); a folder with anything else in it is refused,
 untouched. It must not lie inside another artefact. One process writes it at a time, or several
-workers that share it and all take the same rules. What an interrupted writer left half-written
+workers that share it and all take the same rules. All this holds in an object store, too
+(`kvp.artifacts.leases`). What an interrupted writer left half-written
 (`*.partial` of the files a folder of the kind holds) is deleted by the next one, or by the last
 worker.
 """
@@ -16,11 +17,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
+from kvp.artifacts.addresses import ObjectPath, Place, files_below
+from kvp.artifacts.copies import fetch, send
 from kvp.artifacts.files import PARTIAL
-from kvp.artifacts.locks import CLAIMS, LOCK, TURN, FileLock, FolderLock, is_lock
+from kvp.artifacts.leases import FolderLease, PieceLease
+from kvp.artifacts.locks import CLAIMS, FileLock, FolderLock, is_lock
 from kvp.errors import KvpError
 from kvp.manifest import differences, read_json, read_sealed_json
 
@@ -48,7 +53,7 @@ class FolderKind:
     files: str = r"(?!)"
     """Regular expression of the files, as POSIX paths inside the folder, that its writers write
     aside as `*.partial`; the marker always is."""
-    read: Callable[[Path], Mapping[str, Any]] | None = None
+    read: Callable[[Place], Mapping[str, Any]] | None = None
     """Reads the content of a marker, its entry "identity" among it; sealed JSON as a rule."""
     optional: tuple[str, ...] = ()
     """Entries of the identity that are compared only where both sides have them: folders of
@@ -61,7 +66,7 @@ class FolderKind:
             return is_lock(name) or _TEMPORARY.fullmatch(name) is not None
         return whole == self.marker or re.fullmatch(self.files, whole) is not None
 
-    def read_marker(self, folder: Path) -> dict[str, Any] | None:
+    def read_marker(self, folder: Place) -> dict[str, Any] | None:
         """Content of the marker, None where there is none; raises `error` where it is damaged."""
         path = folder / self.marker
         if not path.exists():
@@ -85,7 +90,7 @@ class FolderKind:
         return differences(theirs, ours)
 
 
-def _never(_: Path) -> bool:
+def _never(_: Place) -> bool:
     return False
 
 
@@ -94,9 +99,9 @@ class OutputFolder:
 
     def __init__(
         self,
-        path: Path,
+        path: Place,
         kind: FolderKind,
-        lock: FolderLock,
+        lock: FolderLock | FolderLease,
         identity: Mapping[str, Any],
         made: Sequence[Path] = (),
     ) -> None:
@@ -108,15 +113,16 @@ class OutputFolder:
         self._lock = lock
         self._identity = identity
         self._made = made
+        self._copy: TemporaryDirectory[str] | None = None
 
     @classmethod
     def claim(
         cls,
-        path: Path,
+        path: Place,
         kind: FolderKind,
         identity: Mapping[str, Any],
         *,
-        replaceable: Callable[[Path], bool] = _never,
+        replaceable: Callable[[Place], bool] = _never,
         shared: bool = False,
     ) -> OutputFolder:
         """Make or take over a folder for this process.
@@ -139,14 +145,7 @@ class OutputFolder:
         refusal = check_folder(path, kind, identity, replaceable=replaceable)
         if refusal:
             raise kind.error(refusal)
-        made = [parent for parent in (path, *path.parents) if not parent.exists()]
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            lock = FolderLock(path, kind.error, shared=shared)
-        except OSError as problem:
-            for empty in made:
-                _remove_empty(empty)
-            raise kind.error(f"cannot write --out {path}: {problem.strerror}") from None
+        lock, made = _locked(path, kind, shared=shared)
         folder = cls(path, kind, lock, identity, made)
         if not lock.first:
             replaceable = _never
@@ -158,7 +157,7 @@ class OutputFolder:
         if marker is None or not kind.differences(marker, identity):
             folder.existing_marker = marker
         if lock.first:
-            _sweep(path, kind)
+            _sweep(path, kind, lock)
         return folder
 
     @property
@@ -188,7 +187,12 @@ class OutputFolder:
                     raise self._kind.error(_others(self.path, different))
             yield
 
-    def piece(self, number: int) -> FileLock | None:
+    @property
+    def pause_seconds(self) -> float:
+        """Between two looks at what other workers are doing."""
+        return self._lock.pause_seconds
+
+    def piece(self, number: int) -> FileLock | PieceLease | None:
         """The lock of one piece of work; None while another worker does it."""
         return self._lock.piece(number)
 
@@ -203,12 +207,37 @@ class OutputFolder:
         if different := self._kind.differences(self.existing_marker, whole):
             raise self._kind.error(_others(self.path, different))
 
+    @property
+    def local(self) -> Path:
+        """Where files are written: the folder itself, or a copy on this disk of one elsewhere.
+
+        The copy begins empty (`pull`), is seen by nobody (`push`), and goes with `release`.
+        """
+        if isinstance(self.path, Path):
+            return self.path
+        if self._copy is None:
+            self._copy = TemporaryDirectory(prefix="kvp-", ignore_cleanup_errors=True)
+        return Path(self._copy.name)
+
+    def pull(self, *names: str) -> None:
+        """Fetch files to `local`: these or, where none is named, all; nothing on a disk."""
+        if isinstance(self.path, ObjectPath):
+            fetch(self.path, self.local, names or None)
+
+    def push(self, *names: str) -> None:
+        """Write files of `local` to where the folder is, in this order; nothing on a disk."""
+        if isinstance(self.path, ObjectPath):
+            send(self.local, self.path, names)
+
     def release(self) -> None:
         """Let other writers in; a folder made for nothing goes. Safe to call twice.
 
         The last of several workers deletes what killed ones left.
         """
-        self._lock.release(lambda: _sweep(self.path, self._kind))
+        if self._copy is not None:
+            self._copy.cleanup()
+            self._copy = None
+        self._lock.release(lambda: _sweep(self.path, self._kind, self._lock))
         for empty in self._made:
             _remove_empty(empty)
 
@@ -226,19 +255,35 @@ class OutputFolder:
         self.release()
 
 
+def _locked(
+    path: Place, kind: FolderKind, *, shared: bool
+) -> tuple[FolderLock | FolderLease, list[Path]]:
+    """Lock a folder, and the folders that had to be made for it; raises the kind's error."""
+    if isinstance(path, ObjectPath):
+        return FolderLease(path, kind.error, shared=shared), []
+    made = [parent for parent in (path, *path.parents) if not parent.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        return FolderLock(path, kind.error, shared=shared), made
+    except OSError as problem:
+        for empty in made:
+            _remove_empty(empty)
+        raise kind.error(f"cannot write --out {path}: {problem.strerror}") from None
+
+
 def check_folder(
-    path: Path,
+    path: Place,
     kind: FolderKind,
     identity: Mapping[str, Any],
     *,
-    replaceable: Callable[[Path], bool] = _never,
+    replaceable: Callable[[Place], bool] = _never,
 ) -> str | None:
     """Say in one line why `OutputFolder.claim` would refuse a folder; None if it would not.
 
     Touches nothing, so that a program can refuse before it loads a model. Raises the kind's error
     on a damaged marker.
     """
-    if path.exists() and not path.is_dir():
+    if (path.exists() and not path.is_dir()) or (isinstance(path, ObjectPath) and path.exists()):
         return f"--out {path} is a file; name a folder"
     for parent in path.absolute().parents:
         if _is_artefact(parent):
@@ -253,18 +298,21 @@ def check_folder(
     return None
 
 
-def _others(path: Path, different: list[str]) -> str:
+def _others(path: Place, different: list[str]) -> str:
     return (
         f"--out {path} was begun with other settings ({'; '.join(different[:3])}); "
         "repeat those to continue it, or name a new folder"
     )
 
 
-def _foreign(path: Path, kind: FolderKind) -> str | None:
+def _foreign(path: Place, kind: FolderKind) -> str | None:
     """A file that no interrupted writer of this kind left, None if there is none.
 
     Files may come and go meanwhile, where workers begin the folder.
     """
+    if isinstance(path, ObjectPath):
+        names = (name for name, _ in files_below(path))
+        return next((name for name in names if not _known(name, kind)), None)
     for folder, folders, files in os.walk(path):
         folders.sort()
         for entry in (Path(folder, name) for name in sorted((*folders, *files))):
@@ -277,8 +325,7 @@ def _foreign_name(path: Path, entry: Path, kind: FolderKind) -> str | None:
     """Path of an entry in the folder, None where an interrupted writer may have left it."""
     name = entry.relative_to(path).as_posix()
     if not entry.is_dir() or entry.is_symlink():
-        known = re.fullmatch(kind.begun, name) is not None or kind.left_over(name)
-        return None if known or not os.path.lexists(entry) else name
+        return None if _known(name, kind) or not os.path.lexists(entry) else name
     if name == CLAIMS or re.fullmatch(kind.begun, f"{name}/"):
         return None
     with suppress(FileNotFoundError):
@@ -286,7 +333,12 @@ def _foreign_name(path: Path, entry: Path, kind: FolderKind) -> str | None:
     return None
 
 
-def _is_artefact(folder: Path) -> bool:
+def _known(name: str, kind: FolderKind) -> bool:
+    """Whether an interrupted writer may have left a file of this name."""
+    return re.fullmatch(kind.begun, name) is not None or kind.left_over(name)
+
+
+def _is_artefact(folder: Place) -> bool:
     """Whether a folder is one that kvp wrote."""
     for marker in _MARKERS:
         path = folder / marker
@@ -302,16 +354,16 @@ def _is_artefact(folder: Path) -> bool:
     return False
 
 
-def _sweep(folder: Path, kind: FolderKind) -> None:
-    """Delete half-written files of the kind, and no other.
+def _sweep(folder: Place, kind: FolderKind, lock: FolderLock | FolderLease) -> None:
+    """Delete half-written files of the kind and locks of dead processes, and nothing else.
 
     Only for the holder of the lock, or for the one worker that is there, in its turn.
     """
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder).as_posix()
-        if name not in (LOCK, TURN) and kind.left_over(name) and not path.is_dir():
-            path.unlink()
-    _remove_empty(folder / CLAIMS)
+    for name, _ in [*files_below(folder)]:
+        if kind.left_over(name) and not (is_lock(name) and lock.in_use(name)):
+            (folder / name).unlink(missing_ok=True)
+    if isinstance(folder, Path):
+        _remove_empty(folder / CLAIMS)
 
 
 def _remove_empty(folder: Path) -> None:

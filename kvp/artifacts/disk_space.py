@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 from rich.filesize import decimal
 
+from kvp.artifacts.addresses import ObjectPath, Place
 from kvp.errors import StoreError
 
 
-def check_disk(path: Path, needed: int, *, flag: str = "--out") -> None:
+def check_disk(path: Place, needed: int, *, flag: str = "--out") -> None:
     """Raise StoreError when the disk that `path` will be on has fewer than `needed` bytes left.
 
-    `flag` is the one that names `path`, for the message.
+    `flag` is the one that names `path`, for the message. An object store has no such limit.
     """
+    if isinstance(path, ObjectPath):
+        return
     folder = path.absolute()
     while not folder.exists():
         folder = folder.parent

@@ -2,7 +2,8 @@
 
 Written aside as `NAME.partial`, flushed to the disk, renamed, and the folder flushed as well. Files
 are made as `open` makes them, so the user's umask decides who may read them. Not for two writers of
-one path: `kvp.artifacts.claim` lets only one in. Imports no torch.
+one path: `kvp.artifacts.claim` lets only one in. In an object store one request writes a file, as a
+whole. Imports no torch.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from kvp.artifacts.addresses import ObjectPath, Place
 
 PARTIAL = ".partial"
 """Ending of a file that is not complete."""
@@ -35,7 +38,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: Place) -> Iterator[None]:
     """Name the file in an OSError of the block: a write to a full disk does not say where."""
     try:
         yield
@@ -43,13 +46,19 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(problem.errno, problem.strerror or str(problem), str(path)) from problem
 
 
-def atomic_write_bytes(path: Path, content: bytes) -> None:
-    """Write a file as a whole; raises OSError and leaves the old one where that fails."""
+def atomic_write_bytes(path: Place, content: bytes) -> None:
+    """Write a file as a whole; where that fails the old one stays.
+
+    Raises OSError, in an object store AddressError.
+    """
+    if isinstance(path, ObjectPath):
+        path.write_bytes(content)
+        return
     with replacing(path) as partial:
         partial.write_bytes(content)
 
 
-def atomic_write_text(path: Path, content: str) -> None:
+def atomic_write_text(path: Place, content: str) -> None:
     """`atomic_write_bytes` for text, in UTF-8."""
     atomic_write_bytes(path, content.encode())
 

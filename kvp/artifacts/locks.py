@@ -24,7 +24,9 @@ TURN = "turn.lock"
 """Held by the one worker that changes what belongs to all of them."""
 CLAIMS = "claims"
 """Folder of locks, one per piece of work that a worker is doing."""
-_LOCK_FILE = re.compile(rf"{LOCK}|{TURN}|{CLAIMS}/\d+\.lock")
+WORKERS = "workers"
+"""Folder of leases, one per process that writes; in object stores only (`kvp.artifacts.leases`)."""
+_LOCK_FILE = re.compile(rf"{LOCK}|{TURN}|{CLAIMS}/\d+\.lock|{WORKERS}/\w+\.\w+\.lock")
 
 
 def is_lock(name: str) -> bool:
@@ -99,11 +101,14 @@ class FileLock:
 
 
 class FolderLock:
-    """The lock of a folder that exists, held until `release` or the end of the process.
+    """The lock of a local folder that exists, held until `release` or the end of the process.
 
     With `shared`, other workers may hold it as well. A new one has its turn (`turn`) already, until
     `end_turn`, so that it can prepare the folder before others come.
     """
+
+    pause_seconds = 0.2
+    """Between two looks at what other workers are doing."""
 
     def __init__(self, folder: Path, error: type[KvpError], *, shared: bool = False) -> None:
         """Take the lock; raises `error`, naming the holder, where another process has it."""
@@ -147,6 +152,10 @@ class FolderLock:
             yield
         finally:
             self.end_turn()
+
+    def in_use(self, name: str) -> bool:
+        """Whether a lock file, a POSIX path in the folder, is needed by who sweeps the folder."""
+        return name in (LOCK, TURN)
 
     def piece(self, number: int) -> FileLock | None:
         """The lock of one piece of work; None while another worker does it."""

@@ -12,25 +12,31 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from kvp.artifacts.claim import OutputFolder
+from kvp.artifacts.leases import PieceLease
 from kvp.artifacts.locks import FileLock
 from kvp.ranks import Rank
-
-PAUSE_SECONDS = 0.2
-"""Between two looks at what other workers are doing."""
 
 
 class Pieces:
     """The pieces that a worker takes, any number of them at a time, until `close`."""
 
     def __init__(
-        self, folder: OutputFolder, rank: Rank, total: int, is_done: Callable[[int], bool]
+        self,
+        folder: OutputFolder,
+        rank: Rank,
+        total: int,
+        is_done: Callable[[int], bool],
+        look_again: Callable[[int], bool] | None = None,
     ) -> None:
         """Nothing is taken yet; arguments as of `pieces_to_do`."""
         self._folder = folder
         self._rank = rank
         self._left = [number for number in rank.order(total) if not is_done(number)]
         self._is_done = is_done
-        self._locks: dict[int, FileLock] = {}
+        self._look_again = look_again or is_done
+        self._locks: dict[int, FileLock | PieceLease] = {}
+        self.pause_seconds = folder.pause_seconds
+        """Between two looks at what other workers are doing."""
 
     def take(self) -> Iterator[int | None]:
         """Numbers that no other worker does until they are given back, each once.
@@ -90,7 +96,7 @@ class Pieces:
         lock = self._folder.piece(number)
         if lock is None:
             return False
-        if self._is_done(number):  # another worker may have ended it before the lock
+        if self._look_again(number):  # another worker may have ended it before the lock
             lock.release()
             return False
         self._locks[number] = lock
@@ -98,7 +104,11 @@ class Pieces:
 
 
 def pieces_to_do(
-    folder: OutputFolder, rank: Rank, total: int, is_done: Callable[[int], bool]
+    folder: OutputFolder,
+    rank: Rank,
+    total: int,
+    is_done: Callable[[int], bool],
+    look_again: Callable[[int], bool] | None = None,
 ) -> Iterator[int]:
     """Numbers of pieces that this worker is to do, one at a time, until all of them are there.
 
@@ -107,14 +117,16 @@ def pieces_to_do(
         rank: which worker this is.
         total: pieces of the job, numbered alike in all workers.
         is_done: whether a piece is there; true of a number before the next is asked for.
+        look_again: likewise, asked while nobody else does the piece; for an `is_done` that may
+            know of other workers' pieces a little later.
 
     Yields:
         A number that no other worker does meanwhile, until the next one is asked for.
     """
-    with Pieces(folder, rank, total, is_done) as pieces:
+    with Pieces(folder, rank, total, is_done, look_again) as pieces:
         for number in pieces.take():
             if number is None:
-                time.sleep(PAUSE_SECONDS)
+                time.sleep(pieces.pause_seconds)
                 continue
             try:
                 yield number

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load, load_file, save
 from torch import Tensor
 
+from kvp.artifacts.addresses import ObjectPath, Place
 from kvp.artifacts.files import atomic_write_bytes
 from kvp.errors import KvpError
 
 
 def write_safetensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    path: Place, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write named tensors, and text in the header, as `atomic_write_bytes` does.
 
@@ -27,10 +28,10 @@ def write_safetensors(
     atomic_write_bytes(path, save(content, None if metadata is None else dict(metadata)))
 
 
-def read_safetensors(path: Path, error: type[KvpError]) -> dict[str, Tensor]:
+def read_safetensors(path: Place, error: type[KvpError]) -> dict[str, Tensor]:
     """Named tensors of a file, on the CPU; raises `error`, naming the file, where it is damaged."""
     try:
-        return load_file(path)
+        return load(path.read_bytes()) if isinstance(path, ObjectPath) else load_file(path)
     except (SafetensorError, OSError) as problem:
         raise error(f"{path} is not a readable safetensors file: {problem}") from None
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from kvp.artifacts.addresses import Place
 from kvp.artifacts.claim import check_folder
 from kvp.config_groups import AnswerConfig, DataConfig, ModelConfig
 from kvp.data.collection_plan import CollectionPlan, DataRequest, plan_collection
@@ -69,7 +69,7 @@ class StoreRequest:
         }
 
     def refusal(
-        self, path: Path, jobs: CollectionPlan, tokenizer: PreTrainedTokenizerBase
+        self, path: Place, jobs: CollectionPlan, tokenizer: PreTrainedTokenizerBase
     ) -> str | None:
         """Say in one line why a folder cannot take these sequences; None if it can.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from zarr.codecs import BloscCodec, Crc32cCodec
 
+from kvp.artifacts.addresses import Place
 from kvp.store.importance_grid import root_scale
 from kvp.store.schema import DTYPES, GRID_ARRAYS, is_label
 from kvp.store.store_plan import StorePlan
@@ -16,13 +16,18 @@ SEQUENCES = "sequences"
 OUTPUT = "output_gram.safetensors"
 
 
-def shard_path(store: Path, array: str, index: int) -> Path:
-    """File that holds one sequence of an array."""
+def shard_name(array: str, index: int) -> str:
+    """Name of the file that holds one sequence of an array."""
     axes = {"q": 6}.get(array, 4 if is_label(array) else 5)
-    return store / array / ".".join(["c", str(index), *["0"] * (axes - 1)])
+    return ".".join(["c", str(index), *["0"] * (axes - 1)])
 
 
-def record_path(store: Path, index: int) -> Path:
+def shard_path(store: Place, array: str, index: int) -> Place:
+    """File that holds one sequence of an array."""
+    return store / array / shard_name(array, index)
+
+
+def record_path(store: Place, index: int) -> Place:
     """File whose presence commits a sequence."""
     return store / SEQUENCES / f"{index:06d}.json"
 

@@ -6,7 +6,6 @@ is checked: the record's own checksum, the shard's size, and a CRC-32C per head 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,15 @@ import torch
 import zarr
 from torch import Tensor
 
+from kvp.artifacts.addresses import Place, place
 from kvp.artifacts.tensors import read_safetensors
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.store.importance_grid import decode, importance_of, intervals_between, root_scale
 from kvp.store.paths import OUTPUT, shard_path
 from kvp.store.schema import GRID_ARRAYS, GRIDS, SequenceRecord, Trace, label_array
-from kvp.store.sequence_records import committed, load_record
-from kvp.store.shards import check_chunks
+from kvp.store.sequence_records import committed, load_record, load_records
+from kvp.store.shards import open_array
 from kvp.store.store_manifest import load_metadata
 from kvp.store.store_plan import StorePlan
 
@@ -34,16 +34,14 @@ class TraceReader:
     """
 
     in_memory = False
-    """Every read goes to the disk; other sources of traces may hold them in RAM."""
+    """Nothing is remembered between reads; other sources of traces may hold them in RAM."""
 
-    def __init__(self, path: str | Path, *, heads: slice | None = None) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Place, *, heads: slice | None = None) -> None:
+        self.path = place(path)
         self._heads = heads
         self._manifest, self._plan = load_metadata(self.path)
         self._arrays: dict[str, zarr.Array[Any]] = {}
         self._records: dict[int, SequenceRecord] = {}
-        self._checked: set[Path] = set()
-        """Shards whose chunks have the size of the plan."""
 
     def __repr__(self) -> str:
         """Where it is, of what, and how much is there."""
@@ -76,7 +74,12 @@ class TraceReader:
         Raises:
             StoreError: a record or the size of a shard is wrong; the message names the file.
         """
-        records = [self.record(index) for index in committed(self.path)]
+        there = committed(self.path)
+        unknown = [index for index in there if index not in self._records]
+        self._records.update(
+            zip(unknown, load_records(self.path, self._plan, unknown), strict=True)
+        )
+        records = [self._records[index] for index in there]
         return tuple(record for record in records if split in (None, record.split))
 
     def record(self, index: int) -> SequenceRecord:
@@ -201,12 +204,8 @@ class TraceReader:
         selection: tuple[int | slice, ...] = (index, *where, *kept[len(where) :])
         shard = shard_path(self.path, array, index)
         if array not in self._arrays:
-            self._arrays[array] = zarr.open_array(self.path / array, mode="r", zarr_format=3)
+            self._arrays[array] = open_array(self.path, self._plan, array)
         try:
-            shard.stat()  # zarr would read a missing shard as zeros
-            if shard not in self._checked:
-                check_chunks(shard, self._plan, array)
-                self._checked.add(shard)
             stored = self._arrays[array][selection]
         except IndexError:
             raise

@@ -7,27 +7,38 @@ the SHA-256 of every shard, because zarr reads a missing shard as zeros without 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
+from kvp.artifacts.addresses import ObjectPath, Place, files_below, size_of
 from kvp.errors import StoreError
 from kvp.manifest import read_sealed_json, sha256_file, write_sealed_json
-from kvp.store.paths import record_path, shard_path
+from kvp.store.paths import SEQUENCES, record_path, shard_name, shard_path
 from kvp.store.schema import SequenceRecord
 from kvp.store.store_plan import StorePlan
 
+_REQUESTS = 16
+"""Records that are fetched from an object store at the same time."""
+_LIST_SECONDS = 1.0
+"""For how long a list of an object store is believed, while others write."""
 
-def commit_record(store: Path, plan: StorePlan, record: SequenceRecord) -> None:
-    """Make a sequence visible whose shards are on disk."""
-    shards = {}
-    for array in plan.arrays:
-        path = shard_path(store, array, record.index)
-        shards[array] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-    content = {"record": record.to_dict(), "shards": shards}
+
+def commit_record(
+    store: Place, record: SequenceRecord, shards: Mapping[str, Mapping[str, object]]
+) -> None:
+    """Make a sequence visible whose shards are there: their `bytes` and `sha256`, by array."""
+    content = {"record": record.to_dict(), "shards": dict(shards)}
     write_sealed_json(record_path(store, record.index), content)
 
 
 def load_record(
-    store: Path, plan: StorePlan, index: int, *, checksums: bool = False
+    store: Place,
+    plan: StorePlan,
+    index: int,
+    *,
+    checksums: bool = False,
+    sizes: Mapping[str, int] | None = None,
 ) -> SequenceRecord:
     """Read the record of a committed sequence and check that its shards have their size.
 
@@ -36,15 +47,19 @@ def load_record(
         plan: its plan.
         index: sequence.
         checksums: also compare every shard's SHA-256 (reads all bytes).
+        sizes: bytes of the shards that are there, by `array/name`; asked for each otherwise.
 
     Raises:
         StoreError: the sequence is not committed, its record is damaged, or a shard is missing,
             truncated or (with `checksums`) altered; the message names the file.
     """
     path = record_path(store, index)
-    if not path.exists():
-        raise StoreError(f"{store} has no sequence {index}: {path.name} is missing")
-    content = read_sealed_json(path)
+    try:
+        content = read_sealed_json(path)
+    except StoreError:
+        if path.exists():
+            raise
+        raise StoreError(f"{store} has no sequence {index}: {path.name} is missing") from None
     try:
         record = SequenceRecord.from_dict(content["record"])
         facts = {
@@ -57,11 +72,13 @@ def load_record(
         raise StoreError(f"{path} belongs to another store or sequence")
     for array, (size, digest) in facts.items():
         shard = shard_path(store, array, index)
-        if not shard.is_file():
+        name = f"{array}/{shard_name(array, index)}"
+        there = size_of(shard) if sizes is None else sizes.get(name)
+        if there is None:
             raise StoreError(f"{shard} is missing; delete {path} to collect this sequence again")
-        if shard.stat().st_size != size:
+        if there != size:
             raise StoreError(
-                f"{shard} is damaged: {shard.stat().st_size} bytes instead of {size}; "
+                f"{shard} is damaged: {there} bytes instead of {size}; "
                 f"delete {path} to collect this sequence again"
             )
         if checksums and sha256_file(shard) != digest:
@@ -69,12 +86,62 @@ def load_record(
     return record
 
 
-def has_no_sequence(store: Path) -> bool:
+def load_records(store: Place, plan: StorePlan, indices: Iterable[int]) -> list[SequenceRecord]:
+    """`load_record` of several sequences; of an object store many at a time."""
+    if not isinstance(store, ObjectPath):
+        return [load_record(store, plan, index) for index in indices]
+    sizes = {
+        f"{array}/{name}": size
+        for array in plan.arrays
+        for name, size in files_below(store / array)
+    }
+    with ThreadPoolExecutor(_REQUESTS, thread_name_prefix="records") as threads:
+        return list(
+            threads.map(lambda index: load_record(store, plan, index, sizes=sizes), indices)
+        )
+
+
+def has_no_sequence(store: Place) -> bool:
     """Whether a store that was begun can be begun anew without loss."""
-    return not any(record_path(store, 0).parent.glob("*"))
+    return not any(True for _ in files_below(store / SEQUENCES))
 
 
-def committed(store: Path) -> list[int]:
+def committed(store: Place) -> list[int]:
     """Indices of the committed sequences, ascending; files of other names are not records."""
-    names = (path.name for path in record_path(store, 0).parent.glob("*.json"))
+    names = (name for name, _ in files_below(store / SEQUENCES))
     return sorted(int(name[:-5]) for name in names if re.fullmatch(r"\d{6,}\.json", name))
+
+
+class Committed:
+    """Which sequences are committed, asked often while several processes write.
+
+    Of an object store from one list for all, so other processes' are known a second later
+    (`now` asks the store); what this process commits is to be said by `add`.
+    """
+
+    def __init__(self, store: Place) -> None:
+        """Look at nothing yet."""
+        self._store = store
+        self._known: set[int] = set()
+        self._listed: float | None = None
+
+    def __call__(self, index: int) -> bool:
+        """Whether a sequence is committed."""
+        if not isinstance(self._store, ObjectPath):
+            return self.now(index)
+        old = self._listed is None or time.monotonic() - self._listed > _LIST_SECONDS
+        if index not in self._known and old:
+            self._known.update(committed(self._store))
+            self._listed = time.monotonic()
+        return index in self._known
+
+    def now(self, index: int) -> bool:
+        """Whether a sequence is committed at this moment."""
+        there = record_path(self._store, index).exists()
+        if there:
+            self.add(index)
+        return there
+
+    def add(self, index: int) -> None:
+        """Remember that a sequence is committed."""
+        self._known.add(index)

@@ -13,11 +13,13 @@ from typing import Any
 
 import zarr
 from torch import Tensor
+from zarr.core.buffer import Buffer
 from zarr.core.metadata import ArrayV3Metadata
 from zarr.storage import MemoryStore
 
+from kvp.artifacts.addresses import Place, files_below, make_folder, size_of
 from kvp.artifacts.claim import FolderKind
-from kvp.artifacts.files import sync_path
+from kvp.artifacts.files import atomic_write_bytes
 from kvp.artifacts.tensors import write_safetensors
 from kvp.errors import StoreError
 from kvp.manifest import differences, read_json, read_sealed_json, sha256_file, write_sealed_json
@@ -38,29 +40,22 @@ RESERVED = ("format", "format_version", "plan", "rope", "files")
 
 
 def create_metadata(
-    store: Path, plan: StorePlan, manifest: Mapping[str, Any], output_gram: Tensor | None = None
+    store: Place, plan: StorePlan, manifest: Mapping[str, Any], output_gram: Tensor | None = None
 ) -> None:
     """Create the arrays (no data) and, last, the manifest that makes the directory a store."""
     files = ["zarr.json", *(f"{array}/zarr.json" for array in plan.arrays)]
     # Of a store that was begun and has no sequence; zarr's own overwrite would empty the directory.
-    for leftover in (MANIFEST, "zarr.json"):
+    for leftover in (MANIFEST, "zarr.json", OUTPUT):
         (store / leftover).unlink(missing_ok=True)
     for array in ARRAYS:
-        for path in (store / array / "zarr.json", *(store / array).glob("c.*")):
-            path.unlink(missing_ok=True)
-        if (store / array).is_dir() and not any((store / array).iterdir()):
-            (store / array).rmdir()
-    zarr.create_group(store)
-    for array in plan.arrays:
-        zarr.create_array(store=store / array, **array_settings(plan, array))
-    (store / SEQUENCES).mkdir(exist_ok=True)
-    (store / OUTPUT).unlink(missing_ok=True)
+        _remove_array(store / array)
+    for name, content in _zarr_files(plan).items():
+        make_folder((store / name).parent)
+        atomic_write_bytes(store / name, content)
+    make_folder(store / SEQUENCES)
     if output_gram is not None:
         write_safetensors(store / OUTPUT, {"output_gram": output_gram})
         files.append(OUTPUT)
-    for name in files:  # zarr's local store never flushes
-        sync_path(store / name)
-        sync_path((store / name).parent)
     written = {
         "format": FORMAT,
         "format_version": plan.format_version,
@@ -71,7 +66,26 @@ def create_metadata(
     write_sealed_json(store / MANIFEST, {**written, **manifest})
 
 
-def load_metadata(store: Path) -> tuple[dict[str, Any], StorePlan]:
+def _remove_array(folder: Place) -> None:
+    """Delete metadata and shards of an array that has no committed sequence."""
+    for name, _ in [*files_below(folder)]:
+        if name == "zarr.json" or name.startswith("c."):
+            (folder / name).unlink(missing_ok=True)
+    if isinstance(folder, Path) and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _zarr_files(plan: StorePlan) -> dict[str, bytes]:
+    """The metadata of a store as zarr writes them, by path in it."""
+    objects: dict[str, Buffer] = {}
+    memory = MemoryStore(objects)
+    zarr.create_group(memory)
+    for array in plan.arrays:
+        zarr.create_array(store=memory, name=array, **array_settings(plan, array))
+    return {name: content.to_bytes() for name, content in objects.items()}
+
+
+def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
     """Read and check the manifest and every file it lists.
 
     Raises:
@@ -97,7 +111,7 @@ def load_metadata(store: Path) -> tuple[dict[str, Any], StorePlan]:
     if set(files) - {OUTPUT} != metadata:
         raise StoreError(f"{path} is damaged: it does not list the files of its plan")
     for name, digest in files.items():
-        if not (store / name).is_file():
+        if size_of(store / name) is None:
             raise StoreError(f"{store / name} is missing")
         if sha256_file(store / name) != digest:
             raise StoreError(f"{store / name} is damaged: its checksum does not match {MANIFEST}")
@@ -106,7 +120,7 @@ def load_metadata(store: Path) -> tuple[dict[str, Any], StorePlan]:
     return manifest, plan
 
 
-def _check_array(path: Path, plan: StorePlan, array: str) -> None:
+def _check_array(path: Place, plan: StorePlan, array: str) -> None:
     """Raise StoreError unless an array is encoded as the plan says."""
     try:
         metadata = ArrayV3Metadata.from_dict(read_json(path)).to_dict()

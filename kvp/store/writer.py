@@ -7,19 +7,20 @@ is written again. Left out: what to collect (`trace_collect`).
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
-import zarr
 from torch import Tensor
 
+from kvp.artifacts.addresses import ObjectPath, Place, place
 from kvp.artifacts.claim import OutputFolder
-from kvp.artifacts.files import sync_path
+from kvp.artifacts.files import atomic_write_bytes
+from kvp.artifacts.leases import PieceLease
 from kvp.artifacts.locks import FileLock
 from kvp.artifacts.pieces import Pieces, pieces_to_do
 from kvp.errors import StoreError
@@ -27,14 +28,16 @@ from kvp.geometry import Geometry
 from kvp.manifest import differences
 from kvp.ranks import Rank
 from kvp.store.importance_grid import encode, root_scale
-from kvp.store.paths import record_path, shard_path
+from kvp.store.paths import shard_path
 from kvp.store.schema import DTYPES, GRID_ARRAYS, GRIDS, SequenceRecord, Trace, label_array
 from kvp.store.sequence_records import (
+    Committed,
     commit_record,
     committed,
     has_no_sequence,
-    load_record,
+    load_records,
 )
+from kvp.store.shards import encoded_shard
 from kvp.store.store_manifest import RESERVED, STORE, create_metadata, load_metadata
 from kvp.store.store_plan import StorePlan
 
@@ -49,12 +52,12 @@ class TraceWriter:
         self.path = folder.path
         self.plan = plan
         self._folder = folder
-        self._arrays: dict[str, zarr.Array[Any]] = {}
+        self._committed = Committed(folder.path)
 
     @classmethod
     def create(
         cls,
-        path: str | Path,
+        path: str | Place,
         plan: StorePlan,
         manifest: Mapping[str, Any],
         output_gram: Tensor | None = None,
@@ -76,7 +79,7 @@ class TraceWriter:
         """
         _check_manifest(manifest)
         _check_gram(output_gram, plan.geometry)
-        folder = OutputFolder.claim(Path(path), STORE, _identity(manifest))
+        folder = OutputFolder.claim(place(path), STORE, _identity(manifest))
         if folder.existing_marker is not None:
             folder.release()
             raise StoreError(f"{path} already holds a trace store; resume it or choose another")
@@ -84,7 +87,7 @@ class TraceWriter:
 
     @classmethod
     def resume(
-        cls, path: str | Path, manifest: Mapping[str, Any], *, shared: bool = False
+        cls, path: str | Place, manifest: Mapping[str, Any], *, shared: bool = False
     ) -> TraceWriter:
         """Continue an interrupted store, with `shared` beside other workers of the same job.
 
@@ -94,9 +97,9 @@ class TraceWriter:
             StoreError: not a store, in use, damaged, or begun with another identity; the message
                 names the settings that differ.
         """
-        load_metadata(Path(path))
+        load_metadata(place(path))
         writer = cls._resumed(
-            OutputFolder.claim(Path(path), STORE, _identity(manifest), shared=shared)
+            OutputFolder.claim(place(path), STORE, _identity(manifest), shared=shared)
         )
         writer._folder.end_turn()
         return writer
@@ -104,7 +107,7 @@ class TraceWriter:
     @classmethod
     def create_or_resume(
         cls,
-        path: str | Path,
+        path: str | Place,
         plan: StorePlan,
         manifest: Mapping[str, Any],
         output_gram: Tensor | None = None,
@@ -122,7 +125,7 @@ class TraceWriter:
         _check_manifest(manifest)
         _check_gram(output_gram, plan.geometry)
         folder = OutputFolder.claim(
-            Path(path), STORE, _identity(manifest), replaceable=has_no_sequence, shared=shared
+            place(path), STORE, _identity(manifest), replaceable=has_no_sequence, shared=shared
         )
         nothing = folder.first and has_no_sequence(folder.path)
         if folder.existing_marker is None or nothing:
@@ -169,8 +172,7 @@ class TraceWriter:
             StoreError: a committed sequence is damaged; the message names the file.
         """
         present = set(committed(self.path))
-        for index in sorted(present):
-            load_record(self.path, self.plan, index)
+        load_records(self.path, self.plan, sorted(present))
         return [index for index in range(self.plan.sequences) if index not in present]
 
     def to_write(self, rank: Rank) -> Iterator[int]:
@@ -178,17 +180,19 @@ class TraceWriter:
 
         Each must be written before the next is asked for; meanwhile no other worker writes it.
         """
-        return pieces_to_do(self._folder, rank, self.plan.sequences, self._is_committed)
+        done = self._committed
+        return pieces_to_do(self._folder, rank, self.plan.sequences, done, done.now)
 
     def to_write_together(self, rank: Rank) -> Pieces:
         """As `to_write`, any number at a time: each is given back when it is committed."""
-        return Pieces(self._folder, rank, self.plan.sequences, self._is_committed)
+        done = self._committed
+        return Pieces(self._folder, rank, self.plan.sequences, done, done.now)
 
     def has(self, index: int) -> bool:
         """Whether a sequence is committed, by whomever."""
-        return record_path(self.path, index).exists()
+        return self._committed.now(index)
 
-    def claim(self, index: int) -> FileLock | None:
+    def claim(self, index: int) -> FileLock | PieceLease | None:
         """The lock of one sequence to write, held until it is released.
 
         None while another worker writes it. Only for a writer that is one of several.
@@ -198,20 +202,27 @@ class TraceWriter:
     def write(self, trace: Trace) -> None:
         """Write and commit one sequence; when this returns it survives a power loss.
 
+        Shards are compressed in memory and written whole, the record last.
+
         Raises:
             StoreError: the sequence is committed already, or the disk refuses (full, read-only).
             ValueError: the trace does not fit the store's plan.
         """
         tensors = self._checked(trace)
         index = trace.record.index
-        if self._is_committed(index):
+        if self._committed.now(index):
+            if self._folder.shared and isinstance(self.path, ObjectPath):
+                return  # of a worker that took this one, stopped for long, for dead
             raise StoreError(f"sequence {index} of {self.path} is committed already")
         try:
+            shards = {}
             for array, tensor in tensors.items():
-                self._array(array)[index] = _padded(tensor, self.plan, array)
-                sync_path(shard_path(self.path, array, index))
-                sync_path(self.path / array)
-            commit_record(self.path, self.plan, trace.record)
+                content = encoded_shard(self.plan, array, index, _padded(tensor, self.plan, array))
+                atomic_write_bytes(shard_path(self.path, array, index), content)
+                digest = hashlib.sha256(content).hexdigest()
+                shards[array] = {"bytes": len(content), "sha256": digest}
+            commit_record(self.path, trace.record, shards)
+            self._committed.add(index)
         except OSError as problem:
             raise StoreError(
                 f"cannot write to {self.path}: {problem.strerror or problem}"
@@ -233,16 +244,6 @@ class TraceWriter:
     ) -> None:
         """Close."""
         self.close()
-
-    def _is_committed(self, index: int) -> bool:
-        return record_path(self.path, index).exists()
-
-    def _array(self, name: str) -> zarr.Array[Any]:
-        # Empty chunks are written out: zarr takes -0.0 for empty and would return +0.0.
-        if name not in self._arrays:
-            array = zarr.open_array(self.path / name, mode="r+", zarr_format=3)
-            self._arrays[name] = array.with_config({"write_empty_chunks": True})
-        return self._arrays[name]
 
     def _checked(self, trace: Trace) -> dict[str, Tensor]:
         record, plan = trace.record, self.plan

@@ -13,7 +13,14 @@ SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectConfig(Group):
+class StoreToolConfig(Group):
+    """Stores, in folders or at addresses."""
+
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("traces", "out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectConfig(StoreToolConfig):
     """Inspect."""
 
     traces: str = field(kw_only=False)
@@ -23,7 +30,7 @@ class InspectConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyConfig(Group):
+class VerifyConfig(StoreToolConfig):
     """Verify."""
 
     traces: str = field(kw_only=False)
@@ -33,7 +40,7 @@ class VerifyConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeStoresConfig(Group):
+class MergeStoresConfig(StoreToolConfig):
     """Merge."""
 
     traces: str | Sequence[str] = field(kw_only=False)
@@ -60,7 +67,7 @@ class MergeStoresConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubsetConfig(Group):
+class SubsetConfig(StoreToolConfig):
     """Subset."""
 
     traces: str = field(kw_only=False)
@@ -98,7 +105,7 @@ class SubsetConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToImportanceConfig(GridConfig, DeviceConfig):
+class ToImportanceConfig(GridConfig, DeviceConfig, StoreToolConfig):
     """Importance in place of queries."""
 
     traces: str = field(kw_only=False)

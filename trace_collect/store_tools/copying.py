@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from rich.filesize import decimal
 from torch import Tensor
 
+from kvp.artifacts.addresses import Place, files_below, size_of
 from kvp.artifacts.disk_space import check_disk
 from kvp.progress import Progress
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
@@ -22,7 +22,7 @@ from kvp.store.sequence_records import committed
 class NewStore:
     """A store that is to be written."""
 
-    out: Path
+    out: Place
     plan: StorePlan
     manifest: Mapping[str, Any]
     sequences: Mapping[int, tuple[TraceReader, SequenceRecord]]
@@ -57,7 +57,7 @@ def write_store(new: NewStore) -> None:
                 name = new.names.get(index, record.id)
                 writer.write(replace(trace, record=replace(trace.record, index=index, id=name)))
                 progress.advance()
-    size = sum(path.stat().st_size for path in new.out.rglob("*") if path.is_file())
+    size = sum(size for _, size in files_below(new.out))
     print(f"{new.out}: {len(new.sequences)} sequences, {decimal(size)}")
     print(f"next: kvp-store verify {shlex.quote(str(new.out))}")
 
@@ -66,7 +66,7 @@ def _bytes(new: NewStore, reader: TraceReader, record: SequenceRecord) -> int:
     """Bytes of one sequence on disk: of the arrays that are copied, and what is added."""
     copied = set(reader.plan.arrays) & set(new.plan.arrays)
     shards = (shard_path(reader.path, array, record.index) for array in copied)
-    return sum(shard.stat().st_size for shard in shards) + new.extra_bytes(record)
+    return sum(size_of(shard) or 0 for shard in shards) + new.extra_bytes(record)
 
 
 def _output_gram(new: NewStore) -> Tensor | None:

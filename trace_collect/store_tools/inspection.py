@@ -7,12 +7,13 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from contextlib import suppress
 from statistics import median
 from typing import Any
 
 from rich.filesize import decimal
 
+from kvp.artifacts.addresses import Place, files_below, place, size_of
 from kvp.errors import StoreError
 from kvp.store import SequenceRecord, TraceReader
 from kvp.store.paths import array_settings, shard_path
@@ -30,11 +31,11 @@ _KEPT = {
 
 def run(config: InspectConfig) -> None:
     """Print the facts; raises StoreError where the folder holds no store that can be read."""
-    found = facts(Path(config.traces))
+    found = facts(place(config.traces))
     print(json.dumps(found, indent=1) if config.json else "\n".join(lines(found)))
 
 
-def facts(path: Path) -> dict[str, Any]:
+def facts(path: Place) -> dict[str, Any]:
     """Everything that is known of a store, as JSON; damaged sequences are counted, not read.
 
     Sizes are bytes, lengths tokens; `raw` is without padding and compression.
@@ -66,7 +67,7 @@ def facts(path: Path) -> dict[str, Any]:
         "tasks": dict(Counter(record.task for record in records)),
         "tokens": sum(record.length for record in records),
         "arrays": [_array(reader, array, records) for array in plan.arrays],
-        "disk_bytes": sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+        "disk_bytes": sum(size for _, size in files_below(path)),
         "output_gram": reader.output_gram() is not None,
         "data": identity.get("data"),
         "answers": identity.get("continuation"),
@@ -100,6 +101,8 @@ def lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def _readable(reader: TraceReader) -> tuple[list[SequenceRecord], list[int]]:
+    with suppress(StoreError):
+        return list(reader.records()), []
     records, damaged = [], []
     for index in committed(reader.path):
         try:
@@ -135,7 +138,7 @@ def _array(reader: TraceReader, array: str, records: Sequence[SequenceRecord]) -
         "shape": list(settings["shape"]),
         "dtype": dtype,
         "raw_bytes": numbers * DTYPES[dtype][0].itemsize,
-        "disk_bytes": sum(shard.stat().st_size for shard in shards),
+        "disk_bytes": sum(size_of(shard) or 0 for shard in shards),
     }
 
 

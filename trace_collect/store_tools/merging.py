@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
+from kvp.artifacts.addresses import place
 from kvp.errors import StoreError
 from kvp.manifest import differences, digest_json
 from trace_collect.store_tools.config import MergeStoresConfig
@@ -49,7 +49,7 @@ def run(config: MergeStoresConfig) -> None:
     longest = max(source.reader.plan.max_tokens for source in sources)
     write_store(
         NewStore(
-            out=Path(config.out),
+            out=place(config.out),
             plan=replace(first, max_tokens=longest, sequences=len(pairs)),
             manifest=derived_manifest(asdict(config), identity, sources),
             sequences=dict(enumerate(pairs)),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
+from kvp.artifacts.addresses import place
 from kvp.errors import StoreError
 from kvp.manifest import digest_json, read_json, run_manifest
 from kvp.store import SequenceRecord, TraceReader
@@ -52,7 +52,7 @@ def open_source(path: str, out: str, *, allow_incomplete: bool) -> SourceStore:
     Raises StoreError where it is damaged, holds nothing, is incomplete without `allow_incomplete`,
     or is the folder that is to be written.
     """
-    if Path(path).resolve() == Path(out).resolve():
+    if place(path).resolve() == place(out).resolve():
         raise StoreError(f"--out {out} is the store that is read; name a new folder")
     reader = TraceReader(path)
     records = reader.records()

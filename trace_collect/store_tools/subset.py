@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 
+from kvp.artifacts.addresses import place
 from kvp.errors import StoreError
 from kvp.store import SequenceRecord
 from trace_collect.store_tools.config import SubsetConfig
@@ -32,7 +32,7 @@ def run(config: SubsetConfig) -> None:
     identity = derived_identity("subset", identity, [source])
     write_store(
         NewStore(
-            out=Path(config.out),
+            out=place(config.out),
             plan=replace(whole.reader.plan, sequences=len(records)),
             manifest=derived_manifest(asdict(config), identity, [source]),
             sequences={at: (whole.reader, record) for at, record in enumerate(records)},

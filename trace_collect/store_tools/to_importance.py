@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from kvp.artifacts.addresses import place
 from kvp.errors import StoreError
 from kvp.hf.loading import torch_device
 from kvp.store import SequenceRecord, StorePlan, Trace
@@ -41,7 +41,7 @@ def run(config: ToImportanceConfig) -> None:
     )  # fmt: skip
     write_store(
         NewStore(
-            out=Path(config.out),
+            out=place(config.out),
             plan=plan,
             manifest=_manifest(config, source),
             sequences={record.index: (source.reader, record) for record in source.records},

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from kvp.artifacts.addresses import Place, place
 from kvp.errors import StoreError
 from kvp.progress import Progress
 from kvp.store import GRIDS, SequenceRecord, Trace, TraceReader
@@ -36,7 +36,7 @@ def run(config: VerifyConfig) -> None:
     Raises StoreError at the end where a sequence is damaged, or missing without
     `allow_incomplete`; at once where the store's own metadata are damaged.
     """
-    path = Path(config.traces)
+    path = place(config.traces)
     try:
         reader = TraceReader(path)
         reader.output_gram()
@@ -133,7 +133,7 @@ def command(reader: TraceReader) -> str:
     return shlex.join([given.get(word, word) for word in words])
 
 
-def _unreadable(path: Path) -> str:
+def _unreadable(path: Place) -> str:
     """What to do about a store without good metadata; nothing where there is no store."""
     if not (path / "manifest.json").exists():
         return ""

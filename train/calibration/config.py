@@ -43,6 +43,7 @@ class CalibrateConfig(CalibrationConfig, MemoryConfig, DeviceConfig):
     allow_incomplete: bool = False
     """Use a store whose collection has not finished."""
 
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("traces",)
     RENAMED: ClassVar[Mapping[str, str]] = {"contexts": "calibration_contexts"}
 
     def __post_init__(self) -> None:

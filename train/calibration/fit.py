@@ -9,7 +9,6 @@ steps becomes one knot, and logarithms are interpolated between knots (`policies
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
+from kvp.artifacts.addresses import Place
 from kvp.errors import StoreError
 from kvp.ranking import Protection
 from kvp.store import StorePlan
@@ -58,7 +58,7 @@ MINIMUM_SLOPE = 1e-3
 """Smallest slope of the map; keeps the order of a head's tokens where their targets are equal."""
 
 
-def check_target(path: Path, plan: StorePlan, target: str) -> None:
+def check_target(path: Place, plan: StorePlan, target: str) -> None:
     """Raise StoreError where a store's importance grid does not hold the label of a target."""
     label, _ = TARGET_IMPORTANCE[target]
     if plan.store == "importance" and label not in plan.grid_points:

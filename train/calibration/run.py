@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 from kvp.store import TraceReader
@@ -30,7 +29,7 @@ def run(config: CalibrateConfig) -> None:
     device = device_of(config.device)
     policy = load_policy(own_folder(config.policy, "kvp-calibrate"), device=config.device)
     recipe = recipe_of(policy.metadata["training"])
-    reader = TraceReader(Path(config.traces))
+    reader = TraceReader(config.traces)
     check_geometry(policy, reader.geometry)
     check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
     if config.calibration == "none":

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
+from kvp.artifacts.addresses import Place
 from kvp.errors import StoreError, UsageError
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord, StorePlan, TraceReader
@@ -27,7 +26,7 @@ def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) 
         raise StoreError(f"--traces {reader.path}: its manifest does not name the model")
 
 
-def check_plan(path: Path, plan: StorePlan, recipe: Recipe) -> None:
+def check_plan(path: Place, plan: StorePlan, recipe: Recipe) -> None:
     """Raise StoreError unless a store of a plan holds what the recipe reads."""
     if plan.store == "kv":
         raise StoreError(
@@ -41,7 +40,7 @@ def check_plan(path: Path, plan: StorePlan, recipe: Recipe) -> None:
         )
 
 
-def check_label(path: Path, plan: StorePlan, label: str) -> None:
+def check_label(path: Place, plan: StorePlan, label: str) -> None:
     """Raise StoreError unless a store holds a label wherever training may compress."""
     if missing := label_of(label).missing(plan):
         raise StoreError(f"--label {label}: --traces {path} {missing}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from kvp.artifacts.addresses import place
 from kvp.errors import UsageError
 from kvp.manifest import digest_json
 from kvp.store import SequenceRecord, TraceReader
@@ -102,10 +102,10 @@ def open_training_data(
 
 def _open_store(config: TrainConfig, recipe: Recipe) -> StoreTrainingData:
     assert config.traces is not None, "checked by the configuration"
-    reader = TraceReader(Path(config.traces))
+    reader = TraceReader(place(config.traces))
     if config.heads is not None:
         heads = heads_within(parse_heads(config.heads), reader.geometry)
-        reader = TraceReader(Path(config.traces), heads=slice(heads.start, heads.stop))
+        reader = TraceReader(place(config.traces), heads=slice(heads.start, heads.stop))
     check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
     check_label(reader.path, reader.plan, recipe.label)
     if config.calibration != "none":

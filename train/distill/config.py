@@ -106,6 +106,7 @@ class DistillConfig(RunConfig, MemoryConfig, DistillationSettings):
     checkpoint_every: int = 50
     """Steps between checkpoints, the most a killed run loses."""
 
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("policy", "traces", "out")
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "validate_every": 1,
         "validation_contexts": 1,

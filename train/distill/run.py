@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from kvp.artifacts.addresses import place
 from kvp.errors import PolicyError, StoreError, UsageError
 from kvp.hf import load_model
 from kvp.hf.identity import another_model
@@ -49,7 +50,7 @@ def run(config: DistillConfig) -> None:
     policy = load_shard(config.policy)
     _check_policy(config, policy)
     recipe = _recipe(config, policy)
-    reader = TraceReader(Path(config.traces))
+    reader = TraceReader(config.traces)
     check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
     if policy.meta.geometry != reader.geometry:
         raise PolicyError(
@@ -60,7 +61,7 @@ def run(config: DistillConfig) -> None:
     made_on = replace(policy.meta, model=recorded_model(reader.manifest))
     policy = replace(policy, rankers=policy.rankers.with_dtype(torch.float32), meta=made_on)
     identity = _identity(config, policy, reader)
-    target = RunFolder(Path(config.out), identity)
+    target = RunFolder(place(config.out), identity)
     if target.finished():
         print(f"{config.out} already holds the finished policy of exactly these settings.")
         return
@@ -87,7 +88,7 @@ def run(config: DistillConfig) -> None:
         fit(module, callbacks, device=device, steps=config.steps, checkpoint=target.start)
         source.forget()
         evaluated = _source(config, reader, recipe, device, label=EVALUATED)
-        _export(config, policy, module, evaluated, points, manifest)
+        _export(config, policy, module, evaluated, points, manifest, target.folder)
         target.finish()
     finally:
         target.release()
@@ -158,8 +159,9 @@ def _export(
     source: ContextSource,
     points: Sequence[CompressionPoint],
     manifest: Mapping[str, Any],
+    folder: Path,
 ) -> None:
-    """Evaluate the best weights as kvp-train does, and write them."""
+    """Evaluate the best weights as kvp-train does, and write them to a folder."""
     best = module.best
     if not all(bool(weight.isfinite().all()) for weight in best.parameters()):
         raise UsageError(
@@ -185,7 +187,7 @@ def _export(
         training={**policy.meta.training, "distillation": distillation},
         held_out=result.per_head(),
     )
-    save_policy(config.out, best.rankers, meta, calibration=best.calibration())
+    save_policy(folder, best.rankers, meta, calibration=best.calibration())
     print_summary(result, torch.full((heads,), step), policy.meta.geometry)
     print(
         f"held-out loss, nats per reply token, 0 for the full cache: "

@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from kvp.artifacts.addresses import Place
 from kvp.geometry import Geometry
 from kvp.ranks import Rank
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
@@ -41,7 +41,7 @@ class FilledTraces:
 
     def __init__(
         self,
-        path: Path,
+        path: Place,
         plan: StorePlan,
         filling: Filling | None,
         *,

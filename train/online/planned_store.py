@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from kvp.artifacts.addresses import Place, place
 from kvp.data.collection_plan import CollectionPlan
 from kvp.errors import StoreError, UsageError
 from kvp.hf import geometry_of, load_config, load_tokenizer
@@ -28,7 +28,7 @@ from train.recipe import Recipe
 class PlannedStore:
     """A store, and what is known of it before anything is traced."""
 
-    path: Path
+    path: Place
     request: StoreRequest
     plan: StorePlan
     jobs: CollectionPlan
@@ -57,7 +57,7 @@ def plan_store(config: TrainConfig, recipe: Recipe) -> PlannedStore:
         UsageError: settings that cannot work.
     """
     assert config.traces is not None, "checked by the configuration"
-    path, settings = Path(config.traces), config.online()
+    path, settings = place(config.traces), config.online()
     model_config = load_config(settings.model, revision=settings.revision)
     check_reach(model_config, settings.model, settings.length, settings.max_new_tokens)
     tokenizer = load_tokenizer(settings.model, revision=settings.revision)
@@ -91,7 +91,7 @@ def plan_store(config: TrainConfig, recipe: Recipe) -> PlannedStore:
     return PlannedStore(path=path, request=request, plan=plan, jobs=jobs, tokenizer=tokenizer)
 
 
-def _counts(path: Path, identity: dict[str, Any]) -> dict[str, int]:
+def _counts(path: Place, identity: dict[str, Any]) -> dict[str, int]:
     """Sequences by split of a store that kvp-collect, or kvp-train, has begun."""
     data = identity.get("data")
     counts = data.get("sequences") if isinstance(data, dict) else None
@@ -104,7 +104,7 @@ def _counts(path: Path, identity: dict[str, Any]) -> dict[str, int]:
 
 
 def _checked(
-    path: Path, plan: StorePlan, jobs: CollectionPlan, settings: OnlineSettings
+    path: Place, plan: StorePlan, jobs: CollectionPlan, settings: OnlineSettings
 ) -> StorePlan:
     """The plan of a store that is there; StoreError where these settings do not fit it."""
     if plan.dtype != settings.dtype:

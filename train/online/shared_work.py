@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from kvp.artifacts.leases import PieceLease
 from kvp.artifacts.locks import FileLock
 from kvp.ranks import Rank
 
@@ -25,7 +26,7 @@ class SharedWork:
 
     is_there: Callable[[int], bool]
     """Whether a sequence has been made, by whomever."""
-    claim: Callable[[int], FileLock | None]
+    claim: Callable[[int], FileLock | PieceLease | None]
     """The lock of a sequence; None while another process makes it."""
     make: Callable[[int], None]
     """Makes a sequence, which is there then."""

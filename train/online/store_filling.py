@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.filesize import decimal
 
+from kvp.artifacts.addresses import Place, place
 from kvp.artifacts.disk_space import check_disk
 from kvp.errors import StoreError, UsageError
 from kvp.hf import load_model
@@ -89,7 +89,7 @@ def open_filled_store(
         UsageError: settings that cannot work.
     """
     assert config.traces is not None, "checked by the configuration"
-    path = Path(config.traces)
+    path = place(config.traces)
     present = committed(path) if path.is_dir() else []
     if present and len(present) == load_metadata(path)[1].sequences:
         reader = TraceReader(path)
@@ -128,7 +128,7 @@ def _traces(
     config: TrainConfig,
     recipe: Recipe,
     workers: Workers,
-    path: Path,
+    path: Place,
     plan: StorePlan,
     filling: Filling | None,
 ) -> FilledTraces:

@@ -13,6 +13,7 @@ import torch
 from rich.filesize import decimal
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from kvp.artifacts.addresses import is_address
 from kvp.artifacts.disk_space import check_disk
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
@@ -137,7 +138,7 @@ def open_online_training_data(
     if config.heads is not None:
         heads = heads_within(parse_heads(config.heads), plan.geometry)
     passes_apart = -(-2 * recipe.contexts // (recipe.points_per_sequence * schedule.size))
-    folder = Path(config.out) / BUFFER if workers.count > 1 and not config.dry_run else None
+    folder = _shared_folder(config, workers)
     leaving = 0 if folder is None else schedule.start(passes_apart)
     most_bytes = _buffer_bytes(config, plan, samples, len(heads), leaving)
     if workers.first:
@@ -162,6 +163,18 @@ def open_online_training_data(
         length=settings.length,
         workers=workers,
     )
+
+
+def _shared_folder(config: TrainConfig, workers: Workers) -> Path | None:
+    """Where processes share what the model runs over; None for one process and for a dry run."""
+    if workers.count == 1 or config.dry_run:
+        return None
+    if is_address(config.out):
+        raise UsageError(
+            f"--out {config.out}: processes that share what a model runs over need a folder on a "
+            "disk; give --out a path"
+        )
+    return Path(config.out) / BUFFER
 
 
 def _tracing(runner: Runner, identity: dict[str, Any]) -> Tracing:

@@ -95,7 +95,7 @@ def test_killed_and_resumed_equals_undisturbed(
             _say(server, "collect\n")
             child = _hear(server)
             if attempt < KILLS:  # the first kills hit the creation of the store
-                wait(draw.randint(1, 3 if attempt < 2 else 9), child)
+                wait(draw.randint(*((1, 3) if attempt < 2 else (8, 30))), child)
                 time.sleep(draw.uniform(0, 0.004))
                 with suppress(ProcessLookupError):  # on a busy machine it may have ended
                     os.kill(child, signal.SIGKILL)

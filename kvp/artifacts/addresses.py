@@ -1,0 +1,227 @@
+"""Where artefacts lie: a path on a disk, or an address in an object store.
+
+The one place that knows what an address is: `s3://bucket/prefix`, `gs://bucket/prefix`, and, to be
+read only, `hf://datasets/org/name/folder` and `hf://buckets/org/name/folder` of the Hugging Face
+hub. `ObjectPath` has the methods of `pathlib.Path` that whole files need, so code that reads and
+writes whole files is the same for both; `pathlib.Path("s3://a/b")` would lose a slash. How objects
+are fetched is `kvp.artifacts.objects`. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import total_ordering
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from kvp.errors import AddressError
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store
+
+    from kvp.artifacts.objects import ObjectFacts, Objects
+
+SCHEMES = ("s3", "gs", "hf")
+"""Kinds of addresses."""
+_FOREIGN = ("az", "abfs", "abfss", "adl", "gcs", "s3a", "r2", "http", "https", "ftp")
+_ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9]+):/(?P<rest>/.*)", re.DOTALL)
+_ROOT_PARTS = {"s3": 1, "gs": 1, "hf": 2}
+"""Parts of an address that name the bucket or the repository."""
+_HUB_KINDS = ("datasets", "buckets", "spaces")
+"""First parts of addresses on the hub that stand before `org/name`."""
+
+
+@total_ordering
+class ObjectPath:
+    """A file or folder of an object store; immutable, and cheap to copy to other processes.
+
+    There are no folders: one is there as long as an object lies below it. Methods named as those
+    of `pathlib.Path` do the same. All that ask the store raise AddressError in one line when it
+    cannot be asked, once retries are spent.
+    """
+
+    def __init__(self, root: str, key: str = "") -> None:
+        """`root` is the bucket or repository (`s3://bucket`), `key` the path in it."""
+        self.root = root
+        self.key = key
+
+    @classmethod
+    def parse(cls, address: str) -> ObjectPath:
+        """The path of an address; AddressError where it is of no known kind or names no bucket."""
+        match = _ADDRESS.fullmatch(address)
+        scheme = match["scheme"] if match else ""
+        if match is None or scheme not in SCHEMES:
+            known = ", ".join(f"{name}://" for name in SCHEMES)
+            raise AddressError(f"{address} is no address that kvp knows ({known})")
+        parts = [part for part in match["rest"].split("/") if part not in ("", ".")]
+        count = _ROOT_PARTS[scheme] + (
+            scheme == "hf" and parts[:1] in [[kind] for kind in _HUB_KINDS]
+        )
+        if len(parts) < count or ".." in parts:
+            example = (
+                "hf://datasets/org/name/folder" if scheme == "hf" else f"{scheme}://bucket/folder"
+            )
+            raise AddressError(f"{address} is no address: write {example}")
+        return cls(f"{scheme}://{'/'.join(parts[:count])}", "/".join(parts[count:]))
+
+    def __str__(self) -> str:
+        """The address."""
+        return f"{self.root}/{self.key}" if self.key else self.root
+
+    def __repr__(self) -> str:
+        """The address."""
+        return f"ObjectPath({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same address."""
+        return isinstance(other, ObjectPath) and str(self) == str(other)
+
+    def __lt__(self, other: ObjectPath) -> bool:
+        """By address."""
+        return str(self) < str(other)
+
+    def __hash__(self) -> int:
+        """By address."""
+        return hash(str(self))
+
+    def __truediv__(self, name: str) -> ObjectPath:
+        """A path below it."""
+        return ObjectPath(self.root, f"{self.key}/{name}" if self.key else name)
+
+    @property
+    def name(self) -> str:
+        """Last part."""
+        return str(self).rpartition("/")[2]
+
+    @property
+    def parent(self) -> ObjectPath:
+        """The folder it lies in; the bucket itself lies in itself."""
+        return ObjectPath(self.root, self.key.rpartition("/")[0])
+
+    @property
+    def parents(self) -> tuple[ObjectPath, ...]:
+        """The folders above it, innermost first, the bucket last."""
+        above = [] if not self.key else [str(each) for each in PurePosixPath(self.key).parents]
+        return tuple(ObjectPath(self.root, "" if key == "." else key) for key in above)
+
+    def absolute(self) -> ObjectPath:
+        """Itself."""
+        return self
+
+    def resolve(self) -> ObjectPath:
+        """Itself."""
+        return self
+
+    def with_name(self, name: str) -> ObjectPath:
+        """A path beside it."""
+        return self.parent / name
+
+    @property
+    def objects(self) -> Objects:
+        """The bucket that it lies in, opened once per process."""
+        from kvp.artifacts.objects import opened
+
+        return opened(self.root)
+
+    @property
+    def facts(self) -> ObjectFacts | None:
+        """Size, time and tag of the object; None where there is none."""
+        return self.objects.facts(self.key) if self.key else None
+
+    def exists(self) -> bool:
+        """Whether there is an object of this name."""
+        return self.facts is not None
+
+    def is_file(self) -> bool:
+        """Whether there is an object of this name."""
+        return self.facts is not None
+
+    def is_dir(self) -> bool:
+        """Whether there is an object below it."""
+        return any(True for _ in self.objects.listed(self.key))
+
+    def is_symlink(self) -> bool:
+        """Object stores have none."""
+        return False
+
+    def read_bytes(self) -> bytes:
+        """The whole object; raises FileNotFoundError where there is none."""
+        return self.objects.read(self.key)
+
+    def read_text(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """`read_bytes` as text."""
+        return self.read_bytes().decode(encoding, errors)
+
+    def write_bytes(self, content: bytes) -> None:
+        """Replace the object as a whole: readers see the old or the new one, never a part."""
+        self.objects.write(self.key, content)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Delete the object; one that is not there is no error."""
+        self.objects.delete(self.key)
+
+    def zarr_store(self) -> Store:
+        """The folder as a read-only store of zarr."""
+        return self.objects.zarr_store(self.key)
+
+
+Place = Path | ObjectPath
+"""Where an artefact lies."""
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is written as an address of an object store.
+
+    Those of kinds that kvp does not know are, too, so that they are not taken for paths.
+    """
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and match["scheme"] in (*SCHEMES, *_FOREIGN)
+
+
+def place(name: str | Place) -> Place:
+    """The place that a user names: a path, or an address with `://` in it.
+
+    Raises AddressError for an address of an unknown kind or without a bucket.
+    """
+    if isinstance(name, str):
+        return ObjectPath.parse(name) if is_address(name) else Path(name)
+    return name
+
+
+def local_path(name: str | Place, what: str) -> Path:
+    """A path on a disk; AddressError, naming the flag `what`, for an address of an object store."""
+    found = place(name)
+    if isinstance(found, ObjectPath):
+        raise AddressError(f"{what} {name}: an object store cannot be used here; name a local path")
+    return found
+
+
+def make_folder(folder: Place) -> None:
+    """Make a folder and those above it; object stores need none."""
+    if isinstance(folder, Path):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def size_of(path: Place) -> int | None:
+    """Bytes of a file; None where there is no file of that name."""
+    if isinstance(path, ObjectPath):
+        return None if (facts := path.facts) is None else facts.size
+    return path.stat().st_size if path.is_file() else None
+
+
+def files_below(folder: Place) -> Iterator[tuple[str, int]]:
+    """POSIX paths, relative to a folder, and bytes of all files in it; what vanishes is left out.
+
+    One request per thousand objects in an object store.
+    """
+    if isinstance(folder, ObjectPath):
+        start = len(folder.key) + 1 if folder.key else 0
+        yield from ((each.key[start:], each.size) for each in folder.objects.listed(folder.key))
+        return
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            with suppress(FileNotFoundError):
+                yield path.relative_to(folder).as_posix(), path.stat().st_size

@@ -1,0 +1,244 @@
+"""An S3 server on this machine (moto), a proxy in front of it that spoils answers, and a bucket."""
+
+from __future__ import annotations
+
+import http.client
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import torch
+
+from kvp.artifacts.addresses import ObjectPath, files_below
+from kvp.artifacts.copies import send
+
+_SERVER = textwrap.dedent(
+    """
+    import logging, sys
+    from moto.server import ThreadedMotoServer
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    print(server.get_host_and_port()[1], flush=True)
+    sys.stdin.read()
+    """
+)
+LEASE_SECONDS = 2
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """Address of an S3 server with the bucket `bucket`."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        url = f"http://127.0.0.1:{int(server.stdout.readline())}"
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        opener.open(urllib.request.Request(f"{url}/bucket", method="PUT"), timeout=30).close()
+        yield url
+        server.communicate(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def s3_environment(s3_server: str) -> Iterator[dict[str, str]]:
+    """What a program needs to find the server; set for this process, too."""
+    environment = {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": s3_server,
+        "AWS_ALLOW_HTTP": "true",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+        "KVP_LEASE_SECONDS": str(LEASE_SECONDS),
+        "KVP_RETRY_SECONDS": "20",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield environment
+
+
+_NUMBERS = count()
+
+
+@pytest.fixture
+def prefix(s3_environment: dict[str, str]) -> ObjectPath:
+    """A folder of the bucket that nobody has used."""
+    return ObjectPath.parse(f"s3://bucket/test{next(_NUMBERS)}")
+
+
+@pytest.fixture
+def watch_objects() -> Callable[[ObjectPath], Callable[[int, int], None]]:
+    """`watch` of the whole suite for a folder of a bucket."""
+
+    def watched(folder: ObjectPath) -> Callable[[int, int], None]:
+        known = {name for name, _ in files_below(folder)}
+
+        def wait(wanted: int, child: int) -> None:
+            new: set[str] = set()
+            while len(new) < wanted and Path(f"/proc/{child}").exists():
+                new |= {name for name, _ in files_below(folder)} - known
+                time.sleep(0.002)
+
+        return wait
+
+    return watched
+
+
+@dataclass
+class Faults:
+    """What happens to requests that go through the proxy; each takes numbers from 0."""
+
+    url: str = ""
+    status: Callable[[int, str], int] = lambda _, __: 0
+    """Number and method of a request -> status to answer with, 0 to pass it on."""
+    cut: Callable[[int, str], bool] = lambda _, __: False
+    """Whether the connection ends in the middle of the answer."""
+    seconds: Callable[[int, str], float] = lambda _, __: 0.0
+    """Time to wait before the request is passed on."""
+    requests: list[tuple[str, str, str]] = field(default_factory=list)
+    """Method, path and range of every request."""
+
+    def reset(self) -> None:
+        """Pass everything on, and forget the requests."""
+        self.status = lambda _, __: 0
+        self.cut = lambda _, __: False
+        self.seconds = lambda _, __: 0.0
+        self.requests.clear()
+
+
+class _Proxy(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    faults: Faults
+    server_address: tuple[str, int]
+
+    def log_message(self, *_: object) -> None:
+        """Keep quiet."""
+
+    def answer(self) -> None:
+        faults, number = self.faults, len(self.faults.requests)
+        faults.requests.append((self.command, self.path, self.headers.get("Range", "")))
+        sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        time.sleep(faults.seconds(number, self.command))
+        if status := faults.status(number, self.command):
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        connection = http.client.HTTPConnection(*self.server_address, timeout=60)
+        headers = {name: value for name, value in self.headers.items() if name != "Host"}
+        connection.request(self.command, self.path, sent, headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        if faults.cut(number, self.command):
+            self.close_connection = True
+            if self.command == "GET" and content:
+                self._answer(answer)
+                self.wfile.write(content[: len(content) // 2])
+            return
+        self._answer(answer)
+        self.wfile.write(content)
+        connection.close()
+
+    def _answer(self, answer: http.client.HTTPResponse) -> None:
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("connection", "server", "date", "transfer-encoding"):
+                self.send_header(name, value)
+        self.end_headers()
+
+
+for _method in ("GET", "PUT", "POST", "HEAD", "DELETE"):
+    setattr(_Proxy, f"do_{_method}", _Proxy.answer)
+
+
+@pytest.fixture
+def faults(s3_server: str, s3_environment: dict[str, str]) -> Iterator[Faults]:
+    """A proxy between this process (and those it starts) and the server."""
+    address = urlsplit(s3_server)
+    found = Faults()
+    handler = type(
+        "Proxy", (_Proxy,), {"faults": found, "server_address": (address.hostname, address.port)}
+    )
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    found.url = f"http://127.0.0.1:{server.server_address[1]}"
+    yield found
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def through_proxy(
+    faults: Faults, prefix: ObjectPath, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ObjectPath]:
+    """A new folder of the bucket, reached by this process through the proxy."""
+    from kvp.artifacts.objects import forget_connections
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", faults.url)
+    forget_connections()
+    yield prefix
+    forget_connections()
+
+
+@pytest.fixture(scope="session")
+def collected(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace store on a disk: 6 training and 2 validation sequences of about 300 tokens."""
+    from trace_collect.cli import main
+
+    store = tmp_path_factory.mktemp("collected") / "store"
+    flags = f"--model {model_folder} --length 300 --train 6 --validation 2 --max-new-tokens 2"
+    assert main([*flags.split(), "--tasks", "niah_single_1", "--out", str(store)]) == 0
+    return store
+
+
+TRAINING = """
+--contexts 2 --hidden 16 --permutations 4 --min_prefix 40 --steps 24 --validate_every 8
+--checkpoint_every 4 --validation_contexts 2
+"""
+
+
+@pytest.fixture(scope="session")
+def trained(collected: Path) -> Path:
+    """A policy on a disk, trained on the store on a disk with `TRAINING`."""
+    from train.cli import main
+
+    policy = collected.parent / "policy"
+    assert main(["--traces", str(collected), "--out", str(policy), *TRAINING.split()]) == 0
+    return policy
+
+
+@pytest.fixture
+def on_s3(collected: Path, prefix: ObjectPath) -> ObjectPath:
+    """The trace store, copied to S3."""
+    send(collected, prefix / "traces", [name for name, _ in files_below(collected)])
+    return prefix / "traces"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is fetched stays out of the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """Exact comparisons need equal numbers of threads, also of processes that tests start."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

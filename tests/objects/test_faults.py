@@ -1,0 +1,159 @@
+"""What a store does wrong, between program and server: the right content, or one clear line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvp.artifacts.addresses import ObjectPath, files_below, place
+from kvp.artifacts.objects import forget_connections
+from trace_collect.store_tools.cli import main as store_tool
+from train.cli import main as train
+
+
+@pytest.fixture(autouse=True)
+def _reset(faults: Any) -> Iterator[None]:
+    yield
+    faults.reset()
+
+
+def _subset(collected: Path, out: Path | ObjectPath) -> int:
+    """Copy a store: many writes and one commit per sequence."""
+    return store_tool(["subset", str(collected), "--out", str(out)])
+
+
+def _same(store: ObjectPath, collected: Path) -> None:
+    for name, _ in files_below(collected):
+        if name != "manifest.json":
+            assert (store / name).read_bytes() == (collected / name).read_bytes(), name
+
+
+TRAINING = """
+--contexts 2 --hidden 16 --permutations 4 --min_prefix 40 --steps 24 --validate_every 8
+--checkpoint_every 4 --validation_contexts 2
+"""
+KINDS: dict[str, dict[str, Callable[[int, str], float]]] = {
+    "5xx": {"status": lambda number, _: (503, 500)[number % 2] if number % 5 == 0 else 0},
+    "slow": {"seconds": lambda number, _: 0.3 if number % 9 == 0 else 0.0},
+    "cut": {"cut": lambda number, _: number % 4 == 1},
+    "burst": {"status": lambda number, _: 503 if 20 <= number < 26 else 0},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_writing_gets_through(
+    faults: Any, through_proxy: ObjectPath, collected: Path, kind: str
+) -> None:
+    for name, value in KINDS[kind].items():
+        setattr(faults, name, value)
+    assert _subset(collected, through_proxy / "copy") == 0
+    assert store_tool(["verify", str(through_proxy / "copy")]) == 0
+    faults.reset()
+    _same(through_proxy / "copy", collected)
+
+
+def test_training_gets_through(
+    faults: Any, through_proxy: ObjectPath, collected: Path, trained: Path
+) -> None:
+    assert _subset(collected, through_proxy / "copy") == 0
+    for fault, every in (("5xx", 7), ("slow", 9), ("cut", 11)):
+        for name, spoils in KINDS[fault].items():
+            setattr(faults, name, partial(_sometimes, spoils, every))
+    out = through_proxy / "policy"
+    flags = ["--traces", str(through_proxy / "copy"), "--out", str(out), *TRAINING.split()]
+    assert train(flags) == 0
+    for path in trained.glob("*.safetensors"):
+        assert (out / path.name).read_bytes() == path.read_bytes()
+
+
+def _sometimes(spoils: Callable[[int, str], float], every: int, number: int, method: str) -> float:
+    return 0 if number % every else spoils(0, method) or spoils(1, method)
+
+
+def test_when_retries_are_spent_there_is_one_line_and_the_command_continues(
+    faults: Any,
+    through_proxy: ObjectPath,
+    collected: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("KVP_RETRY_SECONDS", "0.5")
+    forget_connections()
+    out = through_proxy / "copy"
+    faults.status = lambda _, __: 503 if len(committed()) > 3 else 0
+
+    def committed() -> list[str]:
+        requests = [(method, path) for method, path, _ in faults.requests]
+        return [path for method, path in requests if method == "PUT" and "/sequences/" in path]
+
+    assert _subset(collected, out) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith(f"kvp-store subset: error: {out}/")
+    assert "the store could not be reached, or refused" in lines[-1]
+    assert "503" in lines[-1]
+    assert "the same command continues once it answers" in lines[-1]
+    faults.reset()
+    there = len(list(files_below(out / "sequences")))
+    assert 0 < there < 8
+    assert _subset(collected, out) == 0  # waits for the lease that could not be deleted
+    assert f"{there} of 8 sequences are there" in capsys.readouterr().out
+    _same(out, collected)
+
+
+def test_a_server_that_hangs_is_given_up_in_one_line(
+    faults: Any,
+    through_proxy: ObjectPath,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("KVP_RETRY_SECONDS", "1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    forget_connections()
+    assert store_tool(["verify", str(through_proxy / "copy")]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "the store could not be reached, or refused" in line
+
+
+def test_addresses_that_cannot_be(
+    faults: Any,
+    through_proxy: ObjectPath,
+    collected: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refused(arguments: list[str]) -> str:
+        assert store_tool(arguments) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        return line
+
+    missing = "there is no such bucket or repository that you may see; make it, or mend the name"
+    assert missing in refused(["verify", "s3://nobody/x"])
+    assert missing in refused(["subset", str(collected), "--out", "s3://nobody/x"])
+    assert "is not a trace store: it has no manifest.json" in refused(
+        ["inspect", str(through_proxy / "nothing")]
+    )
+    faults.status = lambda _, __: 403
+    assert "access denied (check AWS_ACCESS_KEY_ID" in refused(["verify", str(through_proxy)])
+    faults.reset()
+    assert "write s3://bucket/folder" in refused(["verify", "s3://"])
+    assert "is no address that kvp knows (s3://, gs://, hf://)" in refused(["verify", "az://a/b"])
+    assert train(["--traces", "s3://bucket/x", "--out", "p", "--essays", "s3://bucket/y"]) == 2
+    assert "--essays cannot lie in an object store" in capsys.readouterr().err
+    assert place("runs/s3:/x") == Path("runs/s3:/x")
+
+
+def test_without_obstore_the_extra_is_named(s3_environment: dict[str, str]) -> None:
+    code = (
+        "import sys; sys.modules['obstore'] = None\n"
+        "from trace_collect.store_tools.cli import main; sys.exit(main(['verify', 's3://b/x']))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr.strip().endswith(
+        "s3://b needs the package obstore: pip install 'kvp-toolkit[object-stores]'"
+    )

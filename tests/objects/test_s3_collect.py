@@ -1,0 +1,106 @@
+"""kvp-collect onto S3, by one process and by several, also killed: the store that a disk gets."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvp.artifacts.addresses import ObjectPath, files_below
+from kvp.artifacts.locks import is_lock
+from kvp.manifest import read_sealed_json
+from kvp.store import TraceReader
+
+KILLS = 10
+TORCHRUN = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} for rank in range(2)]
+ARRAY = [
+    {
+        "SLURM_ARRAY_TASK_ID": str(10 + task),
+        "SLURM_ARRAY_TASK_MIN": "10",
+        "SLURM_ARRAY_TASK_COUNT": "2",
+        "SLURM_PROCID": "0",
+        "SLURM_NTASKS": "1",
+    }
+    for task in range(2)
+]
+
+
+@pytest.fixture(scope="module")
+def collectors(model_folder: Path, fork_server: Callable[..., Any]) -> Any:
+    """Runs of kvp-collect with the flags of a small one."""
+    flags = f"--model {model_folder} --length 300 --train 8 --validation 2 --max-new-tokens 2"
+    return fork_server(
+        "trace_collect.cli", *flags.split(), "--tasks", "niah_single_1",
+        modules=("trace_collect.run", "obstore"), model=model_folder,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(collectors: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Files that one process writes to a disk."""
+    store = tmp_path_factory.mktemp("alone") / "store"
+    assert collectors.end(collectors.start(store, {})) == 0, collectors.errors.read_text()
+    return _files(store)
+
+
+def _files(store: Path | ObjectPath) -> dict[str, bytes]:
+    """Content of every file but the manifest, which holds `--out` and a time."""
+    return {
+        name: (store / name).read_bytes()
+        for name, _ in files_below(store)
+        if name != "manifest.json" and not is_lock(name)
+    }
+
+
+def _check_same(store: ObjectPath, whole: dict[str, bytes]) -> None:
+    assert _files(store) == whole
+    reader = TraceReader(store)
+    reader.verify()
+    assert reader.complete
+    assert read_sealed_json(store / "manifest.json")["config"]["out"] == str(store)
+
+
+@pytest.mark.parametrize("environments", [[{}], TORCHRUN, ARRAY], ids=["one", "torchrun", "array"])
+def test_collected_onto_s3_as_onto_a_disk(
+    collectors: Any,
+    whole: dict[str, bytes],
+    prefix: ObjectPath,
+    s3_environment: dict[str, str],
+    environments: list[dict[str, str]],
+) -> None:
+    started = [collectors.start(prefix, s3_environment | one) for one in environments]
+    ends = [collectors.end(collector) for collector in started]
+    assert ends == [0] * len(environments), collectors.errors.read_text()
+    _check_same(prefix, whole)
+    assert not [name for name, _ in files_below(prefix) if is_lock(name)]
+
+
+def test_killed_collectors_are_replaced(
+    collectors: Any,
+    whole: dict[str, bytes],
+    prefix: ObjectPath,
+    s3_environment: dict[str, str],
+    watch_objects: Callable[[ObjectPath], Callable[[int, int], None]],
+) -> None:
+    ends, draw = [], random.Random(0)
+    for attempt in range(KILLS):
+        # A store for every other kill: what one kill left is what the next one meets.
+        store = prefix / f"store{attempt // 2}"
+        wait = watch_objects(store)
+        killed = collectors.start(store, s3_environment | TORCHRUN[0])
+        wait(draw.randint(1, 40), killed)
+        time.sleep(draw.uniform(0, 0.02))
+        os.kill(killed, signal.SIGKILL)
+        ends.append(collectors.end(killed))
+        if attempt % 2:
+            other = collectors.start(store, s3_environment | TORCHRUN[1])
+            assert collectors.end(other) == 0, collectors.errors.read_text()
+            _check_same(store, whole)
+    assert set(ends) <= {signal.SIGKILL, 0}
+    assert signal.SIGKILL in ends

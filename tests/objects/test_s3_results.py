@@ -1,0 +1,138 @@
+"""kvp-eval onto S3, by one process and by several, also killed: the results that a disk gets."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.report.cli import main as report
+from eval.results.folder import read_manifest
+from eval.results.parts import results_folder
+from eval.results.records import KEY_FIELDS, read_records
+from kvp.artifacts.addresses import ObjectPath, files_below
+from kvp.artifacts.copies import send
+from kvp.artifacts.locks import is_lock
+
+KILLS = 10
+TORCHRUN = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} for rank in range(2)]
+ARRAY = [
+    {
+        "SLURM_ARRAY_TASK_ID": str(1 + task),
+        "SLURM_ARRAY_TASK_MIN": "1",
+        "SLURM_ARRAY_TASK_COUNT": "2",
+    }
+    for task in range(2)
+]
+
+
+@pytest.fixture(scope="module")
+def evaluations(model_folder: Path, trained: Path, fork_server: Callable[..., Any]) -> Any:
+    """Runs of kvp-eval with the flags of a small one."""
+    settings = {
+        "model": model_folder, "methods": "full,kvp,random,snapkv", "prompts": 4,
+        "tasks": "niah_single_1", "budgets": "12.5%,25%", "length": 300,
+        "timing_prompts": 1, "max_new_tokens": 3, "bootstrap": 20,
+    }  # fmt: skip
+    flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    return fork_server("eval.cli", *flags, modules=("eval.run", "obstore"), model=model_folder)
+
+
+@pytest.fixture(scope="module")
+def whole(evaluations: Any, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process writes to a disk."""
+    out = tmp_path_factory.mktemp("alone") / "results"
+    run = evaluations.start(out, {}, "--policies", str(trained))
+    assert evaluations.end(run) == 0, evaluations.errors.read_text()
+    return out
+
+
+@pytest.fixture
+def policy(trained: Path, prefix: ObjectPath) -> ObjectPath:
+    """The policy on S3."""
+    send(trained, prefix / "policy", [path.name for path in trained.iterdir() if path.is_file()])
+    return prefix / "policy"
+
+
+def _check_same(out: ObjectPath, whole: Path) -> None:
+    names = {name for name, _ in files_below(out) if not is_lock(name)}
+    assert names == {path.name for path in whole.iterdir()}
+    folder = results_folder(str(out))
+    ours, theirs = (
+        {
+            tuple(record[name] for name in KEY_FIELDS): record
+            for record in read_records(place / "rows.jsonl", KEY_FIELDS)
+        }
+        for place in (folder, whole)
+    )
+    assert ours == theirs
+    left, right = (read_manifest(place / "manifest.json") for place in (folder, whole))
+    for name in ("identity", "records", "policies", "notes", "earlier_runs"):
+        assert left[name] == right[name]
+
+
+@pytest.mark.parametrize("environments", [[{}], TORCHRUN, ARRAY], ids=["one", "torchrun", "array"])
+def test_evaluated_onto_s3_as_onto_a_disk(
+    evaluations: Any,
+    whole: Path,
+    policy: ObjectPath,
+    s3_environment: dict[str, str],
+    tmp_path: Path,
+    environments: list[dict[str, str]],
+) -> None:
+    out = policy.parent / "results"
+    given = s3_environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    flags = ["--policies", str(policy)]
+    started = [evaluations.start(out, given | one, *flags) for one in environments]
+    ends = [evaluations.end(one) for one in started]
+    assert ends == [0] * len(environments), evaluations.errors.read_text()
+    _check_same(out, whole)
+    again = evaluations.start(out, given, *flags)
+    assert evaluations.end(again) == 0
+    _check_same(out, whole)
+
+
+def test_killed_evaluations_are_replaced(
+    evaluations: Any,
+    whole: Path,
+    policy: ObjectPath,
+    s3_environment: dict[str, str],
+    watch_objects: Callable[[ObjectPath], Callable[[int, int], None]],
+    tmp_path: Path,
+) -> None:
+    ends, draw = [], random.Random(0)
+    given = s3_environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    for attempt in range(KILLS):
+        out = policy.parent / f"results{attempt // 2}"
+        wait = watch_objects(out)
+        killed = evaluations.start(out, given | TORCHRUN[0], "--policies", str(policy))
+        wait(draw.randint(1, 14), killed)
+        time.sleep(draw.uniform(0, 0.05))
+        os.kill(killed, signal.SIGKILL)
+        ends.append(evaluations.end(killed))
+        if attempt % 2:
+            other = evaluations.start(out, given | TORCHRUN[1], "--policies", str(policy))
+            assert evaluations.end(other) == 0, evaluations.errors.read_text()
+            _check_same(out, whole)
+    assert set(ends) <= {signal.SIGKILL, 0}
+    assert signal.SIGKILL in ends
+
+
+def test_a_report_is_made_of_results_on_s3(
+    whole: Path, prefix: ObjectPath, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = prefix / "results"
+    send(whole, out, [path.name for path in whole.iterdir()])
+    assert report([str(out), "--bootstrap", "20"]) == 2
+    assert "--out is missing: a page cannot be written to s3://" in capsys.readouterr().err
+    page = tmp_path / "page.html"
+    assert report([str(out), "--bootstrap", "20", "--out", str(page)]) == 0
+    assert page.stat().st_size > 10_000
+    assert report([str(prefix / "nothing"), "--out", str(page)]) == 2
+    assert "nothing does not exist; is this a results folder?" in capsys.readouterr().err

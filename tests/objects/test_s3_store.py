@@ -1,0 +1,148 @@
+"""A trace store in an object store: the content of one on disk, read by ranges, checked alike."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvp.artifacts.addresses import ObjectPath, files_below
+from kvp.errors import StoreError
+from kvp.geometry import Geometry
+from kvp.ranks import Rank
+from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
+from kvp.store.paths import record_path, shard_path
+
+PLAN = StorePlan(
+    geometry=Geometry(layers=3, query_heads=4, kv_heads=2, head_dim=16),
+    dtype="bfloat16",
+    max_tokens=120,
+    sequences=4,
+)
+MANIFEST = {"identity": {"seed": 0}}
+
+
+def trace(index: int) -> Trace:
+    generator = torch.Generator().manual_seed(index)
+    tokens = PLAN.max_tokens - index
+    record = SequenceRecord(
+        index=index, id=f"s{index}", task="a", split="train", length=tokens, context_length=50,
+        prompt_length=60, token_ids=tuple(range(tokens)),
+    )  # fmt: skip
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, tokens, 16, generator=generator).bfloat16()
+
+    return Trace(record=record, queries=noise(3, 2, 2), keys=noise(3, 2), values=noise(3, 2))
+
+
+def fill(path: Path | ObjectPath) -> TraceReader:
+    with TraceWriter.create_or_resume(path, PLAN, MANIFEST) as writer:
+        for index in writer.missing():
+            writer.write(trace(index))
+    return TraceReader(path)
+
+
+def files(folder: Path | ObjectPath) -> dict[str, bytes]:
+    return {
+        name: (folder / name).read_bytes()
+        for name, _ in files_below(folder)
+        if name != "manifest.json"  # holds no time here, but is sealed
+    }
+
+
+def test_a_store_on_s3_has_the_bytes_of_one_on_disk(prefix: ObjectPath, tmp_path: Path) -> None:
+    local, remote = fill(tmp_path / "store"), fill(prefix)
+    assert files(tmp_path / "store") == files(prefix)
+    assert remote.manifest == local.manifest
+    remote.verify()
+    assert remote.complete
+    again = pickle.loads(pickle.dumps(remote))
+    assert again.records() == local.records()
+    for index in range(PLAN.sequences):
+        ours, theirs = again.trace(index), local.trace(index)
+        assert torch.equal(ours.queries, theirs.queries)  # type: ignore[arg-type]
+        assert torch.equal(ours.keys, theirs.keys)
+        assert torch.equal(ours.values, theirs.values)
+    with TraceWriter.resume(str(prefix), MANIFEST) as writer:
+        assert writer.missing() == []
+
+
+def test_some_heads_are_read_without_the_others(faults: Any, through_proxy: ObjectPath) -> None:
+    fill(through_proxy)
+    whole = TraceReader(through_proxy).kv(1)
+    reader = TraceReader(through_proxy, heads=slice(3, 5))
+    reader.record(1)
+    faults.requests.clear()
+    keys, _ = reader.kv(1)
+    assert torch.equal(keys, whole[0].flatten(0, 1)[3:5][None])
+    ranges = [sent for _, path, sent in faults.requests if "/c.1." in path]
+    assert len(ranges) == 2 * (1 + 2)  # keys and values: the index and two heads
+    assert all(ranges)
+    keys, _ = reader.kv(1)
+    assert len([sent for _, path, sent in faults.requests if "/c.1." in path]) == 2 * (1 + 2 + 2)
+
+
+def test_damage_is_named(prefix: ObjectPath) -> None:
+    fill(prefix)
+    shard = shard_path(prefix, "k", 2)
+    whole = shard.read_bytes()
+    shard.unlink()
+    with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is missing"):
+        TraceReader(prefix).records()
+    assert isinstance(shard, ObjectPath)
+    shard.write_bytes(whole[:-9])
+    with pytest.raises(StoreError, match=r"bytes instead of"):
+        TraceReader(prefix).records()
+    shard.write_bytes(whole[:60] + bytes([whole[60] ^ 1]) + whole[61:])
+    with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is damaged: its checksum"):
+        TraceReader(prefix).verify()
+    with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is damaged"):
+        TraceReader(prefix).kv(2)
+    shard.write_bytes(whole[:4] + b"\xff\xff\xff\x7f" + whole[8:])
+    for heads in (None, slice(0, 1)):
+        with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is damaged: a chunk does not expand"):
+            TraceReader(prefix, heads=heads).kv(2)
+    record_path(prefix, 2).unlink()
+    with pytest.raises(StoreError, match=r"has no sequence 2"):
+        TraceReader(prefix).kv(2)
+    assert not TraceReader(prefix).complete
+
+
+def test_foreign_folders_and_other_identities_are_refused(prefix: ObjectPath) -> None:
+    (prefix / "notes.txt").write_bytes(b"mine")
+    with pytest.raises(StoreError, match=r"not empty and not a trace store .notes.txt."):
+        fill(prefix)
+    fill(prefix / "store")
+    with pytest.raises(StoreError, match=r"begun with other settings .seed: 0 there, 1 here"):
+        TraceWriter.create_or_resume(prefix / "store", PLAN, {"identity": {"seed": 1}})
+    with pytest.raises(StoreError, match=r"lies inside s3://.*/store, which kvp wrote"):
+        fill(prefix / "store" / "q" / "inner")
+    with pytest.raises(StoreError, match=r"planned differently"):
+        TraceWriter.create_or_resume(prefix / "store", replace(PLAN, sequences=5), MANIFEST)
+    assert (prefix / "notes.txt").read_bytes() == b"mine"
+
+
+def test_workers_share_a_store(prefix: ObjectPath, tmp_path: Path) -> None:
+    fill(tmp_path / "store")
+    first = TraceWriter.create_or_resume(prefix, PLAN, MANIFEST, shared=True)
+    second = TraceWriter.create_or_resume(prefix, PLAN, MANIFEST, shared=True)
+    mine = first.to_write(Rank(index=0, count=2))
+    others = second.to_write(Rank(index=1, count=2))
+    taken = next(mine)
+    for index in (next(others), next(others)):
+        assert index != taken
+        second.write(trace(index))
+    first.write(trace(taken))
+    with pytest.raises(StoreError, match=r"being written by process"):
+        TraceWriter.create_or_resume(prefix, PLAN, MANIFEST)
+    for index in mine:
+        first.write(trace(index))
+    assert [*others] == []
+    first.close()
+    second.close()
+    assert files(prefix) == files(tmp_path / "store")

@@ -1,0 +1,113 @@
+"""kvp-train with traces and policies on S3: the weights of a training from a disk, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvp import load_policy
+from kvp.artifacts.addresses import ObjectPath, files_below
+from kvp.errors import PolicyError
+from trace_collect.store_tools.cli import main as store_tool
+from train.cli import main as train
+
+TRAINING = """
+--contexts 2 --hidden 16 --permutations 4 --min_prefix 40 --steps 24 --validate_every 8
+--checkpoint_every 4 --validation_contexts 2
+"""
+
+
+def _weights(policy: Path | ObjectPath) -> dict[str, bytes]:
+    """Files of the heads, and what their index says of them."""
+    index = json.loads((policy / "policy.json").read_bytes())
+    return {
+        name: (policy / name).read_bytes()
+        for name in index["files"]
+    } | {"held_out": json.dumps([index["held_out"], index["calibration"]]).encode()}  # fmt: skip
+
+
+def test_training_from_s3_equals_training_from_a_disk(
+    on_s3: ObjectPath, trained: Path, prefix: ObjectPath, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = prefix / "policy"
+    assert train(["--traces", str(on_s3), "--out", str(out), *TRAINING.split()]) == 0
+    assert _weights(out) == _weights(trained)
+    assert {name.partition("/")[0] for name, _ in files_below(out)} == {
+        path.name for path in trained.iterdir()
+    }
+    assert f"--policies {out}" in capsys.readouterr().out
+    assert train(["--traces", str(on_s3), "--out", str(out), *TRAINING.split()]) == 0
+    assert "already holds the finished policy" in capsys.readouterr().out
+    assert train(["--traces", str(on_s3), "--out", str(out), *TRAINING.split(), "--seed", "1"]) == 2
+    assert f"--out {out} holds a finished policy of other settings" in capsys.readouterr().err
+
+    scorer, local = load_policy(str(out)), load_policy(str(trained))
+    for name, weights in local.rankers.state_dict().items():
+        assert torch.equal(weights, scorer.rankers.state_dict()[name])
+    (out / "policy.json").unlink()
+    with pytest.raises(PolicyError, match=r"has no policy.json: it is not a policy directory"):
+        load_policy(str(out))
+
+
+def test_one_head_of_s3_is_the_head_of_a_disk(
+    on_s3: ObjectPath, collected: Path, prefix: ObjectPath, tmp_path: Path
+) -> None:
+    flags = [*TRAINING.split(), "--heads", "1:2"]
+    assert train(["--traces", str(on_s3), "--out", str(prefix / "shard"), *flags]) == 0
+    assert train(["--traces", str(collected), "--out", str(tmp_path / "shard"), *flags]) == 0
+    assert _weights(prefix / "shard") == _weights(tmp_path / "shard")
+
+
+def test_a_killed_training_on_s3_continues_from_its_checkpoint(
+    on_s3: ObjectPath, trained: Path, prefix: ObjectPath, tmp_path: Path
+) -> None:
+    out = prefix / "policy"
+    flags = ["--traces", str(on_s3), "--out", str(out), *TRAINING.split()]
+    code = "import sys; from train.cli import main; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *flags],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "lost")},
+        stderr=subprocess.DEVNULL,
+    )
+    while process.poll() is None and not any(
+        name.endswith(".ckpt") for name, _ in files_below(out)
+    ):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (out / "policy.json").exists(), "the run was too short to be killed"
+    names = [name for name, _ in files_below(out)]
+    assert any(name.startswith("checkpoints/step-") for name in names)
+    assert any(name.startswith("logs/") for name in names)
+    assert train(flags) == 0
+    assert _weights(out) == _weights(trained)
+    assert not any(name.startswith("checkpoints/") for name, _ in files_below(out))
+
+
+def test_store_tools_read_and_write_addresses(
+    on_s3: ObjectPath, collected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (str(on_s3), str(collected)):
+        assert store_tool(["inspect", name, "--json"]) == 0
+    remote, local = capsys.readouterr().out.split("\n}\n")[:2]
+    assert json.loads(remote + "}") | {"path": ""} == json.loads(local + "}") | {"path": ""}
+    assert store_tool(["verify", str(on_s3)]) == 0
+    assert "8 of 8 sequences, every byte" in capsys.readouterr().out
+    cut = ["--train", "2", "--validation", "1"]
+    assert store_tool(["subset", str(on_s3), *cut, "--out", str(on_s3.parent / "cut")]) == 0
+    assert store_tool(["subset", str(collected), *cut, "--out", str(tmp_path / "cut")]) == 0
+    for name, _ in files_below(tmp_path / "cut"):
+        if name != "manifest.json":
+            content = (on_s3.parent / "cut" / name).read_bytes()
+            assert content == (tmp_path / "cut" / name).read_bytes()
+    (on_s3 / "sequences" / "000001.json").unlink()
+    assert store_tool(["verify", str(on_s3)]) == 2
+    assert "1 missing (1); to mend it repeat kvp-" in capsys.readouterr().err.replace("the ", "")
