@@ -202,6 +202,7 @@ def _new_store(folder: Path, model: PreTrainedModel, config: CollectConfig) -> T
     plan = StorePlan(
         geometry=geometry_of(model.config), dtype="float32", max_tokens=config.max_tokens,
         sequences=config.sequences, store=config.store, grid=config.grid_points,
+        grid_labels=config.trained_labels,
     )  # fmt: skip
     return TraceWriter.create(folder / "store", plan, {"identity": {}})
 

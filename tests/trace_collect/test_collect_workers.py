@@ -82,21 +82,22 @@ def test_a_killed_collector_is_replaced_by_the_other_or_started_again(
     watch: Callable[[Path], Callable[[int, int], None]],
 ) -> None:
     ends = []
-    for seed in range(4):
+    for seed in range(10):
         draw, store = random.Random(seed), tmp_path / f"store{seed}"
+        first, second = (TORCHRUN, ARRAY)[seed // 2 % 2]
         wait = watch(store)
-        killed = collectors.start(store, TORCHRUN[0])
+        killed = collectors.start(store, first)
         # Every other time alone: its work waits for the worker that is started afterwards.
-        other = collectors.start(store, TORCHRUN[1]) if seed % 2 else 0
+        other = collectors.start(store, second) if seed % 2 else 0
         wait(draw.randint(1, 30), killed)
         time.sleep(draw.uniform(0, 0.01))
         os.kill(killed, signal.SIGKILL)
         ends.append(collectors.end(killed))
-        other = other or collectors.start(store, TORCHRUN[1])
+        other = other or collectors.start(store, second)
         assert collectors.end(other) == 0, collectors.errors.read_text()
         _check_same(store, whole)
     assert set(ends) <= {signal.SIGKILL, 0}
-    assert signal.SIGKILL in ends
+    assert ends.count(signal.SIGKILL) >= 5
 
 
 def test_ranks_as_flags_and_a_late_worker_that_finds_all_done(

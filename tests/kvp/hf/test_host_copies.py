@@ -34,7 +34,7 @@ def test_pieces_of_queries_are_put_together_by_group() -> None:
     assert torch.equal(trace.queries, queries[:, 0].reshape(3, 2, 3, 9, 4))
     assert torch.equal(trace.keys, keys[:, 0])
     assert torch.equal(trace.values, -keys[:, 0])
-    assert trace.importance is None
+    assert trace.grids == {}
 
 
 @pytest.mark.gpu

@@ -172,7 +172,7 @@ def test_a_store_of_another_kind_stays_one(
     base: dict[str, Any], traced: list[int], tmp_path: Path, kind: str
 ) -> None:
     kept = {"store": "importance", "grid": 8} if kind == "importance" else {"labels": "kvzip"}
-    label = {"label": "future_attention" if kind == "importance" else "kvzip"}
+    label = {"label": "max_reply_attention" if kind == "importance" else "kvzip"}
     whole, store = tmp_path / "whole", tmp_path / "store"
     assert collect_main(flags(out=whole, train=5, validation=2, **kept, **base)) == 0
     shutil.copytree(whole, store)
