@@ -42,6 +42,27 @@ class NetworkCallError(AssertionError):
     """A test tried to reach another machine."""
 
 
+@pytest.fixture(scope="session")
+def launchers() -> dict[str, list[dict[str, str]]]:
+    """How processes of one job are told of each other: launcher -> variables of each process."""
+    return {
+        "one": [{}],
+        "torchrun": [
+            {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} for rank in range(2)
+        ],
+        "array": [
+            {
+                "SLURM_ARRAY_TASK_ID": str(10 + task),
+                "SLURM_ARRAY_TASK_MIN": "10",
+                "SLURM_ARRAY_TASK_COUNT": "2",
+                "SLURM_PROCID": "0",
+                "SLURM_NTASKS": "1",
+            }
+            for task in range(2)
+        ],
+    }
+
+
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse every connection that leaves this machine, and every name look-up."""

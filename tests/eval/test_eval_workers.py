@@ -21,15 +21,7 @@ METHODS = "full,kvp,random,snapkv,oracle,knorm+ada"
 EVALUATIONS = 16
 """4 prompts of 2 tasks, 2 protocols."""
 
-TORCHRUN = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} for rank in range(2)]
-ARRAY = [
-    {
-        "SLURM_ARRAY_TASK_ID": str(1 + task),
-        "SLURM_ARRAY_TASK_MIN": "1",
-        "SLURM_ARRAY_TASK_COUNT": "2",
-    }
-    for task in range(2)
-]
+Launchers = dict[str, list[dict[str, str]]]
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +61,11 @@ def _check_same(out: Path, whole: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("environments", [TORCHRUN, ARRAY], ids=["torchrun", "array"])
+@pytest.mark.parametrize("launcher", ["torchrun", "array"])
 def test_two_processes_evaluate_what_one_does(
-    evaluations: Any, whole: Path, tmp_path: Path, environments: list[dict[str, str]]
+    evaluations: Any, whole: Path, tmp_path: Path, launchers: Launchers, launcher: str
 ) -> None:
-    started = [evaluations.start(tmp_path / "out", one) for one in environments]
+    started = [evaluations.start(tmp_path / "out", one) for one in launchers[launcher]]
     ends = [evaluations.end(one) for one in started]
     assert ends == [0, 0], evaluations.errors.read_text()
     _check_same(tmp_path / "out", whole)
@@ -81,12 +73,12 @@ def test_two_processes_evaluate_what_one_does(
 
 
 def test_a_killed_process_is_replaced_by_the_other_or_started_again(
-    evaluations: Any, whole: Path, tmp_path: Path
+    evaluations: Any, whole: Path, tmp_path: Path, launchers: Launchers
 ) -> None:
     ends, seen = [], []
     for seed in range(10):
         draw, out = random.Random(seed), tmp_path / f"out{seed}"
-        first, second = (TORCHRUN, ARRAY)[seed // 2 % 2]
+        first, second = launchers[("torchrun", "array")[seed // 2 % 2]]
         killed = evaluations.start(out, first)
         # Every other time alone: its work waits for the one that is started afterwards.
         other = evaluations.start(out, second) if seed % 2 else 0
@@ -111,8 +103,10 @@ def _lines(out: Path) -> int:
     return rows.read_bytes().count(b"\n") if rows.exists() else 0
 
 
-def test_a_late_process_finds_all_rows_there(evaluations: Any, whole: Path, tmp_path: Path) -> None:
+def test_a_late_process_finds_all_rows_there(
+    evaluations: Any, whole: Path, tmp_path: Path, launchers: Launchers
+) -> None:
     out = tmp_path / "out"
-    for environment in reversed(TORCHRUN):
+    for environment in reversed(launchers["torchrun"]):
         assert evaluations.end(evaluations.start(out, environment)) == 0
         _check_same(out, whole)

@@ -18,17 +18,8 @@ from kvp.manifest import read_sealed_json
 from kvp.store import TraceReader
 
 KILLS = 10
-TORCHRUN = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} for rank in range(2)]
-ARRAY = [
-    {
-        "SLURM_ARRAY_TASK_ID": str(10 + task),
-        "SLURM_ARRAY_TASK_MIN": "10",
-        "SLURM_ARRAY_TASK_COUNT": "2",
-        "SLURM_PROCID": "0",
-        "SLURM_NTASKS": "1",
-    }
-    for task in range(2)
-]
+
+Launchers = dict[str, list[dict[str, str]]]
 
 
 @pytest.fixture(scope="module")
@@ -66,17 +57,18 @@ def _check_same(store: ObjectPath, whole: dict[str, bytes]) -> None:
     assert read_sealed_json(store / "manifest.json")["config"]["out"] == str(store)
 
 
-@pytest.mark.parametrize("environments", [[{}], TORCHRUN, ARRAY], ids=["one", "torchrun", "array"])
+@pytest.mark.parametrize("launcher", ["one", "torchrun", "array"])
 def test_collected_onto_s3_as_onto_a_disk(
     collectors: Any,
     whole: dict[str, bytes],
     prefix: ObjectPath,
     s3_environment: dict[str, str],
-    environments: list[dict[str, str]],
+    launchers: Launchers,
+    launcher: str,
 ) -> None:
-    started = [collectors.start(prefix, s3_environment | one) for one in environments]
+    started = [collectors.start(prefix, s3_environment | one) for one in launchers[launcher]]
     ends = [collectors.end(collector) for collector in started]
-    assert ends == [0] * len(environments), collectors.errors.read_text()
+    assert ends == [0] * len(started), collectors.errors.read_text()
     _check_same(prefix, whole)
     assert not [name for name, _ in files_below(prefix) if is_lock(name)]
 
@@ -87,19 +79,21 @@ def test_killed_collectors_are_replaced(
     prefix: ObjectPath,
     s3_environment: dict[str, str],
     watch_objects: Callable[[ObjectPath], Callable[[int, int], None]],
+    launchers: Launchers,
 ) -> None:
     ends, draw = [], random.Random(0)
     for attempt in range(KILLS):
         # A store for every other kill: what one kill left is what the next one meets.
         store = prefix / f"store{attempt // 2}"
         wait = watch_objects(store)
-        killed = collectors.start(store, s3_environment | TORCHRUN[0])
+        first, second = launchers[("torchrun", "array")[attempt // 2 % 2]]
+        killed = collectors.start(store, s3_environment | first)
         wait(draw.randint(1, 40), killed)
         time.sleep(draw.uniform(0, 0.02))
         os.kill(killed, signal.SIGKILL)
         ends.append(collectors.end(killed))
         if attempt % 2:
-            other = collectors.start(store, s3_environment | TORCHRUN[1])
+            other = collectors.start(store, s3_environment | second)
             assert collectors.end(other) == 0, collectors.errors.read_text()
             _check_same(store, whole)
     assert set(ends) <= {signal.SIGKILL, 0}

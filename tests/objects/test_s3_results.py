@@ -21,15 +21,8 @@ from kvp.artifacts.copies import send
 from kvp.artifacts.locks import is_lock
 
 KILLS = 10
-TORCHRUN = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} for rank in range(2)]
-ARRAY = [
-    {
-        "SLURM_ARRAY_TASK_ID": str(1 + task),
-        "SLURM_ARRAY_TASK_MIN": "1",
-        "SLURM_ARRAY_TASK_COUNT": "2",
-    }
-    for task in range(2)
-]
+
+Launchers = dict[str, list[dict[str, str]]]
 
 
 @pytest.fixture(scope="module")
@@ -77,21 +70,22 @@ def _check_same(out: ObjectPath, whole: Path) -> None:
         assert left[name] == right[name]
 
 
-@pytest.mark.parametrize("environments", [[{}], TORCHRUN, ARRAY], ids=["one", "torchrun", "array"])
+@pytest.mark.parametrize("launcher", ["one", "torchrun", "array"])
 def test_evaluated_onto_s3_as_onto_a_disk(
     evaluations: Any,
     whole: Path,
     policy: ObjectPath,
     s3_environment: dict[str, str],
     tmp_path: Path,
-    environments: list[dict[str, str]],
+    launchers: Launchers,
+    launcher: str,
 ) -> None:
     out = policy.parent / "results"
     given = s3_environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     flags = ["--policies", str(policy)]
-    started = [evaluations.start(out, given | one, *flags) for one in environments]
+    started = [evaluations.start(out, given | one, *flags) for one in launchers[launcher]]
     ends = [evaluations.end(one) for one in started]
-    assert ends == [0] * len(environments), evaluations.errors.read_text()
+    assert ends == [0] * len(started), evaluations.errors.read_text()
     _check_same(out, whole)
     again = evaluations.start(out, given, *flags)
     assert evaluations.end(again) == 0
@@ -105,19 +99,21 @@ def test_killed_evaluations_are_replaced(
     s3_environment: dict[str, str],
     watch_objects: Callable[[ObjectPath], Callable[[int, int], None]],
     tmp_path: Path,
+    launchers: Launchers,
 ) -> None:
     ends, draw = [], random.Random(0)
     given = s3_environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     for attempt in range(KILLS):
         out = policy.parent / f"results{attempt // 2}"
         wait = watch_objects(out)
-        killed = evaluations.start(out, given | TORCHRUN[0], "--policies", str(policy))
+        first, second = launchers[("torchrun", "array")[attempt // 2 % 2]]
+        killed = evaluations.start(out, given | first, "--policies", str(policy))
         wait(draw.randint(1, 14), killed)
         time.sleep(draw.uniform(0, 0.05))
         os.kill(killed, signal.SIGKILL)
         ends.append(evaluations.end(killed))
         if attempt % 2:
-            other = evaluations.start(out, given | TORCHRUN[1], "--policies", str(policy))
+            other = evaluations.start(out, given | second, "--policies", str(policy))
             assert evaluations.end(other) == 0, evaluations.errors.read_text()
             _check_same(out, whole)
     assert set(ends) <= {signal.SIGKILL, 0}

@@ -15,17 +15,7 @@ import torch
 
 from kvp.store import TraceReader
 
-TORCHRUN = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} for rank in range(2)]
-ARRAY = [
-    {
-        "SLURM_ARRAY_TASK_ID": str(10 + task),
-        "SLURM_ARRAY_TASK_MIN": "10",
-        "SLURM_ARRAY_TASK_COUNT": "2",
-        "SLURM_PROCID": "0",
-        "SLURM_NTASKS": "1",
-    }
-    for task in range(2)
-]
+Launchers = dict[str, list[dict[str, str]]]
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +52,15 @@ def _check_same(store: Path, whole: TraceReader) -> None:
     )
 
 
-@pytest.mark.parametrize("environments", [TORCHRUN, ARRAY], ids=["torchrun", "array"])
+@pytest.mark.parametrize("launcher", ["torchrun", "array"])
 def test_two_processes_collect_what_one_does(
     collectors: Any,
     whole: TraceReader,
     tmp_path: Path,
-    environments: list[dict[str, str]],
+    launchers: Launchers,
+    launcher: str,
 ) -> None:
-    started = [collectors.start(tmp_path / "store", one) for one in environments]
+    started = [collectors.start(tmp_path / "store", one) for one in launchers[launcher]]
     ends = [collectors.end(collector) for collector in started]
     assert ends == [0, 0], collectors.errors.read_text()
     _check_same(tmp_path / "store", whole)
@@ -80,11 +71,12 @@ def test_a_killed_collector_is_replaced_by_the_other_or_started_again(
     whole: TraceReader,
     tmp_path: Path,
     watch: Callable[[Path], Callable[[int, int], None]],
+    launchers: Launchers,
 ) -> None:
     ends = []
     for seed in range(10):
         draw, store = random.Random(seed), tmp_path / f"store{seed}"
-        first, second = (TORCHRUN, ARRAY)[seed // 2 % 2]
+        first, second = launchers[("torchrun", "array")[seed // 2 % 2]]
         wait = watch(store)
         killed = collectors.start(store, first)
         # Every other time alone: its work waits for the worker that is started afterwards.
