@@ -191,6 +191,10 @@ class RayWorker:
         for number in pieces_to_do(self._folder, rank, total, self._work.is_done):
             self._work.do(number, say)
 
+    def close(self) -> None:
+        """Leave the folder."""
+        self._folder.release()
+
 
 def _evaluate_with_ray(config: EvalConfig, prepared: Prepared) -> None:
     """Have Ray's workers evaluate; those that find a piece done pass it by."""

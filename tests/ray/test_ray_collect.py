@@ -16,29 +16,18 @@ import pytest
 import torch
 
 from kvp.store import TraceReader
-from trace_collect.cli import main as collect
 
 pytestmark = pytest.mark.ray
 
 SEQUENCES = 12
 KILLS = 10
-FLAGS = (
-    "--length=300", "--train=10", "--validation=2", "--max-new-tokens=2", "--tasks=niah_single_1",
-)  # fmt: skip
 End = Callable[[subprocess.Popen[str]], tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> TraceReader:
+def whole(whole_store: Path) -> TraceReader:
     """What one process collects."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the workers
-    store = tmp_path_factory.mktemp("alone") / "store"
-    try:
-        assert collect([*FLAGS, "--out", str(store)]) == 0
-    finally:
-        torch.set_num_threads(threads)
-    return TraceReader(store)
+    return TraceReader(whole_store)
 
 
 def _check_same(store: Path, whole: TraceReader) -> None:
@@ -61,7 +50,7 @@ def test_two_actors_collect_what_one_process_does(
     cluster: Any, end: End, whole: TraceReader, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
-    code, output, errors = end(cluster.start("trace_collect.cli", *FLAGS, "--out", store))
+    code, output, errors = end(cluster.collect(store))
     assert code == 0, errors
     assert f"{store}: {SEQUENCES} sequences" in output
     said = [line for line in errors.splitlines() if not line.startswith("collecting: ")]
@@ -69,7 +58,7 @@ def test_two_actors_collect_what_one_process_does(
     assert "--engine=ray" in TraceReader(store).manifest["command"]
     _check_same(store, whole)
     # Again: nothing is missing, and no worker is started.
-    code, _, errors = end(cluster.start("trace_collect.cli", *FLAGS, "--out", store))
+    code, _, errors = end(cluster.collect(store))
     assert code == 0, errors
     assert "workers of Ray" not in errors
 
@@ -80,7 +69,7 @@ def test_actors_killed_at_ten_moments_are_replaced(
     draw, killed, between = random.Random(0), 0, 0
     for number in range(KILLS):
         store = tmp_path / f"store{number}"
-        program = cluster.start("trace_collect.cli", *FLAGS, "--out", store)
+        program = cluster.collect(store)
         # Both of the actors die: one while models are loaded or early on, the other one later.
         for least in (0, draw.randint(1, SEQUENCES - 2)):
             there = _kill_one(cluster, program, store, least, draw)
@@ -119,7 +108,7 @@ def test_ctrl_c_ends_in_one_line_and_the_command_continues(
     cluster: Any, end: End, whole: TraceReader, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
-    program = cluster.start("trace_collect.cli", *FLAGS, "--out", store)
+    program = cluster.collect(store)
     while program.poll() is None and _committed(store) < 3:
         time.sleep(0.005)
     program.send_signal(signal.SIGINT)
@@ -127,6 +116,6 @@ def test_ctrl_c_ends_in_one_line_and_the_command_continues(
     assert code == 130, errors
     assert errors.splitlines()[-1] == "kvp-collect: interrupted; the same command continues"
     assert 3 <= _committed(store) < SEQUENCES
-    code, _, errors = end(cluster.start("trace_collect.cli", *FLAGS, "--out", store))
+    code, _, errors = end(cluster.collect(store))
     assert code == 0, errors
     _check_same(store, whole)
