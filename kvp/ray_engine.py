@@ -19,7 +19,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -111,7 +111,7 @@ def do_pieces(
             )
             .map_batches(
                 _Actor,
-                fn_constructor_args=(tally, _Command.of_this_process(), pickle.dumps(make)),
+                fn_constructor_args=(tally, _Command(), pickle.dumps(make)),
                 batch_size=1,
                 compute=ray.data.ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1),
                 num_cpus=1,
@@ -154,23 +154,21 @@ class _Tally:
         self._starts = 0
 
 
-@dataclass(frozen=True)
 class _Command:
-    """What a worker has of the program that started it."""
+    """What a worker has of the program that started it.
 
-    folder: str
-    arguments: list[str]
-    environment: dict[str, str] = field(repr=False)
-    """Credentials are in it: an argument of the workers, it is in none of Ray's logs and pages."""
+    Credentials are in it. It is no dataclass, no mapping and no text: Ray writes the fields of
+    these arguments of workers into its metadata, of other objects the type alone.
+    """
 
-    @classmethod
-    def of_this_process(cls) -> _Command:
-        """Of the program itself."""
-        handed_on = {
+    def __init__(self) -> None:
+        """Of this process."""
+        self.folder = os.getcwd()
+        self.arguments = sys.argv
+        self.environment = {
             name: value for name, value in os.environ.items()
             if _HANDED_ON.fullmatch(name) and not name.startswith(_OF_ONE_MACHINE)
         }  # fmt: skip
-        return cls(os.getcwd(), sys.argv, handed_on)
 
     def take_over(self) -> None:
         """Let this process have it."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +31,8 @@ EVALUATE = (
 )  # fmt: skip
 OWN = ("AWS_", "KVP_", "RAY_ADDRESS")
 """Beginnings of variables that the cluster has not: workers have those of their program."""
+MOMENTS = (0, 1, 3, 6, 9)
+"""Pieces that are there when an actor is killed: at 0, up to 6 seconds after it began to load."""
 HOLD = """
 import os, sys, ray
 info = ray.init(
@@ -89,6 +93,33 @@ class Cluster:
             worker for raylet in raylets for worker in _children(raylet)
             if _command(worker).startswith(b"ray::MapWorker")
         ]  # fmt: skip
+
+    def kill_actors(
+        self, program: subprocess.Popen[str], count: Callable[[], int], draw: random.Random
+    ) -> list[int]:
+        """Kill an actor at each of `MOMENTS`; numbers of pieces that there were then."""
+        return [
+            there for moment in MOMENTS
+            if (there := self._kill_one(program, count, moment, draw)) is not None
+        ]  # fmt: skip
+
+    def _kill_one(
+        self,
+        program: subprocess.Popen[str],
+        count: Callable[[], int],
+        least: int,
+        draw: random.Random,
+    ) -> int | None:
+        """Kill one of the actors once so many pieces are there; None where the program ended."""
+        while program.poll() is None:
+            actors = self.workers()
+            if actors and count() >= least:
+                time.sleep(draw.uniform(0, 0.2 if least else 6))
+                with suppress(ProcessLookupError):
+                    os.kill(draw.choice(actors), signal.SIGKILL)
+                    return count()
+            time.sleep(0.02)
+        return None
 
 
 def _children(process: int) -> list[int]:

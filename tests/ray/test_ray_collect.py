@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from kvp.store import TraceReader
 pytestmark = pytest.mark.ray
 
 SEQUENCES = 12
-KILLS = 10
+KILLS, MOST_RUNS = 10, 4
 End = Callable[[subprocess.Popen[str]], tuple[int, str, str]]
 
 
@@ -66,38 +65,19 @@ def test_two_actors_collect_what_one_process_does(
 def test_actors_killed_at_ten_moments_are_replaced(
     cluster: Any, end: End, whole: TraceReader, tmp_path: Path
 ) -> None:
-    draw, killed, between = random.Random(0), 0, 0
-    for number in range(KILLS):
+    draw, kills = random.Random(0), list[int]()
+    for number in range(MOST_RUNS):
         store = tmp_path / f"store{number}"
         program = cluster.collect(store)
-        # Both of the actors die: one while models are loaded or early on, the other one later.
-        for least in (0, draw.randint(1, SEQUENCES - 2)):
-            there = _kill_one(cluster, program, store, least, draw)
-            if there is not None:
-                killed += 1
-                between += 0 < there < SEQUENCES
+        kills += cluster.kill_actors(program, partial(_committed, store), draw)
         code, _, errors = end(program)
         assert code == 0, errors
         _check_same(store, whole)
-        if killed >= KILLS:
+        if len(kills) >= KILLS:
             break
-    assert killed >= KILLS
-    assert between >= KILLS // 3, "too few kills fell between two sequences"
-
-
-def _kill_one(
-    cluster: Any, program: subprocess.Popen[str], store: Path, least: int, draw: random.Random
-) -> int | None:
-    """Kill an actor once `least` sequences are there; how many were, None if the program ended."""
-    while program.poll() is None:
-        actors = cluster.workers()
-        if actors and _committed(store) >= least:
-            time.sleep(draw.uniform(0, 0.2 if least else 6))
-            with suppress(ProcessLookupError):
-                os.kill(draw.choice(actors), signal.SIGKILL)
-                return _committed(store)
-        time.sleep(0.02)
-    return None
+    assert len(kills) >= KILLS
+    between = [there for there in kills if 0 < there < SEQUENCES]
+    assert len(between) >= KILLS // 3, "too few kills fell between two sequences"
 
 
 def _committed(store: Path) -> int:

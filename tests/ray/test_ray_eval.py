@@ -62,6 +62,11 @@ def test_the_prompts_of_a_killed_actor_are_evaluated_by_another(
     code, _, errors = end(program)
     assert code == 0, errors
     _check_same(out, whole_results)
+    # Again: nothing is missing, and no worker is started.
+    code, _, errors = end(cluster.evaluate(out))
+    assert code == 0, errors
+    assert "workers of Ray" not in errors
+    assert _by_key(out) == _by_key(whole_results)
 
 
 def test_errors_of_actors_are_one_line(cluster: Any, end: End, tmp_path: Path) -> None:

@@ -5,13 +5,10 @@ The cluster has no credentials: its workers get those of the command.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import subprocess
-import time
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ from kvp.store import TraceReader
 
 pytestmark = pytest.mark.ray
 
+KILLS, MOST_RUNS = 10, 4
 End = Callable[[subprocess.Popen[str]], tuple[int, str, str]]
 
 
@@ -37,23 +35,36 @@ def _files(folder: Path | ObjectPath) -> dict[str, bytes]:
     }
 
 
-def _kill_one(
+def _check_store(store: ObjectPath, whole: Path) -> None:
+    assert _files(store) == _files(whole)
+    reader = TraceReader(store)
+    reader.verify()
+    assert reader.complete
+    assert reader.manifest["config"]["out"] == str(store)
+
+
+def _count(folder: ObjectPath) -> int:
+    return sum(1 for _ in files_below(folder))
+
+
+def _locks(folder: ObjectPath) -> list[str]:
+    return [name for name, _ in files_below(folder) if is_lock(name)]
+
+
+def test_two_actors_collect_onto_s3_and_leave_no_lease(
     cluster: Any,
-    program: subprocess.Popen[str],
-    parts: ObjectPath,
-    least: int,
-    seconds: float,
-) -> bool:
-    """Kill an actor some time after `least` objects are there; False where the program ended."""
-    while program.poll() is None:
-        actors = cluster.workers()
-        if actors and sum(1 for _ in files_below(parts)) >= least:
-            time.sleep(seconds)
-            with suppress(ProcessLookupError):
-                os.kill(random.Random(least).choice(actors), signal.SIGKILL)
-                return True
-        time.sleep(0.02)
-    return False
+    end: End,
+    whole_store: Path,
+    prefix: ObjectPath,
+    s3_environment: dict[str, str],
+) -> None:
+    # A lease that a worker does not give back would be there for a long time.
+    program = cluster.collect(prefix, s3_environment | {"KVP_LEASE_SECONDS": "60"})
+    code, output, errors = end(program)
+    assert code == 0, errors
+    assert f"{prefix}: 12 sequences" in output
+    assert not _locks(prefix)
+    _check_store(prefix, whole_store)
 
 
 def test_killed_actors_collect_onto_s3_as_one_process_onto_a_disk(
@@ -63,28 +74,22 @@ def test_killed_actors_collect_onto_s3_as_one_process_onto_a_disk(
     prefix: ObjectPath,
     s3_environment: dict[str, str],
 ) -> None:
-    draw, killed = random.Random(0), 0
-    for number in range(2):
+    draw, kills = random.Random(2), list[int]()
+    for number in range(MOST_RUNS):
         store = prefix / f"store{number}"
         program = cluster.collect(store, s3_environment)
-        # While models are loaded, then while sequences are written, then later on.
-        for least, longest in ((0, 6.0), (1, 0.3), (draw.randint(5, 9), 0.3)):
-            seconds = draw.uniform(0, longest)
-            killed += _kill_one(cluster, program, store / "sequences", least, seconds)
-        code, output, errors = end(program)
+        kills += cluster.kill_actors(program, partial(_count, store / "sequences"), draw)
+        code, _, errors = end(program)
         assert code == 0, errors
-        assert f"{store}: 12 sequences" in output
-        assert _files(store) == _files(whole_store)
-        reader = TraceReader(store)
-        reader.verify()
-        assert reader.complete
-        assert reader.manifest["config"]["out"] == str(store)
-    assert killed >= 4
+        _check_store(store, whole_store)
+        if len(kills) >= KILLS:
+            break
+    assert len(kills) >= KILLS
     # Again, with all that the killed ones left: nothing is missing, no worker is started.
     code, _, errors = end(cluster.collect(store, s3_environment))
     assert code == 0, errors
     assert "workers of Ray" not in errors
-    assert not [name for name, _ in files_below(store) if is_lock(name)]
+    assert not _locks(store)
 
 
 def test_killed_actors_evaluate_onto_s3_as_one_process_onto_a_disk(
@@ -98,10 +103,10 @@ def test_killed_actors_evaluate_onto_s3_as_one_process_onto_a_disk(
     out = prefix / "results"
     given = s3_environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     program = cluster.evaluate(out, given)
-    killed = [_kill_one(cluster, program, out / "rows", least, 0.1) for least in (0, 1, 3)]
+    kills = cluster.kill_actors(program, partial(_count, out / "rows"), random.Random(3))
     code, _, errors = end(program)
     assert code == 0, errors
-    assert sum(killed) >= 2
+    assert len(kills) >= 2
     names = {name for name, _ in files_below(out) if not is_lock(name)}
     assert names == {path.name for path in whole_results.iterdir()}
     ours, theirs = (
