@@ -24,14 +24,19 @@ from kvp.selection import Selection
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench(Decoder):
-    """Model and settings that all prompts of a run share."""
+class RunNames:
+    """Settings of a run that are in every record."""
 
     name: str
     """Name of the model in every record."""
     split: str
     length: int
     seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(RunNames, Decoder):
+    """Model and settings that all prompts of a run share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,19 +157,19 @@ def keep(
                 yield setting, Kept(indices=kept, log_weights=weights)
 
 
-def identify(bench: Bench, prompt: Prompt, protocol: str, setting: Setting) -> Record:
+def identify(run: RunNames, prompt: Prompt, protocol: str, setting: Setting) -> Record:
     """Fields of a record that identify it, known before the prompt runs."""
     return {
-        "model": bench.name,
+        "model": run.name,
         **method_fields(setting.method),
         "protected": setting.protected,
         "protocol": protocol,
         "task": prompt.task,
-        "split": bench.split,
-        "length": bench.length,
+        "split": run.split,
+        "length": run.length,
         "budget_spec": setting.spec,
         "example": prompt.sample.id,
-        "seed": bench.seed,
+        "seed": run.seed,
     }
 
 

@@ -26,7 +26,7 @@ from eval.cost_curves import (
     measure_traces,
     usable_records,
 )
-from eval.evaluate import Bench, evaluate
+from eval.evaluate import Bench, RunNames, evaluate
 from eval.heatmap import write_heatmaps
 from eval.methods import Method, file_digests, hub_records, spec_of, with_objects
 from eval.prepare import Loaded, Prepared, cache_bytes, methods_of, prepare, trace_settings
@@ -52,7 +52,7 @@ from eval.settings import Setting
 from eval.summary import headlines, print_headlines
 from eval.timing import TIMING_KEY, timing_records
 from eval.token_ranks import token_ranks
-from eval.work_pieces import WorkPieces, groups_of
+from eval.work_pieces import WorkPieces, groups_of, unfinished
 from kvp.artifacts.addresses import ObjectPath
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.pieces import pieces_to_do
@@ -95,7 +95,7 @@ def run(
     with open_folder(config, digests, shared=config.worker.shared) as output:
         prepared = _prepare(config, methods, loaded)
         if config.engine == "ray":
-            _evaluate_with_ray(config, prepared)
+            _evaluate_with_ray(config, prepared, output)
         bench = load_bench(config, prepared.methods, loaded)
         records = _run(config, prepared, bench, output, digests)
     if not temporary:
@@ -191,15 +191,25 @@ class RayWorker:
         for number in pieces_to_do(self._folder, rank, total, self._work.is_done):
             self._work.do(number, say)
 
+    def close(self) -> None:
+        """Leave the folder."""
+        self._folder.release()
 
-def _evaluate_with_ray(config: EvalConfig, prepared: Prepared) -> None:
-    """Have Ray's workers evaluate; those that find a piece done pass it by."""
+
+def _evaluate_with_ray(config: EvalConfig, prepared: Prepared, output: OutputFolder) -> None:
+    """Have Ray's workers evaluate what is missing; those that find a piece done pass it by."""
     pool = Pool.of(config, config.device)
     groups = groups_of(prepared)
-    with Progress("evaluating", len(prepared.work)) as progress:
+    output.pull(ROWS)
+    keys = _record_file(output).keys
+    names = RunNames(name=config.model, split=config.split, length=config.length, seed=config.seed)
+    left = [number for number, group in enumerate(groups) if unfinished(names, group, keys)]
+    total = len(prepared.work)
+    there = total - sum(len(groups[number]) for number in left)
+    with Progress("evaluating", total, completed=there) as progress:
         do_pieces(
             partial(RayWorker, config),
-            range(len(groups)),
+            left,
             pool,
             lambda number: progress.advance(len(groups[number])),
         )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 
-from eval.evaluate import Bench, evaluate_together, identify
+from eval.evaluate import Bench, RunNames, evaluate_together, identify
 from eval.prepare import Prepared
-from eval.results.records import RecordFile, key_of
+from eval.results.records import Key, RecordFile, key_of
 from eval.shared_prefills import Work, by_prefill
 from kvp.errors import ResultsError
 
@@ -17,6 +17,19 @@ def groups_of(prepared: Prepared) -> list[list[Work]]:
         (prompt, protocol, prepared.settings(prompt, protocol))
         for prompt, protocol in prepared.work
     )
+
+
+def unfinished(run: RunNames, group: Sequence[Work], keys: Container[Key]) -> list[Work]:
+    """The prompts of a piece with the settings that have no record, whose keys are given."""
+    left: list[Work] = []
+    for prompt, protocol, planned in group:
+        settings = [
+            setting for setting in planned
+            if key_of(identify(run, prompt, protocol, setting)) not in keys
+        ]  # fmt: skip
+        if settings:
+            left.append((prompt, protocol, settings))
+    return left
 
 
 class WorkPieces:
@@ -44,15 +57,7 @@ class WorkPieces:
 
     def missing(self, number: int) -> list[Work]:
         """The prompts of a piece with the settings that have no record yet."""
-        left: list[Work] = []
-        for prompt, protocol, planned in self._groups[number]:
-            settings = [
-                setting for setting in planned
-                if key_of(identify(self._bench, prompt, protocol, setting)) not in self._file.keys
-            ]  # fmt: skip
-            if settings:
-                left.append((prompt, protocol, settings))
-        return left
+        return unfinished(self._bench, self._groups[number], self._file.keys)
 
     def is_done(self, number: int) -> bool:
         """Whether all records of a piece are there, those of other processes included."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import re
 import signal
 import socket
 import sys
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kvp.artifacts.addresses import ObjectPath, Place
 from kvp.config_groups import WorkersConfig
@@ -28,8 +29,17 @@ from kvp.errors import KvpError, UsageError
 from kvp.own_packages import prefer_own_packages
 from kvp.progress import phase, say
 
-Work = Callable[[Sequence[int]], None]
-"""Does the pieces of these numbers, but those that are there; raises KvpError or OSError."""
+
+class Work(Protocol):
+    """What does pieces in one worker."""
+
+    def __call__(self, numbers: Sequence[int]) -> None:
+        """Do the pieces of these numbers, but those that are there; KvpError or OSError."""
+
+    def close(self) -> None:
+        """Let other processes have the folder, at the end of a worker that is not killed."""
+
+
 DEATHS = 3
 """How often workers may die at the same piece, or, each of them, before any piece is done."""
 OBJECT_STORE_BYTES = 100_000_000
@@ -42,6 +52,10 @@ _ENVIRONMENT = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # what Ray itself says of a dead worker
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers without a GPU of their own share them all
 }
+_HANDED_ON = re.compile(r"(AWS|GOOGLE|KVP)_\w+|HF_(TOKEN|ENDPOINT|HUB_OFFLINE)")
+"""Variables of the command's environment that its workers have, too: how stores are reached."""
+_OF_ONE_MACHINE = "AWS_CONTAINER_"
+"""Beginning of those that mean something on one machine only."""
 _DATA_SETTINGS = {
     "enable_progress_bars": False,
     "print_on_execution_start": False,
@@ -97,7 +111,7 @@ def do_pieces(
             )
             .map_batches(
                 _Actor,
-                fn_constructor_args=(tally, os.getcwd(), sys.argv, pickle.dumps(make)),
+                fn_constructor_args=(tally, _Command(), pickle.dumps(make)),
                 batch_size=1,
                 compute=ray.data.ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1),
                 num_cpus=1,
@@ -140,25 +154,48 @@ class _Tally:
         self._starts = 0
 
 
+class _Command:
+    """What a worker has of the program that started it.
+
+    Credentials are in it. It is no dataclass, no mapping and no text: Ray writes the fields of
+    these arguments of workers into its metadata, of other objects the type alone.
+    """
+
+    def __init__(self) -> None:
+        """Of this process."""
+        self.folder = os.getcwd()
+        self.arguments = sys.argv
+        self.environment = {
+            name: value for name, value in os.environ.items()
+            if _HANDED_ON.fullmatch(name) and not name.startswith(_OF_ONE_MACHINE)
+        }  # fmt: skip
+
+    def take_over(self) -> None:
+        """Let this process have it."""
+        os.environ.update(self.environment)
+        sys.argv = self.arguments  # manifests record it
+        os.chdir(self.folder)
+
+
 class _Actor:
     """What Ray Data makes in each actor, and calls with one piece at a time.
 
     Errors are handed back as results: what Ray makes of an exception hides it in many lines.
     """
 
-    def __init__(self, tally: Any, folder: str, command: list[str], make: bytes) -> None:  # noqa: ANN401
+    def __init__(self, tally: Any, command: _Command, make: bytes) -> None:  # noqa: ANN401
         """Make the worker with the command line and in the working folder of the program."""
         self._tally = tally
         self._error = b""
+        self._work: Work | None = None
         try:
             if not _asked(tally.start.remote()):
                 raise UsageError(
                     f"{_DIED} before it had done a piece of the work (out of memory?); {_WHY}"
                 )
-            sys.argv = command  # manifests record it
-            os.chdir(folder)
+            command.take_over()
             prefer_own_packages()
-            self._work: Work = pickle.loads(make)()
+            self._work = pickle.loads(make)()
         except Exception as error:
             self._error = _packed(error)
 
@@ -173,11 +210,18 @@ class _Actor:
                     raise UsageError(
                         f"{_DIED} at piece {piece}, {deaths} times (out of memory?); {_WHY}"
                     )
+                assert self._work is not None, "an actor without an error has its worker"
                 self._work([piece])
                 _asked(self._tally.finish.remote())
             except Exception as problem:
                 error = _packed(problem)
         return {"piece": [piece], "deaths": [deaths], "error": [error]}
+
+    def __del__(self) -> None:
+        """Close the worker; Ray Data drops its actors at the end of the work, unless it fails."""
+        if self._work is not None:
+            with suppress(KvpError, OSError):
+                self._work.close()
 
 
 def _packed(error: Exception) -> bytes:

@@ -1,4 +1,4 @@
-"""Fixtures of the whole suite: no network, few threads, deterministic seeds."""
+"""Fixtures of the whole suite: no network, few threads, deterministic seeds; a local S3 server."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ import subprocess
 import sys
 import textwrap
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from kvp.artifacts.addresses import ObjectPath
 
 hypothesis.settings.register_profile("kvp", deadline=None)  # machines are busy
 hypothesis.settings.load_profile("kvp")
@@ -265,3 +270,61 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
             return ForkServer(process, errors, flags)
 
         yield make
+
+
+_S3_SERVER = textwrap.dedent(
+    """
+    import logging, sys
+    from moto.server import ThreadedMotoServer
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    print(server.get_host_and_port()[1], flush=True)
+    sys.stdin.read()
+    """
+)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """Address of an S3 server with the bucket `bucket`."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _S3_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        url = f"http://127.0.0.1:{int(server.stdout.readline())}"
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        opener.open(urllib.request.Request(f"{url}/bucket", method="PUT"), timeout=30).close()
+        yield url
+        server.communicate(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def s3_environment(s3_server: str) -> Iterator[dict[str, str]]:
+    """What a program needs to find the server; set for this process, too."""
+    environment = {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": s3_server,
+        "AWS_ALLOW_HTTP": "true",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+        "KVP_LEASE_SECONDS": "2",
+        "KVP_RETRY_SECONDS": "20",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield environment
+
+
+_NUMBERS = count()
+
+
+@pytest.fixture
+def prefix(s3_environment: dict[str, str]) -> ObjectPath:
+    """A folder of the bucket that nobody has used."""
+    from kvp.artifacts.addresses import ObjectPath
+
+    return ObjectPath.parse(f"s3://bucket/test{next(_NUMBERS)}")

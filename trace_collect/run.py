@@ -155,6 +155,10 @@ class RayWorker:
         indices = tuple(index for number in numbers for index in self._groups[number])
         write_all(self._parts, self._writer, Assigned(numbers=indices))
 
+    def close(self) -> None:
+        """Leave the store."""
+        self._writer.close()
+
 
 def _collect_with_ray(config: CollectConfig, total: int) -> None:
     """Have Ray's workers collect what is missing."""

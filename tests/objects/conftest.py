@@ -1,18 +1,13 @@
-"""An S3 server on this machine (moto), a proxy in front of it that spoils answers, and a bucket."""
+"""A proxy in front of the S3 server that spoils answers, and what is collected and trained."""
 
 from __future__ import annotations
 
 import http.client
-import subprocess
-import sys
-import textwrap
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,62 +16,6 @@ import torch
 
 from kvp.artifacts.addresses import ObjectPath, files_below
 from kvp.artifacts.copies import send
-
-_SERVER = textwrap.dedent(
-    """
-    import logging, sys
-    from moto.server import ThreadedMotoServer
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    print(server.get_host_and_port()[1], flush=True)
-    sys.stdin.read()
-    """
-)
-LEASE_SECONDS = 2
-
-
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[str]:
-    """Address of an S3 server with the bucket `bucket`."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdout is not None
-        url = f"http://127.0.0.1:{int(server.stdout.readline())}"
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        opener.open(urllib.request.Request(f"{url}/bucket", method="PUT"), timeout=30).close()
-        yield url
-        server.communicate(timeout=60)
-
-
-@pytest.fixture(scope="session")
-def s3_environment(s3_server: str) -> Iterator[dict[str, str]]:
-    """What a program needs to find the server; set for this process, too."""
-    environment = {
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": s3_server,
-        "AWS_ALLOW_HTTP": "true",
-        "NO_PROXY": "127.0.0.1",
-        "no_proxy": "127.0.0.1",
-        "KVP_LEASE_SECONDS": str(LEASE_SECONDS),
-        "KVP_RETRY_SECONDS": "20",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        yield environment
-
-
-_NUMBERS = count()
-
-
-@pytest.fixture
-def prefix(s3_environment: dict[str, str]) -> ObjectPath:
-    """A folder of the bucket that nobody has used."""
-    return ObjectPath.parse(f"s3://bucket/test{next(_NUMBERS)}")
 
 
 @pytest.fixture

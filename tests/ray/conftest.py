@@ -1,19 +1,38 @@
-"""One Ray for all of these tests, started as a user would who has a cluster already."""
+"""One Ray for all of these tests, started as a user would who has a cluster already.
+
+Beside it, what one process writes to a disk: what two workers write is compared with that.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
+COLLECT = (
+    "--length=300", "--train=10", "--validation=2", "--max-new-tokens=2", "--tasks=niah_single_1",
+)  # fmt: skip
+EVALUATE = (
+    "--methods=full,random,snapkv,knorm+ada", "--prompts=4", "--tasks=niah_single_1,chat",
+    "--budgets=12.5%,25%", "--length=260", "--timing_prompts=1", "--max_new_tokens=6",
+    "--bootstrap=20",
+)  # fmt: skip
+OWN = ("AWS_", "KVP_", "RAY_ADDRESS")
+"""Beginnings of variables that the cluster has not: workers have those of their program."""
+MOMENTS = (0, 1, 3, 6, 9)
+"""Pieces that are there when an actor is killed: at 0, up to 6 seconds after it began to load."""
 HOLD = """
 import os, sys, ray
 info = ray.init(
@@ -37,9 +56,29 @@ class Cluster:
     holder: int
     environment: dict[str, str]
 
-    def start(self, module: str, *flags: str | Path, own: bool = False) -> subprocess.Popen[str]:
+    def collect(
+        self, out: object, environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """kvp-collect of a small store."""
+        flags = (*COLLECT, "--out", str(out))
+        return self.start("trace_collect.cli", *flags, environment=environment)
+
+    def evaluate(
+        self, out: object, environment: Mapping[str, str] | None = None, *, own: bool = False
+    ) -> subprocess.Popen[str]:
+        """A small kvp-eval."""
+        flags = (*EVALUATE, "--out", str(out))
+        return self.start("eval.cli", *flags, environment=environment, own=own)
+
+    def start(
+        self,
+        module: str,
+        *flags: str | Path,
+        environment: Mapping[str, str] | None = None,
+        own: bool = False,
+    ) -> subprocess.Popen[str]:
         """A program with two workers of this Ray, or with `own` of one that it starts."""
-        environment = dict(self.environment)
+        environment = self.environment | dict(environment or {})
         if own:
             del environment["RAY_ADDRESS"]
         return subprocess.Popen(
@@ -54,6 +93,33 @@ class Cluster:
             worker for raylet in raylets for worker in _children(raylet)
             if _command(worker).startswith(b"ray::MapWorker")
         ]  # fmt: skip
+
+    def kill_actors(
+        self, program: subprocess.Popen[str], count: Callable[[], int], draw: random.Random
+    ) -> list[int]:
+        """Kill an actor at each of `MOMENTS`; numbers of pieces that there were then."""
+        return [
+            there for moment in MOMENTS
+            if (there := self._kill_one(program, count, moment, draw)) is not None
+        ]  # fmt: skip
+
+    def _kill_one(
+        self,
+        program: subprocess.Popen[str],
+        count: Callable[[], int],
+        least: int,
+        draw: random.Random,
+    ) -> int | None:
+        """Kill one of the actors once so many pieces are there; None where the program ended."""
+        while program.poll() is None:
+            actors = self.workers()
+            if actors and count() >= least:
+                time.sleep(draw.uniform(0, 0.2 if least else 6))
+                with suppress(ProcessLookupError):
+                    os.kill(draw.choice(actors), signal.SIGKILL)
+                    return count()
+            time.sleep(0.02)
+        return None
 
 
 def _children(process: int) -> list[int]:
@@ -78,11 +144,11 @@ def _read(file: Path) -> bytes:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     home = tmp_path_factory.mktemp("home")
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        inherited = {n: value for n, value in os.environ.items() if not n.startswith(OWN)}
         environment = {
-            **os.environ, "HOME": str(home), "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": folder,
-            "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1",
+            **inherited, "HOME": str(home), "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": folder,
+            "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", "no_proxy": "127.0.0.1",
         }  # fmt: skip
-        environment.pop("RAY_ADDRESS", None)
         holder = subprocess.Popen(
             [sys.executable, "-c", HOLD], env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -111,3 +177,34 @@ def end() -> Callable[[subprocess.Popen[str]], tuple[int, str, str]]:
         return program.returncode, output, errors
 
     return wait
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As in the workers: exact comparisons need equal numbers of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def whole_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process collects."""
+    from trace_collect.cli import main
+
+    store = tmp_path_factory.mktemp("alone") / "store"
+    with _one_thread():
+        assert main([*COLLECT, "--out", str(store)]) == 0
+    return store
+
+
+@pytest.fixture(scope="session")
+def whole_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process evaluates."""
+    from eval.cli import main
+
+    out = tmp_path_factory.mktemp("alone") / "results"
+    with _one_thread():
+        assert main([*EVALUATE, "--out", str(out)]) == 0
+    return out

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +15,18 @@ import pytest
 import torch
 
 from kvp.store import TraceReader
-from trace_collect.cli import main as collect
 
 pytestmark = pytest.mark.ray
 
 SEQUENCES = 12
-KILLS = 10
-FLAGS = (
-    "--length=300", "--train=10", "--validation=2", "--max-new-tokens=2", "--tasks=niah_single_1",
-)  # fmt: skip
+KILLS, MOST_RUNS = 10, 4
 End = Callable[[subprocess.Popen[str]], tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> TraceReader:
+def whole(whole_store: Path) -> TraceReader:
     """What one process collects."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the workers
-    store = tmp_path_factory.mktemp("alone") / "store"
-    try:
-        assert collect([*FLAGS, "--out", str(store)]) == 0
-    finally:
-        torch.set_num_threads(threads)
-    return TraceReader(store)
+    return TraceReader(whole_store)
 
 
 def _check_same(store: Path, whole: TraceReader) -> None:
@@ -61,7 +49,7 @@ def test_two_actors_collect_what_one_process_does(
     cluster: Any, end: End, whole: TraceReader, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
-    code, output, errors = end(cluster.start("trace_collect.cli", *FLAGS, "--out", store))
+    code, output, errors = end(cluster.collect(store))
     assert code == 0, errors
     assert f"{store}: {SEQUENCES} sequences" in output
     said = [line for line in errors.splitlines() if not line.startswith("collecting: ")]
@@ -69,7 +57,7 @@ def test_two_actors_collect_what_one_process_does(
     assert "--engine=ray" in TraceReader(store).manifest["command"]
     _check_same(store, whole)
     # Again: nothing is missing, and no worker is started.
-    code, _, errors = end(cluster.start("trace_collect.cli", *FLAGS, "--out", store))
+    code, _, errors = end(cluster.collect(store))
     assert code == 0, errors
     assert "workers of Ray" not in errors
 
@@ -77,38 +65,19 @@ def test_two_actors_collect_what_one_process_does(
 def test_actors_killed_at_ten_moments_are_replaced(
     cluster: Any, end: End, whole: TraceReader, tmp_path: Path
 ) -> None:
-    draw, killed, between = random.Random(0), 0, 0
-    for number in range(KILLS):
+    draw, kills = random.Random(0), list[int]()
+    for number in range(MOST_RUNS):
         store = tmp_path / f"store{number}"
-        program = cluster.start("trace_collect.cli", *FLAGS, "--out", store)
-        # Both of the actors die: one while models are loaded or early on, the other one later.
-        for least in (0, draw.randint(1, SEQUENCES - 2)):
-            there = _kill_one(cluster, program, store, least, draw)
-            if there is not None:
-                killed += 1
-                between += 0 < there < SEQUENCES
+        program = cluster.collect(store)
+        kills += cluster.kill_actors(program, partial(_committed, store), draw)
         code, _, errors = end(program)
         assert code == 0, errors
         _check_same(store, whole)
-        if killed >= KILLS:
+        if len(kills) >= KILLS:
             break
-    assert killed >= KILLS
-    assert between >= KILLS // 3, "too few kills fell between two sequences"
-
-
-def _kill_one(
-    cluster: Any, program: subprocess.Popen[str], store: Path, least: int, draw: random.Random
-) -> int | None:
-    """Kill an actor once `least` sequences are there; how many were, None if the program ended."""
-    while program.poll() is None:
-        actors = cluster.workers()
-        if actors and _committed(store) >= least:
-            time.sleep(draw.uniform(0, 0.2 if least else 6))
-            with suppress(ProcessLookupError):
-                os.kill(draw.choice(actors), signal.SIGKILL)
-                return _committed(store)
-        time.sleep(0.02)
-    return None
+    assert len(kills) >= KILLS
+    between = [there for there in kills if 0 < there < SEQUENCES]
+    assert len(between) >= KILLS // 3, "too few kills fell between two sequences"
 
 
 def _committed(store: Path) -> int:
@@ -119,7 +88,7 @@ def test_ctrl_c_ends_in_one_line_and_the_command_continues(
     cluster: Any, end: End, whole: TraceReader, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
-    program = cluster.start("trace_collect.cli", *FLAGS, "--out", store)
+    program = cluster.collect(store)
     while program.poll() is None and _committed(store) < 3:
         time.sleep(0.005)
     program.send_signal(signal.SIGINT)
@@ -127,6 +96,6 @@ def test_ctrl_c_ends_in_one_line_and_the_command_continues(
     assert code == 130, errors
     assert errors.splitlines()[-1] == "kvp-collect: interrupted; the same command continues"
     assert 3 <= _committed(store) < SEQUENCES
-    code, _, errors = end(cluster.start("trace_collect.cli", *FLAGS, "--out", store))
+    code, _, errors = end(cluster.collect(store))
     assert code == 0, errors
     _check_same(store, whole)

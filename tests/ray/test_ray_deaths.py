@@ -23,6 +23,9 @@ class Worker:
     def __call__(self, numbers):
         self.meet(str(numbers[0]))
 
+    def close(self):
+        pass
+
     def meet(self, name):
         if name == self.dies:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -12,33 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from eval.cli import main as evaluate
 from eval.results.folder import read_manifest
 from eval.results.records import KEY_FIELDS, read_records
 
 pytestmark = pytest.mark.ray
 
-FLAGS = (
-    "--methods=full,random,snapkv,knorm+ada", "--prompts=4", "--tasks=niah_single_1,chat",
-    "--budgets=12.5%,25%", "--length=260", "--timing_prompts=1", "--max_new_tokens=6",
-    "--bootstrap=20",
-)  # fmt: skip
 End = Callable[[subprocess.Popen[str]], tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one process writes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the workers
-    out = tmp_path_factory.mktemp("alone") / "results"
-    try:
-        assert evaluate([*FLAGS, "--out", str(out)]) == 0
-    finally:
-        torch.set_num_threads(threads)
-    return out
 
 
 def _by_key(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -59,29 +39,34 @@ def _check_same(out: Path, whole: Path) -> None:
 
 
 def test_two_actors_evaluate_what_one_process_does(
-    cluster: Any, end: End, whole: Path, tmp_path: Path
+    cluster: Any, end: End, whole_results: Path, tmp_path: Path
 ) -> None:
     # With a Ray of its own: how most people will start it.
-    program = cluster.start("eval.cli", *FLAGS, "--out", tmp_path / "out", own=True)
+    program = cluster.evaluate(tmp_path / "out", own=True)
     code, output, errors = end(program)
     assert code == 0, errors
     assert "mean score" in output
     assert "ray" not in errors.replace("workers of Ray", "").lower().replace(str(tmp_path), "")
-    _check_same(tmp_path / "out", whole)
+    _check_same(tmp_path / "out", whole_results)
 
 
 def test_the_prompts_of_a_killed_actor_are_evaluated_by_another(
-    cluster: Any, end: End, whole: Path, tmp_path: Path
+    cluster: Any, end: End, whole_results: Path, tmp_path: Path
 ) -> None:
     draw, out, rows = random.Random(1), tmp_path / "out", tmp_path / "out" / "rows.jsonl"
-    program = cluster.start("eval.cli", *FLAGS, "--out", out)
+    program = cluster.evaluate(out)
     while program.poll() is None and not (rows.exists() and rows.stat().st_size):
         time.sleep(0.005)
     time.sleep(draw.uniform(0, 0.1))
     os.kill(cluster.workers()[0], signal.SIGKILL)
     code, _, errors = end(program)
     assert code == 0, errors
-    _check_same(out, whole)
+    _check_same(out, whole_results)
+    # Again: nothing is missing, and no worker is started.
+    code, _, errors = end(cluster.evaluate(out))
+    assert code == 0, errors
+    assert "workers of Ray" not in errors
+    assert _by_key(out) == _by_key(whole_results)
 
 
 def test_errors_of_actors_are_one_line(cluster: Any, end: End, tmp_path: Path) -> None:
