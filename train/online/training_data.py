@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ class RollingRecords:
 
     traces: ModelTraces
     schedule: Schedule
+    order: Callable[[int], list[int]]
+    """The sequences of a pass in the order in which training takes them."""
     passes_apart: int
     """Passes by which one process may be ahead of another."""
 
@@ -50,8 +53,12 @@ class RollingRecords:
         return self.schedule.size
 
     def during(self, passes: int) -> RecordWindow:
-        """The sequences of a pass, counted from 0; each is traced when it is read."""
+        """The sequences of a pass, counted from 0, traced when they are read.
+
+        What is missing runs through the model together with what follows it in that order.
+        """
         start = self.schedule.start(passes)
+        self.traces.expect(self.order(passes))
         self.traces.forget_below(self.schedule.start(max(passes - self.passes_apart, 0)))
         return RecordWindow(self.traces, range(start, start + len(self)))
 
@@ -144,18 +151,26 @@ def open_online_training_data(
         _announce(config, plan, samples, most_bytes, folder)
     identity = _identity(settings, samples, model, tokenizer)
     held_out = range(samples.needed, samples.needed + len(samples.validation))
+    runner = Runner(settings, recipe, config, model, tokenizer, samples)
     traces = ModelTraces(
-        _tracing(Runner(settings, recipe, config, model, tokenizer, samples), identity),
+        _tracing(runner, identity),
         plan,
         capacity=schedule.size,
         pinned=held_out,
         device=device,
         heads=None if config.heads is None else slice(heads.start, heads.stop),
-        shared=None if folder is None else SharedBuffer(folder, workers.rank),
+        shared=None
+        if folder is None
+        else SharedBuffer(folder, workers.rank, together=runner.batch_size),
     )
     return OnlineTrainingData(
         traces=traces,
-        training=RollingRecords(traces=traces, schedule=schedule, passes_apart=passes_apart),
+        training=RollingRecords(
+            traces=traces,
+            schedule=schedule,
+            order=cache(partial(schedule.order, recipe=recipe, seed=config.seed)),
+            passes_apart=passes_apart,
+        ),
         identity=identity,
         held_out=held_out,
         recipe=recipe,
@@ -167,7 +182,8 @@ def open_online_training_data(
 def _tracing(runner: Runner, identity: dict[str, Any]) -> Tracing:
     settings, model = runner.settings, runner.model
     return Tracing(
-        trace=runner.trace,
+        traces=runner.traces,
+        together=runner.batch_size,
         attention=runner.attention,
         manifest={
             "model": {"id": settings.model, "revision": settings.revision},
