@@ -218,17 +218,13 @@ def _plan(
 ) -> StorePlan:
     """Plan of the buffer: importance at the points drawn ahead, or queries if they are smaller."""
     schedule = samples.schedule
-    epochs = schedule.epochs_per_sequence if schedule.rolls else schedule.passes(recipe)
-    points = epochs * recipe.points_per_sequence
-    if recipe.uniform_points:  # a point that is drawn again is kept once
-        points = min(points, recipe.uniform_points + len(("prompt", "context")))
     plan = StorePlan(
         geometry=geometry,
         dtype=settings.dtype,
         max_tokens=settings.max_tokens,
         sequences=schedule.size + len(samples.validation),
         store="importance",
-        grid=points,
+        grid=schedule.points(recipe),
         grid_dtype="float32",
         labels=stored_labels(recipe),
     )
