@@ -149,11 +149,10 @@ def open_online_training_data(
     most_bytes = _buffer_bytes(config, plan, samples, len(heads), leaving)
     if workers.first:
         _announce(config, plan, samples, most_bytes, folder)
-    identity = _identity(settings, samples, model, tokenizer)
     held_out = range(samples.needed, samples.needed + len(samples.validation))
     runner = Runner(settings, recipe, config, model, tokenizer, samples)
     traces = ModelTraces(
-        _tracing(runner, identity),
+        _tracing(runner, _identity(settings, samples, model, tokenizer)),
         plan,
         capacity=schedule.size,
         pinned=held_out,
@@ -165,17 +164,23 @@ def open_online_training_data(
     )
     return OnlineTrainingData(
         traces=traces,
-        training=RollingRecords(
-            traces=traces,
-            schedule=schedule,
-            order=cache(partial(schedule.order, recipe=recipe, seed=config.seed)),
-            passes_apart=passes_apart,
-        ),
-        identity=identity,
+        training=_rolling(traces, schedule, recipe, config.seed, passes_apart),
+        identity=traces.manifest["identity"],
         held_out=held_out,
         recipe=recipe,
         length=settings.length,
         workers=workers,
+    )
+
+
+def _rolling(
+    traces: ModelTraces, schedule: Schedule, recipe: Recipe, seed: int, passes_apart: int
+) -> RollingRecords:
+    return RollingRecords(
+        traces=traces,
+        schedule=schedule,
+        order=cache(partial(schedule.order, recipe=recipe, seed=seed)),
+        passes_apart=passes_apart,
     )
 
 
