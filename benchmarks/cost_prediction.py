@@ -7,11 +7,12 @@ A case is a model with its sequences and a short training. In every round the ra
 (`kvp.hf.rates`), then a store with queries and one with an importance grid are collected and
 trained on, and a policy is trained while the model runs: each part in a process of its own, forked
 after the imports, with one thread. Seconds are processor time of all threads after a short run;
-memory is the growth of the peak of resident memory over that after the imports. Ratios are
+of collecting, those of two sequences are taken off, because a run loads the model again. Memory is
+the growth of the peak of resident memory over that after the imports. Ratios are
 predicted over measured; medians are over rounds. `random` is a model of 29 million random weights
-whose answers are decoded, `nano` the bundled one with the data's answers. Predictions for
-configurations (`--configs NAME=FOLDER,...`) are from the data sheet of a device (`--device_sheet`),
-which nothing here measures.
+whose answers are decoded, `nano` the bundled one with the data's answers. Predictions for larger
+models (`--configs`, folders in benchmarks/configs) are from the data sheet of a device
+(`--device_sheet`), which nothing here measures.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from benchmarks.machine import machine
 if TYPE_CHECKING:
     from train.config import TrainConfig
 
+CONFIGS = Path(__file__).with_name("configs")
 TASKS = "niah_single_2,niah_multikey_1"
 SETTINGS: dict[str, dict[str, Any]] = {
     "nano": {"tasks": TASKS, "length": 512, "answers": "reference", "max_new_tokens": 32},
@@ -51,8 +53,6 @@ TRAINING: dict[str, Any] = {
     "calibration_contexts": 8,
     "checkpoint_every": 10,
 }
-LABELS = {"qkv": "max_reply_attention", "importance": "future_attention"}
-"""Label of a training on each kind of store."""
 
 
 def main() -> None:
@@ -70,9 +70,8 @@ def main() -> None:
             cases[case] = {"rounds": rounds, "median_ratios": _medians(rounds)}
             print(case, json.dumps(cases[case]["median_ratios"], indent=1), flush=True)
     predictions = {}
-    for item in filter(None, (args.configs or "").split(",")):
-        name, _, path = item.partition("=")
-        predictions[name] = _prediction(path, args.device_sheet)
+    for name in filter(None, args.configs.split(",")):
+        predictions[name] = _prediction(str(CONFIGS / name), args.device_sheet)
     report = {
         "machine": machine(),
         "settings": {"training": TRAINING, "cases": SETTINGS, "rounds": args.rounds},
@@ -86,7 +85,11 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--cases", default="nano,random")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--configs", help="configurations to predict for, NAME=FOLDER,...")
+    parser.add_argument(
+        "--configs",
+        default="qwen2.5-7b,llama-70b",
+        help="configurations to predict for, folders in benchmarks/configs",
+    )
     parser.add_argument("--again", type=Path, help="add to the rounds of this file")
     parser.add_argument("--device_sheet", default="h100")
     parser.add_argument("--out", type=Path, required=True)
@@ -217,7 +220,7 @@ def _rates(case: str, folder: Path) -> dict[str, Any]:
         plan.lengths,
         device="cpu",
         dtype="float32",
-        batch=1,
+        batch=plan.batch,
         ranker_flops=lambda device, clock: measured_ranker_flops(
             spec, heads=plan.heads, tokens=tokens, device=device, clock=clock
         ),
@@ -277,10 +280,13 @@ def _collect(store: str, case: str, folder: Path) -> dict[str, float]:
         )
         run(config)
 
-    return _measured(
-        lambda: collect(f"{store}-first", 1, 1),
-        lambda: collect(store, TRAINING["sequences"], TRAINING["validation_sequences"]),
-    )
+    counts = TRAINING["sequences"], TRAINING["validation_sequences"]
+    few = _measured(lambda: collect(f"{store}-first", 1, 1), lambda: collect(f"{store}-few", 1, 1))
+    whole = _measured(lambda: None, lambda: collect(store, *counts))
+    # Loading takes the same in both, so what the other sequences took counts for all of them.
+    share = sum(counts) / (sum(counts) - 2)
+    seconds = {name: share * (whole[name] - few[name]) for name in ("seconds", "wall_seconds")}
+    return seconds | {"ram_bytes": few["ram_bytes"] + whole["ram_bytes"]}
 
 
 def _train(source: str, case: str, folder: Path) -> dict[str, float]:
@@ -294,7 +300,7 @@ def _train(source: str, case: str, folder: Path) -> dict[str, float]:
         settings |= {"buffer": settings["sequences"]}
     else:
         del settings["validation_sequences"]
-        settings |= {"traces": str(folder / source), "label": LABELS[source]}
+        settings |= {"traces": str(folder / source)}
 
     def run(name: str, **changed: int) -> None:
         out = str(folder / f"policy-{source}-{name}")

@@ -10,10 +10,10 @@ Simulated: every process runs on a machine of its own, equally fast, on one file
 not slow down. It starts, and after the start-up measured with one process takes pieces in the order
 of `kvp.ranks.Rank`, as `kvp.artifacts.pieces` does: a look at whether a piece is there, a lock, a
 second look, the piece. Pieces take what they took in the process that was measured alone, in turn
-from first to last. Where nothing is left to begin, it waits in steps of `PAUSE_SECONDS` until all
-pieces are there. Costs of looks and locks are measured on the disk of this machine, in a folder
-with as many files. `model_error` of simulated rows that were also measured says how far the model
-is off: it knows neither shared memory bandwidth nor another program on the machine.
+from first to last. Where nothing is left to begin, it waits in steps of `FolderLock.pause_seconds`
+until all pieces are there. Costs of looks and locks are measured on the disk of this machine, in a
+folder with as many files. `model_error` of simulated rows that were also measured says how far the
+model is off: it knows neither shared memory bandwidth nor another program on the machine.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.measuring import ROOT, write_report
-from kvp.artifacts.locks import FileLock
-from kvp.artifacts.pieces import PAUSE_SECONDS
+from kvp.artifacts.locks import FileLock, FolderLock
 from kvp.ranks import Rank
 
 
@@ -218,7 +217,9 @@ def simulate(processes: int, pieces: int, times: Times, costs: Costs) -> float:
         else:
             ends.append(now)
     last = max(done_at, *ends)
-    waits = PAUSE_SECONDS / 2 if processes > 1 else 0.0  # what is over is seen within one pause
+    waits = (
+        FolderLock.pause_seconds / 2 if processes > 1 else 0.0
+    )  # what is over is seen within one pause
     return last + waits + times.end
 
 

@@ -6,21 +6,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.data.collection_plan import CollectionPlan, plan_collection
-from kvp.hf import geometry_of
+from kvp.hf.batch_size import default_batch_size
 from kvp.hf.trace import Recorded, collect, collect_all
 from kvp.hf.traced import Traced
 from kvp.progress import phase
-from kvp.store import Trace, planned_bytes
+from kvp.store import Trace
 from trace_collect.config import CollectConfig
 from trace_collect.jobs import request_of
-
-IN_FLIGHT_BYTES = 4 * 2**30
-"""Queries, keys and values of the sequences that are decoded together by default."""
-MOST_TOGETHER = 16
-"""Sequences that are decoded together by default, if they are small."""
 
 
 def planned(
@@ -34,6 +29,13 @@ def planned(
     for note in jobs.notes:
         console.print(f"note: {note}")
     return jobs
+
+
+def batch_size_of(config: CollectConfig, model_config: PreTrainedConfig) -> int:
+    """Prompts whose answers are decoded together."""
+    if config.batch_size is not None:
+        return config.batch_size
+    return default_batch_size(model_config, dtype=config.dtype, max_tokens=config.max_tokens)
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,7 @@ class Collection:
     @property
     def batch_size(self) -> int:
         """Prompts whose answers are decoded together."""
-        if self.config.batch_size is not None:
-            return self.config.batch_size
-        largest = planned_bytes(
-            geometry_of(self.model.config), dtype=self.config.dtype, tokens=self.config.max_tokens
-        )
-        return max(1, min(MOST_TOGETHER, IN_FLIGHT_BYTES // largest))
+        return batch_size_of(self.config, self.model.config)
 
     @property
     def _recorded(self) -> Recorded:

@@ -34,7 +34,7 @@ from kvp.hf.model_size import size_of
 from kvp.hf.rates import rates_of
 from policies.ranker import RankerSpec
 from policies.ranker_rate import measured_ranker_flops, size_of_ranker
-from trace_collect.collection import planned
+from trace_collect.collection import batch_size_of, planned
 from trace_collect.config import CollectConfig
 from trace_collect.estimate import estimate
 from trace_collect.jobs import check_out
@@ -116,10 +116,14 @@ def _plan(
         training=training,
         buffer=train,
         traced=train,
-        passes=-(-training.draws // train),
+        points=training.points(-(-training.draws // train)),
         grid=config.grid,
         grid_dtype=config.grid_dtype,
+        grid_labels=len(config.grid_label_list),
         labels=len(config.label_list),
+        batch=1
+        if config.answers == "reference"
+        else min(batch_size_of(config, model_config), sum(sequences.values())),
     )
 
 

@@ -204,7 +204,7 @@ class TrainConfig(
             if used:
                 raise ValueError(f"--{name} needs --source traces")
         sequences = self.recipe().sequences
-        if sequences > self.buffer and not self.epochs_per_sequence:
+        if sequences > self.buffer and not self.epochs_per_sequence and not self.only_costs:
             raise ValueError(
                 f"--sequences {sequences} are more than --buffer {self.buffer} holds: give "
                 f"--buffer {sequences}, or --epochs_per_sequence 8 to replace them as they are used"

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from transformers import PreTrainedConfig
 
 from kvp.costs import (
     ENOUGH,
     ONLINE,
+    STORES,
     WHY_ENOUGH,
+    Cost,
     Lengths,
     Plan,
     TrainingSize,
@@ -29,18 +31,22 @@ from kvp.costs.commands import changed_flags, commands_of
 from kvp.data.lengths import mean_lengths
 from kvp.errors import ModelError
 from kvp.hf import load_config, load_tokenizer
+from kvp.hf.batch_size import default_batch_size
 from kvp.hf.model_size import size_of
 from kvp.hf.rates import rates_of
 from kvp.hf.trace import check_reach
-from kvp.store import StorePlan
 from policies.ranker import RankerSpec
 from policies.ranker_rate import measured_ranker_flops, size_of_ranker
 from train.config import TrainConfig
 from train.labels.label import label_of
-from train.online.model_runner import Samples
+from train.online.model_runner import Samples, stored_labels
 from train.online.schedule import Schedule
-from train.online.settings import BufferConfig
 from train.recipe import Recipe
+
+_EPOCHS = 8
+"""Epochs per sequence where there are more than the buffer holds and no number is given."""
+_GRID_LABEL = "max_reply_attention"
+"""Label that kvp-collect's grids hold by default."""
 
 
 def print_costs(config: TrainConfig) -> None:
@@ -76,33 +82,41 @@ def print_costs(config: TrainConfig) -> None:
     ram = math.inf if config.rates != "measured" else _ram_bytes()
     best = recommended(costs, ram)
     print(recommendation(best, costs))
-    for command in commands_of(
-        best,
+    for command in commands(best, plan, config):
+        print(f"  {command}")
+    print("dry run: nothing was written")
+
+
+def commands(cost: Cost, plan: Plan, config: TrainConfig) -> list[str]:
+    """The commands of a way, with the settings of a configuration."""
+    collecting, label = _label_flags(config, cost.way)
+    return commands_of(
+        cost,
         plan,
         config,
         traces=f"{config.out}-traces",
         policy=config.out,
-        training=_training_flags(config, best.way, plan),
-    ):
-        print(f"  {command}")
-    print("dry run: nothing was written")
+        training=_training_flags(config, label),
+        collecting=collecting,
+    )
 
 
 def planned(config: TrainConfig, model_config: PreTrainedConfig) -> Plan:
     """The policy that a configuration asks for; `ENOUGH` sequences where it names no number."""
     recipe = config.recipe()
-    sequences = recipe.sequences or ENOUGH
+    lengths, sequences = _prompts(config, recipe)
     buffer = sequences if sequences <= max(config.buffer, ENOUGH) else config.buffer
-    schedule = Schedule(
-        buffer=buffer, epochs_per_sequence=config.epochs_per_sequence, sequences=sequences
-    )
-    epochs = schedule.epochs_per_sequence if schedule.rolls else schedule.passes(recipe)
+    epochs = config.epochs_per_sequence or _EPOCHS
+    schedule = Schedule(buffer=buffer, epochs_per_sequence=epochs, sequences=sequences)
     size = size_of(model_config)
+    batch = default_batch_size(
+        model_config, dtype=config.dtype, max_tokens=config.length + config.max_new_tokens
+    )
     return Plan(
         model=size,
         dtype=config.dtype,
         quantization=config.quantization,
-        lengths=_lengths(config, recipe),
+        lengths=lengths,
         max_tokens=config.length + config.max_new_tokens,
         train=sequences,
         validation=config.validation_sequences,
@@ -110,7 +124,10 @@ def planned(config: TrainConfig, model_config: PreTrainedConfig) -> Plan:
         training=training_size(config),
         buffer=schedule.size,
         traced=schedule.needed(recipe),
-        passes=epochs * recipe.points_per_sequence,
+        points=schedule.points(recipe),
+        epochs=epochs if schedule.rolls else 0,
+        labels=len(stored_labels(recipe)),
+        batch=1 if config.answers == "reference" else min(batch, buffer),
     )
 
 
@@ -146,40 +163,52 @@ def spec_of(recipe: Recipe, head_dim: int) -> RankerSpec:
     )
 
 
-def _lengths(config: TrainConfig, recipe: Recipe) -> Lengths:
-    """Lengths of prompts that are made, or their bounds where there is no tokenizer."""
+def _prompts(config: TrainConfig, recipe: Recipe) -> tuple[Lengths, int]:
+    """How long prompts are and how many are trained on: `ENOUGH` where no number is named.
+
+    Of data with fewer prompts, all of them. Lengths are those of prompts that are made, or their
+    bounds where there is no tokenizer.
+    """
+    recipe = replace(recipe, sequences=recipe.sequences or ENOUGH)
     try:
         tokenizer = load_tokenizer(config.model, revision=config.revision)
     except ModelError:
-        return Lengths(prompt=config.length, answer=config.max_new_tokens, answers=config.answers)
-    samples = Samples.open(config.online(), recipe, tokenizer, config.seed)
-    return mean_lengths(
+        bounds = Lengths(prompt=config.length, answer=config.max_new_tokens, answers=config.answers)
+        return bounds, recipe.sequences
+    settings = replace(config.online(), buffer=recipe.sequences)
+    if not config.recipe().sequences:  # as many as there are
+        recipe = replace(recipe, sequences=0)
+    samples = Samples.open(settings, recipe, tokenizer, config.seed)
+    lengths = mean_lengths(
         samples.train, tokenizer, answers=config.answers, max_new_tokens=config.max_new_tokens
     )
+    return lengths, recipe.sequences or min(ENOUGH, len(samples.train))
 
 
-def _training_flags(config: TrainConfig, way: str, plan: Plan) -> list[str]:
+def _label_flags(config: TrainConfig, way: str) -> tuple[list[str], str]:
+    """Flags of kvp-collect for the label that is trained, and the label.
+
+    An importance store cannot hold a label of one's own: there it is another.
+    """
+    name = config.recipe().label
+    label = label_of(name)
+    if way == ONLINE:
+        return [], name
+    if label.stored is not None:
+        return [f"--labels {label.stored}"], name
+    if STORES[way] == "qkv" or label.in_grid == _GRID_LABEL:
+        return [], name
+    return ([f"--grid_labels {label.in_grid}"], name) if label.in_grid else ([], _GRID_LABEL)
+
+
+def _training_flags(config: TrainConfig, label: str) -> list[str]:
     """Flags of kvp-train that differ from its defaults and that a command does not have yet."""
     groups = TrainConfig(out=config.out, source="model", preset=config.preset)
     elsewhere = {*vars(config.online()), "out", "source", "traces", "sequences", "memory_gb"}
     elsewhere |= {"device", "seed", "dry_run", "rates", "rate"}
     names = [one.name for one in fields(TrainConfig) if one.name not in elsewhere]
     defaults = {name: getattr(groups, name) for name in names} | {"preset": "fourier"}
-    flags = changed_flags(config, defaults)
-    if way != ONLINE:
-        store = StorePlan(
-            geometry=plan.model.geometry,
-            dtype=plan.dtype,
-            max_tokens=plan.max_tokens,
-            sequences=plan.sequences,
-            store="importance",
-            grid=plan.grid,
-        )
-        if way == "importance store" and label_of(config.recipe().label).missing(store):
-            flags.append("--label future_attention")
-    else:
-        flags += changed_flags(config, {"epochs_per_sequence": BufferConfig.epochs_per_sequence})
-    return flags
+    return changed_flags(replace(config, label=label), defaults)
 
 
 def _ram_bytes() -> float:

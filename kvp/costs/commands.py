@@ -23,11 +23,13 @@ def commands_of(
     traces: str,
     policy: str,
     training: Iterable[str] = (),
+    collecting: Iterable[str] = (),
 ) -> list[str]:
     """The commands of a way, from prompts to a policy in the folder `policy`.
 
-    `config` has the settings of the groups that kvp-collect and kvp-train share, `training` are
-    other flags of kvp-train, `traces` is the folder of a store, for the ways with one.
+    `config` has the settings of the groups that kvp-collect and kvp-train share, `training` and
+    `collecting` are other flags of kvp-train and kvp-collect, `traces` is the folder of a store,
+    for the ways with one.
     """
     shared = changed_flags(config)
     if cost.memory.device_bytes and config.device == "cpu":
@@ -39,6 +41,7 @@ def commands_of(
             f"--buffer {plan.buffer}",
             f"--validation_sequences {plan.validation}",
         ]
+        sizes += [f"--epochs_per_sequence {plan.epochs}"] if plan.epochs else []
         return [" ".join(["kvp-train", ONLINE, *shared, *sizes, memory, *training, out])]
     folder = shlex.quote(traces)
     kind = STORES[cost.way]
@@ -46,7 +49,7 @@ def commands_of(
     sizes += [] if kind == "qkv" else [f"--store {kind}", f"--grid {plan.grid}"]
     device = [flag for flag in shared if flag.startswith(("--device ", "--seed "))]
     return [
-        " ".join(["kvp-collect", *shared, *sizes, f"--out {folder}"]),
+        " ".join(["kvp-collect", *shared, *sizes, *collecting, f"--out {folder}"]),
         " ".join(["kvp-train", f"--traces {folder}", *device, memory, *training, out]),
     ]
 

@@ -43,10 +43,15 @@ class Memory:
 
 
 def collecting_memory(plan: Plan, accelerator: bool, store: StoreKind) -> Memory:
-    """Peak of kvp-collect: the model, one forward pass, and a sequence on its way to disk."""
-    kept = plan.raw_bytes(store, plan.lengths.tokens)
-    grid = 4 * plan.heads * (plan.grid + 4) * plan.lengths.tokens if store == "importance" else 0
-    return Memory.of(2 * kept, _forward_bytes(plan) + grid, accelerator)
+    """Peak of kvp-collect: the model, what is decoded together, and a sequence on its way to disk.
+
+    Queries of prompts that are being answered wait in RAM, on the device where a grid needs them.
+    """
+    kept, waiting = plan.raw_bytes(store, plan.lengths.tokens), _waiting_bytes(plan)
+    if store != "importance":
+        return Memory.of(2 * kept + waiting, _forward_bytes(plan), accelerator)
+    grid = 4 * plan.heads * (plan.grid + 4) * plan.lengths.tokens
+    return Memory.of(2 * kept, _forward_bytes(plan) + waiting + grid, accelerator)
 
 
 def training_memory(plan: Plan, accelerator: bool, store: StoreKind) -> Memory:
@@ -71,14 +76,31 @@ def online_memory(plan: Plan, accelerator: bool) -> Memory:
     queries = plan.raw_bytes("qkv", tokens)
     buffer = plan.buffer * min(bare + point * sum(counts), queries)
     buffer += plan.validation * min(bare + point * _HELD_OUT_POINTS, queries)
-    return Memory.of(buffer + queries, _forward_bytes(plan) + _step_bytes(plan), accelerator)
+    host = buffer + queries + _waiting_bytes(plan)
+    return Memory.of(host, _forward_bytes(plan) + _step_bytes(plan), accelerator)
 
 
 def _forward_bytes(plan: Plan) -> float:
-    """Bytes of the model, of one layer's activations and of all queries, keys and values."""
+    """Bytes of the model, of one layer's activations and of a sequence's queries, keys and values.
+
+    And keys and values of what is decoded together, twice while one answer takes another's place.
+    """
     size, tokens = plan.model, plan.lengths.tokens
     activations = tokens * (4 * size.hidden + 3 * size.intermediate) * plan.itemsize
-    return plan.weight_bytes + activations + plan.raw_bytes("qkv", tokens)
+    together = 2 * plan.batch * plan.raw_bytes("kv", tokens) if _decodes(plan) else 0
+    return plan.weight_bytes + activations + plan.raw_bytes("qkv", tokens) + together
+
+
+def _waiting_bytes(plan: Plan) -> float:
+    """Bytes of the queries of prompts that are answered together."""
+    tokens = plan.lengths.tokens
+    each = plan.raw_bytes("qkv", tokens) - plan.raw_bytes("kv", tokens)
+    return plan.batch * each if _decodes(plan) else 0
+
+
+def _decodes(plan: Plan) -> bool:
+    """Whether the model writes the answers."""
+    return plan.lengths.answers == "model"
 
 
 def _step_bytes(plan: Plan) -> float:

@@ -32,12 +32,16 @@ class Plan:
     """Training sequences in RAM while the model runs."""
     traced: int
     """Training sequences that run through the model where there is no store."""
-    passes: int
-    """Epochs in which a sequence of the buffer takes part."""
+    points: int
+    """Compression points that are kept of a sequence of the buffer, at most."""
+    epochs: int = 0
+    """Epochs after which a sequence of the buffer is replaced; 0 = never."""
     quantization: str = "none"
     """Of the model's weights, as `--quantization`."""
     grid: int = 48
     grid_dtype: GridDtype = "float16"
+    grid_labels: int = 1
+    """Labels that the grid holds at all of its points."""
     labels: int = 0
     """Labels that are stored with traces."""
     batch: int = 1
@@ -88,6 +92,7 @@ class Plan:
             store=store,
             grid=self.grid if store == "importance" else 0,
             grid_dtype=self.grid_dtype,
+            grid_labels=self.grid_labels,
             labels=self.labels,
         )
 
@@ -101,9 +106,10 @@ class Plan:
         """Bytes for which kvp-train asks three quarters of `--memory_gb` with `--source model`."""
         bare = self.raw_bytes("kv", self.max_tokens)
         point = 4 * self.heads * self.max_tokens
-        each = min(bare + point * self.passes, self.raw_bytes("qkv", self.max_tokens))
-        held_out = bare + 6 * point if each < self.raw_bytes("qkv", self.max_tokens) else each
-        return self.buffer * each + self.validation * held_out
+        with_points, queries = bare + point * self.points, self.raw_bytes("qkv", self.max_tokens)
+        if with_points > queries:
+            return (self.buffer + self.validation) * queries
+        return self.buffer * with_points + self.validation * (bare + 6 * point)
 
     @property
     def memory_gb(self) -> int:

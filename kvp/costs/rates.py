@@ -25,7 +25,9 @@ class Rates:
     decode_step_seconds: float
     """Seconds that a decoded token takes next to its layers."""
     pairs: float
-    """Pairs of a query and a key per second, of labels and importance grids."""
+    """Pairs of a query and a key per second, of labels."""
+    grid_pairs: float
+    """The same of importance grids, whose intervals are short."""
     ranker_flops: float
     """Operations per second of rankers that train (float32)."""
     write_bytes: float
@@ -97,6 +99,7 @@ def assumed_rates(name: str, size: ModelSize, lengths: Lengths, itemsize: int, b
         decode_layer_seconds=max(moved, LAUNCH_SECONDS),
         decode_step_seconds=head + STEP_SECONDS,
         pairs=REACHED_FLOPS * peak / (_PAIR_FLOPS * size.geometry.head_dim),
+        grid_pairs=REACHED_FLOPS * peak / (_PAIR_FLOPS * size.geometry.head_dim),
         ranker_flops=REACHED_FLOPS * device.float32_flops,
         write_bytes=CODEC_BYTES,
         read_bytes=CODEC_BYTES,

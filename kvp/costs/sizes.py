@@ -35,6 +35,13 @@ class ModelSize:
             + self.attention_flops(tokens) * self.layers
         )
 
+    def fed_flops(self, tokens: int, cached: int) -> float:
+        """Operations of feeding `tokens` tokens to a cache of `cached`, logits of all of them."""
+        size = self.geometry
+        attention = 4 * size.query_heads * size.head_dim * tokens * (cached + tokens / 2)
+        weights = self.layers * self.layer_parameters + self.head_parameters
+        return 2 * weights * tokens + attention * self.layers
+
     def attention_flops(self, tokens: int) -> float:
         """Operations of one layer's causal attention: two products of half a square."""
         size = self.geometry
@@ -51,6 +58,8 @@ class Lengths:
     """Who writes the answer: the model, token by token, or the data."""
     bound: bool = True
     """Whether these are the longest possible ones, not means of prompts that were made."""
+    make_seconds: float = 0.0
+    """In which one of the prompts that were made was; 0 where none was."""
 
     @property
     def tokens(self) -> int:
@@ -121,12 +130,20 @@ class TrainingSize:
     def label_pairs(self, counts: tuple[float, float, float], lengths: Lengths) -> float:
         """Pairs of a query and a key that labels at so many points of each kind compute.
 
-        Per query head. The default label looks at the future twice: at all of it and at the reply.
+        Per query head: every query of the future looks at all keys up to its own, once, whatever it
+        counts. Points anywhere are taken as evenly spread.
         """
-        prompt, answer, tokens = lengths.prompt, lengths.answer, lengths.tokens
-        exact = 2 * max(answer, 1) * prompt
-        anywhere = tokens**2 / 6 + answer * tokens / 2
+        answer, tokens = max(lengths.answer, 1), lengths.tokens
+        exact = answer * (lengths.prompt + answer / 2)
+        anywhere = tokens**2 / 3
         return (counts[0] + counts[1]) * exact + counts[2] * anywhere
+
+    def points(self, epochs: int) -> int:
+        """Compression points kept of a sequence in so many epochs, at most.
+
+        A point that is drawn again is kept once, and there are two next to the uniform ones.
+        """
+        return min(epochs, self.uniform_points + 2) if self.uniform_points else epochs
 
     def held_out(self, validation: int, wanted: int) -> int:
         """Held-out contexts that `validation` sequences give: at most two each."""

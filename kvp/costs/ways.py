@@ -27,8 +27,8 @@ _PICTURE_SECONDS = 0.6
 _ONLINE_LABELS = 3
 """Labels that are computed of a validation sequence while the model runs."""
 _GRID_SHARE = 1.75
-"""Pairs of an importance grid over those of the causal square: all sums, and maxima from the middle
-of the sequence on."""
+"""Pairs of an importance grid over those of the causal square: all maxima, and sums from the middle
+of the sequence on, the first of the common points (`kvp.store.importance_grid`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ def costs_of(plan: Plan, rates: Rates, tokens_per_second: float | None = None) -
                 memory=collecting_memory(plan, rates.accelerator, store).larger(
                     training_memory(plan, rates.accelerator, store)
                 ),
-                collect_seconds=plan.sequences * (run + _storing_seconds(plan, rates, store)),
+                collect_seconds=plan.sequences * _collecting_seconds(plan, rates, store, run),
                 train_seconds=both + held_out,
             )
         )
@@ -108,25 +108,36 @@ def step_seconds(plan: Plan, rates: Rates) -> float:
 
 
 def _model_seconds(plan: Plan, rates: Rates) -> float:
-    """Seconds of the model for one sequence: its answer, then one pass over prompt and answer."""
+    """Seconds of the model for one sequence.
+
+    Its prompt is made and read once, its answer decoded beside others and read once more in pieces.
+    A reference is part of the one pass. Stored labels take two passes over the prompt each.
+    """
     size, lengths = plan.model, plan.lengths
-    flops = size.prompt_flops(lengths.tokens)
-    flops += 2 * plan.labels * size.prompt_flops(lengths.prompt)
-    steps = 0.0
-    if lengths.answers == "model":
-        flops += size.prompt_flops(lengths.prompt)
-        per_step = size.layers * rates.decode_layer_seconds + rates.decode_step_seconds
-        steps = lengths.answer * per_step / plan.batch
-    return flops / rates.prompt_flops + steps
+    labels = 2 * plan.labels * size.prompt_flops(lengths.prompt)
+    if lengths.answers == "reference":
+        again = size.prompt_flops(lengths.prompt) if plan.labels else 0
+        flops = size.prompt_flops(lengths.tokens) + again + labels
+        return lengths.make_seconds + flops / rates.prompt_flops
+    flops = size.prompt_flops(lengths.prompt) + size.fed_flops(lengths.answer, lengths.prompt)
+    per_step = size.layers * rates.decode_layer_seconds + rates.decode_step_seconds
+    decoded = lengths.answer * per_step / plan.batch
+    return lengths.make_seconds + (flops + labels) / rates.prompt_flops + decoded
 
 
-def _storing_seconds(plan: Plan, rates: Rates, store: StoreKind) -> float:
-    """Seconds of one sequence from the device into a store, its grid included."""
+def _collecting_seconds(plan: Plan, rates: Rates, store: StoreKind, run: float) -> float:
+    """Seconds of one sequence through the model, in `run` seconds, into a store.
+
+    A thread packs and writes; beside an accelerator it hides behind the model, or hides the model.
+    """
     size, tokens = plan.model.geometry, plan.lengths.tokens
     pairs = _GRID_SHARE * tokens**2 / 2 * size.layers * size.query_heads
     kept = plan.raw_bytes(store, tokens)
-    grid = pairs / rates.pairs if store == "importance" else 0.0
-    return grid + kept / rates.copy_bytes + kept / rates.write_bytes
+    made = (
+        run + kept / rates.copy_bytes + (pairs / rates.grid_pairs if store == "importance" else 0.0)
+    )
+    written = kept / rates.write_bytes
+    return max(made, written) if rates.accelerator else made + written
 
 
 def _labelling_seconds(plan: Plan, rates: Rates) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
@@ -24,12 +26,15 @@ def mean_lengths(
 ) -> Lengths:
     """Mean tokens of the first prompts and their answers.
 
-    A model's answer counts with the most tokens it may have.
+    A model's answer counts with the most tokens it may have; what a prompt took to be made is the
+    processor time of this machine, a median.
     """
-    prompts, replies = [], []
+    prompts, replies, seconds = [], [], []
     for index in range(min(_SAMPLES, len(samples))):
+        start = time.process_time()
         sample = samples[index]
         encoded = encode(sample, tokenizer)
+        seconds.append(time.process_time() - start)
         limit = min(max_new_tokens, sample.max_new_tokens)
         prompts.append(encoded.prompt_length)
         replies.append(limit if answers == "model" else min(limit, len(encoded.reply_ids or ())))
@@ -38,4 +43,5 @@ def mean_lengths(
         answer=round(sum(replies) / len(replies)),
         answers=answers,
         bound=False,
+        make_seconds=statistics.median(seconds),
     )

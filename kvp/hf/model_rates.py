@@ -25,7 +25,7 @@ from transformers.initialization import no_init_weights
 
 from kvp.costs import ModelSize
 from kvp.hf.model_size import size_of
-from kvp.ops.future_attention import max_future_attention
+from kvp.ops.future_attention import max_future_attention, max_grid_attention
 from kvp.quiet_logs import quiet_logs
 
 _VOCABULARY = 16_384
@@ -42,6 +42,8 @@ _DECODED = 4
 """Tokens decoded in a call."""
 _PAIRS = 2**22
 """Pairs of queries and keys in a measured label, about."""
+_INTERVALS = 48
+"""Of a measured importance grid, kvp-collect's default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,7 @@ class ModelRates:
     decode_layer_seconds: float
     decode_step_seconds: float
     pairs: float
+    grid_pairs: float
     copy_bytes: float
 
 
@@ -88,6 +91,7 @@ def measured_model_rates(
         decode_layer_seconds=layer,
         decode_step_seconds=max(steps[0] - layer, 0.0) + unmeasured / size.layer_parameters * layer,
         pairs=_pairs_per_second(size, timer, device, dtype, tokens),
+        grid_pairs=_grid_pairs_per_second(size, timer, device, dtype, tokens),
         copy_bytes=_copied_per_second(timer, device),
     )
 
@@ -194,6 +198,21 @@ def _pairs_per_second(
     start = tokens - future
     seconds = timer.fastest(lambda: max_future_attention(queries, keys, start))
     return heads * geometry.group * future * tokens / max(seconds, 1e-9)
+
+
+def _grid_pairs_per_second(
+    size: ModelSize, timer: _Timer, device: torch.device, dtype: torch.dtype, tokens: int
+) -> float:
+    """Pairs of a query and a key per second of an importance grid, for some heads of a layer."""
+    geometry = size.geometry
+    count = geometry.group * tokens**2 // 2
+    heads = max(1, min(geometry.kv_heads, _PAIRS // max(count, 1)))
+    shape = (heads, tokens, geometry.head_dim)
+    keys = torch.randn(shape, device=device).to(dtype)
+    queries = torch.randn(heads, geometry.group, *shape[1:], device=device).to(dtype)
+    edges = sorted({tokens * index // (_INTERVALS + 1) for index in range(_INTERVALS + 2)})
+    seconds = timer.fastest(lambda: max_grid_attention(queries, keys, edges))
+    return heads * count / max(seconds, 1e-9)
 
 
 def _copied_per_second(timer: _Timer, device: torch.device) -> float:

@@ -16,7 +16,7 @@ from benchmarks.process_scaling import (
     piece_times,
     simulate,
 )
-from kvp.artifacts.pieces import PAUSE_SECONDS
+from kvp.artifacts.locks import FolderLock
 
 FREE = Costs(look=0.0, lock=0.0)
 TEN = Times(startup=10.0, pieces=[2.0], end=1.0)
@@ -27,9 +27,13 @@ def test_one_process_does_all_pieces_one_after_another() -> None:
 
 
 def test_processes_start_together_and_share_the_pieces() -> None:
-    assert simulate(4, 12, TEN, FREE) == pytest.approx(10 + 3 * 2 + PAUSE_SECONDS / 2 + 1)
+    assert simulate(4, 12, TEN, FREE) == pytest.approx(
+        10 + 3 * 2 + FolderLock.pause_seconds / 2 + 1
+    )
     # Pieces that cannot be split: 13 of them take one process a fourth one.
-    assert simulate(4, 13, TEN, FREE) == pytest.approx(10 + 4 * 2 + PAUSE_SECONDS / 2 + 1)
+    assert simulate(4, 13, TEN, FREE) == pytest.approx(
+        10 + 4 * 2 + FolderLock.pause_seconds / 2 + 1
+    )
 
 
 def test_start_up_is_what_more_processes_than_pieces_cannot_shorten() -> None:
@@ -39,7 +43,7 @@ def test_start_up_is_what_more_processes_than_pieces_cannot_shorten() -> None:
 def test_a_slow_piece_is_helped_around() -> None:
     uneven = Times(startup=0.0, pieces=[9.0, 1.0, 1.0, 1.0, 1.0, 1.0], end=0.0)
     # The first process is at piece 0 for 9 seconds; the other does its stripe and the rest.
-    assert simulate(2, 6, uneven, FREE) == pytest.approx(9 + PAUSE_SECONDS / 2)
+    assert simulate(2, 6, uneven, FREE) == pytest.approx(9 + FolderLock.pause_seconds / 2)
 
 
 def test_looks_and_locks_cost_where_work_is_shared() -> None:
@@ -47,7 +51,7 @@ def test_looks_and_locks_cost_where_work_is_shared() -> None:
     assert simulate(1, 4, TEN, dear) == simulate(1, 4, TEN, FREE)
     # Each of two pieces: a look, a lock, a second look; then looks at the two of the other one.
     each = 2 * (0.5 + 1.0 + 0.5) + 2 * 0.5
-    expected = 10 + 2 * 2 + each + PAUSE_SECONDS / 2 + 1
+    expected = 10 + 2 * 2 + each + FolderLock.pause_seconds / 2 + 1
     assert simulate(2, 4, TEN, dear) == pytest.approx(expected)
 
 

@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import Qwen2Config
 
-from kvp.costs import TrainingSize
+from kvp.cli import main as run_program
+from kvp.costs import Rates, TrainingSize, costs_of
+from kvp.data.synthetic.prose import prose
+from kvp.errors import UsageError
 from kvp.hf import load_config
+from trace_collect.cli import main as collect
 from trace_collect.dry_run import NEIGHBOURS
 from train.cli import main
 from train.config import TrainConfig
-from train.dry_run import planned, training_size
+from train.dry_run import commands, planned, training_size
+from train.online.training_data import OnlineTrainingData, open_online_training_data
 from train.recipe import Recipe
 
-SMALL = ("--length=300", "--max_new_tokens=4", "--tasks=niah_single_1,niah_single_2")
+RATES = Rates(
+    source="assumed: 1 of everything",
+    accelerator=False,
+    prompt_flops=1.0,
+    decode_layer_seconds=1.0,
+    decode_step_seconds=1.0,
+    pairs=1.0,
+    grid_pairs=1.0,
+    ranker_flops=1.0,
+    write_bytes=1.0,
+    read_bytes=1.0,
+    copy_bytes=1.0,
+)
+SHORT = ("--length=300", "--max_new_tokens=4")
+SMALL = (*SHORT, "--tasks=niah_single_1,niah_single_2")
+
+
+def parsed(flags: list[str]) -> TrainConfig:
+    """The configuration that kvp-train makes of its flags."""
+    configs: list[TrainConfig] = []
+    assert (
+        run_program(TrainConfig, configs.append, prog="kvp-train", description="", argv=flags) == 0
+    )
+    return configs[0]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +84,7 @@ def test_a_7b_model_from_its_configuration_alone(
     assert any(line.startswith("recommended: --source model, ") for line in printed)
     assert printed[-2] == (
         f"  kvp-train --source model --model {qwen} --dtype bfloat16 --length 4096 --device cuda "
-        "--sequences 100 --buffer 100 --validation_sequences 40 --memory_gb 67 "
+        "--sequences 100 --buffer 100 --validation_sequences 40 --memory_gb 51 "
         f"--out {tmp_path / 'p'}"
     )
     assert printed[-1] == "dry run: nothing was written"
@@ -84,6 +115,85 @@ def test_a_rate_stands_for_the_model(
     assert "running the model: 100 tokens/s, as --rate says" in printed
     assert "10 training and 40 validation" in printed
     assert "generalisation.md" not in printed
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty texts, of which fewer are for training."""
+    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
+    path.write_text("\n".join(json.dumps({"text": prose(n, 90, "train")}) for n in range(40)))
+    return path
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (),
+        ("--sequences=5",),
+        ("--sequences=130",),
+        ("--source=model", "--sequences=130", "--buffer=20"),
+        ("--sequences=130", "--buffer=130"),
+        ("--sequences=130", "--buffer=50", "--epochs_per_sequence=3"),
+        ("--label=kvzip", "--sequences=9"),
+        ("--points_per_sequence=4", "--uniform_points=0", "--answers=reference"),
+        ("--preset=paper", "--steps=40", "--sequences=101"),
+        ("--data=TEXTS", "--min_prefix=40"),
+    ],
+)
+def test_every_size_it_recommends_is_accepted(
+    sizes: tuple[str, ...],
+    model_folder: Path,
+    texts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By kvp-train up to the point where the model would run."""
+    given = [size.replace("TEXTS", str(texts)) for size in sizes]
+    short = ("--steps=200", "--hidden=8", "--validation_sequences=3", "--memory_gb=0.001")
+    kind = SHORT if texts.name in str(given) else SMALL
+    base = ["--model", str(model_folder), *kind, *short, "--out", str(tmp_path / "p")]
+    assert main(["--dry-run", "--rates=h100", "--device=cpu", *base, *given]) == 0
+    config = parsed(["--dry-run", *base, *given])
+    plan = planned(config, load_config(config.model))
+    (command,) = commands(costs_of(plan, RATES)[-1], plan, config)
+    capsys.readouterr()
+    opened = []
+
+    def opening(*args: Any) -> OnlineTrainingData:
+        opened.append(open_online_training_data(*args))
+        raise UsageError("that is enough")
+
+    monkeypatch.setattr("train.online.training_data.open_online_training_data", opening)
+    program, *flags = shlex.split(command)
+    assert (program, main(flags)) == ("kvp-train", 2)
+    assert capsys.readouterr().err.endswith("that is enough\n")
+    (data,) = opened
+    assert len(data.training) == plan.buffer
+    assert data.training.schedule.needed(config.recipe()) == plan.traced
+    assert data.traces.plan.grid in (0, plan.points)
+
+
+@pytest.mark.parametrize("label", ["max_reply_attention", "max_future_attention", "kvzip", "OWN"])
+@pytest.mark.parametrize("way", ["full traces", "importance store"])
+def test_a_store_of_the_recommended_command_has_the_label(
+    way: str, label: str, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_labels.py").write_text(
+        "from train.labels.label import Label\n"
+        "OWN = Label(from_queries=lambda q, k, n, stop: k.float()[..., :n, :].square().sum(-1))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    sizes = ("--sequences=2", "--validation_sequences=1", "--steps=1", "--contexts=1", "--hidden=8")
+    flags = ("--model", str(model_folder), *SMALL, *sizes, "--out", str(tmp_path / "p"))
+    config = parsed(["--dry-run", "--label", label.replace("OWN", "own_labels:OWN"), *flags])
+    plan = planned(config, load_config(config.model))
+    (cost,) = (cost for cost in costs_of(plan, RATES) if cost.way == way)
+    for command, program in zip(commands(cost, plan, config), (collect, main), strict=True):
+        assert program(shlex.split(command)[1:]) == 0
+    trained = json.loads((tmp_path / "p" / "policy.json").read_text())["training"]["recipe"]
+    swapped = way == "importance store" and label == "OWN"
+    assert trained["label"] == ("max_reply_attention" if swapped else config.label)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +232,10 @@ def test_more_sequences_than_the_buffer_roll(model_folder: Path) -> None:
         tasks="niah_single_1", sequences=1000, steps=100,
     )  # fmt: skip
     plan = planned(config, load_config(config.model))
-    assert (plan.train, plan.buffer) == (1000, 64)
-    assert 64 < plan.traced < 1000  # 13 passes, each sequence in 8 of them
+    assert (plan.train, plan.buffer, plan.epochs) == (1000, 100, 8)
+    assert plan.traced == 100 + 7 * 100 // 8  # 8 passes, each sequence in 8 of them
+    assert (plan.points, plan.batch) == (8, 16)
+    assert planned(replace(config, buffer=1000), load_config(config.model)).epochs == 0
     assert not plan.lengths.bound
     assert 200 < plan.lengths.prompt <= 300
 

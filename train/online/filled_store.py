@@ -1,5 +1,7 @@
 """A trace store that a model adds to: what is missing is traced and written when it is first read.
 
+Some of the sequences that are read next are traced with it, in a batch.
+
 Everything is read from the store, so that a run trains on the same bits whether it, another process
 or kvp-collect wrote them. Processes and jobs fill one store together (`train.online.shared_work`).
 What is left out: which sequences a store has (`train.online.store_filling`).
@@ -8,7 +10,7 @@ What is left out: which sequences a store has (`train.online.store_filling`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +32,10 @@ class Filling:
     """As `TraceWriter.create_or_resume` takes it."""
     output_gram: Tensor | None
     """[L, H, D, D] float32 (`kvp.hf.output_projection`); None where unknown."""
-    trace: Callable[[int], Trace]
-    """From an index of the store to the sequence."""
+    traces: Callable[[Iterable[int]], Iterator[Trace]]
+    """From indices of the store to the sequences, in the order in which they end."""
+    together: int
+    """Sequences that are best traced at a time."""
 
 
 class FilledTraces:
@@ -65,6 +69,7 @@ class FilledTraces:
         there = committed(path) if path.is_dir() else []
         self._missing = set() if filling is None else {*range(plan.sequences)} - {*there}
         """Sequences that are read and are not known to be there."""
+        self._coming: Sequence[int] = ()
         self._turn = threading.RLock()
         self._opened: TraceReader | None = None
         self._writer: TraceWriter | None = None
@@ -107,9 +112,13 @@ class FilledTraces:
         """Gram matrices of the model's output projection, as of `TraceReader`."""
         return self._reader().output_gram()
 
-    def need(self, numbers: Sequence[int]) -> None:
-        """Say which sequences will be read: when they are there, the model is let go."""
+    def need(self, numbers: Sequence[int], order: Sequence[int]) -> None:
+        """Say which sequences will be read: when they are there, the model is let go.
+
+        `order` are those that are read one after the other, in their order.
+        """
         with self._turn:
+            self._coming = order
             self._missing.intersection_update(numbers)
             self._are_there([])
 
@@ -133,10 +142,16 @@ class FilledTraces:
         if index in self._missing:
             with self._turn:
                 if index in self._missing:
-                    work = self._work()
-                    work.one(index, meanwhile=work.in_order(sorted(self._missing)))
+                    self._work().one(index, self._following(index))
                     self._are_there([index])
         return self._reader()
+
+    def _following(self, index: int) -> list[int]:
+        """Sequences that are read after this one and are not known to be there."""
+        if index not in self._coming:
+            return []
+        later = self._coming[self._coming.index(index) + 1 :]
+        return [one for one in later if one in self._missing]
 
     def _are_there(self, numbers: Sequence[int]) -> None:
         self._missing.difference_update(numbers)
@@ -157,9 +172,16 @@ class FilledTraces:
                 self._path, self.plan, filling.manifest, filling.output_gram, shared=True
             )
         writer = self._writer
+
+        def written(indices: Iterable[int]) -> Iterator[int]:
+            for trace in filling.traces(indices):
+                writer.write(trace)
+                yield trace.record.index
+
         return SharedWork(
             is_there=writer.has,
             claim=writer.claim,
-            make=lambda index: writer.write(filling.trace(index)),
+            make=written,
+            together=filling.together,
             rank=self._rank,
         )

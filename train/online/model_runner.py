@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +12,9 @@ from kvp.data.collection_plan import plan_collection
 from kvp.data.encode import encode
 from kvp.data.sample import Sample, Source
 from kvp.errors import UsageError
+from kvp.hf.batch_size import default_batch_size
 from kvp.hf.store_request import data_request
-from kvp.hf.trace import collect
+from kvp.hf.trace import Recorded, collect_all
 from kvp.store import SequenceRecord, Trace
 from train.calibration.fit import TARGET_IMPORTANCE
 from train.config import TrainConfig
@@ -96,16 +98,26 @@ class Runner:
     tokenizer: PreTrainedTokenizerBase
     samples: Samples
 
-    def trace(self, number: int) -> Trace:
-        """One sequence with its queries."""
-        return collect(
-            self.model,
-            self.tokenizer,
-            self._sample(number),
-            index=number,
+    def traces(self, numbers: Iterable[int]) -> Iterator[Trace]:
+        """Sequences with their queries, in the order in which they end."""
+        recorded = Recorded(
             continuation=self.settings.answers,
             max_new_tokens=self.settings.max_new_tokens,
             labels=stored_labels(self.recipe),
+        )
+        samples = ((number, self._sample(number)) for number in numbers)
+        for traced in collect_all(
+            self.model, self.tokenizer, samples, recorded, rows=self.batch_size
+        ):
+            assert traced is not None, "there is a sample whenever one is asked for"
+            yield traced.trace()
+
+    @property
+    def batch_size(self) -> int:
+        """Prompts whose answers are decoded together."""
+        settings = self.settings
+        return default_batch_size(
+            self.model.config, dtype=settings.dtype, max_tokens=settings.max_tokens
         )
 
     def attention(self, record: SequenceRecord) -> list[Attention]:

@@ -48,6 +48,21 @@ class Schedule:
         """Sequences that a training needs, counted from 0."""
         return self.start(self.passes(recipe) - 1) + self.size
 
+    def points(self, recipe: Recipe) -> int:
+        """Different compression points that a sequence is drawn at, at most."""
+        epochs = self.epochs_per_sequence if self.rolls else self.passes(recipe)
+        points = epochs * recipe.points_per_sequence
+        if not recipe.uniform_points:
+            return points
+        return min(points, recipe.uniform_points + len(("prompt", "context")))
+
+    def order(self, passes: int, recipe: Recipe, *, seed: int) -> list[int]:
+        """The sequences of a pass in the order in which training takes them, to its end."""
+        draws = recipe.steps * recipe.contexts - passes * self.size * recipe.points_per_sequence
+        order = sequence_order(self.size, seed=seed, passes=passes).tolist()
+        taken = order[: max(0, -(-draws // recipe.points_per_sequence))]
+        return [self.start(passes) + place for place in taken]
+
     def draws(self, number: int, recipe: Recipe, *, seed: int) -> list[int]:
         """Draws (contexts counted from the first step on) that sequence `number` serves, ascending.
 

@@ -10,7 +10,7 @@ are there. What is left out: which sequences are still needed (`train.online.tra
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -26,6 +26,8 @@ Attention = tuple[str, int, int]
 """Label, prefix length and stop of one importance."""
 Entry = tuple[Trace, dict[Attention, Tensor]]
 """What is kept of a sequence: its trace, and importance by point, [L, H, N] float32."""
+Make = Callable[[Iterable[int]], Iterable[tuple[int, Entry]]]
+"""Makes sequences, several at a time; yields them by number in the order in which they end."""
 
 _TENSORS = ("queries", "keys", "values")
 _LABEL, _ATTENTION = "label ", "attention "
@@ -35,24 +37,29 @@ _LABEL, _ATTENTION = "label ", "attention "
 class SharedBuffer:
     """The sequences of a run by number; every process of the run has one of the same folder."""
 
-    def __init__(self, folder: Path, rank: Rank) -> None:
-        """Touch nothing yet; `rank` says which sequences this process makes first."""
+    def __init__(self, folder: Path, rank: Rank, *, together: int) -> None:
+        """Touch nothing yet.
+
+        `rank` says which sequences this process makes first, `together` how many at a time.
+        """
         self._folder = folder
         self._rank = rank
+        self._together = together
         self._deleted_below = 0
 
-    def get(self, number: int, make: Callable[[int], Entry]) -> Entry:
-        """One sequence, made if it is not there; waits while another process makes it.
+    def get(self, number: int, make: Make, following: Sequence[int] = ()) -> Entry:
+        """One sequence; if it is not there, it is made with some of those `following` it.
 
-        Raises StoreError where its file is damaged or cannot be written.
+        Waits while another process makes it. Raises StoreError where its file is damaged or cannot
+        be written.
         """
         entry = self._read(self._path(number))
         while entry is None:
-            self._work(make).one(number)
+            self._work(make).one(number, following)
             entry = self._read(self._path(number))
         return entry
 
-    def make_all(self, numbers: Sequence[int], make: Callable[[int], Entry]) -> None:
+    def make_all(self, numbers: Sequence[int], make: Make) -> None:
         """See to it that sequences are there, each made by one process; waits until all are."""
         self._work(make).all(numbers)
 
@@ -62,11 +69,17 @@ class SharedBuffer:
             self._path(passed).unlink(missing_ok=True)
         self._deleted_below = max(number, self._deleted_below)
 
-    def _work(self, make: Callable[[int], Entry]) -> SharedWork:
+    def _work(self, make: Make) -> SharedWork:
+        def written(numbers: Iterable[int]) -> Iterator[int]:
+            for number, entry in make(numbers):
+                self._write(number, entry)
+                yield number
+
         return SharedWork(
             is_there=lambda number: self._path(number).exists(),
             claim=self._lock,
-            make=lambda number: self._write(number, make(number)),
+            make=written,
+            together=self._together,
             rank=self._rank,
         )
 

@@ -6,7 +6,7 @@ the other. What is left out: the reading and writing (`train.online.filled_store
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -18,10 +18,11 @@ from kvp.artifacts.addresses import Place, place
 from kvp.artifacts.disk_space import check_disk
 from kvp.errors import StoreError, UsageError
 from kvp.hf import load_model
+from kvp.hf.batch_size import default_batch_size
 from kvp.hf.identity import weights_digest
 from kvp.hf.model_access import known_frequencies
 from kvp.hf.output_projection import known_output_gram
-from kvp.hf.trace import collect
+from kvp.hf.trace import Recorded, collect_all
 from kvp.manifest import digest_json, run_manifest
 from kvp.progress import phase
 from kvp.ranks import rank_of
@@ -38,6 +39,7 @@ from train.model.feature_statistics import spread
 from train.online.filled_store import FilledTraces, Filling
 from train.online.model_runner import long_enough
 from train.online.planned_store import PlannedStore, plan_store
+from train.online.schedule import Schedule
 from train.online.trace_buffer import RecordWindow
 from train.recipe import Recipe
 
@@ -109,7 +111,9 @@ def open_filled_store(
             "that are long enough"
         )
     training = training[: recipe.sequences or None]
-    traces.need([*training, *held_out])
+    whole = Schedule(buffer=len(training), epochs_per_sequence=0)
+    order = whole.order(0, recipe, seed=config.seed)
+    traces.need([*training, *held_out], [training[place] for place in order])
     return FilledTrainingData(
         traces=traces,
         training=RecordWindow(traces, training),
@@ -176,19 +180,21 @@ def _filling(
         quantization=settings.quantization,
     )
 
-    def trace(index: int) -> Trace:
-        return collect(
-            model,
-            tokenizer,
-            store.jobs[index],
-            index=index,
-            continuation=settings.answers,
-            max_new_tokens=settings.max_new_tokens,
-            queries=plan.store_queries,
-            grid=plan.grid,
-            grid_labels=plan.grid_labels,
-            labels=plan.labels,
-        )
+    together = default_batch_size(model.config, dtype=plan.dtype, max_tokens=plan.max_tokens)
+    recorded = Recorded(
+        continuation=settings.answers,
+        max_new_tokens=settings.max_new_tokens,
+        queries=plan.store_queries,
+        grid=plan.grid,
+        grid_labels=plan.grid_labels,
+        labels=plan.labels,
+    )
+
+    def traces(indices: Iterable[int]) -> Iterator[Trace]:
+        samples = ((index, store.jobs[index]) for index in indices)
+        for traced in collect_all(model, tokenizer, samples, recorded, rows=together):
+            assert traced is not None, "there is a sample whenever one is asked for"
+            yield traced.trace()
 
     return Filling(
         manifest=run_manifest(
@@ -199,7 +205,8 @@ def _filling(
             identity=store.request.identity(store.jobs, tokenizer, weights_digest(model)),
         ),
         output_gram=known_output_gram(model),
-        trace=trace,
+        traces=traces,
+        together=together,
     )
 
 
@@ -208,11 +215,16 @@ def _usable(
 ) -> list[int]:
     """Indices of a split's sequences that are long enough; StoreError if there are none."""
     indices = store.indices(split)
+    without = {
+        index
+        for index in indices
+        if index not in present and long_enough(store.jobs[index], store.tokenizer, recipe)
+    }
+    traces.trace_all([index for index in indices if index not in without])
     chosen = [
         index
         for index in indices
-        if (index not in present and long_enough(store.jobs[index], store.tokenizer, recipe))
-        or points_by_kind(traces.record(index), recipe)
+        if index in without or points_by_kind(traces.record(index), recipe)
     ]
     if not chosen:
         raise StoreError(

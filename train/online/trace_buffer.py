@@ -1,17 +1,17 @@
 """Traces of a model that runs during training, in a buffer of bounded size.
 
-A sequence is traced when it is first read and dropped when `capacity` newer ones have come; a
-dropped one is traced again, with the same result, so that what training reads is a function of the
-sequence's number alone. The buffer keeps, as the plan says, either a sequence's queries or the
-importance at the points that training will draw. Several processes may share what one of them has
-traced (`train.online.shared_buffer`). What is left out: which sequences are read when
-(`train.online.schedule`).
+A sequence is traced when it is first read, together with some of those that are read next, and
+dropped when `capacity` newer ones have come; a dropped one is traced again, with the same result,
+so that what training reads is a function of the sequence's number alone. The buffer keeps, as the
+plan says, either a sequence's queries or the importance at the points that training will draw.
+Several processes may share what one of them has traced (`train.online.shared_buffer`). What is left
+out: which sequences are read when (`train.online.schedule`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -29,8 +29,12 @@ from train.online.shared_buffer import Attention, Entry, SharedBuffer
 class Tracing:
     """How sequences are traced."""
 
-    trace: Callable[[int], Trace]
-    """From a number to the sequence with its queries; a pure function."""
+    traces: Callable[[Iterable[int]], Iterator[Trace]]
+    """From numbers to the sequences with their queries, in the order in which they end.
+
+    Each is a function of its number alone."""
+    together: int
+    """Sequences that are best traced at a time."""
     attention: Callable[[SequenceRecord], Iterable[Attention]]
     """Importance of a sequence that training will need, as far as it can be computed ahead."""
     manifest: dict[str, Any]
@@ -68,6 +72,7 @@ class ModelTraces:
         self._device = device or torch.device("cpu")
         self._heads = heads
         self._entries: dict[int, Entry] = {}
+        self._coming: Sequence[int] = ()
         self._shared = shared
         self._turn = threading.RLock()
         self.traced = 0
@@ -136,16 +141,25 @@ class ModelTraces:
         if point in computed:
             return computed[point]
         with self._turn:
-            return self._computed(self._traced(index), [point])[point]
+            (again,) = self._traced([index])
+            return self._computed(again, [point])[point]
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Say which sequences are read next, in this order."""
+        self._coming = numbers
 
     def trace_all(self, numbers: Sequence[int]) -> None:
         """Trace sequences that will be read, each by one of the processes that share the buffer.
 
-        Alone, the process traces them as it reads them.
+        Without others to share it, no more of them than the buffer holds next to the pinned ones.
         """
-        if self._shared is not None:
-            with self._turn:
+        with self._turn:
+            if self._shared is not None:
                 self._shared.make_all(numbers, self._made)
+                return
+            missing = [number for number in numbers if number not in self._entries]
+            for number, entry in self._made(missing):
+                self._hold(number, entry)
 
     def forget_below(self, number: int) -> None:
         """Give up sequences that no process will read any more: the lower numbers."""
@@ -155,23 +169,43 @@ class ModelTraces:
     def _sequence(self, number: int) -> Entry:
         with self._turn:
             entry = self._entries.get(number)
-            if entry is None:
-                shared = self._shared
-                entry = self._made(number) if shared is None else shared.get(number, self._made)
-                self._entries[number] = entry
-                passing = [n for n in self._entries if n not in self._pinned]
-                if len(passing) > self._capacity:
-                    del self._entries[min(passing)]
+            if entry is None and self._shared is not None:
+                entry = self._shared.get(number, self._made, self._following(number))
+                self._hold(number, entry)
+            elif entry is None:
+                most = min(self._tracing.together, self._capacity)
+                for one, made in self._made([number, *self._following(number)][:most]):
+                    self._hold(one, made)
+                    entry = made if one == number else entry
+            assert entry is not None
             return entry
 
-    def _made(self, number: int) -> Entry:
-        return self._kept(self._traced(number))
+    def _following(self, number: int) -> list[int]:
+        """Sequences that are read after this one and are not in the buffer."""
+        if number not in self._coming:
+            return []
+        later = self._coming[self._coming.index(number) + 1 :]
+        return [one for one in later if one not in self._entries]
 
-    def _traced(self, number: int) -> Trace:
-        """Trace one sequence and keep the heads that are trained."""
-        trace = self._tracing.trace(number)
-        self.traced += 1
-        self.tokens += trace.record.length
+    def _hold(self, number: int, entry: Entry) -> None:
+        """Put a sequence into the buffer; the oldest makes room for it."""
+        self._entries[number] = entry
+        passing = [n for n in self._entries if n not in self._pinned]
+        if len(passing) > self._capacity:
+            del self._entries[min(passing)]
+
+    def _made(self, numbers: Iterable[int]) -> Iterator[tuple[int, Entry]]:
+        for trace in self._traced(numbers):
+            yield trace.record.index, self._kept(trace)
+
+    def _traced(self, numbers: Iterable[int]) -> Iterator[Trace]:
+        """Trace sequences and keep the heads that are trained."""
+        for trace in self._tracing.traces(numbers):
+            self.traced += 1
+            self.tokens += trace.record.length
+            yield self._with_trained_heads(trace)
+
+    def _with_trained_heads(self, trace: Trace) -> Trace:
         if self._heads is None:
             return trace
         assert trace.queries is not None

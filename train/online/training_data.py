@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ class RollingRecords:
 
     traces: ModelTraces
     schedule: Schedule
+    order: Callable[[int], list[int]]
+    """The sequences of a pass in the order in which training takes them."""
     passes_apart: int
     """Passes by which one process may be ahead of another."""
 
@@ -51,8 +54,12 @@ class RollingRecords:
         return self.schedule.size
 
     def during(self, passes: int) -> RecordWindow:
-        """The sequences of a pass, counted from 0; each is traced when it is read."""
+        """The sequences of a pass, counted from 0, traced when they are read.
+
+        What is missing runs through the model together with what follows it in that order.
+        """
         start = self.schedule.start(passes)
+        self.traces.expect(self.order(passes))
         self.traces.forget_below(self.schedule.start(max(passes - self.passes_apart, 0)))
         return RecordWindow(self.traces, range(start, start + len(self)))
 
@@ -143,21 +150,23 @@ def open_online_training_data(
     most_bytes = _buffer_bytes(config, plan, samples, len(heads), leaving)
     if workers.first:
         _announce(config, plan, samples, most_bytes, folder)
-    identity = _identity(settings, samples, model, tokenizer)
     held_out = range(samples.needed, samples.needed + len(samples.validation))
+    runner = Runner(settings, recipe, config, model, tokenizer, samples)
     traces = ModelTraces(
-        _tracing(Runner(settings, recipe, config, model, tokenizer, samples), identity),
+        _tracing(runner, _identity(settings, samples, model, tokenizer)),
         plan,
         capacity=schedule.size,
         pinned=held_out,
         device=device,
         heads=None if config.heads is None else slice(heads.start, heads.stop),
-        shared=None if folder is None else SharedBuffer(folder, workers.rank),
+        shared=None
+        if folder is None
+        else SharedBuffer(folder, workers.rank, together=runner.batch_size),
     )
     return OnlineTrainingData(
         traces=traces,
-        training=RollingRecords(traces=traces, schedule=schedule, passes_apart=passes_apart),
-        identity=identity,
+        training=_rolling(traces, schedule, recipe, config.seed, passes_apart),
+        identity=traces.manifest["identity"],
         held_out=held_out,
         recipe=recipe,
         length=settings.length,
@@ -177,10 +186,22 @@ def _shared_folder(config: TrainConfig, workers: Workers) -> Path | None:
     return Path(config.out) / BUFFER
 
 
+def _rolling(
+    traces: ModelTraces, schedule: Schedule, recipe: Recipe, seed: int, passes_apart: int
+) -> RollingRecords:
+    return RollingRecords(
+        traces=traces,
+        schedule=schedule,
+        order=cache(partial(schedule.order, recipe=recipe, seed=seed)),
+        passes_apart=passes_apart,
+    )
+
+
 def _tracing(runner: Runner, identity: dict[str, Any]) -> Tracing:
     settings, model = runner.settings, runner.model
     return Tracing(
-        trace=runner.trace,
+        traces=runner.traces,
+        together=runner.batch_size,
         attention=runner.attention,
         manifest={
             "model": {"id": settings.model, "revision": settings.revision},
@@ -215,17 +236,13 @@ def _plan(
 ) -> StorePlan:
     """Plan of the buffer: importance at the points drawn ahead, or queries if they are smaller."""
     schedule = samples.schedule
-    epochs = schedule.epochs_per_sequence if schedule.rolls else schedule.passes(recipe)
-    points = epochs * recipe.points_per_sequence
-    if recipe.uniform_points:  # a point that is drawn again is kept once
-        points = min(points, recipe.uniform_points + len(("prompt", "context")))
     plan = StorePlan(
         geometry=geometry,
         dtype=settings.dtype,
         max_tokens=settings.max_tokens,
         sequences=schedule.size + len(samples.validation),
         store="importance",
-        grid=points,
+        grid=schedule.points(recipe),
         grid_dtype="float32",
         labels=stored_labels(recipe),
     )

@@ -40,7 +40,7 @@ PLAN = Plan(
     training=TRAINING,
     buffer=20,
     traced=20,
-    passes=1,
+    points=1,
     grid=4,
 )
 RATES = Rates(
@@ -50,6 +50,7 @@ RATES = Rates(
     decode_layer_seconds=1.0,
     decode_step_seconds=0.5,
     pairs=1.0,
+    grid_pairs=1.0,
     ranker_flops=1.0,
     write_bytes=1.0,
     read_bytes=1.0,
@@ -73,6 +74,7 @@ def free() -> Rates:
         decode_layer_seconds=0.0,
         decode_step_seconds=0.0,
         pairs=FREE,
+        grid_pairs=FREE,
         ranker_flops=FREE,
         write_bytes=FREE,
         read_bytes=FREE,

@@ -15,16 +15,28 @@ FULL, IMPORTANCE, MODEL = range(3)
 PROMPT = 2 * (2 * 400 * 90 + 100) + 2 * 2 * 4 * 8 * 90**2
 """Operations of a forward pass over 90 tokens: weights, output head, causal attention."""
 WHOLE = 2 * (2 * 400 * 100 + 100) + 2 * 2 * 4 * 8 * 100**2
+AGAIN = 2 * (2 * 400 + 100) * 10 + 2 * 4 * 4 * 8 * (90 * 10 + 10**2 / 2)
+"""Of feeding 10 tokens to a cache of 90: weights and output head of each, attention to 95 keys."""
 
 
-def test_the_model_runs_once_to_answer_and_once_over_everything(plan: Plan, free: Rates) -> None:
+def test_the_model_reads_a_prompt_once_and_its_answer_once_more(plan: Plan, free: Rates) -> None:
     rates = replace(free, prompt_flops=1.0)
     costs = costs_of(plan, rates)
-    assert [cost.collect_seconds for cost in costs] == [24 * (PROMPT + WHOLE)] * 3
+    assert [cost.collect_seconds for cost in costs] == [24 * (PROMPT + AGAIN)] * 3
     given = replace(plan, lengths=replace(plan.lengths, answers="reference"))
     assert costs_of(given, rates)[FULL].collect_seconds == 24 * WHOLE
     twice = replace(plan, labels=1)
-    assert costs_of(twice, rates)[FULL].collect_seconds == 24 * (3 * PROMPT + WHOLE)
+    assert costs_of(twice, rates)[FULL].collect_seconds == 24 * (3 * PROMPT + AGAIN)
+    both = replace(given, labels=1)
+    assert costs_of(both, rates)[FULL].collect_seconds == 24 * (3 * PROMPT + WHOLE)
+
+
+def test_prompts_that_were_made_count(plan: Plan, free: Rates) -> None:
+    made = replace(plan, lengths=replace(plan.lengths, make_seconds=0.5))
+    for answers in ("model", "reference"):
+        lengths = replace(made.lengths, answers=answers)
+        for cost in costs_of(replace(made, lengths=lengths), free):
+            assert cost.collect_seconds == pytest.approx(24 * 0.5)
 
 
 def test_answers_are_decoded_token_by_token_and_in_batches(plan: Plan, free: Rates) -> None:
@@ -80,16 +92,33 @@ def test_a_step_is_three_passes_and_an_update_of_every_head(plan: Plan, free: Ra
 
 
 def test_labels_count_pairs_of_the_future(plan: Plan, free: Rates) -> None:
-    # points before the answer: all 10 future queries, once for the future and once for the reply
+    # points before the answer: all 10 future queries, each once, with all keys up to its own
     rates = replace(free, pairs=1.0)
-    pairs = 2 * 10 * 90 * 2 * 4
+    pairs = 10 * 95 * 2 * 4
     once = 1.0  # a share of 1 is met by one draw
     assert plan.training.point_counts(1, plan.lengths) == (once, 0.0, 0.0)
     validation = 4 * 0.5 * 3 * pairs  # three labels at one of two points
     online = costs_of(plan, rates)[MODEL].collect_seconds
     assert online == pytest.approx(20 * pairs + 2 * validation)
-    grid = costs_of(plan, rates)[IMPORTANCE].collect_seconds
-    assert grid >= 24 * 100**2 / 2 * 2 * 4  # at least the causal square of every query head
+    grid = costs_of(plan, replace(free, grid_pairs=1.0))[IMPORTANCE].collect_seconds
+    # maxima over the causal square of every query head, sums from its middle on
+    assert grid == pytest.approx(24 * (1 + 3 / 4) * 100**2 / 2 * 2 * 4)
+
+
+def test_labels_anywhere_count_a_third_of_the_square(plan: Plan) -> None:
+    training = replace(plan.training, uniform_points=4)
+    assert training.label_pairs((0, 0, 3.0), plan.lengths) == pytest.approx(3 * 100**2 / 3)
+    exact = sum((100 - n) * (100 + n) / 2 for n in range(100)) / 100
+    assert training.label_pairs((0, 0, 1.0), plan.lengths) == pytest.approx(exact, rel=0.01)
+
+
+def test_an_accelerator_computes_while_a_store_is_written(plan: Plan, free: Rates) -> None:
+    rates = replace(free, write_bytes=1.0, decode_step_seconds=1.0)
+    written = 24 * planned_bytes(plan.model.geometry, dtype="float32", tokens=100)
+    alone = costs_of(plan, rates)[FULL].collect_seconds
+    assert alone == pytest.approx(written + 24 * 10)
+    beside = costs_of(plan, replace(rates, accelerator=True))[FULL].collect_seconds
+    assert beside == pytest.approx(written)
 
 
 def test_an_accelerator_reads_while_it_computes(plan: Plan, free: Rates) -> None:
@@ -122,6 +151,19 @@ def test_the_buffer_asks_for_what_kvp_train_asks(plan: Plan) -> None:
     point = 4 * 4 * 100
     assert plan.buffer_bound == 20 * (keys_values + point) + 4 * (keys_values + 6 * point)
     assert plan.memory_gb == 1
+    queries = planned_bytes(plan.model.geometry, dtype="float32", tokens=100)
+    assert replace(plan, points=100).buffer_bound == 24 * queries
+
+
+def test_points_that_are_kept_are_those_that_there_are(plan: Plan) -> None:
+    training = replace(plan.training, uniform_points=4)
+    assert [training.points(epochs) for epochs in (1, 6, 80)] == [1, 6, 6]
+    assert replace(training, uniform_points=0).points(80) == 80
+
+
+def test_labels_of_a_grid_take_their_bytes(plan: Plan) -> None:
+    one, two = (replace(plan, grid=40, grid_labels=n).stored_bytes("importance") for n in (1, 2))
+    assert two - one == pytest.approx(0.9 * 24 * 100 * 4 * (40 - 4) * 2, abs=1)
 
 
 def test_the_fastest_way_that_fits_is_recommended(plan: Plan, free: Rates) -> None:

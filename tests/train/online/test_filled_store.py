@@ -8,7 +8,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 
 from kvp.data.synthetic.prose import prose
 from kvp.errors import KvpError
-from kvp.hf.trace import collect
-from kvp.store import Trace, TraceReader
+from kvp.hf.trace import collect_all
+from kvp.hf.traced import Traced
+from kvp.store import TraceReader
 from trace_collect.cli import main as collect_main
 from train.cli import main
 from train.merge.cli import main as merge
@@ -107,11 +108,13 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Indices that ran through the model."""
     numbers: list[int] = []
 
-    def counted(*args: Any, index: int, **settings: Any) -> Trace:
-        numbers.append(index)
-        return collect(*args, index=index, **settings)
+    def counted(*args: Any, rows: int) -> Iterator[Traced | None]:
+        for traced in collect_all(*args, rows=rows):
+            assert traced is not None
+            numbers.append(traced.record.index)
+            yield traced
 
-    monkeypatch.setattr("train.online.store_filling.collect", counted)
+    monkeypatch.setattr("train.online.store_filling.collect_all", counted)
     return numbers
 
 
@@ -215,13 +218,15 @@ def test_a_run_that_stopped_continues(
 ) -> None:
     calls: list[int] = []
 
-    def failing(*args: Any, index: int, **settings: Any) -> Trace:
-        calls.append(index)
-        if len(calls) in (1, 4, 8):
-            raise KvpError("the power went out")
-        return collect(*args, index=index, **settings)
+    def failing(*args: Any, rows: int) -> Iterator[Traced | None]:
+        for traced in collect_all(*args, rows=rows):
+            assert traced is not None
+            calls.append(traced.record.index)
+            if len(calls) in (1, 4, 8):
+                raise KvpError("the power went out")
+            yield traced
 
-    monkeypatch.setattr("train.online.store_filling.collect", failing)
+    monkeypatch.setattr("train.online.store_filling.collect_all", failing)
     arguments = filling(tmp_path / "store", tmp_path / "policy", base)
     assert [main(arguments) for _ in range(4)] == [2, 2, 2, 0]
     assert len(calls) == 9 + 3

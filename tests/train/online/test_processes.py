@@ -37,14 +37,15 @@ _COUNTED = textwrap.dedent(
     from train.cli import main
     from train.online import model_runner, store_filling
 
-    collect = model_runner.collect
+    collect_all = model_runner.collect_all
 
-    def counted(*args, index, **settings):
-        with (Path(__file__).parent / f"traced-{os.environ['RANK']}").open("a") as file:
-            file.write(f"{index}\\n")
-        return collect(*args, index=index, **settings)
+    def counted(*args, rows):
+        for traced in collect_all(*args, rows=rows):
+            with (Path(__file__).parent / f"traced-{os.environ['RANK']}").open("a") as file:
+                file.write(f"{traced.record.index}\\n")
+            yield traced
 
-    model_runner.collect = store_filling.collect = counted
+    model_runner.collect_all = store_filling.collect_all = counted
     if __name__ == "__main__":
         sys.exit(main())
     """
@@ -127,13 +128,11 @@ def test_processes_that_were_killed_go_on_with_what_was_traced(
     script.write_text(_COUNTED)
     killer = tmp_path / "killed.py"
     killer.write_text(
-        _COUNTED.replace("counted(*args", "counted_(*args").replace(
-            "model_runner.collect = store_filling.collect = counted",
-            "def counted(*args, index, **settings):\n"
-            "    if index == 9:\n"
-            "        os.kill(os.getpid(), 9)\n"
-            "    return counted_(*args, index=index, **settings)\n"
-            "model_runner.collect = counted",
+        _COUNTED.replace(
+            "        with (Path",
+            "        if traced.record.index == 9:\n"
+            "            os.kill(os.getpid(), 9)\n"
+            "        with (Path",
         )
     )
     started = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

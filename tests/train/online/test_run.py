@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from safetensors.torch import load_file
 
 from kvp.data.synthetic.prose import prose
 from kvp.errors import KvpError
-from kvp.hf.trace import collect
-from kvp.store import Trace
+from kvp.hf.trace import collect_all
+from kvp.hf.traced import Traced
 from policies.policy_files import load_policy
 from trace_collect.cli import main as collect_main
 from train.cli import main
@@ -80,16 +81,21 @@ class Watch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.numbers: list[int] = []
+        self.together: list[int] = []
         self.most_bytes = 0
         self.most_buffered = 0
         self.stop_after = 10**6
         kv = ModelTraces.kv
 
-        def counted(*args: Any, index: int, **settings: Any) -> Trace:
-            if len(self.numbers) == self.stop_after:
-                raise KvpError("the power went out")
-            self.numbers.append(index)
-            return collect(*args, index=index, **settings)
+        def counted(*args: Any, rows: int) -> Iterator[Traced | None]:
+            self.together.append(0)
+            for traced in collect_all(*args, rows=rows):
+                if len(self.numbers) == self.stop_after:
+                    raise KvpError("the power went out")
+                assert traced is not None
+                self.numbers.append(traced.record.index)
+                self.together[-1] += 1
+                yield traced
 
         def watched(traces: ModelTraces, index: int) -> tuple[torch.Tensor, torch.Tensor]:
             result = kv(traces, index)
@@ -97,7 +103,7 @@ class Watch:
             self.most_buffered = max(self.most_buffered, len(traces.sequences))
             return result
 
-        monkeypatch.setattr("train.online.model_runner.collect", counted)
+        monkeypatch.setattr("train.online.model_runner.collect_all", counted)
         monkeypatch.setattr(ModelTraces, "kv", watched)
 
 
@@ -114,6 +120,7 @@ def test_a_policy_without_a_store(
     # 36 draws are 9 passes of 4; each but the first brings 2 new sequences; 2 for validation
     needed = 4 + 8 * 2
     assert sorted(watch.numbers) == list(range(needed + 2)), "each once"
+    assert watch.together == [4, 2, *8 * [2]], "the first pass, validation, what each pass brings"
     assert watch.most_buffered == 4 + 2
     output = capsys.readouterr().out
     # 118 tokens of 4 heads, each: keys and values of 8 channels, attention at 2 points or 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,15 +37,22 @@ def entry(number: int, *, queries: bool = False) -> Entry:
     return trace, points
 
 
+def entries(numbers: Iterable[int]) -> Iterator[tuple[int, Entry]]:
+    return ((number, entry(number)) for number in numbers)
+
+
 @pytest.mark.parametrize("queries", [False, True])
 def test_what_one_makes_the_others_read(tmp_path: Path, queries: bool) -> None:
     made: list[int] = []
 
-    def make(number: int) -> Entry:
-        made.append(number)
-        return entry(number, queries=queries)
+    def make(numbers: Iterable[int]) -> Iterator[tuple[int, Entry]]:
+        for number in numbers:
+            made.append(number)
+            yield number, entry(number, queries=queries)
 
-    buffers = [SharedBuffer(tmp_path / "buffer", Rank(index=i, count=2)) for i in range(2)]
+    buffers = [
+        SharedBuffer(tmp_path / "buffer", Rank(index=i, count=2), together=3) for i in range(2)
+    ]
     buffers[0].make_all([4, 5, 6], make)
     for buffer in buffers:
         for number in (5, 4, 6, 1_000_007):
@@ -65,21 +73,21 @@ def test_what_one_makes_the_others_read(tmp_path: Path, queries: bool) -> None:
 
 
 def test_what_has_passed_is_deleted_and_can_be_read_on(tmp_path: Path) -> None:
-    buffer = SharedBuffer(tmp_path, Rank(count=2))
-    buffer.make_all(range(5), entry)
-    kept = buffer.get(1, entry)[0]
+    buffer = SharedBuffer(tmp_path, Rank(count=2), together=3)
+    buffer.make_all(range(5), entries)
+    kept = buffer.get(1, entries)[0]
     buffer.delete_below(3)
     buffer.delete_below(2)
     assert sorted(int(path.stem) for path in tmp_path.iterdir()) == [3, 4]
     assert torch.equal(kept.keys, entry(1)[0].keys)
-    assert torch.equal(buffer.get(2, entry)[0].keys, entry(2)[0].keys), "made again"
+    assert torch.equal(buffer.get(2, entries)[0].keys, entry(2)[0].keys), "made again"
 
 
 def test_damage_names_the_file(tmp_path: Path) -> None:
-    buffer = SharedBuffer(tmp_path, Rank(count=2))
+    buffer = SharedBuffer(tmp_path, Rank(count=2), together=3)
     (tmp_path / "000003.safetensors").write_bytes(b"half")
     with pytest.raises(StoreError, match=r"000003\.safetensors is not a readable"):
-        buffer.get(3, entry)
+        buffer.get(3, entries)
 
 
 def test_processes_that_want_the_same_do_not_wait_for_each_other(tmp_path: Path) -> None:
@@ -88,33 +96,45 @@ def test_processes_that_want_the_same_do_not_wait_for_each_other(tmp_path: Path)
     locks = {number: FileLock.take(tmp_path / f"{number}.lock") for number in (0, 4)}
     there: set[int] = set()
 
-    def make(number: int) -> None:
-        made.append(number)
-        there.add(number)
+    def make(numbers: Iterable[int]) -> Iterator[int]:
+        for number in list(numbers):
+            made.append(number)
+            there.add(number)
+            yield number
 
     def claim(number: int) -> FileLock | None:
-        if len(made) == 3 and (lock := locks.pop(0, None)) is not None:
+        if len(made) == 2 and (lock := locks.pop(0, None)) is not None:
             there.add(0)  # the other one ends
             lock.release()
         return FileLock.take(tmp_path / f"{number}.lock")
 
     work = SharedWork(
-        is_there=there.__contains__, claim=claim, make=make, rank=Rank(index=1, count=2)
+        is_there=there.__contains__,
+        claim=claim,
+        make=make,
+        together=2,
+        rank=Rank(index=1, count=2),
     )
-    assert work.in_order(range(6)) == [1, 3, 5, 4, 2, 0]
-    work.one(0, meanwhile=work.in_order(range(6)))
-    assert made == [1, 3, 5]
-    assert there == {0, 1, 3, 5}
+    work.one(0, following=[2, 4, 1, 3, 5, 7, 9, 11, 13])
+    assert made == [2, 1, 3, 5]
+    assert there == {0, *made}
 
 
 def test_what_a_dead_process_was_making_is_made_by_another(tmp_path: Path) -> None:
     there: set[int] = set()
     lock = FileLock.take(tmp_path / "0.lock")
     assert lock is not None
+
+    def make(numbers: Iterable[int]) -> Iterator[int]:
+        for number in numbers:
+            there.add(number)
+            yield number
+
     work = SharedWork(
         is_there=there.__contains__,
         claim=lambda number: FileLock.take(tmp_path / f"{number}.lock"),
-        make=there.add,
+        make=make,
+        together=2,
         rank=Rank(count=2),
     )
     threading.Timer(0.3, lock.release).start()  # as the system does when a process dies

@@ -53,7 +53,11 @@ def traces(store: str = "importance", heads: slice | None = None) -> ModelTraces
         labels=("kvzip",),
     )
     tracing = Tracing(
-        trace=trace_of, attention=lambda record: POINTS, manifest={"model": {}}, output_gram=GRAM
+        traces=lambda numbers: (trace_of(number) for number in reversed(list(numbers))),
+        together=2,
+        attention=lambda record: POINTS,
+        manifest={"model": {}},
+        output_gram=GRAM,
     )
     return ModelTraces(tracing, plan, capacity=3, pinned=range(100, 102), heads=heads)
 
@@ -69,6 +73,17 @@ def test_the_oldest_leave_and_come_back_the_same() -> None:
     assert (buffer.traced, buffer.tokens) == (7, 7 * 48)
     assert torch.equal(buffer.kv(0)[0], trace_of(0).keys)
     assert buffer.sequences == [2, 3, 4, 100, 101], "what is older than the buffer does not stay"
+
+
+def test_what_is_read_next_is_traced_with_what_is_missing() -> None:
+    buffer = traces()
+    buffer.expect([4, 2, 3])
+    for number, held in ((9, [9]), (4, [2, 4, 9]), (3, [3, 4, 9]), (2, [3, 4, 9]), (1, [3, 4, 9])):
+        assert torch.equal(buffer.kv(number)[0], trace_of(number).keys)
+        assert buffer.sequences == held
+    assert buffer.traced == 1 + 2 + 1 + 1 + 1
+    buffer.trace_all(range(5, 8))
+    assert buffer.sequences == [6, 7, 9]
 
 
 @pytest.mark.parametrize("store", ["importance", "qkv"])
