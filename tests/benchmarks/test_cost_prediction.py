@@ -17,6 +17,7 @@ RATES = {
     "decode_layer_seconds": 1e-3,
     "decode_step_seconds": 1e-3,
     "pairs": 4e8,
+    "grid_pairs": 2e8,
     "ranker_flops": 5e10,
     "write_bytes": 1e8,
     "read_bytes": 2e8,
