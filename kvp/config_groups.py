@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
-from kvp.artifacts.addresses import is_address
+from kvp.artifacts.addresses import is_address, read_only
 from kvp.data.rows.columns import renamed_columns
 from kvp.errors import UsageError
 from kvp.ranks import Rank, rank_of
@@ -67,6 +67,8 @@ class Group:
                 raise ValueError(
                     f"--{one.name} cannot lie in an object store ({value}): name a path on a disk"
                 )
+            if one.name == "out" and isinstance(value, str) and (refusal := read_only(value)):
+                raise ValueError(f"--out {refusal}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,20 @@ _HUB_KINDS = ("datasets", "buckets", "spaces")
 """First parts of addresses on the hub that stand before `org/name`."""
 
 
+def read_only(address: str) -> str | None:
+    """Why nothing can be written to an address, and what to do; None where it can be."""
+    if not address.startswith("hf://"):
+        return None
+    kind, *parts = address.removeprefix("hf://").split("/")
+    name = "/".join(parts[:2])
+    how = (
+        f"hf upload {name} FOLDER --repo-type dataset"
+        if kind == "datasets"
+        else f"hf buckets sync FOLDER hf://{kind}/{name}"
+    )
+    return f"{address}: kvp only reads from the hub; write to a local folder, then {how}"
+
+
 @total_ordering
 class ObjectPath:
     """A file or folder of an object store; immutable, and cheap to copy to other processes.

@@ -19,6 +19,7 @@ from functools import lru_cache
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from kvp.artifacts.addresses import read_only
 from kvp.errors import AddressError
 
 if TYPE_CHECKING:
@@ -247,15 +248,15 @@ class HubFiles:
 
     def write(self, key: str, content: bytes) -> None:
         """Refused."""
-        raise AddressError(self._refusal(key))
+        raise AddressError(str(read_only(self._address(key))))
 
     def write_if(self, key: str, content: bytes, there: ObjectFacts | None) -> bool:
         """Refused."""
-        raise AddressError(self._refusal(key))
+        raise AddressError(str(read_only(self._address(key))))
 
     def delete(self, key: str) -> None:
         """Refused."""
-        raise AddressError(self._refusal(key))
+        raise AddressError(str(read_only(self._address(key))))
 
     def zarr_store(self, folder: str) -> Store:
         """As `Objects`."""
@@ -266,16 +267,6 @@ class HubFiles:
 
     def _address(self, key: str) -> str:
         return f"{self._root}/{key}" if key else self._root
-
-    def _refusal(self, key: str) -> str:
-        kind, _, name = self._root.removeprefix("hf://").partition("/")
-        how = (
-            f"hf upload {name} FOLDER --repo-type dataset"
-            if kind == "datasets"
-            else "hf buckets sync FOLDER " + self._root
-        )
-        where = self._address(key)
-        return f"{where}: kvp only reads from the hub; write to a local folder, then {how}"
 
 
 class Patience:

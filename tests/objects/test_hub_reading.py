@@ -21,6 +21,7 @@ from kvp.artifacts.addresses import files_below
 from kvp.artifacts.objects import forget_connections
 from kvp.errors import AddressError
 from kvp.store import TraceReader
+from trace_collect.config import CollectConfig
 from trace_collect.store_tools.cli import main as store_tool
 
 REPOSITORY = "org/some-traces"
@@ -152,3 +153,10 @@ def test_a_missing_repository_is_one_line(hub: Any, capsys: pytest.CaptureFixtur
     assert store_tool(["verify", "hf://datasets/org/other/x"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "there is no such bucket or repository that you may see" in line
+
+
+def test_the_hub_is_refused_as_an_output_before_anything_is_read() -> None:
+    with pytest.raises(ValueError, match=r"--out hf://.* then hf upload org/name FOLDER"):
+        CollectConfig(out="hf://datasets/org/name/traces")
+    with pytest.raises(ValueError, match="hf buckets sync FOLDER hf://buckets/org/name$"):
+        CollectConfig(out="hf://buckets/org/name/traces")
