@@ -158,5 +158,5 @@ def test_a_missing_repository_is_one_line(hub: Any, capsys: pytest.CaptureFixtur
 def test_the_hub_is_refused_as_an_output_before_anything_is_read() -> None:
     with pytest.raises(ValueError, match=r"--out hf://.* then hf upload org/name FOLDER"):
         CollectConfig(out="hf://datasets/org/name/traces")
-    with pytest.raises(ValueError, match="hf buckets sync FOLDER hf://buckets/org/name$"):
+    with pytest.raises(ValueError, match=r"hf buckets sync FOLDER hf://buckets/org/name$"):
         CollectConfig(out="hf://buckets/org/name/traces")
