@@ -1,7 +1,6 @@
 """Costs that a dry run predicts next to those of the run, part by part.
 
-    python -m benchmarks.cost_prediction --cases nano,random --rounds 3 \
-        --out benchmarks/results/cost_prediction.json
+    python -m benchmarks.cost_prediction --out found.json
 
 A case is a model with its sequences and a short training. In every round the rates are measured
 (`kvp.hf.rates`), then a store with queries and one with an importance grid are collected and

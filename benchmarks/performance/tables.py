@@ -219,8 +219,8 @@ def costs(report: Report) -> list[Table]:
     for case, of_case in report["cases"].items():
         for part, ratios in of_case["median_ratios"].items():
             for name, ratio in ratios.items():
-                first = of_case["rounds"][0][part][name]
-                both = [number(first["predicted"]), number(first["measured"])]
+                first = of_case["rounds"][0]
+                both = [number(first[side][part][name]) for side in ("predicted", "measured")]
                 lines.append([case, part, name.replace("_", " "), *both, number(ratio)])
     predicted = [
         {"model": model, "way": way, **numbers}
