@@ -105,7 +105,7 @@ PARTS: Sequence[Part] = (
         ),
         table=tables.labels,
         cpu="--workloads cut --forms naive,blocked --lengths 1024,4096,16384,32768,65536,131072 "
-        "--rounds 1 --seconds 1 --naive-gib 3 --limit 300",
+        "--rounds 1 --seconds 1 --naive-gib 3 --limit 120",
         cuda="--workloads cut --forms naive,triton,flex "
         "--lengths 1024,4096,16384,32768,65536,131072 --rounds 3 --seconds 1",
         quick="--lengths 64 --seconds 0",
