@@ -16,14 +16,15 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvp.artifacts.addresses import ObjectPath, Place
+from kvp.artifacts.addresses import ObjectPath, Place, is_address
 from kvp.config_groups import WorkersConfig
 from kvp.errors import KvpError, UsageError
 from kvp.own_packages import prefer_own_packages
@@ -44,6 +45,8 @@ DEATHS = 3
 """How often workers may die at the same piece, or, each of them, before any piece is done."""
 OBJECT_STORE_BYTES = 100_000_000
 """Memory of Ray's own store where kvp starts Ray: it holds numbers and errors."""
+LAST_WORDS_SECONDS = 3.0
+"""Longest wait for threads of Ray Data after an error; one of them only sleeps and never ends."""
 _DIED = "--engine ray: a worker died"
 _WHY = "Ray's logs are in /tmp/ray/session_latest/logs of its machine"
 _ENVIRONMENT = {
@@ -119,15 +122,33 @@ def do_pieces(
             )
             .iter_rows()
         )
-        try:
-            for row in rows:
-                if row["error"]:
-                    raise pickle.loads(row["error"])
-                if row["deaths"]:
-                    say(f"note: a worker died at piece {row['piece']}, which was done again")
-                finished(row["piece"])
-        except ray.exceptions.RayError as problem:  # machines or Ray itself, no worker's error
-            raise UsageError(f"--engine ray: {_first_line(problem)}; {_WHY}") from None
+        with _ended_here(iter(rows)) as results:
+            try:
+                for row in results:
+                    if row["error"]:
+                        raise pickle.loads(row["error"])
+                    if row["deaths"]:
+                        say(f"note: a worker died at piece {row['piece']}, which was done again")
+                    finished(row["piece"])
+            except ray.exceptions.RayError as problem:  # machines or Ray itself, no worker's error
+                raise UsageError(f"--engine ray: {_first_line(problem)}; {_WHY}") from None
+
+
+@contextmanager
+def _ended_here(rows: Generator[dict[str, Any]]) -> Iterator[Iterator[dict[str, Any]]]:
+    """Rows of Ray Data whose threads have ended afterwards, also where an error leaves some unread.
+
+    A thread of Ray Data that calls Ray once it is shut down ends the whole process with code 1 and
+    without a word.
+    """
+    earlier = set(threading.enumerate())
+    try:
+        yield rows
+    finally:
+        rows.close()
+        deadline = time.monotonic() + LAST_WORDS_SECONDS
+        for thread in set(threading.enumerate()) - earlier:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class _Tally:
@@ -244,7 +265,7 @@ def _asked(reply: Any) -> Any:  # noqa: ANN401 - what a method of an actor retur
 
 def check_in_sight(out: str) -> None:
     """UsageError where the machine of a worker does not see the folder that the program made."""
-    if "://" not in out and not Path(out).is_dir():
+    if not is_address(out) and not Path(out).is_dir():
         raise UsageError(
             f"--out {out} is not seen on {socket.gethostname()}: with --engine ray on several "
             "machines name a folder that all of them share"
