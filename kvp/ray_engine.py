@@ -45,6 +45,8 @@ DEATHS = 3
 """How often workers may die at the same piece, or, each of them, before any piece is done."""
 OBJECT_STORE_BYTES = 100_000_000
 """Memory of Ray's own store where kvp starts Ray: it holds numbers and errors."""
+CLOSING_SECONDS = 10.0
+"""Longest wait for workers to close at the end of the work; killed ones never do."""
 LAST_WORDS_SECONDS = 3.0
 """Longest wait for threads of Ray Data after an error; one of them only sleeps and never ends."""
 _DIED = "--engine ray: a worker died"
@@ -130,6 +132,7 @@ def do_pieces(
                     if row["deaths"]:
                         say(f"note: a worker died at piece {row['piece']}, which was done again")
                     finished(row["piece"])
+                _wait_until_closed(tally)
             except ray.exceptions.RayError as problem:  # machines or Ray itself, no worker's error
                 raise UsageError(f"--engine ray: {_first_line(problem)}; {_WHY}") from None
 
@@ -151,6 +154,13 @@ def _ended_here(rows: Generator[dict[str, Any]]) -> Iterator[Iterator[dict[str, 
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
+def _wait_until_closed(tally: Any) -> None:  # noqa: ANN401
+    """Wait for workers that Ray Data has let go: Ray kills those it finds when it is shut down."""
+    deadline = time.monotonic() + CLOSING_SECONDS
+    while _asked(tally.open_workers.remote()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 class _Tally:
     """Counts, outside of the workers, how often they began: Ray starts dead ones without an end."""
 
@@ -159,11 +169,21 @@ class _Tally:
         self._most_starts = most_starts
         self._starts = 0
         self._begun: dict[int, int] = {}
+        self._open: set[str] = set()
 
-    def start(self) -> bool:
-        """Whether one more worker may load a model."""
+    def start(self, worker: str) -> bool:
+        """Whether one more worker, an actor of this name, may load a model."""
+        self._open.add(worker)
         self._starts += 1
         return self._starts <= self._most_starts
+
+    def close(self, worker: str) -> None:
+        """A worker has closed."""
+        self._open.discard(worker)
+
+    def open_workers(self) -> int:
+        """How many have begun and not closed."""
+        return len(self._open)
 
     def begin(self, piece: int) -> int:
         """How often a piece was begun before."""
@@ -210,7 +230,7 @@ class _Actor:
         self._error = b""
         self._work: Work | None = None
         try:
-            if not _asked(tally.start.remote()):
+            if not _asked(tally.start.remote(_own_name())):
                 raise UsageError(
                     f"{_DIED} before it had done a piece of the work (out of memory?); {_WHY}"
                 )
@@ -243,6 +263,15 @@ class _Actor:
         if self._work is not None:
             with suppress(KvpError, OSError):
                 self._work.close()
+        with suppress(Exception):  # Ray may be gone
+            _asked(self._tally.close.remote(_own_name()))
+
+
+def _own_name() -> str:
+    """Name of the actor that this process is."""
+    import ray
+
+    return str(ray.get_runtime_context().get_actor_id())
 
 
 def _packed(error: Exception) -> bytes:
