@@ -34,8 +34,13 @@ def flags(store: Path, out: Path, **settings: Any) -> list[str]:
     return [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
 
 
-def run_program(arguments: list[str], seconds: float = 500) -> tuple[int, str]:
-    """Exit code and standard error of `kvp-train`, of which nothing survives this call."""
+def run_program(
+    arguments: list[str], seconds: float = 500, output: Path | None = None
+) -> tuple[int, str]:
+    """Exit code and standard error of `kvp-train`, of which nothing survives this call.
+
+    Standard output goes to the file `output`.
+    """
     code = "import sys; from train.cli import main; sys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code, *arguments],
@@ -86,6 +91,12 @@ def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> Non
     shutil.copytree(two, tmp_path / "more")
     (tmp_path / "more" / "policy.json").unlink()
     assert main(flags(store, tmp_path / "more")) == 0
+
+
+def test_a_dry_run_measures_the_steps_that_processes_share(store: Path, tmp_path: Path) -> None:
+    code, errors = run_program(flags(store, tmp_path / "policy", devices=2, dry_run="true"))
+    assert code == 0, errors
+    assert not (tmp_path / "policy").exists()
 
 
 @pytest.mark.slow
