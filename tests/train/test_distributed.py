@@ -34,13 +34,8 @@ def flags(store: Path, out: Path, **settings: Any) -> list[str]:
     return [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
 
 
-def run_program(
-    arguments: list[str], seconds: float = 500, output: Path | None = None
-) -> tuple[int, str]:
-    """Exit code and standard error of `kvp-train`, of which nothing survives this call.
-
-    Standard output goes to the file `output`.
-    """
+def run_program(arguments: list[str], seconds: float = 500) -> tuple[int, str]:
+    """Exit code and standard error of `kvp-train`, of which nothing survives this call."""
     code = "import sys; from train.cli import main; sys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code, *arguments],
