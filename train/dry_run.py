@@ -77,6 +77,8 @@ def print_costs(config: TrainConfig) -> None:
         print(line)
     if not config.sequences:
         print(f"{WHY_ENOUGH}; --sequences changes it")
+    if config.devices > 1:
+        print(_of_one_process(config.devices))
     if config.rate is not None:
         print(f"running the model: {config.rate:g} tokens/s, as --rate says")
     ram = math.inf if config.rates != "measured" else _ram_bytes()
@@ -85,6 +87,15 @@ def print_costs(config: TrainConfig) -> None:
     for command in commands(best, plan, config):
         print(f"  {command}")
     print("dry run: nothing was written")
+
+
+def _of_one_process(devices: int) -> str:
+    """What the table says of a training by several processes."""
+    return (
+        f"note: times are of one process, RAM and GPU memory the most that each of --devices "
+        f"{devices} takes; they share the contexts of a step and what --source model runs over. "
+        f"kvp-collect is shared by torchrun --nproc-per-node {devices} -m trace_collect.cli"
+    )
 
 
 def commands(cost: Cost, plan: Plan, config: TrainConfig) -> list[str]:
@@ -125,6 +136,7 @@ def planned(config: TrainConfig, model_config: PreTrainedConfig) -> Plan:
         buffer=schedule.size,
         traced=schedule.needed(recipe),
         points=schedule.points(recipe),
+        leaving=schedule.start(schedule.passes_apart(recipe)) if config.devices > 1 else 0,
         epochs=epochs if schedule.rolls else 0,
         labels=len(stored_labels(recipe)),
         batch=1 if config.answers == "reference" else min(batch, buffer),

@@ -47,24 +47,41 @@ def print_end(job: Job) -> None:
     print(f"next: kvp-eval --model {model} --policies {folder} --out RESULTS")
 
 
-def print_dry_run(job: Job) -> None:
-    """Print the cost of a training; a few steps are measured, nothing is written."""
+def dry_run(job: Job) -> None:
+    """Measure a few steps of a training and print its cost; nothing is written.
+
+    Processes that train together all do this: they share the steps, and the first one prints.
+    """
     rankers = initial_rankers(job)
-    print_start(job, rankers)
-    size = 4 * sum(weight.numel() for weight in rankers.materialise().parameters())
-    print(f"policy: {decimal(size)} on disk; {decimal(_COPIES * size)} of memory while training")
-    phase("measuring a few steps and validations")
-    steps, per_step = job.recipe.steps, _seconds_per_step(job, rankers)
+    if job.workers.first:
+        print_start(job, rankers)
+        print(_memory(job, rankers))
+        phase("measuring a few steps and validations")
+    per_step = _seconds_per_step(job, rankers)
+    if not job.workers.first:
+        return
+    steps, shared = job.recipe.steps, job.workers.count
     contexts = job.held_out(job.config.validation_contexts)
     per_context = _seconds_per_context(job, rankers)
     validations = -(-steps // job.config.validate_every) + 1
     total = steps * per_step + validations * len(contexts) * per_context
+    by = "" if shared == 1 else f" by {shared} processes"
     print(
         f"{steps:,} steps of {per_step:.3g} s and {validations} validations of "
         f"{len(contexts) * per_context:.3g} s: about {_duration(total)} (measured here on "
-        f"{min(_MEASURED_STEPS, steps)} steps; baselines and calibration come on top)"
+        f"{min(_MEASURED_STEPS, steps)} steps{by}; baselines and calibration come on top)"
     )
     print("dry run: nothing was written")
+
+
+def _memory(job: Job, rankers: HeadRankers) -> str:
+    """One line: size of the policy, and what its training takes in each process."""
+    size = 4 * sum(weight.numel() for weight in rankers.materialise().parameters())
+    line = f"policy: {decimal(size)} on disk; {decimal(_COPIES * size)} of memory while training"
+    if job.workers.count == 1:
+        return line
+    each = f"in each of {job.workers.count} processes"
+    return f"{line} and up to --memory_gb {job.config.memory_gb:g}, {each}"
 
 
 def _scope(job: Job, rankers: HeadRankers) -> str:
@@ -115,7 +132,7 @@ def _seconds_per_step(job: Job, rankers: HeadRankers) -> float:
     clock = _Clock()
     start = time.perf_counter()
     steps = min(_MEASURED_STEPS + 1, job.recipe.steps)
-    fit(new_training(job, rankers), [clock], device=job.device, steps=steps)
+    fit(new_training(job, rankers), [clock], device=job.device, steps=steps, workers=job.workers)
     times = [start, *clock.ends]
     measured = times[1:] if len(times) > 2 else times
     return (measured[-1] - measured[0]) / (len(measured) - 1)

@@ -22,7 +22,7 @@ from train.fit import fit, new_training
 from train.head_range import AUTO
 from train.job import Job, Sources, initial_rankers, prepare
 from train.labels import EVALUATED
-from train.messages import print_dry_run, print_end, print_start
+from train.messages import dry_run, print_end, print_start
 from train.model.ranker_training import RankerTraining
 from train.summary import print_summary
 from train.validation import HeldOut, evaluate_with_baselines
@@ -40,9 +40,10 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
         UsageError: `--out`, `--device` or another flag cannot work, or the loss is not finite.
     """
     if config.only_costs:
-        from train.dry_run import print_costs  # brings transformers, which stores do not need
+        if this_worker(config.devices).first:
+            from train.dry_run import print_costs  # brings transformers, which stores do not need
 
-        print_costs(config)
+            print_costs(config)
         return
     if config.heads == AUTO:
         from train.own_heads import own_heads  # brings transformers
@@ -62,8 +63,8 @@ def _run(config: TrainConfig, workers: Workers, sources: Sources | None) -> None
 def _run_job(job: Job) -> None:
     config, workers = job.config, job.workers
     if config.dry_run:
-        if workers.first:
-            print_dry_run(job)
+        with together(workers, job.device, partial(_run, config, sources=None)):
+            dry_run(job)
         return
     if job.target.finished():
         job.target.check_calibration(config.calibration, config.calibration_contexts)

@@ -34,6 +34,9 @@ class Plan:
     """Training sequences that run through the model where there is no store."""
     points: int
     """Compression points that are kept of a sequence of the buffer, at most."""
+    leaving: int = 0
+    """Training sequences held beside those of the buffer, since a process of several may be behind
+    the others."""
     epochs: int = 0
     """Epochs after which a sequence of the buffer is replaced; 0 = never."""
     quantization: str = "none"
@@ -108,8 +111,8 @@ class Plan:
         point = 4 * self.heads * self.max_tokens
         with_points, queries = bare + point * self.points, self.raw_bytes("qkv", self.max_tokens)
         if with_points > queries:
-            return (self.buffer + self.validation) * queries
-        return self.buffer * with_points + self.validation * (bare + 6 * point)
+            return (self.buffer + self.leaving + self.validation) * queries
+        return (self.buffer + self.leaving) * with_points + self.validation * (bare + 6 * point)
 
     @property
     def memory_gb(self) -> int:

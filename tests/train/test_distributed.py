@@ -88,6 +88,12 @@ def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> Non
     assert main(flags(store, tmp_path / "more")) == 0
 
 
+def test_a_dry_run_measures_the_steps_that_processes_share(store: Path, tmp_path: Path) -> None:
+    code, errors = run_program(flags(store, tmp_path / "policy", devices=2, dry_run="true"))
+    assert code == 0, errors
+    assert not (tmp_path / "policy").exists()
+
+
 @pytest.mark.slow
 def test_damage_that_any_process_meets_is_one_line(store: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "traces"

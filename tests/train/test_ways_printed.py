@@ -106,6 +106,27 @@ def test_what_it_recommends_runs(
     assert "buffer: 4 sequences and 2 for validation" in capsys.readouterr().out
 
 
+def test_several_processes_are_said_to_share(
+    qwen: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flags = ["--dry-run", "--model", str(qwen), "--rates=h100", "--devices=8"]
+    assert main([*flags, "--out", str(tmp_path / "p")]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "note: times are of one process, RAM and GPU memory the most that each of --de" in printed
+    )
+    assert "torchrun --nproc-per-node 8 -m trace_collect.cli" in printed
+    assert re.search(r"^  kvp-train --source model .* --devices 8 --out", printed, re.MULTILINE)
+    # of the processes of torchrun the first one speaks
+    for name, value in (("TORCHELASTIC_RUN_ID", "none"), ("RANK", "1"), ("WORLD_SIZE", "8")):
+        monkeypatch.setenv(name, value)
+    assert main([*flags, "--out", str(tmp_path / "p")]) == 0
+    assert capsys.readouterr().out == ""
+
+
 def test_a_rate_stands_for_the_model(
     qwen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,6 +159,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--points_per_sequence=4", "--uniform_points=0", "--answers=reference"),
         ("--preset=paper", "--steps=40", "--sequences=101"),
         ("--data=TEXTS", "--min_prefix=40"),
+        ("--source=model", "--sequences=130", "--buffer=20", "--devices=2"),
+        ("--devices=2", "--sequences=9"),
     ],
 )
 def test_every_size_it_recommends_is_accepted(
@@ -236,6 +259,9 @@ def test_more_sequences_than_the_buffer_roll(model_folder: Path) -> None:
     assert plan.traced == 100 + 7 * 100 // 8  # 8 passes, each sequence in 8 of them
     assert (plan.points, plan.batch) == (8, 16)
     assert planned(replace(config, buffer=1000), load_config(config.model)).epochs == 0
+    two = planned(replace(config, devices=2), load_config(config.model))
+    assert (plan.leaving, two.leaving) == (0, 100 // 8), "another process may be a pass behind"
+    assert two.buffer_bound == pytest.approx(plan.buffer_bound * 152 / 140, rel=0.02)
     assert not plan.lengths.bound
     assert 200 < plan.lengths.prompt <= 300
 

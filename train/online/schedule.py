@@ -48,6 +48,10 @@ class Schedule:
         """Sequences that a training needs, counted from 0."""
         return self.start(self.passes(recipe) - 1) + self.size
 
+    def passes_apart(self, recipe: Recipe) -> int:
+        """Passes by which one of several processes may be ahead of another: those of two steps."""
+        return -(-2 * recipe.contexts // (recipe.points_per_sequence * self.size))
+
     def points(self, recipe: Recipe) -> int:
         """Different compression points that a sequence is drawn at, at most."""
         epochs = self.epochs_per_sequence if self.rolls else self.passes(recipe)

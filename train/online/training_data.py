@@ -144,7 +144,7 @@ def open_online_training_data(
     heads = range(plan.geometry.total_kv_heads)
     if config.heads is not None:
         heads = heads_within(parse_heads(config.heads), plan.geometry)
-    passes_apart = -(-2 * recipe.contexts // (recipe.points_per_sequence * schedule.size))
+    passes_apart = schedule.passes_apart(recipe)
     folder = _shared_folder(config, workers)
     leaving = 0 if folder is None else schedule.start(passes_apart)
     most_bytes = _buffer_bytes(config, plan, samples, len(heads), leaving)
