@@ -22,7 +22,8 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
-    from kvp.artifacts.addresses import ObjectPath
+    from kvp.artifacts.addresses import ObjectPath, Place
+    from kvp.store import TraceReader
 
 hypothesis.settings.register_profile("kvp", deadline=None)  # machines are busy
 hypothesis.settings.load_profile("kvp")
@@ -328,3 +329,116 @@ def prefix(s3_environment: dict[str, str]) -> ObjectPath:
     from kvp.artifacts.addresses import ObjectPath
 
     return ObjectPath.parse(f"s3://bucket/test{next(_NUMBERS)}")
+
+
+@pytest.fixture(scope="session")
+def assert_same_tensors() -> Callable[[TraceReader, int, TraceReader, int], None]:
+    """Compare every array of a sequence bit for bit."""
+
+    def compare(one: TraceReader, index: int, other: TraceReader, there: int) -> None:
+        first, second = one.trace(index), other.trace(there)
+        assert set(first.labels) == set(second.labels)
+        assert set(first.grids) == set(second.grids)
+        pairs = [(first.labels[name], second.labels[name]) for name in first.labels]
+        pairs += [(first.grids[name], second.grids[name]) for name in first.grids]
+        for name in ("queries", "keys", "values"):
+            ours, theirs = getattr(first, name), getattr(second, name)
+            assert (ours is None) == (theirs is None), name
+            pairs += [] if ours is None else [(ours, theirs)]
+        assert len(pairs) >= 2
+        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+    return compare
+
+
+@pytest.fixture(scope="session")
+def assert_same_store(
+    assert_same_tensors: Callable[[TraceReader, int, TraceReader, int], None],
+) -> Callable[[Path, TraceReader], None]:
+    """Compare a store on a disk with what one process wrote with other `--out`."""
+
+    def compare(store: Path, whole: TraceReader) -> None:
+        from kvp.store import TraceReader
+
+        shared = TraceReader(store)
+        shared.verify()
+        assert shared.complete
+        assert shared.records() == whole.records()
+        assert shared.manifest["identity"] == whole.manifest["identity"]
+        ours, theirs = (one.manifest.get("config", {}) for one in (shared, whole))
+        assert {**ours, "out": ""} == {**theirs, "out": ""}
+        for record in whole.records():
+            assert_same_tensors(shared, record.index, whole, record.index)
+        assert _names(store) == _names(whole.path)
+
+    return compare
+
+
+@pytest.fixture(scope="session")
+def assert_same_files() -> Callable[[ObjectPath, Path], None]:
+    """Compare a store on S3 with what one process wrote to a disk, byte for byte."""
+
+    def files(folder: Place) -> dict[str, bytes]:
+        # Without the manifest, which holds `--out` and a time.
+        return {name: (folder / name).read_bytes() for name in _files(folder) - {"manifest.json"}}
+
+    def compare(store: ObjectPath, whole: Path) -> None:
+        from kvp.store import TraceReader
+
+        assert files(store) == files(whole)
+        reader = TraceReader(store)
+        reader.verify()
+        assert reader.complete
+        assert reader.manifest["config"]["out"] == str(store)
+
+    return compare
+
+
+@pytest.fixture(scope="session")
+def assert_same_results(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., None]:
+    """Compare results, on a disk or on S3, with those of one process on a disk.
+
+    The settings `but` were given otherwise.
+    """
+
+    def compare(out: Place, whole: Path, *, but: tuple[str, ...] = ("out",)) -> None:
+        from eval.results.folder import read_manifest
+        from eval.results.parts import results_folder
+        from eval.results.records import KEY_FIELDS, read_records
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+            folder = results_folder(str(out))
+        ours, theirs = (
+            {
+                tuple(record[name] for name in KEY_FIELDS): record
+                for record in read_records(place / "rows.jsonl", KEY_FIELDS)  # refuses equal keys
+            }
+            for place in (folder, whole)
+        )
+        assert ours == theirs
+        left, right = (read_manifest(place / "manifest.json") for place in (folder, whole))
+        for name in ("identity", "records", "policies", "notes", "earlier_runs"):
+            assert left[name] == right[name]
+        other = dict.fromkeys(but)
+        assert {**left["config"], **other} == {**right["config"], **other}
+        assert _names(out) == _names(whole)
+
+    return compare
+
+
+def _names(folder: Place) -> set[str]:
+    """What is in a folder, locks included; on S3 without them, since leases end by themselves."""
+    if isinstance(folder, Path):
+        return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    return _files(folder)
+
+
+def _files(folder: Place) -> set[str]:
+    """Files in a folder, without locks."""
+    from kvp.artifacts.addresses import files_below
+    from kvp.artifacts.locks import is_lock
+
+    return {name for name, _ in files_below(folder) if not is_lock(name)}

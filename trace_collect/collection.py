@@ -10,10 +10,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from kvp.data.collection_plan import CollectionPlan, plan_collection
 from kvp.hf.batch_size import default_batch_size
-from kvp.hf.trace import Recorded, collect, collect_all
+from kvp.hf.trace import Recorded, collect_all
 from kvp.hf.traced import Traced
 from kvp.progress import phase
-from kvp.store import Trace
 from trace_collect.config import CollectConfig
 from trace_collect.jobs import request_of
 
@@ -46,22 +45,6 @@ class Collection:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     jobs: CollectionPlan
-
-    def trace(self, index: int) -> Trace:
-        """Run the model over the prompt of an index."""
-        recorded = self._recorded
-        return collect(
-            self.model,
-            self.tokenizer,
-            self.jobs[index],
-            index=index,
-            continuation=recorded.continuation,
-            max_new_tokens=recorded.max_new_tokens,
-            queries=recorded.queries,
-            grid=recorded.grid,
-            grid_labels=recorded.grid_labels,
-            labels=recorded.labels,
-        )
 
     def traces(self, indices: Iterable[int | None]) -> Iterator[Traced | None]:
         """Run the model over the prompts of many indices, `batch_size` of them at a time.

@@ -205,14 +205,6 @@ def place(name: str | Place) -> Place:
     return name
 
 
-def local_path(name: str | Place, what: str) -> Path:
-    """A path on a disk; AddressError, naming the flag `what`, for an address of an object store."""
-    found = place(name)
-    if isinstance(found, ObjectPath):
-        raise AddressError(f"{what} {name}: an object store cannot be used here; name a local path")
-    return found
-
-
 def make_folder(folder: Place) -> None:
     """Make a folder and those above it; object stores need none."""
     if isinstance(folder, Path):

@@ -28,7 +28,7 @@ from kvp.hf.limits import context_limit, rope_switch
 from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.hf.traced import Traced
 from kvp.scoring import ALL_QUERIES, Reconstruction
-from kvp.store import SequenceRecord, Trace
+from kvp.store import SequenceRecord
 from kvp.store.importance_grid import edges_of, label_grids
 
 LABEL_PASSES = {"kvzip": Reconstruction(), "kvzip_plus": Reconstruction(weighted=True)}
@@ -61,38 +61,6 @@ class Recorded:
     """Labels that the grid holds at all of its points."""
     labels: Sequence[str] = ()
     """Names of `LABEL_PASSES`."""
-
-
-def collect(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    sample: Sample,
-    *,
-    index: int,
-    continuation: Literal["model", "reference"],
-    max_new_tokens: int,
-    queries: bool = True,
-    grid: int = 0,
-    grid_labels: Sequence[str] = (),
-    labels: Sequence[str] = (),
-) -> Trace:
-    """The trace of a sample, as `collect_all` makes it among others.
-
-    Tensors are on the CPU in the model's dtype; `index` is the sequence's index in the store, other
-    settings are those of `Recorded`. Raises UsageError when the reference is requested and the
-    sample has none.
-    """
-    recorded = Recorded(
-        continuation=continuation,
-        max_new_tokens=max_new_tokens,
-        queries=queries,
-        grid=grid,
-        grid_labels=grid_labels,
-        labels=labels,
-    )
-    (traced,) = collect_all(model, tokenizer, [(index, sample)], recorded, rows=1)
-    assert traced is not None
-    return traced.trace()
 
 
 def collect_all(

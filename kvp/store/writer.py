@@ -199,6 +199,11 @@ class TraceWriter:
         """
         return self._folder.piece(index)
 
+    @property
+    def pause_seconds(self) -> float:
+        """Between two looks at what other workers are doing."""
+        return self._folder.pause_seconds
+
     def write(self, trace: Trace) -> None:
         """Write and commit one sequence; when this returns it survives a power loss.
 

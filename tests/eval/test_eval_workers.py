@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 from eval.report.cli import main as report
-from eval.results.folder import read_manifest
-from eval.results.records import KEY_FIELDS, read_records
 
 METHODS = "full,kvp,random,snapkv,oracle,knorm+ada"
 EVALUATIONS = 16
@@ -44,36 +42,24 @@ def whole(evaluations: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def _by_key(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Records by key; reading refuses two of one key."""
-    records = read_records(out / "rows.jsonl", KEY_FIELDS)
-    return {tuple(record[name] for name in KEY_FIELDS): record for record in records}
-
-
-def _check_same(out: Path, whole: Path) -> None:
-    assert _by_key(out) == _by_key(whole)
-    ours, theirs = (read_manifest(folder / "manifest.json") for folder in (out, whole))
-    for name in ("identity", "records", "policies", "notes", "earlier_runs"):
-        assert ours[name] == theirs[name]
-    assert {**ours["config"], "out": ""} == {**theirs["config"], "out": ""}
-    assert sorted(path.name for path in out.iterdir()) == sorted(
-        path.name for path in whole.iterdir()
-    )
-
-
 @pytest.mark.parametrize("launcher", ["torchrun", "array"])
 def test_two_processes_evaluate_what_one_does(
-    evaluations: Any, whole: Path, tmp_path: Path, launchers: Launchers, launcher: str
+    evaluations: Any,
+    whole: Path,
+    tmp_path: Path,
+    launchers: Launchers,
+    launcher: str,
+    assert_same_results: Any,
 ) -> None:
     started = [evaluations.start(tmp_path / "out", one) for one in launchers[launcher]]
     ends = [evaluations.end(one) for one in started]
     assert ends == [0, 0], evaluations.errors.read_text()
-    _check_same(tmp_path / "out", whole)
+    assert_same_results(tmp_path / "out", whole)
     assert report([str(tmp_path / "out"), "--out", str(tmp_path / "report")]) == 0
 
 
 def test_a_killed_process_is_replaced_by_the_other_or_started_again(
-    evaluations: Any, whole: Path, tmp_path: Path, launchers: Launchers
+    evaluations: Any, whole: Path, tmp_path: Path, launchers: Launchers, assert_same_results: Any
 ) -> None:
     ends, seen = [], []
     for seed in range(10):
@@ -92,7 +78,7 @@ def test_a_killed_process_is_replaced_by_the_other_or_started_again(
         seen.append(_lines(out))
         other = other or evaluations.start(out, second)
         assert evaluations.end(other) == 0, evaluations.errors.read_text()
-        _check_same(out, whole)
+        assert_same_results(out, whole)
     assert set(ends) <= {signal.SIGKILL, 0}
     assert ends.count(signal.SIGKILL) >= 5
     assert any(0 < lines < _lines(whole) for lines in seen), "no kill fell between two prompts"
@@ -104,9 +90,9 @@ def _lines(out: Path) -> int:
 
 
 def test_a_late_process_finds_all_rows_there(
-    evaluations: Any, whole: Path, tmp_path: Path, launchers: Launchers
+    evaluations: Any, whole: Path, tmp_path: Path, launchers: Launchers, assert_same_results: Any
 ) -> None:
     out = tmp_path / "out"
     for environment in reversed(launchers["torchrun"]):
         assert evaluations.end(evaluations.start(out, environment)) == 0
-        _check_same(out, whole)
+        assert_same_results(out, whole)

@@ -14,8 +14,6 @@ import pytest
 
 from kvp.artifacts.addresses import ObjectPath, files_below
 from kvp.artifacts.locks import is_lock
-from kvp.manifest import read_sealed_json
-from kvp.store import TraceReader
 
 KILLS = 10
 
@@ -33,53 +31,38 @@ def collectors(model_folder: Path, fork_server: Callable[..., Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def whole(collectors: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Files that one process writes to a disk."""
+def whole(collectors: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process writes to a disk."""
     store = tmp_path_factory.mktemp("alone") / "store"
     assert collectors.end(collectors.start(store, {})) == 0, collectors.errors.read_text()
-    return _files(store)
-
-
-def _files(store: Path | ObjectPath) -> dict[str, bytes]:
-    """Content of every file but the manifest, which holds `--out` and a time."""
-    return {
-        name: (store / name).read_bytes()
-        for name, _ in files_below(store)
-        if name != "manifest.json" and not is_lock(name)
-    }
-
-
-def _check_same(store: ObjectPath, whole: dict[str, bytes]) -> None:
-    assert _files(store) == whole
-    reader = TraceReader(store)
-    reader.verify()
-    assert reader.complete
-    assert read_sealed_json(store / "manifest.json")["config"]["out"] == str(store)
+    return store
 
 
 @pytest.mark.parametrize("launcher", ["one", "torchrun", "array"])
 def test_collected_onto_s3_as_onto_a_disk(
     collectors: Any,
-    whole: dict[str, bytes],
+    whole: Path,
     prefix: ObjectPath,
     s3_environment: dict[str, str],
     launchers: Launchers,
     launcher: str,
+    assert_same_files: Any,
 ) -> None:
     started = [collectors.start(prefix, s3_environment | one) for one in launchers[launcher]]
     ends = [collectors.end(collector) for collector in started]
     assert ends == [0] * len(started), collectors.errors.read_text()
-    _check_same(prefix, whole)
+    assert_same_files(prefix, whole)
     assert not [name for name, _ in files_below(prefix) if is_lock(name)]
 
 
 def test_killed_collectors_are_replaced(
     collectors: Any,
-    whole: dict[str, bytes],
+    whole: Path,
     prefix: ObjectPath,
     s3_environment: dict[str, str],
     watch_objects: Callable[[ObjectPath], Callable[[int, int], None]],
     launchers: Launchers,
+    assert_same_files: Any,
 ) -> None:
     ends, draw = [], random.Random(0)
     for attempt in range(KILLS):
@@ -95,6 +78,6 @@ def test_killed_collectors_are_replaced(
         if attempt % 2:
             other = collectors.start(store, s3_environment | second)
             assert collectors.end(other) == 0, collectors.errors.read_text()
-            _check_same(store, whole)
+            assert_same_files(store, whole)
     assert set(ends) <= {signal.SIGKILL, 0}
     assert signal.SIGKILL in ends

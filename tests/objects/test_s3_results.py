@@ -13,12 +13,8 @@ from typing import Any
 import pytest
 
 from eval.report.cli import main as report
-from eval.results.folder import read_manifest
-from eval.results.parts import results_folder
-from eval.results.records import KEY_FIELDS, read_records
-from kvp.artifacts.addresses import ObjectPath, files_below
+from kvp.artifacts.addresses import ObjectPath
 from kvp.artifacts.copies import send
-from kvp.artifacts.locks import is_lock
 
 KILLS = 10
 
@@ -53,23 +49,6 @@ def policy(trained: Path, prefix: ObjectPath) -> ObjectPath:
     return prefix / "policy"
 
 
-def _check_same(out: ObjectPath, whole: Path) -> None:
-    names = {name for name, _ in files_below(out) if not is_lock(name)}
-    assert names == {path.name for path in whole.iterdir()}
-    folder = results_folder(str(out))
-    ours, theirs = (
-        {
-            tuple(record[name] for name in KEY_FIELDS): record
-            for record in read_records(place / "rows.jsonl", KEY_FIELDS)
-        }
-        for place in (folder, whole)
-    )
-    assert ours == theirs
-    left, right = (read_manifest(place / "manifest.json") for place in (folder, whole))
-    for name in ("identity", "records", "policies", "notes", "earlier_runs"):
-        assert left[name] == right[name]
-
-
 @pytest.mark.parametrize("launcher", ["one", "torchrun", "array"])
 def test_evaluated_onto_s3_as_onto_a_disk(
     evaluations: Any,
@@ -79,6 +58,7 @@ def test_evaluated_onto_s3_as_onto_a_disk(
     tmp_path: Path,
     launchers: Launchers,
     launcher: str,
+    assert_same_results: Any,
 ) -> None:
     out = policy.parent / "results"
     given = s3_environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -86,10 +66,10 @@ def test_evaluated_onto_s3_as_onto_a_disk(
     started = [evaluations.start(out, given | one, *flags) for one in launchers[launcher]]
     ends = [evaluations.end(one) for one in started]
     assert ends == [0] * len(started), evaluations.errors.read_text()
-    _check_same(out, whole)
+    assert_same_results(out, whole, but=("out", "policies"))
     again = evaluations.start(out, given, *flags)
     assert evaluations.end(again) == 0
-    _check_same(out, whole)
+    assert_same_results(out, whole, but=("out", "policies"))
 
 
 def test_killed_evaluations_are_replaced(
@@ -100,6 +80,7 @@ def test_killed_evaluations_are_replaced(
     watch_objects: Callable[[ObjectPath], Callable[[int, int], None]],
     tmp_path: Path,
     launchers: Launchers,
+    assert_same_results: Any,
 ) -> None:
     ends, draw = [], random.Random(0)
     given = s3_environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -115,7 +96,7 @@ def test_killed_evaluations_are_replaced(
         if attempt % 2:
             other = evaluations.start(out, given | second, "--policies", str(policy))
             assert evaluations.end(other) == 0, evaluations.errors.read_text()
-            _check_same(out, whole)
+            assert_same_results(out, whole, but=("out", "policies"))
     assert set(ends) <= {signal.SIGKILL, 0}
     assert signal.SIGKILL in ends
 

@@ -55,7 +55,9 @@ def files(folder: Path | ObjectPath) -> dict[str, bytes]:
     }
 
 
-def test_a_store_on_s3_has_the_bytes_of_one_on_disk(prefix: ObjectPath, tmp_path: Path) -> None:
+def test_a_store_on_s3_has_the_bytes_of_one_on_disk(
+    prefix: ObjectPath, tmp_path: Path, assert_same_tensors: Any
+) -> None:
     local, remote = fill(tmp_path / "store"), fill(prefix)
     assert files(tmp_path / "store") == files(prefix)
     assert remote.manifest == local.manifest
@@ -64,10 +66,7 @@ def test_a_store_on_s3_has_the_bytes_of_one_on_disk(prefix: ObjectPath, tmp_path
     again = pickle.loads(pickle.dumps(remote))
     assert again.records() == local.records()
     for index in range(PLAN.sequences):
-        ours, theirs = again.trace(index), local.trace(index)
-        assert torch.equal(ours.queries, theirs.queries)  # type: ignore[arg-type]
-        assert torch.equal(ours.keys, theirs.keys)
-        assert torch.equal(ours.values, theirs.values)
+        assert_same_tensors(again, index, local, index)
     with TraceWriter.resume(str(prefix), MANIFEST) as writer:
         assert writer.missing() == []
 

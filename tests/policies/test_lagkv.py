@@ -35,10 +35,6 @@ def test_ranking_order_sinks_tail_then_interleaved_partitions(make_view: MakeVie
     assert [(token - 4) // 5 for token in ranking[11:]] == [1, 0] * 5
 
 
-def make_preset(name: str) -> LagKV:
-    return LagKV(**LagKV.presets[name])
-
-
 @pytest.mark.parametrize(
     ("budget", "lag"), [(1, 4), (16, 4), (20, 5), (64, 16), (512, 128), (4096, 128)]
 )

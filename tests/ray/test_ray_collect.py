@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from kvp.store import TraceReader
 
@@ -29,24 +28,8 @@ def whole(whole_store: Path) -> TraceReader:
     return TraceReader(whole_store)
 
 
-def _check_same(store: Path, whole: TraceReader) -> None:
-    shared = TraceReader(store)
-    shared.verify()
-    assert shared.complete
-    assert shared.records() == whole.records()
-    assert shared.manifest["identity"] == whole.manifest["identity"]
-    assert shared.manifest["config"] | {"out": ""} == whole.manifest["config"] | {"out": ""}
-    for record in whole.records():
-        one, other = whole.trace(record.index), shared.trace(record.index)
-        for name in ("queries", "keys", "values"):
-            assert torch.equal(getattr(one, name), getattr(other, name))
-    assert sorted(path.name for path in store.iterdir()) == sorted(
-        path.name for path in whole.path.iterdir()
-    )
-
-
 def test_two_actors_collect_what_one_process_does(
-    cluster: Any, end: End, whole: TraceReader, tmp_path: Path
+    cluster: Any, end: End, whole: TraceReader, tmp_path: Path, assert_same_store: Any
 ) -> None:
     store = tmp_path / "store"
     code, output, errors = end(cluster.collect(store))
@@ -55,7 +38,7 @@ def test_two_actors_collect_what_one_process_does(
     said = [line for line in errors.splitlines() if not line.startswith("collecting: ")]
     assert said == ["making the prompts ...", "starting 2 workers of Ray ..."]
     assert "--engine=ray" in TraceReader(store).manifest["command"]
-    _check_same(store, whole)
+    assert_same_store(store, whole)
     # Again: nothing is missing, and no worker is started.
     code, _, errors = end(cluster.collect(store))
     assert code == 0, errors
@@ -63,7 +46,7 @@ def test_two_actors_collect_what_one_process_does(
 
 
 def test_actors_killed_at_ten_moments_are_replaced(
-    cluster: Any, end: End, whole: TraceReader, tmp_path: Path
+    cluster: Any, end: End, whole: TraceReader, tmp_path: Path, assert_same_store: Any
 ) -> None:
     draw, kills = random.Random(0), list[int]()
     for number in range(MOST_RUNS):
@@ -72,7 +55,7 @@ def test_actors_killed_at_ten_moments_are_replaced(
         kills += cluster.kill_actors(program, partial(_committed, store), draw)
         code, _, errors = end(program)
         assert code == 0, errors
-        _check_same(store, whole)
+        assert_same_store(store, whole)
         if len(kills) >= KILLS:
             break
     assert len(kills) >= KILLS
@@ -85,7 +68,7 @@ def _committed(store: Path) -> int:
 
 
 def test_ctrl_c_ends_in_one_line_and_the_command_continues(
-    cluster: Any, end: End, whole: TraceReader, tmp_path: Path
+    cluster: Any, end: End, whole: TraceReader, tmp_path: Path, assert_same_store: Any
 ) -> None:
     store = tmp_path / "store"
     program = cluster.collect(store)
@@ -98,4 +81,4 @@ def test_ctrl_c_ends_in_one_line_and_the_command_continues(
     assert 3 <= _committed(store) < SEQUENCES
     code, _, errors = end(cluster.collect(store))
     assert code == 0, errors
-    _check_same(store, whole)
+    assert_same_store(store, whole)

@@ -13,33 +13,13 @@ from typing import Any
 
 import pytest
 
-from eval.results.folder import read_manifest
-from eval.results.records import KEY_FIELDS, read_records
-
 pytestmark = pytest.mark.ray
 
 End = Callable[[subprocess.Popen[str]], tuple[int, str, str]]
 
 
-def _by_key(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Records by key; reading refuses two of one key."""
-    records = read_records(out / "rows.jsonl", KEY_FIELDS)
-    return {tuple(record[name] for name in KEY_FIELDS): record for record in records}
-
-
-def _check_same(out: Path, whole: Path) -> None:
-    assert _by_key(out) == _by_key(whole)
-    ours, theirs = (read_manifest(folder / "manifest.json") for folder in (out, whole))
-    for name in ("identity", "records", "policies", "notes", "earlier_runs"):
-        assert ours[name] == theirs[name]
-    assert {**ours["config"], "out": ""} == {**theirs["config"], "out": ""}
-    assert sorted(path.name for path in out.iterdir()) == sorted(
-        path.name for path in whole.iterdir()
-    )
-
-
 def test_two_actors_evaluate_what_one_process_does(
-    cluster: Any, end: End, whole_results: Path, tmp_path: Path
+    cluster: Any, end: End, whole_results: Path, tmp_path: Path, assert_same_results: Any
 ) -> None:
     # With a Ray of its own: how most people will start it.
     program = cluster.evaluate(tmp_path / "out", own=True)
@@ -47,11 +27,11 @@ def test_two_actors_evaluate_what_one_process_does(
     assert code == 0, errors
     assert "mean score" in output
     assert "ray" not in errors.replace("workers of Ray", "").lower().replace(str(tmp_path), "")
-    _check_same(tmp_path / "out", whole_results)
+    assert_same_results(tmp_path / "out", whole_results)
 
 
 def test_the_prompts_of_a_killed_actor_are_evaluated_by_another(
-    cluster: Any, end: End, whole_results: Path, tmp_path: Path
+    cluster: Any, end: End, whole_results: Path, tmp_path: Path, assert_same_results: Any
 ) -> None:
     draw, out, rows = random.Random(1), tmp_path / "out", tmp_path / "out" / "rows.jsonl"
     program = cluster.evaluate(out)
@@ -61,12 +41,12 @@ def test_the_prompts_of_a_killed_actor_are_evaluated_by_another(
     os.kill(cluster.workers()[0], signal.SIGKILL)
     code, _, errors = end(program)
     assert code == 0, errors
-    _check_same(out, whole_results)
+    assert_same_results(out, whole_results)
     # Again: nothing is missing, and no worker is started.
     code, _, errors = end(cluster.evaluate(out))
     assert code == 0, errors
     assert "workers of Ray" not in errors
-    assert _by_key(out) == _by_key(whole_results)
+    assert_same_results(out, whole_results)
 
 
 def test_errors_of_actors_are_one_line(cluster: Any, end: End, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from kvp.store import TraceReader
 
@@ -36,22 +35,6 @@ def whole(collectors: Any, tmp_path_factory: pytest.TempPathFactory) -> TraceRea
     return TraceReader(store)
 
 
-def _check_same(store: Path, whole: TraceReader) -> None:
-    shared = TraceReader(store)
-    shared.verify()
-    assert shared.complete
-    assert shared.records() == whole.records()
-    assert shared.manifest["identity"] == whole.manifest["identity"]
-    assert shared.manifest["config"] | {"out": ""} == whole.manifest["config"] | {"out": ""}
-    for record in whole.records():
-        one, other = whole.trace(record.index), shared.trace(record.index)
-        for name in ("queries", "keys", "values"):
-            assert torch.equal(getattr(one, name), getattr(other, name))
-    assert sorted(path.name for path in store.iterdir()) == sorted(
-        path.name for path in whole.path.iterdir()
-    )
-
-
 @pytest.mark.parametrize("launcher", ["torchrun", "array"])
 def test_two_processes_collect_what_one_does(
     collectors: Any,
@@ -59,11 +42,12 @@ def test_two_processes_collect_what_one_does(
     tmp_path: Path,
     launchers: Launchers,
     launcher: str,
+    assert_same_store: Any,
 ) -> None:
     started = [collectors.start(tmp_path / "store", one) for one in launchers[launcher]]
     ends = [collectors.end(collector) for collector in started]
     assert ends == [0, 0], collectors.errors.read_text()
-    _check_same(tmp_path / "store", whole)
+    assert_same_store(tmp_path / "store", whole)
 
 
 def test_a_killed_collector_is_replaced_by_the_other_or_started_again(
@@ -72,6 +56,7 @@ def test_a_killed_collector_is_replaced_by_the_other_or_started_again(
     tmp_path: Path,
     watch: Callable[[Path], Callable[[int, int], None]],
     launchers: Launchers,
+    assert_same_store: Any,
 ) -> None:
     ends = []
     for seed in range(10):
@@ -87,19 +72,19 @@ def test_a_killed_collector_is_replaced_by_the_other_or_started_again(
         ends.append(collectors.end(killed))
         other = other or collectors.start(store, second)
         assert collectors.end(other) == 0, collectors.errors.read_text()
-        _check_same(store, whole)
+        assert_same_store(store, whole)
     assert set(ends) <= {signal.SIGKILL, 0}
     assert ends.count(signal.SIGKILL) >= 5
 
 
 def test_ranks_as_flags_and_a_late_worker_that_finds_all_done(
-    collectors: Any, whole: TraceReader, tmp_path: Path
+    collectors: Any, whole: TraceReader, tmp_path: Path, assert_same_store: Any
 ) -> None:
     store = tmp_path / "store"
     for rank in ("1", "0", "2"):
         worker = collectors.start(store, {}, "--rank", rank, "--world_size=3")
         assert collectors.end(worker) == 0, collectors.errors.read_text()
-        _check_same(store, whole)
+        assert_same_store(store, whole)
     wrong = collectors.start(store, {}, "--rank", "3", "--world_size=3")
     assert os.waitstatus_to_exitcode(collectors.end(wrong)) == 2
     assert "--rank 3: with --world_size 3 ranks are 0 to 2" in collectors.errors.read_text()

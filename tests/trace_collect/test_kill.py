@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from kvp.store import TraceReader
 
@@ -32,6 +31,7 @@ def test_killed_and_repeated_equals_undisturbed(
     tmp_path: Path,
     kind: str,
     watch: Callable[[Path], Callable[[int, int], None]],
+    assert_same_tensors: Callable[..., None],
 ) -> None:
     flags = f"--model {model_folder} --length 300 --train 10 --validation 2 --max-new-tokens 2"
     command = [*flags.split(), "--tasks", "niah_single_1", "--store", kind]
@@ -63,12 +63,6 @@ def test_killed_and_repeated_equals_undisturbed(
     assert killed.records() == whole.records()
     assert killed.manifest["identity"] == whole.manifest["identity"]
     for record in whole.records():
-        one, other = whole.trace(record.index), killed.trace(record.index)
-        assert one.grids.keys() == other.grids.keys()
-        assert bool(one.grids) == (kind == "importance")
-        pairs = [(one.keys, other.keys), (one.values, other.values)]
-        pairs += [(one.grids[label], other.grids[label]) for label in one.grids]
-        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
-        if one.queries is not None and other.queries is not None:
-            assert torch.equal(one.queries, other.queries)
-        assert (one.queries is None) == (kind == "importance")
+        assert_same_tensors(killed, record.index, whole, record.index)
+        trace = killed.trace(record.index)
+        assert bool(trace.grids) == (trace.queries is None) == (kind == "importance")

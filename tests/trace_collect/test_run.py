@@ -16,7 +16,7 @@ from kvp.data.collection_plan import plan_collection
 from kvp.hf import load_model, load_tokenizer, observe
 from kvp.hf.output_projection import output_gram
 from kvp.hf.scorer_inputs import ScorerInputs
-from kvp.hf.trace import collect
+from kvp.hf.trace import Recorded, collect_all
 from kvp.ops.future_attention import reference
 from kvp.scoring import Reconstruction
 from kvp.store import GRIDS, STORED_LABELS, Trace, TraceReader
@@ -49,11 +49,14 @@ def test_a_store_holds_exactly_the_requested_samples(
         out="", tasks="niah_single_1,niah_single_2", length=300, train=3, validation=2
     )
     jobs = plan_collection(request_of(config), config.counts, tokenizer)
-    for index in (0, 4):
-        expected = collect(
-            model, tokenizer, jobs[index], index=index, continuation="model", max_new_tokens=4
-        )
-        result = reader.trace(index)
+    recorded = Recorded(continuation="model", max_new_tokens=4)
+    samples = [(index, jobs[index]) for index in (0, 4)]
+    alone = list(collect_all(model, tokenizer, samples, recorded, rows=1))
+    assert len(alone) == 2
+    for traced in alone:
+        assert traced is not None
+        expected = traced.trace()
+        result = reader.trace(expected.record.index)
         assert result.record == expected.record
         assert result.queries is not None
         assert expected.queries is not None

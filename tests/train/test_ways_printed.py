@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Qwen2Config
 
 from kvp.cli import main as run_program
 from kvp.costs import Rates, TrainingSize, costs_of
@@ -53,19 +52,9 @@ def parsed(flags: list[str]) -> TrainConfig:
 
 
 @pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def qwen() -> Path:
     """The configuration of Qwen2.5-7B alone."""
-    folder = tmp_path_factory.mktemp("qwen")
-    Qwen2Config(
-        hidden_size=3584,
-        intermediate_size=18944,
-        num_hidden_layers=28,
-        num_attention_heads=28,
-        num_key_value_heads=4,
-        vocab_size=152064,
-        max_position_embeddings=32768,
-    ).save_pretrained(folder)
-    return folder
+    return Path(__file__).parents[2] / "benchmarks" / "configs" / "qwen2.5-7b"
 
 
 def test_a_7b_model_from_its_configuration_alone(
@@ -243,7 +232,7 @@ def test_what_cannot_work_is_one_line(
     assert message in error
 
 
-def test_defaults_of_the_training_are_those_of_kvp_train(qwen: Path, tmp_path: Path) -> None:
+def test_defaults_of_the_training_are_those_of_kvp_train() -> None:
     """kvp-collect prints the table with them and cannot import them."""
     assert training_size(TrainConfig(out="p", source="model")) == TrainingSize()
     assert Recipe().neighbours == NEIGHBOURS

@@ -184,4 +184,5 @@ class FilledTraces:
             make=written,
             together=filling.together,
             rank=self._rank,
+            pause_seconds=writer.pause_seconds,
         )

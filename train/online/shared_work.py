@@ -18,9 +18,6 @@ from kvp.artifacts.leases import PieceLease
 from kvp.artifacts.locks import FileLock
 from kvp.ranks import Rank
 
-PAUSE_SECONDS = 0.05
-"""Between two looks at what other processes are doing."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class SharedWork:
@@ -36,6 +33,8 @@ class SharedWork:
     """Sequences that are best made at a time."""
     rank: Rank
     """Which process this is: where it begins."""
+    pause_seconds: float = 0.05
+    """Between two looks at what other processes are doing: short, for files on this machine."""
 
     def one(self, number: int, following: Sequence[int] = ()) -> None:
         """See to it that a sequence is there, made together with some of those `following` it.
@@ -45,14 +44,14 @@ class SharedWork:
         while not self.is_there(number):
             left = [number, *self._left(following)]
             if not self._made(left, min(self.together, self._share(left))):
-                time.sleep(PAUSE_SECONDS)
+                time.sleep(self.pause_seconds)
 
     def all(self, numbers: Sequence[int]) -> None:
         """See to it that sequences are there: those of this process's stripe first."""
         self._made(numbers[self.rank.index :: self.rank.count])
         while left := self._left([numbers[place] for place in self.rank.order(len(numbers))]):
             if not self._made(left, self._share(left)):
-                time.sleep(PAUSE_SECONDS)
+                time.sleep(self.pause_seconds)
 
     def _left(self, numbers: Iterable[int]) -> list[int]:
         return [number for number in numbers if not self.is_there(number)]

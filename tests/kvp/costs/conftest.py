@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from kvp.costs import Lengths, ModelSize, Plan, RankerSize, Rates, TrainingSize
@@ -43,19 +41,6 @@ PLAN = Plan(
     points=1,
     grid=4,
 )
-RATES = Rates(
-    source="assumed: 1 of everything",
-    accelerator=False,
-    prompt_flops=1.0,
-    decode_layer_seconds=1.0,
-    decode_step_seconds=0.5,
-    pairs=1.0,
-    grid_pairs=1.0,
-    ranker_flops=1.0,
-    write_bytes=1.0,
-    read_bytes=1.0,
-    copy_bytes=1.0,
-)
 FREE = 1e30
 """A rate at which work costs no time."""
 
@@ -68,8 +53,9 @@ def plan() -> Plan:
 @pytest.fixture
 def free() -> Rates:
     """Nothing takes time; tests give one rate at a time."""
-    return replace(
-        RATES,
+    return Rates(
+        source="assumed: no work takes time",
+        accelerator=False,
         prompt_flops=FREE,
         decode_layer_seconds=0.0,
         decode_step_seconds=0.0,

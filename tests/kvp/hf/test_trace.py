@@ -15,7 +15,7 @@ from kvp.data.sample import Sample
 from kvp.data.sources import open_source
 from kvp.errors import UsageError
 from kvp.hf import load_model
-from kvp.hf.trace import collect, greedy
+from kvp.hf.trace import Recorded, collect_all, greedy
 from kvp.store import Trace
 
 Loaded = tuple[Any, Any]
@@ -33,9 +33,13 @@ def sample_of(loaded: Loaded, data: str) -> Sample:
     )[0]  # fmt: skip
 
 
-def trace_of(loaded: Loaded, data: str = "ruler", **settings: Any) -> Trace:
-    chosen: dict[str, Any] = {"index": 0, "continuation": "model", "max_new_tokens": 6, **settings}
-    return collect(*loaded, sample_of(loaded, data), **chosen)
+def trace_of(loaded: Loaded, sample: Sample | str = "ruler", **settings: Any) -> Trace:
+    """The trace of a sample, or of the first one of a source of data."""
+    recorded = Recorded(**{"continuation": "model", "max_new_tokens": 6, **settings})
+    chosen = sample_of(loaded, sample) if isinstance(sample, str) else sample
+    (traced,) = collect_all(*loaded, [(0, chosen)], recorded, rows=1)
+    assert traced is not None
+    return traced.trace()
 
 
 def rotated(projected: np.ndarray[Any, Any], base: float) -> np.ndarray[Any, Any]:
@@ -133,13 +137,12 @@ def test_reference_continuation_and_spans_of_a_chat(loaded: Loaded) -> None:
 def test_the_reference_is_cut_and_must_exist(loaded: Loaded) -> None:
     record = trace_of(loaded, continuation="reference", max_new_tokens=2).record
     assert record.length == record.prompt_length + 2
-    model, tokenizer = loaded
     text = Sample(
         id="t/0", task="t", split="train", messages=None, context="Some text.", question="",
         answer_prefix="", references=(), max_new_tokens=4, metric="none", reply="",
     )  # fmt: skip
     with pytest.raises(UsageError, match=r"--answers reference: t/0 has no reference"):
-        collect(model, tokenizer, text, index=0, continuation="reference", max_new_tokens=4)
+        trace_of(loaded, text, continuation="reference", max_new_tokens=4)
 
 
 def test_traces_keep_the_models_dtype(model_folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvp.geometry import Geometry
-from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
+from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
 from kvp.store.importance_grid import edges_of, label_grids
 from trace_collect.store_tools.cli import main
 
@@ -110,23 +110,3 @@ def kvp_store(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, st
         return code, captured.out, "\n".join(errors)
 
     return call
-
-
-@pytest.fixture
-def assert_same_tensors() -> Callable[..., None]:
-    """Compare every array of a sequence bit for bit."""
-
-    def compare(one: TraceReader, index: int, other: TraceReader, there: int) -> None:
-        first, second = one.trace(index), other.trace(there)
-        assert set(first.labels) == set(second.labels)
-        assert set(first.grids) == set(second.grids)
-        pairs = [(first.labels[name], second.labels[name]) for name in first.labels]
-        pairs += [(first.grids[name], second.grids[name]) for name in first.grids]
-        for name in ("queries", "keys", "values"):
-            ours, theirs = getattr(first, name), getattr(second, name)
-            assert (ours is None) == (theirs is None), name
-            pairs += [] if ours is None else [(ours, theirs)]
-        assert len(pairs) >= 2
-        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
-
-    return compare
