@@ -54,6 +54,8 @@ RATES = Rates(
     ranker_flops=1.0,
     write_bytes=1.0,
     read_bytes=1.0,
+    write_importance_bytes=1.0,
+    read_grid_bytes=1.0,
     copy_bytes=1.0,
 )
 FREE = 1e30
@@ -78,5 +80,7 @@ def free() -> Rates:
         ranker_flops=FREE,
         write_bytes=FREE,
         read_bytes=FREE,
+        write_importance_bytes=FREE,
+        read_grid_bytes=FREE,
         copy_bytes=FREE,
     )
