@@ -2,10 +2,12 @@
 
     python -m benchmarks.cost_prediction --out found.json
 
-A case is a model with its sequences and a short training. In every round the rates are measured
-(`kvp.hf.rates`), then a store with queries and one with an importance grid are collected and
-trained on, and a policy is trained while the model runs: each part in a process of its own, forked
-after the imports, with one thread. Seconds are processor time of all threads after a short run;
+A case is a model with its sequences and a short training. In every round a store with queries and
+one with an importance grid are collected and trained on, and a policy is trained while the model
+runs. Right before each of these parts the rates are measured (`kvp.hf.rates`), as by a dry run of
+its command, because other work changes the speed of a machine within minutes. All are processes of
+their own, forked after the imports, with one thread. Seconds are processor time of all threads
+after a short run;
 of collecting, those of two sequences are taken off, because a run loads the model again. Memory is
 the growth of the peak of resident memory over that after the imports. Ratios are
 predicted over measured; medians are over rounds. `random` is a model of 29 million random weights
@@ -34,6 +36,8 @@ from benchmarks.machine import machine
 if TYPE_CHECKING:
     from train.config import TrainConfig
 
+PARTS = ("collect-qkv", "train-qkv", "collect-importance", "train-importance", "train-online")
+"""What is predicted and run, in this order."""
 CONFIGS = Path(__file__).with_name("configs")
 TASKS = "niah_single_2,niah_multikey_1"
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -100,11 +104,11 @@ def _round(case: str, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True)
     if case == "random":
         _call("make", case, folder)
-    rates = _call("rates", case, folder)
-    predicted = _predicted(case, folder, rates)
-    measured = {}
-    for part in predicted:
+    rates, measured = {}, {}
+    for part in PARTS:
+        rates[part] = _call("rates", case, folder)
         measured[part] = _call(part, case, folder)
+    predicted = {part: _predicted(case, folder, found)[part] for part, found in rates.items()}
     for part in ("collect-qkv", "collect-importance"):
         store = folder / part.removeprefix("collect-")
         measured[part]["disk_bytes"] = sum(
@@ -114,11 +118,13 @@ def _round(case: str, folder: Path) -> dict[str, Any]:
 
 
 def _again(case: str, folder: Path, earlier: dict[str, Any]) -> dict[str, Any]:
-    """An earlier round with what is predicted today by the rates that it measured."""
+    """An earlier round with what is predicted today by the rates that it measured, by part."""
     if case == "random" and not folder.exists():
         folder.mkdir(parents=True)
         _make(case, folder)
-    return earlier | {"predicted": _predicted(case, folder, earlier["rates"])}
+    rates = earlier["rates"]
+    predicted = {part: _predicted(case, folder, found)[part] for part, found in rates.items()}
+    return earlier | {"predicted": predicted}
 
 
 def _medians(rounds: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -204,25 +210,19 @@ def _rates(case: str, folder: Path) -> dict[str, Any]:
     """The rates of this machine, by processor time."""
     from kvp.hf import load_config
     from kvp.hf.rates import rates_of
-    from policies.ranker_rate import measured_ranker_flops
+    from policies.ranker_rate import ranker_flops_of
     from train.dry_run import planned, spec_of
 
     config = _planned_settings(case, folder)
     model_config = load_config(config.model)
     plan = planned(config, model_config)
-    tokens = round(plan.training.contexts * plan.training.prefix(plan.lengths))
     spec = spec_of(config.recipe(), plan.model.geometry.head_dim)
     rates = rates_of(
         "measured",
         model_config,
-        plan.model,
-        plan.lengths,
+        plan,
         device="cpu",
-        dtype="float32",
-        batch=plan.batch,
-        ranker_flops=lambda device, clock: measured_ranker_flops(
-            spec, heads=plan.heads, tokens=tokens, device=device, clock=clock
-        ),
+        ranker_flops=ranker_flops_of(spec, plan),
         clock=time.process_time,
     )
     return {name: value for name, value in asdict(rates).items() if name != "device_bytes"}

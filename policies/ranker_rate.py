@@ -11,7 +11,7 @@ from itertools import starmap
 
 import torch
 
-from kvp.costs import RankerSize
+from kvp.costs import Plan, RankerSize
 from policies.ranker import HeadRankers, head_shapes, parameters_per_head
 from policies.ranker_spec import RankerSpec
 
@@ -48,6 +48,20 @@ def bytes_per_token(spec: RankerSpec) -> int:
     """
     taps = 2 * spec.neighbours + 1 if spec.neighbours else 0
     return 4 * (13 * spec.hidden + 2 * spec.head_dim + 2 * taps)
+
+
+def ranker_flops_of(
+    spec: RankerSpec, plan: Plan
+) -> Callable[[torch.device, Callable[[], float]], float]:
+    """`measured_ranker_flops` on the contexts of a step of a plan: of a device, by a clock."""
+
+    def measured(device: torch.device, clock: Callable[[], float]) -> float:
+        tokens = round(plan.training.contexts * plan.training.prefix(plan.lengths))
+        return measured_ranker_flops(
+            spec, heads=plan.heads, tokens=tokens, device=device, clock=clock
+        )
+
+    return measured
 
 
 def measured_ranker_flops(

@@ -33,7 +33,7 @@ from kvp.hf import load_tokenizer
 from kvp.hf.model_size import size_of
 from kvp.hf.rates import rates_of
 from policies.ranker import RankerSpec
-from policies.ranker_rate import measured_ranker_flops, size_of_ranker
+from policies.ranker_rate import ranker_flops_of, size_of_ranker
 from trace_collect.collection import batch_size_of, planned
 from trace_collect.config import CollectConfig
 from trace_collect.estimate import estimate
@@ -48,18 +48,12 @@ def dry_run(config: CollectConfig, model_config: PreTrainedConfig, console: Cons
     sequences, lengths = _sequences(config, console)
     plan = _plan(config, model_config, sequences, lengths)
     spec = RankerSpec(head_dim=plan.model.geometry.head_dim, neighbours=NEIGHBOURS)
-    tokens = round(plan.training.contexts * plan.training.prefix(plan.lengths))
     rates = rates_of(
         config.rates,
         model_config,
-        plan.model,
-        plan.lengths,
+        plan,
         device=config.device,
-        dtype=config.dtype,
-        batch=plan.batch,
-        ranker_flops=lambda device, clock: measured_ranker_flops(
-            spec, heads=plan.heads, tokens=tokens, device=device, clock=clock
-        ),
+        ranker_flops=ranker_flops_of(spec, plan),
     )
     costs = costs_of(plan, rates, config.rate)
     named = next(cost for cost in costs if STORES.get(cost.way, "qkv") == config.store)

@@ -36,7 +36,7 @@ from kvp.hf.model_size import size_of
 from kvp.hf.rates import rates_of
 from kvp.hf.trace import check_reach
 from policies.ranker import RankerSpec
-from policies.ranker_rate import measured_ranker_flops, size_of_ranker
+from policies.ranker_rate import ranker_flops_of, size_of_ranker
 from train.config import TrainConfig
 from train.labels.label import label_of
 from train.online.model_runner import Samples, stored_labels
@@ -57,20 +57,13 @@ def print_costs(config: TrainConfig) -> None:
     model_config = load_config(config.model, revision=config.revision)
     check_reach(model_config, config.model, config.length, config.max_new_tokens)
     plan = planned(config, model_config)
-    recipe = config.recipe()
-    spec = spec_of(recipe, plan.model.geometry.head_dim)
-    tokens = round(plan.training.contexts * plan.training.prefix(plan.lengths))
+    spec = spec_of(config.recipe(), plan.model.geometry.head_dim)
     rates = rates_of(
         config.rates,
         model_config,
-        plan.model,
-        plan.lengths,
+        plan,
         device=config.device,
-        dtype=config.dtype,
-        batch=plan.batch,
-        ranker_flops=lambda device, clock: measured_ranker_flops(
-            spec, heads=plan.heads, tokens=tokens, device=device, clock=clock
-        ),
+        ranker_flops=ranker_flops_of(spec, plan),
     )
     costs = costs_of(plan, rates, config.rate)
     for line in table_lines(plan, rates, costs):

@@ -27,13 +27,17 @@ class Rates:
     pairs: float
     """Pairs of a query and a key per second, of labels."""
     grid_pairs: float
-    """The same of importance grids, whose intervals are short."""
+    """The same of importance grids (`ModelSize.grid_pairs`), whose intervals are short."""
     ranker_flops: float
     """Operations per second of rankers that train (float32)."""
     write_bytes: float
-    """Raw bytes per second into a store: compressed and written."""
+    """Raw bytes per second into a store of full traces: compressed and written."""
     read_bytes: float
-    """Raw bytes per second out of a store."""
+    """Raw bytes per second of queries, keys and values out of a store."""
+    write_importance_bytes: float
+    """Raw bytes per second into an importance store, whose grid takes longer to compress."""
+    read_grid_bytes: float
+    """Raw bytes per second of importance grids out of a store."""
     copy_bytes: float
     """Bytes per second between the device and RAM."""
 
@@ -103,5 +107,7 @@ def assumed_rates(name: str, size: ModelSize, lengths: Lengths, itemsize: int, b
         ranker_flops=REACHED_FLOPS * device.float32_flops,
         write_bytes=CODEC_BYTES,
         read_bytes=CODEC_BYTES,
+        write_importance_bytes=CODEC_BYTES,
+        read_grid_bytes=CODEC_BYTES,
         copy_bytes=COPY_BYTES,
     )

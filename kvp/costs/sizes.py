@@ -10,6 +10,10 @@ from typing import Literal
 
 from kvp.geometry import Geometry
 
+_GRID_SHARE = 1.75
+"""Pairs of an importance grid over those of the causal square: all maxima, and sums from the middle
+of the sequence on, the first of the common points (`kvp.store.importance_grid`)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
@@ -46,6 +50,10 @@ class ModelSize:
         """Operations of one layer's causal attention: two products of half a square."""
         size = self.geometry
         return 2 * size.query_heads * size.head_dim * tokens**2
+
+    def grid_pairs(self, tokens: int) -> float:
+        """Pairs of a query and a key that one layer's importance grids compute."""
+        return _GRID_SHARE * tokens**2 / 2 * self.geometry.query_heads
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,6 @@ _PICTURE_SECONDS = 0.6
 """Seconds in which the picture of a validation is drawn for TensorBoard (measured on a CPU)."""
 _ONLINE_LABELS = 3
 """Labels that are computed of a validation sequence while the model runs."""
-_GRID_SHARE = 1.75
-"""Pairs of an importance grid over those of the causal square: all maxima, and sums from the middle
-of the sequence on, the first of the common points (`kvp.store.importance_grid`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,13 +127,13 @@ def _collecting_seconds(plan: Plan, rates: Rates, store: StoreKind, run: float) 
 
     A thread packs and writes; beside an accelerator it hides behind the model, or hides the model.
     """
-    size, tokens = plan.model.geometry, plan.lengths.tokens
-    pairs = _GRID_SHARE * tokens**2 / 2 * size.layers * size.query_heads
+    tokens = plan.lengths.tokens
     kept = plan.raw_bytes(store, tokens)
-    made = (
-        run + kept / rates.copy_bytes + (pairs / rates.grid_pairs if store == "importance" else 0.0)
-    )
-    written = kept / rates.write_bytes
+    made, written = run + kept / rates.copy_bytes, kept / rates.write_bytes
+    if store == "importance":
+        pairs = plan.model.geometry.layers * plan.model.grid_pairs(tokens)
+        made += pairs / rates.grid_pairs
+        written = kept / rates.write_importance_bytes
     return max(made, written) if rates.accelerator else made + written
 
 
@@ -195,7 +192,8 @@ def _reading_seconds(plan: Plan, rates: Rates, store: StoreKind) -> float:
     else:
         grid = whole - keys_values
         read = (sum(labels) + held_out + plan.validation) * grid
-        seconds = (read + (loads + held_out) * keys_values) / rates.read_bytes
+        seconds = read / rates.read_grid_bytes
+        seconds += (loads + held_out) * keys_values / rates.read_bytes
     return seconds + training.steps * _loading_seconds(plan, rates)
 
 

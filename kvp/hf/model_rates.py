@@ -8,6 +8,7 @@ What is left out: layers of several kinds (the first ones stand for all).
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,10 +24,12 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from kvp.costs import ModelSize
-from kvp.hf.model_size import size_of
-from kvp.ops.future_attention import max_future_attention, max_grid_attention
+from kvp.costs import ModelSize, Plan
+from kvp.ops.future_attention import max_future_attention
 from kvp.quiet_logs import quiet_logs
+from kvp.store import SequenceRecord
+from kvp.store.importance_grid import edges_of, label_grids
+from kvp.store.schema import GRIDS
 
 _VOCABULARY = 16_384
 """Most rows of the output head that are measured; the others are counted by their share."""
@@ -42,8 +45,8 @@ _DECODED = 4
 """Tokens decoded in a call."""
 _PAIRS = 2**22
 """Pairs of queries and keys in a measured label, about."""
-_INTERVALS = 48
-"""Of a measured importance grid, kvp-collect's default."""
+_GRID_PAIRS = {"cpu": 2**25, "cuda": 2**31}
+"""Pairs of queries and keys in a measured importance grid at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,19 +63,18 @@ class ModelRates:
 
 def measured_model_rates(
     config: PreTrainedConfig,
+    plan: Plan,
     *,
     device: torch.device,
-    dtype: torch.dtype,
-    tokens: int,
-    batch: int,
     clock: Callable[[], float],
 ) -> ModelRates:
-    """Measure layers of `config`, decoding `batch` answers after `tokens` tokens; see the module.
+    """Measure layers of `config`, the plan's model, on its prompts and answers; see the module.
 
     `clock` gives seconds: wall time, or processor time.
     """
     timer = _Timer(device, clock)
-    size = size_of(config)
+    size, tokens, batch = plan.model, plan.lengths.prompt, plan.batch
+    dtype: torch.dtype = getattr(torch, plan.dtype)
     deep = 2 if size.layer_parameters > _LARGE_LAYER else 4
     fits = _FLOPS[device.type] / (2 * size.layer_parameters * deep)
     prompt = max(min(tokens, int(fits)), min(tokens, 32))
@@ -91,7 +93,7 @@ def measured_model_rates(
         decode_layer_seconds=layer,
         decode_step_seconds=max(steps[0] - layer, 0.0) + unmeasured / size.layer_parameters * layer,
         pairs=_pairs_per_second(size, timer, device, dtype, tokens),
-        grid_pairs=_grid_pairs_per_second(size, timer, device, dtype, tokens),
+        grid_pairs=_grid_pairs_per_second(plan, timer, device, dtype),
         copy_bytes=_copied_per_second(timer, device),
     )
 
@@ -201,18 +203,44 @@ def _pairs_per_second(
 
 
 def _grid_pairs_per_second(
-    size: ModelSize, timer: _Timer, device: torch.device, dtype: torch.dtype, tokens: int
+    plan: Plan, timer: _Timer, device: torch.device, dtype: torch.dtype
 ) -> float:
-    """Pairs of a query and a key per second of an importance grid, for some heads of a layer."""
-    geometry = size.geometry
-    count = geometry.group * tokens**2 // 2
-    heads = max(1, min(geometry.kv_heads, _PAIRS // max(count, 1)))
+    """Pairs of a query and a key per second of all grids of a sequence, for some heads of a layer.
+
+    Of a shorter sequence, with fewer points, where one head would take too many pairs.
+    """
+    size, geometry = plan.model, plan.model.geometry
+    whole, most = plan.lengths.tokens, _GRID_PAIRS[device.type]
+    tokens = min(whole, max(math.isqrt(most // geometry.group), 64))
+    each = size.grid_pairs(tokens) / geometry.kv_heads
+    heads = max(1, min(geometry.kv_heads, int(most / each)))
     shape = (heads, tokens, geometry.head_dim)
     keys = torch.randn(shape, device=device).to(dtype)
     queries = torch.randn(heads, geometry.group, *shape[1:], device=device).to(dtype)
-    edges = sorted({tokens * index // (_INTERVALS + 1) for index in range(_INTERVALS + 2)})
-    seconds = timer.fastest(lambda: max_grid_attention(queries, keys, edges))
-    return heads * count / max(seconds, 1e-9)
+    answer = max(1, min(plan.lengths.answer, tokens // 2))
+    record = _record(tokens, tokens - answer, max(plan.grid * tokens // whole, 2))
+    labels = tuple(GRIDS)[-plan.grid_labels :]
+    return (
+        each * heads / max(timer.fastest(lambda: label_grids(queries, keys, record, labels)), 1e-9)
+    )
+
+
+def _record(tokens: int, prompt: int, points: int) -> SequenceRecord:
+    """A sequence with its grid's edges: a prompt and an answer."""
+    edges, common_edges = edges_of(tokens, prompt, prompt, points)
+    return SequenceRecord(
+        index=0,
+        id="0",
+        task="random",
+        split="train",
+        length=tokens,
+        context_length=prompt,
+        prompt_length=prompt,
+        token_ids=(0,) * tokens,
+        reply_spans=((prompt, tokens),),
+        edges=edges,
+        common_edges=common_edges,
+    )
 
 
 def _copied_per_second(timer: _Timer, device: torch.device) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import cost_prediction
+from benchmarks.cost_prediction import PARTS
 
 RATES = {
     "source": "of a test",
@@ -21,16 +22,18 @@ RATES = {
     "ranker_flops": 5e10,
     "write_bytes": 1e8,
     "read_bytes": 2e8,
+    "write_importance_bytes": 8e7,
+    "read_grid_bytes": 1e8,
     "copy_bytes": 2e9,
 }
-PARTS = ("collect-qkv", "train-qkv", "collect-importance", "train-importance", "train-online")
 
 
 def test_ratios_are_predicted_over_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = {"seconds": 10.0, "ram_bytes": 1e8, "disk_bytes": 1e7}
-    earlier = {"rates": RATES, "measured": {part: numbers for part in PARTS}}
+    rates = dict.fromkeys(PARTS, RATES) | {"train-qkv": RATES | {"ranker_flops": 5e8}}
+    earlier = {"rates": rates, "measured": dict.fromkeys(PARTS, numbers)}
     rounds = tmp_path / "earlier.json"
     rounds.write_text(json.dumps({"cases": {"nano": {"rounds": [earlier]}}}))
     flags = ["--cases", "nano", "--rounds", "0", "--again", str(rounds)]
@@ -40,6 +43,8 @@ def test_ratios_are_predicted_over_measured(
     case = json.loads(out.read_text())["cases"]["nano"]
     predicted = case["rounds"][0]["predicted"]
     assert set(predicted) == set(PARTS)
+    # each by the rates that were measured right before it
+    assert predicted["train-qkv"]["seconds"] > 5 * predicted["train-importance"]["seconds"]
     ratio = case["median_ratios"]["collect-qkv"]
     assert ratio["seconds"] == round(predicted["collect-qkv"]["seconds"] / 10, 3)
     assert ratio["disk_bytes"] == round(predicted["collect-qkv"]["disk_bytes"] / 1e7, 3)

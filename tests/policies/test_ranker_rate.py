@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from kvp.costs import Lengths, ModelSize, Plan, TrainingSize
+from kvp.geometry import Geometry
 from policies.ranker import HeadRankers, RankerSpec, parameters_per_head
-from policies.ranker_rate import measured_ranker_flops, size_of_ranker
+from policies.ranker_rate import measured_ranker_flops, ranker_flops_of, size_of_ranker
 from train.optim.muon import Muon
 
 SPEC = RankerSpec(head_dim=16, hidden=32, neighbours=3)
@@ -39,3 +41,31 @@ def test_operations_per_second_follow_the_clock() -> None:
         SPEC, heads=2, tokens=100, device=torch.device("cpu"), clock=lambda: float(next(seconds))
     )
     assert rate == 6 * size_of_ranker(SPEC).products * 100 * 2 / 2
+
+
+def test_a_plan_says_how_many_rankers_and_tokens_a_step_has() -> None:
+    plan = Plan(
+        model=ModelSize(
+            geometry=Geometry(layers=1, query_heads=4, kv_heads=2, head_dim=16),
+            layers=1,
+            parameters=1000,
+            layer_parameters=400,
+            head_parameters=100,
+            hidden=16,
+            intermediate=32,
+        ),
+        dtype="float32",
+        lengths=Lengths(prompt=90, answer=10),
+        max_tokens=100,
+        train=4,
+        validation=1,
+        ranker=size_of_ranker(SPEC),
+        training=TrainingSize(contexts=3, uniform_weight=0.0),
+        buffer=4,
+        traced=4,
+        points=1,
+    )
+    seconds = itertools.count(0, 2)
+    measured = ranker_flops_of(SPEC, plan)
+    rate = measured(torch.device("cpu"), lambda: float(next(seconds)))
+    assert rate == 6 * size_of_ranker(SPEC).products * (3 * 90) * 2 / 2

@@ -36,6 +36,8 @@ RATES = Rates(
     ranker_flops=1.0,
     write_bytes=1.0,
     read_bytes=1.0,
+    write_importance_bytes=1.0,
+    read_grid_bytes=1.0,
     copy_bytes=1.0,
 )
 SHORT = ("--length=300", "--max_new_tokens=4")

@@ -64,5 +64,7 @@ def free() -> Rates:
         ranker_flops=FREE,
         write_bytes=FREE,
         read_bytes=FREE,
+        write_importance_bytes=FREE,
+        read_grid_bytes=FREE,
         copy_bytes=FREE,
     )

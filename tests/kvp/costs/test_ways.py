@@ -67,6 +67,26 @@ def test_stores_are_written_and_read_as_large_as_planned(plan: Plan, free: Rates
     )
 
 
+def test_an_importance_store_has_rates_of_its_own(plan: Plan, free: Rates) -> None:
+    keys_values, whole = (
+        planned_bytes(
+            plan.model.geometry,
+            dtype="float32",
+            tokens=100,
+            store=store,
+            grid=4 if store == "importance" else 0,
+        )
+        for store in ("kv", "importance")
+    )
+    packed = costs_of(plan, replace(free, write_importance_bytes=1.0))
+    assert packed[IMPORTANCE].collect_seconds == pytest.approx(24 * whole)
+    assert packed[FULL].collect_seconds < 1e-6
+    looked_up = costs_of(plan, replace(free, read_grid_bytes=1.0))[IMPORTANCE].train_seconds
+    pictures = 2 * 0.6
+    # a label of every training sequence, three of every validation sequence
+    assert looked_up == pytest.approx((20 + 3 * 4) * (whole - keys_values) + pictures)
+
+
 def test_little_memory_reads_sequences_again(plan: Plan, free: Rates) -> None:
     rates = replace(free, read_bytes=1.0)
     training = replace(plan.training, steps=1000, memory_bytes=1.0)
