@@ -85,6 +85,12 @@ def _zarr_files(plan: StorePlan) -> dict[str, bytes]:
     return {name: content.to_bytes() for name, content in objects.items()}
 
 
+def _why_no_store(store: Place) -> str:
+    if isinstance(store, Path) and not store.is_dir():
+        return f"no trace store at {store}: no such folder; kvp-collect makes one"
+    return f"{store} is not a trace store: it has no {MANIFEST}"
+
+
 def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
     """Read and check the manifest and every file it lists.
 
@@ -93,7 +99,7 @@ def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
     """
     path = store / MANIFEST
     if not path.exists():
-        raise StoreError(f"{store} is not a trace store: it has no {MANIFEST}")
+        raise StoreError(_why_no_store(store))
     manifest = read_sealed_json(path)
     if manifest.get("format") != FORMAT:
         raise StoreError(f"{store} is not a trace store: {path} is something else")

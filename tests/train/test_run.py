@@ -359,7 +359,7 @@ def test_a_truncated_store_is_named(
 
 def test_not_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(flags(tmp_path / "nothing", tmp_path / "policy")) == 2
-    assert "not a trace store" in capsys.readouterr().err
+    assert f"no trace store at {tmp_path / 'nothing'}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "banana", "meta"])

@@ -144,5 +144,5 @@ def test_foreign_manifests(store: Path, entry: str, value: object, complaint: st
 def test_not_a_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not a trace store"):
         TraceReader(tmp_path)
-    with pytest.raises(StoreError, match="not a trace store"):
+    with pytest.raises(StoreError, match="nowhere: no such folder; kvp-collect makes one"):
         TraceReader(tmp_path / "nowhere")

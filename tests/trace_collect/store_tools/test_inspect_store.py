@@ -92,10 +92,12 @@ def test_damaged_sequences_are_counted_and_nothing_is_written(
 
 
 def test_a_folder_without_a_store(tmp_path: Path, kvp_store: Program) -> None:
-    assert kvp_store("inspect", tmp_path)[0] == 2
-    code, _, error = kvp_store("inspect", tmp_path / "nowhere")
+    code, _, error = kvp_store("inspect", tmp_path)
     assert code == 2
     assert "is not a trace store: it has no manifest.json" in error
+    code, _, error = kvp_store("inspect", tmp_path / "nowhere")
+    assert code == 2
+    assert f"no trace store at {tmp_path / 'nowhere'}: no such folder" in error
 
 
 def test_the_program_without_a_command(kvp_store: Program) -> None:
