@@ -25,6 +25,7 @@ from kvp.config_groups import (
 )
 from kvp.data.answer_metrics import METRIC_NAMES
 from kvp.errors import UsageError
+from kvp.portable import portable, recorded_name
 
 BUNDLED = "nano"
 """The model that comes with a policy of its own, of the same name."""
@@ -289,7 +290,8 @@ class EvalConfig(
     def identity(self) -> dict[str, Any]:
         """The settings every run of one results folder must share."""
         values = asdict(self)
-        identity = {RECORDED_AS.get(name, name): values[name] for name in IDENTITY_FIELDS}
+        values |= {"model": recorded_name(self.model)}
+        identity = {RECORDED_AS.get(name, name): portable(values[name]) for name in IDENTITY_FIELDS}
         for name in ADDED_LATER:
             if identity[name] == getattr(EvalConfig, name):
                 del identity[name]

@@ -23,6 +23,7 @@ from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_tokenizer
 from kvp.hf.limits import context_limit
 from kvp.hf.loading import check_quantization, torch_device
+from kvp.portable import recorded_name
 from kvp.ranking import Protection
 from kvp.store import TraceReader
 
@@ -127,7 +128,7 @@ def prepare(
 def trace_settings(config: EvalConfig) -> TraceSettings:
     """Settings of the measurement on held-out traces."""
     return TraceSettings(
-        model=config.model,
+        model=recorded_name(config.model),
         budgets=config.budget_list,
         protocols=config.protocol_list,
         protection=config.protection,

@@ -62,6 +62,7 @@ from kvp.hf.identity import another_model, model_identity
 from kvp.hf.rank_device import device_of_rank
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.manifest import write_sealed_json
+from kvp.portable import recorded_name
 from kvp.progress import Progress, phase, say
 from kvp.ranks import Assigned
 from kvp.ray_engine import Pool, check_in_sight, do_pieces
@@ -202,7 +203,9 @@ def _evaluate_with_ray(config: EvalConfig, prepared: Prepared, output: OutputFol
     groups = groups_of(prepared)
     output.pull(ROWS)
     keys = _record_file(output).keys
-    names = RunNames(name=config.model, split=config.split, length=config.length, seed=config.seed)
+    names = RunNames(
+        name=recorded_name(config.model), split=config.split, length=config.length, seed=config.seed
+    )
     left = [number for number, group in enumerate(groups) if unfinished(names, group, keys)]
     total = len(prepared.work)
     there = total - sum(len(groups[number]) for number in left)
@@ -277,7 +280,7 @@ def load_bench(
     return Bench(
         model=model,
         tokenizer=tokenizer,
-        name=config.model,
+        name=recorded_name(config.model),
         split=config.split,
         length=config.length,
         seed=config.seed,

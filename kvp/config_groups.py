@@ -106,7 +106,7 @@ class ModelConfig(Group):
     """Model."""
 
     model: str = "nano"
-    """`nano` (bundled), a local folder or a hub id."""
+    """`nano` (bundled), a local folder, a GGUF file or a hub id."""
     revision: str | None = None
     """Hub revision of the model."""
     dtype: DtypeName = "float32"

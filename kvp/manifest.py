@@ -22,6 +22,7 @@ import kvp
 from kvp.artifacts.addresses import ObjectPath, Place
 from kvp.artifacts.files import atomic_write_text
 from kvp.errors import KvpError, StoreError
+from kvp.portable import portable
 
 SEAL = "sha256"
 """Key under which a sealed file keeps the digest of all its other keys."""
@@ -126,7 +127,7 @@ def run_manifest(config: Mapping[str, Any], *, seed: int, **facts: object) -> di
     """What produced an artefact: resolved configuration, seed, versions, command, time.
 
     Args:
-        config: resolved configuration, JSON values only.
+        config: resolved configuration, JSON values only; of local paths the last part is kept.
         seed: seed of the run.
         facts: further entries, JSON values only (model id and revision, data, ...).
 
@@ -135,13 +136,13 @@ def run_manifest(config: Mapping[str, Any], *, seed: int, **facts: object) -> di
         `seed` and your own facts instead.
     """
     return {
-        "config": dict(config),
+        "config": portable(config),
         "seed": seed,
         **facts,
         "kvp": kvp.__version__,
         "python": platform.python_version(),
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [Path(sys.argv[0]).name, *portable(sys.argv[1:])],
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

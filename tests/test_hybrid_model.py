@@ -98,3 +98,11 @@ def test_reports_name_the_layers_of_the_model(folder: Path) -> None:
     page = (folder / "report.html").read_text()
     assert '"4.1"' in page
     assert "layer 0" not in page
+
+
+def test_what_is_passed_on_tells_no_local_path(folder: Path) -> None:
+    parts = ("traces", "policy", "distilled", "results")
+    files = [file for part in parts for file in (folder / part).rglob("*") if file.is_file()]
+    assert len(files) > 20
+    telling = [file for file in files if str(folder).encode() in file.read_bytes()]
+    assert not [file for file in telling if "claims" not in file.parts and file.suffix != ".lock"]

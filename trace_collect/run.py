@@ -25,6 +25,7 @@ from kvp.hf.output_projection import known_output_gram
 from kvp.hf.rank_device import device_of_rank
 from kvp.hf.trace import check_reach
 from kvp.manifest import run_manifest
+from kvp.portable import recorded_name
 from kvp.progress import Progress, phase
 from kvp.ranks import Assigned, Rank
 from kvp.ray_engine import Pool, check_in_sight, do_pieces, made_meanwhile
@@ -117,7 +118,7 @@ def _open(parts: Collection) -> TraceWriter:
     manifest = run_manifest(
         config.recorded(),
         seed=config.seed,
-        model={"id": config.model, "revision": config.revision},
+        model={"id": recorded_name(config.model), "revision": config.revision},
         rope_frequencies=known_frequencies(model, config.max_tokens),
         identity=identity(config, jobs, parts.tokenizer, weights_digest(model)),
     )

@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("results", type=Path, help="folder that kvp-eval wrote")
     parser.add_argument("--cells", type=int, default=20, help="how many to draw (default 20)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default 0)")
-    parser.add_argument("--policies", help="as of kvp-eval; default: where its run had them")
+    parser.add_argument("--model", help="as of kvp-eval; default: the name that its run recorded")
+    parser.add_argument("--policies", help="as of kvp-eval; default: the names that it recorded")
     given = parser.parse_args(arguments)
     wrong: list[str] = []
     code = guarded(lambda: wrong.extend(_run(given)), "recompute")
@@ -70,10 +71,10 @@ def _run(given: argparse.Namespace) -> list[str]:
     print(_coverage(rows, possible))
     disable_progress_bar()  # type: ignore[no-untyped-call]
     drawn = draw(possible, given.cells, given.seed)
-    tokenizer = load_tokenizer(identity["model"], revision=identity["revision"])
-    folder = local_folder(identity["model"])
-    model = MaskedModel(str(folder or identity["model"]), identity["revision"])
-    _check_model(manifest, model, tokenizer)
+    name = given.model or identity["model"]
+    tokenizer = load_tokenizer(name, revision=identity["revision"])
+    model = MaskedModel(str(local_folder(name) or name), identity["revision"])
+    _check_model(name, manifest, model, tokenizer)
     policies = _policies(manifest, drawn, given.policies)
     bench = Bench(model, tokenizer, policies, identity)
     prompts = _prompts(drawn, rows, identity, tokenizer)
@@ -97,13 +98,13 @@ def _coverage(rows: Sequence[Row], possible: Sequence[Row]) -> str:
 
 
 def _check_model(
-    manifest: Mapping[str, Any], model: MaskedModel, tokenizer: PreTrainedTokenizerBase
+    name: str, manifest: Mapping[str, Any], model: MaskedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     identity = manifest["identity"]
-    there = model_identity(identity["model"], identity["revision"], model.model, tokenizer)
+    there = model_identity(name, identity["revision"], model.model, tokenizer)
     if identity.get("model_digest", there) != there:
         raise ResultsError(
-            f"{identity['model']} is not the model of this folder any more: its weights or its "
+            f"{name} is not the model of this folder any more: its weights or its "
             "tokenizer differ; evaluate again"
         )
 

@@ -42,6 +42,7 @@ from kvp.hf.limits import context_limit
 from kvp.hf.loading import check_quantization, torch_device
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.manifest import digest_json, run_manifest, sha256_file
+from kvp.portable import recorded_name
 from kvp.progress import phase, say
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import Scorer
@@ -104,7 +105,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     elite = search(plan, searched.scores, journal)
     others = searched.of(held_out)
     budgets = BudgetFile(
-        model={"id": config.model, "revision": config.revision},
+        model={"id": recorded_name(config.model), "revision": config.revision},
         layers=geometry.layers,
         kv_heads=geometry.kv_heads,
         scorer=config.scorer,

@@ -26,6 +26,7 @@ from kvp.manifest import (
     sha256_input,
     write_sealed_json,
 )
+from kvp.portable import portable
 from kvp.progress import say
 
 FORMAT = "kvp-results"
@@ -195,7 +196,7 @@ def write_manifest(
     if (lost := lost_records(folder.local, earlier)) is not None:
         notes = [*notes, f"{lost}; this run evaluates its settings again"]
         say(f"note: {notes[-1]}")
-    settings = config.recorded()
+    settings = portable(config.recorded())
     runs = list(earlier.get("earlier_runs", []))
     if earlier and earlier["config"] != settings:
         runs.append({name: earlier[name] for name in ("config", "created", "command")})
@@ -203,7 +204,7 @@ def write_manifest(
     repositories = {**earlier.get("policy_repositories", {}), **(hub or {})}
     paths = tuned_files(config.method_list)
     tuned = dict(earlier.get("tuned", {}))
-    tuned |= {path: load_settings(Path(path)).to_json() for path in paths}
+    tuned |= {Path(path).name: load_settings(Path(path)).to_json() for path in paths}
     write_sealed_json(
         folder.local / MANIFEST,
         {

@@ -36,6 +36,7 @@ from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import atomic_write_text
 from kvp.hf.identity import model_identity
 from kvp.manifest import digest_json, run_manifest
+from kvp.portable import recorded_name
 from kvp.progress import phase, say
 from kvp.ranking import Protection
 
@@ -202,7 +203,7 @@ def _data(config: TuneConfig, measurement: Measurement) -> dict[str, Any]:
     """What the settings were chosen on."""
     prompts = measurement.prepared.prompts
     return {
-        "model": config.model,
+        "model": recorded_name(config.model),
         "revision": config.revision,
         "tasks": list(dict.fromkeys(prompt.task for prompt in prompts)),
         "length": config.length,

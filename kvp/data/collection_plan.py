@@ -20,6 +20,7 @@ from kvp.data.task import NoPromptError, TaskSettings
 from kvp.data.tasks import GROUPS, ROWS_ONLY, expand_tasks, find_task
 from kvp.errors import UsageError
 from kvp.manifest import digest_json, sha256_file, sha256_input
+from kvp.portable import portable
 
 _FILLED = 0.9
 """Share of the length that the smallest prompt of a task may take for the task to fit."""
@@ -61,7 +62,7 @@ class DataRequest:
             **{flag: path_digest(path) for flag, path in given.items() if path is not None},
             **({} if self.where is None else {"where": self.where}),
             **({} if self.tree_paths == "best" else {"tree_paths": self.tree_paths}),
-            "name": self.data,
+            "name": portable(self.data),
             "digest": _digest(self.data),
             "tasks": list(tasks),
             "length": self.length,

@@ -1,13 +1,17 @@
 """Load a model that kvp can evict from, or refuse it in one line.
 
-Names are "nano" (the bundled model), a local folder, or a hub id. Local names never reach the
-network. Code that comes with a model (`trust_remote_code`) is never run.
+Names are "nano" (the bundled model), a local folder, a GGUF file (or a folder that holds one), or
+a hub id. Local names never reach the network. Code that comes with a model (`trust_remote_code`) is
+never run.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext, redirect_stderr
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from pickle import UnpicklingError
 from textwrap import shorten
@@ -34,6 +38,7 @@ from kvp.hf.attention import ATTENTIONS
 from kvp.hf.checks import check_config, check_model, check_weights
 from kvp.hf.identity import NANO
 from kvp.hf.model_geometry import geometry_of
+from kvp.portable import GGUF, gguf_file
 from kvp.progress import phase
 from kvp.quiet_logs import quiet_logs
 
@@ -41,6 +46,7 @@ _Loaded = TypeVar("_Loaded")
 
 _LOADING_ERRORS = (
     OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, UnpicklingError,
+    struct.error,
 )  # fmt: skip
 """What transformers raises on files that are missing, damaged or hostile."""
 
@@ -62,14 +68,14 @@ def load_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model and tokenizer for inference: evaluation mode, frozen weights, kvp's attention.
 
-    `name` is "nano", a folder or a hub id; `dtype` float32, bfloat16 or float16; `attention`
-    sdpa or eager (`kvp.hf.attention.ATTENTIONS`). `quantization` "8bit" or "4bit" (NF4) holds the
-    weights of linear layers in so many bits and computes in `dtype` (bitsandbytes, on a CUDA
-    device); `device_map` spreads the layers as transformers does ("auto", or module -> device;
-    needs accelerate) and replaces `device`. Raises ModelError (no such model, no tokenizer,
-    weights that are missing or not finite, a kind of attention kvp cannot evict from) and
-    UsageError (dtype, device, attention, quantization, a package that is not installed), one line
-    each.
+    `name` is "nano", a folder, a GGUF file (whose weights are then held in `dtype`) or a hub id;
+    `dtype` float32, bfloat16 or float16; `attention` sdpa or eager
+    (`kvp.hf.attention.ATTENTIONS`). `quantization` "8bit" or "4bit" (NF4) holds the weights of
+    linear layers in so many bits and computes in `dtype` (bitsandbytes, on a CUDA device);
+    `device_map` spreads the layers as transformers does ("auto", or module -> device; needs
+    accelerate) and replaces `device`. Raises ModelError (no such model, no tokenizer, weights that
+    are missing or not finite, a kind of attention kvp cannot evict from) and UsageError (dtype,
+    device, attention, quantization, a package that is not installed), one line each.
     """
     target = torch_device(device)
     if dtype not in _DTYPES:
@@ -95,6 +101,8 @@ def load_model(
         },
     )
     check_weights(model, name, missing=report["missing_keys"])
+    if "gguf_file" in options:  # the weights are dequantised: an ordinary model, which can be saved
+        del model.config.quantization_config, model.hf_quantizer
     model.requires_grad_(False).train(False)
     if not placement:  # otherwise the weights are where they belong
         model.to(target)  # type: ignore[arg-type]
@@ -215,12 +223,19 @@ def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
         from kvp import nano
 
         return str(nano.path()), {"local_files_only": True}
+    if (file := gguf_file(name)) is not None:
+        if find_spec("gguf") is None:
+            raise UsageError(
+                f"--model {name}: reading a GGUF file needs gguf: pip install 'kvp-toolkit[gguf]'"
+            )
+        return str(file.parent), {"local_files_only": True, "gguf_file": file.name}
     if Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
             raise ModelError(f"--model {name}: this folder has no config.json, it holds no model")
         return name, {"local_files_only": True}
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ModelError(f"--model {name}: no such folder")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(GGUF):
+        kind = "file" if name.endswith(GGUF) else "folder"
+        raise ModelError(f"--model {name}: no such {kind}")
     return name, {"revision": revision or "main"}
 
 
@@ -231,6 +246,8 @@ def _tokenizer(source: str, **options: Any) -> PreTrainedTokenizerBase:  # noqa:
     models and with it the way text is split, so that ids differ from those of training
     (docs/decisions/0020). A generic class means its tokenizer.json as it is.
     """
+    if "gguf_file" in options:
+        return AutoTokenizer.from_pretrained(source, **options)
     declared = get_tokenizer_config(source, **options).get("tokenizer_class")
     generic = declared in ("PreTrainedTokenizerFast", "TokenizersBackend")
     loader = PreTrainedTokenizerFast if generic else AutoTokenizer
@@ -244,9 +261,10 @@ def _quietly_loaded(source: str, **options: Any) -> tuple[PreTrainedModel, dict[
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, output_loading_info=True, **options
-        )
+        with redirect_stderr(StringIO()) if "gguf_file" in options else nullcontext():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source, output_loading_info=True, **options
+            )
         model, report = loaded
         return model, report
     finally:

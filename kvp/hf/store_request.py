@@ -18,6 +18,7 @@ from kvp.artifacts.claim import check_folder
 from kvp.config_groups import AnswerConfig, DataConfig, ModelConfig
 from kvp.data.collection_plan import CollectionPlan, DataRequest, plan_collection
 from kvp.hf.identity import tokenizer_digest
+from kvp.portable import recorded_name
 from kvp.store.sequence_records import has_no_sequence
 from kvp.store.store_manifest import STORE
 
@@ -57,7 +58,7 @@ class StoreRequest:
         """
         return {
             "model": {
-                "id": self.model.model,
+                "id": recorded_name(self.model.model),
                 "revision": self.model.revision,
                 "weights": weights,
                 "tokenizer": tokenizer_digest(tokenizer),

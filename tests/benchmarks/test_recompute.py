@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.recompute.__main__ import main
+from benchmarks.recompute.__main__ import main as recompute
 from eval.cli import main as kvp_eval
 from kvp.allocation import ranked_tokens
 from kvp.artifacts.jsonl import JsonLines
@@ -31,6 +31,7 @@ METHODS = (
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 
 Evaluate = Callable[..., Path]
+Main = Callable[[list[str]], int]
 
 
 def _policy(folder: Path, spec: RankerSpec) -> None:
@@ -48,7 +49,7 @@ def _policy(folder: Path, spec: RankerSpec) -> None:
 
 
 @pytest.fixture(scope="module")
-def evaluate(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Evaluate:
+def policies(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("recompute")
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -56,10 +57,21 @@ def evaluate(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ev
         _policy(folder / "fourier", RankerSpec(head_dim=8, hidden=8, key_frequencies=turning))
         _policy(folder / "paper", RankerSpec(head_dim=8, hidden=8, architecture="paper"))
         _policy(folder / "recent", RankerSpec(head_dim=8, hidden=8, inputs=INPUTS, neighbours=5))
+    return ",".join(map(str, folder.iterdir()))
 
+
+@pytest.fixture
+def main(model_folder: Path, policies: str) -> Main:
+    """The program, told where the model and the policies lie: results do not say it."""
+    where = ["--model", str(model_folder), "--policies", policies]
+    return lambda arguments: recompute([*arguments, *where])
+
+
+@pytest.fixture(scope="module")
+def evaluate(model_folder: Path, policies: str) -> Evaluate:
     def run(out: Path, **changes: str) -> Path:
         settings = {
-            "model": str(model_folder), "policies": ",".join(map(str, folder.iterdir())),
+            "model": str(model_folder), "policies": policies,
             "methods": METHODS, "tasks": "niah_single_1,chat", "budgets": "12.5%,25%",
             "prompts": "1", "length": "260", "timing_prompts": "0", "tokens": "false",
             "max_new_tokens": "4", "bootstrap": "10", "out": str(out), **changes,
@@ -77,7 +89,9 @@ def results(evaluate: Evaluate, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return evaluate(tmp_path_factory.mktemp("results") / "right")
 
 
-def test_all_cells_are_the_same(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_cells_are_the_same(
+    main: Main, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(results), "--cells", "80", "--seed", "1"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     assert lines[1] == "not drawn: random"
@@ -100,7 +114,9 @@ def test_all_cells_are_the_same(results: Path, capsys: pytest.CaptureFixture[str
         assert any(word in line for line in drawn)
 
 
-def test_another_seed_draws_other_cells(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_seed_draws_other_cells(
+    main: Main, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = []
     for seed in ("0", "0", "1"):
         assert main([str(results), "--cells", "2", "--seed", seed]) == 0
@@ -110,7 +126,7 @@ def test_another_seed_draws_other_cells(results: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("field", ["prediction", "score", "nll", "kept_tokens"])
 def test_an_altered_row_is_found(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str
+    main: Main, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str
 ) -> None:
     shutil.copytree(results, tmp_path / "altered")
     lines = JsonLines(tmp_path / "altered" / "rows.jsonl")
@@ -125,7 +141,7 @@ def test_an_altered_row_is_found(
 
 
 def test_one_token_kept_wrongly_is_found(
-    evaluate: Evaluate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    main: Main, evaluate: Evaluate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def with_a_mistake(ranking: Tensor, counts: Tensor) -> Tensor:
         wrong = ranking.clone()
@@ -145,7 +161,7 @@ def test_one_token_kept_wrongly_is_found(
 
 
 def test_what_cannot_be_computed_again_is_refused(
-    evaluate: Evaluate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    main: Main, evaluate: Evaluate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn = {"methods": "random", "tasks": "chat", "budgets": "25%"}
     assert main([str(evaluate(tmp_path / "random", **drawn))]) == 2

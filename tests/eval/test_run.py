@@ -379,7 +379,7 @@ def test_a_policy_of_a_model_with_the_same_heads_gives_a_note(
         "tasks": "niah_single_1", "budgets": "25%", "protocols": "query_aware",
     }  # fmt: skip
     assert main(_arguments(tiny_folder, other, tmp_path / "out", **changes)) == 0
-    note = f"policy other: made on their/model, this model is {tiny_folder}"
+    note = f"policy other: made on their/model, this model is {tiny_folder.name}"
     assert f"note: {note}" in capsys.readouterr().err
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert note in manifest["notes"]

@@ -66,7 +66,7 @@ def test_a_store_holds_exactly_the_requested_samples(
     gram = reader.output_gram()
     assert gram is not None
     torch.testing.assert_close(gram, output_gram(model))
-    assert reader.manifest["model"] == {"id": str(model_folder), "revision": None}
+    assert reader.manifest["model"] == {"id": model_folder.name, "revision": None}
     (rotary,) = (m for m in model.modules() if hasattr(m, "inv_freq"))
     assert torch.equal(torch.tensor(reader.manifest["rope_frequencies"]), rotary.inv_freq)
     assert reader.manifest["config"]["length"] == 300
@@ -319,7 +319,9 @@ def test_flags_of_rows_without_rows_are_refused(
     assert f"{named} is about rows of files, and --data ruler names none" in refused(capsys)
 
 
-def test_what_begins_answers_is_collected_as_it_is_evaluated(run: Collect, tmp_path: Path) -> None:
+def test_what_begins_answers_is_collected_as_it_is_evaluated(
+    run: Collect, model_folder: Path, tmp_path: Path
+) -> None:
     data = tmp_path / "my.jsonl"
     rows = [{"question": f"What is {n}?", "answer": "a number", "of": "n"} for n in range(9)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -327,7 +329,7 @@ def test_what_begins_answers_is_collected_as_it_is_evaluated(run: Collect, tmp_p
     assert run(*flags, "--answer_prefix", "Answer:") == 0
     reader = TraceReader(tmp_path / "out")
     assert reader.manifest["identity"]["data"]["answer_prefix"] == "Answer:"
-    tokenizer = load_tokenizer(reader.manifest["identity"]["model"]["id"])
+    tokenizer = load_tokenizer(str(model_folder))
     for record in reader.records():
         prompt = tokenizer.decode(record.token_ids[: record.prompt_length])
         assert prompt.endswith("Answer:")

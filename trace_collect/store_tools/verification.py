@@ -116,7 +116,7 @@ def _summary(reader: TraceReader, found: Findings) -> str:
         named = [str(record_path(reader.path, index)) for index in damaged[:_FIRST]]
         more = f" and {len(damaged) - _FIRST} more" if len(damaged) > _FIRST else ""
         text += f"delete {', '.join(named)}{more}, then "
-    return text + f"repeat {command(reader)}"
+    return text + f"repeat, with the paths of this machine, {command(reader)}"
 
 
 def command(reader: TraceReader) -> str:

@@ -90,7 +90,8 @@ class DistillConfig(RunConfig, MemoryConfig, DistillationSettings):
     out: str
     """What is written. A policy directory; an unfinished run of the same settings is continued."""
     model: str | None = None
-    """`nano` (bundled), a local folder or a hub id. Without it, the model that the traces name."""
+    """`nano` (bundled), a local folder, a GGUF file or a hub id. Without it, the model that
+    the traces name, which cannot be a local one."""
     revision: str | None = None
     """Hub revision of the model."""
     dtype: DtypeName = "float32"

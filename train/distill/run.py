@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from kvp.artifacts.addresses import place
-from kvp.errors import PolicyError, StoreError, UsageError
+from kvp.errors import ModelError, PolicyError, StoreError, UsageError
 from kvp.hf import load_model
 from kvp.hf.identity import another_model
 from kvp.manifest import digest_json, run_manifest
@@ -131,7 +131,12 @@ def _model(config: DistillConfig, reader: TraceReader, device: torch.device) -> 
     name = config.model or traced["id"]
     phase(f"loading {name}")
     revision = config.revision or (traced["revision"] if config.model is None else None)
-    model, _ = load_model(name, device=str(device), dtype=config.dtype, revision=revision)
+    try:
+        model, _ = load_model(name, device=str(device), dtype=config.dtype, revision=revision)
+    except ModelError as error:
+        if config.model is not None:
+            raise
+        raise UsageError(f"--model is missing: name {name}, the traces' model ({error})") from None
     recorded: Mapping[str, Any] = reader.manifest["identity"]
     if (other := another_model(model, recorded.get("model"))) is not None:
         raise StoreError(f"--traces {config.traces} are of {other}: collect from this model")

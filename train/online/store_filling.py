@@ -24,6 +24,7 @@ from kvp.hf.model_access import known_frequencies
 from kvp.hf.output_projection import known_output_gram
 from kvp.hf.trace import Recorded, collect_all
 from kvp.manifest import digest_json, run_manifest
+from kvp.portable import recorded_name
 from kvp.progress import phase
 from kvp.ranks import rank_of
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, planned_bytes
@@ -200,7 +201,7 @@ def _filling(
         manifest=run_manifest(
             {**asdict(settings), **store.request.counts, "store": plan.store},
             seed=config.seed,
-            model={"id": settings.model, "revision": settings.revision},
+            model={"id": recorded_name(settings.model), "revision": settings.revision},
             rope_frequencies=known_frequencies(model, plan.max_tokens),
             identity=store.request.identity(store.jobs, tokenizer, weights_digest(model)),
         ),

@@ -23,6 +23,7 @@ from kvp.hf.identity import model_identity
 from kvp.hf.model_access import known_frequencies
 from kvp.hf.output_projection import known_output_gram
 from kvp.hf.trace import check_reach
+from kvp.portable import recorded_name
 from kvp.progress import phase
 from kvp.store import SequenceRecord, StorePlan, planned_bytes
 from train.config import TrainConfig
@@ -204,7 +205,7 @@ def _tracing(runner: Runner, identity: dict[str, Any]) -> Tracing:
         together=runner.batch_size,
         attention=runner.attention,
         manifest={
-            "model": {"id": settings.model, "revision": settings.revision},
+            "model": {"id": recorded_name(settings.model), "revision": settings.revision},
             "rope_frequencies": known_frequencies(model, settings.max_tokens),
             "identity": identity,
         },

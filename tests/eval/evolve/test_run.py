@@ -61,7 +61,7 @@ def test_a_run_ends_in_a_budget_file(finished: Path, tiny_folder: Path) -> None:
     assert sum(point.counts) == 2 * point.budget
     assert point.budget == parse_budget("20%").tokens(point.cached_tokens)
     assert min(point.counts) >= 20
-    assert (budgets.model["id"], budgets.scorer) == (str(tiny_folder), "keydiff")
+    assert (budgets.model["id"], budgets.scorer) == (tiny_folder.name, "keydiff")
     made = budgets.made_by
     assert made["generations"] == 2
     assert made["evaluations"] == sum(record["evaluated"] for record in _journal(finished))

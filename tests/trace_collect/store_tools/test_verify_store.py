@@ -81,7 +81,9 @@ def test_every_damaged_sequence_has_a_line(store: Path, kvp_store: Program) -> N
     assert last == "missing: 4"
     assert "3 damaged (0,3,5) and 1 missing (4)" in error
     assert f"delete {store}/sequences/000000.json, " in error
-    assert error.endswith(f"then repeat kvp-collect --model tiny --out {store}")
+    assert error.endswith(
+        f"then repeat, with the paths of this machine, kvp-collect --model tiny --out {store}"
+    )
 
 
 @pytest.mark.parametrize("name", METADATA)
@@ -144,7 +146,7 @@ def test_numbers_that_no_writer_writes(
 
 
 def test_the_advice_mends_a_collection(
-    run: Callable[..., int], tmp_path: Path, kvp_store: Program, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], model_folder: Path, tmp_path: Path, kvp_store: Program
 ) -> None:
     assert run("--train=2", "--validation=1") == 0
     out = tmp_path / "out"
@@ -154,9 +156,15 @@ def test_the_advice_mends_a_collection(
     assert code == 2
     assert f"delete {out}/sequences/000001.json" in error
     (out / "sequences/000001.json").unlink()
-    model = TraceReader(out).manifest["config"]["model"]
+    assert TraceReader(out).manifest["config"]["model"] == model_folder.name
     flags = ["--length=300", "--train=2", "--validation=1", "--max-new-tokens=4"]
-    flags += ["--model", model, "--tasks=niah_single_1,niah_single_2", "--out", str(out)]
+    flags += [
+        "--model",
+        str(model_folder),
+        "--tasks=niah_single_1,niah_single_2",
+        "--out",
+        str(out),
+    ]
     assert collect(flags) == 0
     assert kvp_store("verify", out)[0] == 0
     assert torch.equal(TraceReader(out).trace(1).keys, before.keys)

@@ -132,7 +132,7 @@ def test_a_policy_without_a_store(
     assert "tokens/s; the 16 that follow" in output
     assert load_policy(out).rankers.total_kv_heads == 4
     content = json.loads((out / "policy.json").read_text())
-    assert content["model"].pop("id") == str(base["model"])
+    assert content["model"].pop("id") == base["model"].name
     assert content["model"].pop("revision") is None
     assert set(content["model"]) == {"weights", "tokenizer"}  # digests
     identity = content["training"]["traces"]
