@@ -30,7 +30,7 @@ INSTALLED := $(VENV)/.installed
 # Ray and its tests are apart: it is large, and starts processes of its own.
 WITH_RAY := $(VENV)/.installed-ray
 
-.PHONY: install check test test-fast test-ray demo clean
+.PHONY: install check test test-fast test-real test-ray demo clean
 
 install: $(INSTALLED)
 
@@ -51,6 +51,11 @@ test: $(INSTALLED)
 
 test-fast: $(INSTALLED)
 	$(PYTEST) $(addprefix --ignore=,$(SLOW_FILES))
+
+# On SmolLM2-135M-Instruct; skipped, and says so, where it cannot be fetched.
+test-real: $(INSTALLED)
+	$(BIN)/python recipes/smollm2/fetch.py || echo "tests on a pretrained model will be skipped"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m real tests/kvp/hf/test_real_model.py
 
 test-ray: $(WITH_RAY)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/ray

@@ -25,8 +25,6 @@ ResultT = TypeVar("ResultT")
 
 MAXIMUM_LOGITS = 2**26
 """Logits of one teacher-forced batch (256 MiB in float32)."""
-SIZE_RATIO = 3.0
-"""Caches share a batch while the largest holds at most this many times the smallest's tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +280,7 @@ def _in_batches(
     run: Callable[[EvictingCache, Sequence[Kept]], list[ResultT]],
     limit: int,
 ) -> list[Outcome[ResultT]]:
-    """Run distinct caches in batches of similar size; outcomes in the order of `compressed`."""
+    """Run distinct caches in batches; outcomes in the order of `compressed`."""
     numbers: dict[bytes, int] = {}
     distinct: list[Kept] = []
     number_of: list[int] = []
@@ -305,7 +303,7 @@ def _in_batches(
 
 
 def _batches(compressed: Sequence[Kept], limit: int) -> Iterator[list[int]]:
-    """Indices, small caches first; a batch ends where it is full or the sizes differ too much.
+    """Indices, small caches first, in batches of at most `limit`.
 
     Caches with weights come last and share no batch with others, which stay as they are without.
     """
@@ -313,9 +311,8 @@ def _batches(compressed: Sequence[Kept], limit: int) -> Iterator[list[int]]:
     weighted = [kept.log_weights is not None for kept in compressed]
     batch: list[int] = []
     for index in sorted(range(len(compressed)), key=lambda index: (weighted[index], sizes[index])):
-        too_large = bool(batch) and sizes[index] > SIZE_RATIO * sizes[batch[0]]
         other = bool(batch) and weighted[index] != weighted[batch[0]]
-        if len(batch) == limit or too_large or other:
+        if len(batch) == limit or other:
             yield batch
             batch = []
         batch.append(index)

@@ -19,8 +19,10 @@ INDEX = "policy.json"
 """File that makes a folder a policy."""
 PATTERNS = (INDEX, "layer_*_head_*.safetensors")
 """Files of a policy as the hub's client matches them: nothing else is fetched or uploaded."""
-BUNDLED = "nano"
-"""Name of the policy in the wheel, for the model of the same name."""
+NANO = "nano"
+SMOLLM2 = "smollm2-135m-instruct"
+BUNDLED = {NANO: nano.path() / "policy", SMOLLM2: Path(__file__).parent / "smollm2"}
+"""Policies in the wheel, by name: of the bundled model, and of SmolLM2-135M-Instruct."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class PolicySource:
 def find_policy(name: str | Path) -> PolicySource:
     """The folder of a policy that is named as users name it.
 
-    A path that exists wins; then `nano` is the bundled policy, and `org/name` or
+    A path that exists wins; then the names of the bundled policies, and `org/name` or
     `org/name@revision` a repository of the hub, which is downloaded unless it is in the cache, as
     is a policy at an address of an object store. Any other text is refused.
 
@@ -70,14 +72,14 @@ def find_policy(name: str | Path) -> PolicySource:
         return PolicySource(name=name, folder=_fetched(place(name)))
     if isinstance(name, Path) or Path(name).exists():
         return PolicySource(name=str(name), folder=Path(name))
-    if name == BUNDLED:
-        return PolicySource(name=name, folder=nano.path() / "policy", bundled=True)
+    if name in BUNDLED:
+        return PolicySource(name=name, folder=BUNDLED[name], bundled=True)
     hub_name = HubName.parse(name)
     if hub_name is None:
         raise PolicyError(
-            f"there is no folder {name!r}: a policy is a folder that kvp-train made, {BUNDLED} "
-            "(bundled), org/name[@revision] on the hub or an address (s3://bucket/folder); methods "
-            "without training are made by make_scorer"
+            f"there is no folder {name!r}: a policy is a folder that kvp-train made, "
+            f"{' or '.join(BUNDLED)} (bundled), org/name[@revision] on the hub or an address "
+            "(s3://bucket/folder); methods without training are made by make_scorer"
         )
     found = download(hub_name, PATTERNS, first=INDEX, error=PolicyError, what=f"policy {name}")
     return PolicySource(
@@ -115,7 +117,7 @@ def policy_files(folder: Path) -> list[Path]:
 def own_folder(name: str | Path, does: str) -> Path:
     """The folder of a policy that is to be changed in place; `does` is the program that changes it.
 
-    Raises PolicyError where it is the bundled policy or one of the hub.
+    Raises PolicyError where it is a bundled policy or one of the hub.
     """
     if is_address(str(name)):
         raise PolicyError(
@@ -123,7 +125,7 @@ def own_folder(name: str | Path, does: str) -> Path:
             "disk first"
         )
     hub_name = isinstance(name, str) and not Path(name).exists() and HubName.parse(name)
-    if not hub_name and (name != BUNDLED or Path(name).exists()):
+    if not hub_name and (name not in BUNDLED or Path(name).exists()):
         return Path(name)
     how = f"hf download {hub_name.repository} --local-dir DIR" if hub_name else "a copy"
     raise PolicyError(

@@ -25,7 +25,7 @@ def model_card(
     """
     from huggingface_hub import ModelCardData
 
-    model = policy.meta.model.get("id") or ""
+    model = _base_model(policy) or ""
     data: dict[str, Any] = {"library_name": "kvp", "tags": list(TAGS)}
     if HubName.parse(model) is not None and not Path(model).exists():
         data["base_model"] = model
@@ -47,6 +47,12 @@ def model_card(
     if results is not None:
         parts += ["", "## Measured", "", *_measured(results)]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _base_model(policy: Shard) -> str | None:
+    """The model as people load it: what a quantised copy is made of, else the model itself."""
+    name: str | None = policy.meta.model.get("base_model") or policy.meta.model.get("id")
+    return name
 
 
 def _about(policy: Shard) -> Iterator[str]:
@@ -87,7 +93,7 @@ def _use(name: str, policy: Shard, results: Measured | None) -> list[str]:
     plain = allocator == UNIFORM
     rule = "" if plain else f', allocator=make_allocator("{allocator}")'
     names = "evicting, load_model, load_policy" + ("" if plain else ", make_allocator")
-    model = policy.meta.model.get("id")
+    model = _base_model(policy)
     return [
         "## Use",
         "",

@@ -107,7 +107,17 @@ def load_model(
     if not placement:  # otherwise the weights are where they belong
         model.to(target)  # type: ignore[arg-type]
     check_model(model)
+    if dtype == "bfloat16" and target.type == "cpu":
+        head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        head.register_forward_pre_hook(_contiguous)
     return model, tokenizer
+
+
+def _contiguous(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    """The last tokens of a batch are a slice, whose product with bfloat16 weights takes a CPU
+    seconds (6.4 s for 36 rows of 576 channels and 49,152 tokens, 10 ms as a copy).
+    """
+    return (inputs[0].contiguous(),)
 
 
 def check_quantization(quantization: str, target: torch.device, *, spread: bool = False) -> None:

@@ -110,4 +110,4 @@ def test_store_tools_read_and_write_addresses(
             assert content == (tmp_path / "cut" / name).read_bytes()
     (on_s3 / "sequences" / "000001.json").unlink()
     assert store_tool(["verify", str(on_s3)]) == 2
-    assert "1 missing (1); to mend it repeat " in capsys.readouterr().err
+    assert "1 missing (1); to mend it repeat" in capsys.readouterr().err

@@ -10,12 +10,13 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from kvp import evicting, load_model, load_policy, make_allocator, nano
+from kvp import evicting, load_model, load_policy, make_allocator
 from kvp.data.answer_metrics import string_match_all
 from kvp.data.ruler import generate
 from kvp.hf import geometry_of
 from kvp.hf.identity import model_identity
 from policies.policy_files import check_geometry
+from policies.sources import BUNDLED, SMOLLM2
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,10 +34,19 @@ def test_is_of_the_bundled_model_as_it_is_now() -> None:
     assert policy.source.bundled
 
 
-def test_names_no_machine() -> None:
+@pytest.mark.parametrize("folder", BUNDLED.values(), ids=BUNDLED)
+def test_names_no_machine(folder: Path) -> None:
     for name in ("policy.json", "README.md"):
-        text = (nano.path() / "policy" / name).read_text(encoding="utf-8")
+        text = (folder / name).read_text(encoding="utf-8")
         assert not re.findall(r"(?<=[\s\"=:,])/\w[\w./-]+", text)
+
+
+def test_the_policy_of_smollm2_is_whole() -> None:
+    policy = load_policy(SMOLLM2)
+    assert (policy.geometry.layers, policy.geometry.kv_heads) == (30, 3)
+    assert policy.calibration is not None
+    assert policy.metadata["model"]["base_model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert sum(file.stat().st_size for file in BUNDLED[SMOLLM2].iterdir()) < 7_000_000
 
 
 def test_answers_with_an_eighth_of_the_cache() -> None:

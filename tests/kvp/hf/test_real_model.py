@@ -1,0 +1,111 @@
+"""A pretrained model: it answers, evicts exactly, and goes through every program of the loop.
+
+`make test-real` fetches it; without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import kvp
+from kvp.hf import prefill_and_evict
+
+pytestmark = pytest.mark.real
+DEFAULT = Path(__file__).parents[3] / "models/smollm2-135m-instruct"
+
+
+@pytest.fixture(scope="module")
+def folder() -> str:
+    path = Path(os.environ.get("KVP_REAL_MODEL", DEFAULT))
+    if not path.is_dir():
+        pytest.skip(
+            "no pretrained model: recipes/smollm2/fetch.py could not fetch it, or did not run"
+        )
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    return kvp.load_model(folder)
+
+
+def test_it_answers_from_its_full_cache(loaded: Any) -> None:
+    model, tokenizer = loaded
+    table = kvp.evaluate(
+        model, tokenizer=tokenizer, methods=["full"], tasks=["niah_single_2"], prompts=2, length=512
+    )
+    assert table["score"].mean() == 1
+
+
+def test_its_chat_template_is_there(loaded: Any) -> None:
+    _, tokenizer = loaded
+    asked = [{"role": "user", "content": "Hello"}]
+    text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    assert text.endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+
+
+@pytest.mark.parametrize("allocator", ["uniform", "global"])
+def test_dropping_equals_masking(
+    loaded: Any, masked_logits: Callable[..., torch.Tensor], allocator: str
+) -> None:
+    model, tokenizer = loaded
+    text = [{"role": "user", "content": "The grass is green. The sky is blue. " * 12}]
+    ids = tokenizer.apply_chat_template(text, return_tensors="pt", return_dict=True).input_ids
+    boundary = ids.shape[1] - 8
+    cache = prefill_and_evict(
+        model,
+        ids[:, :boundary],
+        kvp.make_scorer("keydiff"),
+        boundary // 4,
+        allocator=kvp.make_allocator(allocator),
+    )
+    kept = [
+        [head[head >= 0].tolist() for head in layer.positions[0]]  # shorter heads end in EMPTY
+        for layer in cache.layers
+    ]
+    with torch.no_grad():
+        evicted = model(ids[:, boundary:], past_key_values=cache).logits
+    masked = masked_logits(model, ids, boundary, kept)[:, boundary:]
+    torch.testing.assert_close(evicted, masked, atol=2e-3, rtol=0)
+
+
+def test_its_bundled_policy_answers_with_a_sixteenth_of_the_cache(loaded: Any) -> None:
+    model, tokenizer = loaded
+    policy = kvp.load_policy("smollm2-135m-instruct")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*was trained on.*")
+        table = kvp.evaluate(
+            model, tokenizer=tokenizer, methods=[(policy, "global")], tasks=["niah_single_2"],
+            prompts=2, length=512, budgets=["6%"], protocols=["query_agnostic"], protection="off",
+        )  # fmt: skip
+    assert table["score"].mean() == 1
+
+
+def test_collect_train_and_evaluate(folder: str, tmp_path: Path) -> None:
+    def run(module: str, *arguments: str) -> None:
+        assert importlib.import_module(module).main(list(arguments)) == 0
+
+    data = ("--model", folder, "--dtype", "bfloat16", "--tasks", "niah_single_2", "--length", "256")
+    run(
+        "trace_collect.cli", *data, "--train", "3", "--validation", "1", "--answers", "reference",
+        "--out", f"{tmp_path}/traces",
+    )  # fmt: skip
+    run(
+        "train.cli", "--traces", f"{tmp_path}/traces", "--out", f"{tmp_path}/policy", "--steps",
+        "4", "--hidden", "16", "--contexts", "2", "--validate_every", "2",
+    )  # fmt: skip
+    run(
+        "eval.cli", *data, "--policies", f"{tmp_path}/policy", "--methods", "full,kvp+global",
+        "--budgets", "25%", "--prompts", "1", "--timing_prompts", "0", "--out", f"{tmp_path}/out",
+    )  # fmt: skip
+    assert (tmp_path / "out/rows.jsonl").exists()
