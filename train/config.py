@@ -72,7 +72,7 @@ class ValidationConfig(Group):
 
     validate_every: int = 100
     """Steps between validations. Each head exports its best averaged weights."""
-    validation_contexts: int = 64
+    validation_contexts: int = 32
     """Held-out contexts per validation."""
     checkpoint_every: int = 50
     """Steps between checkpoints, the most a killed run loses."""

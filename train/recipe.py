@@ -1,9 +1,10 @@
 """The two training recipes as code.
 
 `fourier`, all defaults of `Recipe`: positions as features, 31 tokens on either side that add to a
-token's score, Muon, and the listwise loss on the largest attention of the future, replies first
-(docs/decisions/0081). The loss needs no rankings (`permutations`, `reward` and `advantage_clip` are
-for `--objective rloo`).
+token's score, what the last 32 queries attend to, keys as seen from the end of the cache, Muon, and
+the listwise loss on the largest attention of the future, replies first. Chosen on validation prompts
+of SmolLM2-135M-Instruct (docs/results/smollm2.md). The loss needs no rankings (`permutations`,
+`reward` and `advantage_clip` are for `--objective rloo`).
 
 `paper` follows the KVP paper (section 3, Algorithm 1, appendix A.2) and, where the paper is silent,
 the facts known about its released code. Differences that remain:
@@ -113,16 +114,16 @@ _MAXIMA = {
 class RankerSettings:
     """Ranker."""
 
-    hidden: int = 256
+    hidden: int = 64
     """Width of the ranker's hidden layers."""
     blocks: int = 2
     """Hidden layers of the ranker, 1 or 2."""
-    inputs: str = "key,value,position,distance"
-    """Inputs of the ranker per token, comma separated, some of these, and recent (what the last 32
-    queries attend to; traces must hold queries); paper has no distance."""
+    inputs: str = "key,value,position,distance,recent"
+    """Inputs of the ranker per token, comma separated, some of these; recent is what the last 32
+    queries attend to (traces must hold queries); paper has neither distance nor recent."""
     neighbours: int = 31
     """Tokens on either side of a token that add to its score; 0 scores every token by itself."""
-    key_frame: KeyFrame = "stored"
+    key_frame: KeyFrame = "end"
     """stored (keys as the model rotated them) or end (rotated on, so that the end of the cache is
     position 0, as the queries that follow see them)."""
     sharing: SharingName = "heads"
@@ -168,7 +169,7 @@ class ObjectiveSettings:
 class OptimizerSettings:
     """Optimizer."""
 
-    steps: int = 1_000
+    steps: int = 300
     """Optimiser steps."""
     optimizer: OptimizerName = "muon"
     """adamw, or muon (its steps for the weight matrices, AdamW's for the rest)."""
@@ -192,7 +193,7 @@ class OptimizerSettings:
 class ContextSettings:
     """Contexts."""
 
-    contexts: int = 8
+    contexts: int = 4
     """Contexts (sequence, compression point) per step."""
     points_per_sequence: int = 1
     """Compression points of one sequence when its turn comes; more of them read the store less."""
@@ -328,6 +329,9 @@ FOURIER = Recipe()
 PAPER = replace(
     FOURIER,
     architecture="paper",
+    hidden=256,
+    inputs="key,value,position,distance",
+    key_frame="stored",
     objective="rloo",
     label="future_attention",
     neighbours=0,

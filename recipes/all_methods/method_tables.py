@@ -98,20 +98,6 @@ def enough(comparisons: Sequence[Comparison]) -> Table:
     )
 
 
-def enough_sentence(comparisons: Sequence[Comparison]) -> str:
-    """`enough` of the best trained ranker and the best other method, for the front page."""
-    least = _least_budgets(comparisons)
-    choices = comparisons[0].choices
-    ours = [family for family in least if choices[family].setting.method == LEARNED]
-    others = [family for family in least if family not in ours]
-    parts = [
-        f"{least[families[0]] or 'more than was measured'} of the cache with {families[0]}"
-        for families in (ours, others)
-        if families
-    ]
-    return f"{SHARE:.0%} of the full cache's answers take {', '.join(parts)}."
-
-
 def _least_budgets(comparisons: Sequence[Comparison]) -> dict[str, str | None]:
     """Family -> smallest budget from which on `SHARE` is kept, None for none; smallest first."""
     first = comparisons[0]
@@ -250,21 +236,6 @@ def sentence(comparison: Comparison, spec: str) -> str:
     return (
         f"{SEEN[comparison.protocol].capitalize()}, {kind} with {spec} of the cache: "
         f"{'; '.join(parts)}; the full cache {full}."
-    )
-
-
-def headline(comparison: Comparison) -> str:
-    """`sentence` for the front page: the two smallest budgets, names without their settings."""
-    parts = []
-    for spec in comparison.budgets.specs[:2]:
-        best = [
-            f"{words} ({family}) {_number(comparison, family, spec)}"
-            for words, family in _best(comparison, spec).items() if family is not None
-        ]  # fmt: skip
-        parts.append(f"with {spec} of the cache {', '.join(best)}")
-    return (
-        f"{SEEN[comparison.protocol].capitalize()}, answers: {'; '.join(parts)}; "
-        f"the full cache {_number(comparison, FULL, None)}."
     )
 
 

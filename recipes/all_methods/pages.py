@@ -2,7 +2,7 @@
 
     pages.py RUN --to REPOSITORY --published METHODS --allocated METHODS
 
-Writes the marked blocks of docs/results/methods.md, docs/results/nano.md and README.md, the figure
+Writes the marked blocks of docs/results/methods.md and docs/results/nano.md, the figure
 docs/results/methods.png, and every table as CSV below benchmarks/results. What RUN has no results
 for stays as it is; a run of fewer prompts than the real one calls itself a trial.
 """
@@ -233,35 +233,6 @@ def figure(found: Mapping[str, Measured]) -> LineFigure | None:
     return replace(drawn[0], name="methods", panels=panels, columns=len(panels))
 
 
-def readme(
-    found: Mapping[str, Measured], small: Mapping[str, Measured | None], *, drawn: bool
-) -> str | None:
-    """The figure and a line per protocol, for the front page; None without the figure."""
-    if not drawn:
-        return None
-    sentences = [
-        f"- {method_tables.headline(each.by_kind['accuracy'])} "
-        f"{method_tables.enough_sentence(answers(each, small[name]))}"
-        for name, each in found.items()
-    ]
-    trial = TRIAL if any(each.trial for each in found.values()) else ""
-    picture = (
-        f"![Answers against budget, every method in its chosen setting](docs/results/{FIGURE})"
-    )
-    return "\n".join(
-        [
-            trial,
-            picture,
-            "",
-            *sentences,
-            "",
-            "Policies run as they were distilled, each other method in the setting that kvp-tune "
-            "chose for it on other prompts; intervals are 95 %. "
-            "[All methods, allocators and budgets](docs/results/methods.md).",
-        ]
-    )
-
-
 def without_folders(text: str | None, run: Path) -> str | None:
     """The text without the names of this machine's folders: RUN, and paths in the repository."""
     if text is None:
@@ -320,9 +291,6 @@ def main() -> None:
     blocks |= dict(of_stories(stories))
     blocks = {name: without_folders(text, run) for name, text in blocks.items()}
     fill_file(docs / "methods.md", blocks)
-    fill_file(
-        arguments.to / "README.md", {"results": readme(found, small, drawn=drawing is not None)}
-    )
     fill_file(docs / "nano.md", witness.blocks(run / "witness", Path(__file__).parent))
     for name, each in {**found, **({"stories": stories} if stories else {})}.items():
         parts = tables_of(each.results, each.protocol, each.by_kind)

@@ -14,12 +14,12 @@ export OMP_NUM_THREADS=1
 "$BIN/kvp-collect" --data ruler:0.7,chat:0.3 --length 1024 --answers reference --train 240 --validation 48 --test 10 \
   --out "$RUN/prompts"
 "$BIN/kvp-train" --traces "$RUN/prompts" --config configs/all_methods/train.yaml --compress_uniform 1 --compress_prompt 0 \
-  --compress_context 0 --future_max 0 --steps 400 --out "$RUN/uniform"
+  --compress_context 0 --future_max 0 --inputs key,value,position,distance --steps 400 --out "$RUN/uniform"
 # The same prompts as answers: all that follows the first tokens decides.
 "$BIN/kvp-collect" --data recipes.long_answers.source:long_answers --length 1024 \
   --answers reference --train 200 --validation 40 --test 10 --out "$RUN/traces"
 "$BIN/kvp-train" --traces "$RUN/traces" --compress_uniform 1 --compress_prompt 0 --compress_context 0 \
-  --future_max 0 --hidden 64 --contexts 4 --steps 500 --out "$RUN/ranked"
+  --future_max 0 --key_frame stored --inputs key,value,position,distance --steps 500 --out "$RUN/ranked"
 "$BIN/kvp-distill" --policy "$RUN/ranked" --traces "$RUN/traces" --compress_uniform 1 --compress_prompt 0 \
   --compress_context 0 --future_tokens 512 --steps 200 --out "$RUN/distilled"
 "$BIN/python" -m benchmarks.long_answers facts --told answer --tasks niah_multikey_1,vt_0shot --length 1024 \

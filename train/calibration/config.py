@@ -18,7 +18,7 @@ class CalibrationConfig(Group):
     """What scores are calibrated to on validation contexts (docs/method.md), so that heads can
     compete; auto is reply_contribution for rankers trained on max_reply_attention, else
     contribution. kvp-calibrate changes it later, and removes it where this is none."""
-    calibration_contexts: int = 128
+    calibration_contexts: int = 48
     """Held-out contexts the calibration is fitted on."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {"calibration_contexts": 1}

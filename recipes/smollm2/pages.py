@@ -1,0 +1,236 @@
+"""Tables and figure of docs/results/smollm2.md, from results folders of kvp-eval.
+
+    python recipes/smollm2/pages.py RUN
+
+fills the blocks of the page with the folders RUN/NAME that are there, and writes one number per
+column to benchmarks/results/smollm2/NAME.csv.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from eval.report.load import load_results
+from eval.results.records import FULL, Record
+from eval.stats import Interval, bootstrap_mean, by_policy, holm, paired_difference, perplexity
+from eval.summary import budget_order
+from recipes.all_methods.blocks import fill_file
+
+PAGE = Path("docs/results/smollm2.md")
+NUMBERS = Path("benchmarks/results/smollm2")
+ANSWERS = ("needles", "other", "long-2048", "long-4096")
+TEXTS = ("text-wiki", "text-novels", "texts")
+OURS = "kvp+global"
+TWO_PASSES = ("kvzip", "contrastkv")
+"""Methods that read the prompt a second time."""
+REFERENCES = (FULL, "oracle+global")
+SHOWN = ("2%", "6%", "12.5%", "25%")
+"""Budgets of the tables of tasks."""
+
+Cells = dict[tuple[str, str, str], list[Record]]
+"""Records by protocol, method and budget."""
+
+
+def method(record: Record) -> str:
+    """Name of a method with its allocator; the policies of one training differ in seed alone."""
+    name: str = record["method"]
+    if record["variant"] != "auto":
+        name += f"({record['variant']})"
+    policy = (record["policy"] or "").rstrip("0123456789")
+    if policy not in ("", "seed"):
+        name = policy
+    rule = record["allocator"].partition("(")[0].partition(":")[0]
+    return name if rule == "uniform" else f"{name}+{rule}"
+
+
+def cells(records: Iterable[Record]) -> Cells:
+    """Records by protocol, method and budget (`full` where there is none)."""
+    found: Cells = defaultdict(list)
+    for record in records:
+        found[record["protocol"], method(record), record["budget_spec"] or FULL].append(record)
+    return found
+
+
+def estimate(records: list[Record]) -> Interval:
+    """Mean answers in %, or the perplexity of given text, with its interval over prompts."""
+    if records[0]["nll"] is not None:
+        return perplexity(records)
+    mean = bootstrap_mean(by_policy(records))
+    return Interval(
+        mean=100 * mean.mean, low=100 * mean.low, high=100 * mean.high, prompts=mean.prompts
+    )
+
+
+def budgets_of(found: Cells) -> list[str]:
+    """Budgets in order, without the full cache."""
+    return sorted({key[2] for key in found} - {FULL}, key=budget_order)
+
+
+def methods_of(found: Cells, protocol: str) -> list[str]:
+    """Methods of a protocol, ours first, references last."""
+    names = {key[1] for key in found if key[0] == protocol} - {FULL}
+    return sorted(names, key=lambda name: (name in REFERENCES, not name.startswith("kvp"), name))
+
+
+def table(found: Cells) -> Iterator[str]:
+    """Methods by budgets, a table per protocol, then paired differences to every rival."""
+    budgets = budgets_of(found)
+    for protocol in sorted({key[0] for key in found}, reverse=True):
+        full = estimate(found[protocol, FULL, FULL])
+        yield f"\n**{protocol}**, full cache {_text(full)}, {full.prompts} prompts\n"
+        yield f"| method | {' | '.join(budgets)} |\n|---|{'--:|' * len(budgets)}"
+        for name in methods_of(found, protocol):
+            row = [found.get((protocol, name, budget)) for budget in budgets]
+            yield f"| {name} | {' | '.join(_text(estimate(one)) if one else '' for one in row)} |"
+        if found[protocol, FULL, FULL][0]["nll"] is None:
+            yield from differences(found, protocol, budgets)
+
+
+def differences(found: Cells, protocol: str, budgets: list[str]) -> Iterator[str]:
+    """Ours minus each rival in points, paired by prompt; `*`: not 0 at 5 % after Holm."""
+    rivals = [n for n in methods_of(found, protocol) if n not in REFERENCES and n != OURS]
+    places = [
+        (rival, budget)
+        for rival in rivals
+        for budget in budgets
+        if (protocol, rival, budget) in found and (protocol, OURS, budget) in found
+    ]
+    paired = [
+        paired_difference(
+            by_policy(found[protocol, OURS, budget]), by_policy(found[protocol, rival, budget])
+        )
+        for rival, budget in places
+    ]
+    marks = dict(zip(places, zip(paired, holm(paired), strict=True), strict=True))
+    yield f"\n{OURS} minus each other method, points, paired by prompt (`*`: not 0 at 5 %, Holm):\n"
+    yield f"| method | {' | '.join(budgets)} |\n|---|{'--:|' * len(budgets)}"
+    for rival in rivals:
+        row = []
+        for budget in budgets:
+            difference, other = marks.get((rival, budget), (None, False))
+            row.append(f"{100 * difference.mean:+.0f}{'*' * other}" if difference else "")
+        yield f"| {rival} | {' | '.join(row)} |"
+
+
+def tasks(records: Iterable[Record]) -> Iterator[str]:
+    """Every task alone at a few budgets, a table per protocol."""
+    by_task: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_task[record["task"]].append(record)
+    parts = {name: cells(part) for name, part in by_task.items()}
+    for protocol in sorted({key[0] for part in parts.values() for key in part}, reverse=True):
+        names = [n for n in methods_of(cells(records), protocol) if not n.startswith("random")]
+        yield f"\n**{protocol}**, at {', '.join(SHOWN)} of the cache\n"
+        yield f"| task | full | {' | '.join(names)} |\n|---|--:|{'--:|' * len(names)}"
+        for task, part in parts.items():
+            row = [_number(part.get((protocol, FULL, FULL)))]
+            for name in names:
+                row.append(" / ".join(_number(part.get((protocol, name, b))) for b in SHOWN))
+            yield f"| {task} | {' | '.join(row)} |"
+
+
+def costs(timing: Iterable[Record]) -> Iterator[str]:
+    """What a compression of one prompt costs, as a share of its prefill, and what is left."""
+    yield "| method | reads the prompt | seconds, share of the prefill | bytes kept |"
+    yield "|---|---|--:|--:|"
+    rows = [record for record in timing if record["budget_spec"] in (None, "12.5%")]
+    full = next(record for record in rows if record["method"] == FULL)
+    for record in rows:
+        reads = "twice" if record["method"] in TWO_PASSES else "once"
+        share = record["evict_seconds"] / full["prefill_seconds"]
+        kept = record["cache_bytes"] / full["cache_bytes"]
+        yield f"| {method(record)} | {reads} | {100 * share:.1f} % | {100 * kept:.1f} % |"
+
+
+def draw(found: Cells, timing: Iterable[Record], path: Path) -> None:
+    """Answers against budget beside answers against cost at 6 %, a row per protocol."""
+    times = {method(record): record for record in timing if record["budget_spec"] == "12.5%"}
+    prefill = {record["method"]: record["prefill_seconds"] for record in timing}.get(FULL, 1.0)
+    protocols = sorted({key[0] for key in found}, reverse=True)
+    figure = Figure(figsize=(10, 4 * len(protocols)), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(protocols), 2, squeeze=False)
+    for (lines, points), protocol in zip(grid, protocols, strict=True):
+        title = {"query_aware": "question seen", "query_agnostic": "question not seen"}[protocol]
+        full = estimate(found[protocol, FULL, FULL]).mean
+        for axes in (lines, points):
+            axes.axhline(full, color="#999999", linestyle="--", linewidth=1)
+            axes.set_ylabel("answers, %")
+            axes.set_ylim(0, 100)
+        for name in methods_of(found, protocol):
+            given = [b for b in budgets_of(found) if (protocol, name, b) in found]
+            means = [estimate(found[protocol, name, b]).mean for b in given]
+            style = {"linewidth": 2.5, "color": "#d62728"} if name == OURS else {"linewidth": 1.2}
+            lines.plot([float(b.rstrip("%")) for b in given], means, "o-", label=name, **style)
+            if name in times and "6%" in given:
+                cost = 100 * times[name]["evict_seconds"] / prefill
+                points.plot(cost, means[given.index("6%")], "o", color=lines.lines[-1].get_color())
+                points.annotate(name, (cost, means[given.index("6%")]), fontsize=7)
+        lines.set_xscale("log", base=2)
+        lines.set_xticks([2, 3, 6, 12.5, 25, 50], ["2", "3", "6", "12.5", "25", "50"])
+        lines.set_xlabel("share of the cache kept, %")
+        lines.set_title(title)
+        lines.legend(fontsize=6)
+        points.set_xscale("symlog", linthresh=10)
+        points.set_xlabel("compression, share of the prefill's seconds, %")
+        points.set_title(f"{title}, 6 % kept")
+    figure.savefig(path, dpi=110)
+
+
+def write_csv(records: Iterable[Record], path: Path) -> None:
+    """One line per protocol, task, method and budget."""
+    by_task: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_task[record["task"]].append(record)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(
+            ("protocol", "task", "method", "budget", "prompts", "estimate", "low", "high")
+        )
+        for task, part in by_task.items():
+            for (protocol, name, budget), group in cells(part).items():
+                one = estimate(group)
+                numbers = (f"{x:.4g}" for x in (one.mean, one.low, one.high))
+                writer.writerow((protocol, task, name, budget, one.prompts, *numbers))
+
+
+def _text(one: Interval) -> str:
+    digits = 2 if one.high < 100 and one.mean < 40 and one.low > 1 else 0
+    return f"{one.mean:.{digits}f} ({one.low:.{digits}f} to {one.high:.{digits}f})"
+
+
+def _number(records: list[Record] | None) -> str:
+    if not records:
+        return "–"
+    one = estimate(records)
+    return f"{one.mean:.2f}" if records[0]["nll"] is not None else f"{one.mean:.0f}"
+
+
+def blocks(run: Path) -> Mapping[str, str | None]:
+    """Contents of the page's blocks; None where a folder is not there."""
+    contents: dict[str, str | None] = {}
+    for name in (*ANSWERS, *TEXTS):
+        records = load_results(run / name).records if (run / name).exists() else ()
+        contents[name] = "\n".join(table(cells(records))) if records else None
+        if name in ANSWERS:
+            contents[f"{name}-tasks"] = "\n".join(tasks(records)) if records else None
+        if records:
+            write_csv(records, NUMBERS / f"{name}.csv")
+    timing = load_results(run / "timing").timing if (run / "timing").exists() else ()
+    contents["costs"] = "\n".join(costs(timing)) if timing else None
+    if timing and contents["needles"]:
+        needles = cells(load_results(run / "needles").records)
+        draw(needles, timing, PAGE.with_suffix(".png"))
+    return contents
+
+
+if __name__ == "__main__":
+    fill_file(PAGE, blocks(Path(sys.argv[1])))
