@@ -230,11 +230,6 @@ class EvalConfig(
     """Write the ranks of one prompt for every method."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out", "traces")
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "curves": "traces",
-        "continuation": "continuation_tokens",
-        "rows": "decode_batch",
-    }
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "prompts": 1,
         "timing_prompts": 0,

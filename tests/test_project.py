@@ -167,13 +167,6 @@ def test_a_flag_means_one_thing_in_every_program() -> None:
             assert meaning[:2] == first[:2], f"--{flag.name}: {meaning} and {first}"
 
 
-def test_every_earlier_flag_has_a_new_name() -> None:
-    for config in CONFIGS:
-        names = {flag.name for flag in flags_of(config)}
-        assert set(config.RENAMED.values()) <= names
-        assert not set(config.RENAMED) & names
-
-
 ENTRY_POINTS = {
     "kvp.tasks", "kvp.sources", "kvp.scorers", "kvp.allocators", "kvp.labels", "kvp.objectives",
 }  # fmt: skip

@@ -72,13 +72,6 @@ class EvolveConfig(
     """Tokens kept per KV head on average, comma separated, protected ones included; `%` is of the
     tokens in the cache. Read with --cost_curves, where counts are chosen for each."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "curves": "cost_curves",
-        "continuation": "continuation_tokens",
-        "rows": "decode_batch",
-        "memory_gib": "memory_gb",
-        "prompts": "search_prompts",
-    }
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "search_prompts": 1,
         "holdout": 0,
