@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.evolve.config import RECORDED_AS, EvolveConfig
+from eval.evolve.config import EvolveConfig
 from eval.evolve.greedy import Floats, greedy_counts, greedy_order, hull_costs
 from eval.evolve.print_budgets import print_budgets
 from eval.results.folder import CURVES, MANIFEST, ROWS
@@ -77,7 +77,7 @@ def run_curves(config: EvolveConfig) -> None:
     points, expected = choose(curves, config.level, config.budgets)
     layers, heads, _ = curves.cost.shape
     settings = {
-        RECORDED_AS.get(name, name): getattr(config, name)
+        name: getattr(config, name)
         for name in ("cost_curves", "scorer", "protocol", "protection", "level", "budgets")
     }
     budgets = BudgetFile(

@@ -43,9 +43,6 @@ LEARNED = "kvp"
 UNIFORM = "uniform"
 """Allocator of a method that keeps equally many tokens in every head."""
 
-_RENAMED_ALLOCATORS = {"own": "self_sized"}
-"""Allocators that records of older versions call by another name."""
-
 _SEPARATORS = "-_. "
 """Characters between a policy's name and its seed."""
 
@@ -163,8 +160,6 @@ def read_records(path: Path, key_fields: Sequence[str] = ()) -> Iterator[Record]
         raise ResultsError(f"{path} does not exist; is this a results folder?")
     lines: dict[Key, int] = {}
     for number, record in JsonLines(path).numbered():
-        if (renamed := _RENAMED_ALLOCATORS.get(str(record.get("allocator")))) is not None:
-            record["allocator"] = renamed
         if missing := [field for field in key_fields if field not in record]:
             raise ResultsError(f"{path} line {number} lacks {missing[0]!r}; delete that line")
         key = tuple(map(str, (record[field] for field in key_fields)))

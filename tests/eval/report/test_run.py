@@ -290,8 +290,8 @@ def test_self_sized_methods_bytes_and_attention_recall_are_shown(
         make_record("knorm", score=0.5, cache_bytes=400),
         make_record("knorm", score=1.0, allocator="ada", cache_bytes=408),
         make_record(
-            "gvote", score=1.0, allocator="own", budget_spec=None, budget=None, kept_tokens=6.5,
-            cache_bytes=650,
+            "gvote", score=1.0, allocator="self_sized", budget_spec=None, budget=None,
+            kept_tokens=6.5, cache_bytes=650,
         ) | {"budget_spec": "own"},
     ]  # fmt: skip
     kept = [

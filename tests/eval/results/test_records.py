@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -90,13 +89,6 @@ def test_labels_name_presets_and_options() -> None:
     assert method_label("snapkv", "auto") == "snapkv"
     assert method_label("snapkv", "kvpress") == "snapkv:kvpress"
     assert method_label("snapkv", "window=16") == "snapkv(window=16)"
-
-
-def test_former_names_of_allocators_are_read_as_the_present_ones(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    records = [_record("a", allocator="own", budget_spec="own"), _record("b", allocator="ada")]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert [record["allocator"] for record in read_records(path)] == ["self_sized", "ada"]
 
 
 def test_groups_of_long_labels_take_linear_time() -> None:
