@@ -117,7 +117,7 @@ class RecordFile:
         self._turn = turn
         self.keys: set[Key] = set()
         self.digests: dict[tuple[str, str], str] = {}
-        """Task and example -> digest of the prompt (`Sample.digest`), where it was recorded."""
+        """Task and example -> digest of the prompt (`Sample.digest`)."""
         self._bytes = self._count = 0
         with turn():
             self._lines.cut_torn_line()
@@ -146,8 +146,7 @@ class RecordFile:
     def _remember(self, record: Record) -> None:
         self._count += 1
         self.keys.add(key_of(record))
-        if (digest := record.get("prompt_digest")) is not None:
-            self.digests[record["task"], record["example"]] = digest
+        self.digests[record["task"], record["example"]] = record["prompt_digest"]
 
 
 def read_records(path: Path, key_fields: Sequence[str] = ()) -> Iterator[Record]:
