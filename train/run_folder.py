@@ -52,7 +52,7 @@ RUN = FolderKind(
     noun="training run",
     marker=RUN_FILE,
     error=UsageError,
-    files=rf"{HEAD_FILES}|{INDEX}|{CHECKPOINTS}/last(\.ckpt)?|{BUFFER}/\d+\.safetensors",
+    files=rf"{HEAD_FILES}|{INDEX}|{CHECKPOINTS}/last|{BUFFER}/\d+\.safetensors",
 )
 
 
