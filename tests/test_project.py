@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -67,18 +66,6 @@ def test_no_file_names_a_path_of_a_developer_machine() -> None:
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
         assert not [word for word in forbidden if word in text], name
-
-
-def test_no_function_is_longer_than_sixty_lines() -> None:
-    long = []
-    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                assert node.end_lineno is not None
-                lines = node.end_lineno - node.lineno + 1
-                if lines > 60:
-                    long.append(f"{path.relative_to(ROOT)}: {node.name} has {lines} lines")
-    assert not long, "\n".join(long)
 
 
 @pytest.fixture(scope="module")
