@@ -38,7 +38,7 @@ CONFIGS: list[type[Group]] = [
 ]  # fmt: skip
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"kvp", "trace_collect", "train", "policies", "eval"}
-DOCS = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "log.md")
+DOCS = sorted((ROOT / "docs").glob("*.md"))
 TOP_LEVEL = PACKAGES | {
     "pyproject.toml", "configs", "tests", "README.md", "docs", "recipes", "Makefile",
     "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", ".ci", ".gitignore", "benchmarks",
