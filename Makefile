@@ -19,7 +19,7 @@ SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py \
 	tests/train/test_distributed.py tests/train/test_resume.py tests/train/test_run.py tests/train/online/test_run.py \
 	tests/train/test_merge.py tests/train/calibration tests/eval/test_run.py \
 	tests/eval/evolve/test_run.py tests/eval/tune/test_run.py tests/eval/report \
-	tests/kvp/store/test_kill.py tests/kvp/store/test_damage.py tests/test_old_artifacts.py \
+	tests/kvp/store/test_kill.py tests/kvp/store/test_damage.py \
 	tests/kvp/test_import_names.py tests/kvp/test_exit_codes.py tests/kvp/data/test_sources.py \
 	tests/kvp/ops/test_future_attention_kernel.py tests/kvp/ops/test_ragged_attention_kernel.py \
 	tests/policies/test_plugins.py \

@@ -67,16 +67,6 @@ IDENTITY_FIELDS = (
 change between runs that extend one folder (`docs/formats.md`, Results folder)."""
 
 
-ADDED_LATER = (
-    "data", "columns", "metric", "answer_prefix", "attention", "quantization", "squad", "hotpotqa",
-    "where", "tree_paths", "measure",
-    "depths", "lengths", "scbench_mode",
-)  # fmt: skip
-"""Settings that folders of earlier versions lack: recorded where they are not the default."""
-RECORDED_AS = {"continuation_tokens": "continuation"}
-"""Setting -> its key in a results folder, where that is an earlier name."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig(Group):
     """Benchmarks."""
@@ -230,11 +220,6 @@ class EvalConfig(
     """Write the ranks of one prompt for every method."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out", "traces")
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "curves": "traces",
-        "continuation": "continuation_tokens",
-        "rows": "decode_batch",
-    }
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "prompts": 1,
         "timing_prompts": 0,
@@ -291,8 +276,4 @@ class EvalConfig(
         """The settings every run of one results folder must share."""
         values = asdict(self)
         values |= {"model": recorded_name(self.model)}
-        identity = {RECORDED_AS.get(name, name): portable(values[name]) for name in IDENTITY_FIELDS}
-        for name in ADDED_LATER:
-            if identity[name] == getattr(EvalConfig, name):
-                del identity[name]
-        return identity
+        return {name: portable(values[name]) for name in IDENTITY_FIELDS}

@@ -19,7 +19,6 @@ from kvp.allocation import Allocator
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry
 from kvp.manifest import sha256_file
-from kvp.progress import say
 from kvp.scoring import Scorer, SelfSizing
 from policies import load_policy, make_allocator, make_scorer, sizes_itself, split_method
 from policies.allocators.evolved import Evolved
@@ -30,7 +29,7 @@ from policies.learned import LearnedScorer
 from policies.method_spec import parse
 from policies.policy_files import check_geometry
 from policies.random import Random
-from policies.registry import NULLS, RENAMED_ALLOCATORS
+from policies.registry import NULLS
 from policies.sources import INDEX, PolicySource, find_policy
 
 ALL_NULLS = "nulls"
@@ -214,8 +213,6 @@ def allocated(method: Method, spec: str | Allocator, seed: int = 0) -> Method:
     except UsageError as error:
         raise UsageError(f"--methods, --allocators: {error}") from None
     written = parse(spec, "allocator") if isinstance(spec, str) else None
-    if written is not None and written.name in RENAMED_ALLOCATORS:
-        say(f"note: allocator {written.name} is called {rule.name} now")
     self_sized = sizes_itself(rule)
     if self_sized and not isinstance(method.scorer, SelfSizing):
         raise UsageError(

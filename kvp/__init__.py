@@ -117,8 +117,7 @@ def _config(config_module: str, config_class: str, settings: dict[str, Any]) -> 
     flags = {flag.name: flag for flag in flags_of(kind)}
     for name in settings:
         if name not in flags:
-            meant = suggestion(name, list(flags), getattr(kind, "RENAMED", {}))
-            raise UsageError(f"unknown setting {name!r}{meant}")
+            raise UsageError(f"unknown setting {name!r}{suggestion(name, list(flags))}")
     for name, flag in flags.items():
         if flag.required and name not in settings:
             raise UsageError(f"{name}= is missing")

@@ -106,7 +106,7 @@ def parse_value(flag: Flag, value: object) -> object:
         text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
         if text in flag.choices:
             return text
-        hint = _closest(text, flag.choices)
+        hint = suggestion(text, flag.choices)
         raise UsageError(f"--{flag.name} must be {_any_of(flag.choices)}, got {value!r}{hint}")
     if flag.kind is bool:
         return _boolean(flag, value)
@@ -154,7 +154,6 @@ class Arguments:
     def read(cls, argv: Sequence[str], config_class: type[Any]) -> Self:
         """Read `argv`; UsageError on unknown flags and on YAML that cannot be used."""
         known = [field.name for field in fields(config_class)]
-        renamed: Mapping[str, str] = getattr(config_class, "RENAMED", {})
         hints = get_type_hints(config_class)
         preset = None
         spelled = []
@@ -166,11 +165,11 @@ class Arguments:
             name, equals, value = argument[2:].partition("=")
             name = name.replace("-", "_")
             if name not in (*known, *_PARSER_FLAGS):
-                hint = suggestion(name, [*known, *_PARSER_FLAGS], renamed, "--")
+                hint = suggestion(name, [*known, *_PARSER_FLAGS], "--")
                 raise UsageError(f"unknown flag --{name}{hint} (--help lists all)")
             given = value if equals else following
             if name == "config":
-                settings = _yaml(given, known, renamed)
+                settings = _yaml(given, known)
                 preset = settings.get("preset", preset)
             elif name == "preset":
                 preset = given
@@ -180,21 +179,13 @@ class Arguments:
         return cls(tuple(spelled), preset)
 
 
-def suggestion(
-    name: str, known: Sequence[str], renamed: Mapping[str, str], prefix: str = ""
-) -> str:
-    """`; did you mean NAME?` where a known name is near or has replaced `name`, or nothing."""
-    if name in renamed:
-        return f"; did you mean {prefix}{renamed[name]}?"
-    return _closest(name, known, prefix)
-
-
-def _closest(name: str, known: Sequence[str], prefix: str = "") -> str:
+def suggestion(name: str, known: Sequence[str], prefix: str = "") -> str:
+    """`; did you mean NAME?` where a known name is near, or nothing."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
-def _yaml(path: str, known: Sequence[str], renamed: Mapping[str, str]) -> dict[str, Any]:
+def _yaml(path: str, known: Sequence[str]) -> dict[str, Any]:
     """Settings of a YAML file; UsageError where it is none or names an unknown setting."""
     try:
         with open(path, encoding="utf-8") as file:
@@ -208,7 +199,7 @@ def _yaml(path: str, known: Sequence[str], renamed: Mapping[str, str]) -> dict[s
         raise UsageError(f"--config {path} must hold `name: value` lines")
     for name in settings:
         if name not in known:
-            hint = suggestion(str(name), known, renamed)
+            hint = suggestion(str(name), known)
             raise UsageError(f"--config {path}: unknown setting {name!r}{hint}")
     return settings
 

@@ -38,8 +38,6 @@ class Group:
     """Smallest value of a setting; None passes."""
     MAXIMUMS: ClassVar[Mapping[str, float]] = {}
     """Largest value of a setting, where more would only run out of memory or never end."""
-    RENAMED: ClassVar[Mapping[str, str]] = {}
-    """Earlier name of a flag -> its name; the command line suggests it."""
     ADDRESSES: ClassVar[tuple[str, ...]] = ()
     """Settings that may be an address of an object store (`kvp.artifacts.addresses`)."""
 

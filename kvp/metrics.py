@@ -29,8 +29,7 @@ from kvp.ranking import UNPROTECTED, Protection, rank_tokens
 from kvp.reward import cost_curve, ideal_cost, random_cost, rank_coefficients
 
 METRICS_VERSION = 2
-"""Definition of area and skill above. 1: curves.jsonl compared protected rankings with rankings
-of all tokens, and its area left out the budgets 0 and N."""
+"""Definition of area and skill above, in curves.jsonl; curves of another are not read."""
 
 NO_SIGNAL = 1e-3
 """A head has no signal where the ideal ranking costs less than this share below a random one: all

@@ -23,8 +23,6 @@ CALIBRATION_TARGETS = (
 )  # fmt: skip
 """Definitions of importance (`train.calibration.fit.TARGET_IMPORTANCE` defines them); `distilled`:
 scales and offsets that `kvp-distill` has learned."""
-RENAMED = {"peak": "max_future_attention", "attention": "future_attention"}
-"""Targets in files written before -> names now."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,7 +80,7 @@ class Calibration:
     def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
         """Inverse of `to_dict`; KeyError, TypeError or ValueError on foreign content."""
         return cls(
-            target=RENAMED.get(data["target"], data["target"]),
+            target=data["target"],
             scores=torch.tensor(data["scores"], dtype=torch.float32),
             values=torch.tensor(data["values"], dtype=torch.float32),
         )

@@ -209,13 +209,13 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
             {"architecture": content["architecture"], **content["hyperparameters"]}
         )
         geometry = Geometry.from_dict(content["geometry"])
-        heads = content.get("heads")  # earlier versions know no shards
+        heads = content["heads"]
         meta = PolicyMeta(
             geometry=geometry,
             heads=None if heads is None else range(*heads),
             **{key: content[key] for key in ("model", "training", "held_out")},
         )
-        calibration = _calibration_of(content.get("calibration"), len(meta.head_range))
+        calibration = _calibration_of(content["calibration"], len(meta.head_range))
         records = content["files"]
         sizes = (len(meta.head_range), spec.head_dim)  # first: a foreign file may claim any number
         if sizes != (len(records), geometry.head_dim) or not records:
@@ -223,7 +223,7 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
         names = _head_files(geometry, meta.head_range)
         if set(records) != set(names) or not 0 <= meta.head_range.start < meta.head_range.stop:
             raise ValueError(f"its files do not cover {geometry}")
-        dtype = WEIGHTS[content.get("weights", "float32")]  # earlier versions know no other
+        dtype = WEIGHTS[content["weights"]]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise PolicyError(f"{target / INDEX} is not a valid policy: {error}") from error
     states = [_read_head(target / file, records[file], spec, dtype) for file in names]
@@ -263,7 +263,7 @@ def _calibration_record(calibration: Calibration | None, heads: int) -> dict[str
 
 
 def _calibration_of(record: Mapping[str, Any] | None, heads: int) -> Calibration | None:
-    """The calibration that a policy.json holds; policies of earlier versions hold none."""
+    """The calibration that a policy.json holds; None for none."""
     if record is None:
         return None
     calibration = Calibration.from_dict(record)

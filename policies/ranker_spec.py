@@ -174,10 +174,7 @@ class RankerSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RankerSpec:
-        """Inverse of `to_dict`; what older files lack (inputs, blocks, neighbours) is the default.
-
-        TypeError on unknown keys, ValueError on values out of range.
-        """
+        """Inverse of `to_dict`; TypeError on unknown keys, ValueError on values out of range."""
         return cls(**data)
 
 

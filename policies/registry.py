@@ -183,9 +183,6 @@ FROM_OUTSIDE: Mapping[str, Callable[[str | None, Mapping[str, Value]], Scorer]] 
 """Methods whose weights or code do not come with kvp, written `NAME:WHAT`, by name: from what
 stands behind the colon and the options to the scorer."""
 
-RENAMED_ALLOCATORS: Mapping[str, str] = {"own": "self_sized"}
-"""Former name of an allocator -> its name."""
-
 
 def every_method() -> tuple[dict[str, ScorerEntry], list[str]]:
     """Scorers by name, built in and of plugins, and a line on each plugin that cannot be used."""
@@ -232,8 +229,7 @@ def make_allocator(spec: str | Allocator | type[Allocator]) -> Allocator:
     if not isinstance(spec, str):
         return allocator_from(spec, {}, f"allocator {_label(spec)}")
     written = parse(spec, "allocator")
-    name = RENAMED_ALLOCATORS.get(written.name, written.name)
-    entry = ALLOCATORS.get(name) or plugin_allocator(name)
+    entry = ALLOCATORS.get(written.name) or plugin_allocator(written.name)
     if entry is not None:
         return entry.build(written.argument, written.options)
     named = named_object(written, "allocator")

@@ -85,8 +85,6 @@ PAGES = [
     *sorted((ROOT / "recipes").rglob("*.sh")),
     *sorted((ROOT / "configs").rglob("*.yaml")),
 ]
-HISTORY = {ROOT / "docs/log.md"}
-"""Pages that quote commands of earlier versions."""
 OTHER_FLAGS = {"extra-index-url", "nproc-per-node", "logdir", "help", "config", "print_config"} | {
     "version", "list", "lambda", "local", "no-deps", "local-dir",
 }  # fmt: skip
@@ -131,7 +129,6 @@ def _pages() -> list[tuple[str, list[str]]]:
     return [
         (str(page.relative_to(ROOT)), words)
         for page in PAGES
-        if page not in HISTORY
         for words in _commands(page.read_text(), markdown=page.suffix == ".md")
     ]
 
@@ -192,7 +189,7 @@ def test_flags_named_in_prose_exist(page: str) -> None:
     decisions = ROOT / "docs/decisions"  # tell what was decided then
     for path in PAGES:
         name = str(path.relative_to(ROOT))
-        if not name.startswith(page) or path in HISTORY or path.suffix != ".md":
+        if not name.startswith(page) or path.suffix != ".md":
             continue
         flags = re.findall(r"(?<![\w-])--([a-z][\w-]*)", path.read_text())
         unknown = {flag.replace("-", "_") for flag in flags} - {f.replace("-", "_") for f in known}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -39,7 +38,7 @@ CONFIGS: list[type[Group]] = [
 ]  # fmt: skip
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"kvp", "trace_collect", "train", "policies", "eval"}
-DOCS = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "log.md")
+DOCS = sorted((ROOT / "docs").glob("*.md"))
 TOP_LEVEL = PACKAGES | {
     "pyproject.toml", "configs", "tests", "README.md", "docs", "recipes", "Makefile",
     "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", ".ci", ".gitignore", "benchmarks",
@@ -67,18 +66,6 @@ def test_no_file_names_a_path_of_a_developer_machine() -> None:
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
         assert not [word for word in forbidden if word in text], name
-
-
-def test_no_function_is_longer_than_sixty_lines() -> None:
-    long = []
-    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                assert node.end_lineno is not None
-                lines = node.end_lineno - node.lineno + 1
-                if lines > 60:
-                    long.append(f"{path.relative_to(ROOT)}: {node.name} has {lines} lines")
-    assert not long, "\n".join(long)
 
 
 @pytest.fixture(scope="module")
@@ -165,13 +152,6 @@ def test_a_flag_means_one_thing_in_every_program() -> None:
             meaning = (flag.kind, sentence, config)
             first = meanings.setdefault(flag.name, meaning)
             assert meaning[:2] == first[:2], f"--{flag.name}: {meaning} and {first}"
-
-
-def test_every_earlier_flag_has_a_new_name() -> None:
-    for config in CONFIGS:
-        names = {flag.name for flag in flags_of(config)}
-        assert set(config.RENAMED.values()) <= names
-        assert not set(config.RENAMED) & names
 
 
 ENTRY_POINTS = {

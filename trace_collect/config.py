@@ -50,10 +50,6 @@ class CollectConfig(
     many as fit into 4 GiB with their queries, keys and values, at most 16."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "continuation": "answers",
-        "validation_sequences": "validation",
-    }
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "train": 0,
         "validation": 0,

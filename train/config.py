@@ -141,19 +141,6 @@ class TrainConfig(
         for name, recipe in PRESETS.items()
     }
     """Settings of each preset, for the command line."""
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "continuation": "answers",
-        "validation": "validation_sequences",
-        "visits": "epochs_per_sequence",
-        "budgets": "budget_weights",
-        "cut_prompt": "compress_prompt",
-        "cut_context": "compress_context",
-        "cut_uniform": "compress_uniform",
-        "cut_min": "min_prefix",
-        "cut_grid": "uniform_points",
-        "cuts_per_visit": "points_per_sequence",
-        "memory_gib": "memory_gb",
-    }
 
     def __post_init__(self) -> None:
         """Fill settings from the preset; raise ValueError naming a flag that cannot work."""

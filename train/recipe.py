@@ -28,7 +28,6 @@ No torch here: `kvp-train --help` reads these defaults.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -36,7 +35,6 @@ from kvp.budgets import parse_budget_weights
 from kvp.config_groups import split_list
 from kvp.errors import KvpError
 from train.labels import LABELS
-from train.labels import RENAMED as LABELS_RENAMED
 from train.objectives import OBJECTIVES, WEIGHTS_BUDGETS
 
 Architecture = Literal["fourier", "paper"]
@@ -60,20 +58,6 @@ TOKEN_INPUTS = ("key", "value", "position", "distance")
 """Inputs of a ranker that need no query; distance is that to the end of the cache."""
 INPUTS = (*TOKEN_INPUTS, "recent")
 """Possible inputs of a ranker; recent is what the last queries attend to."""
-
-RENAMED = {
-    "budgets": "budget_weights",
-    "cuts_per_visit": "points_per_sequence",
-    "cut_prompt": "compress_prompt",
-    "cut_context": "compress_context",
-    "cut_uniform": "compress_uniform",
-    "cut_min": "min_prefix",
-    "cut_grid": "uniform_points",
-}
-"""Settings by the names that earlier versions recorded -> names of today."""
-
-ADDED = {"neighbours": 0}
-"""Settings of a ranker that earlier versions did not have -> what they did."""
 
 _POSITIVE = (
     "hidden",
@@ -302,20 +286,6 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionary for JSON."""
         return asdict(self)
-
-
-def current_names(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that an earlier version recorded, under the names of today.
-
-    `recorded` are settings of a recipe, or a mapping that holds some among others.
-    """
-    renamed = {RENAMED.get(name, name): value for name, value in recorded.items()}
-    if "hidden" in renamed:
-        renamed = {**ADDED, **renamed}
-    for name in ("label", "calibration"):
-        if isinstance(value := renamed.get(name), str):
-            renamed[name] = LABELS_RENAMED.get(value, value)
-    return renamed
 
 
 def _require(holds: bool, name: str, rule: str, recipe: Recipe) -> None:

@@ -26,7 +26,6 @@ from kvp.errors import UsageError
 from kvp.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
 from policies.policy_files import HEAD_FILES
 from policies.sources import INDEX, policy_files
-from train.recipe import current_names
 
 RUN_FILE = "run.json"
 CHECKPOINTS = "checkpoints"
@@ -49,17 +48,11 @@ def _has_saved_nothing(folder: Place) -> bool:
     return names == own
 
 
-def _read_run(path: Place) -> Mapping[str, Any]:
-    content = read_sealed_json(path, UsageError)
-    return {**content, "identity": current_names(content["identity"])}
-
-
 RUN = FolderKind(
     noun="training run",
     marker=RUN_FILE,
     error=UsageError,
-    files=rf"{HEAD_FILES}|{INDEX}|{CHECKPOINTS}/last(\.ckpt)?|{BUFFER}/\d+\.safetensors",
-    read=_read_run,
+    files=rf"{HEAD_FILES}|{INDEX}|{CHECKPOINTS}/last|{BUFFER}/\d+\.safetensors",
 )
 
 
@@ -84,7 +77,7 @@ class RunFolder:
 
     def check_calibration(self, target: str, contexts: int) -> None:
         """UsageError unless the finished run was calibrated like this: weights do not tell."""
-        made = current_names(read_sealed_json(self.place / INDEX, UsageError)["training"]["config"])
+        made = read_sealed_json(self.place / INDEX, UsageError)["training"]["config"]
         theirs, on = made["calibration"], made["calibration_contexts"]
         if (theirs, on) == (target, contexts) or theirs == target == "none":
             return

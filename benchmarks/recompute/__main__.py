@@ -31,12 +31,11 @@ from kvp.hf.identity import model_identity
 from kvp.hf.loading import load_tokenizer, local_folder
 from kvp.manifest import sha256_file
 
-PROMPT_SETTINGS = {
-    "split": "split", "seed": "seed", "length": "length", "essays": "essays", "chat": "chat",
-    "text": "text", "data": "data", "continuation_tokens": "continuation", "squad": "squad",
-    "hotpotqa": "hotpotqa", "where": "where", "tree_paths": "tree_paths",
-}  # fmt: skip
-"""Settings of prompts -> their keys in the identity of a results folder."""
+PROMPT_SETTINGS = (
+    "split", "seed", "length", "essays", "chat", "text", "data", "continuation_tokens", "squad",
+    "hotpotqa", "where", "tree_paths",
+)  # fmt: skip
+"""Settings of prompts in the identity of a results folder."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -135,8 +134,8 @@ def _prompts(
     tokenizer: PreTrainedTokenizerBase,
 ) -> dict[tuple[str, str], Prompt]:
     """Prompts of the drawn rows by task and example."""
-    settings = {name: identity[key] for name, key in PROMPT_SETTINGS.items() if key in identity}
-    measure = identity.get("measure", "answers")
+    settings = {name: identity[name] for name in PROMPT_SETTINGS}
+    measure = identity["measure"]
     prompts = {}
     for task in dict.fromkeys(row["task"] for row in drawn):
         count = len({row["example"] for row in rows if row["task"] == task})

@@ -103,7 +103,7 @@ def check_prompts(first: Results, second: Results) -> None:
     for task, example in sorted(shared):
         ours, theirs = prompts[0][task, example], prompts[1][task, example]
         for what, mine, other in zip(_SAME, ours, theirs, strict=True):
-            if mine != other and None not in (mine, other):
+            if mine != other:
                 why = "scored otherwise" if what == "metric" else "answers to different prompts"
                 raise ResultsError(
                     f"prompt {example} of {task} has another {what} in {second.folder} ({other}) "
@@ -118,7 +118,8 @@ _SAME = ("length", "metric", "digest")
 def _prompts(records: Iterable[Record]) -> dict[tuple[str, str], tuple[object, ...]]:
     fields = ("length", "metric", "prompt_digest")
     return {
-        (record["task"], record["example"]): tuple(map(record.get, fields)) for record in records
+        (record["task"], record["example"]): tuple(record[name] for name in fields)
+        for record in records
     }
 
 

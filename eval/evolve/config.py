@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from eval.config import ADDED_LATER, MeasureConfig, PromptConfig
+from eval.config import MeasureConfig, PromptConfig
 from kvp.budgets import Budget, parse_budget, parse_budgets
 from kvp.config_groups import MemoryConfig, ModelConfig, ProtectionConfig, RunConfig, split_list
 from kvp.errors import UsageError
@@ -15,14 +15,6 @@ RUN_ONLY = (
     "out", "device", "decode_batch", "memory_gb", "bootstrap", "cost_curves", "level", "budgets",
 )  # fmt: skip
 """Settings that do not decide what a search finds, or that it does not read."""
-
-RECORDED_AS = {
-    "continuation_tokens": "continuation",
-    "search_prompts": "prompts",
-    "lambda_": "lambda",
-    "cost_curves": "curves",
-}
-"""Setting -> its key in the folder of a search, where that is an earlier name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +64,6 @@ class EvolveConfig(
     """Tokens kept per KV head on average, comma separated, protected ones included; `%` is of the
     tokens in the cache. Read with --cost_curves, where counts are chosen for each."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "curves": "cost_curves",
-        "continuation": "continuation_tokens",
-        "rows": "decode_batch",
-        "memory_gib": "memory_gb",
-        "prompts": "search_prompts",
-    }
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "search_prompts": 1,
         "holdout": 0,
@@ -112,9 +97,5 @@ class EvolveConfig(
         return parse_budget(self.budget)
 
     def identity(self) -> dict[str, Any]:
-        """The settings every run of one search must share, with the names that files keep."""
-        settings = {name: value for name, value in asdict(self).items() if name not in RUN_ONLY}
-        for name in ADDED_LATER:
-            if settings.get(name) == getattr(EvolveConfig, name, ...):
-                del settings[name]
-        return {RECORDED_AS.get(name, name): value for name, value in settings.items()}
+        """The settings every run of one search must share."""
+        return {name: value for name, value in asdict(self).items() if name not in RUN_ONLY}

@@ -15,19 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from eval.evolve.config import RECORDED_AS, EvolveConfig
+from eval.evolve.config import EvolveConfig
 from eval.evolve.greedy import Floats, greedy_counts, greedy_order, hull_costs
 from eval.evolve.print_budgets import print_budgets
-from eval.results.folder import CURVES, MANIFEST, ROWS
-from eval.results.records import method_label, read_records
+from eval.results.folder import CURVES, MANIFEST, ROWS, read_manifest
+from eval.results.records import UNIFORM, method_label, read_records
 from kvp.artifacts.claim import FolderKind, OutputFolder, check_folder
 from kvp.budgets import parse_budgets
 from kvp.errors import ResultsError, UsageError
-from kvp.manifest import read_json, run_manifest, sha256_file
+from kvp.manifest import run_manifest, sha256_file
 from kvp.ranking import UNPROTECTED, Protection
 from policies.budget_files import BUDGET_FILE, BudgetFile, BudgetPoint, load_budgets, save_budgets
 
-UNIFORM_ALLOCATORS = (None, "uniform")
 CHOICE = FolderKind(
     noun="folder of budgets",
     marker=BUDGET_FILE,
@@ -77,7 +76,7 @@ def run_curves(config: EvolveConfig) -> None:
     points, expected = choose(curves, config.level, config.budgets)
     layers, heads, _ = curves.cost.shape
     settings = {
-        RECORDED_AS.get(name, name): getattr(config, name)
+        name: getattr(config, name)
         for name in ("cost_curves", "scorer", "protocol", "protection", "level", "budgets")
     }
     budgets = BudgetFile(
@@ -158,16 +157,14 @@ def _loss(fractions: Floats, costs: Floats, shares: Floats) -> float:
 
 def read_curves(folder: Path, scorer: str, *, protected: bool, protocol: str) -> Curves:
     """Curves of a scorer in a results folder; ResultsError or UsageError where there are none."""
-    manifest = read_json(folder / MANIFEST, ResultsError)
+    manifest = read_manifest(folder / MANIFEST)
     path = folder / CURVES
     if not path.exists():
         raise ResultsError(
             f"--cost_curves {folder} has no {CURVES}: run kvp-eval with --traces STORE"
         )
     try:
-        records = [
-            record for record in read_records(path) if record.get("allocator") in UNIFORM_ALLOCATORS
-        ]
+        records = [record for record in read_records(path) if record["allocator"] == UNIFORM]
         labels = list(dict.fromkeys(_label(record) for record in records))
         if scorer not in labels:
             raise UsageError(

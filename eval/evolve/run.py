@@ -26,7 +26,6 @@ from eval.evolve.search_folder import (
     Generation,
     Journal,
     begin_search,
-    check_resumable,
 )
 from eval.methods import registered_method
 from eval.results.folder import input_digests
@@ -61,7 +60,6 @@ def run_search(config: EvolveConfig) -> None:
         if (folder.local / BUDGET_FILE).exists():
             say(f"{folder.path} is finished; nothing to do")
         else:
-            check_resumable(folder)
             _search(config, folder, identity)
         print_budgets(load_budgets(folder.local))
         name = folder.local / BUDGET_FILE

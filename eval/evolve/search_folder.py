@@ -24,17 +24,16 @@ from policies.budget_files import BUDGET_FILE
 
 FORMAT = "kvp-search"
 FORMAT_VERSION = 2
-"""In 2 scorers that see a whole prompt see the query of its last token, too."""
 MANIFEST = "manifest.json"
 JOURNAL = "search.jsonl"
 
 
 def _read_manifest(path: Place) -> Mapping[str, Any]:
     content = read_sealed_json(path, ResultsError)
-    if content.get("format_version") not in (1, FORMAT_VERSION):
+    if (version := content.get("format_version")) != FORMAT_VERSION:
         raise ResultsError(
-            f"{path} has format_version {content.get('format_version')!r}, this kvp-evolve reads "
-            f"1 and {FORMAT_VERSION}; choose another --out"
+            f"{path} has format_version {version!r}, this kvp-evolve reads {FORMAT_VERSION}; "
+            "choose another --out"
         )
     return content
 
@@ -46,17 +45,8 @@ SEARCH = FolderKind(
     format=FORMAT,
     files=f"{JOURNAL}|{BUDGET_FILE}",
     read=_read_manifest,
-    optional=("input_files", "model_digest"),
+    optional=("model_digest",),
 )
-
-
-def check_resumable(folder: OutputFolder) -> None:
-    """Raise ResultsError where an unfinished search would go on with other scores."""
-    if folder.existing_marker and folder.existing_marker["format_version"] != FORMAT_VERSION:
-        raise ResultsError(
-            f"--out {folder.path} holds an unfinished search by an earlier kvp-evolve, whose "
-            "scorers did not see the query of a prompt's last token; choose another --out"
-        )
 
 
 def begin_search(folder: OutputFolder, identity: Mapping[str, Any], run: Mapping[str, Any]) -> None:

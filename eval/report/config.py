@@ -31,7 +31,6 @@ class ReportConfig(Group):
     """Resamples behind each interval."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("results", "validation_results")
-    RENAMED: ClassVar[Mapping[str, str]] = {"validation": "validation_results"}
     MINIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": 1}
     MAXIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": MAX_BOOTSTRAP}
 

@@ -168,9 +168,9 @@ def timings(records: Iterable[Record], groups: Mapping[str | None, str]) -> list
     """
     parts: dict[tuple[str | None, str | None, ReportedMethod], list[Record]] = {}
     for record in records:
-        size = record.get("budget_spec") or record["budget"]
+        size = record["budget_spec"] or record["budget"]
         spec = None if record["method"] == FULL else str(size)
-        key = (record.get("protocol"), spec, method_of(record, groups))
+        key = (record["protocol"], spec, method_of(record, groups))
         parts.setdefault(key, []).append(record)
     full = {
         protocol: same for (protocol, _, setting), same in parts.items() if setting.method == FULL
@@ -213,7 +213,7 @@ def _mean(records: Iterable[Record], field: str) -> float:
 
 def _by_prompt(records: Sequence[Record], field: str) -> list[float]:
     """A measure of every prompt, policies averaged; empty where some record lacks it."""
-    timed = [record.get("by_prompt", {}).get(field, []) for record in records]
+    timed = [record["by_prompt"].get(field, []) for record in records]
     if len({len(values) for values in timed}) != 1:
         return []
     return [float(np.mean(values)) for values in zip(*timed, strict=True)]

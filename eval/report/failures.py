@@ -177,4 +177,4 @@ def _right(record: Record) -> bool:
 
 
 def _evidence(record: Record) -> bool:
-    return record.get("evidence_tokens") is not None
+    return record["evidence_tokens"] is not None

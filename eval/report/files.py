@@ -11,8 +11,8 @@ from kvp.artifacts.files import atomic_write_bytes
 from kvp.errors import ResultsError, UsageError
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_PNG_WRITERS = (b"kvp-report", b"Matplotlib")
-"""Writers in the metadata of figures of kvp-report, today and in 0.1.0."""
+_PNG_WRITER = b"kvp-report"
+"""Writer in the metadata of figures."""
 _BEGINNING = 8192
 """Bytes in which a file names its format and its writer."""
 
@@ -70,4 +70,4 @@ def _beginning(path: Path) -> bytes:
 
 
 def _is_figure(content: bytes) -> bool:
-    return content.startswith(_PNG_SIGNATURE) and any(name in content for name in _PNG_WRITERS)
+    return content.startswith(_PNG_SIGNATURE) and _PNG_WRITER in content

@@ -22,8 +22,6 @@ from eval.report.schema import (
 )
 from eval.results.folder import (
     CURVES,
-    FORMAT,
-    FORMAT_VERSION,
     KEPT,
     MANIFEST,
     ROWS,
@@ -33,20 +31,11 @@ from eval.results.folder import (
     read_manifest,
     tuned_of,
 )
-from eval.results.records import UNIFORM, Record, read_records
+from eval.results.records import Record, read_records
 from eval.tune.settings_file import TunedSettings
 from kvp.errors import ResultsError
-from kvp.manifest import SEAL, digest_json, read_json, read_sealed_json
+from kvp.manifest import read_sealed_json
 from kvp.metrics import METRICS_VERSION
-
-OLD_FIELDS: Mapping[str, Any] = {"allocator": UNIFORM}
-"""Fields that records of format version 1 lack, with their values."""
-
-LAST_QUERY_UNSEEN = (
-    "Written by an earlier kvp-eval, whose methods did not see the query of a prompt's last token: "
-    "do not compare query_aware results with later ones."
-)
-"""Note on folders of format versions 1 and 2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,23 +84,11 @@ def load_results(folder: Path) -> Results:
     if not (folder / MANIFEST).exists():
         raise ResultsError(f"{folder} holds no {MANIFEST}; is this a results folder of kvp-eval?")
     manifest = read_manifest(folder / MANIFEST)
-    if manifest.get("format") != FORMAT:
-        raise ResultsError(f"{folder / MANIFEST} describes no results of kvp-eval")
-    version = manifest.get("format_version")
-    if version not in range(1, FORMAT_VERSION + 1):
-        raise ResultsError(
-            f"{folder / MANIFEST} has format_version {version!r}, this kvp-report reads "
-            f"1 to {FORMAT_VERSION}; use the kvp that wrote it"
-        )
-    if digest_json(manifest.get("identity")) != manifest.get("identity_digest"):
-        raise ResultsError(f"{folder / MANIFEST} is damaged: its identity has another digest")
     if (name := manifest_fault(manifest)) is not None:
         raise ResultsError(f"{folder / MANIFEST} is damaged: {name!r} has no valid value")
     if (lost := lost_records(folder, manifest)) is not None:
         raise ResultsError(f"{lost}; run the same kvp-eval command again")
     notes: list[str] = list(manifest.get("notes", []))
-    if version in (1, 2):
-        notes.append(LAST_QUERY_UNSEEN)
     records = _checked_records(folder / ROWS, ROW_SCHEMA, notes)
     if not records:
         raise ResultsError(f"{folder / ROWS} holds no records yet; run kvp-eval first")
@@ -120,6 +97,7 @@ def load_results(folder: Path) -> Results:
         for name, schema in ((TIMING, TIMING_SCHEMA), (CURVES, CURVE_SCHEMA), (KEPT, KEPT_SCHEMA))
     }
     check_grid(folder / CURVES, optional[CURVES])
+    check_definition(folder / CURVES, optional[CURVES])
     check_heads(folder / ROWS, records)
     tokens = folder / TOKENS
     return Results(
@@ -127,9 +105,9 @@ def load_results(folder: Path) -> Results:
         manifest=manifest,
         records=records,
         timing=optional[TIMING],
-        curves=_of_one_definition(optional[CURVES], notes),
+        curves=optional[CURVES],
         kept=optional[KEPT],
-        tokens=_read_tokens(tokens, manifest) if tokens.exists() else None,
+        tokens=_read_tokens(tokens) if tokens.exists() else None,
         tuned=tuned_of(folder / MANIFEST, manifest),
         notes=tuple(notes),
     )
@@ -138,8 +116,7 @@ def load_results(folder: Path) -> Results:
 def _checked_records(path: Path, schema: RecordSchema, notes: list[str]) -> tuple[Record, ...]:
     """Records of a file, checked."""
     records: dict[tuple[Any, ...], Record] = {}
-    for number, content in enumerate(read_records(path), start=1):
-        record = {**OLD_FIELDS, **content}
+    for number, record in enumerate(read_records(path), start=1):
         if (name := schema.fault(record)) is not None:
             raise ResultsError(
                 f"{path} line {number} is damaged: {name!r} is missing or has no valid value; "
@@ -158,7 +135,7 @@ def _checked_records(path: Path, schema: RecordSchema, notes: list[str]) -> tupl
 
 def check_heads(path: Path, records: Sequence[Record]) -> None:
     """Raise ResultsError where evidence was counted in models of different shape."""
-    kept = [each["evidence_kept"] for each in records if each.get("evidence_kept") is not None]
+    kept = [each["evidence_kept"] for each in records if each["evidence_kept"] is not None]
     if len({(len(layers), len(layers[0])) for layers in kept}) > 1:
         raise ResultsError(
             f"{path} is damaged: 'evidence_kept' has different numbers of heads; "
@@ -176,22 +153,17 @@ def check_grid(path: Path, curves: Sequence[Record]) -> None:
         )
 
 
-def _of_one_definition(curves: tuple[Record, ...], notes: list[str]) -> tuple[Record, ...]:
-    """Curves whose area and skill compare: those of today's `kvp.metrics` where there are any."""
-    today = tuple(record for record in curves if record.get("metrics_version") == METRICS_VERSION)
-    if len(today) == len(curves):
-        return curves
-    notes.append(
-        f"{len(curves) - len(today)} cost curves were measured by an earlier kvp-eval, whose skill "
-        "compares protected rankings with rankings of all tokens: run kvp-eval --traces again"
-        + (" (they are left out)." if today else ".")
-    )
-    return today or curves
+def check_definition(path: Path, curves: Sequence[Record]) -> None:
+    """Raise ResultsError where area and skill are not those of today's `kvp.metrics`."""
+    if any(record["metrics_version"] != METRICS_VERSION for record in curves):
+        raise ResultsError(
+            f"{path} holds another definition of skill than this kvp; "
+            "delete it and run kvp-eval --traces again"
+        )
 
 
-def _read_tokens(path: Path, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    sealed = "records" in manifest or SEAL in read_json(path, ResultsError)  # not at 2ef2cb0
-    content = (read_sealed_json if sealed else read_json)(path, ResultsError)
+def _read_tokens(path: Path) -> Mapping[str, Any]:
+    content = read_sealed_json(path, ResultsError)
     if not tokens_are_sound(content):
         raise ResultsError(f"{path} is damaged; delete it and run kvp-eval again")
     return content

@@ -99,10 +99,6 @@ def _protocol(value: Any) -> bool:  # noqa: ANN401
     return isinstance(value, str) and value in PROTOCOL_NAMES
 
 
-def _known_definition(value: Any) -> bool:  # noqa: ANN401
-    return value in (1, 2) and not isinstance(value, bool)
-
-
 def _maybe(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
@@ -137,7 +133,7 @@ class RecordSchema:
 
     required: Mapping[str, Check]
     optional: Mapping[str, Check] = field(default_factory=dict)
-    """Fields that old files lack."""
+    """Fields that only some records have."""
     rules: Mapping[str, Callable[[Record], bool]] = field(default_factory=dict)
     """Checks of several fields: the field to name in the message, and whether a record is sound."""
     key: tuple[str, ...]
@@ -180,12 +176,6 @@ def _full_has_no_budget(record: Record) -> bool:
     return bool((record["method"] == "full") == (record["budget_spec"] is None))
 
 
-def _timed_size(record: Record) -> bool:
-    """Records of the timing pass have a budget or a number of kept tokens."""
-    sized = record["method"] == "full" or record["budget"] is not None
-    return sized or is_number(record.get("kept_tokens"))
-
-
 def _ascends(record: Record) -> bool:
     budgets = record["budgets"]
     return len(budgets) == len(record["cost"]) and all(a < b for a, b in pairwise(budgets))
@@ -215,17 +205,17 @@ ROW_SCHEMA = RecordSchema(
         "kept_tokens": _positive,
         "cached_tokens": _positive,
         "cache_bytes": _maybe(_size),
-    },
-    optional={
-        "policy_commit": is_text,
         "prompt_digest": is_text,
         "metric": is_text,
-        "labels": _labels,
-        "score_norm": _score,
-        "choice_nll": _losses,
         "evidence_tokens": _maybe(_positive),
         "evidence_kept": _maybe(_counts_of_heads),
         "evidence_lost": _maybe(is_count),
+    },
+    optional={
+        "policy_commit": is_text,
+        "labels": _labels,
+        "score_norm": _score,
+        "choice_nll": _losses,
     },
     rules={
         "budget": _needs_budget,
@@ -238,20 +228,17 @@ ROW_SCHEMA = RecordSchema(
 TIMING_SCHEMA = RecordSchema(
     required={
         **_METHOD,
+        "protocol": _protocol,
         "budget": _maybe(_size),
+        "budget_spec": _maybe(_budget_spec),
+        "kept_tokens": _size,
         "cache_bytes": _size,
         "prefill_seconds": _size,
         "evict_seconds": _size,
         "decode_seconds_per_token": _size,
-    },
-    optional={
-        "protocol": _maybe(_protocol),
-        "budget_spec": _maybe(_budget_spec),
-        "kept_tokens": _maybe(_size),
         "prompts": is_count,
         "by_prompt": _seconds_by_prompt,
     },
-    rules={"kept_tokens": _timed_size},
     key=(*_METHOD_KEY, "budget_spec", "budget"),
 )
 CURVE_SCHEMA = RecordSchema(
@@ -265,8 +252,8 @@ CURVE_SCHEMA = RecordSchema(
         "area": _share,
         "skill": _maybe(is_number),
         "sequences": is_count,
+        "metrics_version": is_count,
     },
-    optional={"metrics_version": _known_definition},
     rules={"budgets": _ascends},
     key=(*_METHOD_KEY, "layer", "head"),
 )

@@ -148,8 +148,7 @@ def costs(run: Run) -> tuple[str, dict[str, charts.Json]]:
         shown = shown_curves(found, measured)
         shown = {family: shown[family] for family in in_order(list(shown))}
         run.draw(figures.cost_figure(run.results, found, shown, protocol, run.styles))
-        version = records[0].get("metrics_version", 1)
-        content = [table(tables.areas(measured, protocol, version))]
+        content = [table(tables.areas(measured, protocol))]
         parts.append(run.under(protocol, content, f"cost-{protocol}"))
         skills = head_skills(records, groups)
         drawn[protocol] = charts.heads(found, skills, measured, shown, run.styles)

@@ -129,17 +129,8 @@ def _bytes(estimate: Estimate | None, whole: float | None) -> Field:
     return Field(text=f"{estimate.nbytes:,.0f}", small=ratio)
 
 
-SKILLS = {
-    1: "skill = (random - cost) / (random - ideal), both of rankings without protection, which "
-    "protected rankings cannot be compared with; area over budgets 1 to N - 1",
-    2: "skill = (chance - cost) / (chance - ideal), both with the same protected tokens: 1 is "
-    "ideal, 0 is chance; area over all budgets",
-}
-"""Definition of area and skill by `metrics_version` of curves.jsonl (`kvp.metrics`)."""
-
-
-def areas(by_setting: Mapping[ReportedMethod, Area], protocol: str, version: int) -> Table:
-    """Area under the cost curves of every setting, against the oracle's, by one definition."""
+def areas(by_setting: Mapping[ReportedMethod, Area], protocol: str) -> Table:
+    """Area under the cost curves of every setting, against the oracle's (`kvp.metrics`)."""
     families = in_order(list(dict.fromkeys(setting.family for setting in by_setting)))
     lines = dict.fromkeys((family, setting.variant) for family in families
                           for setting in by_setting if setting.family == family)  # fmt: skip
@@ -159,7 +150,8 @@ def areas(by_setting: Mapping[ReportedMethod, Area], protocol: str, version: int
     return Table(
         caption="Area under the cost curves summed over heads, as a multiple of the oracle's with "
         "the same protection (mean over policies, range below), and mean skill; "
-        f"{SKILLS[version]}; "
+        "skill = (chance - cost) / (chance - ideal), both with the same protected tokens: 1 is "
+        "ideal, 0 is chance; area over all budgets; "
         f"{PROTOCOL_NAMES[protocol]}.",
         header=("method", *titles),
         rows=rows,

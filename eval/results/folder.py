@@ -18,9 +18,7 @@ from kvp.artifacts.addresses import Place, place
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.errors import ResultsError
 from kvp.manifest import (
-    SEAL,
     digest_json,
-    read_json,
     read_sealed_json,
     run_manifest,
     sha256_input,
@@ -31,8 +29,6 @@ from kvp.progress import say
 
 FORMAT = "kvp-results"
 FORMAT_VERSION = 3
-"""2 added `allocator` (1 knew `uniform` alone), `cache_bytes` in records, kept.jsonl. In 3 methods
-that see a whole prompt see the query of its last token, too."""
 
 MANIFEST = "manifest.json"
 ROWS = "rows.jsonl"
@@ -52,15 +48,18 @@ FILES = (*RECORD_FILES, TOKENS, HEATMAP, MANIFEST)
 
 
 def read_manifest(path: Place) -> dict[str, Any]:
-    """A manifest as it was written, its seal checked; those of 2ef2cb0 have none.
-
-    Raises ResultsError where it is damaged.
-    """
-    manifest = read_json(path, ResultsError)
-    if SEAL in manifest:
-        return read_sealed_json(path, ResultsError)
-    if "records" in manifest or "model_digest" in str(manifest.get("identity")):
-        raise ResultsError(f"{path} is damaged: no checksum in it")
+    """A manifest of results; raises ResultsError where it is damaged or of another format."""
+    manifest = read_sealed_json(path, ResultsError)
+    if manifest.get("format") != FORMAT:
+        raise ResultsError(f"{path} describes no results of kvp-eval")
+    if manifest.get("format_version") != FORMAT_VERSION:
+        raise ResultsError(
+            f"{path} has format_version {manifest.get('format_version')!r}, this kvp reads and "
+            f"writes {FORMAT_VERSION}; evaluate again, into a new folder"
+        )
+    identity = manifest.get("identity")
+    if not identity or digest_json(identity) != manifest.get("identity_digest"):
+        raise ResultsError(f"{path} is damaged: its identity has another digest")
     return manifest
 
 
@@ -104,29 +103,14 @@ def lost_records(folder: Path, manifest: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _read_manifest(path: Place) -> dict[str, Any]:
-    """A manifest of results that this version can extend."""
-    manifest = read_manifest(path)
-    if manifest.get("format_version") != FORMAT_VERSION:
-        raise ResultsError(
-            f"{path} has format_version {manifest.get('format_version')!r}, this kvp-eval writes "
-            f"{FORMAT_VERSION}, where methods see the query of a prompt's last token; "
-            "choose another --out"
-        )
-    identity = manifest.get("identity")
-    if digest_json(identity) != manifest.get("identity_digest") or not identity:
-        raise ResultsError(f"{path} is damaged; choose another --out")
-    return manifest
-
-
 RESULTS = FolderKind(
     noun="results folder",
     marker=MANIFEST,
     error=ResultsError,
     format=FORMAT,
     files="|".join((ROWS, TIMING, CURVES, KEPT, TOKENS, HEATMAP, SETTINGS, r"settings\.csv")),
-    read=_read_manifest,
-    optional=("input_files", "model_digest"),
+    read=read_manifest,
+    optional=("model_digest",),
 )
 
 

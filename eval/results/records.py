@@ -43,9 +43,6 @@ LEARNED = "kvp"
 UNIFORM = "uniform"
 """Allocator of a method that keeps equally many tokens in every head."""
 
-_RENAMED_ALLOCATORS = {"own": "self_sized"}
-"""Allocators that records of older versions call by another name."""
-
 _SEPARATORS = "-_. "
 """Characters between a policy's name and its seed."""
 
@@ -120,7 +117,7 @@ class RecordFile:
         self._turn = turn
         self.keys: set[Key] = set()
         self.digests: dict[tuple[str, str], str] = {}
-        """Task and example -> digest of the prompt (`Sample.digest`), where it was recorded."""
+        """Task and example -> digest of the prompt (`Sample.digest`)."""
         self._bytes = self._count = 0
         with turn():
             self._lines.cut_torn_line()
@@ -149,8 +146,7 @@ class RecordFile:
     def _remember(self, record: Record) -> None:
         self._count += 1
         self.keys.add(key_of(record))
-        if (digest := record.get("prompt_digest")) is not None:
-            self.digests[record["task"], record["example"]] = digest
+        self.digests[record["task"], record["example"]] = record["prompt_digest"]
 
 
 def read_records(path: Path, key_fields: Sequence[str] = ()) -> Iterator[Record]:
@@ -163,8 +159,6 @@ def read_records(path: Path, key_fields: Sequence[str] = ()) -> Iterator[Record]
         raise ResultsError(f"{path} does not exist; is this a results folder?")
     lines: dict[Key, int] = {}
     for number, record in JsonLines(path).numbered():
-        if (renamed := _RENAMED_ALLOCATORS.get(str(record.get("allocator")))) is not None:
-            record["allocator"] = renamed
         if missing := [field for field in key_fields if field not in record]:
             raise ResultsError(f"{path} line {number} lacks {missing[0]!r}; delete that line")
         key = tuple(map(str, (record[field] for field in key_fields)))

@@ -37,10 +37,6 @@ class TuneConfig(
     split: Literal["validation", "train"] = "validation"
     """Which split of keys, values and haystack text (or rows) prompts come from."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "continuation": "continuation_tokens",
-        "rows": "decode_batch",
-    }
     MINIMUMS: ClassVar[Mapping[str, float]] = {"settings_per_method": 2, "prompts": 1}
     MAXIMUMS: ClassVar[Mapping[str, float]] = {"prompts": 1_000_000}
 

@@ -29,8 +29,6 @@ from kvp.artifacts.locks import CLAIMS, FileLock, FolderLock, is_lock
 from kvp.errors import KvpError
 from kvp.manifest import differences, read_json, read_sealed_json
 
-_TEMPORARY = re.compile(r"\.tmp[A-Za-z0-9]{6}")
-"""Names of files that an interrupted kvp 0.1.0 may leave: it let safetensors write them."""
 _MARKERS = ("manifest.json", "policy.json", "run.json")
 """Files that make a folder an artefact."""
 
@@ -56,14 +54,14 @@ class FolderKind:
     read: Callable[[Place], Mapping[str, Any]] | None = None
     """Reads the content of a marker, its entry "identity" among it; sealed JSON as a rule."""
     optional: tuple[str, ...] = ()
-    """Entries of the identity that are compared only where both sides have them: folders of
-    earlier versions lack them, and programs know them only when the model is loaded."""
+    """Entries of the identity that are compared only where both sides have them: programs know
+    them only when the model is loaded."""
 
     def left_over(self, name: str) -> bool:
         """Whether an interrupted writer leaves a file of this name, a POSIX path in the folder."""
         whole = name.removesuffix(PARTIAL)
         if whole == name:
-            return is_lock(name) or _TEMPORARY.fullmatch(name) is not None
+            return is_lock(name)
         return whole == self.marker or re.fullmatch(self.files, whole) is not None
 
     def read_marker(self, folder: Place) -> dict[str, Any] | None:

@@ -2,8 +2,7 @@
 
 Records are appended in one write and flushed, so all that a kill can leave is one torn last line:
 readers leave it out, the next writer cuts it off. Damage anywhere else is an error that names the
-file and the line, and so is a record that is there twice. Records without a checksum, as older
-versions wrote them, are read unchecked where they come before all that have one. Imports no torch.
+file and the line, and so is a record that is there twice. Imports no torch.
 """
 
 from __future__ import annotations
@@ -48,12 +47,8 @@ class JsonLines:
         except FileNotFoundError:
             raise self._error(f"{self.path} does not exist") from None
         lines: dict[str, int] = {}
-        checked = False
         for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-            record, checksum, has_checksum = self._record(number, line)
-            if checked and not has_checksum:
-                raise self._damaged(number, "has no checksum, though lines before it have one")
-            checked = has_checksum
+            record, checksum = self._record(number, line)
             first = lines.setdefault(checksum, number)
             if first != number:
                 raise self._damaged(number, f"repeats line {first}")
@@ -99,8 +94,8 @@ class JsonLines:
         """Replace all records, as a whole."""
         atomic_write_bytes(self.path, b"".join(map(_line, records)))
 
-    def _record(self, number: int, line: bytes) -> tuple[Record, str, bool]:
-        """A line's record, the checksum of its content, and whether the line holds it."""
+    def _record(self, number: int, line: bytes) -> tuple[Record, str]:
+        """A line's record and the checksum of its content."""
         try:
             record = parse_json(line)
         except ValueError:
@@ -109,11 +104,10 @@ class JsonLines:
             raise self._damaged(number, "is no record")
         written = record.pop(CHECKSUM, None)
         checksum = _checksum(record)
-        if written not in (None, checksum):
-            raise self._damaged(number, "is damaged: its checksum differs")
-        if written is None and _misnamed_checksum(record):
-            raise self._damaged(number, f"is damaged: {CHECKSUM!r} has another name")
-        return record, checksum, written is not None
+        if written != checksum:
+            how = "it has no checksum" if written is None else "its checksum differs"
+            raise self._damaged(number, f"is damaged: {how}")
+        return record, checksum
 
     def _damaged(self, number: int, how: str) -> KvpError:
         return self._error(f"{self.path} line {number} {how}; delete that line")
@@ -124,12 +118,6 @@ def _line(record: Mapping[str, Any]) -> bytes:
     plain = json.loads(json.dumps(record))  # as a reader sees it
     text = json.dumps({**plain, CHECKSUM: _checksum(plain)}, ensure_ascii=False)
     return text.encode() + b"\n"
-
-
-def _misnamed_checksum(record: Record) -> bool:
-    """Whether the last value is the checksum of all others, under a name that was damaged."""
-    others = dict(record)
-    return bool(record) and others.popitem()[1] == _checksum(others)
 
 
 def _checksum(record: Mapping[str, Any]) -> str:

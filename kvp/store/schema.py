@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 FORMAT = "kvp-traces"
-READABLE = (1, 2, 3)
-"""Format versions this kvp reads; 1 knew no importance grids, 2 none of a chosen label."""
+FORMAT_VERSION = 3
 
 TENSORS = ("q", "k", "v")
 STORED_LABELS = ("kvzip", "kvzip_plus")

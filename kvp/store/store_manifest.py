@@ -24,7 +24,7 @@ from kvp.artifacts.tensors import write_safetensors
 from kvp.errors import StoreError
 from kvp.manifest import differences, read_json, read_sealed_json, sha256_file, write_sealed_json
 from kvp.store.paths import MANIFEST, OUTPUT, SEQUENCES, array_settings
-from kvp.store.schema import ARRAYS, FORMAT, READABLE
+from kvp.store.schema import ARRAYS, FORMAT, FORMAT_VERSION
 from kvp.store.store_plan import StorePlan
 
 STORE = FolderKind(
@@ -58,7 +58,7 @@ def create_metadata(
         files.append(OUTPUT)
     written = {
         "format": FORMAT,
-        "format_version": plan.format_version,
+        "format_version": FORMAT_VERSION,
         "plan": plan.to_dict(),
         "rope": "post",
         "files": {name: sha256_file(store / name) for name in files},
@@ -103,10 +103,9 @@ def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
     manifest = read_sealed_json(path)
     if manifest.get("format") != FORMAT:
         raise StoreError(f"{store} is not a trace store: {path} is something else")
-    if manifest.get("format_version") not in READABLE:
+    if (version := manifest.get("format_version")) != FORMAT_VERSION:
         raise StoreError(
-            f"{path} has format version {manifest.get('format_version')}; "
-            f"this kvp reads versions {READABLE[0]} to {READABLE[-1]}"
+            f"{path} has format version {version}, this kvp reads {FORMAT_VERSION}: collect anew"
         )
     try:
         plan = StorePlan.from_dict(manifest["plan"])

@@ -45,7 +45,7 @@ class StorePlan:
     """Dtype of an importance grid."""
     grid_labels: tuple[str, ...] = ()
     """Labels that the grid holds at all of its points, some of `GRIDS`; the others it holds at the
-    common ones. Empty in stores of version 2: see `grid_points`."""
+    common ones."""
     labels: tuple[str, ...] = ()
     """Labels kept for every sequence, some of `STORED_LABELS`."""
 
@@ -70,30 +70,15 @@ class StorePlan:
         return self.store == "qkv"
 
     @property
-    def format_version(self) -> int:
-        """Version of the format that a store of this plan is written in."""
-        return 3 if self.grid_labels else 2
-
-    @property
     def grid_points(self) -> dict[str, int]:
-        """Label -> compression points at which the grid holds it: all of them or the common ones.
-
-        Those of version 2 hold sums at all points, maxima at the common ones, and no third label.
-        """
+        """Label -> compression points at which the grid holds it: all or the common ones."""
         if not self.grid:
             return {}
-        if not self.grid_labels:
-            return {"future_attention": self.grid, "max_future_attention": COMMON_POINTS}
         return {label: self.grid if label in self.grid_labels else COMMON_POINTS for label in GRIDS}
-
-    @property
-    def labels_everywhere(self) -> tuple[str, ...]:
-        """Labels that the grid holds at all of its points."""
-        return self.grid_labels or (("future_attention",) if self.grid else ())
 
     def edges_of(self, label: str, record: SequenceRecord) -> tuple[int, ...]:
         """Where the intervals of a label's grid begin, and the end of the sequence."""
-        everywhere = label in self.labels_everywhere
+        everywhere = label in self.grid_labels
         return record.edges if everywhere else (*record.common_edges, record.length)
 
     @property
@@ -139,12 +124,11 @@ class StorePlan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StorePlan:
-        """Inverse of `to_dict`, for every version; TypeError or ValueError on foreign content."""
-        known = dict(data)
-        if "store_queries" in known:
-            known["store"] = "qkv" if known.pop("store_queries") else "kv"
-        names = {key: tuple(known.get(key, ())) for key in ("labels", "grid_labels")}
-        return cls(**{**known, "geometry": Geometry.from_dict(data["geometry"]), **names})
+        """Inverse of `to_dict`; KeyError, TypeError or ValueError on foreign content."""
+        labels = tuple(data.get("labels", ()))
+        grid_labels = tuple(data["grid_labels"]) if "grid" in data else ()
+        geometry = Geometry.from_dict(data["geometry"])
+        return cls(**{**data, "geometry": geometry, "labels": labels, "grid_labels": grid_labels})
 
 
 def planned_bytes(

@@ -49,8 +49,7 @@ def area_table(results: Results, protocol: str) -> tables.Table | None:
     curves = [record for record in results.curves if record["protocol"] == protocol]
     if not curves:
         return None
-    version = curves[0].get("metrics_version", 1)
-    return tables.areas(areas(curves, policy_groups(curves)), protocol, version)
+    return tables.areas(areas(curves, policy_groups(curves)), protocol)
 
 
 def main() -> None:

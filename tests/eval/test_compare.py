@@ -108,20 +108,18 @@ def test_folders_without_a_common_prompt_are_refused(
     assert "is not a folder" in capsys.readouterr().err
 
 
-def test_records_of_earlier_versions_and_replies_alone_are_compared(
+def test_replies_alone_are_compared(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    earlier = tmp_path / "earlier"
-    shutil.copytree(results, earlier)
-    kept = [record for record in read_records(earlier / "rows.jsonl") if record["nll"] is not None]
-    for record in kept:
-        del record["prompt_digest"], record["metric"]
-    JsonLines(earlier / "rows.jsonl").rewrite(kept)
-    manifest = dict(read_sealed_json(earlier / "manifest.json", ResultsError))
+    replies = tmp_path / "replies"
+    shutil.copytree(results, replies)
+    kept = [record for record in read_records(replies / "rows.jsonl") if record["nll"] is not None]
+    JsonLines(replies / "rows.jsonl").rewrite(kept)
+    manifest = dict(read_sealed_json(replies / "manifest.json", ResultsError))
     del manifest["records"]
-    write_sealed_json(earlier / "manifest.json", manifest)
+    write_sealed_json(replies / "manifest.json", manifest)
     out = tmp_path / "table.csv"
-    assert main(["compare", str(results), str(earlier), "--out", str(out), "--bootstrap=50"]) == 0
+    assert main(["compare", str(results), str(replies), "--out", str(out), "--bootstrap=50"]) == 0
     assert {kind for kind, _, _ in _rows(out)} == {"log-lik"}
     assert all(float(row["difference"]) == 0 for row in _rows(out).values())
     assert "answers are kept" not in capsys.readouterr().out

@@ -152,13 +152,6 @@ def test_flags_that_cannot_work_are_refused(
         prompts_of(tiny_folder, length=900, **changes)
 
 
-def test_earlier_folders_keep_their_identity() -> None:
-    identity = EvalConfig(out="x").identity()
-    assert not {"measure", "squad", "hotpotqa", "where", "tree_paths"} & set(identity)
-    changed = EvalConfig(out="x", measure="perplexity", where="lang=en", tree_paths="all")
-    assert {"measure", "where", "tree_paths"} <= set(changed.identity())
-
-
 def _record(task: str, score: float | None, number: int = 0) -> dict[str, Any]:
     return {
         "model": "m", "method": "full", "variant": "auto", "allocator": "uniform",

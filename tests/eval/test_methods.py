@@ -43,8 +43,7 @@ def test_impossible_settings_name_their_flag(fields: dict[str, object], message:
         _config(**fields)
 
 
-def test_attention_is_part_of_a_folder_unless_it_is_the_default() -> None:
-    assert "attention" not in _config().identity()
+def test_attention_is_part_of_a_folder() -> None:
     assert _config(attention="eager").identity()["attention"] == "eager"
 
 

@@ -364,7 +364,7 @@ def test_quantised_weights_need_their_package_and_are_other_results(
     message = _refusal(capsys, _arguments(tiny_folder, tiny_policy, out, **changes))
     assert "--quantization 4bit needs" in message
     plain, quantised = EvalConfig(out="x"), EvalConfig(out="x", quantization="4bit")
-    assert "quantization" not in plain.identity()  # as in folders of earlier versions
+    assert plain.identity()["quantization"] == "none"
     assert quantised.identity()["quantization"] == "4bit"
 
 

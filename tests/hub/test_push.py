@@ -37,7 +37,8 @@ def record(policy: str | None, budget: str | None, score: float, example: int) -
         "budget_spec": budget, "budget": 32, "example": str(example), "seed": 0,
         "prompt_tokens": 250, "cached_tokens": 249, "kept_tokens": 32, "cache_bytes": 1,
         "prediction": "x", "references": ["x"], "score": score, "nll": None,
-        "reply_tokens": None, "seconds": None,
+        "reply_tokens": None, "seconds": None, "prompt_digest": "0" * 16, "metric": "all",
+        "evidence_tokens": None, "evidence_kept": None, "evidence_lost": None,
     }  # fmt: skip
     return {**fields, "checksum": digest_json(fields)[:16]}
 

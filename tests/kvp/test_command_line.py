@@ -61,7 +61,6 @@ class Config(Files, LearningFlags):
         "plain": {"steps": 100, "rate": 0.1, "rule": "sum"},
         "paper": {"steps": 4000, "rate": 0.1, "rule": "sum"},
     }
-    RENAMED: ClassVar[Mapping[str, str]] = {"visits": "steps"}
 
 
 EXAMPLES = ("prog --out runs", "prog --preset paper --out runs", "prog --help")
@@ -127,7 +126,6 @@ def test_flags_go_before_yaml_before_the_preset(tmp_path: Path) -> None:
     ("argv", "message"),
     [
         (["--stpes", "3"], "unknown flag --stpes; did you mean --steps? (--help lists all)"),
-        (["--visits", "3"], "unknown flag --visits; did you mean --steps? (--help lists all)"),
         (["--versoin"], "unknown flag --versoin; did you mean --version? (--help lists all)"),
         (["--qqq"], "unknown flag --qqq (--help lists all)"),
         (["--ste", "3"], "unknown flag --ste; did you mean --steps? (--help lists all)"),
@@ -154,7 +152,6 @@ def test_a_mistake_is_one_line_that_says_what_to_do(argv: list[str], message: st
     ("text", "message"),
     [
         ("stpes: 3", "unknown setting 'stpes'; did you mean steps?"),
-        ("visits: 3", "unknown setting 'visits'; did you mean steps?"),
         ("rate: .nan", "--rate must be a number, got nan"),
         ("steps: 2.5", "--steps must be a whole number, got 2.5"),
         ("heads: 5", "--heads must be text; in YAML put it in quotes, got 5"),

@@ -110,7 +110,6 @@ def test_evaluate_takes_names_and_scorer_objects_in_one_list(
     assert config.budgets == "25%,50%"
 
 
-@pytest.mark.parametrize(("setting", "meant"), [("methodes", "methods"), ("rows", "decode_batch")])
-def test_a_misspelt_setting_is_named(setting: str, meant: str) -> None:
-    with pytest.raises(UsageError, match=f"unknown setting '{setting}'; did you mean {meant}"):
-        kvp.evaluate(out="results", **{setting: "full"})
+def test_a_misspelt_setting_is_named() -> None:
+    with pytest.raises(UsageError, match="unknown setting 'methodes'; did you mean methods"):
+        kvp.evaluate(out="results", methodes="full")

@@ -87,7 +87,7 @@ def test_a_plus_outside_parentheses_parts_them(spec: str, parts: tuple[str, str 
         ("ada", "unknown method 'ada': choose from random, "),
         ("snapkv:+ada", "method 'snapkv:' is not of the form"),
         (
-            "snapkv+own",
+            "snapkv+self_sized",
             "snapkv+self_sized: snapkv does not say how many tokens it needs; choose an allo",
         ),
         ("snapkv+evolved", "evolved needs a file: write evolved:FILE"),

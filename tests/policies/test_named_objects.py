@@ -180,11 +180,6 @@ def test_an_allocator_that_misses_the_budget_says_so_or_is_refused() -> None:
     assert int(allocated_counts(Declared(), request).sum()) == 30
 
 
-def test_the_former_name_of_self_sized_is_read() -> None:
-    assert make_allocator("own") == make_allocator("self_sized")
-    assert make_method("gvote+own")[1].name == "self_sized"
-
-
 def test_specifications_are_read_in_linear_time() -> None:
     """In a process with a time limit: the former expressions took hours at these lengths."""
     code = """

@@ -279,13 +279,6 @@ def test_calibrations_of_another_geometry_are_not_written(tmp_path: Path) -> Non
     assert not (tmp_path / "policy").exists()
 
 
-def test_policies_from_before_calibration_load(policy_dir: Path) -> None:
-    content = read_sealed_json(policy_dir / "policy.json")
-    del content["calibration"]
-    write_sealed_json(policy_dir / "policy.json", content)
-    assert load_policy(policy_dir).calibration is None
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -394,6 +387,3 @@ def test_other_number_formats_are_refused(policy_dir: Path, tmp_path: Path) -> N
     write_sealed_json(policy_dir / "policy.json", {**index, "weights": "bfloat16"})
     with pytest.raises(PolicyError, match=r"_head_00\.safetensors holds weights that are not bf"):
         load_policy(policy_dir)
-    del index["weights"]  # as earlier versions wrote it
-    write_sealed_json(policy_dir / "policy.json", index)
-    assert load_policy(policy_dir).rankers.dtype == torch.float32

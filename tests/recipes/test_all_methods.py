@@ -20,9 +20,10 @@ from scipy.stats import spearmanr
 from eval.methods import build_methods
 from eval.tune.config import TuneConfig
 from eval.tune.subjects import subjects_of
+from kvp.artifacts.jsonl import JsonLines
 from kvp.cli import parse
 from kvp.config_groups import split_list
-from kvp.manifest import digest_json
+from kvp.manifest import digest_json, write_sealed_json
 from train.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +95,9 @@ def _rows(protocol: str, scores: Mapping[tuple[Any, ...], tuple[float, ...]]) ->
                     "score": None if forced else float(score),
                     "prediction": None if forced else "7", "nll": 20.0 - score if forced else None,
                     "reply_tokens": 10 if forced else None, "kept_tokens": kept,
-                    "cached_tokens": 16, "cache_bytes": None,
+                    "cached_tokens": 16, "cache_bytes": None, "prompt_digest": "0" * 16,
+                    "metric": "all", "evidence_tokens": None, "evidence_kept": None,
+                    "evidence_lost": None,
                 }  # fmt: skip
 
 
@@ -111,9 +114,8 @@ def _results(
         "identity_digest": digest_json(identity), "command": ["kvp-eval", protocol],
         "kvp": "0.1.0", "created": "2026-01-01T00:00:00+00:00", "tuned": {"settings": TUNED},
     }  # fmt: skip
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    lines = (json.dumps(row) + "\n" for row in _rows(protocol, scores))
-    (folder / "rows.jsonl").write_text("".join(lines))
+    write_sealed_json(folder / "manifest.json", manifest)
+    JsonLines(folder / "rows.jsonl").rewrite(_rows(protocol, scores))
     return folder
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from kvp.manifest import digest_json
+from kvp.artifacts.jsonl import JsonLines
+from kvp.manifest import digest_json, write_sealed_json
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "audit"
@@ -39,6 +39,7 @@ def _rows(backend: str) -> list[dict[str, Any]]:
                         "nll": None, "reply_tokens": None, "kept_tokens": 4 if budget else 16,
                         "cached_tokens": 16, "cache_bytes": None, "evidence_tokens": 2,
                         "evidence_kept": [[kept, kept]], "evidence_lost": 2 - kept,
+                        "prompt_digest": "0" * 16, "metric": "all",
                     }
                 )  # fmt: skip
     return rows
@@ -51,12 +52,11 @@ def _folder(path: Path, backend: str) -> Path:
     }  # fmt: skip
     path.mkdir()
     manifest = {
-        "format": "kvp-results", "format_version": 2, "config": identity, "identity": identity,
+        "format": "kvp-results", "format_version": 3, "config": identity, "identity": identity,
         "identity_digest": digest_json(identity), "command": ["kvp-eval", backend],
     }  # fmt: skip
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    lines = (json.dumps(row) + "\n" for row in _rows(backend))
-    (path / "rows.jsonl").write_text("".join(lines))
+    write_sealed_json(path / "manifest.json", manifest)
+    JsonLines(path / "rows.jsonl").rewrite(_rows(backend))
     return path
 
 

@@ -154,7 +154,7 @@ def test_a_small_study_from_prompts_to_tables(
     text = page.read_text()
     assert f"| listwise | lr {best['settings']['lr']}" in text
     assert "| own | – |" in text
-    assert "first edition" in text  # what is written by hand stays
+    assert "From a smaller model" in text  # what is written by hand stays
     assert "(csv/README.md)" in text
     # Skills; answers and perplexities of two splits and protocols.
     assert len(list(csv.glob("*.csv"))) == 9

@@ -24,7 +24,6 @@ from train.data.contexts import ContextSource
 from train.recipe import PRESETS, PresetName
 
 MakeStore = Callable[..., Path]
-OLD = Path(__file__).parents[1] / "fixtures" / "made_by_2ef2cb0" / "importance"
 
 TINY = {
     "contexts": 2, "hidden": 16, "permutations": 4, "min_prefix": 40,
@@ -183,22 +182,3 @@ def test_labels_that_a_grid_does_not_hold_everywhere_are_refused(
     assert "holds no such label" in refusal(half, "kvzip")
     bare = make_store(queries=False)
     assert "kvp-collect --store qkv or importance" in refusal(bare, "max_reply_attention")
-
-
-def test_stores_of_version_2_train_on_sums_and_say_what_they_lack(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refusal(*flags: str) -> str:
-        assert main(["--traces", str(OLD), "--out", str(tmp_path / "p"), *flags]) == 2
-        return capsys.readouterr().err.splitlines()[-1]
-
-    assert (
-        "only future_attention at every point of its grid; use --label future_attention"
-        in refusal()
-    )
-    line = refusal("--label=future_attention", "--calibration=reply_contribution")
-    assert "--calibration reply_contribution: " in line
-    assert "holds no max_reply_attention, as it was written in format version 2" in line
-    settings = {**TINY, "label": "future_attention", "min_prefix": 32, "steps": 2}
-    policy = train(OLD, tmp_path / "p", **settings)
-    assert policy["calibration"]["target"] == "contribution"

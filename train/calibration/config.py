@@ -44,7 +44,6 @@ class CalibrateConfig(CalibrationConfig, MemoryConfig, DeviceConfig):
     """Use a store whose collection has not finished."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("traces",)
-    RENAMED: ClassVar[Mapping[str, str]] = {"contexts": "calibration_contexts"}
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that cannot work."""

@@ -16,10 +16,7 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from kvp.artifacts.addresses import Place
-from kvp.errors import StoreError
 from kvp.ranking import Protection
-from kvp.store import StorePlan
 from policies.calibration import Calibration
 from policies.ranker import HeadRankers
 from train.data.compression_points import CompressionPoint
@@ -56,16 +53,6 @@ FLOOR = 1e-9
 """Smallest expectation whose logarithm is taken."""
 MINIMUM_SLOPE = 1e-3
 """Smallest slope of the map; keeps the order of a head's tokens where their targets are equal."""
-
-
-def check_target(path: Place, plan: StorePlan, target: str) -> None:
-    """Raise StoreError where a store's importance grid does not hold the label of a target."""
-    label, _ = TARGET_IMPORTANCE[target]
-    if plan.store == "importance" and label not in plan.grid_points:
-        raise StoreError(
-            f"--calibration {target}: --traces {path} holds no {label}, as it was written "
-            "in format version 2; use --calibration contribution, or collect anew"
-        )
 
 
 def calibrate(

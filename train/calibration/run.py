@@ -10,12 +10,12 @@ from kvp.store import TraceReader
 from policies.policy_files import check_geometry, load_policy, recalibrate
 from policies.sources import own_folder
 from train.calibration.config import CalibrateConfig, calibration_target
-from train.calibration.fit import TARGET_IMPORTANCE, calibrate, check_target
+from train.calibration.fit import TARGET_IMPORTANCE, calibrate
 from train.data.compression_points import held_out_points
 from train.data.contexts import ContextSource
 from train.data.store_checks import check_store, device_of, protection_of, usable
 from train.labels import EVALUATED
-from train.recipe import FOURIER, Recipe, current_names
+from train.recipe import FOURIER, Recipe
 
 
 def run(config: CalibrateConfig) -> None:
@@ -39,9 +39,8 @@ def run(config: CalibrateConfig) -> None:
     points = held_out_points(
         usable(reader, "validation", recipe), recipe, limit=config.calibration_contexts
     )
-    trained_on = current_names(policy.metadata["training"].get("recipe", {})).get("label", "")
+    trained_on = policy.metadata["training"].get("recipe", {}).get("label", "")
     target = calibration_target(config.calibration, trained_on)
-    check_target(reader.path, reader.plan, target)
     label, _ = TARGET_IMPORTANCE[target]
     memory = int(config.memory_gb * 1e9)
     source = ContextSource(
@@ -66,6 +65,6 @@ def run(config: CalibrateConfig) -> None:
 def recipe_of(training: Mapping[str, Any]) -> Recipe:
     """The recipe a policy was trained with, as far as it is recorded, labelled by attention."""
     names = {field.name for field in fields(Recipe)}
-    recorded = current_names(training.get("recipe", {}))
+    recorded = training.get("recipe", {})
     settings = {name: value for name, value in recorded.items() if name in names}
     return replace(FOURIER, **{**settings, "label": EVALUATED})

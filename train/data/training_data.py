@@ -12,7 +12,6 @@ from kvp.artifacts.addresses import place
 from kvp.errors import UsageError
 from kvp.manifest import digest_json
 from kvp.store import SequenceRecord, TraceReader
-from train.calibration.fit import check_target
 from train.config import TrainConfig
 from train.data.compression_points import Rolling
 from train.data.store_checks import check_label, check_store, usable
@@ -108,8 +107,6 @@ def _open_store(config: TrainConfig, recipe: Recipe) -> StoreTrainingData:
         reader = TraceReader(place(config.traces), heads=slice(heads.start, heads.stop))
     check_store(reader, recipe, allow_incomplete=config.allow_incomplete)
     check_label(reader.path, reader.plan, recipe.label)
-    if config.calibration != "none":
-        check_target(reader.path, reader.plan, config.calibration)
     training = _first(usable(reader, "train", recipe), recipe.sequences)
     return StoreTrainingData(
         traces=reader, training=training, validation=usable(reader, "validation", recipe)

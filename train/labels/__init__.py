@@ -20,11 +20,8 @@ LABELS = Registry(
     },
 )
 
-RENAMED = {"attention": "future_attention", "peak": "max_future_attention"}
-"""Names in files written before -> names of today; calibration targets were renamed likewise."""
-
 EVALUATED = "future_attention"
 """Label that every policy is evaluated on, whatever it was trained on."""
 
 
-__all__ = ["EVALUATED", "LABELS", "RENAMED"]
+__all__ = ["EVALUATED", "LABELS"]

@@ -99,15 +99,15 @@ class Label:
             if self.stored in plan.labels:
                 return None
             return f"holds no such label; collect it with kvp-collect --labels {self.stored}"
-        if plan.store == "qkv" or self.in_grid in plan.labels_everywhere:
+        if plan.store == "qkv" or self.in_grid in plan.grid_labels:
             return None
         if plan.store != "importance":
             return "was collected without queries; collect with kvp-collect --store qkv"
-        held = ", ".join(plan.labels_everywhere)
+        held = ", ".join(plan.grid_labels)
         other = "qkv" if self.in_grid is None else f"importance --grid_labels {self.in_grid}"
         return (
             f"keeps no queries, and of labels only {held} at every point of its grid; use "
-            f"--label {plan.labels_everywhere[0]}, or collect with kvp-collect --store {other}"
+            f"--label {plan.grid_labels[0]}, or collect with kvp-collect --store {other}"
         )
 
 

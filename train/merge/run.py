@@ -26,7 +26,6 @@ from policies.sources import INDEX
 from train.calibration.fit import lengthened
 from train.head_range import SHARD_FOLDER
 from train.merge.config import MergeConfig
-from train.recipe import current_names
 
 _ONE_RUN = ("validate_every", "validation_contexts", "calibration", "calibration_contexts")
 """Settings next to those of the recipe that decide the content of a shard."""
@@ -84,10 +83,8 @@ def made_by(shard: Shard) -> dict[str, Any]:
         "weights": str(shard.rankers.dtype),
         "model": dict(shard.meta.model),
         **{name: training.get(name) for name in ("seed", "traces")},
-        "recipe": current_names(training.get("recipe", {})),
-        "settings": current_names(
-            {name: training.get("config", {}).get(name) for name in _ONE_RUN}
-        ),
+        "recipe": training.get("recipe", {}),
+        "settings": {name: training.get("config", {}).get(name) for name in _ONE_RUN},
     }
 
 

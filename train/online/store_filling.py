@@ -30,7 +30,6 @@ from kvp.ranks import rank_of
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, planned_bytes
 from kvp.store.sequence_records import committed
 from kvp.store.store_manifest import load_metadata
-from train.calibration.fit import check_target
 from train.config import TrainConfig
 from train.data.compression_points import limits, points_by_kind
 from train.data.store_checks import check_label, check_plan, usable
@@ -139,8 +138,6 @@ def _traces(
 ) -> FilledTraces:
     check_plan(path, plan, recipe)
     check_label(path, plan, recipe.label)
-    if config.calibration != "none":
-        check_target(path, plan, config.calibration)
     heads = None
     if config.heads is not None:
         trained = heads_within(parse_heads(config.heads), plan.geometry)

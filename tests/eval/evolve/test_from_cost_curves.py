@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,8 @@ import pytest
 
 from eval.evolve.cli import main
 from eval.evolve.config import EvolveConfig
+from kvp.artifacts.jsonl import JsonLines
+from kvp.manifest import digest_json, write_sealed_json
 from policies.budget_files import load_budgets
 
 ROOT = Path(__file__).parents[3]
@@ -38,16 +39,20 @@ def results(tmp_path: Path) -> Path:
     folder = tmp_path / "results"
     folder.mkdir()
     identity = {"model": "tiny", "revision": None, "length": 260, "sinks": 4, "recents": 16}
-    (folder / "manifest.json").write_text(json.dumps({"identity": identity}))
+    manifest = {
+        "format": "kvp-results", "format_version": 3, "identity": identity,
+        "identity_digest": digest_json(identity),
+    }  # fmt: skip
+    write_sealed_json(folder / "manifest.json", manifest)
     records = [_record(*key) for key in STEEPNESS]
     records += [_record(*key, protected=True) for key in STEEPNESS]
     records += [_record(*key, allocator="ada", cost=[0.0] * 65) for key in STEEPNESS]
     records += [
         _record(*key, method="snapkv", policy=None, protocol="query_agnostic") for key in STEEPNESS
     ]
-    (folder / "curves.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    JsonLines(folder / "curves.jsonl").rewrite(records)
     lengths = [{"protocol": "query_aware", "cached_tokens": tokens} for tokens in (250, 256, 260)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lengths))
+    JsonLines(folder / "rows.jsonl").rewrite(lengths)
     return folder
 
 

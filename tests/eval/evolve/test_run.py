@@ -121,7 +121,7 @@ def test_quantised_weights_need_their_package_and_are_another_search(
     lines = capsys.readouterr().err.strip().splitlines()
     assert "--quantization 8bit needs" in lines[-1]
     settings: Any = {"scorer": "keydiff", "out": "x"}
-    assert "quantization" not in EvolveConfig(**settings).identity()
+    assert EvolveConfig(**settings).identity()["quantization"] == "none"
     assert EvolveConfig(**settings, quantization="8bit").identity()["quantization"] == "8bit"
 
 

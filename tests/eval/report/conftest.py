@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,9 @@ import pytest
 from eval.report.best_settings import Comparison, compare
 from eval.report.cli import main
 from eval.report.load import load_results
-from kvp.manifest import digest_json
+from kvp.artifacts.jsonl import JsonLines
+from kvp.manifest import digest_json, write_sealed_json
+from kvp.metrics import METRICS_VERSION
 
 Record = dict[str, Any]
 PROTOCOLS = ("query_aware", "query_agnostic")
@@ -61,7 +62,8 @@ def result_record(
         "budget": share and round(share * TOKENS), "example": "e1", "prompt_tokens": TOKENS + 1,
         "cached_tokens": TOKENS, "kept_tokens": round((share or 1) * TOKENS), "score": None,
         "nll": None, "reply_tokens": None, "prediction": "", "references": [], "seconds": None,
-        "cache_bytes": None, "seed": 0, **changes,
+        "cache_bytes": None, "seed": 0, "prompt_digest": "0" * 16, "metric": "all",
+        "evidence_tokens": None, "evidence_kept": None, "evidence_lost": None, **changes,
     }  # fmt: skip
 
 
@@ -113,7 +115,7 @@ def curve_records() -> list[Record]:
             "protected": True,
             "policy": policy, "policy_seed": seed, "protocol": "query_aware", "layer": 0,
             "head": head, "budgets": [0.0, 0.5, 1.0], "cost": [1.0, area, 0.0], "area": area,
-            "skill": 1 - area, "sequences": 7,
+            "skill": 1 - area, "sequences": 7, "metrics_version": METRICS_VERSION,
         }
         for method, policy, seed, areas in cells
         for head, area in enumerate(areas)
@@ -128,6 +130,7 @@ def timing_records() -> list[Record]:
             "protected": method != "full",
             "policy": None, "policy_seed": None, "protocol": "query_aware",
             "budget_spec": budget and "50%", "budget": budget, "prompts": 6, "prompt_tokens": 17,
+            "kept_tokens": budget or TOKENS,
             "cache_bytes": 64 * (budget or TOKENS), "prefill_seconds": 0.0125,
             "evict_seconds": 0.001, "decode_seconds_per_token": decode,
             "by_prompt": {
@@ -185,16 +188,16 @@ def write_results() -> Write:
         **identity: Any,
     ) -> Path:
         folder.mkdir(parents=True)
-        (folder / "manifest.json").write_text(json.dumps(manifest(**identity)))
+        write_sealed_json(folder / "manifest.json", manifest(**identity))
         for name, lines in (
             ("rows.jsonl", answer_records() if records is None else records),
             ("timing.jsonl", timing),
             ("curves.jsonl", curves),
         ):
             if lines is not None:
-                (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+                JsonLines(folder / name).rewrite(lines)
         if tokens is not None:
-            (folder / "tokens.json").write_text(json.dumps(tokens))
+            write_sealed_json(folder / "tokens.json", tokens)
         return folder
 
     return write

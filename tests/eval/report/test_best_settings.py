@@ -70,19 +70,24 @@ def test_allocators_are_settings_and_self_sized_methods_are_families(answers: li
     knorm = [record for record in answers if record["method"] == "knorm" and record["protected"]]
     ada = [{**record, "allocator": "ada", "score": 1.0} for record in knorm]
     self_sized = [
-        {**record, "allocator": "own", "budget_spec": "own", "budget": None, "kept_tokens": 6.4}
+        {**record, "allocator": "self_sized", "budget_spec": "own", "budget": None,
+         "kept_tokens": 6.4}
         for record in knorm if record["budget_spec"] == "25%"
     ]  # fmt: skip
     grid = _grid([*answers, *ada, *self_sized])
     choices = choose(grid, grid)
     assert choices["knorm"].legend == "knorm+ada"
     assert choices["knorm"].note == "+ada, protected, chosen on validation"
-    alone = choices["knorm+own"]
-    assert (alone.name, alone.note, alone.setting.self_sized) == ("knorm+own", "protected", True)
+    alone = choices["knorm+self_sized"]
+    assert (alone.name, alone.note, alone.setting.self_sized) == (
+        "knorm+self_sized",
+        "protected",
+        True,
+    )
     cell = grid[alone.setting]["own"]
     assert (cell.kept_tokens, cell.share) == (6.4, 0.4)
     shown = shown_first(grid, choices, 5, higher_is_better=True)
-    assert {"full", "oracle", "kvp", "knorm+own"} < set(shown)
+    assert {"full", "oracle", "kvp", "knorm+self_sized"} < set(shown)
     assert len(shown) == 5
     assert "random" not in shown  # the worst of the others
     assert set(shown_first(grid, choices, 99, higher_is_better=True)) == set(choices)

@@ -286,7 +286,7 @@ def test_folders_that_lack_things_are_drawn(
     make_record: Callable[..., Record],
     open_page: Callable[..., Any],
 ) -> None:
-    own = make_record("gvote", allocator="own", score=1.0, kept_tokens=6.5) | {
+    own = make_record("gvote", allocator="self_sized", score=1.0, kept_tokens=6.5) | {
         "budget_spec": "own", "budget": None,
     }  # fmt: skip
     full = make_record("full", protected=False, budget_spec=None, score=1.0)

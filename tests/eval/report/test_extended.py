@@ -82,21 +82,3 @@ def test_curves_without_the_oracle_of_their_heads_have_no_ratio(
     ]
     page = build(make_runs([load_results(write_results(tmp_path / "r", curves=fewer))], None, 3))
     assert "Area under the cost curves" in page
-
-
-def test_the_caption_defines_the_skill_that_was_measured(
-    tmp_path: Path, write_results: Write, curves: list[Record]
-) -> None:
-    new = [
-        {**record, "method": "tova", "metrics_version": 2, "skill": None} for record in curves[-2:]
-    ]
-    for name, records, words in (
-        ("old", curves, "both of rankings without protection"),
-        ("mixed", [*curves, *new], "both with the same protected tokens: 1 is ideal, 0 is chance"),
-    ):
-        folder = write_results(tmp_path / name, curves=records)
-        page = build(make_runs([load_results(folder)], None, 3))
-        areas = page.partition("<caption>Area under the cost curves")[2].partition("</table>")[0]
-        assert words in areas
-        assert ("<span>tova</span>" in areas) == (name == "mixed")
-        assert ("<span>knorm</span>" in areas) == (name == "old")

@@ -7,7 +7,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from eval.report.cli import main
 from eval.report.load import load_results
 from eval.report.run import build, make_runs
 from kvp.errors import KvpError, ResultsError
-from kvp.manifest import digest_json
 
 Record = dict[str, Any]
 Write = Callable[..., Path]
@@ -47,7 +46,7 @@ def folder(
         "budget_spec": "25%", "kept": 0.5, "low": 0.4, "high": 0.6, "kept_tokens": 4,
         "cached_tokens": 16, "sequences": 3,
     }  # fmt: skip
-    (folder / "kept.jsonl").write_text(json.dumps(kept) + "\n")
+    _write_lines(folder / "kept.jsonl", [kept])
     return folder
 
 
@@ -68,17 +67,36 @@ def _page(folder: Path) -> str:
     return build(make_runs([load_results(folder)], None, 3))
 
 
+def _digest(content: Record) -> str:
+    """As `kvp.manifest.digest_json`, also of what kvp would not write."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write_lines(path: Path, records: Iterable[Record]) -> None:
+    lines = ({**record, "checksum": _digest(record)[:16]} for record in records)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _lines(path: Path) -> list[Record]:
+    records: list[Record] = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        del record["checksum"]
+    return records
+
+
 def _change_record(folder: Path, name: str, number: int, **changes: Any) -> None:
-    lines = (folder / name).read_text().splitlines()
-    lines[number] = json.dumps({**json.loads(lines[number]), **changes})
-    (folder / name).write_text("\n".join(lines) + "\n")
+    records = _lines(folder / name)
+    records[number] |= changes
+    _write_lines(folder / name, records)
 
 
 def _change_json(folder: Path, name: str, **changes: Any) -> None:
     content = {**json.loads((folder / name).read_text()), **changes}
+    del content["sha256"]
     if "identity" in changes:
-        content["identity_digest"] = digest_json(content["identity"])
-    (folder / name).write_text(json.dumps(content))
+        content["identity_digest"] = _digest(content["identity"])
+    (folder / name).write_text(json.dumps({**content, "sha256": _digest(content)}))
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "timing.jsonl", "curves.jsonl", "kept.jsonl"])
@@ -92,9 +110,8 @@ def test_protocols_are_a_closed_set(folder: Path, name: str, protocol: Any) -> N
 def test_nothing_is_written_outside_of_the_folder(folder: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim.png"
     victim.write_bytes(b"mine")
-    lines = (folder / "rows.jsonl").read_text().splitlines()
-    records = [{**json.loads(line), "protocol": "/../../victim"} for line in lines]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    path = folder / "rows.jsonl"
+    _write_lines(path, [{**record, "protocol": "/../../victim"} for record in _lines(path)])
     assert main([str(folder), "--bootstrap", "3"]) == 2
     assert victim.read_bytes() == b"mine"
 
@@ -103,13 +120,12 @@ def test_nothing_is_written_outside_of_the_folder(folder: Path, tmp_path: Path) 
 def test_only_the_scripts_of_the_page_may_run(folder: Path, evil: str) -> None:
     """Every free text of every file is the attack; scripts that may run are named by digests."""
     for name in ("rows.jsonl", "timing.jsonl", "curves.jsonl", "kept.jsonl"):
-        lines = (folder / name).read_text().splitlines()
         changed = [
             {**record, "policy": record["policy"] and evil + record["policy"], "variant": evil,
              "task": evil, "example": evil + str(record.get("example")), "model": evil}
-            for record in map(json.loads, lines)
+            for record in _lines(folder / name)
         ]  # fmt: skip
-        (folder / name).write_text("".join(json.dumps(record) + "\n" for record in changed))
+        _write_lines(folder / name, changed)
     tokens = json.loads((folder / "tokens.json").read_text())
     methods = {f"{evil}/{name}": heads for name, heads in tokens["methods"].items()}
     _change_json(
@@ -230,11 +246,11 @@ def test_curves_of_other_budgets_are_refused(folder: Path) -> None:
 
 
 def test_repeated_and_contradicting_lines_are_refused(folder: Path) -> None:
-    lines = (folder / "rows.jsonl").read_text().splitlines()
-    other = json.dumps({**json.loads(lines[0]), "score": 0.25})
-    for added, words in ((lines[0], "repeats line 1"), (other, "contradicts an earlier line")):
-        (folder / "rows.jsonl").write_text("\n".join([*lines, added]) + "\n")
-        with pytest.raises(ResultsError, match=f"line {len(lines) + 1} {words}"):
+    records = _lines(folder / "rows.jsonl")
+    other = {**records[0], "score": 0.25}
+    for added, words in ((records[0], "repeats line 1"), (other, "contradicts an earlier line")):
+        _write_lines(folder / "rows.jsonl", [*records, added])
+        with pytest.raises(ResultsError, match=f"line {len(records) + 1} {words}"):
             load_results(folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from eval.report.join import join, labels, model_name
 from eval.report.load import load_results
 from eval.report.page import commands
 from kvp.errors import ResultsError
+from kvp.manifest import read_sealed_json, write_sealed_json
 
 Record = dict[str, Any]
 Write = Callable[..., Path]
@@ -87,9 +87,8 @@ def test_one_label_of_two_policies_is_refused(
     for name in ("one", "two"):
         records = [record for record in answers if record["task"] == name]
         folder = write_results(tmp_path / name, records=records)
-        manifest = json.loads((folder / "manifest.json").read_text())
-        manifest["policies"] = {"seed0": name}
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        manifest = read_sealed_json(folder / "manifest.json")
+        write_sealed_json(folder / "manifest.json", {**manifest, "policies": {"seed0": name}})
         folders.append(load_results(folder))
     with pytest.raises(ResultsError, match="another policy called 'seed0'"):
         join(folders)

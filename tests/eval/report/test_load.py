@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from eval.report.cli import main
-from eval.report.load import LAST_QUERY_UNSEEN, load_results
+from eval.report.load import load_results
 from kvp.errors import ResultsError
+from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.metrics import METRICS_VERSION
 
 Write = Callable[..., Path]
@@ -26,20 +28,6 @@ def test_a_torn_last_line_is_left_out_with_a_note(tmp_path: Path, write_results:
     assert torn.records == whole.records
     assert whole.notes == ()
     assert torn.notes == ("The last line of rows.jsonl is torn (an interrupted run) and left out.",)
-
-
-def test_folders_of_version_1_are_read_as_uniform(tmp_path: Path, write_results: Write) -> None:
-    folder = write_results(tmp_path / "r")
-    now = load_results(folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "format_version": 1}))
-    records = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
-    for record in records:
-        del record["allocator"]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    earlier = load_results(folder)
-    assert earlier.records == now.records
-    assert (earlier.notes, now.notes) == ((LAST_QUERY_UNSEEN,), ())
 
 
 def test_missing_parts_are_empty(tmp_path: Path, write_results: Write) -> None:
@@ -58,7 +46,11 @@ def _change_record(**changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         path = folder / "rows.jsonl"
         lines = path.read_text().splitlines()
-        lines[2] = json.dumps({**json.loads(lines[2]), **changes})
+        record = {**json.loads(lines[2]), **changes}
+        del record["checksum"]
+        text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+        record["checksum"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+        lines[2] = json.dumps(record)
         path.write_text("\n".join(lines) + "\n")
 
     return change
@@ -67,7 +59,7 @@ def _change_record(**changes: Any) -> Callable[[Path], None]:
 def _change_manifest(**changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         path = folder / "manifest.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+        write_sealed_json(path, {**read_sealed_json(path), **changes})
 
     return change
 
@@ -81,7 +73,7 @@ def _no_manifest(folder: Path) -> None:
 
 
 def _broken_tokens(folder: Path) -> None:
-    (folder / "tokens.json").write_text('{"tokens": ["a", "b"], "methods": {"x": [[0]]}}')
+    write_sealed_json(folder / "tokens.json", {"tokens": ["a", "b"], "methods": {"x": [[0]]}})
 
 
 @pytest.mark.parametrize(
@@ -96,7 +88,8 @@ def _broken_tokens(folder: Path) -> None:
         (_change_record(score_norm=2), "rows.jsonl line 3 is damaged: 'score_norm'"),
         (_change_record(choice_nll=[0.5]), "rows.jsonl line 3 is damaged: 'choice_nll'"),
         (_change_record(protected="yes"), "rows.jsonl line 3 is damaged: 'protected'"),
-        (_change_record(nll=float("nan")), "rows.jsonl line 3 is damaged: 'nll'"),
+        (_change_record(nll=float("nan")), "rows.jsonl line 3 is damaged"),
+        (_change_manifest(format_version=2), "has format_version 2, this kvp reads and writes 3"),
         (_change_manifest(format_version=4), "has format_version 4"),
         (_change_manifest(format="kvp-traces"), "describes no results"),
         (_change_manifest(identity={"model": "other"}), "its identity has another digest"),
@@ -147,14 +140,9 @@ def test_what_cannot_work_is_refused_with_exit_code_2(
     assert not list(tmp_path.rglob("*.html"))
 
 
-def test_curves_of_two_definitions_never_share_a_table(
+def test_curves_of_another_definition_are_refused(
     tmp_path: Path, write_results: Write, curves: list[dict[str, Any]]
 ) -> None:
-    old = load_results(write_results(tmp_path / "old", curves=curves))
-    assert len(old.curves) == len(curves)
-    new = [{**record, "metrics_version": METRICS_VERSION} for record in curves]
-    today = load_results(write_results(tmp_path / "new", curves=new))
-    assert (len(today.curves), today.notes) == (len(new), ())
-    mixed = load_results(write_results(tmp_path / "mixed", curves=[new[0], *curves[1:]]))
-    assert mixed.curves == (new[0],)
-    assert any("measured by an earlier kvp-eval" in note for note in mixed.notes)
+    old = [{**curves[0], "metrics_version": METRICS_VERSION - 1}, *curves[1:]]
+    with pytest.raises(ResultsError, match=r"curves\.jsonl holds another definition of skill"):
+        load_results(write_results(tmp_path / "old", curves=old))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from eval.cli import main as evaluate
 from eval.report import page as page_module
 from eval.report.cli import main
 from eval.report.page import LIBRARIES
+from kvp.artifacts.jsonl import JsonLines
 
 Write = Callable[..., Path]
 WEB = Path(page_module.__file__).parent / "web"
@@ -290,8 +290,8 @@ def test_self_sized_methods_bytes_and_attention_recall_are_shown(
         make_record("knorm", score=0.5, cache_bytes=400),
         make_record("knorm", score=1.0, allocator="ada", cache_bytes=408),
         make_record(
-            "gvote", score=1.0, allocator="own", budget_spec=None, budget=None, kept_tokens=6.5,
-            cache_bytes=650,
+            "gvote", score=1.0, allocator="self_sized", budget_spec=None, budget=None,
+            kept_tokens=6.5, cache_bytes=650,
         ) | {"budget_spec": "own"},
     ]  # fmt: skip
     kept = [
@@ -304,7 +304,7 @@ def test_self_sized_methods_bytes_and_attention_recall_are_shown(
         for allocator, share in (("uniform", 0.5), ("ada", 0.625))
     ]  # fmt: skip
     folder = write_results(tmp_path / "r", records=records)
-    (folder / "kept.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
+    JsonLines(folder / "kept.jsonl").rewrite(kept)
     assert main([str(folder), "--bootstrap", "5"]) == 0
     page = Page((folder / "report.html").read_text(encoding="utf-8"))
     table = page.table("Accuracy", "highlighted")

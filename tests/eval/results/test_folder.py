@@ -16,6 +16,7 @@ from eval.results.folder import (
     write_manifest,
 )
 from kvp.errors import ResultsError
+from kvp.manifest import write_sealed_json
 
 
 def _config(folder: Path, **fields: object) -> EvalConfig:
@@ -86,7 +87,6 @@ def test_another_file_of_the_same_name_is_refused(tmp_path: Path) -> None:
 
 def test_another_model_of_the_same_name_is_refused(tmp_path: Path) -> None:
     config = _config(tmp_path)
-    _write(config)  # as earlier versions wrote it, without a digest
     _write(config, model={"weights": "aa"})
     with pytest.raises(ResultsError, match=r"model_digest\.weights: aa there, bb here"):
         _write(config, model={"weights": "bb"})
@@ -122,8 +122,9 @@ def test_folders_that_hold_no_results_are_left_alone(tmp_path: Path) -> None:
     (results / "manifest.json").write_text('{"format": "kvp-results", "format_version": 3}')
     with pytest.raises(ResultsError, match=r"manifest\.json is damaged"):
         open_folder(config, {})
-    (results / "manifest.json").write_text('{"format": "kvp-results", "format_version": 1}')
-    with pytest.raises(ResultsError, match="has format_version 1, this kvp-eval writes 3"):
+    manifest = {"format": "kvp-results", "format_version": 1}
+    write_sealed_json(results / "manifest.json", manifest)
+    with pytest.raises(ResultsError, match="has format_version 1, this kvp reads and writes 3"):
         open_folder(config, {})
     with pytest.raises(ResultsError, match="is a file"):
         open_folder(replace(config, out=str(results / "letter.txt")), {})

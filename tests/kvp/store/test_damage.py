@@ -129,7 +129,8 @@ def test_a_record_of_another_sequence_is_not_believed(store: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "value", "complaint"),
     [
-        ("format_version", 4, "version 4; this kvp reads versions 1 to 3"),
+        ("format_version", 4, "version 4, this kvp reads 3: collect anew"),
+        ("format_version", 2, "version 2, this kvp reads 3: collect anew"),
         ("format", "other", "not a trace store"),
         ("plan", {}, "damaged"),
     ],

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.store import (
     GRIDS,
     SequenceRecord,
@@ -241,25 +240,6 @@ def test_files_of_a_store_of_the_papers_shape(tmp_path: Path) -> None:
         for kind in ("qkv", "importance")
     )
     assert 2 / 9 < part / whole <= 0.3
-
-
-def test_stores_of_version_1_still_open_and_go_on(
-    store: Path, plan: StorePlan, make_trace: MakeTrace
-) -> None:
-    content = read_sealed_json(store / "manifest.json")
-    old = {key: value for key, value in content["plan"].items() if key != "store"}
-    older = {**content, "format_version": 1, "plan": {**old, "store_queries": True}}
-    write_sealed_json(store / "manifest.json", older)
-    reader = TraceReader(store)
-    assert reader.plan == plan
-    assert reader.trace(2).queries is not None
-    with TraceWriter.create_or_resume(store, plan, {"identity": content["identity"]}) as writer:
-        writer.write(make_trace(plan, 1))
-    record = read_sealed_json(store / "sequences" / "000001.json")["record"]
-    assert "edges" not in record
-    assert TraceReader(store).complete
-    lean = StorePlan.from_dict({**old, "store_queries": False})
-    assert (lean.store, lean.arrays) == ("kv", ("k", "v"))
 
 
 def test_what_a_grid_cannot_answer_is_one_line(tmp_path: Path, store: Path) -> None:

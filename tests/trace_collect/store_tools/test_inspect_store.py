@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvp.manifest import read_sealed_json, write_sealed_json
-from kvp.store import TraceReader
-
 MakeStore = Callable[..., Path]
 Program = Callable[..., tuple[int, str, str]]
-OLD = Path(__file__).parents[2] / "fixtures" / "made_by_2ef2cb0" / "importance"
 
 
 def test_the_facts_of_a_store(make_store: MakeStore, kvp_store: Program) -> None:
@@ -114,36 +110,3 @@ def test_the_program_without_a_command(kvp_store: Program) -> None:
 def test_a_required_flag_keeps_its_dashes_next_to_arguments(kvp_store: Program) -> None:
     assert kvp_store("subset", "x")[2] == "kvp-store subset: error: --out is missing"
     assert kvp_store("subset", "--out", "x")[2] == "kvp-store subset: error: TRACES is missing"
-
-
-def test_stores_of_version_1_are_read_and_copied_as_version_2(
-    make_store: MakeStore, kvp_store: Program, tmp_path: Path
-) -> None:
-    store = make_store("old")
-    content = read_sealed_json(store / "manifest.json")
-    plan = {key: value for key, value in content["plan"].items() if key != "store"}
-    older = {**content, "format_version": 1, "plan": {**plan, "store_queries": True}}
-    write_sealed_json(store / "manifest.json", older)
-    code, output, _ = kvp_store("inspect", store)
-    assert code == 0
-    assert "format version 1" in output
-    assert kvp_store("verify", store)[0] == 0
-    assert kvp_store("subset", store, "--out", tmp_path / "new")[0] == 0
-    assert TraceReader(tmp_path / "new").manifest["format_version"] == 2
-
-
-def test_stores_of_version_2_are_read_and_copied_as_they_are(
-    kvp_store: Program, tmp_path: Path, assert_same_tensors: Callable[..., None]
-) -> None:
-    code, output, _ = kvp_store("inspect", OLD)
-    assert code == 0
-    assert "format version 2" in output
-    assert "future_attention at 6, max_future_attention at 4 points" in output
-    assert kvp_store("verify", OLD)[0] == 0
-    assert kvp_store("subset", OLD, "--indices=1", "--out", tmp_path / "new")[0] == 0
-    old, new = TraceReader(OLD), TraceReader(tmp_path / "new")
-    assert new.manifest["format_version"] == 2
-    assert new.plan.to_dict() == {**old.plan.to_dict(), "sequences": 1}
-    assert "grid_labels" not in new.plan.to_dict()
-    assert_same_tensors(new, 0, old, 1)
-    assert kvp_store("verify", tmp_path / "new")[0] == 0

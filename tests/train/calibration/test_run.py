@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from kvp.geometry import Geometry
-from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.scoring import View
 from policies.policy_files import PolicyMeta, load_policy, save_policy
 from policies.ranker import HeadRankers, RankerSpec
@@ -69,18 +68,13 @@ def test_calibration_changes_scores_but_no_ranking(policy: Path, store: Path) ->
         assert (calibrated.gather(-1, raw.argsort(-1)).diff(dim=-1) >= 0).all()
 
 
-def test_policies_from_before_there_was_calibration_can_get_one(
-    store: Path, tmp_path: Path
-) -> None:
+def test_policies_without_calibration_can_get_one(store: Path, tmp_path: Path) -> None:
     rankers = HeadRankers(RankerSpec(head_dim=8, hidden=8), 4, torch.Generator().manual_seed(0))
     meta = PolicyMeta(geometry=GEOMETRY, model={"id": "synthetic", "revision": None})
-    save_policy(tmp_path / "old", rankers, meta)
-    content = read_sealed_json(tmp_path / "old" / "policy.json")
-    del content["calibration"]
-    write_sealed_json(tmp_path / "old" / "policy.json", content)
-    assert load_policy(tmp_path / "old").calibration is None
-    assert calibrate(tmp_path / "old", store, "--calibration_contexts", "1") == 0
-    assert load_policy(tmp_path / "old").calibration is not None
+    save_policy(tmp_path / "plain", rankers, meta)
+    assert load_policy(tmp_path / "plain").calibration is None
+    assert calibrate(tmp_path / "plain", store, "--calibration_contexts", "1") == 0
+    assert load_policy(tmp_path / "plain").calibration is not None
 
 
 def test_what_cannot_be_calibrated_is_left_as_it_was(

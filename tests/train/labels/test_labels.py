@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +13,11 @@ from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.store import TraceReader
 from kvp.store.replies import reply_windows
 from policies.calibration import CALIBRATION_TARGETS
-from train.calibration.run import recipe_of
 from train.data.compression_points import CompressionPoint, draw_point
 from train.data.contexts import ContextSource
 from train.labels import LABELS
 from train.labels.label import Label, label_of
-from train.recipe import FOURIER, current_names
-
-OLD = Path(__file__).parents[2] / "fixtures" / "made_by_2ef2cb0"
+from train.recipe import FOURIER
 
 
 def last_query(queries: torch.Tensor, keys: torch.Tensor, first: int, stop: int) -> torch.Tensor:
@@ -71,16 +67,6 @@ def test_what_is_no_label_is_refused() -> None:
         label_of("no.such.module:X")
     with pytest.raises(ValueError, match="did you mean max_future_attention"):
         replace(FOURIER, label="max_future_atention")
-
-
-@pytest.mark.parametrize("policy", ["policy", "policy_paper"])
-def test_earlier_records_are_read_under_the_names_of_today(policy: str) -> None:
-    training = json.loads((OLD / policy / "policy.json").read_text())["training"]
-    assert training["recipe"]["label"] in ("peak", "attention")
-    assert recipe_of(training).label == "future_attention"
-    named = current_names(training["recipe"])
-    assert named["label"] in LABELS.builtin
-    assert named["budget_weights"] == training["recipe"]["budgets"]
 
 
 def test_reply_windows_are_the_queries_that_write() -> None:
