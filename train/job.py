@@ -96,6 +96,7 @@ def prepare(config: TrainConfig, workers: Workers, sources: Sources | None) -> J
     recipe = config.recipe()
     device = device_of_worker(device_of(config.device), workers)
     training_data = open_training_data(config, recipe, device, workers)
+    recipe = recipe.for_traces(queries=training_data.traces.plan.store_queries)
     key_frequencies(training_data.traces, recipe)  # raises before anything is written
     heads = range(training_data.traces.geometry.total_kv_heads)
     if config.heads is not None:

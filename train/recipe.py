@@ -2,9 +2,9 @@
 
 `fourier`, all defaults of `Recipe`: positions as features, 31 tokens on either side that add to a
 token's score, what the last 32 queries attend to, keys as seen from the end of the cache, Muon, and
-the listwise loss on the largest attention of the future, replies first. Chosen on validation prompts
-of SmolLM2-135M-Instruct (docs/results/smollm2.md). The loss needs no rankings (`permutations`,
-`reward` and `advantage_clip` are for `--objective rloo`).
+the listwise loss on the largest attention of the future, replies first (docs/results/smollm2.md).
+The loss needs no rankings (`permutations`, `reward` and `advantage_clip` are for `--objective
+rloo`).
 
 `paper` follows the KVP paper (section 3, Algorithm 1, appendix A.2) and, where the paper is silent,
 the facts known about its released code. Differences that remain:
@@ -58,6 +58,8 @@ TOKEN_INPUTS = ("key", "value", "position", "distance")
 """Inputs of a ranker that need no query; distance is that to the end of the cache."""
 INPUTS = (*TOKEN_INPUTS, "recent")
 """Possible inputs of a ranker; recent is what the last queries attend to."""
+AUTO = "auto"
+"""All of `INPUTS`, without recent where the traces hold no queries."""
 
 _POSITIVE = (
     "hidden",
@@ -102,9 +104,10 @@ class RankerSettings:
     """Width of the ranker's hidden layers."""
     blocks: int = 2
     """Hidden layers of the ranker, 1 or 2."""
-    inputs: str = "key,value,position,distance,recent"
-    """Inputs of the ranker per token, comma separated, some of these; recent is what the last 32
-    queries attend to (traces must hold queries); paper has neither distance nor recent."""
+    inputs: str = AUTO
+    """Inputs of the ranker per token, comma separated, some of key, value, position, distance and
+    recent (what the last 32 queries attend to; traces must hold queries). auto: all of them, recent
+    where the traces hold queries. paper has neither distance nor recent."""
     neighbours: int = 31
     """Tokens on either side of a token that add to its score; 0 scores every token by itself."""
     key_frame: KeyFrame = "end"
@@ -267,7 +270,7 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
     @property
     def input_list(self) -> tuple[str, ...]:
         """Names of the inputs, in the order of `INPUTS`; unknown ones last."""
-        named = split_list(self.inputs)
+        named = INPUTS if self.inputs == AUTO else split_list(self.inputs)
         return (
             *(name for name in INPUTS if name in named),
             *(name for name in named if name not in INPUTS),
@@ -275,8 +278,19 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
 
     @property
     def reads_queries(self) -> bool:
-        """Whether rankers read the last queries."""
+        """Whether rankers read the last queries; `auto` where it can."""
         return "recent" in self.input_list
+
+    @property
+    def needs_queries(self) -> bool:
+        """Whether traces without queries are refused."""
+        return self.reads_queries and self.inputs != AUTO
+
+    def for_traces(self, *, queries: bool) -> Recipe:
+        """The recipe with its inputs named, for traces that hold queries or not."""
+        if self.inputs != AUTO:
+            return self
+        return replace(self, inputs=",".join(INPUTS if queries else TOKEN_INPUTS))
 
     @property
     def warmup(self) -> int:

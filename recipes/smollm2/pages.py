@@ -83,13 +83,14 @@ def table(found: Cells) -> Iterator[str]:
     """Methods by budgets, a table per protocol, then paired differences to every rival."""
     budgets = budgets_of(found)
     for protocol in sorted({key[0] for key in found}, reverse=True):
-        full = estimate(found[protocol, FULL, FULL])
-        yield f"\n**{protocol}**, full cache {_text(full)}, {full.prompts} prompts\n"
+        full = found[protocol, FULL, FULL]
+        prompts = estimate(full).prompts
+        yield f"\n**{protocol}**, full cache {_text(full)}, {prompts} prompts\n"
         yield f"| method | {' | '.join(budgets)} |\n|---|{'--:|' * len(budgets)}"
         for name in methods_of(found, protocol):
             row = [found.get((protocol, name, budget)) for budget in budgets]
-            yield f"| {name} | {' | '.join(_text(estimate(one)) if one else '' for one in row)} |"
-        if found[protocol, FULL, FULL][0]["nll"] is None:
+            yield f"| {name} | {' | '.join(map(_text, row))} |"
+        if full[0]["nll"] is None:
             yield from differences(found, protocol, budgets)
 
 
@@ -202,8 +203,10 @@ def write_csv(records: Iterable[Record], path: Path) -> None:
                 writer.writerow((protocol, task, name, budget, one.prompts, *numbers))
 
 
-def _text(one: Interval) -> str:
-    digits = 2 if one.high < 100 and one.mean < 40 and one.low > 1 else 0
+def _text(records: list[Record] | None) -> str:
+    if not records:
+        return ""
+    one, digits = estimate(records), 0 if records[0]["nll"] is None else 2
     return f"{one.mean:.{digits}f} ({one.low:.{digits}f} to {one.high:.{digits}f})"
 
 

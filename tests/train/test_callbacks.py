@@ -78,7 +78,7 @@ def test_the_exported_file_holds_every_head_s_best_average(
 def test_validation_evaluates_the_averaged_weights(store: Path) -> None:
     reader = TraceReader(store)
     source = ContextSource(reader, memory_bytes=10**7)
-    recipe = FOURIER
+    recipe = FOURIER.for_traces(queries=False)
     module = RankerTraining(
         rankers(store, recipe, 0), recipe, source, reader.records("train"), seed=0
     )

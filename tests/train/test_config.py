@@ -128,3 +128,13 @@ def test_help_answers_at_once() -> None:
 def test_numbers_that_no_machine_could_serve_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"--{name} must be at most"):
         replace(FOURIER, **{name: 99_999_999_999})
+
+
+def test_by_default_rankers_read_recent_queries_where_traces_hold_them() -> None:
+    recipe = TrainConfig(traces="t", out="o").recipe()
+    assert not recipe.needs_queries
+    assert recipe.for_traces(queries=True).inputs == "key,value,position,distance,recent"
+    assert recipe.for_traces(queries=False).inputs == "key,value,position,distance"
+    named = TrainConfig(traces="t", out="o", inputs="key,recent").recipe()
+    assert named.needs_queries
+    assert named.for_traces(queries=True) == named

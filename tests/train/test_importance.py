@@ -119,7 +119,7 @@ def test_validation_reads_every_label(whole: Path, make_store: MakeStore, grid_d
 
 
 def test_an_exact_grid_trains_the_same_policy(whole: Path, exact: Path, tmp_path: Path) -> None:
-    given = {**BOUNDARIES, "objective": "rloo"}
+    given = {**BOUNDARIES, "objective": "rloo", "inputs": "key,value,position,distance"}
     train(whole, tmp_path / "qkv", **given)
     train(exact, tmp_path / "grid", **given)
     for path in sorted((tmp_path / "qkv").glob("*.safetensors")):

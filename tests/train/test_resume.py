@@ -284,9 +284,9 @@ def test_a_policy_that_no_run_left_is_not_its_own(
         (
             {},
             {"calibration": "max_future_attention"},
-            "calibrated to reply_contribution on 128 contexts then",
+            "calibrated to reply_contribution on 48 contexts then",
         ),
-        ({}, {"calibration_contexts": 3}, "calibrated to reply_contribution on 128 contexts then"),
+        ({}, {"calibration_contexts": 3}, "calibrated to reply_contribution on 48 contexts then"),
         ({"calibration": "none"}, {}, "was not calibrated then"),
         ({"calibration": "none"}, {"calibration": "none", "calibration_contexts": 3}, ""),
     ],

@@ -26,6 +26,7 @@ from train.run import run
 MakeStore = Callable[..., Path]
 
 TINY = {
+    "inputs": "key,value,position,distance",
     "contexts": "2",
     "hidden": "16",
     "permutations": "4",

@@ -33,7 +33,7 @@ def check_plan(path: Place, plan: StorePlan, recipe: Recipe) -> None:
             f"--traces {path} was collected without queries; future attention needs them: "
             "kvp-collect --store qkv or importance"
         )
-    if recipe.reads_queries and not plan.store_queries:
+    if recipe.needs_queries and not plan.store_queries:
         raise StoreError(
             f"--inputs {recipe.inputs}: --traces {path} was collected without queries; "
             "leave recent out, or collect with kvp-collect --store qkv"

@@ -248,6 +248,8 @@ def _plan(
         labels=stored_labels(recipe),
     )
     with_queries = replace(plan, store="qkv", grid=0)
+    if recipe.needs_queries:
+        return with_queries
     return min(plan, with_queries, key=lambda one: _bytes_per_sequence(one, one.grid))
 
 

@@ -25,6 +25,7 @@ GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 def trained(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("trained") / "policy"
     small = ["--contexts", "2", "--hidden", "16", "--permutations", "4", "--min_prefix", "40"]
+    small += ["--inputs", "key,value,position,distance"]
     assert train(["--traces", str(store), "--out", str(out), "--steps", "6", *small]) == 0
     return out
 

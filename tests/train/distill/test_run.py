@@ -26,6 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert train([
         "--traces", str(path / "traces"), "--out", str(path / "policy"), "--steps", "2",
         "--contexts", "1", "--hidden", "16", "--neighbours", "2", "--exclude_protected", "false",
+        "--inputs", "key,value,position,distance",
         "--validation_contexts", "2", "--calibration_contexts", "2",
     ]) == 0  # fmt: skip
     return path

@@ -25,6 +25,7 @@ from train.online.trace_buffer import ModelTraces
 from train.recipe import PRESETS
 
 TRAIN = {
+    "inputs": "key,value,position,distance",
     "steps": 12,
     "contexts": 3,
     "hidden": 16,
