@@ -1,52 +1,41 @@
 """`kvp-train --dry-run` without traces: what every way to a policy would cost.
 
 Only the model's configuration is read, and its tokenizer where it is there; prompts are made with
-it to know their lengths. Left out: the dry run on a store that exists, whose steps are measured
-(`train.messages`).
+it to know their lengths. Left out: the dry run on a store that exists (`train.costs.of_job`).
 """
 
 from __future__ import annotations
 
 import math
 import os
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from transformers import PreTrainedConfig
 
-from kvp.costs import (
-    ENOUGH,
-    ONLINE,
-    STORES,
-    WHY_ENOUGH,
-    Cost,
-    Lengths,
-    Plan,
-    TrainingSize,
-    costs_of,
-    recommendation,
-    recommended,
-    table_lines,
-)
-from kvp.costs.commands import changed_flags, commands_of
+from kvp.costs import Lengths
 from kvp.data.lengths import mean_lengths
 from kvp.errors import ModelError
 from kvp.hf import load_config, load_tokenizer
 from kvp.hf.batch_size import default_batch_size
 from kvp.hf.model_size import size_of
-from kvp.hf.rates import rates_of
 from kvp.hf.trace import check_reach
-from policies.ranker import RankerSpec
-from policies.ranker_rate import ranker_flops_of, size_of_ranker
 from train.config import TrainConfig
-from train.labels.label import label_of
-from train.online.model_runner import Samples, stored_labels
+from train.costs.of_model import assumed_seconds, seconds_of_model
+from train.costs.plan import Plan
+from train.costs.table import commands, recommendation, table_lines
+from train.costs.ways import costs_of, recommended
+from train.online.model_runner import Samples
 from train.online.schedule import Schedule
 from train.recipe import Recipe
 
+_ENOUGH = 100
+"""Training sequences that learning curves justify (docs/results/generalisation.md)."""
+_WHY_ENOUGH = (
+    f"{_ENOUGH} training sequences are enough: skill 0.845 with 20 of them, 0.854 with 80, 0.856 "
+    "with 300 (nano, docs/results/generalisation.md)"
+)
 _EPOCHS = 8
 """Epochs per sequence where there are more than the buffer holds and no number is given."""
-_GRID_LABEL = "max_reply_attention"
-"""Label that kvp-collect's grids hold by default."""
 
 
 def print_costs(config: TrainConfig) -> None:
@@ -57,27 +46,25 @@ def print_costs(config: TrainConfig) -> None:
     model_config = load_config(config.model, revision=config.revision)
     check_reach(model_config, config.model, config.length, config.max_new_tokens)
     plan = planned(config, model_config)
-    spec = spec_of(config.recipe(), plan.model.geometry.head_dim)
-    rates = rates_of(
-        config.rates,
-        model_config,
-        plan,
-        device=config.device,
-        ranker_flops=ranker_flops_of(spec, plan),
-    )
-    costs = costs_of(plan, rates, config.rate)
-    for line in table_lines(plan, rates, costs):
+    if config.rates == "measured":
+        seconds = seconds_of_model(plan, model_config)
+    else:
+        seconds = assumed_seconds(plan, config.rates)
+    if config.rate is not None:
+        seconds = replace(seconds, sequence=plan.lengths.tokens / config.rate)
+        plan = replace(plan, lengths=replace(plan.lengths, make_seconds=0.0))
+    costs = costs_of(plan, seconds)
+    for line in table_lines(plan, seconds, costs):
         print(line)
-    if not config.sequences:
-        print(f"{WHY_ENOUGH}; --sequences changes it")
+    if not config.sequences or config.sequences > _ENOUGH:
+        print(f"{_WHY_ENOUGH}; --sequences changes it")
     if config.devices > 1:
         print(_of_one_process(config.devices))
     if config.rate is not None:
         print(f"running the model: {config.rate:g} tokens/s, as --rate says")
-    ram = math.inf if config.rates != "measured" else _ram_bytes()
-    best = recommended(costs, ram)
+    best = recommended(costs, _ram_bytes() if config.rates == "measured" else math.inf)
     print(recommendation(best, costs))
-    for command in commands(best, plan, config):
+    for command in commands(best, plan):
         print(f"  {command}")
     print("dry run: nothing was written")
 
@@ -91,25 +78,11 @@ def _of_one_process(devices: int) -> str:
     )
 
 
-def commands(cost: Cost, plan: Plan, config: TrainConfig) -> list[str]:
-    """The commands of a way, with the settings of a configuration."""
-    collecting, label = _label_flags(config, cost.way)
-    return commands_of(
-        cost,
-        plan,
-        config,
-        traces=f"{config.out}-traces",
-        policy=config.out,
-        training=_training_flags(config, label),
-        collecting=collecting,
-    )
-
-
 def planned(config: TrainConfig, model_config: PreTrainedConfig) -> Plan:
-    """The policy that a configuration asks for; `ENOUGH` sequences where it names no number."""
+    """The policy that a configuration asks for; `_ENOUGH` sequences where it names no number."""
     recipe = config.recipe()
     lengths, sequences = _prompts(config, recipe)
-    buffer = sequences if sequences <= max(config.buffer, ENOUGH) else config.buffer
+    buffer = sequences if sequences <= max(config.buffer, _ENOUGH) else config.buffer
     epochs = config.epochs_per_sequence or _EPOCHS
     schedule = Schedule(buffer=buffer, epochs_per_sequence=epochs, sequences=sequences)
     size = size_of(model_config)
@@ -117,103 +90,40 @@ def planned(config: TrainConfig, model_config: PreTrainedConfig) -> Plan:
         model_config, dtype=config.dtype, max_tokens=config.length + config.max_new_tokens
     )
     return Plan(
-        model=size,
+        config=config,
+        geometry=size.geometry,
         dtype=config.dtype,
-        quantization=config.quantization,
+        model=size,
         lengths=lengths,
-        max_tokens=config.length + config.max_new_tokens,
         train=sequences,
         validation=config.validation_sequences,
-        ranker=size_of_ranker(spec_of(recipe, size.geometry.head_dim)),
-        training=training_size(config),
         buffer=schedule.size,
         traced=schedule.needed(recipe),
-        points=schedule.points(recipe),
+        kept_points=schedule.points(recipe),
         leaving=schedule.start(schedule.passes_apart(recipe)) if config.devices > 1 else 0,
         epochs=epochs if schedule.rolls else 0,
-        labels=len(stored_labels(recipe)),
         batch=1 if config.answers == "reference" else min(batch, buffer),
     )
 
 
-def training_size(config: TrainConfig) -> TrainingSize:
-    """The training of a configuration as far as its costs go."""
-    recipe = config.recipe()
-    return TrainingSize(
-        steps=recipe.steps,
-        contexts=recipe.contexts,
-        prompt_weight=recipe.compress_prompt,
-        context_weight=recipe.compress_context,
-        uniform_weight=recipe.compress_uniform,
-        uniform_points=recipe.uniform_points,
-        min_prefix=recipe.min_prefix,
-        validate_every=config.validate_every,
-        validation_contexts=config.validation_contexts,
-        calibration_contexts=0 if config.calibration == "none" else config.calibration_contexts,
-        activation_bytes=config.activation_gb * 1e9,
-        memory_bytes=config.memory_gb * 1e9,
-    )
-
-
-def spec_of(recipe: Recipe, head_dim: int) -> RankerSpec:
-    """Rankers of a recipe as far as their costs go."""
-    return RankerSpec(
-        head_dim=head_dim,
-        architecture=recipe.architecture,
-        hidden=recipe.hidden,
-        max_positions=recipe.max_positions,
-        inputs=recipe.input_list,
-        blocks=recipe.blocks,
-        neighbours=recipe.neighbours,
-    )
-
-
 def _prompts(config: TrainConfig, recipe: Recipe) -> tuple[Lengths, int]:
-    """How long prompts are and how many are trained on: `ENOUGH` where no number is named.
+    """How long prompts are and how many are trained on: `_ENOUGH` where no number is named.
 
     Of data with fewer prompts, all of them. Lengths are those of prompts that are made, or their
     bounds where there is no tokenizer.
     """
-    recipe = replace(recipe, sequences=recipe.sequences or ENOUGH)
+    sequences = recipe.sequences or _ENOUGH
     try:
         tokenizer = load_tokenizer(config.model, revision=config.revision)
     except ModelError:
         bounds = Lengths(prompt=config.length, answer=config.max_new_tokens, answers=config.answers)
-        return bounds, recipe.sequences
-    settings = replace(config.online(), buffer=recipe.sequences)
-    if not config.recipe().sequences:  # as many as there are
-        recipe = replace(recipe, sequences=0)
+        return bounds, sequences
+    settings = replace(config.online(), buffer=sequences)
     samples = Samples.open(settings, recipe, tokenizer, config.seed)
     lengths = mean_lengths(
         samples.train, tokenizer, answers=config.answers, max_new_tokens=config.max_new_tokens
     )
-    return lengths, recipe.sequences or min(ENOUGH, len(samples.train))
-
-
-def _label_flags(config: TrainConfig, way: str) -> tuple[list[str], str]:
-    """Flags of kvp-collect for the label that is trained, and the label.
-
-    An importance store cannot hold a label of one's own: there it is another.
-    """
-    name = config.recipe().label
-    label = label_of(name)
-    if way == ONLINE:
-        return [], name
-    if label.stored is not None:
-        return [f"--labels {label.stored}"], name
-    if STORES[way] == "qkv" or label.in_grid == _GRID_LABEL:
-        return [], name
-    return ([f"--grid_labels {label.in_grid}"], name) if label.in_grid else ([], _GRID_LABEL)
-
-
-def _training_flags(config: TrainConfig, label: str) -> list[str]:
-    """Flags of kvp-train that differ from its defaults and that a command does not have yet."""
-    groups = TrainConfig(out=config.out, source="model", preset=config.preset)
-    elsewhere = {*vars(config.online()), "out", "source", "traces", "sequences", "memory_gb"}
-    elsewhere |= {"device", "seed", "dry_run", "rates", "rate"}
-    names = [one.name for one in fields(TrainConfig) if one.name not in elsewhere]
-    defaults = {name: getattr(groups, name) for name in names} | {"preset": "fourier"}
-    return changed_flags(replace(config, label=label), defaults)
+    return lengths, recipe.sequences or min(_ENOUGH, len(samples.train))
 
 
 def _ram_bytes() -> float:

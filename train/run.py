@@ -16,13 +16,14 @@ from policies.ranker import HeadRankers
 from train.calibration.fit import TARGET_IMPORTANCE, calibrate
 from train.callbacks import Bar, Checkpoints, Log, Validation, skill_note
 from train.config import TrainConfig
+from train.costs.of_job import print_costs_of_job
 from train.data.traces import recorded_model, recorded_text
 from train.distributed import ALONE, Workers, this_worker, together
 from train.fit import fit, new_training
 from train.head_range import AUTO
 from train.job import Job, Sources, initial_rankers, prepare
 from train.labels import EVALUATED
-from train.messages import dry_run, print_end, print_start
+from train.messages import print_end, print_start
 from train.model.ranker_training import RankerTraining
 from train.summary import print_summary
 from train.validation import HeldOut, evaluate_with_baselines
@@ -64,7 +65,7 @@ def _run_job(job: Job) -> None:
     config, workers = job.config, job.workers
     if config.dry_run:
         with together(workers, job.device, partial(_run, config, sources=None)):
-            dry_run(job)
+            print_costs_of_job(job)
         return
     if job.target.finished():
         job.target.check_calibration(config.calibration, config.calibration_contexts)

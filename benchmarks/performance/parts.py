@@ -174,18 +174,4 @@ PARTS: Sequence[Part] = (
         table=tables.processes,
         quick="--processes 1 --simulated 1,64 --sequences 2 --length 200 --pieces 64 --uncounted 0",
     ),
-    Part(
-        name="costs",
-        title="Predicted costs",
-        module="benchmarks.cost_prediction",
-        text=(
-            "What a dry run predicts (`kvp-collect`, `kvp-train`), next to the same run: seconds, "
-            "bytes in memory beyond the libraries, bytes on the disk. Numbers are those of the "
-            "first round, the ratio is the median of all. Larger models are predicted from their "
-            "configuration and the data sheet of a GPU; nothing of them ran."
-        ),
-        table=tables.costs,
-        cpu="--rounds 2",
-        quick="--cases nano --rounds 1",
-    ),
 )

@@ -23,9 +23,8 @@ def test_a_dry_run_needs_only_a_configuration(
     output = capsys.readouterr().out
     assert f"at most {5 * 304 * 512 / 1000:.1f} kB" in output
     assert "about 10 s at 152 tokens/s" in output
-    assert "running the model" not in output
     assert run("--dry_run", "true", "--model", str(tmp_path / "bare")) == 0
-    assert "times: measured on cpu" in capsys.readouterr().out
+    assert "times: measured: processor time of one thread on cpu" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
 
 
@@ -34,7 +33,6 @@ def test_a_dry_run_compares_the_ways_to_a_policy(
 ) -> None:
     assert run("--dry-run", "--rates=h100", "--device=cuda:3") == 0
     output = capsys.readouterr().out
-    assert re.search(r"about \d+ \w+ at \d+ tokens/s", output)
     assert "3 training and 2 validation sequences of about" in output
     for way in ("full traces", "importance store", "--source model"):
         assert re.search(rf"^{way} ", output, re.MULTILINE)

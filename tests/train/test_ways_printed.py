@@ -13,33 +13,20 @@ from typing import Any
 import pytest
 
 from kvp.cli import main as run_program
-from kvp.costs import Rates, TrainingSize, costs_of
 from kvp.data.synthetic.prose import prose
 from kvp.errors import UsageError
 from kvp.hf import load_config
 from trace_collect.cli import main as collect
-from trace_collect.dry_run import NEIGHBOURS
 from train.cli import main
 from train.config import TrainConfig
-from train.dry_run import commands, planned, training_size
+from train.costs.memory import Memory
+from train.costs.of_model import assumed_seconds
+from train.costs.plan import Plan
+from train.costs.table import commands
+from train.costs.ways import Cost, costs_of
+from train.dry_run import planned
 from train.online.training_data import OnlineTrainingData, open_online_training_data
-from train.recipe import Recipe
 
-RATES = Rates(
-    source="assumed: 1 of everything",
-    accelerator=False,
-    prompt_flops=1.0,
-    decode_layer_seconds=1.0,
-    decode_step_seconds=1.0,
-    pairs=1.0,
-    grid_pairs=1.0,
-    ranker_flops=1.0,
-    write_bytes=1.0,
-    read_bytes=1.0,
-    write_importance_bytes=1.0,
-    read_grid_bytes=1.0,
-    copy_bytes=1.0,
-)
 SHORT = ("--length=300", "--max_new_tokens=4")
 SMALL = (*SHORT, "--tasks=niah_single_1,niah_single_2")
 
@@ -51,6 +38,11 @@ def parsed(flags: list[str]) -> TrainConfig:
         run_program(TrainConfig, configs.append, prog="kvp-train", description="", argv=flags) == 0
     )
     return configs[0]
+
+
+def online(plan: Plan) -> Cost:
+    """The way without a store."""
+    return costs_of(plan, assumed_seconds(plan, "h100"))[-1]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +82,7 @@ def test_what_it_recommends_runs(
     flags = ("--model", str(model_folder), *SMALL, *sizes, *out)
     assert main(["--dry-run", "--source=model", *flags]) == 0
     printed = capsys.readouterr().out
-    assert "measured on cpu" in printed
+    assert "times: measured: processor time of one thread on cpu" in printed
     (command,) = re.findall(r"^  kvp-train (--source model .*)$", printed, re.MULTILINE)
     assert main(shlex.split(command)) == 0
     assert (tmp_path / "p" / "policy.json").is_file()
@@ -127,6 +119,16 @@ def test_a_rate_stands_for_the_model(
     assert "running the model: 100 tokens/s, as --rate says" in printed
     assert "10 training and 40 validation" in printed
     assert "generalisation.md" not in printed
+
+
+def test_rankers_that_read_queries_have_no_importance_store(
+    qwen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--dry-run", "--model", str(qwen), "--rates=h100", "--inputs=key,value,recent")
+    assert main([*flags, "--out", str(tmp_path / "p")]) == 0
+    printed = capsys.readouterr().out
+    assert not re.search("^importance store ", printed, re.MULTILINE)
+    assert "no importance store: --inputs key,value,recent need queries" in printed
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +172,7 @@ def test_every_size_it_recommends_is_accepted(
     assert main(["--dry-run", "--rates=h100", "--device=cpu", *base, *given]) == 0
     config = parsed(["--dry-run", *base, *given])
     plan = planned(config, load_config(config.model))
-    (command,) = commands(costs_of(plan, RATES)[-1], plan, config)
+    (command,) = commands(replace(online(plan), memory=Memory(ram_bytes=0)), plan)
     capsys.readouterr()
     opened = []
 
@@ -185,7 +187,7 @@ def test_every_size_it_recommends_is_accepted(
     (data,) = opened
     assert len(data.training) == plan.buffer
     assert data.training.schedule.needed(config.recipe()) == plan.traced
-    assert data.traces.plan.grid in (0, plan.points)
+    assert data.traces.plan.grid in (0, plan.kept_points)
 
 
 @pytest.mark.parametrize("label", ["max_reply_attention", "max_future_attention", "kvzip", "OWN"])
@@ -202,8 +204,9 @@ def test_a_store_of_the_recommended_command_has_the_label(
     flags = ("--model", str(model_folder), *SMALL, *sizes, "--out", str(tmp_path / "p"))
     config = parsed(["--dry-run", "--label", label.replace("OWN", "own_labels:OWN"), *flags])
     plan = planned(config, load_config(config.model))
-    (cost,) = (cost for cost in costs_of(plan, RATES) if cost.way == way)
-    for command, program in zip(commands(cost, plan, config), (collect, main), strict=True):
+    (cost,) = (cost for cost in costs_of(plan, assumed_seconds(plan, "h100")) if cost.way == way)
+    on_cpu = replace(cost, memory=Memory(ram_bytes=0))
+    for command, program in zip(commands(on_cpu, plan), (collect, main), strict=True):
         assert program(shlex.split(command)[1:]) == 0
     trained = json.loads((tmp_path / "p" / "policy.json").read_text())["training"]["recipe"]
     swapped = way == "importance store" and label == "OWN"
@@ -234,12 +237,6 @@ def test_what_cannot_work_is_one_line(
     assert message in error
 
 
-def test_defaults_of_the_training_are_those_of_kvp_train() -> None:
-    """kvp-collect prints the table with them and cannot import them."""
-    assert training_size(TrainConfig(out="p", source="model")) == TrainingSize()
-    assert Recipe().neighbours == NEIGHBOURS
-
-
 def test_more_sequences_than_the_buffer_roll(model_folder: Path) -> None:
     config = TrainConfig(
         out="p", dry_run=True, model=str(model_folder), length=300, max_new_tokens=4,
@@ -248,11 +245,10 @@ def test_more_sequences_than_the_buffer_roll(model_folder: Path) -> None:
     plan = planned(config, load_config(config.model))
     assert (plan.train, plan.buffer, plan.epochs) == (1000, 100, 8)
     assert plan.traced == 100 + 7 * 100 // 8  # 8 passes, each sequence in 8 of them
-    assert (plan.points, plan.batch) == (8, 16)
+    assert (plan.kept_points, plan.batch) == (8, 16)
     assert planned(replace(config, buffer=1000), load_config(config.model)).epochs == 0
     two = planned(replace(config, devices=2), load_config(config.model))
     assert (plan.leaving, two.leaving) == (0, 100 // 8), "another process may be a pass behind"
-    assert two.buffer_bound == pytest.approx(plan.buffer_bound * 152 / 140, rel=0.02)
     assert not plan.lengths.bound
     assert 200 < plan.lengths.prompt <= 300
 

@@ -1,83 +1,63 @@
-"""Rates are measured on the models they are about; the clock is a parameter, so times are known."""
+"""Layers of the models that a dry run is about are measured."""
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
-from transformers import Qwen2Config
+from transformers import GPT2Config, PreTrainedConfig, Qwen2Config
 
-from kvp.config_groups import RatesName
-from kvp.costs import Lengths, Plan, RankerSize, Rates, TrainingSize
+from kvp.costs import Lengths, ModelSize
 from kvp.errors import UsageError
-from kvp.hf.model_rates import measured_model_rates
+from kvp.geometry import Geometry
+from kvp.hf.model_rates import sequence_seconds
 from kvp.hf.model_size import size_of
-from kvp.hf.rates import rates_of
+
+CPU = torch.device("cpu")
 
 
-def config(**sizes: int) -> Qwen2Config:
+def qwen(hidden: int, layers: int = 3) -> Qwen2Config:
     return Qwen2Config(
-        **{
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "vocab_size": 500,
-            **sizes,
-        }
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=500,
     )
 
 
-def plan_of(config: Qwen2Config, tokens: int = 64, batch: int = 1) -> Plan:
-    return Plan(
-        model=size_of(config),
-        dtype="float32",
-        lengths=Lengths(prompt=tokens, answer=4),
-        max_tokens=tokens + 4,
-        train=4,
-        validation=1,
-        ranker=RankerSize(parameters=50, products=40, token_bytes=64, update_flops=1000.0),
-        training=TrainingSize(),
-        buffer=4,
-        traced=4,
-        points=1,
-        grid=8,
-        batch=batch,
+def seconds(config: PreTrainedConfig, size: ModelSize, lengths: Lengths, batch: int = 1) -> float:
+    return sequence_seconds(config, size, lengths, dtype="float32", batch=batch, device=CPU)
+
+
+def test_larger_models_and_longer_answers_take_longer() -> None:
+    small, large = (
+        seconds(config, size_of(config), Lengths(prompt=64, answer=4), batch=2)
+        for config in (qwen(64), qwen(1024))
     )
+    assert 0 < small < large
+    config = qwen(256)
+    given = Lengths(prompt=64, answer=32, answers="reference")
+    written = Lengths(prompt=64, answer=32)
+    assert seconds(config, size_of(config), given) < seconds(config, size_of(config), written)
 
 
-def test_a_wider_model_decodes_more_slowly() -> None:
-    slow, fast = (
-        measured_model_rates(
-            wide,
-            plan_of(wide, batch=2),
-            device=torch.device("cpu"),
-            clock=time.process_time,
-        )
-        for wide in (
-            config(hidden_size=hidden, intermediate_size=4 * hidden) for hidden in (1536, 64)
-        )
+def test_a_model_that_does_not_run_in_parts_is_refused() -> None:
+    size = size_of(qwen(64))
+    with pytest.raises(UsageError, match="--rates measured: layers of model type 'gpt2'"):
+        seconds(GPT2Config(), size, Lengths(prompt=2000, answer=4))
+
+
+def test_operations_by_hand() -> None:
+    size = ModelSize(
+        geometry=Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8),
+        layers=2,
+        parameters=1000,
+        layer_parameters=400,
+        head_parameters=100,
+        hidden=16,
+        intermediate=32,
     )
-    assert slow.decode_layer_seconds > fast.decode_layer_seconds > 0
-    assert min(slow.prompt_flops, fast.prompt_flops, slow.pairs, slow.copy_bytes) > 0
-    assert min(slow.grid_pairs, fast.grid_pairs) > 0
-
-
-def test_rates_say_where_they_come_from() -> None:
-    def rates(name: RatesName, device: str = "cpu") -> Rates:
-        return rates_of(
-            name,
-            config(),
-            plan_of(config()),
-            device=device,
-            ranker_flops=lambda device, clock: 7.0,
-        )
-
-    measured = rates("measured")
-    assert "measured on cpu" in measured.source
-    assert measured.ranker_flops == 7.0
-    assert "not measured: h200" in rates("h200", "cuda").source
-    with pytest.raises(UsageError, match="--device cuda:9 is not available"):
-        rates("measured", "cuda:9")
+    assert size.flops(90) == 2 * (2 * 400 * 90 + 100) + 2 * 2 * 4 * 8 * 90**2
+    again = 2 * (2 * 400 + 100) * 10 + 2 * 4 * 4 * 8 * (90 * 10 + 10**2 / 2)
+    assert size.flops(10, cached=90, logits=10) == again

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvp.costs.plan import Plan
 from kvp.store import StoreKind
+from policies.ranker import parameters_per_head
+from train.costs.plan import GRID, Plan
 
-_COPIES = 6
+COPIES = 6
 """Tensors as large as a ranker's weights: weight, gradient, two moments, average, best."""
 _AT_WORK = 1e8
 """What a program loads and its allocators keep once it works, next to what is counted (measured on
-models of 6 and 29 million weights, docs/costs.md)."""
-_HELD_OUT_POINTS = 6
-"""Labels kept of a validation sequence: three at two points."""
+models of 6 and 29 million weights)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,37 +46,31 @@ def collecting_memory(plan: Plan, accelerator: bool, store: StoreKind) -> Memory
 
     Queries of prompts that are being answered wait in RAM, on the device where a grid needs them.
     """
-    kept, waiting = plan.raw_bytes(store, plan.lengths.tokens), _waiting_bytes(plan)
+    tokens = plan.lengths.tokens
+    kept, waiting = plan.raw_bytes(store, tokens), _waiting_bytes(plan)
     if store != "importance":
         return Memory.of(2 * kept + waiting, _forward_bytes(plan), accelerator)
-    grid = 4 * plan.heads * (plan.grid + 4) * plan.lengths.tokens
+    grid = 4 * plan.geometry.total_kv_heads * (GRID + 4) * tokens
     return Memory.of(2 * kept, _forward_bytes(plan) + waiting + grid, accelerator)
 
 
 def training_memory(plan: Plan, accelerator: bool, store: StoreKind) -> Memory:
     """Peak of kvp-train on a store: what it remembers, and a step."""
-    training, tokens = plan.training, plan.lengths.tokens
-    room, labels_room = 0.75 * plan.memory_bytes, plan.memory_bytes / 4
-    remembered = min(
-        plan.sequences * plan.raw_bytes("qkv" if store == "qkv" else "kv", tokens), room
-    )
-    counts = training.point_counts(training.draws / plan.train, plan.lengths)
-    labels = 4 * plan.heads * tokens * sum(counts) * plan.train
-    reading = plan.raw_bytes(store, tokens)
-    host = remembered + min(labels, labels_room) + reading
+    tokens, sequences = plan.lengths.tokens, plan.train + plan.validation
+    each = plan.raw_bytes("qkv" if store == "qkv" else "kv", tokens)
+    remembered = min(sequences * each, 0.75 * plan.memory_bytes)
+    points = plan.train * sum(plan.points(plan.draws / plan.train))
+    labels = 4 * plan.geometry.total_kv_heads * tokens * points
+    host = remembered + min(labels, plan.memory_bytes / 4) + plan.raw_bytes(store, tokens)
     return Memory.of(host, _step_bytes(plan), accelerator)
 
 
 def online_memory(plan: Plan, accelerator: bool) -> Memory:
     """Peak of `kvp-train --source model`: its buffer, the model and a forward pass, and a step."""
-    training, tokens = plan.training, plan.lengths.tokens
-    bare, point = plan.raw_bytes("kv", tokens), 4 * plan.heads * tokens
-    counts = training.point_counts(training.draws / max(plan.traced, 1), plan.lengths)
-    queries = plan.raw_bytes("qkv", tokens)
-    buffer = plan.buffer * min(bare + point * sum(counts), queries)
-    buffer += plan.validation * min(bare + point * _HELD_OUT_POINTS, queries)
-    host = buffer + queries + _waiting_bytes(plan)
-    return Memory.of(host, _forward_bytes(plan) + _step_bytes(plan), accelerator)
+    tokens, points = plan.lengths.tokens, sum(plan.points(plan.draws / plan.traced))
+    host = plan.buffer_bytes(plan.buffer, tokens, points) + plan.raw_bytes("qkv", tokens)
+    device = _forward_bytes(plan) + _step_bytes(plan)
+    return Memory.of(host + _waiting_bytes(plan), device, accelerator)
 
 
 def _forward_bytes(plan: Plan) -> float:
@@ -109,8 +102,7 @@ def _step_bytes(plan: Plan) -> float:
     Rankers with optimiser, the contexts of this step and the next one in float32, those of this
     step once more in a row, and activations.
     """
-    training = plan.training
-    tokens = training.contexts * training.prefix(plan.lengths)
-    vectors = plan.heads * tokens * 2 * plan.model.geometry.head_dim * 4
-    weights = _COPIES * 4 * plan.heads * plan.ranker.parameters
-    return weights + 3 * vectors + min(plan.activation_bytes, training.activation_bytes)
+    heads, tokens = plan.geometry.total_kv_heads, plan.recipe.contexts * plan.prefix
+    vectors = heads * tokens * 2 * plan.geometry.head_dim * 4
+    weights = COPIES * 4 * heads * parameters_per_head(plan.spec)
+    return weights + 3 * vectors + min(plan.activation_bytes, plan.config.activation_gb * 1e9)
