@@ -67,7 +67,7 @@ def test_a_7b_model_from_its_configuration_alone(
     assert any(line.startswith("recommended: --source model, ") for line in printed)
     assert printed[-2] == (
         f"  kvp-train --source model --model {qwen} --dtype bfloat16 --length 4096 --device cuda "
-        "--sequences 100 --buffer 100 --validation_sequences 40 --memory_gb 51 "
+        "--sequences 100 --buffer 100 --validation_sequences 40 --memory_gb 49 "
         f"--out {tmp_path / 'p'}"
     )
     assert printed[-1] == "dry run: nothing was written"
@@ -95,16 +95,16 @@ def test_several_processes_are_said_to_share(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    flags = ["--dry-run", "--model", str(qwen), "--rates=h100", "--devices=8"]
+    flags = ["--dry-run", "--model", str(qwen), "--rates=h100", "--devices=4"]
     assert main([*flags, "--out", str(tmp_path / "p")]) == 0
     printed = capsys.readouterr().out
     assert (
         "note: times are of one process, RAM and GPU memory the most that each of --de" in printed
     )
-    assert "torchrun --nproc-per-node 8 -m trace_collect.cli" in printed
-    assert re.search(r"^  kvp-train --source model .* --devices 8 --out", printed, re.MULTILINE)
+    assert "torchrun --nproc-per-node 4 -m trace_collect.cli" in printed
+    assert re.search(r"^  kvp-train --source model .* --devices 4 --out", printed, re.MULTILINE)
     # of the processes of torchrun the first one speaks
-    for name, value in (("TORCHELASTIC_RUN_ID", "none"), ("RANK", "1"), ("WORLD_SIZE", "8")):
+    for name, value in (("TORCHELASTIC_RUN_ID", "none"), ("RANK", "1"), ("WORLD_SIZE", "4")):
         monkeypatch.setenv(name, value)
     assert main([*flags, "--out", str(tmp_path / "p")]) == 0
     assert capsys.readouterr().out == ""
@@ -240,7 +240,7 @@ def test_what_cannot_work_is_one_line(
 def test_more_sequences_than_the_buffer_roll(model_folder: Path) -> None:
     config = TrainConfig(
         out="p", dry_run=True, model=str(model_folder), length=300, max_new_tokens=4,
-        tasks="niah_single_1", sequences=1000, steps=100,
+        tasks="niah_single_1", sequences=1000, steps=100, contexts=8,
     )  # fmt: skip
     plan = planned(config, load_config(config.model))
     assert (plan.train, plan.buffer, plan.epochs) == (1000, 100, 8)

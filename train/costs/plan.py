@@ -151,7 +151,7 @@ class Plan(TrainingPlan):
     @property
     def stores(self) -> tuple[StoreKind, ...]:
         """Stores that can be trained on: one without queries has no `recent`."""
-        return ("qkv",) if self.recipe.reads_queries else ("qkv", "importance")
+        return ("qkv",) if self.recipe.needs_queries else ("qkv", "importance")
 
     def stored_bytes(self, store: StoreKind) -> int:
         """Bytes of the whole store on disk."""
@@ -177,7 +177,7 @@ class Plan(TrainingPlan):
         """
         bare, queries = self.raw_bytes("kv", tokens), self.raw_bytes("qkv", tokens)
         point = 4 * self.geometry.total_kv_heads * tokens
-        if self.recipe.reads_queries or bare + point * points > queries:
+        if self.recipe.needs_queries or bare + point * points > queries:
             return (sequences + self.validation) * queries
         held_out = self.validation * (bare + _HELD_OUT_POINTS * point)
         return sequences * (bare + point * points) + held_out

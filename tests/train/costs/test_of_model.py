@@ -31,22 +31,22 @@ def lines(plan: Plan) -> list[str]:
 def test_the_table_of_a_7b_model(qwen: Plan) -> None:
     assert lines(qwen)[:5] == [
         "28 layers x 4 KV heads (28 query heads, head_dim 128), 7.62 B parameters, bfloat16; "
-        "100 training and 40 validation sequences of at most 4096 + 128 tokens; 1,000 steps of 8 "
+        "100 training and 40 validation sequences of at most 4096 + 128 tokens; 300 steps of 4 "
         "contexts",
         "way                   disk      RAM      GPU  collecting  training  in all",
-        "full traces       106.8 GB  41.7 GB  19.0 GB       6 min    59 min  65 min",
-        "importance store   28.9 GB  36.6 GB  21.0 GB       3 min     8 min  11 min",
-        "--source model        none  40.4 GB  37.4 GB       3 min     8 min  11 min",
+        "full traces       106.8 GB  38.7 GB  18.4 GB       6 min    23 min  29 min",
+        "importance store   28.9 GB  35.1 GB  21.0 GB       3 min     3 min   6 min",
+        "--source model        none  38.9 GB  31.6 GB       3 min      38 s   3 min",
     ]
-    assert lines(qwen)[5].startswith("disk, RAM and GPU memory: counted, with --memory_gb 51")
+    assert lines(qwen)[5].startswith("disk, RAM and GPU memory: counted, with --memory_gb 49")
     assert lines(qwen)[6].startswith("times: assumed, not measured: h100, 40% of the peak")
 
 
 def test_the_sentence_names_the_way_and_when_another_is_better(qwen: Plan) -> None:
     costs = costs_of(qwen, assumed_seconds(qwen, "h100"))
     text = recommendation(recommended(costs), costs)
-    assert text.startswith("recommended: --source model, 11 min in all and nothing on disk")
-    assert "collect once (importance store: 8 min each" in text
+    assert text.startswith("recommended: --source model, 3 min in all and nothing on disk")
+    assert "collect once (importance store: 3 min each" in text
     assert recommendation(costs[1], costs).endswith("on disk")
 
 
