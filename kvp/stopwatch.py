@@ -7,6 +7,7 @@ speed-up by threads, which is assumed (`speedup`).
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,13 +27,16 @@ def now(device: torch.device) -> float:
 
 
 def seconds_of(call: Callable[[], object], device: torch.device, rounds: int = 1) -> float:
-    """Seconds of a call, the fastest of `rounds`."""
-    found = []
+    """Seconds of a call, the median of `rounds`.
+
+    What calls return is kept until the end, so that each touches memory of its own, as in a run.
+    """
+    found, kept = [], []
     for _ in range(rounds):
         start = now(device)
-        call()
+        kept.append(call())
         found.append(now(device) - start)
-    return min(found)
+    return statistics.median(found)
 
 
 @contextmanager

@@ -12,15 +12,19 @@ from dataclasses import replace
 from textwrap import shorten
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from kvp.costs import Lengths, ModelSize
 from kvp.errors import UsageError
 from kvp.hf.decoding_batch import DecodingBatch, Prefix
+from kvp.hf.host_copies import HostCopies
 from kvp.hf.observe import observe
+from kvp.hf.traced import Traced
 from kvp.quiet_logs import quiet_logs
 from kvp.stopwatch import seconds_of
+from kvp.store import SequenceRecord, Trace
 
 _VOCABULARY = 16_384
 """Most rows of the output head that are made up; the others are counted."""
@@ -56,7 +60,7 @@ def sequence_seconds(
         model = _made_up(config, layers, device, getattr(torch, dtype))
         ids = torch.zeros(1, tokens, dtype=torch.int64, device=device)
         seen = observe(model, ids, last_logits=True)
-        read = seconds_of(lambda: observe(model, ids, last_logits=True), device, rounds=3)
+        read = seconds_of(lambda: _traced(model, ids), device, rounds=3)
         read *= size.flops(reads) / part.flops(tokens)
         if lengths.answers == "reference":
             return read
@@ -72,6 +76,23 @@ def sequence_seconds(
     token *= size.flops(1, logits=1) / part.flops(1, logits=1)
     again = size.flops(lengths.answer, lengths.prompt, lengths.answer) / size.flops(reads)
     return read * (1 + again) + lengths.answer * token / batch
+
+
+def _traced(model: PreTrainedModel, ids: Tensor) -> Trace:
+    """A sequence as a collection records it."""
+    seen, host, tokens = observe(model, ids, last_logits=True), HostCopies(ids.device), ids.shape[1]
+    record = SequenceRecord(
+        index=0,
+        id="0",
+        task="random",
+        split="train",
+        length=tokens,
+        context_length=tokens,
+        prompt_length=tokens,
+        token_ids=(0,) * tokens,
+    )
+    copies = [host.start(tensors) for tensors in (seen.keys, seen.values, seen.queries)]
+    return Traced(record=record, keys=copies[0], values=copies[1], queries=copies[2:]).trace()
 
 
 def _made_up(
