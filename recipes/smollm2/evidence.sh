@@ -37,17 +37,18 @@ both kvp-eval --model "$MODEL" --dtype bfloat16 --length 1024 --split validation
 # test
 test_on needles 1024 --essays "$D/novels_test" --tasks "$NEEDLES" --max_new_tokens 40 --prompts "$PROMPTS" \
   --budgets "$BUDGETS" --methods "$METHODS"
-for text in wiki_test.jsonl novels_test; do
-  test_on "text-${text%%_*}" 1024 --tasks text --text "$D/$text" --split all --prompts 16 --protocols query_agnostic \
-    --budgets 6%,12.5%,25%,50% --methods "full,kvp+global,kvp,$TUNED,lagkv:kvpress,tova,streaming_llm,random"
-done
-test_on texts 1024 --tasks chat --chat "$D/oasst.jsonl" --split all --prompts 16 --protocols query_agnostic \
+test_on texts 1024 --tasks chat --chat "$D/oasst.jsonl" --split all --prompts 8 --protocols query_agnostic \
   --budgets 6%,12.5%,25%,50% --methods "full,kvp+global,kvp,$TUNED,lagkv:kvpress,tova,streaming_llm,random"
-test_on other 1024 --squad "$D/squad.json" --hotpotqa "$D/hotpotqa.json" --tasks fwe,vt,qa_1,qa_2 --prompts 5 \
-  --budgets 2%,6%,12.5%,25%,50% --methods "$METHODS"
+for text in wiki_test.jsonl novels_test; do
+  test_on "text-${text%%[._]*}" 1024 --tasks text --text "$D/$text" --split all --prompts 10 --protocols query_agnostic \
+    --budgets 12.5%,25% --methods "full,kvp+global,$TUNED,lagkv:kvpress,tova,streaming_llm"
+done
+test_on other 1024 --squad "$D/squad.json" --hotpotqa "$D/hotpotqa.json" --tasks fwe,qa_1,qa_2 --prompts 4 \
+  --budgets 2%,6%,12.5%,25% --methods "full,kvp+global,$TUNED,streaming_llm"
 for length in 2048 4096; do
   test_on "long-$length" "$length" --essays "$D/novels_test" --tasks niah_single_2,niah_multikey_1,niah_multivalue \
-    --max_new_tokens 40 --prompts 2 --budgets 2%,6%,12.5%,25% --methods "full,kvp+global,$TUNED,streaming_llm"
+    --max_new_tokens 40 --prompts $((length == 2048 ? 3 : 2)) --budgets 2%,6%,12.5% \
+    --methods "full,kvp+global,kvzip+global,contrastkv(beta=0)+global,snapkv(kernel=31),keydiff+ada,streaming_llm"
 done
 "$BIN/kvp-eval" --model "$MODEL" --dtype bfloat16 --length 1024 --essays "$D/novels_test" --tasks niah_multikey_1 --prompts 1 \
   --max_new_tokens 8 --protection off --tokens false --timing_prompts 6 --budgets 12.5% --policies "seed0=$RUN/seed0" \

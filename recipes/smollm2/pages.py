@@ -9,12 +9,14 @@ column to benchmarks/results/smollm2/NAME.csv.
 from __future__ import annotations
 
 import csv
+import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import TABLEAU_COLORS
 from matplotlib.figure import Figure
 
 from eval.report.load import load_results
@@ -31,6 +33,8 @@ OURS = "kvp+global"
 TWO_PASSES = ("kvzip", "contrastkv")
 """Methods that read the prompt a second time."""
 REFERENCES = (FULL, "oracle+global")
+COLORS = (*(color for color in TABLEAU_COLORS.values() if color != "#d62728"), "#222222")
+"""Of the other methods; ours is red."""
 SHOWN = ("2%", "6%", "12.5%", "25%")
 """Budgets of the tables of tasks."""
 
@@ -165,24 +169,36 @@ def draw(found: Cells, timing: Iterable[Record], path: Path) -> None:
             axes.axhline(full, color="#999999", linestyle="--", linewidth=1)
             axes.set_ylabel("answers, %")
             axes.set_ylim(0, 100)
-        for name in methods_of(found, protocol):
+        names = [name for name in methods_of(found, protocol) if name not in REFERENCES]
+        colors = dict(zip((name for name in names if name != OURS), itertools.cycle(COLORS)))
+        for name in names:
             given = [b for b in budgets_of(found) if (protocol, name, b) in found]
             means = [estimate(found[protocol, name, b]).mean for b in given]
-            style = {"linewidth": 2.5, "color": "#d62728"} if name == OURS else {"linewidth": 1.2}
-            lines.plot([float(b.rstrip("%")) for b in given], means, "o-", label=name, **style)
+            color, width = colors.get(name, "#d62728"), 3 if name == OURS else 1.2
+            lines.plot(
+                [float(b.rstrip("%")) for b in given], means, "o-",
+                label=name, color=color, linewidth=width, markersize=4,
+            )  # fmt: skip
             if name in times and "6%" in given:
                 cost = 100 * times[name]["evict_seconds"] / prefill
-                points.plot(cost, means[given.index("6%")], "o", color=lines.lines[-1].get_color())
-                points.annotate(name, (cost, means[given.index("6%")]), fontsize=7)
+                points.plot(cost, means[given.index("6%")], "o", color=color)
+                points.annotate(
+                    name, (cost, means[given.index("6%")]), (0, 5), textcoords="offset points",
+                    fontsize=7, color=color, rotation=20,
+                )  # fmt: skip
         lines.set_xscale("log", base=2)
         lines.set_xticks([2, 3, 6, 12.5, 25, 50], ["2", "3", "6", "12.5", "25", "50"])
         lines.set_xlabel("share of the cache kept, %")
         lines.set_title(title)
-        lines.legend(fontsize=6)
-        points.set_xscale("symlog", linthresh=10)
+        points.set_xscale("log")
+        points.set_xlim(1, 2000)
+        points.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
         points.set_xlabel("compression, share of the prefill's seconds, %")
         points.set_title(f"{title}, 6 % kept")
-    figure.savefig(path, dpi=110)
+    figure.legend(
+        *grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8
+    )
+    figure.savefig(path, dpi=100)
 
 
 def write_csv(records: Iterable[Record], path: Path) -> None:
