@@ -91,15 +91,6 @@ def test_one_metric_for_all_rows(
     assert len(records(out)) == 4
 
 
-def test_settings_of_rows_do_not_show_where_they_are_not_used(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    data = jsonl(tmp_path / "my.jsonl", {"context": CONTEXT, "question": "What?", "answer": "e"})
-    assert run(tiny_folder, data, tmp_path / "out") == 0
-    identity = read_sealed_json(tmp_path / "out" / "manifest.json")["identity"]
-    assert not {"metric", "columns", "answer_prefix"} & set(identity)
-
-
 def test_what_cannot_be_used_is_one_line_each(
     tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

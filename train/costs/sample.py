@@ -53,37 +53,41 @@ def write_sample(
         "identity": {},
         "rope_frequencies": frequencies,
     }
-    computing, writing = [0.0], list[float]()
+    computing, writing = [], []
     with TraceWriter.create_or_resume(str(path), plan, manifest, None) as writer:
         for index in range(plan.sequences):
-            record = _record(index, prompt, answer, plan.grid)
-            shape = (geometry.layers, geometry.kv_heads, record.length, geometry.head_dim)
-            keys, values = (torch.randn(shape).to(DTYPES[dtype][0]) for _ in range(2))
-            queries = torch.randn(*shape[:2], geometry.group, *shape[2:]).to(keys.dtype)
-            grids: dict[str, Tensor] = {}
-            if plan.grid:
-                started = now(device)
-                layers = [
-                    label_grids(q.to(device), k.to(device), record, plan.grid_labels)
-                    for q, k in zip(queries, keys, strict=True)
-                ]
-                computing.append(now(device) - started)
-                grids = {
-                    label: torch.stack([layer[label] for layer in layers]).cpu()
-                    for label in layers[0]
-                }
-            trace = Trace(
-                record=record,
-                queries=queries if plan.store_queries else None,
-                keys=keys,
-                values=values,
-                grids=grids,
-                labels={name: torch.rand(*shape[:2], prompt) for name in labels},
-            )
+            trace, seconds = _trace(plan, _record(index, prompt, answer, plan.grid), device)
+            computing.append(seconds)
             started = now(device)
             writer.write(trace)
             writing.append(now(device) - started)
-    return statistics.median(computing[1:] or [0.0]), statistics.median(writing)
+    return statistics.median(computing), statistics.median(writing)
+
+
+def _trace(plan: StorePlan, record: SequenceRecord, device: torch.device) -> tuple[Trace, float]:
+    """A sequence of random numbers, and the seconds of its importance grids."""
+    size = plan.geometry
+    shape = (size.layers, size.kv_heads, record.length, size.head_dim)
+    keys, values = (torch.randn(shape).to(DTYPES[plan.dtype][0]) for _ in range(2))
+    queries = torch.randn(*shape[:2], size.group, *shape[2:]).to(keys.dtype)
+    grids: dict[str, Tensor] = {}
+    started = now(device)
+    if plan.grid:
+        layers = [
+            label_grids(q.to(device), k.to(device), record, plan.grid_labels)
+            for q, k in zip(queries, keys, strict=True)
+        ]
+        grids = {name: torch.stack([layer[name] for layer in layers]).cpu() for name in layers[0]}
+    seconds = now(device) - started
+    trace = Trace(
+        record=record,
+        queries=queries if plan.store_queries else None,
+        keys=keys,
+        values=values,
+        grids=grids,
+        labels={name: torch.rand(*shape[:2], record.prompt_length) for name in plan.labels},
+    )
+    return trace, seconds
 
 
 def _record(index: int, prompt: int, answer: int, grid: int) -> SequenceRecord:
