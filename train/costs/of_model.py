@@ -23,6 +23,7 @@ from train.costs.measured import store_seconds, training_seconds
 from train.costs.plan import Plan
 from train.costs.sample import write_sample
 from train.costs.ways import Seconds, StoreSeconds, TrainingSeconds
+from train.data.compression_points import shortest_prefix
 from train.distributed import ALONE
 from train.job import Job, prepare
 from train.labels.label import label_of
@@ -79,8 +80,9 @@ def _measured(
     plan: Plan, device: torch.device, folder: Path
 ) -> tuple[dict[StoreKind, StoreSeconds], TrainingSeconds]:
     """Seconds of one thread of each store, and of training on that with queries."""
-    tokens = min(plan.lengths.tokens, _MOST_TOKENS)
-    answer = min(plan.lengths.answer, tokens // 2)
+    answer = min(plan.lengths.answer, _MOST_TOKENS // 2)
+    prompt = min(plan.lengths.tokens, _MOST_TOKENS) - answer
+    tokens = max(prompt, shortest_prefix(plan.recipe) + 1) + answer
     geometry = _sample(plan, tokens, device)
     longer = plan.lengths.tokens / tokens
     more = longer * plan.geometry.total_kv_heads / geometry.total_kv_heads
