@@ -47,6 +47,8 @@ test_on other 1024 --squad "$D/squad.json" --hotpotqa "$D/hotpotqa.json" --tasks
   --budgets 2%,6%,12.5%,25% --methods "full,kvp+global,$TUNED,streaming_llm"
 test_on long-2048 2048 --essays "$D/novels_test" --tasks niah_single_2,niah_multikey_1,niah_multivalue --max_new_tokens 40 \
   --prompts 3 --budgets 2%,6%,12.5% --methods "full,kvp+global,kvzip+global,contrastkv(beta=0)+global,snapkv(kernel=31),keydiff+ada,streaming_llm"
+test_on long-4096 4096 --essays "$D/novels_test" --tasks niah_single_2,niah_multikey_1,niah_multivalue --max_new_tokens 40 \
+  --prompts 2 --budgets 2%,6%,12.5% --methods "full,kvp+global,kvzip+global,snapkv(kernel=31),keydiff+ada,streaming_llm"
 "$BIN/kvp-eval" --model "$MODEL" --dtype bfloat16 --length 1024 --essays "$D/novels_test" --tasks niah_multikey_1 --prompts 1 \
   --max_new_tokens 8 --protection off --tokens false --timing_prompts 4 --budgets 12.5% --protocols query_agnostic --policies "seed0=$RUN/seed0" \
   --methods "$METHODS" --out "$RUN/timing"

@@ -27,7 +27,7 @@ from recipes.all_methods.blocks import fill_file
 
 PAGE = Path("docs/results/smollm2.md")
 NUMBERS = Path("benchmarks/results/smollm2")
-ANSWERS = ("needles", "other", "long-2048")
+ANSWERS = ("needles", "other", "long-2048", "long-4096")
 TEXTS = ("text-wiki", "text-novels", "texts")
 OURS = "kvp+global"
 TWO_PASSES = ("kvzip", "contrastkv")
