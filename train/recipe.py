@@ -314,7 +314,7 @@ PAPER = replace(
     FOURIER,
     architecture="paper",
     hidden=256,
-    inputs="key,value,position,distance",
+    inputs=",".join(TOKEN_INPUTS),
     key_frame="stored",
     objective="rloo",
     label="future_attention",

@@ -57,28 +57,17 @@ def measured(folder: Path, policy: Shard, resamples: int) -> Measured:
             f"--results {folder} holds no results of {policy.source.name} as it is: evaluate this "
             "policy with kvp-eval, or name another folder"
         )
+    shown = headlines(records, resamples=resamples, seed=int(results.manifest.get("seed") or 0))
+    tables = [
+        *_tables(shown.scores, "mean score, %", 100, 1),
+        *_tables(shown.losses, "perplexity of given replies", 1, 2),
+    ]
     rules = {record["allocator"] for record in records if record["policy"] in labels}
     return Measured(
         allocator=next(iter(sorted(rules - {UNIFORM})), UNIFORM),
-        tables=_method_tables(records, results.manifest, resamples),
+        tables=tuple(tables),
         setup=_setup(records, results.manifest),
         commands=_commands(results.manifest),
-    )
-
-
-def method_tables(folder: Path, resamples: int = 2000) -> tuple[ResultTable, ...]:
-    """Means of every method and budget of a results folder, a table per protocol and metric."""
-    results = load_results(folder)
-    return _method_tables(results.records, results.manifest, resamples)
-
-
-def _method_tables(
-    records: Sequence[dict[str, Any]], manifest: Mapping[str, Any], resamples: int
-) -> tuple[ResultTable, ...]:
-    shown = headlines(records, resamples=resamples, seed=int(manifest.get("seed") or 0))
-    return (
-        *_tables(shown.scores, "mean score, %", 100, 1),
-        *_tables(shown.losses, "perplexity of given replies", 1, 2),
     )
 
 

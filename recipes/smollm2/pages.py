@@ -236,6 +236,7 @@ def _number(records: list[Record] | None) -> str:
 def blocks(run: Path) -> Mapping[str, str | None]:
     """Contents of the page's blocks; None where a folder is not there."""
     contents: dict[str, str | None] = {}
+    needles: Cells = {}
     for name in (*ANSWERS, *TEXTS):
         records = load_results(run / name).records if (run / name).exists() else ()
         contents[name] = "\n".join(table(cells(records))) if records else None
@@ -243,10 +244,11 @@ def blocks(run: Path) -> Mapping[str, str | None]:
             contents[f"{name}-tasks"] = "\n".join(tasks(records)) if records else None
         if records:
             write_csv(records, NUMBERS / f"{name}.csv")
+        if name == "needles":
+            needles = cells(records)
     timing = load_results(run / "timing").timing if (run / "timing").exists() else ()
     contents["costs"] = "\n".join(costs(timing)) if timing else None
-    if timing and contents["needles"]:
-        needles = cells(load_results(run / "needles").records)
+    if timing and needles:
         draw(needles, timing, PAGE.with_suffix(".png"))
     return contents
 
