@@ -65,7 +65,11 @@ class WorkPieces:
         return not self.missing(number)
 
     def do(self, number: int, advance: Callable[[str], None]) -> None:
-        """Evaluate what is missing of a piece; `advance` is called with the name of each prompt."""
+        """Evaluate what is missing of a piece; `advance` is called with the name of each prompt.
+
+        Another worker may have ended the piece just before this one took it.
+        """
+        self._file.refresh(now=True)
         for group in by_prefill(self.missing(number)):
             _, protocol, shared = group[0]
             prompts = [prompt for prompt, _, _ in group]

@@ -36,9 +36,9 @@ class SharedRecordFile(RecordFile):
         self._listed = 0.0
         self._fetch_new()
 
-    def refresh(self) -> None:
-        """Fetch the records of other workers, at most once a second."""
-        if time.monotonic() - self._listed > _LIST_SECONDS:
+    def refresh(self, *, now: bool = False) -> None:
+        """Fetch the records of other workers, without `now` at most once a second."""
+        if now or time.monotonic() - self._listed > _LIST_SECONDS:
             self._fetch_new()
 
     def append(self, records: Iterable[Record]) -> None:

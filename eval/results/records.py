@@ -125,8 +125,11 @@ class RecordFile:
                 self._remember(record)
             self._bytes = path.stat().st_size if path.exists() else 0
 
-    def refresh(self) -> None:
-        """Read what other workers have appended; raises ResultsError on damage."""
+    def refresh(self, *, now: bool = False) -> None:
+        """Read what other workers have appended; raises ResultsError on damage.
+
+        Without `now` that of the last second may be missing, where looking costs a request.
+        """
         if self.path.exists() and self.path.stat().st_size > self._bytes:
             records, self._bytes = self._lines.added(self._bytes, self._count)
             for record in records:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from eval.report.cli import main as report
+from eval.results.parts import SharedRecordFile
+from eval.results.records import KEY_FIELDS
 from kvp.artifacts.addresses import ObjectPath
 from kvp.artifacts.copies import send
 
@@ -99,6 +101,16 @@ def test_killed_evaluations_are_replaced(
             assert_same_results(out, whole, but=("out", "policies"))
     assert set(ends) <= {signal.SIGKILL, 0}
     assert signal.SIGKILL in ends
+
+
+def test_what_another_worker_did_a_moment_ago_is_seen(prefix: ObjectPath, tmp_path: Path) -> None:
+    ours, theirs = (
+        SharedRecordFile(tmp_path / name, prefix / "results") for name in ("ours", "theirs")
+    )
+    theirs.append([dict.fromkeys(KEY_FIELDS) | {"prompt_digest": "0"}])
+    ours.refresh(now=True)
+    assert ours.keys == theirs.keys
+    assert len(ours.keys) == 1
 
 
 def test_a_report_is_made_of_results_on_s3(
