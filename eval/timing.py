@@ -1,7 +1,8 @@
 """The batch-1 timing pass: seconds and bytes of one request, per method and budget.
 
 Scored prompts run as one batch and tell nothing about cost; here every method and budget runs alone
-on a few prompts. A fixed number of tokens is decoded, whatever the model answers.
+on a few prompts. A fixed number of tokens is decoded, whatever the model answers. Floating-point
+operations are those of matrix products and attention, which torch counts on the first prompt.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from eval.decode import Kept, Prefix, all_kept, gather
 from eval.evaluate import Bench, hindsight, run_prefix
@@ -38,9 +40,17 @@ TIMING_KEY = (
 SECONDS = ("prefill_seconds", "evict_seconds", "decode_seconds_per_token")
 """Measures that differ from run to run, so that a median needs an interval."""
 
+FLOPS = {name: name.replace("seconds", "flops") for name in SECONDS}
+
 Measures = dict[str, float]
 
 ValueT = TypeVar("ValueT")
+
+
+class Meter(Protocol):
+    """Runs a piece of work and returns its result with what it took."""
+
+    def __call__(self, bench: Bench, work: Callable[[], ValueT], /) -> tuple[ValueT, float]: ...
 
 
 def timing_records(
@@ -53,13 +63,14 @@ def timing_records(
 ) -> list[Record]:
     """One record per setting: the (lower) median over the prompts of everything measured.
 
-    `by_prompt` holds the seconds of every prompt, in the order of the prompts.
+    `by_prompt` holds the seconds of every prompt, in the order of the prompts. FLOPs are those of
+    the first prompt.
     """
+    # Counted first: the first run of anything pays for start-up.
+    counted = _measure_prompt(bench, prompts[0], protocol, settings, _count_flops)
     measured: dict[int, list[Measures]] = {number: [] for number in range(len(settings))}
-    for index, prompt in enumerate(prompts):
-        if index == 0:  # the first run of anything pays for start-up
-            _time_prompt(bench, prompt, protocol, settings[:1])
-        for number, values in enumerate(_time_prompt(bench, prompt, protocol, settings)):
+    for prompt in prompts:
+        for number, values in enumerate(_measure_prompt(bench, prompt, protocol, settings, _timed)):
             measured[number].append(values)
         advance()
     middle = statistics.median_low(prompt.boundary(protocol) for prompt in prompts)
@@ -76,6 +87,7 @@ def timing_records(
                 name: statistics.median_low(values[name] for values in measured[number])
                 for name in measured[number][0]
             },
+            **{flops: counted[number][name] for name, flops in FLOPS.items()},
             "by_prompt": {name: [values[name] for values in measured[number]] for name in SECONDS},
         }
         for number, setting in enumerate(settings)
@@ -83,9 +95,10 @@ def timing_records(
 
 
 @torch.inference_mode()
-def _time_prompt(
-    bench: Bench, prompt: Prompt, protocol: str, settings: Sequence[Setting]
+def _measure_prompt(
+    bench: Bench, prompt: Prompt, protocol: str, settings: Sequence[Setting], meter: Meter
 ) -> list[Measures]:
+    """What every setting takes, under the names of `SECONDS` whatever the meter measures."""
     ids = prompt.ids.to(bench.model.device)
     boundary = prompt.boundary(protocol)
     before = ids[None, : boundary + prompt.fed_again(protocol)]
@@ -99,10 +112,10 @@ def _time_prompt(
         recorded = needs.queries, needs.hidden_after, needs.every_state
         if recorded not in prefills:
             run = partial(bench.prefill, prompt, protocol, needs)
-            prefills[recorded] = _timed(bench, run)
+            prefills[recorded] = meter(bench, run)
         seen, prefill_seconds = prefills[recorded]
         evicting = partial(_evict, bench, seen, before, setting, future)
-        (cache, kept), evict_seconds = _timed(bench, evicting)
+        (cache, kept), evict_seconds = meter(bench, evicting)
         nbytes = cache.nbytes
         results.append(
             {
@@ -111,7 +124,7 @@ def _time_prompt(
                 "cache_bytes": nbytes,
                 "prefill_seconds": prefill_seconds,
                 "evict_seconds": evict_seconds,
-                "decode_seconds_per_token": _decode_seconds(bench, cache, ids[boundary:], boundary),
+                "decode_seconds_per_token": _decode(bench, cache, ids[boundary:], boundary, meter),
             }
         )
     return results
@@ -137,21 +150,22 @@ def _evict(
     return gather(prefix, [kept]), kept
 
 
-def _decode_seconds(bench: Bench, cache: EvictingCache, feed: Tensor, position: int) -> float:
+def _decode(
+    bench: Bench, cache: EvictingCache, feed: Tensor, position: int, meter: Meter
+) -> float:
+    """What one token takes, the median of several."""
     tokens = feed[None]
-    seconds = []
+    took = []
     for _ in range(DECODED_TOKENS + 1):
-        logits, took = _timed(
-            bench,
-            partial(next_logits, bench.model, tokens, cache, position, keep=1),
-        )
-        seconds.append(took)
+        step = partial(next_logits, bench.model, tokens, cache, position, keep=1)
+        logits, one = meter(bench, step)
+        took.append(one)
         position += tokens.shape[1]
         tokens = logits[:, -1:].argmax(-1)
-    return statistics.median(seconds[1:])
+    return statistics.median(took[1:])
 
 
-def _timed(bench: Bench, work: Callable[[], ValueT]) -> tuple[ValueT, float]:
+def _timed(bench: Bench, work: Callable[[], ValueT], /) -> tuple[ValueT, float]:
     def settle() -> None:
         if bench.model.device.type == "cuda":
             torch.cuda.synchronize(bench.model.device)
@@ -161,3 +175,18 @@ def _timed(bench: Bench, work: Callable[[], ValueT]) -> tuple[ValueT, float]:
     result = work()
     settle()
     return result, time.perf_counter() - begin
+
+
+def _count_flops(bench: Bench, work: Callable[[], ValueT], /) -> tuple[ValueT, float]:
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    with FlopCounterMode(display=False, custom_mapping={attention: _attention_flops}) as counter:
+        result = work()
+    return result, float(counter.get_total_flops())
+
+
+def _attention_flops(
+    query: torch.Size, key: torch.Size, value: torch.Size, *_: object, **__: object
+) -> int:
+    """Of a whole mask, causal or not, as torch counts its other attention kernels."""
+    batch, heads, tokens, width = query
+    return 2 * batch * heads * tokens * key[2] * (width + value[3])

@@ -119,6 +119,8 @@ def test_the_other_files_cover_all_methods(finished: Path) -> None:
             name: [record[name]]
             for name in ("prefill_seconds", "evict_seconds", "decode_seconds_per_token")
         }
+        assert record["prefill_flops"] > 100 * record["decode_flops_per_token"] > 0
+        assert (record["evict_flops"] > 0) == (record["method"] in ("kvp", "snapkv", "gvote"))
         if record["method"] in ("random", "knorm"):
             assert record["kept_tokens"] == record["budget"]
     tokens = json.loads((finished / "tokens.json").read_text())
