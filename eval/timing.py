@@ -48,9 +48,10 @@ ValueT = TypeVar("ValueT")
 
 
 class Meter(Protocol):
-    """Runs a piece of work and returns its result with what it took."""
+    """A way to measure a piece of work."""
 
-    def __call__(self, bench: Bench, work: Callable[[], ValueT], /) -> tuple[ValueT, float]: ...
+    def __call__(self, bench: Bench, work: Callable[[], ValueT], /) -> tuple[ValueT, float]:
+        """Do the work; its result, and what it took."""
 
 
 def timing_records(
@@ -150,9 +151,7 @@ def _evict(
     return gather(prefix, [kept]), kept
 
 
-def _decode(
-    bench: Bench, cache: EvictingCache, feed: Tensor, position: int, meter: Meter
-) -> float:
+def _decode(bench: Bench, cache: EvictingCache, feed: Tensor, position: int, meter: Meter) -> float:
     """What one token takes, the median of several."""
     tokens = feed[None]
     took = []

@@ -15,7 +15,9 @@ from kvp.errors import UsageError
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.selection import kept_tokens
 
-QUESTIONS = {"inside": "query_aware", "outside": "query_agnostic"}
+QUESTIONS = {
+    "inside": "query_aware", "outside": "query_agnostic", "few_shot": "query_agnostic",
+}  # fmt: skip
 """Values of `question=` and the protocol of kvp-eval that each is."""
 CONTEXT_FIELDS = "passage:context:report"
 """Fields of a document that may hold what is compressed without the question."""
@@ -27,9 +29,11 @@ class Compression:
 
     setting: Setting
     question: str = "inside"
-    """Whether the cache holds the whole prompt when it is compressed, or the context alone."""
+    """What the cache holds when it is compressed: the whole prompt, what ends with the document's
+    context, or the few-shot examples before the document."""
     context_fields: tuple[str, ...] = ()
-    """Fields of a document, of which the first that it has ends the context."""
+    """Fields of a document, of which the first that it has ends the context, or begins the part
+    that is fed after few-shot examples."""
     rolling_chunk: int = 64
     """Tokens of a running text between two evictions."""
     identity: str = ""
@@ -65,7 +69,8 @@ def compression(
         sinks: first tokens that protection keeps.
         recents: last tokens that protection keeps.
         question: `inside`, the whole prompt is read before it is compressed; `outside`, only what
-            ends with the text of `context_field`, and the rest is fed afterwards.
+            ends with the text of `context_field`; `few_shot`, only the examples before that text.
+            The rest is fed afterwards.
         context_field: fields of a document, joined by `:`; the first that it has counts.
         rolling_chunk: tokens between two evictions of a running text, at least 3.
         seed: of random methods and allocators.
@@ -141,24 +146,29 @@ def _budget(method: Method, budget: str | int | None, protection: Protection) ->
     return parsed
 
 
-def end_of_context(document: Mapping[str, Any], prompt: str, fields: tuple[str, ...]) -> int:
-    """Characters of `prompt` up to the end of the context, the last time the document's is there.
+def compressed_text(document: Mapping[str, Any], prompt: str, how: Compression) -> int:
+    """Characters at the beginning of `prompt` that are compressed: up to the end of the context,
+    the last time the document's is there, or up to its beginning (`few_shot`).
 
-    Raises UsageError where the document has none of the fields, or the prompt does not hold it.
+    Raises UsageError where the document has none of the fields, the prompt does not hold it, or
+    there are no examples before it.
     """
-    named = "/".join(fields)
-    for field in fields:
+    for field in how.context_fields:
         text = document.get(field)
         if not isinstance(text, str) or not text.strip():
             continue
         start = prompt.rfind(text.strip())
         if start < 0:
             raise UsageError(
-                f"question=outside: the prompt does not hold the document's {field!r} as it is; "
-                "use question=inside, or context_field=FIELD with another one"
+                f"question={how.question}: the prompt does not hold the document's {field!r} as it "
+                "is; use question=inside, or context_field=FIELD with another one"
             )
-        return start + len(text.strip())
+        if how.question == "outside":
+            return start + len(text.strip())
+        if not prompt[:start].strip():
+            raise UsageError("question=few_shot: no examples to compress; set --num_fewshot")
+        return start
     raise UsageError(
-        f"question=outside: a document has no text in {named} (it has {', '.join(document)}); "
-        "set context_field=FIELD, or question=inside"
+        f"question={how.question}: a document has no text in {'/'.join(how.context_fields)} (it "
+        f"has {', '.join(document)}); set context_field=FIELD, or question=inside"
     )

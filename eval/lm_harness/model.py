@@ -22,7 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.lm_harness.compression import Compression, compression, end_of_context
+from eval.lm_harness.compression import Compression, compressed_text, compression
 from eval.lm_harness.scoring import LogLikelihood, Scorer, shortened
 from eval.methods import check_methods
 from kvp.errors import UsageError
@@ -114,7 +114,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
     ) -> list[LogLikelihood]:
         """(log-likelihood in nats, whether it is the greedy answer) of every continuation.
 
-        Raises UsageError where a context has no such field as `question=outside` needs.
+        Raises UsageError where a context has no such field as `question` needs.
         """
         self._after = {
             each.args[0]: self._tokens_after(each, each.args[0].rstrip())
@@ -168,7 +168,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         """Tokens of a prompt that are fed after the compression, at least 1."""
         if self.compression.question == "inside":
             return 1
-        end = end_of_context(request.doc, prompt, self.compression.context_fields)
+        end = compressed_text(request.doc, prompt, self.compression)
         special = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
         encoded = self.tokenizer(prompt, return_offsets_mapping=True, **special)
         after: int = sum(stop > end for _, stop in encoded["offset_mapping"])

@@ -14,7 +14,9 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from statistics import fmean
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import TABLEAU_COLORS
 from matplotlib.figure import Figure
@@ -35,6 +37,12 @@ TWO_PASSES = ("kvzip", "contrastkv")
 REFERENCES = (FULL, "oracle+global")
 COLORS = (*(color for color in TABLEAU_COLORS.values() if color != "#d62728"), "#222222")
 """Of the other methods; ours is red."""
+TIMED = "12.5%"
+"""Budget of the timing pass."""
+LAST_TURN = ("streaming_llm", "4")
+"""Method and budget whose cache holds a dialogue's last turn and four first tokens."""
+LEAST_GAIN = 0.05
+"""Nats per token of the reply."""
 SHOWN = ("2%", "6%", "12.5%", "25%")
 """Budgets of the tables of tasks."""
 
@@ -73,8 +81,8 @@ def estimate(records: list[Record]) -> Interval:
 
 
 def budgets_of(found: Cells) -> list[str]:
-    """Budgets in order, without the full cache."""
-    return sorted({key[2] for key in found} - {FULL}, key=budget_order)
+    """Budgets in order, without the full cache and that of the last turn alone."""
+    return sorted({key[2] for key in found} - {FULL, LAST_TURN[1]}, key=budget_order)
 
 
 def methods_of(found: Cells, protocol: str) -> list[str]:
@@ -83,17 +91,21 @@ def methods_of(found: Cells, protocol: str) -> list[str]:
     return sorted(names, key=lambda name: (name in REFERENCES, not name.startswith("kvp"), name))
 
 
-def table(found: Cells) -> Iterator[str]:
-    """Methods by budgets, a table per protocol, then paired differences to every rival."""
+def table(found: Cells, taken: Mapping[str, str]) -> Iterator[str]:
+    """Methods by budgets, a table per protocol, then paired differences to every rival.
+
+    `taken` is the cost of each method (`shares`).
+    """
     budgets = budgets_of(found)
     for protocol in sorted({key[0] for key in found}, reverse=True):
         full = found[protocol, FULL, FULL]
         prompts = estimate(full).prompts
         yield f"\n**{protocol}**, full cache {_text(full)}, {prompts} prompts\n"
-        yield f"| method | {' | '.join(budgets)} |\n|---|{'--:|' * len(budgets)}"
+        yield f"| method | passes, FLOPs, seconds | {' | '.join(budgets)} |"
+        yield f"|---|---|{'--:|' * len(budgets)}"
         for name in methods_of(found, protocol):
             row = [found.get((protocol, name, budget)) for budget in budgets]
-            yield f"| {name} | {' | '.join(map(_text, row))} |"
+            yield f"| {name} | {taken.get(name, '')} | {' | '.join(map(_text, row))} |"
         if full[0]["nll"] is None:
             yield from differences(found, protocol, budgets)
 
@@ -141,22 +153,77 @@ def tasks(records: Iterable[Record]) -> Iterator[str]:
             yield f"| {task} | {' | '.join(row)} |"
 
 
+def shares(timing: Iterable[Record]) -> dict[str, str]:
+    """Per method: readings of the prompt, FLOPs and seconds to evict as shares of the prefill."""
+    rows = [record for record in timing if record["budget_spec"] in (None, TIMED)]
+    prefill = next((record for record in rows if record["method"] == FULL), {})
+    found = {}
+    for record in rows:
+        passes = 2 if record["method"] in TWO_PASSES else 1
+        flops, seconds = (
+            100 * record[f"evict_{unit}"] / prefill[f"prefill_{unit}"]
+            for unit in ("flops", "seconds")
+        )
+        found[method(record)] = f"{passes}, {flops:.0f} %, {seconds:.0f} %"
+    return found
+
+
 def costs(timing: Iterable[Record]) -> Iterator[str]:
-    """What a compression of one prompt costs, as a share of its prefill, and what is left."""
-    yield "| method | reads the prompt | seconds, share of the prefill | bytes kept |"
-    yield "|---|---|--:|--:|"
-    rows = [record for record in timing if record["budget_spec"] in (None, "12.5%")]
+    """What evicting from one prompt costs, and the bytes that are left."""
+    taken = shares(timing)
+    yield "| method | passes, FLOPs, seconds | bytes kept |"
+    yield "|---|---|--:|"
+    rows = [record for record in timing if record["budget_spec"] in (None, TIMED)]
     full = next(record for record in rows if record["method"] == FULL)
     for record in rows:
-        reads = "twice" if record["method"] in TWO_PASSES else "once"
-        share = record["evict_seconds"] / full["prefill_seconds"]
         kept = record["cache_bytes"] / full["cache_bytes"]
-        yield f"| {method(record)} | {reads} | {100 * share:.1f} % | {100 * kept:.1f} % |"
+        yield f"| {method(record)} | {taken[method(record)]} | {100 * kept:.1f} % |"
+
+
+def gain(records: Iterable[Record]) -> Iterator[str]:
+    """Share that methods keep of what the full cache gains over one of the last turn alone.
+
+    The last turn is fed after the eviction, so its cache is what StreamingLLM's four first tokens
+    leave. Only dialogues count in which the full cache gains `LEAST_GAIN`.
+    """
+    found = cells(records)
+    protocol = "query_agnostic"
+    nll: dict[tuple[str, str], dict[str, float]] = {}
+    for (of_protocol, name, budget), group in found.items():
+        if of_protocol == protocol:
+            losses = defaultdict(list)
+            for record in group:
+                losses[record["example"]].append(record["nll"] / record["reply_tokens"])
+            nll[name, budget] = {example: fmean(values) for example, values in losses.items()}
+    full, last = nll[FULL, FULL], nll.get(LAST_TURN, {})
+    gains = {name: last[name] - full[name] for name in full if name in last}
+    counted = [name for name, value in gains.items() if value >= LEAST_GAIN]
+    budgets = budgets_of(found)
+    yield (
+        f"\n{len(counted)} of {len(gains)} dialogues, where the full cache gains at least "
+        f"{LEAST_GAIN} nats per token: share of it kept, %\n"
+    )
+    yield f"| method | {' | '.join(budgets)} |\n|---|{'--:|' * len(budgets)}"
+    resampled = np.random.default_rng(0).integers(len(counted), size=(2000, len(counted)))
+    for name in methods_of(found, protocol):
+        row = []
+        for budget in budgets:
+            ours = nll.get((name, budget))
+            if ours is None or not counted:
+                row.append("")
+                continue
+            kept = np.array([last[one] - ours[one] for one in counted])
+            whole = np.array([gains[one] for one in counted])
+            draws = kept[resampled].sum(1) / whole[resampled].sum(1)
+            low, high = np.quantile(draws, [0.025, 0.975])
+            share = kept.sum() / whole.sum()
+            row.append(f"{100 * share:.0f} ({100 * low:.0f} to {100 * high:.0f})")
+        yield f"| {name} | {' | '.join(row)} |"
 
 
 def draw(found: Cells, timing: Iterable[Record], path: Path) -> None:
     """Answers against budget beside answers against cost at 6 %, a row per protocol."""
-    times = {method(record): record for record in timing if record["budget_spec"] == "12.5%"}
+    times = {method(record): record for record in timing if record["budget_spec"] == TIMED}
     prefill = {record["method"]: record["prefill_seconds"] for record in timing}.get(FULL, 1.0)
     protocols = sorted({key[0] for key in found}, reverse=True)
     figure = Figure(figsize=(10, 4 * len(protocols)), layout="constrained")
@@ -193,7 +260,7 @@ def draw(found: Cells, timing: Iterable[Record], path: Path) -> None:
         points.set_xscale("log")
         points.set_xlim(1, 2000)
         points.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
-        points.set_xlabel("compression, share of the prefill's seconds, %")
+        points.set_xlabel("eviction, share of the prefill's seconds, %")
         points.set_title(f"{title}, 6 % kept")
     figure.legend(
         *grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8
@@ -237,16 +304,19 @@ def blocks(run: Path) -> Mapping[str, str | None]:
     """Contents of the page's blocks; None where a folder is not there."""
     contents: dict[str, str | None] = {}
     needles: Cells = {}
+    timing = load_results(run / "timing").timing if (run / "timing").exists() else ()
+    taken = shares(timing)
     for name in (*ANSWERS, *TEXTS):
         records = load_results(run / name).records if (run / name).exists() else ()
-        contents[name] = "\n".join(table(cells(records))) if records else None
+        contents[name] = "\n".join(table(cells(records), taken)) if records else None
         if name in ANSWERS:
             contents[f"{name}-tasks"] = "\n".join(tasks(records)) if records else None
+        if name == "texts":
+            contents["gain"] = "\n".join(gain(records)) if records else None
         if records:
             write_csv(records, NUMBERS / f"{name}.csv")
         if name == "needles":
             needles = cells(records)
-    timing = load_results(run / "timing").timing if (run / "timing").exists() else ()
     contents["costs"] = "\n".join(costs(timing)) if timing else None
     if timing and needles:
         draw(needles, timing, PAGE.with_suffix(".png"))

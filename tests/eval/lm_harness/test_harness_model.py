@@ -168,15 +168,23 @@ def test_a_text_is_read_with_evictions_from_the_second_piece_on(tiny_folder: Pat
     assert read(TEXT * 2, **{**small, "budget": 900}) == pytest.approx(read(TEXT * 2), abs=1e-3)
 
 
-def test_a_boundary_is_where_the_field_ends(tiny_folder: Path) -> None:
-    lm = _lm(tiny_folder, method="knorm", budget=24, question="outside", protection="off")
-    doc = {"passage": TEXT * 3 + " "}
+@pytest.mark.parametrize(
+    ("question", "doc", "end"),
+    [
+        ("outside", {"passage": TEXT * 3 + " "}, len((TEXT * 3).strip())),
+        ("few_shot", {"passage": PROMPT[len(TEXT * 2) :]}, len(TEXT * 2)),
+    ],
+)
+def test_a_boundary_is_where_the_field_ends_or_begins(
+    tiny_folder: Path, question: str, doc: dict[str, str], end: int
+) -> None:
+    lm = _lm(tiny_folder, method="knorm", budget=24, question=question, protection="off")
     request = Instance("loglikelihood", doc, (PROMPT, " yes"), 0)
     ((value, _),) = lm.loglikelihood([request], disable_tqdm=True)
     tokenizer = lm.tokenizer
     context, both = tokenizer.encode(PROMPT), tokenizer.encode(PROMPT + " yes")
     offsets = tokenizer(PROMPT, return_offsets_mapping=True)["offset_mapping"]
-    cut = sum(stop <= len((TEXT * 3).strip()) for _, stop in offsets)
+    cut = sum(stop <= end for _, stop in offsets)
     assert 0 < cut < len(context) - 1
     cache = kvp.prefill_and_evict(
         lm.model, torch.tensor([context[:cut]]), make_scorer("knorm"), 24, UNPROTECTED
@@ -214,7 +222,7 @@ def test_a_missing_field_is_one_line(tiny_folder: Path, doc: Any, message: str) 
         ({"method": "kvp", "budget": "50%"}, "needs policies=: a folder"),
         ({"method": "oracle", "budget": "50%"}, "needs the future"),
         ({"method": "nulls", "budget": "50%"}, "one method at a time"),
-        ({"question": "beside"}, "question=beside is not one of inside, outside"),
+        ({"question": "beside"}, "question=beside is not one of inside, outside, few_shot"),
         ({"protection": "both"}, "protection=both is not one of on, off"),
         ({"rolling_chunk": 2}, "rolling_chunk=2"),
         ({"peft": "x"}, "--model_args peft: not an argument of the model class kvp"),
