@@ -33,8 +33,8 @@ from train.objectives import WEIGHTS_BUDGETS
         ("--sequences -1", "--sequences cannot be negative"),
         ("--points_per_sequence 0", "--points_per_sequence must be at least 1"),
         ("--blocks 3", "--blocks must be 1 or 2"),
-        ("--inputs key,query", "--inputs must be some of key,value,position,distance"),
-        ("--inputs=,", "--inputs must be some of"),
+        ("--inputs key,query", "--inputs must be auto or some of key,value,position,distance"),
+        ("--inputs=,", "--inputs must be auto or some of"),
         ("--preset paper --inputs key", "--inputs cannot be chosen"),
     ],
 )
