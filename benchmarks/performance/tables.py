@@ -56,12 +56,12 @@ def scoring(report: Report) -> list[Table]:
         presses = {row["method"]: row for row in here if row["source"] == "kvpress"}
         own = [row for row in here if row["source"] == "kvp"]
         ran = [row for row in own if "share" in row]
-        headings = [f"{tokens:,} tokens", "kvp, % of the prefill", "least to most", "wall %"]
+        headings = [f"{tokens:,} tokens", "kvp, % of the prefill", "whole"]
         other = next((row["environment"] for row in presses.values()), "kvpress")
-        headings += ["whole", f"{other}, %", "wall %", "whole", "kvp / kvpress"]
+        headings += [f"{other}, %", "whole", "kvp / kvpress"]
         lines = [_methods(row, presses.get(row["method"])) for row in ran]
         lines += [
-            [row["method"], f"not run: {row['skipped']}", *[""] * 7]
+            [row["method"], f"not run: {row['skipped']}", *[""] * 4]
             for row in own
             if "skipped" in row
         ]
@@ -70,18 +70,14 @@ def scoring(report: Report) -> list[Table]:
 
 
 def _methods(own: Row, press: Row | None) -> list[str]:
-    spread = f"{percent(own['share_low'])} to {percent(own['share_high'])}"
-    spread = NONE if own["share_low"] == own["share_high"] else spread
-    cells = [own["method"], percent(own["share"]), spread, percent(own["wall_share"])]
-    cells.append(f"{own['whole_share']:.2f}")
+    cells = [own["method"], percent(own["share"]), f"{own['whole_share']:.2f}"]
     if press is None:
-        return [*cells, NONE, NONE, NONE, NONE]
+        return [*cells, NONE, NONE, NONE]
     mark = "†" if press["by_difference"] else ""
     ratio = own["share"] / press["share"] if press["share"] > 0 else None
     return [
         *cells,
         percent(press["share"]) + mark,
-        percent(press["wall_share"]) + mark,
         f"{press['whole_share']:.2f}",
         number(ratio),
     ]
