@@ -4,8 +4,8 @@
 
 Answers are right or wrong. A prompt is easy or hard for every seed alike (half of the variance of a
 normal variable behind it), the share of right answers of a seed is drawn from a beta distribution
-with the mean and standard deviation of the row. `before` is the interval that was used until
-decision 76: percentiles of prompts drawn with replacement, policy seeds averaged.
+with the mean and standard deviation of the row. `before` is the interval that was used before
+docs/decisions.md#intervals: percentiles of prompts drawn with replacement, policy seeds averaged.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A policy that sees keys, values and positions only is useful where it ranks better than the
 methods that see no more and need no training: the attention-free ones of the registry, with their
 default options. Numbers are those of `kvp.metrics`, as in kvp-eval. Where the question is seen,
-kvp-eval also shows methods the prompt's last token (decision 77), which contexts do not hold: the
-mean key of KeyDiff and the partitions of LagKV differ by that token.
+kvp-eval also shows methods the prompt's last token (docs/decisions.md#last-token), which
+contexts do not hold: the mean key of KeyDiff and the partitions of LagKV differ by that token.
 """
 
 from __future__ import annotations

@@ -19,14 +19,10 @@ Reports = Mapping[tuple[str, str], Report]
 
 INTRODUCTION = """# Performance
 
-What kvp costs, measured. This page is written by `python -m benchmarks.performance` from the JSON
-files it links to; what the numbers decided is in [speed.md]({speed}).
-
-- Compare numbers of one table only: its rows were measured in one run and take turns where it says
-  so. Ratios survive a busy machine, seconds do not.
-- *Processor time* is that of all threads of a process, *wall* the time on the clock. On a GPU only
-  wall time counts.
-- GPU rows are there where a GPU was measured. Where none was, the page says so and has no numbers.
+What kvp costs, written by `python -m benchmarks.performance` from the JSON files it links to;
+what the numbers decided is in [speed.md]({speed}). Compare numbers of one table only.
+*Processor time* is that of all threads, *wall* the time on the clock; on a GPU only wall time
+counts.
 """
 COMMAND = "python -m benchmarks.performance"
 

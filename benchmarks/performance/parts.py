@@ -59,17 +59,12 @@ PARTS: Sequence[Part] = (
         title="What a method adds to a prefill",
         module="benchmarks.method_scoring",
         text=(
-            "Recording queries and states, extra passes, scores, the choice of tokens and the "
-            "gathering of those that stay, over the prefill of the same prompt by transformers "
-            "alone. The model has random weights and about the proportions of Qwen2.5-7B (by "
-            "default 2 layers of width 1,024 with 16 query heads and 2 KV heads of 64); a "
-            "quarter of the tokens stays. Methods that kvpress has are in its form. *kvpress*: "
-            "the same press in its own environment, over a prefill there. *whole*: prefill with "
-            "the method over prefill without; it holds the noise of two prefills. *kvp* is a "
-            "policy with networks as large as those of the bundled one, as a press it is "
-            "`policies/kvpress_press.py`; *kvzap* has networks of the published shape. kvpress's "
-            "`h2o` needs attention that returns its weights, so what it adds is the difference "
-            "of two prefills (†). kvpress's KVzip marks tokens and frees nothing."
+            "Recording, extra passes, scores, choice of tokens and gathering, over the prefill "
+            "of the same prompt by transformers alone. Random weights, about the proportions of "
+            "Qwen2.5-7B; a quarter of the tokens stays. *whole*: prefill with the method over "
+            "prefill without. *kvpress*: the same press in its own environment. *kvp* has "
+            "networks as large as the bundled policy's, *kvzap* of the published shape. †: "
+            "difference of two prefills. kvpress's KVzip frees nothing."
         ),
         table=tables.scoring,
         cuda="--tokens 1024,4096,16384 --width 3584 --repeats 5",
@@ -81,11 +76,10 @@ PARTS: Sequence[Part] = (
         title="What collecting adds to the model",
         module="benchmarks.collecting",
         text=(
-            "Prompts of random tokens through a Qwen2 of random weights, a forward pass and greedy "
-            "decoding each. *bare* is transformers alone in batches; *collect* is the loop of "
-            "`kvp-collect` into a store on the disk with as large batches, *one* with batches of "
-            "one. Ratios to *bare*, medians of rounds in which they take turns: time on the wall, "
-            "processor time of all threads, and that of the thread that runs the model."
+            "Prompts of random tokens through a Qwen2 of random weights. *bare* is transformers "
+            "alone in batches, *collect* the loop of `kvp-collect` with as large batches, *one* "
+            "with batches of one. Ratios to *bare*: wall time, processor time, and that of the "
+            "thread that runs the model."
         ),
         table=tables.collecting,
         cpu="rate",
@@ -97,11 +91,10 @@ PARTS: Sequence[Part] = (
         title="Labels against length",
         module="benchmarks.future_attention",
         text=(
-            "Future attention of one KV head of Qwen2.5-7B (7 query heads of 128) at a cache "
-            "that is cut in the middle, float32, two threads (bfloat16 on a GPU). *blocked* is "
-            "what CPUs use, *naive* the whole matrix. Memory is what the process needs beyond "
-            "queries, keys and libraries; *process* is all of it. A length is named and not run "
-            "where its calls or matrices would be too large; no number is extrapolated."
+            "Future attention of one KV head of Qwen2.5-7B at a cache cut in the middle, "
+            "float32, two threads (bfloat16 on a GPU). *blocked* is what CPUs use, *naive* the "
+            "whole matrix. Memory is beyond queries, keys and libraries; *process* is all. "
+            "Nothing is extrapolated."
         ),
         table=tables.labels,
         cpu="--workloads cut --forms naive,blocked --lengths 1024,4096,16384,32768,65536,131072 "
@@ -115,9 +108,8 @@ PARTS: Sequence[Part] = (
         title="A step of training",
         module="benchmarks.ranker_training",
         text=(
-            "All heads of a policy, preset `paper`, hidden 256, head_dim 128, contexts and "
-            "tokens as in the command, one thread; without reading and labels. The paper trains "
-            "112 heads."
+            "All heads of a policy, preset `paper`, hidden 256, head_dim 128, one thread; "
+            "without reading and labels. The paper trains 112 heads."
         ),
         table=tables.training,
         cpu="--heads 4,28,112 --tokens 1024 --contexts 1 --objective listwise,rloo --network loop "
@@ -131,11 +123,10 @@ PARTS: Sequence[Part] = (
         title="One decoded token",
         module="benchmarks.decoding",
         text=(
-            "`wide`: 2 layers of 28 query and 4 KV heads of 128, narrow projections, random "
-            "weights; `nano` is the bundled model. *full* is transformers' cache and its "
-            "attention, *dense* has an eighth of the tokens in every head, *ragged* as many in "
-            "heads of very different lengths. Caches take turns at every token. Float32 on one "
-            "thread, bfloat16 on a GPU."
+            "`wide`: 2 layers of 28 query and 4 KV heads of 128, random weights. *full* is "
+            "transformers' cache and attention, *dense* has an eighth of the tokens in every "
+            "head, *ragged* as many in heads of very different lengths. Float32 on one thread, "
+            "bfloat16 on a GPU."
         ),
         table=tables.decoding,
         cpu="--cases wide:1024,wide:4096,wide:16384,wide:32768,nano:1024 --rounds 2 --steps 12",
@@ -147,11 +138,9 @@ PARTS: Sequence[Part] = (
         title="Writing and reading traces",
         module="benchmarks.store_formats",
         text=(
-            "Queries, keys and values of one sequence in bfloat16: traces of nano over RULER "
-            "prompts, joined to more layers and to heads of 128 with 2 query heads per KV head, "
-            "since compression depends on real numbers. Writing ends when all is flushed to the "
-            "disk. Reading is from the page cache; from a slow disk compressed formats gain by "
-            "the bytes that they need not read. *checked*: reading notices a damaged byte."
+            "Queries, keys and values of one sequence in bfloat16 (traces of nano, joined to "
+            "heads of 128). Writing ends when all is on the disk, reading is from the page "
+            "cache. *checked*: reading notices a damaged byte."
         ),
         table=tables.store,
         quick="--length 200 --sequences 4 --rounds 1",
@@ -161,15 +150,10 @@ PARTS: Sequence[Part] = (
         title="Several processes",
         module="benchmarks.process_scaling",
         text=(
-            "Measured: `kvp-collect` over RULER prompts on nano, in one and in two processes "
-            "that share the machine, after a job that is not counted. Simulated, not measured: "
-            "the same job and a larger one, each process on a machine of its own. The model: "
-            "processes start, then take pieces in the order in which kvp's workers take them, "
-            "with the start-up, the times of pieces and the costs of looks and locks that were "
-            "measured with one process; the file system does not slow down, and machines are "
-            "equally fast. *off* is the model's error where there is a measurement: processes of "
-            "one machine share its memory, which the model does not know. The pieces of nano are "
-            "short, so start-up is most of what is lost; larger models lose less."
+            "Measured: `kvp-collect` on nano in one and two processes of one machine. "
+            "Simulated: each process on a machine of its own, with the start-up and the times "
+            "measured with one process, and no slowing file system. *off* is the model's error, "
+            "since processes of one machine share its memory."
         ),
         table=tables.processes,
         quick="--processes 1 --simulated 1,64 --sequences 2 --length 200 --pieces 64 --uncounted 0",

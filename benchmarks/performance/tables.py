@@ -50,18 +50,19 @@ def percent(share: float) -> str:
 def scoring(report: Report) -> list[Table]:
     """Methods of kvp and presses of kvpress side by side, a table for each number of tokens."""
     rows: Sequence[Row] = report["results"]
+    clock = "wall_share" if report["settings"].get("device") == "cuda" else "share"
     found = []
     for tokens in dict.fromkeys(row["tokens"] for row in rows):
         here = [row for row in rows if row["tokens"] == tokens]
         presses = {row["method"]: row for row in here if row["source"] == "kvpress"}
         own = [row for row in here if row["source"] == "kvp"]
         ran = [row for row in own if "share" in row]
-        headings = [f"{tokens:,} tokens", "kvp, % of the prefill", "least to most", "wall %"]
+        headings = [f"{tokens:,} tokens", "kvp, % of the prefill", "whole"]
         other = next((row["environment"] for row in presses.values()), "kvpress")
-        headings += ["whole", f"{other}, %", "wall %", "whole", "kvp / kvpress"]
-        lines = [_methods(row, presses.get(row["method"])) for row in ran]
+        headings += [f"{other}, %", "whole", "kvp / kvpress"]
+        lines = [_methods(row, presses.get(row["method"]), clock) for row in ran]
         lines += [
-            [row["method"], f"not run: {row['skipped']}", *[""] * 7]
+            [row["method"], f"not run: {row['skipped']}", *[""] * 4]
             for row in own
             if "skipped" in row
         ]
@@ -69,19 +70,15 @@ def scoring(report: Report) -> list[Table]:
     return found
 
 
-def _methods(own: Row, press: Row | None) -> list[str]:
-    spread = f"{percent(own['share_low'])} to {percent(own['share_high'])}"
-    spread = NONE if own["share_low"] == own["share_high"] else spread
-    cells = [own["method"], percent(own["share"]), spread, percent(own["wall_share"])]
-    cells.append(f"{own['whole_share']:.2f}")
+def _methods(own: Row, press: Row | None, clock: str) -> list[str]:
+    cells = [own["method"], percent(own[clock]), f"{own['whole_share']:.2f}"]
     if press is None:
-        return [*cells, NONE, NONE, NONE, NONE]
+        return [*cells, NONE, NONE, NONE]
     mark = "†" if press["by_difference"] else ""
-    ratio = own["share"] / press["share"] if press["share"] > 0 else None
+    ratio = own[clock] / press[clock] if press[clock] > 0 else None
     return [
         *cells,
-        percent(press["share"]) + mark,
-        percent(press["wall_share"]) + mark,
+        percent(press[clock]) + mark,
         f"{press['whole_share']:.2f}",
         number(ratio),
     ]

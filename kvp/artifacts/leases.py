@@ -6,7 +6,7 @@ few seconds. A lock is an object that names such a process, made only where ther
 it names has not written its own for `KVP_LEASE_SECONDS` by the server's clock. So a killed process
 blocks nothing for longer, and no clock but the server's counts. A process that was stopped for
 longer than that may do a piece of work that another does, too: its content is a function of its
-number, so the second one writes the same again (docs/decisions/0092).
+number, so the second one writes the same again (docs/decisions.md#object-stores).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ ends, the next prompt takes its place. Then the drafted tokens are fed to the pr
 pieces of fixed lengths (`FIRST_STOP`). That records their queries, keys and values, and says which
 token follows each. Where it is not the drafted one (two tokens are as likely up to rounding), the
 draft is cut there and continued. So answers and tensors depend on the prompt alone, and not on the
-batch. Why so: `docs/decisions/0087-batches-draft-each-sequence-decides.md`. Left out: samples, and
+batch. Why so: `docs/decisions.md#traces`. Left out: samples, and
 what is kept of them (`kvp.hf.trace`).
 """
 

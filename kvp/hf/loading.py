@@ -254,7 +254,7 @@ def _tokenizer(source: str, **options: Any) -> PreTrainedTokenizerBase:  # noqa:
 
     AutoTokenizer replaces a generic tokenizer in a Qwen2 or Phi-3 folder by the class of those
     models and with it the way text is split, so that ids differ from those of training
-    (docs/decisions/0020). A generic class means its tokenizer.json as it is.
+    (docs/decisions.md#tokenizer). A generic class means its tokenizer.json as it is.
     """
     if "gguf_file" in options:
         return AutoTokenizer.from_pretrained(source, **options)

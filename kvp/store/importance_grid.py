@@ -3,8 +3,8 @@
 A store without queries keeps it instead. The queries between two neighbouring edges are an interval
 of their own, so a label at an edge comes from the intervals from there on: their sum or their
 largest, and nothing is subtracted, so that no small number drowns in a large one
-(docs/decisions/0014). The labels asked for are kept at every point of the grid, the others, which
-evaluation and calibration need, at a few.
+(docs/decisions.md#importance-grids). The labels asked for are kept at every point of the grid, the
+others, which evaluation and calibration need, at a few.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ stories() { # model folder, text file
   "$PYTHON" $HERE/stories.py "$2" "$folder/text.jsonl"
   "$BIN/kvp-collect" --model "$1" --data "$folder/text.jsonl" --answers reference --length 384 \
     --max_new_tokens 128 --train "$TRACES" --validation $((TRACES / 5)) --test $((TRACES / 5)) --labels kvzip_plus --out "$folder/traces"
-  # Running text has no replies: the policy keeps what the full cache predicts (decision 84).
+  # Running text has no replies: the policy keeps what the full cache predicts (docs/decisions.md#distillation).
   policies "$folder" query_agnostic --steps 150 --hard_targets 0 --budget_range 3%:25% --compress_uniform 0.5
   control "$folder"
   tune_on "$folder" stories "$STORIES_SETTINGS" "$folder/policies-query_agnostic" "${text[@]}" \

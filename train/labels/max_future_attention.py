@@ -1,7 +1,7 @@
 """Largest future attention: the most that any single future query pays to a token.
 
-The default (docs/decisions/0075): a token that one query depends on is more important than one
-that many queries attend to a little.
+A token that one query depends on is more important than one that many queries attend to a little
+(docs/decisions.md#default-label).
 """
 
 from kvp.ops.future_attention import max_future_attention

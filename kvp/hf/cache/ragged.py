@@ -2,7 +2,7 @@
 
 Tokens kept by an eviction lie flat, head after head, with a length per head; absent tokens take no
 memory. Tokens fed afterwards are as many in every head and lie in a dense tail that grows. Why so:
-`docs/decisions/0024-ragged-heads-lie-flat.md`.
+`docs/decisions.md#ragged-heads`.
 
 Bytes of keys and values are those of the tokens stored plus at most `TAIL_GROWTH` - 1 empty slots
 per batch entry and head, once tokens have been fed. Positions add 4 bytes per token kept and 8

@@ -85,7 +85,7 @@ def ragged_attention(
     computed from them: give the same one for every token that is decoded. Keys and values are
     read where they lie. `backend` is for single tokens, None as `ragged_backend` says; chunks of
     tokens go head by head in plain PyTorch, and so does half precision where there is no kernel
-    for it. The numbers behind that are in `docs/decisions/0024-ragged-heads-lie-flat.md`.
+    for it. The numbers behind that are in `docs/decisions.md#ragged-heads`.
 
     Raises:
         ValueError: shapes disagree.
