@@ -156,22 +156,4 @@ PARTS: Sequence[Part] = (
         table=tables.store,
         quick="--length 200 --sequences 4 --rounds 1",
     ),
-    Part(
-        name="processes",
-        title="Several processes",
-        module="benchmarks.process_scaling",
-        text=(
-            "Measured: `kvp-collect` over RULER prompts on nano, in one and in two processes "
-            "that share the machine, after a job that is not counted. Simulated, not measured: "
-            "the same job and a larger one, each process on a machine of its own. The model: "
-            "processes start, then take pieces in the order in which kvp's workers take them, "
-            "with the start-up, the times of pieces and the costs of looks and locks that were "
-            "measured with one process; the file system does not slow down, and machines are "
-            "equally fast. *off* is the model's error where there is a measurement: processes of "
-            "one machine share its memory, which the model does not know. The pieces of nano are "
-            "short, so start-up is most of what is lost; larger models lose less."
-        ),
-        table=tables.processes,
-        quick="--processes 1 --simulated 1,64 --sequences 2 --length 200 --pieces 64 --uncounted 0",
-    ),
 )

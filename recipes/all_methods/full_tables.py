@@ -13,14 +13,12 @@ from pathlib import Path
 
 from eval.report import tables
 from eval.report.best_settings import Comparison, Kind, compare
-from eval.report.costs import areas
 from eval.report.load import Results, load_results
 from eval.report.markdown import markdown
 from eval.report.schema import PROTOCOL_NAMES
-from eval.results.records import policy_groups
 
 RESAMPLES = 2000
-KINDS: tuple[Kind, ...] = ("accuracy", "perplexity", "kept")
+KINDS: tuple[Kind, ...] = ("accuracy", "perplexity")
 
 
 def comparisons(results: Results, protocol: str) -> dict[Kind, Comparison]:
@@ -32,7 +30,7 @@ def comparisons(results: Results, protocol: str) -> dict[Kind, Comparison]:
     return {kind: each for kind, each in found.items() if each is not None}
 
 
-def tables_of(results: Results, protocol: str, by_kind: dict[Kind, Comparison]) -> Iterator[str]:
+def tables_of(protocol: str, by_kind: dict[Kind, Comparison]) -> Iterator[str]:
     """Heading and tables of a protocol."""
     yield f"## {PROTOCOL_NAMES[protocol]}\n"
     for comparison in by_kind.values():
@@ -40,16 +38,6 @@ def tables_of(results: Results, protocol: str, by_kind: dict[Kind, Comparison]) 
         memory = tables.cache_bytes(comparison)
         if memory is not None:
             yield markdown(memory)
-    if (costs := area_table(results, protocol)) is not None:
-        yield markdown(costs)
-
-
-def area_table(results: Results, protocol: str) -> tables.Table | None:
-    """Areas under the cost curves; None without curves."""
-    curves = [record for record in results.curves if record["protocol"] == protocol]
-    if not curves:
-        return None
-    return tables.areas(areas(curves, policy_groups(curves)), protocol)
 
 
 def main() -> None:
@@ -58,7 +46,7 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     results = load_results(parser.parse_args().results)
     for protocol in results.protocols:
-        print("\n".join(tables_of(results, protocol, comparisons(results, protocol))))
+        print("\n".join(tables_of(protocol, comparisons(results, protocol))))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 
 from eval.cli import main as evaluate
 from recipes.training.arms import Training
-from recipes.training.settings import Arm, Flags, load_settings
+from recipes.training.settings import SPLITS, Arm, Flags, load_settings
 from trace_collect.cli import main as collect
 
 
@@ -44,19 +44,14 @@ def main() -> None:
 
 
 def train_all(training: Training, arms: Sequence[Arm], workers: int) -> None:
-    """Train arms in their order, `workers` of them side by side, those that others need first."""
+    """Train arms in their order, `workers` of them side by side."""
     if workers == 1:
         for arm in arms:
             training.arm(arm)
         return
-    needed = {arm.distilled_from for arm in arms} - {None}
-    first = [arm for arm in training.settings.arms if arm.name in needed and arm not in arms]
-    trained = [*first, *(arm for arm in arms if arm.distilled_from is None)]
-    distilled = [arm for arm in arms if arm.distilled_from is not None]
     with multiprocessing.get_context("spawn").Pool(workers, torch.set_num_threads, (1,)) as pool:
-        for group in (trained, distilled):
-            for _ in pool.imap(training.arm, group, chunksize=1):
-                pass
+        for _ in pool.imap(training.arm, arms, chunksize=1):
+            pass
 
 
 def evaluate_finished(training: Training) -> None:
@@ -75,7 +70,7 @@ def evaluate_finished(training: Training) -> None:
         **settings.evaluate,
         "policies": policies,
     }
-    for split in settings.splits:
+    for split in SPLITS:
         folder = training.run / "answers" / split
         called("kvp-eval", evaluate, {**flags, "split": split}, out=folder)
 

@@ -1,1 +1,0 @@
-"""Damage, hostile input and interruptions, by the hundred: does anything go wrong silently?"""
