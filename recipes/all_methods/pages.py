@@ -13,22 +13,23 @@ import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import method_tables
 from blocks import fill_file
-from full_tables import comparisons, tables_of
 
-from eval.report import draw_png, figures
-from eval.report.best_settings import Comparison, Kind
+from eval.report import draw_png, figures, tables
+from eval.report.best_settings import Comparison, Kind, compare
 from eval.report.figure_types import Figure, LineFigure, assign_styles
 from eval.report.load import Results, load_results
 from eval.report.markdown import markdown
 from eval.report.run import ATTENTION_FREE
+from eval.report.schema import PROTOCOL_NAMES
 
 PROTOCOLS = ("query_aware", "query_agnostic")
+KINDS: tuple[Kind, ...] = ("accuracy", "perplexity")
 LEAST_PROMPTS = 300
 """Answered prompts below which a run is a trial."""
 TRIAL = "**A trial of the recipe on few prompts: not the measurement.**\n"
@@ -65,7 +66,23 @@ def measured(folder: Path, protocol: str) -> Measured | None:
     if not folder.exists():
         return None
     results = load_results(folder)
-    return Measured(results=results, protocol=protocol, by_kind=comparisons(results, protocol))
+    resamples = method_tables.RESAMPLES
+    found = {
+        kind: compare(results, kind, protocol, validation=None, resamples=resamples)
+        for kind in KINDS
+    }
+    by_kind = {kind: each for kind, each in found.items() if each is not None}
+    return Measured(results=results, protocol=protocol, by_kind=by_kind)
+
+
+def every_table(protocol: str, by_kind: Mapping[Kind, Comparison]) -> Iterator[str]:
+    """Heading and tables of a protocol: what kvp-report shows, without a choice."""
+    yield f"## {PROTOCOL_NAMES[protocol]}\n"
+    for comparison in by_kind.values():
+        yield markdown(tables.every_setting(comparison))
+        memory = tables.cache_bytes(comparison)
+        if memory is not None:
+            yield markdown(memory)
 
 
 def setup(found: Mapping[str, Measured]) -> str | None:
@@ -153,7 +170,7 @@ def main() -> None:
         {name: text and without_folders(text, run) for name, text in blocks.items()},
     )
     for name, each in found.items():
-        parts = tables_of(each.protocol, each.by_kind)
+        parts = every_table(each.protocol, each.by_kind)
         write_csv(without_folders("\n".join(parts), run), raw / name)
     print(f"page in {docs}, tables in {raw}")
 
