@@ -107,8 +107,7 @@ def _turns(
     naive_gib = 3 * GROUP * queries * length * 4 / 2**30  # logits, masked logits, probabilities
     forms = args.forms.split(",")
     skipped = {
-        form: _skipped(form, naive_gib, args)
-        or _too_long(form, workload, length, args, before)
+        form: _skipped(form, naive_gib, args) or _too_long(form, workload, length, args, before)
         for form in forms
     }
     runs: dict[str, list[dict[str, float]]] = {form: [] for form in forms if not skipped[form]}
