@@ -140,15 +140,15 @@ def test_a_small_study_from_prompts_to_tables(
     text = page.read_text()
     assert f"| listwise | lr {best['settings']['lr']}" in text
     assert "| own | – |" in text
-    assert "From a smaller model" in text  # what is written by hand stays
+    assert "### Few traces" in text  # what is written by hand stays
     assert "(csv/README.md)" in text
     # Skills; answers of two splits and protocols.
     assert len(list(csv.glob("*.csv"))) == 5
-    rows = [json.loads(line) for line in (folder / "answers/test/rows.jsonl").open()]
-    rows = [row for row in rows if row["policy"] == "own.seed0" and row["protected"]]
-    rows = [row for row in rows if row["protocol"] == "query_aware"]
+    lines = (folder / "answers/test/rows.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["policy"] == "own.seed0"]
+    rows = [row for row in rows if row["protected"] and row["protocol"] == "query_agnostic"]
     scores = [row["score"] for row in rows if row["budget_spec"] == "70%"]
-    answers = text.partition("Answers on test prompts, question seen")[2]
+    answers = text.partition("Answers on test prompts, question not seen")[2]
     line = next(line for line in answers.splitlines() if line.startswith("| own"))
     # Columns are 70 % without and with protection, each with its difference to the reference.
     assert line.split("|")[4].startswith(f" {100 * sum(scores) / len(scores):.1f} (")
