@@ -38,7 +38,7 @@ from kvp.hf.cache.base import EMPTY
 from kvp.hf.generation import end_tokens, greedy
 from kvp.ranking import Protection
 from kvp.scoring import Scorer
-from policies import load_policy, make_allocator, make_scorer
+from policies import load_policy, make_scorer
 
 METHODS = "ring,random,random_pinned,streaming_llm,snapkv,tova,h2o,keydiff,knorm,lagkv"
 FULL = "full"
@@ -57,7 +57,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policies", default="", help="folders of policies, as further methods")
     parser.add_argument("--budgets", default="128", help="tokens per KV head")
     parser.add_argument("--every", type=int, default=64)
-    parser.add_argument("--allocator", help="splits budgets over heads; none: all hold the same")
     parser.add_argument("--out", required=True)
     parser.add_argument("--tasks", default="niah_single_1,niah_single_2,niah_multikey_1")
     parser.add_argument("--length", type=int, default=2048)
@@ -137,8 +136,7 @@ def _block(
 ) -> AbstractContextManager[None]:
     if scorer is None:
         return nullcontext()
-    split = None if given.allocator is None else make_allocator(given.allocator)
-    return evicting(model, scorer, budget, Protection(), allocator=split, every=given.every)
+    return evicting(model, scorer, budget, Protection(), every=given.every)
 
 
 @torch.inference_mode()

@@ -1,9 +1,9 @@
-"""Page, figure and CSV files from what run.sh measured.
+"""Page and CSV files from what run.sh measured.
 
     pages.py RUN --to REPOSITORY
 
-Writes the marked blocks of docs/results/methods.md, the figure docs/results/methods.png, and every
-table as CSV below benchmarks/results/methods. What RUN has no results for stays as it is; a run of
+Writes the marked blocks of docs/results/methods.md, and every table as CSV below
+benchmarks/results/methods. What RUN has no results for stays as it is; a run of
 fewer prompts than the real one calls itself a trial.
 """
 
@@ -14,18 +14,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import method_tables
 from blocks import fill_file
 
-from eval.report import draw_png, figures, tables
+from eval.report import tables
 from eval.report.best_settings import Comparison, Kind, compare
-from eval.report.figure_types import Figure, LineFigure, assign_styles
 from eval.report.load import Results, load_results
 from eval.report.markdown import markdown
-from eval.report.run import ATTENTION_FREE
 from eval.report.schema import PROTOCOL_NAMES
 
 PROTOCOLS = ("query_aware", "query_agnostic")
@@ -33,7 +31,6 @@ KINDS: tuple[Kind, ...] = ("accuracy", "perplexity")
 LEAST_PROMPTS = 300
 """Answered prompts below which a run is a trial."""
 TRIAL = "**A trial of the recipe on few prompts: not the measurement.**\n"
-FIGURE = "methods.png"
 _SETTINGS = re.compile(r"([:\s'\"=]|^)[^\s:,'\"()=]*/benchmarks/results/tuning/")
 
 
@@ -117,26 +114,6 @@ def summary(found: Mapping[str, Measured]) -> str | None:
     return "\n".join(lines) or None
 
 
-def figure(found: Mapping[str, Measured]) -> LineFigure | None:
-    """Answers against budget, a panel per protocol; None where a protocol is missing."""
-    shown = [each.by_kind["accuracy"] for each in found.values() if "accuracy" in each.by_kind]
-    if len(shown) < len(PROTOCOLS):
-        return None
-    families = dict.fromkeys(family for each in shown for family in each.choices)
-    styles = assign_styles(list(families), ATTENTION_FREE)
-    drawn = [figures.overall(each, styles) for each in shown]
-    panels = tuple(
-        replace(
-            one.panels[0],
-            title=method_tables.SEEN[each.protocol],
-            # Chosen settings differ between the panels, so that the legend has names alone.
-            curves=tuple(replace(curve, label=curve.key) for curve in one.panels[0].curves),
-        )
-        for one, each in zip(drawn, shown, strict=True)
-    )
-    return replace(drawn[0], name="methods", panels=panels, columns=len(panels))
-
-
 def without_folders(text: str, run: Path) -> str:
     """The text without the names of this machine's folders: RUN, and paths in the repository."""
     return _SETTINGS.sub(r"\1benchmarks/results/tuning/", text.replace(str(run.absolute()), "RUN"))
@@ -159,9 +136,6 @@ def main() -> None:
     raw = arguments.to / "benchmarks" / "results" / "methods"
     by_protocol = {name: measured(run / f"test-{name}", name) for name in PROTOCOLS}
     found = {name: each for name, each in by_protocol.items() if each is not None}
-    drawing: Figure | None = figure(found)
-    if drawing is not None:
-        (docs / FIGURE).write_bytes(draw_png.draw(drawing))
     blocks: dict[str, str | None] = {"setup": setup(found), "summary": summary(found)}
     for name, each in by_protocol.items():
         blocks[f"answers-{name}"] = each.answers if each else None

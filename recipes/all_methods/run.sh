@@ -4,7 +4,7 @@
 #   train                traces and policies
 #   tune [PROTOCOL]      kvp-tune on validation prompts; writes benchmarks/results/tuning
 #   test [PROTOCOL]      answers and dialogues of test prompts, with the committed settings
-#   pages                page, figure and CSV files from what was measured; costs a minute
+#   pages                page and CSV files from what was measured; costs a minute
 #   all                  every step, both protocols side by side
 # Every step goes on where it was stopped. settings.sh says what each of them measures. Paths are
 # relative to the repository.
