@@ -2,10 +2,8 @@
 
     python -m benchmarks.future_attention --out benchmarks/results/future_attention.json
 
-One KV head of Qwen2.5-7B (G = 7 query heads, D = 128), three workloads: `cut`, the label of a cache
-compressed in mid sequence, `grid`, all queries summed in 48 intervals, and `reply`, the largest
-attention after mid sequence, where the last quarter of all queries writes a reply and the others
-count a fifth. Forms take turns, so
+One KV head of Qwen2.5-7B (G = 7 query heads, D = 128), two workloads: `cut`, the label of a cache
+compressed in mid sequence, and `grid`, all queries summed in 48 intervals. Forms take turns, so
 that other load on the machine slows all of them equally. `seconds` is the median over rounds of the
 medians of their repeats, `fastest` the minimum of all repeats: the speed of an idle machine;
 `processor_seconds` (of all threads) are comparable where other programs run.
@@ -36,16 +34,12 @@ if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it 
     from torch import Tensor
 
 GROUP, WIDTH, INTERVALS = 7, 128, 48
-READING = 0.2
-"""What queries count that write no reply, as in the label max_reply_attention."""
 LONG = 2
 """Times the seconds of `--seconds`: a first call that takes longer is not repeated."""
 FORMS = {
     "naive": "the whole [G, queries, T] matrix: multiply, mask, softmax, maximum, sum",
     "definition": "reference.py, 256 queries at a time",
     "blocked": "blocked.py, what CPUs use",
-    "windows": "blocked.py twice, all queries and those of the reply (workload reply only)",
-    "products": "the multiplications of `blocked` alone, in blocks of 64 queries",
     "triton": "kernel.py (CUDA only)",
     "flex": "flex_attention's log-sum-exp of the same queries (CUDA only): half of the work, as it "
     "can neither sum columns nor take the maximum over a group",
@@ -71,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--lengths", default="512,1024,2048,4096,8192,16384,32768")
-    parser.add_argument("--workloads", default="cut,grid,reply")
+    parser.add_argument("--workloads", default="cut,grid")
     parser.add_argument("--forms", default=",".join(FORMS))
     parser.add_argument("--rounds", type=int, default=3, help="processes per form and length")
     parser.add_argument("--seconds", type=float, default=2.0, help="time to repeat in a process")
@@ -89,14 +83,12 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _skipped(form: str, workload: str, naive_gib: float, args: argparse.Namespace) -> str | None:
+def _skipped(form: str, naive_gib: float, args: argparse.Namespace) -> str | None:
     """Why a form is not measured; None where it is."""
     if form == "naive" and naive_gib > args.naive_gib:
         return f"needs about {naive_gib:.1f} GiB"
     if form in CUDA_ONLY and args.device == "cpu":
         return "needs --device cuda"
-    if form == "windows" and workload != "reply":
-        return "is for the workload reply"
     return None
 
 
@@ -115,8 +107,7 @@ def _turns(
     naive_gib = 3 * GROUP * queries * length * 4 / 2**30  # logits, masked logits, probabilities
     forms = args.forms.split(",")
     skipped = {
-        form: _skipped(form, workload, naive_gib, args)
-        or _too_long(form, workload, length, args, before)
+        form: _skipped(form, naive_gib, args) or _too_long(form, workload, length, args, before)
         for form in forms
     }
     runs: dict[str, list[dict[str, float]]] = {form: [] for form in forms if not skipped[form]}
@@ -200,22 +191,9 @@ def _measure(workload: str, tokens: int, form: str, args: argparse.Namespace) ->
 
 
 def _edges(workload: str, tokens: int) -> list[int]:
-    if workload in ("cut", "reply"):
+    if workload == "cut":
         return [tokens // 2, tokens]
     return [tokens * index // INTERVALS for index in range(INTERVALS + 1)]
-
-
-def _weights(keys: Tensor) -> Tensor:
-    """What queries count in the workload `reply`, [T] float32."""
-    import torch
-
-    weights = torch.full((len(keys),), READING, device=keys.device)
-    weights[_reply(len(keys)) :] = 1.0
-    return weights
-
-
-def _reply(tokens: int) -> int:
-    return tokens - tokens // 4
 
 
 def _forms() -> dict[str, Callable[[Tensor, Tensor, list[int], str], Tensor]]:
@@ -232,66 +210,32 @@ def _forms() -> dict[str, Callable[[Tensor, Tensor, list[int], str], Tensor]]:
         largest = attention.amax(dim=0)
         if workload == "cut":
             return largest[:, :start].sum(dim=0)
-        if workload == "reply":
-            return (largest[:, :start] * _weights(keys)[start:, None]).amax(dim=0)
         sums = [largest[low:high].sum(dim=0) for low, high in pairwise(edges)]
         return torch.stack(sums)
 
     def definition(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:
         if workload == "cut":
             return reference.future_attention(queries, keys, edges[0])
-        if workload == "reply":
-            weights = _weights(keys)
-            return reference.max_future_attention(queries, keys, edges[0], weights=weights)
         return reference.grid_attention(queries, keys, edges)
 
     def tiles(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:
-        return blocked.interval_attention(queries, keys, edges, **_options(keys, edges, workload))
-
-    def products(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:
-        block = 64
-        tile = keys.new_empty(GROUP * block * len(keys))
-        for first in range(edges[0], len(keys), block):
-            end = min(first + block, len(keys))
-            out = tile[: GROUP * (end - first) * end].view(-1, end)
-            block_queries = queries[:, first:end].reshape(-1, WIDTH)
-            torch.mm(block_queries, keys[:end].T, out=out)
-        return out
+        end = edges[0] if workload == "cut" else edges[-1]
+        return blocked.interval_attention(queries, keys, edges, end)
 
     return {
         "naive": naive,
         "definition": definition,
         "blocked": tiles,
-        "windows": _windows,
-        "products": products,
         "triton": _triton,
         "flex": _flex,
     }
 
 
-def _options(keys: Tensor, edges: list[int], workload: str) -> dict[str, Any]:
-    """Of `interval_attention`, for a workload."""
-    if workload == "reply":
-        return {"tokens": edges[0], "reduction": "max", "weights": _weights(keys)}
-    return {"tokens": edges[0] if workload == "cut" else edges[-1]}
-
-
-def _windows(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:
-    import torch
-
-    from kvp.ops.future_attention import blocked
-
-    reply = (_reply(len(keys)), len(keys))
-    everyone, written = (
-        blocked.interval_attention(queries, keys, part, edges[0], "max") for part in (edges, reply)
-    )
-    return torch.maximum(READING * everyone, written)
-
-
 def _triton(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:
     from kvp.ops.future_attention import kernel
 
-    return kernel.interval_attention(queries, keys, edges, **_options(keys, edges, workload))
+    end = edges[0] if workload == "cut" else edges[-1]
+    return kernel.interval_attention(queries, keys, edges, end)
 
 
 def _flex(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:

@@ -1,17 +1,14 @@
-"""Eviction while a model answers: what is remembered, and what a long answer costs.
+"""What is remembered of facts where the cache is shrunk while a model answers.
 
-    python -m benchmarks.long_answers facts --out benchmarks/results/long_answers_facts.json
-    python -m benchmarks.long_answers facts --told answer --tasks niah_multikey_1,vt_0shot
-    python -m benchmarks.long_answers long --out benchmarks/results/long_answers_long.json
+    python -m benchmarks.long_answers --out benchmarks/results/long_answers_facts.json
+    python -m benchmarks.long_answers --told answer --tasks niah_multikey_1,vt_0shot --out FILE
 
-`facts`: the beginning of a RULER prompt is the prompt; the rest of the haystack is fed token by
-token, as if the model had written it, and every `--every` tokens the cache is shrunk to the budget;
-then the question is read and answered, with no more eviction. What is asked for was told in the
-prompt, or (`--told answer`) after it: needles, and variables that are assigned one to the next
-(`vt_0shot`). Scores are those of the task. The null methods are `ring` (the latest tokens),
-`random` and `random_pinned` (the prompt, and random tokens after it). `long`: the model writes
-`--tokens` tokens by sampling; tokens held per head, bytes and the presence of the first tokens are
-noted at every eviction.
+The beginning of a RULER prompt is the prompt; the rest of the haystack is fed token by token, as if
+the model had written it, and every `--every` tokens the cache is shrunk to the budget; then the
+question is read and answered, with no more eviction. What is asked for was told in the prompt, or
+(`--told answer`) after it: needles, and variables that are assigned one to the next (`vt_0shot`).
+Scores are those of the task. The null methods are `ring` (the latest tokens), `random` and
+`random_pinned` (the prompt, and random tokens after it).
 """
 
 from __future__ import annotations
@@ -34,35 +31,32 @@ from eval.evaluate import Bench
 from eval.stats import bootstrap_mean
 from eval.tasks import Prompt
 from kvp.config_groups import split_list
-from kvp.errors import KvpError, UsageError
-from kvp.hf import evicting, load_model
+from kvp.errors import UsageError
+from kvp.hf import evicting
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache.base import EMPTY
 from kvp.hf.generation import end_tokens, greedy
 from kvp.ranking import Protection
 from kvp.scoring import Scorer
-from policies import load_policy, make_allocator, make_scorer
+from policies import load_policy, make_scorer
 
 METHODS = "ring,random,random_pinned,streaming_llm,snapkv,tova,h2o,keydiff,knorm,lagkv"
 FULL = "full"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure one of the two and write the JSON file."""
+    """Measure every method and write the JSON file."""
     given = _parser().parse_args(arguments)
-    rows = list(facts(given) if given.probe == "facts" else long_runs(given))
-    write_report(given, results=rows)
+    write_report(given, results=list(facts(given)))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument("probe", choices=["facts", "long"])
     parser.add_argument("--model", default="nano")
     parser.add_argument("--methods", default=METHODS)
     parser.add_argument("--policies", default="", help="folders of policies, as further methods")
     parser.add_argument("--budgets", default="128", help="tokens per KV head")
     parser.add_argument("--every", type=int, default=64)
-    parser.add_argument("--allocator", help="splits budgets over heads; none: all hold the same")
     parser.add_argument("--out", required=True)
     parser.add_argument("--tasks", default="niah_single_1,niah_single_2,niah_multikey_1")
     parser.add_argument("--length", type=int, default=2048)
@@ -72,7 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, default=128, help="tokens of the prompt")
     parser.add_argument("--told", choices=["prompt", "answer"], default="prompt")
     parser.add_argument("--most", type=int, default=24, help="prompts of each task, after it")
-    parser.add_argument("--tokens", type=int, default=20_000, help="tokens of a long answer")
     return parser
 
 
@@ -143,8 +136,7 @@ def _block(
 ) -> AbstractContextManager[None]:
     if scorer is None:
         return nullcontext()
-    split = None if given.allocator is None else make_allocator(given.allocator)
-    return evicting(model, scorer, budget, Protection(), allocator=split, every=given.every)
+    return evicting(model, scorer, budget, Protection(), every=given.every)
 
 
 @torch.inference_mode()
@@ -188,52 +180,11 @@ def _percent(units: Mapping[tuple[str, str], float]) -> dict[str, float]:
     return {name: round(100 * getattr(mean, name), 1) for name in names}
 
 
-def long_runs(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """What every method holds while the model writes one long answer."""
-    model, tokenizer = load_model(given.model)
-    ids = torch.tensor([tokenizer("Once upon a time")["input_ids"]])
-    for budget in split_list(given.budgets):
-        for name, scorer in _scorers(given):
-            row = {"method": name, "budget": budget, "every": given.every, "tokens": given.tokens}
-            try:
-                block = _block(model, scorer, budget, given)
-            except KvpError as refused:
-                row["refused"] = str(refused)
-            else:
-                with block:
-                    row |= _written(model, ids, given)
-            print(json.dumps(row), flush=True)
-            yield row
-
-
 def held_per_head(cache: EvictingCache) -> float:
     """Tokens that a KV head holds, the mean over heads, layers and batch entries."""
     held = [layer.positions < EMPTY for layer in cache.stored.values() if layer.is_initialized]
     heads = sum(of_layer.shape[0] * of_layer.shape[1] for of_layer in held)
     return sum(int(of_layer.sum()) for of_layer in held) / heads if heads else 0.0
-
-
-@torch.inference_mode()
-def _written(model: PreTrainedModel, ids: Tensor, given: argparse.Namespace) -> dict[str, Any]:
-    """Sample an answer; how much is held, in tokens per head and bytes."""
-    generator, cache = torch.Generator().manual_seed(0), EvictingCache()
-    start, most, nbytes, tokens, sinks = time.process_time(), 0.0, set[int](), ids, True
-    for _ in range(given.tokens):
-        output = model(input_ids=tokens, past_key_values=cache, use_cache=True)
-        shares = output.logits[:, -1].float().softmax(-1)
-        tokens = torch.multinomial(shares, 1, generator=generator)
-        most = max(most, held_per_head(cache))
-        assert cache.turn is not None
-        full = cache.get_seq_length() > cache.turn.budgets[0] + given.every
-        if full and cache.turn.shrunk_at == cache.get_seq_length():
-            nbytes.add(cache.nbytes)
-            held = [layer.positions for layer in cache.stored.values()]
-            firsts = [(positions < Protection().sinks).sum(-1) for positions in held]
-            sinks &= all(bool((first == Protection().sinks).all()) for first in firsts)
-    return {
-        "most_tokens_per_head": most, "bytes_after_evictions": sorted(nbytes),
-        "first_tokens_held": sinks, "processor_seconds": round(time.process_time() - start, 1),
-    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from kvp.config_groups import split_list
 from kvp.data.task import TaskSettings
 from kvp.hf import load_model
 
-PROTOCOLS = {"query_aware": "seen", "query_agnostic": "not seen"}
-
 
 def bench_of(given: argparse.Namespace) -> tuple[Bench, Sequence[Prompt]]:
     """Model and prompts of --model, --tasks, --length, --prompts, --split and --max_new_tokens."""

@@ -1,6 +1,6 @@
 """Intervals and comparisons over prompts and policy seeds. NumPy and SciPy, seeded, no model.
 
-One bootstrap with two crossed levels (docs/decisions.md#intervals, coverage in benchmarks/results):
+One bootstrap with two crossed levels (docs/decisions.md#intervals, with its coverage):
 
 - Prompts are reweighted within their task (Bayesian bootstrap, Rubin 1981), and every task weighs
   the same. Where the range of a value is known, half a prompt at each end of it is added (Jeffreys'

@@ -1,6 +1,6 @@
 """Markdown tables as CSV files, one per table, with an index that says what each holds.
 
-    recipes/all_methods/full_tables.py RESULTS | recipes/csv_tables.py FOLDER
+    recipes/csv_tables.py FOLDER < tables.md
 
 Reads Markdown from standard input. Cells stay as they are printed. A file is called by its number
 and the words of its heading or caption; README.md lists them.

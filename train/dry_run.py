@@ -29,10 +29,10 @@ from train.online.schedule import Schedule
 from train.recipe import Recipe
 
 _ENOUGH = 100
-"""Training sequences that learning curves justify (docs/results/generalisation.md)."""
+"""Training sequences that learning curves justify (docs/results/training.md)."""
 _WHY_ENOUGH = (
     f"{_ENOUGH} training sequences are enough: skill 0.845 with 20 of them, 0.854 with 80, 0.856 "
-    "with 300 (nano, docs/results/generalisation.md)"
+    "with 300 (nano, docs/results/training.md)"
 )
 _EPOCHS = 8
 """Epochs per sequence where there are more than the buffer holds and no number is given."""

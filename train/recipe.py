@@ -245,7 +245,9 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
     def _check_inputs(self) -> None:
         inputs = self.input_list
         if not inputs or set(inputs) - set(INPUTS):
-            raise ValueError(f"--inputs must be auto or some of {','.join(INPUTS)}, got {self.inputs!r}")
+            raise ValueError(
+                f"--inputs must be auto or some of {','.join(INPUTS)}, got {self.inputs!r}"
+            )
         if self.architecture == "paper" and (inputs != TOKEN_INPUTS or self.key_frame != "stored"):
             name = "inputs" if inputs != TOKEN_INPUTS else "key_frame"
             raise ValueError(f"--{name} cannot be chosen for the paper's architecture")

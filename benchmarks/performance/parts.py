@@ -145,17 +145,4 @@ PARTS: Sequence[Part] = (
         table=tables.store,
         quick="--length 200 --sequences 4 --rounds 1",
     ),
-    Part(
-        name="processes",
-        title="Several processes",
-        module="benchmarks.process_scaling",
-        text=(
-            "Measured: `kvp-collect` on nano in one and two processes of one machine. "
-            "Simulated: each process on a machine of its own, with the start-up and the times "
-            "measured with one process, and no slowing file system. *off* is the model's error, "
-            "since processes of one machine share its memory."
-        ),
-        table=tables.processes,
-        quick="--processes 1 --simulated 1,64 --sequences 2 --length 200 --pieces 64 --uncounted 0",
-    ),
 )

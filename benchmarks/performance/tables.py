@@ -162,44 +162,6 @@ def store(report: Report) -> list[Table]:
     return [Table(headings=headings, rows=lines, names=2)]
 
 
-def processes(report: Report) -> list[Table]:
-    """Measured rows, simulated ones, and what the simulation is made of."""
-    rows: Sequence[Row] = report["results"]
-    headings = ["", "prompts", "processes", "seconds", "processor s", "speed-up", "efficiency, %"]
-    headings.append("off, %")
-    alone = {(row["kind"], row["pieces"]): row["seconds"] for row in rows if row["processes"] == 1}
-    lines = []
-    for row in rows:
-        first = alone.get((row["kind"], row["pieces"]))
-        speedup = None if first is None else first / row["seconds"]
-        error = row.get("model_error")
-        lines.append(
-            [
-                row["kind"],
-                f"{row['pieces']:,}",
-                str(row["processes"]),
-                number(row["seconds"]),
-                number(row.get("processor_seconds")),
-                number(speedup),
-                number(None if speedup is None else 100 * speedup / row["processes"]),
-                NONE if error is None else f"{100 * error:+.0f}",
-            ]
-        )
-    made_of = next((row for row in rows if row["kind"] == "simulated"), None)
-    if made_of is None:
-        return [Table(headings=headings, rows=lines)]
-    costs = {
-        "start-up, s": number(made_of["startup_seconds"]),
-        "a piece, s": number(made_of["piece_seconds"]),
-        "a look, ms": milliseconds(made_of["look_seconds"]),
-        "a lock, ms": milliseconds(made_of["lock_seconds"]),
-    }
-    return [
-        Table(headings=headings, rows=lines),
-        Table(headings=list(costs), rows=[list(costs.values())], names=0),
-    ]
-
-
 def collecting(report: Report) -> list[Table]:
     """Ways to run the same prompts, as ratios to transformers alone."""
     ways = report["results"]["over_bare"]

@@ -1,7 +1,7 @@
 """Text classifiers as transformers stores them: a folder or hub name, a text, a label.
 
 For methods that adapt to the kind of prompt (WindowKV). The classifier runs on the CPU, in float32,
-once per prompt. How one is trained: `recipes/task_classifier`.
+once per prompt.
 """
 
 from __future__ import annotations

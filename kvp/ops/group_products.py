@@ -11,7 +11,7 @@ def group_products(queries: Tensor, keys: Tensor) -> Tensor:
 
     The group is folded into the count of one product per KV head. Broadcasting `queries @ keys.mT`
     over an axis of size G would copy the keys G times: at 65,536 tokens, 4 KV heads, G = 7 and
-    D = 128 that is 900 MiB, and 2 to 16 times slower (`benchmarks/attention_scorers.py`).
+    D = 128 that is 900 MiB, and 2 to 16 times slower.
 
     Args:
         queries: [..., G, R, D].

@@ -11,10 +11,10 @@ import functools
 import io
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +24,11 @@ from kvp.ranking import Protection
 from kvp.store import TraceReader
 from policies import load_policy
 from policies.ranker import parameters_per_head
-from recipes.training.settings import Arm, Flags, Grid, Settings
+from recipes.training.settings import SPLITS, Arm, Flags, Grid, Settings
 from train.config import TrainConfig
 from train.data.compression_points import held_out_points
 from train.data.contexts import Context, ContextSource, scores_of
 from train.data.store_checks import usable
-from train.distill.config import DistillConfig
-from train.distill.run import run as distilled
 from train.recipe import PRESETS
 from train.run import Sources, run
 from train.validation import evaluate
@@ -40,7 +38,6 @@ MAX_CONTEXTS = 96
 """Contexts of a split that a policy is judged on, at most."""
 
 Result = dict[str, Any]
-ConfigT = TypeVar("ConfigT", TrainConfig, DistillConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +53,7 @@ class Training:
         return self.run / "traces"
 
     def arm(self, arm: Arm) -> None:
-        """Tune an arm, then train its seeds; or distil another arm's, which are trained first."""
-        if arm.distilled_from is not None:
-            self.arm(self.settings.arm(arm.distilled_from))
-            for seed in range(arm.seeds):
-                policy = str(self.folder(arm.distilled_from, seed))
-                flags = {**arm.settings, "seed": str(seed), "policy": policy}
-                self._result(self.folder(arm.name, seed), arm, flags)
-            return
+        """Tune an arm, then train its seeds."""
         grids = {name: self.settings.tuning.grids[name] for name in arm.tuned}
         flags = dict(arm.settings) if arm.complete else {**self.settings.train, **arm.settings}
         flags |= {name: grid.first for name, grid in grids.items()}
@@ -96,7 +86,7 @@ class Training:
         if not path.exists():
             continued = folder.exists()
             began, processor = time.monotonic(), time.process_time()
-            (train if arm.distilled_from is None else distil)(self.traces, folder, flags)
+            train(self.traces, folder, flags)
             result = {
                 "arm": arm.name,
                 "settings": flags,
@@ -105,9 +95,7 @@ class Training:
                 "held_out_skill": held_out_skill(folder),
             }
             if folder.is_relative_to(self.run / "final"):
-                result |= {
-                    split: judged(folder, self.traces, split) for split in self.settings.splits
-                }
+                result |= {split: judged(folder, self.traces, split) for split in SPLITS}
             partial = folder / f"{RESULT}.partial"
             partial.write_text(json.dumps(result))
             partial.rename(path)
@@ -133,27 +121,11 @@ def climb(grid: Grid, score: Callable[[str], float]) -> str:
 
 def train(traces: Path, folder: Path, flags: Flags) -> None:
     """Run kvp-train; runs of one process read a store once."""
-    config = _parsed(TrainConfig, "kvp-train", traces, folder, flags)
-    with _silence():
-        run(config, sources_of(traces))
-
-
-def distil(traces: Path, folder: Path, flags: Flags) -> None:
-    """Run kvp-distill."""
-    config = _parsed(DistillConfig, "kvp-distill", traces, folder, flags)
-    with _silence():
-        distilled(config)
-
-
-def _parsed(kind: type[ConfigT], prog: str, traces: Path, folder: Path, flags: Flags) -> ConfigT:
     arguments = [part for name, value in flags.items() for part in (f"--{name}", value)]
-    return parse(kind, ["--traces", str(traces), "--out", str(folder), *arguments], prog=prog)
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
+    given = ["--traces", str(traces), "--out", str(folder), *arguments]
+    config = parse(TrainConfig, given, prog="kvp-train")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield
+        run(config, sources_of(traces))
 
 
 @functools.cache

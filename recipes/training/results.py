@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import json
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from scipy import stats
 
-from eval.results.records import value_of
-from eval.stats import Interval, Unit, bootstrap_mean, by_policy, paired_difference
+from eval.stats import Interval, bootstrap_mean, by_policy, paired_difference
 from recipes.training.arms import RESULT, Result
 
 
@@ -51,14 +50,11 @@ def results_of(run: Path) -> dict[str, list[Result]]:
     return dict(by_arm)
 
 
-def records_of(folder: Path, value: str, **fields: object) -> dict[str, list[Result]]:
-    """Arm (or `full`) -> records of kvp-eval with these fields, of policies `ARM.seedN`.
-
-    `value` is what they must have: `score` of an answer or `nll` of a given reply.
-    """
+def records_of(folder: Path, **fields: object) -> dict[str, list[Result]]:
+    """Arm (or `full`) -> answers of kvp-eval with these fields, of policies `ARM.seedN`."""
     by_arm: dict[str, list[Result]] = defaultdict(list)
     for record in _all_records(folder):
-        if record[value] is None or record["protocol"] != fields["protocol"]:
+        if record["score"] is None or record["protocol"] != fields["protocol"]:
             continue
         if record["method"] == "full" or all(record[name] == fields[name] for name in fields):
             by_arm[(record["policy"] or record["method"]).split(".seed")[0]].append(record)
@@ -79,15 +75,6 @@ def accuracy(records: Sequence[Result]) -> Interval:
 def difference(ours: Sequence[Result], theirs: Sequence[Result]) -> Interval:
     """Points of accuracy by which ours is better, over the same prompts."""
     return _percent(paired_difference(by_policy(ours), by_policy(theirs)))
-
-
-def nats_difference(ours: Sequence[Result], theirs: Sequence[Result]) -> Interval:
-    """Nats per token by which replies are less likely with ours, over the same prompts."""
-    return paired_difference(_nats(ours), _nats(theirs), bounds=None)
-
-
-def _nats(records: Sequence[Result]) -> dict[Hashable, dict[Unit, float]]:
-    return by_policy([{**record, "nats": -value_of(record)} for record in records], "nats")
 
 
 def _percent(interval: Interval) -> Interval:

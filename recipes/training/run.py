@@ -11,7 +11,6 @@ may train others in the same folder. Each run has one thread.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import torch
 
 from eval.cli import main as evaluate
 from recipes.training.arms import Training
-from recipes.training.settings import Arm, Flags, load_settings
+from recipes.training.settings import SPLITS, Flags, load_settings
 from trace_collect.cli import main as collect
 
 
@@ -29,34 +28,17 @@ def main() -> None:
     parser.add_argument("settings", type=Path)
     parser.add_argument("run", type=Path)
     parser.add_argument("--arms", help="only these, comma separated; evaluates those that are done")
-    parser.add_argument("--workers", type=int, default=1, help="arms trained side by side")
     parser.add_argument("--skip_evaluation", action="store_true")
     given = parser.parse_args()
     training = Training(settings=load_settings(given.settings), run=given.run)
     settings = training.settings
     named = given.arms.split(",") if given.arms else [arm.name for arm in settings.arms]
-    arms = [settings.arm(name) for name in named]
     torch.set_num_threads(1)
     called("kvp-collect", collect, settings.collect, out=training.traces)
-    train_all(training, arms, given.workers)
+    for arm in [settings.arm(name) for name in named]:
+        training.arm(arm)
     if not given.skip_evaluation:
         evaluate_finished(training)
-
-
-def train_all(training: Training, arms: Sequence[Arm], workers: int) -> None:
-    """Train arms in their order, `workers` of them side by side, those that others need first."""
-    if workers == 1:
-        for arm in arms:
-            training.arm(arm)
-        return
-    needed = {arm.distilled_from for arm in arms} - {None}
-    first = [arm for arm in training.settings.arms if arm.name in needed and arm not in arms]
-    trained = [*first, *(arm for arm in arms if arm.distilled_from is None)]
-    distilled = [arm for arm in arms if arm.distilled_from is not None]
-    with multiprocessing.get_context("spawn").Pool(workers, torch.set_num_threads, (1,)) as pool:
-        for group in (trained, distilled):
-            for _ in pool.imap(training.arm, group, chunksize=1):
-                pass
 
 
 def evaluate_finished(training: Training) -> None:
@@ -75,7 +57,7 @@ def evaluate_finished(training: Training) -> None:
         **settings.evaluate,
         "policies": policies,
     }
-    for split in settings.splits:
+    for split in SPLITS:
         folder = training.run / "answers" / split
         called("kvp-eval", evaluate, {**flags, "split": split}, out=folder)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import yaml
 
 SPLITS = ("validation", "test")
+"""What policies are judged on."""
 PROTECTIONS = {"on": (True,), "off": (False,), "both": (False, True)}
 """--protection of kvp-eval -> whether first and last tokens are kept, in the order of tables."""
 Flags = dict[str, str]
@@ -23,9 +24,7 @@ class Arm:
 
     name: str
     settings: Flags
-    """Flags of kvp-train; of kvp-distill where there is `distilled_from`."""
-    distilled_from: str | None = None
-    """Arm whose policies kvp-distill goes on from, seed by seed; None: kvp-train makes them."""
+    """Flags of kvp-train."""
     tuned: tuple[str, ...] = ()
     """Flags that are tuned, one after the other; each needs a grid."""
     seeds: int
@@ -65,10 +64,6 @@ class Settings:
     """Name of the arm that the others are compared with."""
     arms: tuple[Arm, ...]
     """The most important first."""
-    splits: tuple[str, ...] = SPLITS
-    """What policies are judged on; the page shows answers to prompts of the last one."""
-    page: str = "docs/results/training.md"
-    """The page that has a block for the study's tables."""
 
     def arm(self, name: str) -> Arm:
         """An arm by its name; SystemExit where there is none."""
@@ -116,8 +111,6 @@ def _check(settings: Settings) -> None:
     names = [arm.name for arm in settings.arms]
     if len(set(names)) < len(names):
         raise ValueError("two arms have one name")
-    if not settings.splits or set(settings.splits) - set(SPLITS):
-        raise ValueError(f"splits are some of {', '.join(SPLITS)}")
     _check_evaluation(settings.evaluate)
     if settings.reference not in names:
         raise ValueError(f"the reference {settings.reference!r} is no arm")
@@ -127,18 +120,8 @@ def _check(settings: Settings) -> None:
     for arm in settings.arms:
         if arm.seeds < 1:
             raise ValueError(f"arm {arm.name} needs a seed")
-        if arm.distilled_from is not None:
-            _check_distilled(arm, settings.arms)
         if missing := set(arm.tuned) - settings.tuning.grids.keys():
             raise ValueError(f"arm {arm.name} tunes {min(missing)}, which has no grid")
-
-
-def _check_distilled(arm: Arm, arms: Sequence[Arm]) -> None:
-    trained = {other.name: other for other in arms if other.distilled_from is None}
-    if arm.distilled_from not in trained:
-        raise ValueError(f"arm {arm.name} is distilled from {arm.distilled_from}, no trained arm")
-    if arm.tuned or arm.complete or arm.seeds > trained[arm.distilled_from].seeds:
-        raise ValueError(f"arm {arm.name} is distilled: it is not tuned, and has no more seeds")
 
 
 def _check_evaluation(flags: Flags) -> None:

@@ -1,8 +1,9 @@
-"""Tables of a study: CSV files, and the block of a page that is called as the settings file.
+"""Tables of a study: CSV files, and the block of docs/results/training.md that is called like it.
 
     python -m recipes.training.tables configs/training/objectives.yaml RUN
 
-An arm is in them once all its seeds are trained, its answers once they are evaluated.
+An arm is in them once all its seeds are trained, its answers once they are evaluated. The page has
+answers to test prompts at the first budget of the settings, the CSV files have all.
 """
 
 from __future__ import annotations
@@ -10,25 +11,44 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
-from eval.stats import Interval, holm, perplexity
+from eval.stats import Interval, holm
 from recipes.all_methods.blocks import fill_file
 from recipes.csv_tables import tables_of, write
 from recipes.training.arms import Result, Training
-from recipes.training.results import (
-    accuracy,
-    difference,
-    nats_difference,
-    over_seeds,
-    records_of,
-    results_of,
-)
-from recipes.training.settings import PROTECTIONS, Arm, Settings, load_settings
+from recipes.training.results import accuracy, difference, over_seeds, records_of, results_of
+from recipes.training.settings import PROTECTIONS, SPLITS, Arm, Settings, load_settings
 
 PROTOCOLS = {"query_aware": "question seen", "query_agnostic": "question not seen"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A caption, and cells below a header."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """With the caption above."""
+        lines = [f"| {' | '.join(row)} |" for row in (self.header, *self.rows)]
+        rule = "|---" + "|--:" * (len(self.header) - 1) + "|"
+        return "\n".join([f"**{self.caption}**", "", lines[0], rule, *lines[1:], ""])
+
+    def at(self, budget: str) -> Table:
+        """The columns of a budget, each with the difference that follows it."""
+        at = [i for i, name in enumerate(self.header) if f" {budget}" in name]
+        kept = [0, *(place for i in at for place in (i, i + 1))]
+        return Table(
+            caption=self.caption,
+            header=[self.header[i] for i in kept],
+            rows=[[row[i] for i in kept] for row in self.rows],
+        )
 
 
 def main() -> None:
@@ -36,30 +56,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("settings", type=Path)
     parser.add_argument("run", type=Path, help="folder of recipes.training.run")
-    parser.add_argument("--page", type=Path, help="default: that of the settings")
+    parser.add_argument("--page", type=Path, default=Path("docs/results/training.md"))
     parser.add_argument("--csv", type=Path, help="default: benchmarks/results/ and that name")
     given = parser.parse_args()
     training = Training(settings=load_settings(given.settings), run=given.run)
     trained = [arm for arm in training.settings.arms if training.finished(arm)]
     if not trained:
         parser.error(f"{given.run}: no arm is trained yet")
-    parts = [skills(training, trained)]
-    found = {split: [*answers(training, trained, split)] for split in training.settings.splits}
-    shown = found[training.settings.splits[-1]]
+    first = skills(training, trained)
+    found = {split: [*answers(training, trained, split)] for split in SPLITS}
+    budget = training.settings.evaluate["budgets"].split(",")[0]
     name = given.settings.stem
     folder = given.csv or Path("benchmarks", "results", name)
-    write(tables_of("\n".join([*parts, *itertools.chain(*found.values())]).splitlines()), folder)
-    page = given.page or Path(training.settings.page)
-    index = os.path.relpath(folder / "README.md", page.parent)
-    fill_file(page, {name: "\n".join([*parts, *shown, f"All tables: [CSV]({index})."])})
-    print(f"block {name} of {page}, tables in {folder}")
+    every = [first, *itertools.chain(*found.values())]
+    text = "\n".join(table.markdown() for table in every)
+    write(tables_of(text.splitlines()), folder)
+    shown = [first, *(table.at(budget) for table in found["test"])]
+    index = os.path.relpath(folder / "README.md", given.page.parent)
+    link = f"All tables, with the other budgets and validation prompts: [CSV]({index})."
+    fill_file(given.page, {name: "\n".join([*(table.markdown() for table in shown), link])})
+    print(f"block {name} of {given.page}, tables in {folder}")
 
 
-def skills(training: Training, trained: Sequence[Arm]) -> str:
+def skills(training: Training, trained: Sequence[Arm]) -> Table:
     """What was tuned, the skill reached, the answers on validation prompts, the cost."""
     by_arm = results_of(training.run)
-    splits = training.settings.splits
-    last = splits[-1]
+    last = SPLITS[-1]
     chosen = validation_answers(training, trained)
     rows = [
         [
@@ -67,7 +89,7 @@ def skills(training: Training, trained: Sequence[Arm]) -> str:
             tuned(arm, by_arm[arm.name][0], training.settings),
             *(
                 str(over_seeds(by_arm[arm.name], lambda r, s=split: r[s]["skill"]))
-                for split in splits
+                for split in SPLITS
             ),
             str(over_seeds(by_arm[arm.name], lambda r: r[last]["lost"]["12.5%"])),
             str(over_seeds(by_arm[arm.name], lambda r: r[last]["rank_correlation"])),
@@ -78,9 +100,10 @@ def skills(training: Training, trained: Sequence[Arm]) -> str:
         ]
         for arm in trained
     ]
-    header = ["arm", "tuned", *(f"skill, {split}" for split in splits), "lost at 12.5 %"]
+    header = ["arm", "tuned", *(f"skill, {split}" for split in SPLITS), "lost at 12.5 %"]
     header += ["rank correlation", "answers, validation", "weights per head", "CPU s", "seeds"]
-    return table("Skill, and answers on validation prompts (%, mean of all settings)", header, rows)
+    caption = "Skill, and answers on validation prompts (%, mean of all settings)"
+    return Table(caption=caption, header=header, rows=rows)
 
 
 def tuned(arm: Arm, result: Result, settings: Settings) -> str:
@@ -103,7 +126,7 @@ def validation_answers(training: Training, trained: Sequence[Arm]) -> dict[str, 
     columns = [
         records
         for protocol in PROTOCOLS
-        for _, records in settings_of(training, "validation", "score", protocol)
+        for _, records in settings_of(training, "validation", protocol)
     ]
     return {
         arm.name: mean(accuracy(records[arm.name]).mean for records in columns)
@@ -116,8 +139,8 @@ Columns = Sequence[tuple[str, dict[str, list[Result]]]]
 """Name of a setting -> records of every arm and of the full cache."""
 
 
-def settings_of(training: Training, split: str, value: str, protocol: str) -> Columns:
-    """Every allocator, budget and protection (`+p`) that has records with a `value`."""
+def settings_of(training: Training, split: str, protocol: str) -> Columns:
+    """Every allocator, budget and protection (`+p`) that has answers."""
     folder = training.run / "answers" / split
     if not (folder / "rows.jsonl").exists():
         return []
@@ -131,7 +154,7 @@ def settings_of(training: Training, split: str, value: str, protocol: str) -> Co
         (
             f"{allocator} {budget}{' +p' * protected}",
             records_of(
-                folder, value, protocol=protocol, allocator=allocator, budget_spec=budget,
+                folder, protocol=protocol, allocator=allocator, budget_spec=budget,
                 protected=protected,
             ),
         )
@@ -140,48 +163,35 @@ def settings_of(training: Training, split: str, value: str, protocol: str) -> Co
     return [column for column in columns if column[1]]
 
 
-def answers(training: Training, trained: Sequence[Arm], split: str) -> Iterator[str]:
-    """Accuracy and perplexity of every arm and its difference to the reference, by protocol.
+def answers(training: Training, trained: Sequence[Arm], split: str) -> Iterator[Table]:
+    """Accuracy of every arm and its difference to the reference, by protocol.
 
     A star marks differences other than 0 at 5 % after Holm's correction for the whole table.
     """
     names = [arm.name for arm in trained]
     for protocol, words in PROTOCOLS.items():
-        if columns := settings_of(training, split, "score", protocol):
+        if columns := settings_of(training, split, protocol):
             caption = f"Answers on {split} prompts, {words}, %"
-            yield from compared(training, names, columns, caption, accuracy, difference, 1)
-        if columns := settings_of(training, split, "nll", protocol):
-            caption = (
-                f"Perplexity of replies on {split} prompts, {words}; differences in nats, + worse"
-            )
-            yield from compared(training, names, columns, caption, perplexity, nats_difference, 3)
+            yield from compared(training.settings.reference, names, columns, caption)
 
 
 def compared(
-    training: Training,
-    names: Sequence[str],
-    columns: Columns,
-    caption: str,
-    value: Callable[[list[Result]], Interval],
-    gap: Callable[[list[Result], list[Result]], Interval],
-    digits: int,
-) -> Iterator[str]:
+    reference: str, names: Sequence[str], columns: Columns, caption: str
+) -> Iterator[Table]:
     """The table of arms in all columns; none where the reference has no records."""
-    reference = training.settings.reference
     names = [name for name in names if all(name in found for _, found in columns)]
     if reference not in names:
         return
     gaps = {
-        (name, column): gap(found[name], found[reference])
+        (name, column): difference(found[name], found[reference])
         for name in names if name != reference
         for column, found in columns
     }  # fmt: skip
     stars = dict(zip(gaps, holm(list(gaps.values())), strict=True))
 
     def text(interval: Interval, sign: str, star: str = "") -> str:
-        mean_, low, high = (
-            f"{each:{sign}.{digits}f}" for each in (interval.mean, interval.low, interval.high)
-        )
+        values = (interval.mean, interval.low, interval.high)
+        mean_, low, high = (f"{each:{sign}.1f}" for each in values)
         return f"{mean_}{star} ({low} to {high})"
 
     def difference_of(name: str, column: str) -> str:
@@ -195,7 +205,7 @@ def compared(
             *(
                 cell
                 for column, found in columns
-                for cell in (text(value(found[name]), ""), difference_of(name, column))
+                for cell in (text(accuracy(found[name]), ""), difference_of(name, column))
             ),
         ]
         for name in names
@@ -203,16 +213,8 @@ def compared(
     header = ["arm"]
     for column, _ in columns:
         header += [column, f"− {reference}"]
-    whole = value(columns[0][1]["full"]).mean
-    yield table(f"{caption} (full cache {whole:.{digits}f})", header, rows)
-
-
-def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table with its caption above it."""
-    lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
-    return "\n".join(
-        [f"**{caption}**", "", lines[0], "|---" + "|--:" * (len(header) - 1) + "|", *lines[1:], ""]
-    )
+    whole = accuracy(columns[0][1]["full"]).mean
+    yield Table(caption=f"{caption} (full cache {whole:.1f})", header=header, rows=rows)
 
 
 if __name__ == "__main__":

@@ -18,25 +18,10 @@ def _rows(out: Path) -> list[dict[str, Any]]:
     return list(report["results"])
 
 
-def test_long_answers_hold_what_the_budget_says(tmp_path: Path) -> None:
-    out = tmp_path / "long.json"
-    methods = "ring,h2o,kvzip"
-    main([
-        "long", "--tokens", "90", "--budgets", "32", "--every", "16", "--methods", methods,
-        "--out", str(out),
-    ])  # fmt: skip
-    ring, h2o, kvzip = _rows(out)
-    for row in (ring, h2o):
-        assert row["most_tokens_per_head"] == 47
-        assert len(row["bytes_after_evictions"]) == 1
-        assert row["first_tokens_held"]
-    assert "can evict once" in kvzip["refused"]
-
-
 def test_facts_are_remembered_by_what_keeps_them(tmp_path: Path) -> None:
     out = tmp_path / "facts.json"
     main([
-        "facts", "--length", "384", "--first", "96", "--prompts", "10", "--budgets", "128",
+        "--length", "384", "--first", "96", "--prompts", "10", "--budgets", "128",
         "--tasks", "niah_single_1", "--methods", "ring,random_pinned", "--every", "16",
         "--split", "test", "--out", str(out),
     ])  # fmt: skip
@@ -49,7 +34,7 @@ def test_facts_are_remembered_by_what_keeps_them(tmp_path: Path) -> None:
 def test_facts_may_be_told_in_the_answer(tmp_path: Path) -> None:
     out = tmp_path / "told.json"
     main([
-        "facts", "--told", "answer", "--length", "384", "--first", "48", "--prompts", "12",
+        "--told", "answer", "--length", "384", "--first", "48", "--prompts", "12",
         "--most", "3", "--budgets", "128", "--tasks", "niah_single_1,vt_0shot", "--methods",
         "random_pinned", "--every", "16", "--split", "test", "--out", str(out),
     ])  # fmt: skip
@@ -64,6 +49,6 @@ def test_prompts_without_a_fact_in_front_are_refused(tmp_path: Path) -> None:
         UsageError, match="no prompt of niah_single_1 tells its facts in the prompt"
     ):
         main([
-            "facts", "--length", "256", "--first", "1", "--prompts", "1", "--tasks",
+            "--length", "256", "--first", "1", "--prompts", "1", "--tasks",
             "niah_single_1", "--out", str(tmp_path / "none.json"),
         ])  # fmt: skip

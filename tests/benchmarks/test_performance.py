@@ -20,7 +20,7 @@ from benchmarks.performance.parts import PARTS
 from benchmarks.performance.tables import number
 
 FIXED = Path(__file__).parent / "performance"
-MEASURED = ("scoring", "labels", "training", "decoding", "store", "processes")
+MEASURED = ("scoring", "labels", "training", "decoding", "store")
 
 
 def _reports() -> dict[tuple[str, str], Any]:
@@ -91,7 +91,7 @@ def test_flags_that_cannot_be_are_refused(
 def test_a_quick_run_measures_every_part(
     run_benchmark: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Every part in this process, but for the workers of the last one."""
+    """Every part in this process."""
 
     def inside(module: str, words: Sequence[str]) -> None:
         run_benchmark(module.removeprefix("benchmarks."), *words)

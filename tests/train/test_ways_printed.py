@@ -118,7 +118,7 @@ def test_a_rate_stands_for_the_model(
     printed = capsys.readouterr().out
     assert "running the model: 100 tokens/s, as --rate says" in printed
     assert "10 training and 40 validation" in printed
-    assert "generalisation.md" not in printed
+    assert "training.md" not in printed
 
 
 def test_rankers_that_read_queries_have_no_importance_store(
