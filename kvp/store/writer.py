@@ -20,8 +20,6 @@ from torch import Tensor
 from kvp.artifacts.addresses import ObjectPath, Place, place
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import atomic_write_bytes
-from kvp.artifacts.leases import PieceLease
-from kvp.artifacts.locks import FileLock
 from kvp.artifacts.pieces import Pieces, pieces_to_do
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
@@ -187,22 +185,6 @@ class TraceWriter:
         """As `to_write`, any number at a time: each is given back when it is committed."""
         done = self._committed
         return Pieces(self._folder, rank, self.plan.sequences, done, done.now)
-
-    def has(self, index: int) -> bool:
-        """Whether a sequence is committed, by whomever."""
-        return self._committed.now(index)
-
-    def claim(self, index: int) -> FileLock | PieceLease | None:
-        """The lock of one sequence to write, held until it is released.
-
-        None while another worker writes it. Only for a writer that is one of several.
-        """
-        return self._folder.piece(index)
-
-    @property
-    def pause_seconds(self) -> float:
-        """Between two looks at what other workers are doing."""
-        return self._folder.pause_seconds
 
     def write(self, trace: Trace) -> None:
         """Write and commit one sequence; when this returns it survives a power loss.

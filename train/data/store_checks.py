@@ -19,7 +19,7 @@ def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) 
     if committed < planned and not allow_incomplete:
         raise StoreError(
             f"--traces {reader.path} lacks {planned - committed} of {planned} sequences; "
-            "let kvp-collect finish, or pass --on_missing model or --allow_incomplete"
+            "let kvp-collect finish, or pass --allow_incomplete"
         )
     check_plan(reader.path, reader.plan, recipe)
     if "model" not in reader.manifest:
