@@ -18,7 +18,6 @@ from policies.allocators.ada import Ada
 from policies.allocators.evolved import Evolved
 from policies.allocators.global_budget import Global
 from policies.allocators.pyramid import Pyramid
-from policies.allocators.sampled import Sampled
 from policies.allocators.self_sized import SelfSized
 from policies.allocators.uniform import Uniform
 from policies.allocators.windowkv import WindowKVAllocator
@@ -161,10 +160,6 @@ ALLOCATORS: Mapping[str, AllocatorEntry] = {
         AllocatorEntry(
             builder=SelfSized, line="the sizes that the scorer gives, whatever the budget",
             needs="a scorer that sizes the cache itself", cost="nothing",
-        ),
-        AllocatorEntry(
-            builder=Sampled, line="as another rule; a part of the tokens is drawn by lot, weighted",
-            needs="what its split needs", cost="a sort per head, O(L H N log N)",
         ),
         AllocatorEntry(
             builder=Evolved, line="what a search or cost curves chose (kvp-evolve)",

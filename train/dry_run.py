@@ -73,8 +73,8 @@ def _of_one_process(devices: int) -> str:
     """What the table says of a training by several processes."""
     return (
         f"note: times are of one process, RAM and GPU memory the most that each of --devices "
-        f"{devices} takes; they share the contexts of a step, and with --source model each runs the "
-        "model for itself. "
+        f"{devices} takes; they share the contexts of a step, and with --source model each runs "
+        "the model for itself. "
         f"kvp-collect is shared by torchrun --nproc-per-node {devices} -m trace_collect.cli"
     )
 
