@@ -54,9 +54,9 @@ class ComputeConfig(Group):
     """Processes that share the contexts of every step, one per GPU or, on a CPU, sharing its cores;
     the result differs by rounding only."""
     heads: str | None = None
-    """Train only these KV heads, START:STOP counted layer by layer; kvp-merge joins the parts. On
-    a CPU each part computes the losses, not the rankers, of all heads. `auto`: each process of a
-    Slurm array, srun or torchrun its share, in a folder of its own in --out (docs/scaling.md)."""
+    """Train only these KV heads, START:STOP counted layer by layer; kvp-merge joins the parts.
+    `auto`: each process of a Slurm array, srun or torchrun its share, in a folder of its own in
+    --out (docs/scaling.md)."""
     activation_gb: float = 8.0
     """Memory for activations of the rankers, GB; heads that do not fit together are computed
     twice, in groups (a third more time, the same result). What an objective needs is not in it."""

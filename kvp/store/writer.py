@@ -197,14 +197,15 @@ class TraceWriter:
         """
         tensors = self._checked(trace)
         index = trace.record.index
-        if self._committed.now(index):
-            if self._folder.shared and isinstance(self.path, ObjectPath):
-                return  # of a worker that took this one, stopped for long, for dead
+        by_lease = self._folder.shared and isinstance(self.path, ObjectPath)
+        if not by_lease and self._committed.now(index):
             raise StoreError(f"sequence {index} of {self.path} is committed already")
         try:
             shards = {}
             for array, tensor in tensors.items():
                 content = encoded_shard(self.plan, array, index, _padded(tensor, self.plan, array))
+                if by_lease and self._committed.now(index):
+                    return  # by a worker that took this one, stopped for long, for dead
                 atomic_write_bytes(shard_path(self.path, array, index), content)
                 digest = hashlib.sha256(content).hexdigest()
                 shards[array] = {"bytes": len(content), "sha256": digest}

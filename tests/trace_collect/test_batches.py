@@ -33,6 +33,7 @@ def _digests(store: Path) -> list[Any]:
 def test_the_batch_size_changes_no_byte(
     run: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: tuple[str, ...]
 ) -> None:
+    """In float32, where no two tokens are as likely up to rounding."""
     step, rows = DecodingBatch.step, []
 
     def watched(batch: DecodingBatch, tokens: list[int]) -> list[int]:
