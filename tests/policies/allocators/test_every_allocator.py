@@ -179,7 +179,7 @@ def test_counts_on_a_gpu_are_those_of_the_cpu(spec: str) -> None:
     ("spec", "message"),
     [
         ("magic", "unknown allocator 'magic': choose from uniform, pyramid, ada, global, windowkv, "
-                  "self_sized, sampled, evolved"),
+                  "self_sized, evolved"),
         ("", "allocator '' is not of the form name, name:preset or name(option=value)"),
         ("ada+global", "allocator 'ada+global' is not of the form"),
         ("ada:nobody", "ada has no preset 'nobody': its presets are kvpress, paper"),
