@@ -98,7 +98,7 @@ def test_damage_is_named(prefix: ObjectPath) -> None:
     with pytest.raises(StoreError, match=r"bytes instead of"):
         TraceReader(prefix).records()
     shard.write_bytes(whole[:60] + bytes([whole[60] ^ 1]) + whole[61:])
-    with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is damaged: its checksum"):
+    with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is damaged.*checksum"):
         TraceReader(prefix).verify()
     with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is damaged"):
         TraceReader(prefix).kv(2)
