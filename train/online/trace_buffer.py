@@ -1,10 +1,10 @@
 """Traces of a model that runs during training, in a buffer of bounded size.
 
 A sequence is traced when it is first read, together with some of those that are read next, and
-dropped when `capacity` newer ones have come; a dropped one is traced again, with the same result,
-so that what training reads is a function of the sequence's number alone. The buffer keeps, as the
-plan says, either a sequence's queries or the importance at the points that training will draw.
-What is left out: which sequences are read when (`train.online.schedule`).
+dropped when `capacity` newer ones have come; a dropped one is traced again, with the same result
+but for rounding, so that what training reads is a function of the sequence's number. The buffer
+keeps, as the plan says, either a sequence's queries or the importance at the points that training
+will draw. What is left out: which sequences are read when (`train.online.schedule`).
 """
 
 from __future__ import annotations
