@@ -13,8 +13,7 @@ multiplication and addition, of the prefill with causal attention. `bytes` is th
 
 Forms of the network: `loop` and `stacked` (`policies.network`), `compiled`, which is `stacked`
 through `torch.compile` (a C++ compiler on a CPU; `first_seconds` of wall time are the first call's,
-compiling included), and `fused`, the kernel of `policies.fused_scoring` (CUDA only; its products
-are those of `stacked`, and not counted).
+compiling included; its products are those of `stacked`, and not counted).
 """
 
 from __future__ import annotations
@@ -38,9 +37,7 @@ if TYPE_CHECKING:
     from kvp.scoring import Scorer, View
 
 LAYERS = 28
-NETWORKS = ("loop", "stacked", "compiled", "fused")
-UNCOUNTED = ("compiled", "fused")
-"""Forms whose products PyTorch's counter does not see."""
+NETWORKS = ("loop", "stacked", "compiled")
 HEURISTICS = ("snapkv:kvpress", "keydiff", "expected_attention")
 
 
@@ -68,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hidden", default="16,32,64,128,256", help="widths of the rankers")
     parser.add_argument("--neighbours", default="0,31")
     parser.add_argument("--weights", default="float32,bfloat16", help="formats of the weights")
-    parser.add_argument("--network", default="loop", help="some of loop, stacked, compiled, fused")
+    parser.add_argument("--network", default="loop", help="some of loop, stacked, compiled")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--calls", type=int, default=3, help="calls of a scorer per repeat")
     parser.add_argument("--model_width", type=int, default=3584, help="less for a quick try")
@@ -88,8 +85,6 @@ def _measure(tokens: int, args: argparse.Namespace) -> dict[str, Any]:
     prefill = _prefill(config, tokens, args.device)
     view = _view(config, tokens, args.device)
     scorers = list(_scorers(config, args))
-    skipped = [one | {"skipped": "needs --device cuda"} for one, scorer in scorers if not scorer]
-    scorers = [(described, scorer) for described, scorer in scorers if scorer]
     calls = [partial(_score, scorer, view) for _, scorer in scorers]
     seconds: list[list[float]] = [[] for _ in calls]
     of_prefill = []
@@ -112,10 +107,9 @@ def _measure(tokens: int, args: argparse.Namespace) -> dict[str, Any]:
         "scorers": [
             described
             | _compared(found, of_prefill)
-            | ({} if described.get("network") in UNCOUNTED else _products(call, flops))
+            | ({} if described.get("network") == "compiled" else _products(call, flops))
             for (described, _), call, found in zip(scorers, calls, seconds, strict=True)
-        ]
-        + skipped,
+        ],
     }
 
 
@@ -250,10 +244,7 @@ def _scorers(config: Qwen2Config, args: argparse.Namespace) -> Iterator[tuple[di
         rankers.forward = forward  # type: ignore[method-assign]
         described = {"scorer": "kvp", "hidden": hidden, "neighbours": reach, "recent": recent}
         described |= {"weights": weights, "network": network, "bytes": size}
-        fused = network == "fused"
-        runs = not fused or args.device == "cuda"
-        scorer = LearnedScorer(rankers=rankers, geometry=geometry, fused=fused) if runs else None
-        yield described, scorer
+        yield described, LearnedScorer(rankers=rankers, geometry=geometry)
 
 
 if __name__ == "__main__":

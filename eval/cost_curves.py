@@ -22,7 +22,6 @@ from eval.methods import Method, method_fields, rankings
 from eval.results.records import Record
 from eval.settings import PROTECTIONS, Setting, plan
 from kvp import metrics
-from kvp.allocation import SamplingAllocator
 from kvp.budget_scores import BudgetScores, score_budgets
 from kvp.budgets import Budget
 from kvp.geometry import Geometry
@@ -222,7 +221,7 @@ class TracedPrompt:
 def _settings_of(
     settings: TraceSettings, methods: Sequence[Method], lengths: Sequence[int]
 ) -> list[Setting]:
-    """Settings that kept.jsonl has a record for: not those that draw tokens with weights."""
+    """Settings that kept.jsonl has a record for."""
     if not lengths:
         return []
     planned, _ = plan(
@@ -230,11 +229,7 @@ def _settings_of(
         protection="off" if settings.protection == "off" else "both",
         protected=settings.protected,
     )  # fmt: skip
-    return [
-        each for each in planned
-        if each.protected in PROTECTIONS[settings.protection]
-        and not isinstance(each.method.rule, SamplingAllocator)
-    ]  # fmt: skip
+    return [each for each in planned if each.protected in PROTECTIONS[settings.protection]]
 
 
 def _measure(

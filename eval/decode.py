@@ -60,8 +60,6 @@ class Kept:
 
     indices: Tensor
     """[L, H, S] int64, ascending per head, -1 after a head's last one."""
-    log_weights: Tensor | None = None
-    """[L, H, S] float32, added to their attention logits (`kvp.inclusion`); None: zeros."""
 
     @property
     def width(self) -> int:
@@ -262,15 +260,8 @@ def gather(prefix: Prefix, batch: Sequence[Kept]) -> EvictingCache:
     widest = torch.stack([kept.counts for kept in batch]).amax(dim=(0, 2)).tolist()
     slots = slots.to(prefix.keys[0].device)
     indices = [slots[:, layer, :, : widest[layer]] for layer in range(layers)]
-    bias = None
-    if any(kept.log_weights is not None for kept in batch):
-        weights = torch.zeros(slots.shape)
-        for index, kept in enumerate(batch):
-            if kept.log_weights is not None:
-                weights[index, :, :, : kept.width] = kept.log_weights
-        bias = [weights[:, layer, :, : widest[layer]] for layer in range(layers)]
     return EvictingCache.select(
-        prefix.keys, prefix.values, indices, seen=prefix.tokens, bias=bias, others=prefix.others
+        prefix.keys, prefix.values, indices, seen=prefix.tokens, others=prefix.others
     )
 
 
@@ -286,8 +277,6 @@ def _in_batches(
     number_of: list[int] = []
     for kept in compressed:
         content = kept.indices.cpu().numpy().tobytes()
-        if kept.log_weights is not None:
-            content += kept.log_weights.cpu().numpy().tobytes()
         if content not in numbers:
             numbers[content] = len(distinct)
             distinct.append(kept)
@@ -303,18 +292,8 @@ def _in_batches(
 
 
 def _batches(compressed: Sequence[Kept], limit: int) -> Iterator[list[int]]:
-    """Indices, small caches first, in batches of at most `limit`.
-
-    Caches with weights come last and share no batch with others, which stay as they are without.
-    """
+    """Indices, small caches first, in batches of at most `limit`."""
     sizes = [kept.tokens for kept in compressed]
-    weighted = [kept.log_weights is not None for kept in compressed]
-    batch: list[int] = []
-    for index in sorted(range(len(compressed)), key=lambda index: (weighted[index], sizes[index])):
-        other = bool(batch) and weighted[index] != weighted[batch[0]]
-        if len(batch) == limit or other:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
+    order = sorted(range(len(compressed)), key=lambda index: sizes[index])
+    for start in range(0, len(order), limit):
+        yield order[start : start + limit]

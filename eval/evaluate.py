@@ -153,8 +153,7 @@ def keep(
                     selections[protection] = Selection(scored.scores, protection, scored.sizes)
                 selection = selections[protection]
                 budget = setting.tokens(tokens)
-                kept, weights = selection.weighted_tokens(budget, setting.method.rule)
-                yield setting, Kept(indices=kept, log_weights=weights)
+                yield setting, Kept(indices=selection.tokens(budget, setting.method.rule))
 
 
 def identify(run: RunNames, prompt: Prompt, protocol: str, setting: Setting) -> Record:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from eval.methods import ALL_NULLS
 from policies.method_spec import PLAIN, AllocatorEntry, ScorerEntry
-from policies.registry import every_allocator, every_method
+from policies.registry import ALLOCATORS, METHODS
 
 HEAD = """\
 A method is SCORER or SCORER+ALLOCATOR, such as snapkv, snapkv:kvpress+ada, kvp+global.
@@ -15,14 +15,8 @@ Options follow in parentheses after name or preset: snapkv(window=16)+ada(safegu
 
 
 def print_methods() -> None:
-    """Print scorers (full cache and learned policies among them), allocators, unusable plugins."""
-    methods, unusable_scorers = every_method()
-    allocators, unusable_allocators = every_allocator()
-    lines = [HEAD, *scorer_lines(methods), "", *allocator_lines(allocators)]
-    problems = [f"  {line}" for line in (*unusable_scorers, *unusable_allocators)]
-    if problems:
-        lines += ["", "Installed, but cannot be used", *problems]
-    print("\n".join(lines))
+    """Print scorers (full cache and learned policies among them) and allocators."""
+    print("\n".join([HEAD, *scorer_lines(METHODS), "", *allocator_lines(ALLOCATORS)]))
 
 
 def scorer_lines(methods: Mapping[str, ScorerEntry]) -> Iterator[str]:

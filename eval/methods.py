@@ -22,7 +22,6 @@ from kvp.manifest import sha256_file
 from kvp.scoring import Scorer, SelfSizing
 from policies import load_policy, make_allocator, make_scorer, sizes_itself, split_method
 from policies.allocators.evolved import Evolved
-from policies.allocators.sampled import Sampled
 from policies.budget_files import budget_path
 from policies.kvzap import KVzap
 from policies.learned import LearnedScorer
@@ -124,7 +123,7 @@ def build_methods(
         rules = allocators if rule is None else (rule,)
         for scorer in NULLS if spec == ALL_NULLS else (spec,):
             for ranking in _rankings(scorer, policies, seed):
-                built += [allocated(ranking, each, seed) for each in rules]
+                built += [allocated(ranking, each) for each in rules]
     return tuple(dict.fromkeys(built))
 
 
@@ -179,7 +178,7 @@ def tuned_method(entry: Tuned, policies: Sequence[str], seed: int) -> list[Metho
         raise UsageError(f"--methods {TUNED}: --policies has none called {entry.group}; name it")
     return [
         replace(
-            allocated(method, chosen.allocator, seed),
+            allocated(method, chosen.allocator),
             protocol=entry.protocol,
             protected=chosen.protected,
         )
@@ -203,16 +202,12 @@ def spec_of(method: Given) -> str:
     return scorer.name if rule is None else f"{scorer.name}+{rule.name}"
 
 
-def allocated(method: Method, spec: str | Allocator, seed: int = 0) -> Method:
-    """The method with an allocator; UsageError where the two do not go together.
-
-    An allocator that draws by lot does so from `seed`, unless its specification names a seed.
-    """
+def allocated(method: Method, spec: str | Allocator) -> Method:
+    """The method with an allocator; UsageError where the two do not go together."""
     try:
         rule = make_allocator(spec)
     except UsageError as error:
         raise UsageError(f"--methods, --allocators: {error}") from None
-    written = parse(spec, "allocator") if isinstance(spec, str) else None
     self_sized = sizes_itself(rule)
     if self_sized and not isinstance(method.scorer, SelfSizing):
         raise UsageError(
@@ -220,8 +215,6 @@ def allocated(method: Method, spec: str | Allocator, seed: int = 0) -> Method:
             "how many tokens it needs; use another allocator"
         )
     name, plain = rule.name, rule.name == UNIFORM
-    if isinstance(rule, Sampled) and written is not None and "seed" not in written.options:
-        rule = replace(rule, seed=seed)
     return replace(method, allocator=name, self_sized=self_sized, rule=None if plain else rule)
 
 

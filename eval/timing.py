@@ -146,8 +146,7 @@ def _evict(
         at = partial(replace(seen, inputs=fresh).views, scorer.needs, future=future)
         (scored,) = score_budgets(scorer, at, [budget])
         selection = Selection(scored.scores, setting.protection, scored.sizes)
-        indices, weights = selection.weighted_tokens(budget, setting.method.rule)
-        kept = Kept(indices=indices, log_weights=weights)
+        kept = Kept(indices=selection.tokens(budget, setting.method.rule))
     return gather(prefix, [kept]), kept
 
 

@@ -58,32 +58,6 @@ class Allocator(Protocol):
         ...
 
 
-@runtime_checkable
-class SamplingAllocator(Allocator, Protocol):
-    """An allocator that draws by lot which tokens fill its counts; attention weighs what it drew.
-
-    Where the weights cannot be carried to the attention, such an allocator is refused
-    (`kvp.selection.Selection.tokens`).
-    """
-
-    def log_weights(
-        self, scores: Tensor, ranking: Tensor, counts: Tensor, protected: int
-    ) -> Tensor:
-        """What is added to the logits of every token that stays: log(1 / pi), pi its probability.
-
-        Args:
-            scores: [L, H, N] float32, higher = keep, without protection.
-            ranking: [L, H, N] int64 token indices, most important first, protected ones in front.
-            counts: [L, H] int64, tokens of every head, at least `protected`.
-            protected: first tokens of every ranking that have to stay.
-
-        Returns:
-            [L, H, N] float32: 0 for a token that was certain to stay, -inf for one that goes; of
-            each head `counts` are finite.
-        """
-        ...
-
-
 def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
     """Ask `allocator` and check its answer: [L, H] int64.
 

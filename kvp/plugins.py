@@ -1,4 +1,4 @@
-"""Code of other packages by name: an entry point, or `package.module:Name` on a command line.
+"""A user's own code by name: `package.module:Name` on a command line.
 
 Nothing is imported before its name is used. Whatever goes wrong inside foreign code, an exit
 included, becomes one line that names it. A `Registry` is for components whose built-in ones are
@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from kvp.errors import KvpError, UsageError
@@ -28,24 +27,17 @@ _OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*
 
 @dataclass(frozen=True)
 class Registry:
-    """Components of one kind: name -> `module:attribute`, and those of installed packages."""
+    """Components of one kind that kvp has: name -> `module:attribute`."""
 
     flag: str
     """Flag that names a component, for messages: `--label`."""
-    group: str
-    """Entry point group of other packages: `kvp.labels`."""
     builtin: Mapping[str, str]
     """Name -> `module:attribute`."""
 
-    def names(self) -> list[str]:
-        """Every name without a module: built in and installed, in this order."""
-        added = [name for name in plugin_names(self.group) if name not in self.builtin]
-        return [*self.builtin, *added]
-
     def check(self, name: str) -> None:
         """Raise ValueError unless a name can stand for a component; nothing is imported."""
-        if ":" not in name and name not in self.names():
-            raise ValueError(f"{self.flag} {name!r} is unknown{name_meant(name, self.names())}")
+        if ":" not in name and name not in self.builtin:
+            raise ValueError(f"{self.flag} {name!r} is unknown{name_meant(name, self.builtin)}")
 
     def load(self, name: str) -> Any:  # noqa: ANN401
         """The component of a name.
@@ -54,11 +46,8 @@ class Registry:
         """
         if name in self.builtin:
             return _attribute(self.builtin[name])
-        point = find_plugin(self.group, name)
-        if point is not None:
-            return load_plugin(point)
         if not is_object_name(name):
-            raise UsageError(f"{self.flag} {name!r} is unknown{name_meant(name, self.names())}")
+            raise UsageError(f"{self.flag} {name!r} is unknown{name_meant(name, self.builtin)}")
         return import_object(name, self.flag)
 
 
@@ -114,45 +103,6 @@ def instance_of(thing: object, label: str, options: Mapping[str, Any] | None = N
         raise
     except BaseException as error:  # foreign code: SystemExit and all
         raise UsageError(f"{label} cannot be made: {reason_of(error)}") from error
-
-
-def plugin_names(group: str) -> list[str]:
-    """Names in a group of entry points, sorted; nothing is imported."""
-    return sorted({point.name for point in entry_points(group=group)})
-
-
-def find_plugin(group: str, name: str) -> EntryPoint | None:
-    """The entry point of that name, None without one; UsageError where two packages offer it."""
-    offers = {
-        (package_of(point), point.value): point for point in entry_points(group=group, name=name)
-    }
-    if len(offers) > 1:
-        packages = " and ".join(sorted(package for package, _ in offers))
-        raise UsageError(f"{group} {name!r} is offered by {packages}: uninstall one")
-    return next(iter(offers.values()), None)
-
-
-def load_plugin(point: EntryPoint) -> Any:  # noqa: ANN401
-    """The object that an entry point names; UsageError with its package if it cannot be loaded."""
-    try:
-        return point.load()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # foreign code: SystemExit and all
-        raise unusable(point, reason_of(error)) from error
-
-
-def unusable(point: EntryPoint, reason: str) -> UsageError:
-    """The error that says why an entry point cannot be used."""
-    return UsageError(
-        f"package {package_of(point)}: {point.group} {point.name!r} ({point.value}) cannot be "
-        f"used: {' '.join(reason.split())}"
-    )
-
-
-def package_of(point: EntryPoint) -> str:
-    """The distribution that an entry point comes with."""
-    return point.dist.name if point.dist is not None else "unknown"
 
 
 def reason_of(error: BaseException) -> str:

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from kvp.allocation import (
-    EMPTY_SLOT,
     Allocator,
     Request,
-    SamplingAllocator,
     allocated_counts,
     protected_scores,
     ranked_tokens,
@@ -85,34 +83,9 @@ class Selection:
     def tokens(self, budget: int, allocator: Allocator | None = None) -> Tensor:
         """Tokens that stay: [L, H, S] int64 ascending, S the largest count, -1 after a head's last.
 
-        Raises UsageError as `counts`, and for an allocator that draws tokens with weights.
+        Raises UsageError as `counts`.
         """
-        if isinstance(allocator, SamplingAllocator):
-            raise UsageError(
-                f"allocator {allocator.name} draws tokens by lot, and their weights cannot be used "
-                "here: choose another allocator"
-            )
         return self.tokens_of(self.counts(budget, allocator))
-
-    def weighted_tokens(
-        self, budget: int, allocator: Allocator | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Tokens that stay, as `tokens`, and what attention adds to their logits.
-
-        The second is [L, H, S] float32, 0 for tokens that were certain to stay and in empty slots;
-        None where that is so for all of them. Raises UsageError as `counts`.
-        """
-        if not isinstance(allocator, SamplingAllocator):
-            return self.tokens(budget, allocator), None
-        counts = self.counts(budget, allocator)
-        protected = min(self._protection.tokens, self.ranking.shape[-1])
-        every = allocator.log_weights(self._scores, self.ranking, counts, protected)  # [L, H, N]
-        stays = every.isfinite()
-        first = stays.long().argsort(dim=-1, descending=True, stable=True)
-        tokens = first[..., : int(counts.max())]
-        absent = ~stays.gather(-1, tokens)
-        weights = every.gather(-1, tokens).masked_fill(absent, 0.0)
-        return tokens.masked_fill(absent, EMPTY_SLOT), weights if bool(weights.any()) else None
 
     def tokens_of(self, counts: Tensor) -> Tensor:
         """The first `counts` [L, H] tokens of every head, as `tokens`."""

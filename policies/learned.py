@@ -4,8 +4,7 @@ Score = the ranker's output for (key after RoPE, value, true position), greedy: 
 a calibrated policy the logarithm of the importance of such tokens (`policies.calibration`).
 The weights are the averaged (EMA) ones, which is what training exports. Cost per layer: H small
 networks over N tokens, about 0.5 MFLOP per token and head at hidden 256 (next to a prefill:
-docs/results/speed.md), in bfloat16 where the policy's weights are; on NVIDIA devices in one kernel
-where triton is installed (`policies.fused_scoring`). No query and no attention is
+docs/results/speed.md), in bfloat16 where the policy's weights are. No query and no attention is
 read, unless the policy was trained with the input `recent`: the last 32 queries then.
 Differences to the released code: none in scoring; protection of sinks and recents is `kvp.ranking`.
 Files are `policies.policy_files`.
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -52,8 +50,6 @@ class LearnedScorer:
     """Model, training manifest and held-out metrics, as in `policy.json`."""
     source: PolicySource | None = None
     """Where it was loaded from; None for one that was made in memory."""
-    fused: bool | None = None
-    """Whether one kernel scores a layer, or PyTorch; None: the kernel wherever it can."""
 
     @property
     def name(self) -> str:
@@ -84,35 +80,14 @@ class LearnedScorer:
         self.rankers.to(view.keys.device)
         first = layers.index(view.layer) * self.geometry.kv_heads + of_layer.start
         of_policy = slice(first, first + heads)
-        fused = has_kernel(self.rankers, view.keys.device) if self.fused is None else self.fused
-        scores = (self._by_kernel if fused else self._in_blocks)(view, of_policy)
+        scores = self._in_blocks(view, of_policy)
         if self.calibration is not None:
             scores = self.calibration.apply(scores, of_policy)
         scores = scores.view(heads, batch, tokens).transpose(0, 1)
         return F.pad(scores, (0, view.fed_again)).contiguous()
 
-    def _by_kernel(self, view: View, of_policy: slice) -> Tensor:
-        """Scores [H, B * N] of the tokens that are not fed again, in one pass over the cache."""
-        # Imported here because triton is an extra, and nobody without a GPU should wait for it.
-        from policies.fused_scoring import score_by_kernel
-
-        batch, heads, seen, _ = view.keys.shape
-        tokens = seen - view.fed_again
-        recent = self._recent(view)
-        scores = score_by_kernel(
-            self.rankers.spec,
-            self.rankers.weights(of_policy),
-            view.keys[:, :, :tokens],
-            view.values[:, :, :tokens],
-            view.positions[..., :tokens],
-            view.positions[..., -1] + 1 - view.fed_again,
-            None if recent is None else torch.unflatten(recent, 1, (batch, tokens)).transpose(0, 1),
-            gaps=view.positions.ndim == 3,
-        )
-        return scores.transpose(0, 1).reshape(heads, batch * tokens)
-
     def _in_blocks(self, view: View, of_policy: slice) -> Tensor:
-        """As `_by_kernel`, in plain PyTorch."""
+        """Scores [H, B * N] of the tokens that are not fed again."""
         batch, heads, seen, width = view.keys.shape
         tokens = seen - view.fed_again
         keys = view.keys[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)
@@ -157,21 +132,3 @@ class LearnedScorer:
         features = recent_features(view.queries, view.keys)  # [B, H, N, features]
         cached = view.keys.shape[2] - view.fed_again
         return features[:, :, :cached].transpose(0, 1).flatten(1, 2)
-
-
-def has_kernel(rankers: HeadRankers, device: torch.device) -> bool:
-    """Whether `policies.fused_scoring` scores these rankers on this device.
-
-    It takes an NVIDIA GPU of compute capability 8.0 (A100) or later, triton, and rankers that
-    `policies.fused_scoring.unsupported` has nothing against. float32 rankers wider than 64 are
-    left to PyTorch: their activations fill a GPU's registers (docs/results/speed.md).
-    """
-    if device.type != "cuda" or torch.version.hip is not None or find_spec("triton") is None:
-        return False
-    from policies.fused_scoring import unsupported
-
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return False
-    if rankers.dtype == torch.float32 and rankers.spec.hidden > 64:
-        return False
-    return unsupported(rankers.spec, rankers.weights(slice(None))) is None

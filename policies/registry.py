@@ -1,7 +1,7 @@
 """Every scorer and allocator by name; `policies.method_spec` says how they are written.
 
 Learned policies are not named here: they are directories (`policies.policy_files`). Names that are
-not here may come from installed packages, or be written `package.module:Name` (`policies.plugins`).
+not here are written `package.module:Name` (`policies.plugins`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from difflib import get_close_matches
 
 from kvp.allocation import Allocator
 from kvp.errors import UsageError
-from kvp.plugins import is_object_name, plugin_names
+from kvp.plugins import is_object_name
 from kvp.scoring import Scorer, SelfSizing
 from policies.allocators.ada import Ada
 from policies.allocators.evolved import Evolved
 from policies.allocators.global_budget import Global
 from policies.allocators.pyramid import Pyramid
-from policies.allocators.sampled import Sampled
 from policies.allocators.self_sized import SelfSized
 from policies.allocators.uniform import Uniform
 from policies.allocators.windowkv import WindowKVAllocator
@@ -44,16 +43,7 @@ from policies.method_spec import (
     split_method,
 )
 from policies.oracle import Oracle
-from policies.plugins import (
-    ALLOCATOR_GROUP,
-    SCORER_GROUP,
-    allocator_from,
-    named_object,
-    plugin_allocator,
-    plugin_scorer,
-    scorer_from,
-    with_plugins,
-)
+from policies.plugins import allocator_from, named_object, scorer_from
 from policies.random import Random
 from policies.random_per_layer import RandomPerLayer
 from policies.random_pinned import RandomPinned
@@ -163,10 +153,6 @@ ALLOCATORS: Mapping[str, AllocatorEntry] = {
             needs="a scorer that sizes the cache itself", cost="nothing",
         ),
         AllocatorEntry(
-            builder=Sampled, line="as another rule; a part of the tokens is drawn by lot, weighted",
-            needs="what its split needs", cost="a sort per head, O(L H N log N)",
-        ),
-        AllocatorEntry(
             builder=Evolved, line="what a search or cost curves chose (kvp-evolve)",
             needs="a budget file", cost="nothing per prompt; the search before it",
             file_option="file",
@@ -184,16 +170,6 @@ FROM_OUTSIDE: Mapping[str, Callable[[str | None, Mapping[str, Value]], Scorer]] 
 stands behind the colon and the options to the scorer."""
 
 
-def every_method() -> tuple[dict[str, ScorerEntry], list[str]]:
-    """Scorers by name, built in and of plugins, and a line on each plugin that cannot be used."""
-    return with_plugins(SCORER_GROUP, METHODS, plugin_scorer)
-
-
-def every_allocator() -> tuple[dict[str, AllocatorEntry], list[str]]:
-    """Allocators by name and a line on each plugin that cannot be used, as `every_method`."""
-    return with_plugins(ALLOCATOR_GROUP, ALLOCATORS, plugin_allocator)
-
-
 def make_scorer(spec: str | Scorer | type[Scorer], **options: Value) -> Scorer:
     """Build a scorer.
 
@@ -204,19 +180,19 @@ def make_scorer(spec: str | Scorer | type[Scorer], **options: Value) -> Scorer:
 
     Raises:
         UsageError: in one line, on an unknown method, preset or option, a value that is not
-            allowed, a plugin or an object that cannot be used or takes a built-in name.
+            allowed, an object that cannot be used or takes a built-in name.
     """
     if not isinstance(spec, str):
         return _checked_scorer(spec, options, f"method {_label(spec)}")
     written = parse(spec, "method")
-    entry = METHODS.get(written.name) or plugin_scorer(written.name)
+    entry = METHODS.get(written.name)
     if entry is not None:
         return entry.build(written.argument, {**written.options, **options})
     if written.name in FROM_OUTSIDE:
         return FROM_OUTSIDE[written.name](written.argument, {**written.options, **options})
     named = named_object(written, "method")
     if named is None:
-        raise _unknown("method", written, METHODS, SCORER_GROUP)
+        raise _unknown("method", written, METHODS)
     label = f"method {written.name}:{written.argument}"
     return _checked_scorer(named, {**written.options, **options}, label)
 
@@ -229,12 +205,12 @@ def make_allocator(spec: str | Allocator | type[Allocator]) -> Allocator:
     if not isinstance(spec, str):
         return allocator_from(spec, {}, f"allocator {_label(spec)}")
     written = parse(spec, "allocator")
-    entry = ALLOCATORS.get(written.name) or plugin_allocator(written.name)
+    entry = ALLOCATORS.get(written.name)
     if entry is not None:
         return entry.build(written.argument, written.options)
     named = named_object(written, "allocator")
     if named is None:
-        raise _unknown("allocator", written, ALLOCATORS, ALLOCATOR_GROUP)
+        raise _unknown("allocator", written, ALLOCATORS)
     label = f"allocator {written.name}:{written.argument}"
     return allocator_from(named, written.options, label)
 
@@ -275,8 +251,7 @@ def _label(thing: object) -> str:
     return thing.__name__ if isinstance(thing, type) else type(thing).__name__
 
 
-def _unknown(kind: str, written: Specification, registry: Iterable[str], group: str) -> UsageError:
-    names = list(dict.fromkeys((*registry, *plugin_names(group))))
+def _unknown(kind: str, written: Specification, names: Iterable[str]) -> UsageError:
     module = is_object_name(f"{written.name}:{written.argument or ''}")
     near = get_close_matches(written.name, names, n=1, cutoff=0.75 if module else 0.6)
     hint = f" (did you mean {near[0]}?)" if near else ""

@@ -21,8 +21,6 @@ from kvp.config_groups import Group
 from trace_collect.config import CollectConfig
 from trace_collect.store_tools.config import (
     InspectConfig,
-    MergeStoresConfig,
-    SubsetConfig,
     ToImportanceConfig,
     VerifyConfig,
 )
@@ -34,7 +32,7 @@ from train.merge.config import MergeConfig
 CONFIGS: list[type[Group]] = [
     CollectConfig, TrainConfig, CalibrateConfig, DistillConfig, MergeConfig,
     EvalConfig, EvolveConfig, ReportConfig, TuneConfig, PushConfig,
-    InspectConfig, VerifyConfig, MergeStoresConfig, SubsetConfig, ToImportanceConfig,
+    InspectConfig, VerifyConfig, ToImportanceConfig,
 ]  # fmt: skip
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"kvp", "trace_collect", "train", "policies", "eval"}

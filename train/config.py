@@ -54,9 +54,9 @@ class ComputeConfig(Group):
     """Processes that share the contexts of every step, one per GPU or, on a CPU, sharing its cores;
     the result differs by rounding only."""
     heads: str | None = None
-    """Train only these KV heads, START:STOP counted layer by layer; kvp-merge joins the parts. On
-    a CPU each part computes the losses, not the rankers, of all heads. `auto`: each process of a
-    Slurm array, srun or torchrun its share, in a folder of its own in --out (docs/scaling.md)."""
+    """Train only these KV heads, START:STOP counted layer by layer; kvp-merge joins the parts.
+    `auto`: each process of a Slurm array, srun or torchrun its share, in a folder of its own in
+    --out (docs/scaling.md)."""
     activation_gb: float = 8.0
     """Memory for activations of the rankers, GB; heads that do not fit together are computed
     twice, in groups (a third more time, the same result). What an objective needs is not in it."""
@@ -118,11 +118,6 @@ class TrainConfig(
     """Trace store written by kvp-collect. Required with --source traces."""
     allow_incomplete: bool = False
     """Use a store whose collection has not finished."""
-    on_missing: Literal["error", "model"] = "error"
-    """What happens where --traces lacks a sequence, or is not there: it is refused (error), or the
-    model runs over the sequence when it is first read, and it is added to the store (model). The
-    settings are those of --source model but for the buffer, and of kvp-collect, which may fill the
-    same store; a new one holds --sequences and --validation_sequences."""
     preset: PresetName = "fourier"
     """Recipe that the settings of ranker, objective, optimizer and contexts start from."""
     init_from: str | None = None
@@ -173,23 +168,15 @@ class TrainConfig(
     def _check_source(self) -> None:
         if self.only_costs and self.source == "traces":
             return  # no source is chosen yet
-        fills = self.on_missing == "model"
         if self.source == "traces":
-            self._check_online_unused(fills=fills)
+            self._check_online_unused()
             if self.traces is None:
                 raise ValueError("--traces is missing: name a trace store, or use --source model")
-            if fills and self.allow_incomplete:
-                raise ValueError("--allow_incomplete needs --on_missing error")
-            if fills and self.dry_run:
-                raise ValueError(
-                    "--dry_run writes nothing: leave out --on_missing model, or give --source model"
-                )
             return
         if self.traces is not None:
             raise ValueError("--traces cannot be used with --source model")
-        for name, used in (("allow_incomplete", self.allow_incomplete), ("on_missing", fills)):
-            if used:
-                raise ValueError(f"--{name} needs --source traces")
+        if self.allow_incomplete:
+            raise ValueError("--allow_incomplete needs --source traces")
         sequences = self.recipe().sequences
         if sequences > self.buffer and not self.epochs_per_sequence and not self.only_costs:
             raise ValueError(
@@ -197,15 +184,12 @@ class TrainConfig(
                 f"--buffer {sequences}, or --epochs_per_sequence 8 to replace them as they are used"
             )
 
-    def _check_online_unused(self, *, fills: bool) -> None:
+    def _check_online_unused(self) -> None:
         """Raise ValueError for settings of a model, or of a buffer, that a store does not need."""
-        defaults, needed = OnlineSettings(), "--source model or --on_missing model"
-        names = [one.name for one in reversed(fields(OnlineSettings))]
-        if fills:
-            names, needed = ["epochs_per_sequence", "buffer"], "--source model"
-        for name in names:
+        defaults = OnlineSettings()
+        for name in [one.name for one in reversed(fields(OnlineSettings))]:
             if getattr(self, name) != getattr(defaults, name):
-                raise ValueError(f"--{name} needs {needed}")
+                raise ValueError(f"--{name} needs --source model")
 
     @property
     def only_costs(self) -> bool:

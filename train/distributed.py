@@ -28,7 +28,6 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from kvp.errors import KvpError, UsageError
-from kvp.ranks import Rank
 
 ItemT = TypeVar("ItemT")
 
@@ -55,11 +54,6 @@ class Workers:
     def first(self) -> bool:
         """Whether this is the process that writes and prints."""
         return self.index == 0
-
-    @property
-    def rank(self) -> Rank:
-        """Its place, for work that is shared out piece by piece."""
-        return Rank(index=self.index, count=self.count)
 
     def share(self, items: Iterable[ItemT]) -> Iterator[ItemT]:
         """Every `count`-th of the items, from index `index` on; they may be made as they come."""

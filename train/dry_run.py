@@ -73,7 +73,8 @@ def _of_one_process(devices: int) -> str:
     """What the table says of a training by several processes."""
     return (
         f"note: times are of one process, RAM and GPU memory the most that each of --devices "
-        f"{devices} takes; they share the contexts of a step and what --source model runs over. "
+        f"{devices} takes; they share the contexts of a step, and with --source model each runs "
+        "the model for itself. "
         f"kvp-collect is shared by torchrun --nproc-per-node {devices} -m trace_collect.cli"
     )
 
@@ -100,7 +101,6 @@ def planned(config: TrainConfig, model_config: PreTrainedConfig) -> Plan:
         buffer=schedule.size,
         traced=schedule.needed(recipe),
         kept_points=schedule.points(recipe),
-        leaving=schedule.start(schedule.passes_apart(recipe)) if config.devices > 1 else 0,
         epochs=epochs if schedule.rolls else 0,
         batch=1 if config.answers == "reference" else min(batch, buffer),
     )

@@ -14,7 +14,6 @@ from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config
 from kvp.hf.rank_device import device_of_rank
 from kvp.ranks import Rank, rank_of
-from kvp.store.paths import MANIFEST
 from kvp.store.store_manifest import load_metadata
 from train.config import TrainConfig
 from train.head_range import SHARD_FOLDER
@@ -46,7 +45,6 @@ def heads_of(rank: Rank, total: int) -> range:
 
 
 def _geometry(config: TrainConfig) -> Geometry:
-    store = None if config.traces is None else place(config.traces)
-    if store is not None and ((store / MANIFEST).exists() or config.on_missing == "error"):
-        return load_metadata(store)[1].geometry
+    if config.traces is not None:
+        return load_metadata(place(config.traces))[1].geometry
     return geometry_of(load_config(config.model, revision=config.revision))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -57,12 +56,6 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
 def _run(config: TrainConfig, workers: Workers, sources: Sources | None) -> None:
     """Train as one of the processes that train together; the first one writes."""
     job = prepare(config, workers, sources)
-    with closing(job.training_data):
-        _run_job(job)
-
-
-def _run_job(job: Job) -> None:
-    config, workers = job.config, job.workers
     if config.dry_run:
         with together(workers, job.device, partial(_run, config, sources=None)):
             print_costs_of_job(job)
@@ -107,7 +100,7 @@ def _train(job: Job) -> RankerTraining:
     module = new_training(job, rankers)
     validation = Validation(
         source,
-        job.held_out(config.validation_contexts),
+        job.held_out(config.validation_contexts) if job.workers.first else [],
         every_steps=config.validate_every,
         reward_protection=job.protection,
         budgets=job.recipe.budget_weights,

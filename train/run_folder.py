@@ -30,8 +30,6 @@ from policies.sources import INDEX, policy_files
 RUN_FILE = "run.json"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
-BUFFER = "buffer"
-"""Folder of traces that the processes of a run share (`train.online.shared_buffer`)."""
 
 _CHECKPOINT = re.compile(r"step-(?P<step>\d+)-(?P<identity>[0-9a-f]{12})-(?P<sha256>[0-9a-f]{64})")
 """Name of a checkpoint without its ending."""
@@ -42,17 +40,14 @@ def _has_saved_nothing(folder: Place) -> bool:
     names = {
         name for name, _ in files_below(folder) if not (name.endswith(PARTIAL) or is_lock(name))
     }
-    own = {
-        name for name in names if name == RUN_FILE or name.startswith((f"{LOGS}/", f"{BUFFER}/"))
-    }
-    return names == own
+    return all(name == RUN_FILE or name.startswith(f"{LOGS}/") for name in names)
 
 
 RUN = FolderKind(
     noun="training run",
     marker=RUN_FILE,
     error=UsageError,
-    files=rf"{HEAD_FILES}|{INDEX}|{CHECKPOINTS}/last|{BUFFER}/\d+\.safetensors",
+    files=rf"{HEAD_FILES}|{INDEX}|{CHECKPOINTS}/last",
 )
 
 
@@ -113,8 +108,7 @@ class RunFolder:
                 self.folder.mkdir(parents=True)
                 fetch(self.place, self.folder)
             if self._claim.existing_marker is None:
-                for of_another_run in (LOGS, BUFFER):
-                    self._delete(of_another_run)
+                self._delete(LOGS)  # of another run
                 content = {"identity": self._identity, "manifest": dict(manifest)}
                 write_sealed_json(self.folder / RUN_FILE, content)
                 self._send(RUN_FILE)
@@ -141,12 +135,11 @@ class RunFolder:
                 (self.place / CHECKPOINTS / other.name).unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """Send the policy that was exported to `folder`; delete checkpoint and shared traces."""
+        """Send the policy that was exported to `folder`; delete the checkpoint."""
         if isinstance(self.place, ObjectPath) and (self.folder / INDEX).exists():
             files = [path.name for path in policy_files(self.folder)]
             self._send(LOGS, *files)
-        for needed_no_more in (CHECKPOINTS, BUFFER):
-            self._delete(needed_no_more)
+        self._delete(CHECKPOINTS)
 
     def release(self) -> None:
         """Let other processes in; safe to call twice."""

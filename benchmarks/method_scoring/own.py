@@ -144,6 +144,4 @@ def _evict(
         model, seen.observation, rule, padding=[0], input_ids=ids, tokenizer=tokenizer
     )
     assert slots is not None
-    return EvictingCache.select(
-        list(seen.keys), list(seen.values), slots.indices, seen=ids.shape[1], bias=slots.bias
-    )
+    return EvictingCache.select(list(seen.keys), list(seen.values), slots, seen=ids.shape[1])

@@ -10,10 +10,10 @@ from kvp.artifacts.addresses import ObjectPath, Place
 from kvp.errors import StoreError
 
 
-def check_disk(path: Place, needed: int, *, flag: str = "--out") -> None:
+def check_disk(path: Place, needed: int) -> None:
     """Raise StoreError when the disk that `path` will be on has fewer than `needed` bytes left.
 
-    `flag` is the one that names `path`, for the message. An object store has no such limit.
+    An object store has no such limit.
     """
     if isinstance(path, ObjectPath):
         return
@@ -23,5 +23,5 @@ def check_disk(path: Place, needed: int, *, flag: str = "--out") -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise StoreError(
-            f"{flag} {path}: about {decimal(needed)} to write, {decimal(free)} free on that disk"
+            f"--out {path}: about {decimal(needed)} to write, {decimal(free)} free on that disk"
         )

@@ -16,7 +16,6 @@ from typing import Any
 
 from kvp.artifacts.files import atomic_write_bytes, naming
 from kvp.errors import KvpError, ResultsError
-from kvp.manifest import parse_json
 
 Record = dict[str, Any]
 
@@ -97,7 +96,7 @@ class JsonLines:
     def _record(self, number: int, line: bytes) -> tuple[Record, str]:
         """A line's record and the checksum of its content."""
         try:
-            record = parse_json(line)
+            record = json.loads(line)
         except ValueError:
             raise self._damaged(number, "is damaged") from None
         if not isinstance(record, dict):

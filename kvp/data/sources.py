@@ -1,7 +1,7 @@
 """Sources of `--data`: tasks in turn, generated dialogues, rows of a file or data set, mixtures.
 
 Each kind of data is a line of `SOURCES`; a user's own is `package.module:Name`, anything callable
-with `(tasks, settings, tokenizer)`, or an entry point of the group `kvp.sources`.
+with `(tasks, settings, tokenizer)`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,8 @@ from kvp.data.synthetic.needles import SPLITS
 from kvp.data.task import ALL, TaskSettings
 from kvp.data.tasks import CHAT, RULER, TASKS, build_samples, listed_samples
 from kvp.errors import UsageError
-from kvp.plugins import (
-    find_plugin,
-    is_object_name,
-    load_object,
-    load_plugin,
-    module_exists,
-    own_errors,
-)
+from kvp.plugins import is_object_name, load_object, module_exists, own_errors
 
-GROUP = "kvp.sources"
-"""Entry point group of data sources."""
 SourceMaker = Callable[[Sequence[str], TaskSettings, PreTrainedTokenizerBase], Iterable[Sample]]
 """From task names, settings and a tokenizer to samples."""
 
@@ -198,11 +189,9 @@ def _maker(data: str) -> SourceMaker | None:
     """The callable that makes the samples of `data`, None for rows."""
     if data in SOURCES:
         return SOURCES[data]
-    maker: object = None
-    if is_object_name(data) and module_exists(data):
-        maker = load_object(data, "data")
-    elif (point := find_plugin(GROUP, data)) is not None:
-        maker = load_plugin(point)
-    if maker is not None and not callable(maker):
+    if not (is_object_name(data) and module_exists(data)):
+        return None
+    maker: SourceMaker = load_object(data, "data")
+    if not callable(maker):
         raise UsageError(f"--data {data}: a source is called with (tasks, settings, tokenizer)")
     return maker

@@ -1,19 +1,17 @@
-"""Greedy answers of many prompts: drafted together, each decided by passes of its own sequence.
+"""Greedy answers of many prompts: decoded together, each recorded by passes of its own sequence.
 
-A prompt is prefilled alone, without padding. Its answer is drafted in a batch with others: when one
-ends, the next prompt takes its place. Then the drafted tokens are fed to the prompt's own cache, in
-pieces of fixed lengths (`FIRST_STOP`). That records their queries, keys and values, and says which
-token follows each. Where it is not the drafted one (two tokens are as likely up to rounding), the
-draft is cut there and continued. So answers and tensors depend on the prompt alone, and not on the
-batch. Why so: `docs/decisions.md#traces`. Left out: samples, and
-what is kept of them (`kvp.hf.trace`).
+A prompt is prefilled alone, without padding. Its answer is decoded in a batch with others: when one
+ends, the next prompt takes its place. Then the answer is fed once more, to the prompt's own cache,
+which records its queries, keys and values. So tensors depend on prompt and answer alone, and an
+answer on the batch by rounding: where two tokens are as likely up to it, another batch may take the
+other one (`docs/decisions.md#traces`). Left out:
+samples, and what is kept of them (`kvp.hf.trace`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,11 +22,6 @@ from kvp.hf.host_copies import HostCopies, OnHost
 from kvp.hf.layer_kinds import OtherLayer, other_layers
 from kvp.hf.observe import observe
 from kvp.scoring import ALL_QUERIES
-
-FIRST_STOP = 32
-"""Tokens of the first piece of an answer; the next pieces end at 4, 16, ... times as many."""
-_PADDING = 0
-"""Token that fills a piece up behind the answer; no token of the answer sees it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +53,11 @@ class Answered:
 
 @dataclass
 class _Row:
-    """A prompt whose answer is being drafted."""
+    """A prompt whose answer is being decoded."""
 
     prompt: Prompt
     tokens: list[int]
-    """The draft, end token included. All but the last one have been fed."""
+    """The answer so far, end token included. All but the last one have been fed."""
     others: Mapping[int, OtherLayer]
     queries: tuple[Tensor, ...] | OnHost
 
@@ -99,8 +92,6 @@ class Answers:
         self._arrivals: list[tuple[_Row, Prefix]] = []  # rows that join it next
         self._more = True  # whether there may be prompts left
         self._batch = DecodingBatch(model)
-        self.cut = 0
-        """Drafts that were cut because a token was not the one that its sequence alone gives."""
 
     def of(self, prompts: Iterable[Prompt | None]) -> Iterator[Answered | None]:
         """Answer prompts in the order in which their answers end.
@@ -128,7 +119,7 @@ class Answers:
             else:
                 row, prefix = self._prefilled(prompt)
                 if self._ended(row):
-                    yield from self._decided(row, prefix)
+                    yield self._recorded(row, prefix)
                 else:
                     self._arrivals.append((row, prefix))
 
@@ -141,7 +132,7 @@ class Answers:
             self._kept, self._arrivals = list(range(len(self._rows))), []
 
     def _step(self) -> Iterator[Answered]:
-        """Draft a token of every row; yields those whose answers ended."""
+        """Decode a token of every row; yields those whose answers ended."""
         chosen = self._batch.step([row.tokens[-1] for row in self._rows])
         for row, token in zip(self._rows, chosen, strict=True):
             row.tokens.append(token)
@@ -149,9 +140,7 @@ class Answers:
         self._kept = [place for place in self._kept if place not in ended]
         for place in ended:
             row = self._rows[place]
-            yield from self._decided(
-                row, self._batch.prefix(place, len(row.prompt.ids), row.others)
-            )
+            yield self._recorded(row, self._batch.prefix(place, len(row.prompt.ids), row.others))
 
     def _ended(self, row: _Row) -> bool:
         return row.tokens[-1] in self._ends or len(row.tokens) >= row.prompt.max_new_tokens
@@ -166,64 +155,25 @@ class Answers:
         row = _Row(prompt, [int(seen.logits[0, -1].argmax())], seen.others, queries)
         return row, Prefix.of(seen)
 
-    def _decided(self, row: _Row, prefix: Prefix) -> Iterator[Answered]:
-        """The answer, if all of its draft is what the sequence alone gives.
-
-        If not, the draft ends with the right token, and the row arrives again. `prefix` holds the
-        prompt.
-        """
-        while (answered := self._checked(row, prefix)) is None:
-            self.cut += 1
-            if not self._ended(row):
-                self._arrivals.append((row, self._fed(row, prefix)))
-                return
-        yield answered
-
     @torch.no_grad()
-    def _checked(self, row: _Row, prefix: Prefix) -> Answered | None:
-        """The answer; None, and the draft ends with the right token, where one is not right."""
-        limit, start = row.prompt.max_new_tokens, 0
-        drafted = row.tokens
-        reply = (drafted[:-1] if drafted[-1] in self._ends else drafted)[:limit]
-        cache, recorded = prefix.cache(), []
-        for stop in _stops(limit):
-            piece = reply[start:stop]
-            if not piece:
-                break
-            fed = piece + [_PADDING] * (stop - start - len(piece))
-            ids = torch.tensor([fed], device=self._model.device)
-            seen = observe(self._model, ids, cache=cache, queries=self._queries)
-            right = seen.logits[0].argmax(-1).tolist()
-            for place, token in enumerate(right[: len(piece)], start + 1):
-                if place < limit and drafted[place] != token:
-                    row.tokens = [*drafted[:place], token]
-                    return None
-            recorded.append(seen.queries)
-            start = stop
-        length, replied = len(row.prompt.ids) + len(reply), len(reply)
-        layers = tuple(cache.stored.values())
+    def _recorded(self, row: _Row, prefix: Prefix) -> Answered:
+        """The answer, with what one pass over it records; `prefix` holds the prompt."""
+        end = row.tokens[-1] in self._ends
+        reply = (row.tokens[:-1] if end else row.tokens)[: row.prompt.max_new_tokens]
+        reply_queries: tuple[Tensor, ...] = ()
+        if reply:
+            ids = torch.tensor([reply], device=self._model.device)
+            seen = observe(
+                self._model, ids, cache=prefix.cache(), queries=self._queries, last_logits=True
+            )
+            prefix, reply_queries = replace(Prefix.of(seen), others=row.others), seen.queries
         return Answered(
             prompt=row.prompt,
             reply=tuple(reply),
-            prefix=Prefix(
-                keys=tuple(layer.keys[:, :, :length] for layer in layers),
-                values=tuple(layer.values[:, :, :length] for layer in layers),
-                others=row.others,
-            ),
+            prefix=prefix,
             prompt_queries=row.queries,
-            reply_queries=tuple(
-                torch.cat(pieces, dim=2)[:, :, :replied] for pieces in zip(*recorded, strict=True)
-            ),
+            reply_queries=reply_queries,
         )
-
-    def _fed(self, row: _Row, prefix: Prefix) -> Prefix:
-        """A prompt and its draft without the last token, which is fed next."""
-        fed = row.tokens[:-1]
-        if not fed:
-            return prefix
-        ids = torch.tensor([fed], device=self._model.device)
-        seen = observe(self._model, ids, cache=prefix.cache(), queries=0, last_logits=True)
-        return Prefix.of(seen)
 
 
 class _End:
@@ -231,12 +181,3 @@ class _End:
 
 
 _END = _End()
-
-
-def _stops(limit: int) -> Iterator[int]:
-    """Where the pieces of an answer of at most `limit` tokens end, whatever its length."""
-    for power in count():
-        stop = FIRST_STOP * 4**power
-        yield min(stop, limit)
-        if stop >= limit:
-            return

@@ -36,16 +36,6 @@ class EvictionRule:
     """Last tokens of a prompt that scorers see and no cache keeps: they are fed once more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeptSlots:
-    """Slots of an observed cache that stay."""
-
-    indices: list[Tensor]
-    """Per layer [B, H, S] int64, `EMPTY_SLOT` after a head's last one."""
-    bias: list[Tensor] | None
-    """Per layer [B, H, S] float32, added to their logits; None: zeros."""
-
-
 def evict(
     model: PreTrainedModel,
     observation: Observation,
@@ -67,9 +57,8 @@ def evict(
     if kept is None:
         return
     cache = observation.cache
-    for number, (index, layer) in enumerate(cache.stored.items()):
-        bias = None if kept.bias is None else kept.bias[number]
-        cache.layers[index] = layer.select(kept.indices[number], bias)
+    for (index, layer), indices in zip(cache.stored.items(), kept, strict=True):
+        cache.layers[index] = layer.select(indices)
 
 
 def kept_slots(
@@ -81,8 +70,10 @@ def kept_slots(
     input_ids: Tensor | None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     budgets: Sequence[int] | None = None,
-) -> KeptSlots | None:
+) -> list[Tensor] | None:
     """Columns of an observed cache that stay; None where all T do.
+
+    Per layer [B, H, S] int64, `EMPTY_SLOT` after a head's last one.
 
     `padding` are the columns of left padding of each prompt; `input_ids` [B, T] int64 include them
     (None when the prompts were given as embeddings). `budgets` are tokens per KV head of each
@@ -104,43 +95,30 @@ def kept_slots(
         one_by_one=reads_text, fed_again=rule.fed_again,
     )  # fmt: skip
     kept: list[Tensor] = []  # per prompt [L, H, S], counted with padding
-    weights: list[Tensor | None] = []  # per prompt [L, H, S]
     for batch, part in parts:
         pad = padding[batch.start]
-        for tokens, bias in _kept(part, budgets[batch.start], rule):
+        for tokens in _kept(part, budgets[batch.start], rule):
             kept.append(torch.where(tokens == EMPTY_SLOT, tokens, tokens + pad))
-            weights.append(bias)
     if all(tokens.shape[-1] == seen and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
         return None
     layers = range(len(observation.keys))
-    indices = [stacked([tokens[index] for tokens in kept]) for index in layers]
-    if all(bias is None for bias in weights):
-        return KeptSlots(indices=indices, bias=None)
-    filled = [
-        torch.zeros(tokens.shape, device=tokens.device) if bias is None else bias
-        for tokens, bias in zip(kept, weights, strict=True)
-    ]
-    biases = [
-        _padded([bias[index, :, : of.shape[-1]] for bias in filled], of.shape[-1], 0.0)
-        for index, of in enumerate(indices)
-    ]
-    return KeptSlots(indices=indices, bias=biases)
+    return [stacked([tokens[index] for tokens in kept]) for index in layers]
 
 
-def _kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[tuple[Tensor, Tensor | None]]:
-    """Tokens that stay and their weights, [L, H, S] each, for each prompt of the batch."""
+def _kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[Tensor]:
+    """Tokens that stay, [L, H, S], for each prompt of the batch."""
     batch, heads = prefill.keys[0].shape[:2]
     if rule.allocator is None and budget == prefill.tokens:
         every = torch.arange(prefill.tokens, device=prefill.keys[0].device)
-        return [(every.expand(len(prefill.keys), heads, -1), None)] * batch
+        return [every.expand(len(prefill.keys), heads, -1)] * batch
     scores = score_layers(rule.scorer, prefill.views(rule.scorer.needs, budget))
     device = scores[0].device  # layers may lie on several devices
     together = torch.stack([layer.to(device) for layer in scores], dim=1)  # [B, L, H, N]
     if rule.allocator is None:
-        return [(tokens, None) for tokens in select(together, budget, rule.protection)]
+        return list(select(together, budget, rule.protection))
     sizes = rule.scorer.sizes if isinstance(rule.scorer, SelfSizing) else None
     return [
-        Selection(prompt, rule.protection, sizes).weighted_tokens(budget, rule.allocator)
+        Selection(prompt, rule.protection, sizes).tokens(budget, rule.allocator)
         for prompt in together
     ]
 
@@ -148,14 +126,10 @@ def _kept(prefill: Prefill, budget: int, rule: EvictionRule) -> list[tuple[Tenso
 def stacked(prompts: Sequence[Tensor]) -> Tensor:
     """Indices [H, S] of each prompt as [B, H, widest], `EMPTY_SLOT` after a head's last one."""
     prompts = [kept[:, : int((kept != EMPTY_SLOT).sum(dim=-1).max())] for kept in prompts]
-    return _padded(prompts, max(kept.shape[-1] for kept in prompts), EMPTY_SLOT)
-
-
-def _padded(prompts: Sequence[Tensor], width: int, value: float) -> Tensor:
-    """Tensors [H, S] of each prompt as [B, H, width], filled with `value`."""
+    width = max(kept.shape[-1] for kept in prompts)
     return torch.stack(
         [
-            torch.nn.functional.pad(kept, (0, width - kept.shape[-1]), value=value)
+            torch.nn.functional.pad(kept, (0, width - kept.shape[-1]), value=EMPTY_SLOT)
             for kept in prompts
         ]
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvp.allocation import EMPTY_SLOT, SamplingAllocator
+from kvp.allocation import EMPTY_SLOT
 from kvp.errors import UsageError
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache.base import EMPTY
@@ -44,11 +44,6 @@ def check_repeatable(rule: EvictionRule) -> None:
                 f"method {rule.scorer.name} reads {what}: it can evict once, right after a prompt "
                 "that is read at once, not while decoding, in chunks or in further turns"
             )
-    if isinstance(rule.allocator, SamplingAllocator):
-        raise UsageError(
-            f"allocator {rule.allocator.name} draws tokens by lot, and a cache that holds their "
-            "weights cannot be shrunk a second time: choose another allocator"
-        )
 
 
 def evict_again(
@@ -61,7 +56,7 @@ def evict_again(
     UsageError as `kvp.selection.Selection.tokens`.
     """
     queries = () if cache.recorder is None else cache.recorder.queries
-    stored = [(index, *layer.slots[:2], layer.positions) for index, layer in cache.stored.items()]
+    stored = [(index, *layer.slots, layer.positions) for index, layer in cache.stored.items()]
     kept = []
     for entry, (budget, prompt) in enumerate(zip(budgets, prompts, strict=True)):
         of_entry = [of_layer[entry] for of_layer in queries] if queries else [None] * len(stored)

@@ -84,9 +84,8 @@ def prefill_and_evict(
     return EvictingCache.select(
         [keys[:, :, :cached] for keys in seen.keys],
         [values[:, :, :cached] for values in seen.values],
-        slots.indices,
+        slots,
         seen=cached,
-        bias=slots.bias,
         others=seen.others_kept,
     )
 

@@ -1,7 +1,6 @@
-"""What a trace store is asked to hold: one meaning for every program that fills one.
+"""What a trace store is asked to hold: its prompts and its identity.
 
-kvp-collect and kvp-train (`--on_missing model`) plan the same prompts and give a store the same
-identity, so that either continues what the other has begun. What is left out: which tensors are
+What is left out: which tensors are
 kept (`kvp.store.StorePlan`), and the running of the model (`kvp.hf.trace`).
 """
 

@@ -75,7 +75,8 @@ def collect_all(
 
     Answers of the model are made up to `rows` at a time (`kvp.hf.answers`), without their end
     token, which a model never reads while it answers. Prompt and answer are recorded by passes of
-    the sequence alone, so a trace does not depend on the others. A reference is recorded in one
+    the sequence alone, so a trace depends on the others by rounding only: where two tokens are as
+    likely up to it, the answer may be another one. A reference is recorded in one
     pass with its prompt. Where `samples` yields None, there is none at the moment; None is yielded
     then once no answer is in progress.
 

@@ -1,7 +1,7 @@
 """Reading a trace store: committed sequences only, one head or a whole sequence at a time.
 
 Opens arrays on first use and pickles as its path, so data-loader workers may hold one. Every read
-is checked: the record's own checksum, the shard's size, and a CRC-32C per head inside the shard.
+is checked by one checksum: a record's own, and a CRC-32C per head inside a shard.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class TraceReader:
     def verify(self) -> None:
         """Read every byte of every committed sequence; raises StoreError naming what is damaged."""
         for index in committed(self.path):
-            load_record(self.path, self._plan, index, checksums=True)
+            self.trace(index)
 
     def _read(
         self,
@@ -204,7 +204,7 @@ class TraceReader:
         selection: tuple[int | slice, ...] = (index, *where, *kept[len(where) :])
         shard = shard_path(self.path, array, index)
         if array not in self._arrays:
-            self._arrays[array] = open_array(self.path, self._plan, array)
+            self._arrays[array] = open_array(self.path, array)
         try:
             stored = self._arrays[array][selection]
         except IndexError:

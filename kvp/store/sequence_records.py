@@ -1,7 +1,7 @@
 """Committing a sequence and checking that a committed one is still there.
 
-A record is written last and atomically; its presence commits the sequence. It holds the size and
-the SHA-256 of every shard, because zarr reads a missing shard as zeros without an error.
+A record is written last and atomically; its presence commits the sequence. It holds the size of
+every shard, so that what is missing or cut off is known before anything is read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below, size_of
 from kvp.errors import StoreError
-from kvp.manifest import read_sealed_json, sha256_file, write_sealed_json
+from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.store.paths import SEQUENCES, record_path, shard_name, shard_path
 from kvp.store.schema import SequenceRecord
 from kvp.store.store_plan import StorePlan
@@ -24,11 +24,10 @@ _LIST_SECONDS = 1.0
 """For how long a list of an object store is believed, while others write."""
 
 
-def commit_record(
-    store: Place, record: SequenceRecord, shards: Mapping[str, Mapping[str, object]]
-) -> None:
-    """Make a sequence visible whose shards are there: their `bytes` and `sha256`, by array."""
-    content = {"record": record.to_dict(), "shards": dict(shards)}
+def commit_record(store: Place, record: SequenceRecord, sizes: Mapping[str, int]) -> None:
+    """Make a sequence visible whose shards are there: bytes of each, by array."""
+    shards = {array: {"bytes": size} for array, size in sizes.items()}
+    content = {"record": record.to_dict(), "shards": shards}
     write_sealed_json(record_path(store, record.index), content)
 
 
@@ -37,7 +36,6 @@ def load_record(
     plan: StorePlan,
     index: int,
     *,
-    checksums: bool = False,
     sizes: Mapping[str, int] | None = None,
 ) -> SequenceRecord:
     """Read the record of a committed sequence and check that its shards have their size.
@@ -46,12 +44,11 @@ def load_record(
         store: store directory.
         plan: its plan.
         index: sequence.
-        checksums: also compare every shard's SHA-256 (reads all bytes).
         sizes: bytes of the shards that are there, by `array/name`; asked for each otherwise.
 
     Raises:
-        StoreError: the sequence is not committed, its record is damaged, or a shard is missing,
-            truncated or (with `checksums`) altered; the message names the file.
+        StoreError: the sequence is not committed, its record is damaged, or a shard is missing
+            or cut off; the message names the file.
     """
     path = record_path(store, index)
     try:
@@ -62,15 +59,12 @@ def load_record(
         raise StoreError(f"{store} has no sequence {index}: {path.name} is missing") from None
     try:
         record = SequenceRecord.from_dict(content["record"])
-        facts = {
-            array: (int(content["shards"][array]["bytes"]), str(content["shards"][array]["sha256"]))
-            for array in plan.arrays
-        }
+        written = {array: int(content["shards"][array]["bytes"]) for array in plan.arrays}
     except (KeyError, TypeError, ValueError) as problem:
         raise StoreError(f"{path} is damaged: {problem}") from None
     if record.index != index or index >= plan.sequences or record.length > plan.max_tokens:
         raise StoreError(f"{path} belongs to another store or sequence")
-    for array, (size, digest) in facts.items():
+    for array, size in written.items():
         shard = shard_path(store, array, index)
         name = f"{array}/{shard_name(array, index)}"
         there = size_of(shard) if sizes is None else sizes.get(name)
@@ -81,8 +75,6 @@ def load_record(
                 f"{shard} is damaged: {there} bytes instead of {size}; "
                 f"delete {path} to collect this sequence again"
             )
-        if checksums and sha256_file(shard) != digest:
-            raise StoreError(f"{shard} is damaged: its checksum does not match its record")
     return record
 
 

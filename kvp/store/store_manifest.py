@@ -1,7 +1,6 @@
-"""The manifest of a trace store: format, plan, the run that made it, digests of its zarr metadata.
+"""The manifest of a trace store: format, plan, the run that made it.
 
-Nothing in a store decides how it is read: what arrays look like follows from the plan, and metadata
-that say anything else are refused (a foreign codec could run code or expand without bound).
+What arrays look like follows from the plan, and zarr metadata that say anything else are refused.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ def create_metadata(
     store: Place, plan: StorePlan, manifest: Mapping[str, Any], output_gram: Tensor | None = None
 ) -> None:
     """Create the arrays (no data) and, last, the manifest that makes the directory a store."""
-    files = ["zarr.json", *(f"{array}/zarr.json" for array in plan.arrays)]
     # Of a store that was begun and has no sequence; zarr's own overwrite would empty the directory.
     for leftover in (MANIFEST, "zarr.json", OUTPUT):
         (store / leftover).unlink(missing_ok=True)
@@ -53,15 +51,16 @@ def create_metadata(
         make_folder((store / name).parent)
         atomic_write_bytes(store / name, content)
     make_folder(store / SEQUENCES)
+    files = {}
     if output_gram is not None:
         write_safetensors(store / OUTPUT, {"output_gram": output_gram})
-        files.append(OUTPUT)
+        files[OUTPUT] = sha256_file(store / OUTPUT)
     written = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "plan": plan.to_dict(),
         "rope": "post",
-        "files": {name: sha256_file(store / name) for name in files},
+        "files": files,
     }
     write_sealed_json(store / MANIFEST, {**written, **manifest})
 
@@ -92,7 +91,7 @@ def _why_no_store(store: Place) -> str:
 
 
 def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
-    """Read and check the manifest and every file it lists.
+    """Read and check the manifest, the Gram matrices and the metadata of the arrays.
 
     Raises:
         StoreError: not a store, another format version, or an altered file; names the file.
@@ -109,17 +108,14 @@ def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
         )
     try:
         plan = StorePlan.from_dict(manifest["plan"])
-        files = dict(manifest["files"])
-    except (KeyError, TypeError, ValueError) as problem:
+        gram_digest = manifest["files"].get(OUTPUT)
+    except (AttributeError, KeyError, TypeError, ValueError) as problem:
         raise StoreError(f"{path} is damaged: {problem}") from None
-    metadata = {"zarr.json", *(f"{array}/zarr.json" for array in plan.arrays)}
-    if set(files) - {OUTPUT} != metadata:
-        raise StoreError(f"{path} is damaged: it does not list the files of its plan")
-    for name, digest in files.items():
-        if size_of(store / name) is None:
-            raise StoreError(f"{store / name} is missing")
-        if sha256_file(store / name) != digest:
-            raise StoreError(f"{store / name} is damaged: its checksum does not match {MANIFEST}")
+    if gram_digest is not None:
+        if size_of(store / OUTPUT) is None:
+            raise StoreError(f"{store / OUTPUT} is missing")
+        if sha256_file(store / OUTPUT) != gram_digest:
+            raise StoreError(f"{store / OUTPUT} is damaged: its checksum does not match {MANIFEST}")
     for array in plan.arrays:
         _check_array(store / array / "zarr.json", plan, array)
     return manifest, plan

@@ -7,7 +7,6 @@ is written again. Left out: what to collect (`trace_collect`).
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -20,8 +19,6 @@ from torch import Tensor
 from kvp.artifacts.addresses import ObjectPath, Place, place
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import atomic_write_bytes
-from kvp.artifacts.leases import PieceLease
-from kvp.artifacts.locks import FileLock
 from kvp.artifacts.pieces import Pieces, pieces_to_do
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
@@ -188,22 +185,6 @@ class TraceWriter:
         done = self._committed
         return Pieces(self._folder, rank, self.plan.sequences, done, done.now)
 
-    def has(self, index: int) -> bool:
-        """Whether a sequence is committed, by whomever."""
-        return self._committed.now(index)
-
-    def claim(self, index: int) -> FileLock | PieceLease | None:
-        """The lock of one sequence to write, held until it is released.
-
-        None while another worker writes it. Only for a writer that is one of several.
-        """
-        return self._folder.piece(index)
-
-    @property
-    def pause_seconds(self) -> float:
-        """Between two looks at what other workers are doing."""
-        return self._folder.pause_seconds
-
     def write(self, trace: Trace) -> None:
         """Write and commit one sequence; when this returns it survives a power loss.
 
@@ -215,18 +196,18 @@ class TraceWriter:
         """
         tensors = self._checked(trace)
         index = trace.record.index
-        if self._committed.now(index):
-            if self._folder.shared and isinstance(self.path, ObjectPath):
-                return  # of a worker that took this one, stopped for long, for dead
+        by_lease = self._folder.shared and isinstance(self.path, ObjectPath)
+        if not by_lease and self._committed.now(index):
             raise StoreError(f"sequence {index} of {self.path} is committed already")
         try:
-            shards = {}
+            sizes = {}
             for array, tensor in tensors.items():
                 content = encoded_shard(self.plan, array, index, _padded(tensor, self.plan, array))
+                if by_lease and self._committed.now(index):
+                    return  # by a worker that took this one, stopped for long, for dead
                 atomic_write_bytes(shard_path(self.path, array, index), content)
-                digest = hashlib.sha256(content).hexdigest()
-                shards[array] = {"bytes": len(content), "sha256": digest}
-            commit_record(self.path, trace.record, shards)
+                sizes[array] = len(content)
+            commit_record(self.path, trace.record, sizes)
             self._committed.add(index)
         except OSError as problem:
             raise StoreError(

@@ -64,7 +64,6 @@ def test_answers_are_those_of_each_method_alone(
     settings = [
         *_settings("random,streaming_llm,knorm,keydiff,lagkv,tova,h2o", "25%"),
         *_settings("snapkv,kvzip,expected_attention,snapkv+ada,kvzip+global,tova+pyramid", "25%"),
-        *_settings("snapkv+sampled,knorm+sampled(split=uniform)", "25%"),
         *_settings("gvote+self_sized", None),
     ]
     records = evaluate(bench, prompt, protocol, settings)
@@ -166,27 +165,6 @@ def test_one_scoring_pass_serves_all_allocators(
         assert (
             record["kept_tokens"] == record["budget"] == int(share * record["cached_tokens"] + 0.5)
         )
-
-
-def test_draws_leave_other_methods_as_they_are_and_share_one_is_the_split(
-    bench: Bench, prompts: dict[str, Prompt]
-) -> None:
-    prompt, alone = prompts["chat"], _settings("snapkv+global,knorm", "25%")
-    drawn = _settings("snapkv+sampled(share=1),snapkv+sampled(share=0.1)", "25%")
-
-    def by_name(settings: list[Setting]) -> dict[tuple[str, str, bool], dict[str, object]]:
-        records = evaluate(bench, prompt, "query_aware", settings)
-        return {(r["method"], r["allocator"], r["protected"]): r for r in records}
-
-    together, plain, again = by_name([*alone, *drawn]), by_name(alone), by_name(drawn)
-    assert together == {**plain, **again}
-    for protected in (True, False):
-        split = plain["snapkv", "global", protected]
-        same = together["snapkv", "sampled(share=1)", protected]
-        other = together["snapkv", "sampled(share=0.1)", protected]
-        assert same["nll"] == split["nll"]
-        assert other["nll"] != split["nll"]
-        assert same["kept_tokens"] == other["kept_tokens"] == split["kept_tokens"]
 
 
 def test_full_reply_loss_is_that_of_a_plain_forward(

@@ -154,15 +154,6 @@ def test_nulls_stand_for_all_of_them_drawn_by_the_seed_of_the_run() -> None:
     assert seeds == [None, 3, 3, 3, None, None]
 
 
-def test_draws_are_those_of_the_seed_of_the_run_unless_one_is_named() -> None:
-    config = _config(methods="snapkv+sampled(share=0.5),tova+sampled(seed=7,split=ada)", seed=3)
-    first, second = methods_of(config)
-    assert (first.label, getattr(first.rule, "seed", None)) == ("snapkv+sampled(share=0.5)", 3)
-    assert (second.label, getattr(second.rule, "seed", None)) == (
-        "tova+sampled(split=ada,seed=7)", 7,
-    )  # fmt: skip
-
-
 def test_allocators_apply_to_methods_that_name_none() -> None:
     methods = methods_of(_config(methods="full,snapkv,tova+ada", allocators="uniform,global"))
     assert [method.label for method in methods] == ["full", "snapkv", "snapkv+global", "tova+ada"]

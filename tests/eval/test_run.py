@@ -238,29 +238,6 @@ def test_budgets_below_the_protected_tokens_run_without_protection(
     assert not (out / "tokens.json").exists()
 
 
-def test_runs_with_draws_repeat_and_are_those_of_their_seed(
-    tmp_path: Path, tiny_folder: Path, tiny_policy: Path
-) -> None:
-    changes: dict[str, object] = {
-        "methods": "kvp+sampled,knorm+sampled(split=uniform)", "tasks": "chat", "prompts": 1,
-        "protocols": "query_aware", "protection": "on",
-    }  # fmt: skip
-    losses = []
-    for name, methods in (("first", ""), ("second", ""), ("third", ",kvp+sampled(seed=8)")):
-        out = tmp_path / name
-        changed = {**changes, "methods": f"{changes['methods']}{methods}"}
-        assert main(_arguments(tiny_folder, tiny_policy, out, **changed)) == 0
-        records = _by_key(_records(out))
-        losses.append({key[:2] + key[-2:]: record["nll"] for key, record in records.items()})
-        assert all(r["kept_tokens"] == r["budget"] for r in records.values())
-        assert (out / "timing.jsonl").exists()
-    assert losses[0] == losses[1]
-    assert losses[0].items() < losses[2].items()
-    other = {key: loss for key, loss in losses[2].items() if key not in losses[0]}
-    assert len(other) == 2
-    assert not set(other.values()) & set(losses[0].values())
-
-
 def test_a_short_prompt_keeps_the_protected_tokens(
     tmp_path: Path, tiny_folder: Path, tiny_policy: Path
 ) -> None:

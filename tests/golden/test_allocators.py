@@ -50,8 +50,6 @@ COMPETING: dict[str, Callable[[Array, int, int], Array]] = {
     "global": allocation.over_all,
     "global(safeguard=0.55)": partial(allocation.over_all, safeguard=0.55),
     "global:kvzip": partial(allocation.over_all, safeguard=0.0),
-    "sampled": allocation.over_all,
-    "sampled(share=0.5,split=ada)": allocation.ada,
 }
 BY_LAYER = ("pyramid", "windowkv", "evolved")
 """Allocators whose counts do not depend on scores; below each has tests of its own."""

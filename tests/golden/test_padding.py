@@ -21,7 +21,7 @@ LONGEST = max(LENGTHS)
 
 METHOD_SPECS = [name for name in METHODS if name != "oracle"]  # the future cannot be run
 SPLIT_SPECS = [
-    "snapkv+pyramid", "snapkv+windowkv", "snapkv+sampled", "kvzip+ada", "kvzip+global",
+    "snapkv+pyramid", "snapkv+windowkv", "kvzip+ada", "kvzip+global",
     "gvote+self_sized",
 ]  # fmt: skip
 PRESETS = ["snapkv:kvpress", "h2o:kvpress", "tova:kvpress", "lagkv:kvpress", "contrastkv:paper"]

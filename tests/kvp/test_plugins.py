@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,7 @@ from kvp.plugins import (
     import_object,
     is_object_name,
     load_object,
-    load_plugin,
     module_exists,
-    plugin_names,
 )
 
 CODE = """
@@ -74,24 +71,8 @@ def test_what_cannot_be_loaded_is_one_line(name: str, reason: str) -> None:
     assert str(error.value) == f"--tasks {name}: cannot be loaded ({reason})"
 
 
-def test_an_exit_of_a_plugin_names_its_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    point = EntryPoint(name="mine", value="bad_one:Thing", group="kvp.tasks")
-    with pytest.raises(UsageError) as error:
-        load_plugin(point)
-    assert str(error.value) == (
-        "package unknown: kvp.tasks 'mine' (bad_one:Thing) cannot be used: SystemExit: bye bye"
-    )
-    assert plugin_names("kvp.no_such_group") == []
-
-
 def test_a_registry_imports_what_is_asked_for() -> None:
-    registry = Registry(
-        flag="--label", group="kvp.no_such_group", builtin={"outer": "good_one:Outer"}
-    )
-    assert registry.names() == ["outer"]
+    registry = Registry(flag="--label", builtin={"outer": "good_one:Outer"})
     registry.check("outer")
     registry.check("my.module:Name")
     assert "good_one" not in sys.modules

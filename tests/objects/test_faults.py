@@ -23,15 +23,23 @@ def _reset(faults: Any) -> Iterator[None]:
     faults.reset()
 
 
-def _subset(collected: Path, out: Path | ObjectPath) -> int:
-    """Copy a store: many writes and one commit per sequence."""
-    return store_tool(["subset", str(collected), "--out", str(out)])
+def _converted(collected: Path, out: Path | ObjectPath) -> int:
+    """Convert a store: many writes and one commit per sequence."""
+    return store_tool(["to-importance", str(collected), "--out", str(out)])
 
 
-def _same(store: ObjectPath, collected: Path) -> None:
-    for name, _ in files_below(collected):
+@pytest.fixture(scope="module")
+def lean(collected: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The converted store on a disk."""
+    out = tmp_path_factory.mktemp("lean") / "store"
+    assert _converted(collected, out) == 0
+    return out
+
+
+def _same(store: ObjectPath, other: Path) -> None:
+    for name, _ in files_below(other):
         if name != "manifest.json":
-            assert (store / name).read_bytes() == (collected / name).read_bytes(), name
+            assert (store / name).read_bytes() == (other / name).read_bytes(), name
 
 
 TRAINING = """
@@ -48,20 +56,21 @@ KINDS: dict[str, dict[str, Callable[[int, str], float]]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_writing_gets_through(
-    faults: Any, through_proxy: ObjectPath, collected: Path, kind: str
+    faults: Any, through_proxy: ObjectPath, collected: Path, lean: Path, kind: str
 ) -> None:
     for name, value in KINDS[kind].items():
         setattr(faults, name, value)
-    assert _subset(collected, through_proxy / "copy") == 0
+    assert _converted(collected, through_proxy / "copy") == 0
     assert store_tool(["verify", str(through_proxy / "copy")]) == 0
     faults.reset()
-    _same(through_proxy / "copy", collected)
+    _same(through_proxy / "copy", lean)
 
 
 def test_training_gets_through(
     faults: Any, through_proxy: ObjectPath, collected: Path, trained: Path
 ) -> None:
-    assert _subset(collected, through_proxy / "copy") == 0
+    for name, _ in files_below(collected):
+        (through_proxy / "copy" / name).write_bytes((collected / name).read_bytes())
     for fault, every in (("5xx", 7), ("slow", 9), ("cut", 11)):
         for name, spoils in KINDS[fault].items():
             setattr(faults, name, partial(_sometimes, spoils, every))
@@ -80,6 +89,7 @@ def test_when_retries_are_spent_there_is_one_line_and_the_command_continues(
     faults: Any,
     through_proxy: ObjectPath,
     collected: Path,
+    lean: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -92,18 +102,18 @@ def test_when_retries_are_spent_there_is_one_line_and_the_command_continues(
         requests = [(method, path) for method, path, _ in faults.requests]
         return [path for method, path in requests if method == "PUT" and "/sequences/" in path]
 
-    assert _subset(collected, out) == 2
+    assert _converted(collected, out) == 2
     lines = capsys.readouterr().err.strip().splitlines()
-    assert lines[-1].startswith(f"kvp-store subset: error: {out}/")
+    assert lines[-1].startswith(f"kvp-store to-importance: error: {out}/")
     assert "the store could not be reached, or refused" in lines[-1]
     assert "503" in lines[-1]
     assert "the same command continues once it answers" in lines[-1]
     faults.reset()
     there = len(list(files_below(out / "sequences")))
     assert 0 < there < 8
-    assert _subset(collected, out) == 0  # waits for the lease that could not be deleted
+    assert _converted(collected, out) == 0  # waits for the lease that could not be deleted
     assert f"{there} of 8 sequences are there" in capsys.readouterr().out
-    _same(out, collected)
+    _same(out, lean)
 
 
 def test_a_server_that_hangs_is_given_up_in_one_line(
@@ -133,7 +143,7 @@ def test_addresses_that_cannot_be(
 
     missing = "there is no such bucket or repository that you may see; make it, or mend the name"
     assert missing in refused(["verify", "s3://nobody/x"])
-    assert missing in refused(["subset", str(collected), "--out", "s3://nobody/x"])
+    assert missing in refused(["to-importance", str(collected), "--out", "s3://nobody/x"])
     assert "is not a trace store: it has no manifest.json" in refused(
         ["inspect", str(through_proxy / "nothing")]
     )

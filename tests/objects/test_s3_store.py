@@ -98,13 +98,13 @@ def test_damage_is_named(prefix: ObjectPath) -> None:
     with pytest.raises(StoreError, match=r"bytes instead of"):
         TraceReader(prefix).records()
     shard.write_bytes(whole[:60] + bytes([whole[60] ^ 1]) + whole[61:])
-    with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is damaged: its checksum"):
+    with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is damaged.*checksum"):
         TraceReader(prefix).verify()
     with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is damaged"):
         TraceReader(prefix).kv(2)
     shard.write_bytes(whole[:4] + b"\xff\xff\xff\x7f" + whole[8:])
     for heads in (None, slice(0, 1)):
-        with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is damaged: a chunk does not expand"):
+        with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is damaged.*checksum"):
             TraceReader(prefix, heads=heads).kv(2)
     record_path(prefix, 2).unlink()
     with pytest.raises(StoreError, match=r"has no sequence 2"):

@@ -101,13 +101,12 @@ def test_store_tools_read_and_write_addresses(
     assert json.loads(remote + "}") | {"path": ""} == json.loads(local + "}") | {"path": ""}
     assert store_tool(["verify", str(on_s3)]) == 0
     assert "8 of 8 sequences, every byte" in capsys.readouterr().out
-    cut = ["--train", "2", "--validation", "1"]
-    assert store_tool(["subset", str(on_s3), *cut, "--out", str(on_s3.parent / "cut")]) == 0
-    assert store_tool(["subset", str(collected), *cut, "--out", str(tmp_path / "cut")]) == 0
-    for name, _ in files_below(tmp_path / "cut"):
+    lean = on_s3.parent / "lean"
+    assert store_tool(["to-importance", str(on_s3), "--out", str(lean)]) == 0
+    assert store_tool(["to-importance", str(collected), "--out", str(tmp_path / "lean")]) == 0
+    for name, _ in files_below(tmp_path / "lean"):
         if name != "manifest.json":
-            content = (on_s3.parent / "cut" / name).read_bytes()
-            assert content == (tmp_path / "cut" / name).read_bytes()
+            assert (lean / name).read_bytes() == (tmp_path / "lean" / name).read_bytes()
     (on_s3 / "sequences" / "000001.json").unlink()
     assert store_tool(["verify", str(on_s3)]) == 2
     assert "1 missing (1); to mend it repeat" in capsys.readouterr().err

@@ -247,8 +247,6 @@ def test_more_sequences_than_the_buffer_roll(model_folder: Path) -> None:
     assert plan.traced == 100 + 7 * 100 // 8  # 8 passes, each sequence in 8 of them
     assert (plan.kept_points, plan.batch) == (8, 16)
     assert planned(replace(config, buffer=1000), load_config(config.model)).epochs == 0
-    two = planned(replace(config, devices=2), load_config(config.model))
-    assert (plan.leaving, two.leaving) == (0, 100 // 8), "another process may be a pass behind"
     assert not plan.lengths.bound
     assert 200 < plan.lengths.prompt <= 300
 

@@ -1,4 +1,1 @@
-"""kvp-store: look at trace stores, check them, and make new ones of those that are there.
-
-One module per subcommand; `source_stores` opens stores to copy from, `copying` writes the new one.
-"""
+"""kvp-store: look at trace stores, check them, convert them; one module per subcommand."""

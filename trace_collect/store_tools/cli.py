@@ -13,8 +13,6 @@ from kvp.cli import run_unconfigured
 from kvp.errors import UsageError
 from trace_collect.store_tools.config import (
     InspectConfig,
-    MergeStoresConfig,
-    SubsetConfig,
     ToImportanceConfig,
     VerifyConfig,
 )
@@ -23,9 +21,6 @@ EXAMPLES = (
     "kvp-store inspect runs/traces",
     "kvp-store inspect runs/traces --json",
     "kvp-store verify runs/traces",
-    "kvp-store merge runs/ruler runs/chat --out runs/both",
-    "kvp-store subset runs/traces --train 50 --validation 10 --out runs/small",
-    "kvp-store subset runs/traces --indices 3,5-9 --out runs/some",
     "kvp-store to-importance runs/traces --out runs/lean",
 )
 
@@ -90,18 +85,6 @@ def _verify(config: VerifyConfig) -> None:
     run(config)
 
 
-def _merge(config: MergeStoresConfig) -> None:
-    from trace_collect.store_tools.merging import run
-
-    run(config)
-
-
-def _subset(config: SubsetConfig) -> None:
-    from trace_collect.store_tools.subset import run
-
-    run(config)
-
-
 def _to_importance(config: ToImportanceConfig) -> None:
     from trace_collect.store_tools.to_importance import run
 
@@ -113,8 +96,6 @@ COMMANDS = {
     "verify": Command(
         VerifyConfig, _verify, "Read every byte of a trace store and name what is damaged."
     ),
-    "merge": Command(MergeStoresConfig, _merge, "Join trace stores of one model to a new one."),
-    "subset": Command(SubsetConfig, _subset, "Copy some sequences of a trace store to a new one."),
     "to-importance": Command(
         ToImportanceConfig,
         _to_importance,

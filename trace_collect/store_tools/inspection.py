@@ -8,6 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -20,7 +21,6 @@ from kvp.store.paths import array_settings, shard_path
 from kvp.store.schema import DTYPES
 from kvp.store.sequence_records import committed
 from trace_collect.store_tools.config import SPLITS, InspectConfig
-from trace_collect.store_tools.source_stores import ranges
 
 _KEPT = {
     "qkv": "queries, keys and values",
@@ -98,6 +98,16 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     width = max(len(name) for name, _ in rows)
     title = f"{found['path']}: trace store, format version {found['format_version']}"
     return [title, *(f"  {name:<{width}}  {value}" for name, value in rows)]
+
+
+def ranges(indices: Sequence[int]) -> str:
+    """Ascending numbers in short, `0-4,7`."""
+    if not indices:
+        return ""
+    breaks = [at for at, (low, high) in enumerate(pairwise(indices), 1) if high != low + 1]
+    bounds = pairwise([0, *breaks, len(indices)])
+    parts = [(indices[start], indices[stop - 1]) for start, stop in bounds]
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
 
 
 def _readable(reader: TraceReader) -> tuple[list[SequenceRecord], list[int]]:

@@ -14,7 +14,7 @@ from kvp.store import GRIDS, SequenceRecord, Trace, TraceReader
 from kvp.store.paths import record_path
 from kvp.store.sequence_records import committed, load_record
 from trace_collect.store_tools.config import SPLITS, VerifyConfig
-from trace_collect.store_tools.source_stores import DERIVED, ranges
+from trace_collect.store_tools.inspection import ranges
 
 _FIRST = 3
 """Records that the last message names."""
@@ -70,7 +70,7 @@ def verify(reader: TraceReader) -> Findings:
 
 def _check_sequence(reader: TraceReader, index: int, ids: dict[str, int]) -> None:
     """Raise StoreError unless a sequence is what its record and the format say."""
-    record = load_record(reader.path, reader.plan, index, checksums=True)
+    record = load_record(reader.path, reader.plan, index)
     path = record_path(reader.path, index)
     other = ids.setdefault(record.id, index)
     if other != index:
@@ -123,9 +123,8 @@ def command(reader: TraceReader) -> str:
     """The command that made a store and writes its missing sequences, with the store's own path."""
     manifest = reader.manifest
     words = [str(word) for word in manifest.get("command") or ()]
-    program = "kvp-store" if DERIVED in manifest["identity"] or "sources" in manifest else None
     if words[:1] and not words[0].startswith("kvp-") and words[0].endswith(".py"):
-        words[0] = program or "kvp-collect"  # was started by python -m
+        words[0] = "kvp-store" if "sources" in manifest else "kvp-collect"  # by python -m
     if not words or not words[0].startswith("kvp-"):
         return "the collection that made it (manifest.json has its settings)"
     out = str(manifest.get("config", {}).get("out"))

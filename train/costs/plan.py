@@ -110,9 +110,6 @@ class Plan(TrainingPlan):
     """Training sequences that run through the model where there is no store."""
     kept_points: int
     """Compression points that are kept of a sequence of the buffer, at most."""
-    leaving: int = 0
-    """Training sequences held beside those of the buffer, since a process of several may be behind
-    the others."""
     epochs: int = 0
     """Epochs after which a sequence of the buffer is replaced; 0 = never."""
     batch: int = 1
@@ -162,7 +159,7 @@ class Plan(TrainingPlan):
     def memory_gb(self) -> int:
         """The `--memory_gb` that the buffer of a running model asks for, or the given one."""
         tokens = self.config.length + self.config.max_new_tokens
-        asked = self.buffer_bytes(self.buffer + self.leaving, tokens, self.kept_points)
+        asked = self.buffer_bytes(self.buffer, tokens, self.kept_points)
         return math.ceil(max(asked / 0.75, super().memory_bytes) / 1e9)
 
     @property

@@ -19,25 +19,20 @@ def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) 
     if committed < planned and not allow_incomplete:
         raise StoreError(
             f"--traces {reader.path} lacks {planned - committed} of {planned} sequences; "
-            "let kvp-collect finish, or pass --on_missing model or --allow_incomplete"
+            "let kvp-collect finish, or pass --allow_incomplete"
         )
-    check_plan(reader.path, reader.plan, recipe)
-    if "model" not in reader.manifest:
-        raise StoreError(f"--traces {reader.path}: its manifest does not name the model")
-
-
-def check_plan(path: Place, plan: StorePlan, recipe: Recipe) -> None:
-    """Raise StoreError unless a store of a plan holds what the recipe reads."""
-    if plan.store == "kv":
+    if reader.plan.store == "kv":
         raise StoreError(
-            f"--traces {path} was collected without queries; future attention needs them: "
+            f"--traces {reader.path} was collected without queries; future attention needs them: "
             "kvp-collect --store qkv or importance"
         )
-    if recipe.needs_queries and not plan.store_queries:
+    if recipe.needs_queries and not reader.plan.store_queries:
         raise StoreError(
-            f"--inputs {recipe.inputs}: --traces {path} was collected without queries; "
+            f"--inputs {recipe.inputs}: --traces {reader.path} was collected without queries; "
             "leave recent out, or collect with kvp-collect --store qkv"
         )
+    if "model" not in reader.manifest:
+        raise StoreError(f"--traces {reader.path}: its manifest does not name the model")
 
 
 def check_label(path: Place, plan: StorePlan, label: str) -> None:

@@ -44,9 +44,6 @@ class TrainingData(Protocol):
     def identity(self) -> dict[str, Any]:
         """Identity of the training data, independent of where it is stored; JSON."""
 
-    def close(self) -> None:
-        """Let others write what the data come from; nothing is read afterwards."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class StoreTrainingData:
@@ -73,9 +70,6 @@ class StoreTrainingData:
             "validation": len(self.validation),
         }
 
-    def close(self) -> None:
-        """Nothing is written."""
-
 
 def open_training_data(
     config: TrainConfig, recipe: Recipe, device: torch.device, workers: Workers
@@ -87,13 +81,9 @@ def open_training_data(
         ModelError: the model or its tokenizer cannot be used.
         UsageError: settings that cannot work.
     """
-    if config.source == "traces" and config.on_missing == "error":
-        return _open_store(config, recipe)
-    # what follows brings transformers, which stores do not need
     if config.source == "traces":
-        from train.online.store_filling import open_filled_store
-
-        return open_filled_store(config, recipe, device, workers)
+        return _open_store(config, recipe)
+    # brings transformers, which stores do not need
     from train.online.training_data import open_online_training_data
 
     return open_online_training_data(config, recipe, device, workers)

@@ -1,16 +1,14 @@
 """Definitions of importance: one file per label.
 
 A label gives every cached token its importance, the number that rankers learn to order tokens by.
-A new one is a file that makes a `Label` and a line in `LABELS`; labels of other packages come in by
-an entry point of the group `kvp.labels` or as `package.module:NAME`. No torch here: command lines
-read the names.
+A new one is a file that makes a `Label` and a line in `LABELS`; a user's own is
+`package.module:NAME`. No torch here: command lines read the names.
 """
 
 from kvp.plugins import Registry
 
 LABELS = Registry(
     flag="--label",
-    group="kvp.labels",
     builtin={
         "future_attention": "train.labels.future_attention:FUTURE_ATTENTION",
         "max_future_attention": "train.labels.max_future_attention:MAX_FUTURE_ATTENTION",

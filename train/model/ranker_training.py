@@ -17,7 +17,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from kvp.errors import UsageError
@@ -119,10 +119,17 @@ class RankerTraining(pl.LightningModule):
         seeds = [
             noise_seed(self._seed, step, index) for index in workers.share(range(recipe.contexts))
         ]
-        batch = self._batch(contexts, scores, counted, seeds)
+        batch = Batch(
+            scores=scores,
+            importances=[context.importance for context in contexts],
+            counted=counted,
+            seeds=seeds,
+            protected=[context.length - context.keys.shape[1] for context in contexts],
+            heads=self._heads,
+            model_heads=self._model_heads,
+            across=workers.sum,
+        )
         losses, logged = losses_of(self._objective, batch, recipe)
-        if len(losses) > len(counted[0]):
-            losses = losses[self._heads]  # [A], without the padding
         entropy = torch.stack([top_entropy(score.detach()) for score in scores])  # [C, A]
         share = len(contexts) / recipe.contexts
         metrics = {
@@ -138,40 +145,6 @@ class RankerTraining(pl.LightningModule):
                 f"--lr (now {recipe.lr:g}), in a new --out"
             )
         return {"loss": losses.sum() * workers.count, "metrics": metrics}
-
-    def _batch(
-        self,
-        contexts: Sequence[Context],
-        scores: Sequence[Tensor],
-        counted: Tensor,
-        seeds: Sequence[int],
-    ) -> Batch:
-        """Batch for the objective.
-
-        On a CPU, a part of a model's heads is padded to all of them: vector instructions round the
-        last numbers of a tensor differently from the rest, so a loss is the same to the last bit
-        only in a tensor of the same shape.
-        """
-        importances = [context.importance for context in contexts]
-        heads, model_heads = self._heads, self._model_heads
-        count = self.rankers.total_kv_heads
-        if counted.device.type == "cpu" and count < (model_heads or count):
-            assert model_heads is not None
-            padding = (0, 0, heads.start, model_heads - heads.stop)
-            scores = [nn.functional.pad(score, padding) for score in scores]
-            importances = [nn.functional.pad(label, padding, value=1.0) for label in importances]
-            counted = nn.functional.pad(counted, padding[2:])
-            heads = slice(None)
-        return Batch(
-            scores=scores,
-            importances=importances,
-            counted=counted,
-            seeds=seeds,
-            protected=[context.length - context.keys.shape[1] for context in contexts],
-            heads=heads,
-            model_heads=model_heads,
-            across=self._workers.sum,
-        )
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW or Muon with the paper's warm-up and cosine, by step."""

@@ -3,15 +3,13 @@
 Every KV head is an agent with a policy of its own (the paper's view): nothing mixes heads, and
 losses are summed over heads, so that what "gradient norm 5" means does not depend on how many heads
 train together. A new objective is one file, one line in `OBJECTIVES` and one row in docs/method.md;
-those of other packages come in by an entry point of the group `kvp.objectives` or as
-`package.module:function`. No torch here: command lines read the names.
+a user's own is `package.module:function`. No torch here: command lines read the names.
 """
 
 from kvp.plugins import Registry
 
 OBJECTIVES = Registry(
     flag="--objective",
-    group="kvp.objectives",
     builtin={
         "rloo": "train.objectives.rloo:objective",
         "rloo_batch": "train.objectives.rloo:batch_objective",

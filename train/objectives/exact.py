@@ -33,8 +33,7 @@ def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
             noise = torch.Generator(scores.device).manual_seed(seed)
             cost = sampled_expected_cost(importance, scores, recipe.pairs, noise)  # [A]
         else:
-            heads = batch.model_heads or len(scores)  # a shard adds up as the whole model would
-            block = max(_TILE // (heads * scores.shape[-1]), 16)
+            block = max(_TILE // scores.numel(), 16)
             cost = expected_cost(importance, scores, block)  # [A]
         rewards.append(_REWARDS[recipe.reward](importance, cost))
     reward = torch.stack(rewards)  # [C, A]

@@ -78,7 +78,7 @@ def losses_of(
     with own_errors(objective, what):
         losses, logged = objective(batch, recipe)
         heads = batch.counted.shape[1]
-        if losses.ndim != 1 or len(losses) < heads:
+        if losses.ndim != 1 or len(losses) != heads:
             shape = tuple(losses.shape)
             raise UsageError(f"{what} returned losses {shape}, expected one for each head: {heads}")
     return losses, logged

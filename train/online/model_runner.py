@@ -23,7 +23,7 @@ from train.labels import EVALUATED
 from train.labels.label import label_of
 from train.online.schedule import Schedule
 from train.online.settings import OnlineSettings
-from train.online.shared_buffer import Attention
+from train.online.trace_buffer import Attention
 from train.recipe import Recipe
 
 HELD_OUT_ATTENTION = 6

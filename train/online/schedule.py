@@ -8,6 +8,7 @@ sequences than the buffer holds, none is replaced: they are trained on as those 
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from train.data.compression_points import sequence_order
@@ -48,10 +49,6 @@ class Schedule:
         """Sequences that a training needs, counted from 0."""
         return self.start(self.passes(recipe) - 1) + self.size
 
-    def passes_apart(self, recipe: Recipe) -> int:
-        """Passes by which one of several processes may be ahead of another: those of two steps."""
-        return -(-2 * recipe.contexts // (recipe.points_per_sequence * self.size))
-
     def points(self, recipe: Recipe) -> int:
         """Different compression points that a sequence is drawn at, at most."""
         epochs = self.epochs_per_sequence if self.rolls else self.passes(recipe)
@@ -60,11 +57,19 @@ class Schedule:
             return points
         return min(points, recipe.uniform_points + len(("prompt", "context")))
 
-    def order(self, passes: int, recipe: Recipe, *, seed: int) -> list[int]:
-        """The sequences of a pass in the order in which training takes them, to its end."""
-        draws = recipe.steps * recipe.contexts - passes * self.size * recipe.points_per_sequence
+    def order(self, passes: int, recipe: Recipe, slots: Container[int], *, seed: int) -> list[int]:
+        """The sequences of a pass in the order in which training takes them, to its end.
+
+        Only those that serve the contexts `slots` of some step: a process's share of them.
+        """
         order = sequence_order(self.size, seed=seed, passes=passes).tolist()
-        taken = order[: max(0, -(-draws // recipe.points_per_sequence))]
+        points, contexts = recipe.points_per_sequence, recipe.contexts
+        first = passes * self.size * points
+        taken = dict.fromkeys(
+            order[(draw - first) // points]
+            for draw in range(first, min(first + self.size * points, recipe.steps * contexts))
+            if draw % contexts in slots
+        )
         return [self.start(passes) + place for place in taken]
 
     def draws(self, number: int, recipe: Recipe, *, seed: int) -> list[int]:

@@ -16,8 +16,7 @@ class BufferConfig(Group):
     validation_sequences: int = 40
     """Sequences of the validation split, kept for the whole run."""
     buffer: int = 100
-    """Training sequences held at a time: in RAM, or in files of --out that several --devices
-    share."""
+    """Training sequences held in RAM at a time, by each of several --devices."""
     epochs_per_sequence: int = 0
     """Epochs that a training sequence takes part in until a new one replaces it; 0: none is
     replaced, so that each runs through the model once."""

@@ -1,11 +1,10 @@
 """Traces of a model that runs during training, in a buffer of bounded size.
 
 A sequence is traced when it is first read, together with some of those that are read next, and
-dropped when `capacity` newer ones have come; a dropped one is traced again, with the same result,
-so that what training reads is a function of the sequence's number alone. The buffer keeps, as the
-plan says, either a sequence's queries or the importance at the points that training will draw.
-Several processes may share what one of them has traced (`train.online.shared_buffer`). What is left
-out: which sequences are read when (`train.online.schedule`).
+dropped when `capacity` newer ones have come; a dropped one is traced again, with the same result
+but for rounding, so that what training reads is a function of the sequence's number. The buffer
+keeps, as the plan says, either a sequence's queries or the importance at the points that training
+will draw. What is left out: which sequences are read when (`train.online.schedule`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,11 @@ from kvp.geometry import Geometry
 from kvp.store import SequenceRecord, StorePlan, Trace
 from train.data.traces import Traces
 from train.labels.label import label_of
-from train.online.shared_buffer import Attention, Entry, SharedBuffer
+
+Attention = tuple[str, int, int]
+"""Label, prefix length and stop of one importance."""
+Entry = tuple[Trace, dict[Attention, Tensor]]
+"""What is kept of a sequence: its trace, and importance by point, [L, H, N] float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +60,11 @@ class ModelTraces:
         pinned: range = range(0),
         device: torch.device | None = None,
         heads: slice | None = None,
-        shared: SharedBuffer | None = None,
     ) -> None:
         """Hold at most `capacity` sequences next to the `pinned` ones, which never leave.
 
         Attention is computed on `device`. With `heads`, consecutive KV heads counted layer by
-        layer, only theirs is kept, as a trace store's reader does. Processes with a buffer in
-        common (`shared`) trace each sequence once.
+        layer, only theirs is kept, as a trace store's reader does.
         """
         self._tracing = tracing
         self._plan = plan
@@ -73,10 +74,9 @@ class ModelTraces:
         self._heads = heads
         self._entries: dict[int, Entry] = {}
         self._coming: Sequence[int] = ()
-        self._shared = shared
         self._turn = threading.RLock()
         self.traced = 0
-        """Sequences traced so far, by this process."""
+        """Sequences traced so far."""
         self.tokens = 0
         """Their tokens."""
 
@@ -149,30 +149,19 @@ class ModelTraces:
         self._coming = numbers
 
     def trace_all(self, numbers: Sequence[int]) -> None:
-        """Trace sequences that will be read, each by one of the processes that share the buffer.
+        """Trace sequences that will be read.
 
-        Without others to share it, no more of them than the buffer holds next to the pinned ones.
+        No more of them than the buffer holds next to the pinned ones.
         """
         with self._turn:
-            if self._shared is not None:
-                self._shared.make_all(numbers, self._made)
-                return
             missing = [number for number in numbers if number not in self._entries]
             for number, entry in self._made(missing):
                 self._hold(number, entry)
 
-    def forget_below(self, number: int) -> None:
-        """Give up sequences that no process will read any more: the lower numbers."""
-        if self._shared is not None:
-            self._shared.delete_below(number)
-
     def _sequence(self, number: int) -> Entry:
         with self._turn:
             entry = self._entries.get(number)
-            if entry is None and self._shared is not None:
-                entry = self._shared.get(number, self._made, self._following(number))
-                self._hold(number, entry)
-            elif entry is None:
+            if entry is None:
                 most = min(self._tracing.together, self._capacity)
                 for one, made in self._made([number, *self._following(number)][:most]):
                     self._hold(one, made)

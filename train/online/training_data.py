@@ -7,15 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.filesize import decimal
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.artifacts.addresses import is_address
-from kvp.artifacts.disk_space import check_disk
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
@@ -33,10 +30,8 @@ from train.head_range import heads_within, parse_heads
 from train.online.model_runner import HELD_OUT_ATTENTION, Runner, Samples, stored_labels, too_short
 from train.online.schedule import Schedule
 from train.online.settings import OnlineSettings
-from train.online.shared_buffer import SharedBuffer
 from train.online.trace_buffer import ModelTraces, RecordWindow, Tracing
 from train.recipe import Recipe
-from train.run_folder import BUFFER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +42,6 @@ class RollingRecords:
     schedule: Schedule
     order: Callable[[int], list[int]]
     """The sequences of a pass in the order in which training takes them."""
-    passes_apart: int
-    """Passes by which one process may be ahead of another."""
 
     def __len__(self) -> int:
         """Sequences of a pass."""
@@ -61,7 +54,6 @@ class RollingRecords:
         """
         start = self.schedule.start(passes)
         self.traces.expect(self.order(passes))
-        self.traces.forget_below(self.schedule.start(max(passes - self.passes_apart, 0)))
         return RecordWindow(self.traces, range(start, start + len(self)))
 
 
@@ -109,16 +101,14 @@ class OnlineTrainingData:
             raise UsageError(f"--validation_sequences {len(records)}: none of them {rule}")
         return long_enough
 
-    def close(self) -> None:
-        """Nothing is written."""
-
 
 def open_online_training_data(
     config: TrainConfig, recipe: Recipe, device: torch.device, workers: Workers
 ) -> OnlineTrainingData:
     """Load the model and plan the collection; nothing runs yet. Prints the RAM it will take.
 
-    Of several `workers`, each loads the model; they share a buffer in the folder of the run.
+    Each of several `workers` loads the model and runs it over what its own contexts need, besides
+    the first pass, which feature statistics are taken from.
 
     Raises:
         ModelError: the model or its tokenizer cannot be used.
@@ -145,12 +135,9 @@ def open_online_training_data(
     heads = range(plan.geometry.total_kv_heads)
     if config.heads is not None:
         heads = heads_within(parse_heads(config.heads), plan.geometry)
-    passes_apart = schedule.passes_apart(recipe)
-    folder = _shared_folder(config, workers)
-    leaving = 0 if folder is None else schedule.start(passes_apart)
-    most_bytes = _buffer_bytes(config, plan, samples, len(heads), leaving)
+    most_bytes = _buffer_bytes(config, plan, samples, len(heads))
     if workers.first:
-        _announce(config, plan, samples, most_bytes, folder)
+        _announce(config, plan, samples, most_bytes, workers.count)
     held_out = range(samples.needed, samples.needed + len(samples.validation))
     runner = Runner(settings, recipe, config, model, tokenizer, samples)
     traces = ModelTraces(
@@ -160,13 +147,10 @@ def open_online_training_data(
         pinned=held_out,
         device=device,
         heads=None if config.heads is None else slice(heads.start, heads.stop),
-        shared=None
-        if folder is None
-        else SharedBuffer(folder, workers.rank, together=runner.batch_size),
     )
     return OnlineTrainingData(
         traces=traces,
-        training=_rolling(traces, schedule, recipe, config.seed, passes_apart),
+        training=_rolling(traces, schedule, recipe, config.seed, workers),
         identity=traces.manifest["identity"],
         held_out=held_out,
         recipe=recipe,
@@ -175,26 +159,14 @@ def open_online_training_data(
     )
 
 
-def _shared_folder(config: TrainConfig, workers: Workers) -> Path | None:
-    """Where processes share what the model runs over; None for one process and for a dry run."""
-    if workers.count == 1 or config.dry_run:
-        return None
-    if is_address(config.out):
-        raise UsageError(
-            f"--out {config.out}: processes that share what a model runs over need a folder on a "
-            "disk; give --out a path"
-        )
-    return Path(config.out) / BUFFER
-
-
 def _rolling(
-    traces: ModelTraces, schedule: Schedule, recipe: Recipe, seed: int, passes_apart: int
+    traces: ModelTraces, schedule: Schedule, recipe: Recipe, seed: int, workers: Workers
 ) -> RollingRecords:
+    slots = {*workers.share(range(recipe.contexts))}
     return RollingRecords(
         traces=traces,
         schedule=schedule,
-        order=cache(partial(schedule.order, recipe=recipe, seed=seed)),
-        passes_apart=passes_apart,
+        order=cache(partial(schedule.order, recipe=recipe, slots=slots, seed=seed)),
     )
 
 
@@ -265,24 +237,19 @@ def _bytes_per_sequence(plan: StorePlan, points: int) -> int:
     return bare + 4 * points * plan.max_tokens * plan.geometry.total_kv_heads
 
 
-def _buffer_bytes(
-    config: TrainConfig, plan: StorePlan, samples: Samples, heads: int, leaving: int
-) -> int:
-    """Maximum bytes of the buffer; UsageError where they do not fit.
-
-    `leaving` sequences stay with those of a pass, because another process may still read them.
-    """
-    size, held_out = samples.schedule.size + leaving, len(samples.validation)
+def _buffer_bytes(config: TrainConfig, plan: StorePlan, samples: Samples, heads: int) -> int:
+    """Maximum bytes of the buffer; UsageError where they do not fit."""
+    size, held_out = samples.schedule.size, len(samples.validation)
     validation_points = 0 if plan.store_queries else HELD_OUT_ATTENTION
     total = plan.geometry.total_kv_heads
     each = _bytes_per_sequence(plan, plan.grid) * heads // total
     fixed = held_out * _bytes_per_sequence(plan, validation_points) * heads // total
     maximum, bound = size * each + fixed, int(config.memory_gb * 1e9) * 3 // 4
     if maximum > bound:
-        capacity = (bound - fixed) // each - leaving
+        capacity = (bound - fixed) // each
         smaller = f"use --buffer {capacity} or " if capacity > 0 else "use "
         raise UsageError(
-            f"--buffer {size - leaving} and --validation_sequences {held_out} may take "
+            f"--buffer {size} and --validation_sequences {held_out} may take "
             f"{decimal(maximum)}, three quarters of --memory_gb {config.memory_gb:g} are "
             f"{decimal(bound)}; {smaller}"
             f"--memory_gb {math.ceil(maximum / 0.75e8) / 10:g}"
@@ -291,15 +258,11 @@ def _buffer_bytes(
 
 
 def _announce(
-    config: TrainConfig, plan: StorePlan, samples: Samples, most_bytes: int, folder: Path | None
+    config: TrainConfig, plan: StorePlan, samples: Samples, most_bytes: int, processes: int
 ) -> None:
-    """Print the size of the buffer and what will run; UsageError where a disk is too small."""
+    """Print the size of the buffer and what will run."""
     size, held_out = samples.schedule.size, len(samples.validation)
-    place = "RAM"
-    if folder is not None:
-        place = f"files in {folder}, for all processes"
-        there = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-        check_disk(Path(config.out), most_bytes - there)
+    place = "RAM" if processes == 1 else f"RAM in each of {processes} processes"
     kept = "queries" if plan.store_queries else "their attention"
     for note in samples.notes:
         print(f"note: {note}")

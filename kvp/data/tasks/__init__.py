@@ -2,7 +2,6 @@
 
 A user's own task is an object with `build` and `score` (`kvp.data.task.Task`), found by
 
-- an entry point: `[project.entry-points."kvp.tasks"]`, `mine = "my_package:Mine"`;
 - its module: `--tasks my_package.tasks:Mine`;
 - `register(Mine())` from Python and then its name, or `kvp.evaluate(tasks=[Mine()], ...)`.
 """
@@ -29,13 +28,10 @@ from kvp.data.tasks.scbench import PUBLISHED, ScbenchTask
 from kvp.data.tasks.text import TEXT, TextTask
 from kvp.errors import UsageError
 from kvp.plugins import (
-    find_plugin,
     is_object_name,
     load_object,
-    load_plugin,
     name_meant,
     own_errors,
-    plugin_names,
     reason_of,
 )
 
@@ -60,8 +56,6 @@ __all__ = [
 
 RULER = "ruler"
 """The group of RULER's thirteen tasks."""
-GROUP = "kvp.tasks"
-"""Entry point group of tasks."""
 
 TASKS: dict[str, Task] = {
     **{name: RulerTask(name) for name in RULER_TASKS},
@@ -118,11 +112,9 @@ def find_task(name: str) -> Task:
         return TASKS[name]
     if is_object_name(name):
         return _checked(load_object(name, "tasks"), f"--tasks {name}")
-    if (point := find_plugin(GROUP, name)) is not None:
-        return _checked(load_plugin(point), f"--tasks {name}")
     unlisted = [task for task in TASKS if task.startswith(tuple(f"{one}_" for one in GROUPS))]
     listed = [task for task in TASKS if task not in unlisted]
-    meant = name_meant(name, (*GROUPS, *listed, *plugin_names(GROUP)), unlisted)
+    meant = name_meant(name, (*GROUPS, *listed), unlisted)
     raise UsageError(f"--tasks: unknown task {name!r}{meant}")
 
 

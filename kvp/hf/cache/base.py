@@ -73,11 +73,10 @@ class StoredLayer(DynamicLayer, ABC):
 
     @property
     @abstractmethod
-    def slots(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values [B, H, S, D] and the bias [B, H, S] of all slots, as `positions` lists them.
+    def slots(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, H, S, D] of all slots, as `positions` lists them.
 
-        The bias is float32 and added to the logits of a slot: 0 unless tokens were drawn by lot
-        (`kvp.inclusion`). Slots without a token hold zeros.
+        Slots without a token hold zeros.
         """
 
     @property
@@ -86,12 +85,8 @@ class StoredLayer(DynamicLayer, ABC):
         """Bytes of keys and values held for each batch entry, spare capacity included."""
 
     @abstractmethod
-    def select(self, indices: Tensor, bias: Tensor | None = None) -> StoredLayer:
-        """Keep slots `indices` [B, H, S] (-1 = none) in a new layer, in that order.
-
-        `bias` [B, H, S] float32 is added to their logits from then on. Raises UsageError where the
-        slots of this layer have one.
-        """
+    def select(self, indices: Tensor) -> StoredLayer:
+        """Keep slots `indices` [B, H, S] (-1 = none) in a new layer, in that order."""
 
     @abstractmethod
     def _tensors(self) -> dict[str, Tensor]:
@@ -327,14 +322,6 @@ def writable(tensor: Tensor) -> Tensor:
         if tensor.is_inference() and not torch.is_inference_mode_enabled()
         else tensor
     )
-
-
-def refuse_biased(bias: Tensor | None) -> None:
-    """Raise UsageError for a layer whose tokens have weights: they belong to one eviction."""
-    if bias is not None:
-        raise UsageError(
-            "this cache holds tokens that were drawn by lot: it cannot be shrunk a second time"
-        )
 
 
 def source_entries(keys: Tensor, indices: Tensor) -> Tensor:

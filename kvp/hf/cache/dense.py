@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kvp.hf.attention import grouped_attention, is_eager, plain_attention
-from kvp.hf.cache.base import EMPTY, StoredLayer, refuse_biased, source_entries
+from kvp.hf.cache.base import EMPTY, StoredLayer, source_entries
 from kvp.hf.cache.ragged import RaggedLayer, ragged_layer
 
 GROWTH = 8
@@ -29,7 +29,6 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
         self._key_storage: Tensor
         self._value_storage: Tensor
         self._position_storage: Tensor  # [B, H, capacity], or [B, 1, capacity] while heads agree
-        self._bias: Tensor | None = None  # [B, H, S] float32 of the first S slots; None: zeros
 
     @classmethod
     def of_sequences(
@@ -67,12 +66,9 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
         return positions.expand(-1, self._key_storage.shape[1], -1)
 
     @property
-    def slots(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values [B, H, S, D] and the bias [B, H, S] of all slots."""
-        bias = self.keys.new_zeros(self.keys.shape[:3], dtype=torch.float32)
-        if self._bias is not None:
-            bias[..., : self._bias.shape[2]] = self._bias
-        return self.keys, self.values, bias
+    def slots(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, H, S, D] of all slots."""
+        return self.keys, self.values
 
     @property
     def entry_nbytes(self) -> list[int]:
@@ -117,9 +113,6 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
         if tokens > 1 or self._gaps:
             slots = self._position_storage[:, :, None, : self._stored]  # [B, H or 1, 1, S]
             visible = slots <= options["position_ids"][:, None, :, None]  # [B, H or 1, T, S]
-        if self._bias is not None:
-            bias = self.slots[2][:, :, None].to(query.dtype)  # [B, H, 1, S]
-            visible = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
         return grouped_attention(
             query,
             self.keys,
@@ -132,26 +125,20 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
             sinks=options.get("s_aux"),
         )
 
-    def select(self, indices: Tensor, bias: Tensor | None = None) -> EvictingLayer | RaggedLayer:
-        """Keep slots `indices` [B, H, S] (-1 = none) in a new layer, in that order.
-
-        `bias` [B, H, S] float32 is added to their logits from then on. Raises UsageError where the
-        slots of this layer have one.
-        """
-        refuse_biased(self._bias)
-        layer = selected_layer(self.keys, self.values, self.positions, indices, self.seen, bias)
+    def select(self, indices: Tensor) -> EvictingLayer | RaggedLayer:
+        """Keep slots `indices` [B, H, S] (-1 = none) in a new layer, in that order."""
+        layer = selected_layer(self.keys, self.values, self.positions, indices, self.seen)
         layer._newest = self._newest
         return layer
 
     def _tensors(self) -> dict[str, Tensor]:
         positions = self._position_storage[:, :, : self._stored]
-        tensors = {"keys": self.keys, "values": self.values, "positions": positions}
-        return tensors if self._bias is None else {**tensors, "bias": self._bias}
+        return {"keys": self.keys, "values": self.values, "positions": positions}
 
     def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self._key_storage, self._value_storage = tensors["keys"], tensors["values"]
         self.lazy_initialization(self._key_storage, self._value_storage)
-        self._position_storage, self._bias = tensors["positions"], tensors.get("bias")
+        self._position_storage = tensors["positions"]
         self._stored = self._key_storage.shape[2]
         self._show()
 
@@ -166,7 +153,6 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
         self._key_storage = take(self._key_storage)
         self._value_storage = take(self._value_storage)
         self._position_storage = take(self._position_storage)
-        self._bias = None if self._bias is None else take(self._bias)
         self._show()
 
 
@@ -188,22 +174,18 @@ def selected_layer(
     positions: Tensor,
     indices: Tensor,
     seen: int,
-    bias: Tensor | None = None,
 ) -> EvictingLayer | RaggedLayer:
     """Gather slots `indices` [R, H, S] (-1 = none) of keys and values [1 or R, H, N, D].
 
-    `positions` [1 or R, 1 or H, N] int64 are the slots' positions, `seen` the true length, `bias`
-    [R, H, S] float32 what is added to the logits of the gathered slots. The layer is ragged as soon
-    as one head has no token in one of the S slots. Raises ValueError on shapes that do not fit.
+    `positions` [1 or R, 1 or H, N] int64 are the slots' positions, `seen` the true length. The
+    layer is ragged as soon as one head has no token in one of the S slots. Raises ValueError on
+    shapes that do not fit.
     """
     batch, heads, tokens, _ = keys.shape
     indices = indices.to(keys.device)
     entry = source_entries(keys, indices)
     if seen < tokens:
         raise ValueError(f"{seen} tokens seen, but keys hold {tokens}")
-    if bias is not None and bias.shape != indices.shape:
-        raise ValueError(f"bias {tuple(bias.shape)} for indices {tuple(indices.shape)}")
-    bias = None if bias is None else bias.to(keys.device)
     slot = (  # indexes [R, H, S] of [batch, heads, tokens]
         entry[:, None, None],
         torch.arange(heads, device=keys.device)[None, :, None],
@@ -212,13 +194,12 @@ def selected_layer(
     kept = positions.expand(batch, heads, tokens)[slot].masked_fill(indices < 0, EMPTY)  # [R, H, S]
     layer: EvictingLayer | RaggedLayer
     if bool((kept == EMPTY).any()):
-        layer = ragged_layer(keys, values, kept, slot, bias)
+        layer = ragged_layer(keys, values, kept, slot)
     else:
         layer = EvictingLayer()
         layer.lazy_initialization(keys, values)
         layer._key_storage, layer._value_storage = keys[slot], values[slot]
         layer._position_storage, layer._stored = kept, indices.shape[2]
-        layer._bias = bias
         layer._show()
     layer.seen, layer.evicted = seen, True
     layer._newest = torch.full((indices.shape[0],), seen - 1, device=keys.device)

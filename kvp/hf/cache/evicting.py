@@ -92,7 +92,6 @@ class EvictingCache(Cache):
         values: Sequence[Tensor],
         indices: Sequence[Tensor],
         seen: int,
-        bias: Sequence[Tensor] | None = None,
         others: Mapping[int, OtherLayer] | None = None,
     ) -> EvictingCache:
         """Build a cache of R entries from a prefill, each entry and head with its own kept tokens.
@@ -100,20 +99,14 @@ class EvictingCache(Cache):
         Per layer: keys and values [1 or R, H, N, D] (one serves all R), indices int64 [R, H, S]
         into the N tokens, whose positions are 0..N-1; -1 means no token. A layer with a -1
         stores each head at its own length (`RaggedLayer`), any other is one dense tensor
-        (`EvictingLayer`). `seen` is the true length, N or more. `bias`, per layer [R, H, S] float32
-        next to the indices, is added to the attention logits of the kept tokens (`kvp.inclusion`).
-        `others` are the caches of the model's other layers after the `seen` tokens, of 1 or R
-        entries; they are copied. Raises ValueError on shapes that do not fit.
+        (`EvictingLayer`). `seen` is the true length, N or more. `others` are the caches of the
+        model's other layers after the `seen` tokens, of 1 or R entries; they are copied. Raises
+        ValueError on shapes that do not fit.
         """
         layers: list[StoredLayer] = []
-        biases = [None] * len(indices) if bias is None else bias
-        for layer_keys, layer_values, layer_indices, layer_bias in zip(
-            keys, values, indices, biases, strict=True
-        ):
+        for layer_keys, layer_values, layer_indices in zip(keys, values, indices, strict=True):
             positions = torch.arange(layer_keys.shape[2], device=layer_keys.device)[None, None]
-            layers.append(
-                selected_layer(layer_keys, layer_values, positions, layer_indices, seen, layer_bias)
-            )
+            layers.append(selected_layer(layer_keys, layer_values, positions, layer_indices, seen))
         batch, entries = keys[0].shape[0], indices[0].shape[0]
         spread = None if batch == entries else torch.zeros(entries, dtype=torch.int64)
         return cls(arranged(layers, copies(others or {}, spread)))

@@ -6,7 +6,7 @@ memory. Tokens fed afterwards are as many in every head and lie in a dense tail 
 
 Bytes of keys and values are those of the tokens stored plus at most `TAIL_GROWTH` - 1 empty slots
 per batch entry and head, once tokens have been fed. Positions add 4 bytes per token kept and 8
-bytes per batch entry and tail slot, a bias 4 bytes per token kept.
+bytes per batch entry and tail slot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from kvp.errors import UsageError
-from kvp.hf.cache.base import EMPTY, StoredLayer, refuse_biased
+from kvp.hf.cache.base import EMPTY, StoredLayer
 from kvp.ops.ragged_attention import RaggedLayout, ragged_attention
 
 TAIL_GROWTH = 32
@@ -36,7 +36,6 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
         self.evicted = True
         self._layout: RaggedLayout
         self._flat_positions: Tensor  # [M] int32
-        self._bias: Tensor | None = None  # [M] float32; None: zeros
         self._tail = 0
         self._key_storage: Tensor  # [B, H, capacity, D]
         self._value_storage: Tensor
@@ -75,17 +74,12 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
         return torch.cat([flat, tail], dim=-1)
 
     @property
-    def slots(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values [B, H, S, D] and the bias [B, H, S] of all slots, zeros where none is."""
+    def slots(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, H, S, D] of all slots, zeros where none is."""
         present = self._present()
-        bias = self.keys.new_zeros(present.shape, dtype=torch.float32)
-        if self._bias is not None:
-            bias[present] = self._bias
-        padded = [
-            torch.cat([self._padded(flat, present), tail], dim=2)
-            for flat, tail in ((self.keys, self.tail_keys), (self.values, self.tail_values))
-        ]
-        return padded[0], padded[1], torch.nn.functional.pad(bias, (0, self._tail))
+        keys = torch.cat([self._padded(self.keys, present), self.tail_keys], dim=2)
+        values = torch.cat([self._padded(self.values, present), self.tail_values], dim=2)
+        return keys, values
 
     @staticmethod
     def _padded(flat: Tensor, present: Tensor) -> Tensor:
@@ -144,19 +138,17 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
             self.tail_keys,
             self.tail_values,
             visible,
-            self._bias,
             scaling=options.get("scaling"),
             softcap=options.get("softcap"),
             sinks=options.get("s_aux"),
         )
         return attended.transpose(1, 2).contiguous()
 
-    def select(self, indices: Tensor, bias: Tensor | None = None) -> RaggedLayer:
+    def select(self, indices: Tensor) -> RaggedLayer:
         """Keep slots `indices` [B, H, S] (-1 = none) of `positions` in a new layer, in that order.
 
-        `bias` as `StoredLayer.select`. Raises ValueError on shapes that do not fit.
+        Raises ValueError on shapes that do not fit.
         """
-        refuse_biased(self._bias)
         longest = self._present().shape[2]
         if indices.ndim != 3 or indices.shape[:2] != self.lengths.shape:
             raise ValueError(
@@ -183,12 +175,11 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
             )
         )
         layer._fill(keys, values, positions)
-        layer._bias = None if bias is None else bias.to(present.device)[present]
         layer.seen, layer._newest = self.seen, self._newest
         return layer
 
     def _tensors(self) -> dict[str, Tensor]:
-        tensors = {
+        return {
             "keys": self.keys,
             "values": self.values,
             "positions": self._flat_positions,
@@ -197,12 +188,11 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
             "tail_values": self.tail_values,
             "tail_positions": self._position_storage[:, :, : self._tail],
         }
-        return tensors if self._bias is None else {**tensors, "bias": self._bias}
 
     def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self.lazy_initialization(tensors["keys"], tensors["values"])
         self.keys, self.values = tensors["keys"], tensors["values"]
-        self._flat_positions, self._bias = tensors["positions"], tensors.get("bias")
+        self._flat_positions = tensors["positions"]
         self._layout = RaggedLayout(tensors["lengths"])
         self._key_storage, self._value_storage = tensors["tail_keys"], tensors["tail_values"]
         self._position_storage = tensors["tail_positions"]
@@ -219,7 +209,6 @@ class RaggedLayer(StoredLayer):  # type: ignore[no-untyped-call]
         self._shared = False
         self.keys, self.values = take(self.keys), take(self.values)
         self._flat_positions = take(self._flat_positions)
-        self._bias = None if self._bias is None else take(self._bias)
         self._layout = RaggedLayout(self.lengths[entries])
         self._key_storage, self._value_storage = (
             self._key_storage[entries],
@@ -245,18 +234,16 @@ def ragged_layer(
     values: Tensor,
     positions: Tensor,
     slots: tuple[Tensor, Tensor, Tensor],
-    bias: Tensor | None = None,
 ) -> RaggedLayer:
     """The tokens of keys and values [R, H, N, D] that have a position.
 
     `slots` are batch entry, head and token of each, together of shape [B, H, S]; `positions`
-    [B, H, S] int64 is `EMPTY` where there is no token, `bias` [B, H, S] float32 is added to logits.
+    [B, H, S] int64 is `EMPTY` where there is no token.
     """
     present = positions < EMPTY
     taken = tuple(part.expand(positions.shape)[present] for part in slots)
     layer = RaggedLayer()
     layer._fill(keys[taken], values[taken], positions)
-    layer._bias = None if bias is None else bias[present]
     return layer
 
 

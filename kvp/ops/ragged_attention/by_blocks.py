@@ -22,7 +22,6 @@ def attend_by_blocks(
     tail_values: Tensor,
     tail_visible: Tensor | None,
     scaling: float,
-    bias: Tensor | None = None,
 ) -> Tensor:
     """`ragged_attention_reference` for query [B, H * G, T, D] in float32 or float64, T small.
 
@@ -39,9 +38,6 @@ def attend_by_blocks(
     logits = queries.new_empty(*queries.shape[:2], plan.block)
     torch.bmm(queries[:count], whole[0].transpose(1, 2), out=logits[:count])
     torch.bmm(queries[count:], copied_keys.transpose(1, 2), out=logits[count:])
-    if bias is not None:
-        logits[:count] += plan.uncopied(bias)[:, None]
-        logits[count:] += bias[plan.copied][:, None]
     logits.masked_fill_(plan.foreign[:, None], -torch.inf)
     to_tail = packed @ tail_keys.flatten(0, 1).transpose(1, 2)
     if tail_visible is not None:

@@ -40,15 +40,15 @@ def attend_by_flashinfer(
     tail_values: Tensor,
     tail_visible: Tensor | None,
     scaling: float,
-    bias: Tensor | None = None,
 ) -> Tensor:
-    """`ragged_attention_reference` for query [B, H * G, 1, D] in half precision, without a bias.
+    """`ragged_attention_reference` for query [B, H * G, 1, D] in half precision.
 
-    Raises UsageError for other dtypes and for a bias.
+    Raises UsageError for other dtypes.
     """
-    if bias is not None or query.dtype not in (torch.float16, torch.bfloat16):
-        what = f"{query.dtype} tensors" if bias is None else "weights of tokens drawn by lot"
-        raise UsageError(f"ragged backend 'flashinfer' does not take {what}: choose 'auto'")
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        raise UsageError(
+            f"ragged backend 'flashinfer' does not take {query.dtype} tensors: choose 'auto'"
+        )
     batch, heads, tail, width = tail_keys.shape
     packed = query.reshape(batch * heads, -1, width)  # [R, G, D]
     logits = packed.new_full((*packed.shape[:2], 1 + tail), -torch.inf, dtype=torch.float32)

@@ -27,7 +27,6 @@ def attend_by_heads(
     tail_values: Tensor,
     tail_visible: Tensor | None,
     scaling: float,
-    bias: Tensor | None = None,
     *,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -43,7 +42,6 @@ def attend_by_heads(
         stored.split(flat)  # type: ignore[no-untyped-call]
         for stored in (keys, values)
     )
-    head_bias = None if bias is None else bias.split(flat)  # type: ignore[no-untyped-call]
     attended = torch.empty_like(query, memory_format=torch.contiguous_format)
     width = layout.longest + tail_keys.shape[2]
     for part, span in _parts(query, width, working_floats):
@@ -56,7 +54,6 @@ def attend_by_heads(
             tail_keys[part],
             tail_values[part],
             None if tail_visible is None else tail_visible[part, span],
-            None if head_bias is None else head_bias[of_heads],
             softcap,
             sinks,
         )
@@ -85,7 +82,6 @@ def _attend(
     tail_keys: Tensor,
     tail_values: Tensor,
     tail_visible: Tensor | None,
-    head_bias: tuple[Tensor, ...] | None,
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
@@ -100,8 +96,6 @@ def _attend(
     logits = packed.new_full((*packed.shape[:2], slots), -torch.inf)
     for out, queries, part in zip(logits, packed, head_keys, strict=True):
         out[:, : len(part)] = capped(queries @ part.to(working).t(), softcap)
-    for out, more in zip(logits, head_bias or (), strict=False):
-        out[:, : len(more)] += more.to(working)
     if tail:
         to_tail = logits[..., longest : longest + tail]
         products = packed @ tail_keys.to(working).flatten(0, 1).transpose(1, 2)

@@ -23,7 +23,6 @@ def attend_by_mask(
     tail_values: Tensor,
     tail_visible: Tensor | None,
     scaling: float,
-    bias: Tensor | None = None,
 ) -> Tensor:
     """`ragged_attention_reference` for query [B, H * G, 1, D].
 
@@ -38,7 +37,7 @@ def attend_by_mask(
     packed = (query * scaling).view(-1, width)  # [R * G, D]
     by_head = packed.view(batch * heads, -1, width)  # [R, G, D]
     logits = torch.mm(packed, keys.t()).view(*by_head.shape[:2], stored)
-    logits += layout.others if bias is None else layout.others + bias
+    logits += layout.others
     if tail:
         to_tail = torch.bmm(by_head, tail_keys.flatten(0, 1).transpose(1, 2))  # [R, G, S]
         if tail_visible is not None:

@@ -42,7 +42,6 @@ class _Form(Protocol):
         tail_values: Tensor,
         tail_visible: Tensor | None,
         scaling: float,
-        bias: Tensor | None = None,
     ) -> Tensor: ...
 
 
@@ -72,7 +71,6 @@ def ragged_attention(
     tail_keys: Tensor,
     tail_values: Tensor,
     tail_visible: Tensor | None = None,
-    bias: Tensor | None = None,
     *,
     scaling: float | None = None,
     backend: Backend | None = None,
@@ -92,17 +90,17 @@ def ragged_attention(
         UsageError: the backend asked for is not installed, or cannot compute this.
     """
     layout = lengths if isinstance(lengths, RaggedLayout) else RaggedLayout(lengths)
-    check_shapes(query, keys, values, layout, tail_keys, tail_values, tail_visible, bias, sinks)
+    check_shapes(query, keys, values, layout, tail_keys, tail_values, tail_visible, sinks)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if softcap is not None or sinks is not None:  # known to the form of chunks alone
         return attend_by_heads(
-            query, keys, values, layout, tail_keys, tail_values, tail_visible, scaling, bias,
+            query, keys, values, layout, tail_keys, tail_values, tail_visible, scaling,
             softcap=softcap, sinks=sinks,
         )  # fmt: skip
     form: _Form = attend_by_heads
     if query.shape[2] == 1:
         form = _single(query, layout, _BACKEND.get() if backend is None else backend)
-    return form(query, keys, values, layout, tail_keys, tail_values, tail_visible, scaling, bias)
+    return form(query, keys, values, layout, tail_keys, tail_values, tail_visible, scaling)
 
 
 def _single(query: Tensor, layout: RaggedLayout, backend: Backend) -> _Form:

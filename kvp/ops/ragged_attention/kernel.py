@@ -33,13 +33,12 @@ def attend_by_kernel(
     tail_values: Tensor,
     tail_visible: Tensor | None,
     scaling: float,
-    bias: Tensor | None = None,
     *,
     piece: int | None = None,
 ) -> Tensor:
     """`ragged_attention_reference` for query [B, H * G, 1, D], D up to `WIDEST`, in `DTYPES`.
 
-    All tensors have the dtype of `query`, the bias float32. `piece` tokens make a piece, None for
+    All tensors have the dtype of `query`. `piece` tokens make a piece, None for
     `RaggedLayout.piece`. Working memory: G * (D + 1) floats per piece.
     """
     batch, heads, tail, width = tail_keys.shape
@@ -66,11 +65,10 @@ def attend_by_kernel(
             _attend_pieces[(count,)](
                 query.contiguous(), keys.contiguous(), values.contiguous(), layout.starts,
                 pieces.head, pieces.first, late_keys, late_values,
-                keys if shown is None else shown, keys if bias is None else bias.contiguous(),
-                parts, sums, scaling * LOG2_E, LOG2_E, flat_count, tail_pieces, tail, heads,
+                keys if shown is None else shown,
+                parts, sums, scaling * LOG2_E, flat_count, tail_pieces, tail, heads,
                 *late_keys.stride()[:2], *late_values.stride()[:2],
-                piece=pieces.piece, block=block, has_bias=bias is not None,
-                is_masked=shown is not None, num_stages=2, **sizes,
+                piece=pieces.piece, block=block, is_masked=shown is not None, num_stages=2, **sizes,
             )  # fmt: skip
         _merge_pieces[(batch * heads,)](
             parts, sums, pieces.first, result, flat_count, tail_pieces, **sizes
@@ -87,12 +85,11 @@ def tokens_per_tile(columns: int, element_size: int, piece: int) -> int:
 def _attend_pieces(
     queries: tl.tensor, keys: tl.tensor, values: tl.tensor, starts: tl.tensor,
     piece_head: tl.tensor, first_piece: tl.tensor, tail_keys: tl.tensor, tail_values: tl.tensor,
-    visible: tl.tensor, bias: tl.tensor, parts: tl.tensor, sums: tl.tensor, scale: tl.tensor,
-    bias_scale: tl.tensor, flat_count: tl.tensor, tail_pieces: tl.tensor, tail: tl.tensor,
+    visible: tl.tensor, parts: tl.tensor, sums: tl.tensor, scale: tl.tensor,
+    flat_count: tl.tensor, tail_pieces: tl.tensor, tail: tl.tensor,
     heads: tl.tensor, key_entry: tl.tensor, key_head: tl.tensor, value_entry: tl.tensor,
     value_head: tl.tensor, piece: tl.constexpr, block: tl.constexpr, group: tl.constexpr,
-    width: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, has_bias: tl.constexpr,
-    is_masked: tl.constexpr,
+    width: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, is_masked: tl.constexpr,
 ) -> None:  # fmt: skip
     # One program: the tokens low..high-1 of one head's flat part, or of its tail. Writes their
     # attention [group, width] and log2 of the sum of 2^logit [group], -inf where nothing is seen.
@@ -104,7 +101,7 @@ def _attend_pieces(
         low = (number - tl.load(first_piece + head)) * piece
         stored = tl.load(starts + head + 1) - start
         key_base, value_base = keys + start * width, values + start * width
-        bias_base, visible_base = bias + start, visible
+        visible_base = visible
     else:
         late = number - flat_count
         head = (late // tail_pieces).to(tl.int64)
@@ -112,15 +109,14 @@ def _attend_pieces(
         stored = tail.to(tl.int64)
         key_base = tail_keys + head // heads * key_entry + head % heads * key_head
         value_base = tail_values + head // heads * value_entry + head % heads * value_head
-        bias_base, visible_base = bias, visible + head // heads * tail
+        visible_base = visible + head // heads * tail
     row, column = tl.arange(0, rows), tl.arange(0, columns)
     inside = (row < group)[:, None] & (column < width)[None, :]
     of_head = (head * group + row[:, None]) * width + column[None, :]
     query = tl.load(queries + of_head, mask=inside, other=0.0)
     attended, log_sum = _attend(
-        query, key_base, value_base, bias_base, visible_base, is_flat, low,
-        tl.minimum(low + piece, stored), scale, bias_scale, block, width, rows, columns,
-        has_bias, is_masked,
+        query, key_base, value_base, visible_base, is_flat, low, tl.minimum(low + piece, stored),
+        scale, block, width, rows, columns, is_masked,
     )  # fmt: skip
     part = number.to(tl.int64) * group + row
     tl.store(parts + part[:, None] * width + column[None, :], attended, mask=inside)
@@ -129,13 +125,12 @@ def _attend_pieces(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _attend(
-    query: tl.tensor, keys: tl.tensor, values: tl.tensor, bias: tl.tensor, visible: tl.tensor,
-    is_flat: tl.tensor, low: tl.tensor, high: tl.tensor, scale: tl.tensor, bias_scale: tl.tensor,
-    block: tl.constexpr, width: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
-    has_bias: tl.constexpr, is_masked: tl.constexpr,
+    query: tl.tensor, keys: tl.tensor, values: tl.tensor, visible: tl.tensor, is_flat: tl.tensor,
+    low: tl.tensor, high: tl.tensor, scale: tl.tensor, block: tl.constexpr, width: tl.constexpr,
+    rows: tl.constexpr, columns: tl.constexpr, is_masked: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     # Attention [rows, columns] over the tokens low..high-1 of one head, log2 of its sum [rows].
-    # The flat part has a bias, the tail a mask.
+    # The tail has a mask.
     column = tl.arange(0, columns)
     top = tl.full([rows], -float("inf"), tl.float32)
     total = tl.zeros([rows], tl.float32)
@@ -147,9 +142,6 @@ def _attend(
         inside = seen[:, None] & (column < width)[None, :]
         key = tl.load(keys + offset, mask=inside, other=0.0)
         logits = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-        if has_bias:
-            added = tl.load(bias + token, mask=seen & is_flat, other=0.0)
-            logits += added[None, :] * bias_scale
         if is_masked:
             shown = tl.load(visible + token, mask=seen & (is_flat == 0), other=1)
             seen = seen & (shown != 0)

@@ -117,7 +117,7 @@ class Blocks:
     """[I - whole, block] int64 indices of the tokens of copied blocks."""
 
     def uncopied(self, flat: Tensor) -> Tensor:
-        """Keys or values [M, D] as [whole, block, D], a bias [M] as [whole, block]: no copy."""
+        """Keys or values [M, D] as [whole, block, D]: no copy."""
         return flat[: self.whole * self.block].view(self.whole, self.block, *flat.shape[1:])
 
 

@@ -17,7 +17,6 @@ def ragged_attention_reference(
     tail_keys: Tensor,
     tail_values: Tensor,
     tail_visible: Tensor | None = None,
-    bias: Tensor | None = None,
     *,
     scaling: float | None = None,
     softcap: float | None = None,
@@ -37,9 +36,8 @@ def ragged_attention_reference(
         tail_keys: [B, H, S, D] float after RoPE, S may be 0.
         tail_values: [B, H, S, D] float.
         tail_visible: [B, T, S] bool, which tail tokens a query sees, or None for all.
-        bias: [M] float32, added to the logits of the flat part's tokens, or None for zeros.
         scaling: factor on the dot products, None for 1/sqrt(D).
-        softcap: bounds scaled products x to softcap * tanh(x / softcap), before `bias`; None: none.
+        softcap: bounds scaled products x to softcap * tanh(x / softcap); None: none.
         sinks: [H * G] float, logit per query head of one slot more whose value is zero; None: none.
 
     Returns:
@@ -49,7 +47,7 @@ def ragged_attention_reference(
         ValueError: shapes disagree.
     """
     layout = RaggedLayout(lengths)
-    check_shapes(query, keys, values, layout, tail_keys, tail_values, tail_visible, bias, sinks)
+    check_shapes(query, keys, values, layout, tail_keys, tail_values, tail_visible, sinks)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     (batch, heads), working = lengths.shape, working_dtype(query)
     grouped = query.reshape(batch, heads, -1, *query.shape[2:]).to(working)  # [B, H, G, T, D]
@@ -61,8 +59,6 @@ def ragged_attention_reference(
             head_keys = torch.cat([keys[start:stop], tail_keys[entry, head]]).to(working)
             head_values = torch.cat([values[start:stop], tail_values[entry, head]]).to(working)
             logits = capped(scaling * grouped[entry, head] @ head_keys.T, softcap)
-            if bias is not None:
-                logits[..., : stop - start] += bias[start:stop].to(working)
             if tail_visible is not None:
                 logits[..., stop - start :].masked_fill_(~tail_visible[entry], -torch.inf)
             attention = _weights(logits, None if of_heads is None else of_heads[head])
@@ -98,7 +94,6 @@ def check_shapes(
     tail_keys: Tensor,
     tail_values: Tensor,
     tail_visible: Tensor | None,
-    bias: Tensor | None,
     sinks: Tensor | None = None,
 ) -> None:
     """Raise ValueError unless the arguments of `ragged_attention` fit together."""
@@ -117,7 +112,6 @@ def check_shapes(
         ("tail_keys", tail_keys, (batch, heads, tail, width)),
         ("tail_values", tail_values, (batch, heads, tail, width)),
         ("tail_visible", tail_visible, (batch, tokens, tail)),
-        ("bias", bias, (stored,)),
         ("sinks", sinks, (query.shape[1],)),
     ]
     for name, tensor, shape in expected:

@@ -110,23 +110,6 @@ def test_a_damaged_safetensors_file_is_one_line(tmp_path: Path) -> None:
         read_safetensors(tmp_path / "none", StoreError)
 
 
-def test_json_that_is_nested_too_deeply_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "deep.json"
-    path.write_text('{"a": ' + "[" * 1_000_000 + "]" * 1_000_000 + "}")
-    with pytest.raises(StoreError, match=r"deep\.json is damaged: not valid JSON"):
-        read_json(path)
-
-
-def test_devices_and_pipes_are_not_read(tmp_path: Path) -> None:
-    (tmp_path / "endless.json").symlink_to("/dev/zero")
-    os.mkfifo(tmp_path / "pipe.json")
-    for name in ("endless.json", "pipe.json"):
-        with pytest.raises(StoreError, match=f"{name} cannot be read: not a regular file"):
-            read_json(tmp_path / name)
-        with pytest.raises(OSError, match="not a regular file"):
-            sha256_input(tmp_path / name)
-
-
 def test_the_digest_of_a_folder_knows_names_and_contents(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     before = sha256_input(tmp_path)

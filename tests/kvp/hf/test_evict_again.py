@@ -403,9 +403,6 @@ def test_methods_that_need_the_whole_prompt_are_refused(
         longer = torch.cat([first.sequences, prompt(5)], dim=1)
         with pytest.raises(UsageError, match="in further turns"):
             generate(qwen, longer, 2, past_key_values=first.past_key_values)
-    sampled = make_allocator("sampled")
-    with pytest.raises(UsageError, match="draws tokens by lot"):
-        evicting(qwen, ByPosition(), 24, allocator=sampled, every=8)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def ragged_case() -> Callable[..., dict[str, Any]]:
 
 def _ragged_case(
     lengths: list[list[int]], *, group: int = 2, tokens: int = 1, tail: int = 0, width: int = 8,
-    seed: int = 0, dtype: torch.dtype = torch.float64, masked: bool = True, biased: bool = False,
+    seed: int = 0, dtype: torch.dtype = torch.float64, masked: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
     """Random arguments; flat parts lie between NaN, tails before NaN, as rooms to grow do."""
     generator = torch.Generator().manual_seed(seed)
@@ -65,5 +65,4 @@ def _ragged_case(
         "keys": surrounded(stored), "values": surrounded(stored),
         "tail_keys": with_spare(batch, heads), "tail_values": with_spare(batch, heads),
         "tail_visible": visible if masked else None,
-        "bias": 3 * draw(stored).float() if biased else None,
     }  # fmt: skip

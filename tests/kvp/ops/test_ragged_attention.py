@@ -31,7 +31,7 @@ both = pytest.mark.parametrize("attention", [ragged_attention, ragged_attention_
 
 def masked_dense(
     query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, tail_keys: Tensor,
-    tail_values: Tensor, tail_visible: Tensor | None, scaling: float, bias: Tensor | None = None,
+    tail_values: Tensor, tail_visible: Tensor | None, scaling: float,
     softcap: float | None = None, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Every head padded to the longest, keys repeated per query head, one mask: float64."""
@@ -39,7 +39,6 @@ def masked_dense(
     longest, tail = int(lengths.max()), tail_keys.shape[2]
     padded = torch.zeros(2, batch, heads, longest + tail, query.shape[-1], dtype=torch.float64)
     allowed = torch.zeros(batch, heads, query.shape[2], longest + tail, dtype=torch.bool)
-    added = torch.zeros(batch, heads, 1, longest + tail, dtype=torch.float64)
     start = 0
     for entry in range(batch):
         for head in range(heads):
@@ -47,7 +46,6 @@ def masked_dense(
             padded[0, entry, head, :count] = keys[start : start + count]
             padded[1, entry, head, :count] = values[start : start + count]
             allowed[entry, head, :, :count] = True
-            added[entry, head, 0, :count] = 0 if bias is None else bias[start : start + count]
             start += count
     padded[0, :, :, longest:], padded[1, :, :, longest:] = tail_keys, tail_values
     allowed[..., longest:] = True if tail_visible is None else tail_visible[:, None]
@@ -58,7 +56,6 @@ def masked_dense(
     logits = scaling * query.double() @ padded[0].transpose(-1, -2)
     if softcap is not None:
         logits = softcap * (logits / softcap).tanh()
-    logits += added.repeat_interleave(group, dim=1)
     weights = logits.masked_fill(~allowed, -torch.inf).exp().nan_to_num(0.0)
     total = weights.sum(-1, keepdim=True)
     if sinks is not None:
@@ -77,15 +74,14 @@ def masked_dense(
     tokens=st.integers(1, 4),
     tail=st.integers(0, 5),
     masked=st.booleans(),
-    biased=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_equals_masked_dense_attention(
     ragged_case: Case, lengths: list[list[int]], group: int, tokens: int, tail: int, masked: bool,
-    biased: bool, seed: int,
+    seed: int,
 ) -> None:  # fmt: skip
     arguments = ragged_case(
-        lengths, group=group, tokens=tokens, tail=tail, masked=masked, biased=biased, seed=seed
+        lengths, group=group, tokens=tokens, tail=tail, masked=masked, seed=seed
     )
     expected = masked_dense(**arguments, scaling=0.4)
     layout = RaggedLayout(arguments["lengths"])
@@ -120,8 +116,8 @@ def test_long_heads(ragged_case: Case, attention: Any, lengths: list[list[int]])
 def test_capped_logits_and_sinks(
     ragged_case: Case, attention: Any, tokens: int, sunk: bool, softcap: float | None
 ) -> None:
-    """The cap comes before the bias; a sink takes weight from every token and adds no value."""
-    arguments = ragged_case([[30, 2], [0, 0], [7, 40]], tokens=tokens, tail=3, biased=True)
+    """A sink takes weight from every token and adds no value."""
+    arguments = ragged_case([[30, 2], [0, 0], [7, 40]], tokens=tokens, tail=3)
     sinks = torch.tensor([2.0, -1.0, 0.5, 3.0]) if sunk else None
     expected = masked_dense(**arguments, scaling=0.3, softcap=softcap, sinks=sinks)
     result = attention(**arguments, scaling=0.3, softcap=softcap, sinks=sinks)
@@ -132,7 +128,7 @@ def test_capped_logits_and_sinks(
 
 @pytest.mark.parametrize("working_floats", [1, 300, 2000, 2**21])
 def test_parts_of_any_size_give_the_same(ragged_case: Case, working_floats: int) -> None:
-    arguments = ragged_case([[30, 2], [0, 0], [7, 40]], tokens=5, tail=5, biased=True)
+    arguments = ragged_case([[30, 2], [0, 0], [7, 40]], tokens=5, tail=5)
     expected = masked_dense(**arguments, scaling=0.3)
     layout = RaggedLayout(arguments.pop("lengths"))
     result = attend_by_heads(**arguments, layout=layout, scaling=0.3, working_floats=working_floats)
@@ -174,9 +170,8 @@ def test_shapes_that_disagree_are_refused(ragged_case: Case, attention: Any) -> 
         ("query", lambda t: t[:, :3], "do not fit"),
         ("tail_values", lambda t: t[:, :, 1:], "tail_values must be"),
         ("tail_visible", lambda t: t[:, None], "tail_visible must be"),
-        ("bias", lambda t: t[1:], "bias must be"),
     ):
-        arguments = ragged_case([[3, 4], [1, 2]], tail=2, biased=True)
+        arguments = ragged_case([[3, 4], [1, 2]], tail=2)
         arguments[name] = change(arguments[name])
         with pytest.raises(ValueError, match=message):
             attention(**arguments)

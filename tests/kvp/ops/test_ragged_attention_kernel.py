@@ -56,10 +56,10 @@ def _by_kernel(arguments: dict[str, Any], scaling: float, piece: int | None = No
     ("lengths", "shape"),
     [
         ([[5, 3]], {"group": 1, "width": 64}),
-        ([[70, 0], [17, 33]], {"group": 2, "width": 64, "tail": 7, "biased": True}),
+        ([[70, 0], [17, 33]], {"group": 2, "width": 64, "tail": 7}),
         ([[40]], {"group": 7, "width": 128, "tail": 40, "masked": False}),
         ([[33, 18]], {"group": 8, "width": 256, "tail": 2}),
-        ([[20, 1, 16], [15, 17, 32]], {"group": 3, "width": 96, "tail": 18, "biased": True}),
+        ([[20, 1, 16], [15, 17, 32]], {"group": 3, "width": 96, "tail": 18}),
         ([[31, 50]], {"group": 4, "width": 80, "tail": 0}),
         ([[6, 35]], {"group": 5, "width": 8, "tail": 3}),
     ],
@@ -81,7 +81,7 @@ def test_the_error_is_that_of_rounding_the_result(
 def test_pieces_of_any_size_give_the_same(ragged_case: Case, piece: int | None) -> None:
     """Heads that end at a piece's edge, before it and after it."""
     lengths = [[64, 63, 65], [1, 128, 0]]
-    arguments = _on_device(ragged_case(lengths, tail=33, dtype=torch.float32, biased=True))
+    arguments = _on_device(ragged_case(lengths, tail=33, dtype=torch.float32))
     expected = _exact(arguments, scaling=0.3)
     assert (_by_kernel(arguments, 0.3, piece).double() - expected).abs().max() <= 2e-6
 
@@ -128,7 +128,7 @@ def test_decoding_on_a_gpu_is_the_kernels(
     ragged_case: Case, dtype: torch.dtype, width: int, group: int
 ) -> None:
     lengths = [[3000, 1, 700, 40], [0, 129, 4096, 128]]
-    drawn = ragged_case(lengths, group=group, width=width, tail=37, dtype=dtype, biased=True)
+    drawn = ragged_case(lengths, group=group, width=width, tail=37, dtype=dtype)
     arguments = _on_device(drawn)
     result = ragged_attention(**arguments, scaling=width**-0.5)
     assert torch.equal(result, ragged_attention(**arguments, backend="triton"))
@@ -156,9 +156,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from kvp.ops.ragged_attention import kernel
 
-pointers = dict.fromkeys(("bias", "parts", "sums"), "*fp32") | {"visible": "*u8"}
+pointers = dict.fromkeys(("parts", "sums"), "*fp32") | {"visible": "*u8"}
 pointers |= {"starts": "*i64", "first_piece": "*i64", "piece_head": "*i32"}
-pointers |= {"scale": "fp32", "bias_scale": "fp32"}
+pointers |= {"scale": "fp32"}
 tensors = ("queries", "keys", "values", "tail_keys", "tail_values", "result")
 for dtype, width, capability, block, limit in (
     ("bf16", 128, 80, 64, 99),
@@ -168,7 +168,7 @@ for dtype, width, capability, block, limit in (
     columns = triton.next_power_of_2(width)
     assert block == kernel.tokens_per_tile(columns, {"fp32": 4}.get(dtype, 2), 128)
     shared = {"group": 7, "width": width, "rows": 16, "columns": columns}
-    pieces = {"piece": 128, "block": block, "has_bias": True, "is_masked": True}
+    pieces = {"piece": 128, "block": block, "is_masked": True}
     for function, more in ((kernel._attend_pieces, pieces), (kernel._merge_pieces, {})):
         names, values = function.arg_names, shared | more
         given = pointers | dict.fromkeys(tensors, f"*{dtype}")

@@ -26,7 +26,6 @@ EXACT = [
     "global", "global:kvzip", "global(safeguard=0.5)",
     "pyramid", "pyramid(beta=3,window=0)", "pyramid(window=20)",
     "windowkv", "windowkv(rule=paper)", "windowkv(group=2)", "windowkv(divisor=2,group=3)",
-    "sampled", "sampled(split=global:kvzip)", "sampled(share=0.3,split=ada,size=exp,seed=3)",
 ]  # fmt: skip
 OTHERS = [
     "ada:paper", "ada(rule=paper)", "self_sized", "pyramid:kvpress", "pyramid(rounding=faithful)",
@@ -180,7 +179,7 @@ def test_counts_on_a_gpu_are_those_of_the_cpu(spec: str) -> None:
     ("spec", "message"),
     [
         ("magic", "unknown allocator 'magic': choose from uniform, pyramid, ada, global, windowkv, "
-                  "self_sized, sampled, evolved"),
+                  "self_sized, evolved"),
         ("", "allocator '' is not of the form name, name:preset or name(option=value)"),
         ("ada+global", "allocator 'ada+global' is not of the form"),
         ("ada:nobody", "ada has no preset 'nobody': its presets are kvpress, paper"),
@@ -196,11 +195,6 @@ def test_counts_on_a_gpu_are_those_of_the_cpu(spec: str) -> None:
         ("windowkv(group=0)", "windowkv: group must be an integer >= 1 or auto, got 0"),
         ("windowkv(rule=demo)", "windowkv: rule must be one of code, paper, got 'demo'"),
         ("windowkv(divisor=0)", "windowkv: divisor must be a number >= 1, got 0"),
-        ("sampled(share=2)", "sampled: share must be a number from 0 to 1, got 2"),
-        ("sampled(split=evolved)", "sampled: split must be one of uniform, pyramid, ada, global, "
-                                   "global:kvzip, got 'evolved'"),
-        ("sampled(size=big)", "sampled: size must be one of rank, score, exp, got 'big'"),
-        ("sampled(temperature=0)", "sampled: temperature must be a number >= 0.01, got 0"),
         ("evolved", "evolved needs a file: write evolved:FILE"),
         ("evolved:no/such.json", "no/such.json is no budget file"),
     ],

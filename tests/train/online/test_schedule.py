@@ -48,6 +48,27 @@ def test_draws_are_computed_ahead(
         assert schedule.draws(number, recipe, seed=3) == expected.get(number, [])
 
 
+@pytest.mark.parametrize(("points_per_sequence", "sequences"), [(1, 0), (3, 0), (1, 9)])
+@pytest.mark.parametrize("slots", [range(5), range(0, 5, 2), range(1, 5, 2)])
+def test_a_process_reads_the_sequences_of_its_contexts_in_their_order(
+    points_per_sequence: int, sequences: int, slots: range
+) -> None:
+    schedule = Schedule(buffer=4, epochs_per_sequence=2, sequences=sequences)
+    recipe = replace(
+        PRESETS["fourier"], steps=7, contexts=5, points_per_sequence=points_per_sequence
+    )
+    expected: dict[int, list[int]] = {}
+    for draw in [step * 5 + slot for step in range(7) for slot in slots]:
+        passes, index = divmod(draw // points_per_sequence, schedule.size)
+        order = sequence_order(schedule.size, seed=3, passes=passes)
+        numbers = expected.setdefault(passes, [])
+        number = schedule.start(passes) + int(order[index])
+        if number not in numbers:
+            numbers.append(number)
+    for passes in range(schedule.passes(recipe)):
+        assert schedule.order(passes, recipe, slots, seed=3) == expected.get(passes, [])
+
+
 def test_data_that_fits_is_never_replaced() -> None:
     schedule = Schedule(buffer=8, epochs_per_sequence=2, sequences=5)
     assert (schedule.size, schedule.start(100), schedule.rolls) == (5, 0, False)

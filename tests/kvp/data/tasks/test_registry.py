@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import EntryPoint, EntryPoints
 from itertools import count
 from pathlib import Path
 
@@ -112,14 +111,6 @@ def test_a_task_by_its_module(module: str, tokenizer: PreTrainedTokenizerBase) -
         find_task(f"{module}:Leaves")
     with pytest.raises(UsageError, match="a task has a name, build"):
         find_task(f"{module}:thing")
-
-
-def test_a_task_of_an_entry_point(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    points = EntryPoints([EntryPoint("back", f"{module}:Reversed", registry.GROUP)])
-    monkeypatch.setattr("kvp.plugins.entry_points", lambda **by: points.select(**by))
-    assert find_task("back").name == "reversed"
-    with pytest.raises(UsageError, match=r"unknown task 'forth'.*; use .*, data, back or"):
-        find_task("forth")
 
 
 def test_a_task_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
