@@ -29,7 +29,7 @@ INSTALLED := $(VENV)/.installed
 # Ray and its tests are apart: it is large, and starts processes of its own.
 WITH_RAY := $(VENV)/.installed-ray
 
-.PHONY: install check test test-fast test-real test-ray demo clean
+.PHONY: install check test test-fast test-real test-ray demo size clean
 
 install: $(INSTALLED)
 
@@ -73,6 +73,12 @@ demo: $(INSTALLED)
 		--traces $(RUN)/traces --out $(RUN)/results
 	$(BIN)/kvp-report $(RUN)/results --out $(RUN)/report.html
 	@echo "Open $(RUN)/report.html in a browser: it needs no network."
+
+# What somebody who takes the project over has to read: lines of Python, words of the docs.
+size:
+	@for part in "kvp trace_collect train policies eval" tests "recipes benchmarks"; do \
+		echo "$$(git ls-files $$part | grep '\.py$$' | xargs cat | wc -l) lines: $$part"; done
+	@echo "$$(git ls-files docs | grep '\.md$$' | xargs cat | wc -w) words: docs"
 
 clean:
 	rm -rf runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
