@@ -1,4 +1,4 @@
-"""Read a results folder and check what the report relies on.
+"""Read results folders, check what the report relies on, and join those of one evaluation.
 
 Missing optional parts are None or empty, and the page says so; damaged parts are errors. A torn
 last line, which an interrupted run can leave, is left out with a note.
@@ -7,19 +7,11 @@ last line, which an interrupted run can leave, is left out with a note.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eval.report.schema import (
-    CURVE_SCHEMA,
-    KEPT_SCHEMA,
-    ROW_SCHEMA,
-    TIMING_SCHEMA,
-    RecordSchema,
-    manifest_fault,
-    tokens_are_sound,
-)
+from eval.report import schema
 from eval.results.folder import (
     CURVES,
     KEPT,
@@ -27,15 +19,23 @@ from eval.results.folder import (
     ROWS,
     TIMING,
     TOKENS,
-    lost_records,
     read_manifest,
     tuned_of,
 )
+from eval.results.folder import lost_records as lost_of
 from eval.results.records import Record, read_records
 from eval.tune.settings_file import TunedSettings
 from kvp.errors import ResultsError
-from kvp.manifest import read_sealed_json
+from kvp.manifest import digest_json, read_sealed_json
 from kvp.metrics import METRICS_VERSION
+
+_FILES: Mapping[str, tuple[str, type[schema.CheckedRecord]]] = {
+    "records": (ROWS, schema.Row),
+    "timing": (TIMING, schema.Timing),
+    "curves": (CURVES, schema.Curve),
+    "kept": (KEPT, schema.KeptAttention),
+}
+"""Field of `Results` -> its file, and what a record of it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,8 @@ class Results:
     def setting(self, name: str) -> Any:  # noqa: ANN401
         """A setting of the run as its manifest records it, None where it does not."""
         for part in ("identity", "config"):
-            values = self.manifest.get(part)
-            if isinstance(values, Mapping) and name in values:
-                return values[name]
+            if name in self.manifest.get(part, {}):
+                return self.manifest[part][name]
         return None
 
     @property
@@ -84,46 +83,47 @@ def load_results(folder: Path) -> Results:
     if not (folder / MANIFEST).exists():
         raise ResultsError(f"{folder} holds no {MANIFEST}; is this a results folder of kvp-eval?")
     manifest = read_manifest(folder / MANIFEST)
-    if (name := manifest_fault(manifest)) is not None:
+    if (name := schema.fault(schema.Manifest, manifest)) is not None:
         raise ResultsError(f"{folder / MANIFEST} is damaged: {name!r} has no valid value")
-    if (lost := lost_records(folder, manifest)) is not None:
+    if (lost := lost_of(folder, manifest)) is not None:
         raise ResultsError(f"{lost}; run the same kvp-eval command again")
     notes: list[str] = list(manifest.get("notes", []))
-    records = _checked_records(folder / ROWS, ROW_SCHEMA, notes)
-    if not records:
-        raise ResultsError(f"{folder / ROWS} holds no records yet; run kvp-eval first")
-    optional = {
-        name: _checked_records(folder / name, schema, notes) if (folder / name).exists() else ()
-        for name, schema in ((TIMING, TIMING_SCHEMA), (CURVES, CURVE_SCHEMA), (KEPT, KEPT_SCHEMA))
+    records = {
+        field: _checked_records(folder / name, model, notes)
+        if field == "records" or (folder / name).exists()
+        else ()
+        for field, (name, model) in _FILES.items()
     }
-    check_grid(folder / CURVES, optional[CURVES])
-    check_definition(folder / CURVES, optional[CURVES])
-    check_heads(folder / ROWS, records)
-    tokens = folder / TOKENS
-    return Results(
+    if not records["records"]:
+        raise ResultsError(f"{folder / ROWS} holds no records yet; run kvp-eval first")
+    tokens = None
+    if (folder / TOKENS).exists():
+        tokens = read_sealed_json(folder / TOKENS, ResultsError)
+        if schema.fault(schema.TokenRanks, tokens) is not None:
+            raise ResultsError(f"{folder / TOKENS} is damaged; delete it and run kvp-eval again")
+    results = Results(
         folder=folder,
         manifest=manifest,
-        records=records,
-        timing=optional[TIMING],
-        curves=optional[CURVES],
-        kept=optional[KEPT],
-        tokens=_read_tokens(tokens) if tokens.exists() else None,
+        **records,
+        tokens=tokens,
         tuned=tuned_of(folder / MANIFEST, manifest),
         notes=tuple(notes),
     )
+    _check_averages(results)
+    return results
 
 
-def _checked_records(path: Path, schema: RecordSchema, notes: list[str]) -> tuple[Record, ...]:
-    """Records of a file, checked."""
-    records: dict[tuple[Any, ...], Record] = {}
+def _checked_records(
+    path: Path, model: type[schema.CheckedRecord], notes: list[str]
+) -> tuple[Record, ...]:
+    records: dict[tuple[str, ...], Record] = {}
     for number, record in enumerate(read_records(path), start=1):
-        if (name := schema.fault(record)) is not None:
+        if (name := schema.fault(model, record)) is not None:
             raise ResultsError(
                 f"{path} line {number} is damaged: {name!r} is missing or has no valid value; "
                 "delete that line and run kvp-eval again"
             )
-        key = tuple(repr(record.get(name)) for name in schema.key)
-        if records.setdefault(key, record) != record:
+        if records.setdefault(_key(record, model), record) != record:
             raise ResultsError(
                 f"{path} line {number} contradicts an earlier line of the same method and prompt; "
                 "delete one of the two"
@@ -133,37 +133,100 @@ def _checked_records(path: Path, schema: RecordSchema, notes: list[str]) -> tupl
     return tuple(records.values())
 
 
-def check_heads(path: Path, records: Sequence[Record]) -> None:
-    """Raise ResultsError where evidence was counted in models of different shape."""
-    kept = [each["evidence_kept"] for each in records if each["evidence_kept"] is not None]
+def _key(record: Record, model: type[schema.CheckedRecord]) -> tuple[str, ...]:
+    return tuple(repr(record.get(name)) for name in model.key)
+
+
+def _check_averages(results: Results) -> None:
+    """Raise ResultsError where records that are averaged were not measured alike."""
+    kept = [each["evidence_kept"] for each in results.records if each["evidence_kept"] is not None]
     if len({(len(layers), len(layers[0])) for layers in kept}) > 1:
         raise ResultsError(
-            f"{path} is damaged: 'evidence_kept' has different numbers of heads; "
+            f"{results.folder / ROWS} is damaged: 'evidence_kept' has different numbers of heads; "
             "choose another --out and run kvp-eval again"
         )
-
-
-def check_grid(path: Path, curves: Sequence[Record]) -> None:
-    """Raise ResultsError where curves that are averaged were measured at different budgets."""
-    grids = {(record["protocol"], tuple(record["budgets"])) for record in curves}
+    grids = {(record["protocol"], tuple(record["budgets"])) for record in results.curves}
     if len(grids) > len({protocol for protocol, _ in grids}):
         raise ResultsError(
-            f"{path} holds curves at different budgets, which cannot be averaged; "
-            "delete it and run kvp-eval --traces again"
+            f"{results.folder / CURVES} holds curves at different budgets, which cannot be "
+            "averaged; delete it and run kvp-eval --traces again"
         )
-
-
-def check_definition(path: Path, curves: Sequence[Record]) -> None:
-    """Raise ResultsError where area and skill are not those of today's `kvp.metrics`."""
-    if any(record["metrics_version"] != METRICS_VERSION for record in curves):
+    if any(record["metrics_version"] != METRICS_VERSION for record in results.curves):
         raise ResultsError(
-            f"{path} holds another definition of skill than this kvp; "
+            f"{results.folder / CURVES} holds another definition of skill than this kvp; "
             "delete it and run kvp-eval --traces again"
         )
 
 
-def _read_tokens(path: Path) -> Mapping[str, Any]:
-    content = read_sealed_json(path, ResultsError)
-    if not tokens_are_sound(content):
-        raise ResultsError(f"{path} is damaged; delete it and run kvp-eval again")
-    return content
+def join(folders: Sequence[Results]) -> list[Results]:
+    """Folders of equal settings (`identity` of their manifests) as one, in the order of the first.
+
+    One folder may hold what another lacks, such as a protocol. Raises ResultsError, in one line,
+    where two of them hold the same row, or rows of different policies under one label.
+    """
+    runs: dict[str, Results] = {}
+    for folder in folders:
+        identity = digest_json(folder.manifest.get("identity"))
+        runs[identity] = _joined(runs[identity], folder) if identity in runs else folder
+    return list(runs.values())
+
+
+def _joined(first: Results, second: Results) -> Results:
+    digests, others = (run.manifest.get("policies", {}) for run in (first, second))
+    used = ({(each["policy"], each["protocol"]) for each in run.records} for run in (first, second))
+    for label, _ in set.intersection(*used):
+        if label in digests and others.get(label, digests[label]) != digests[label]:
+            raise ResultsError(
+                f"{second.folder} holds rows of another policy called {label!r} than "
+                f"{first.folder}; give them one by one"
+            )
+    records: dict[str, tuple[Record, ...]] = {}
+    for field, (_, model) in _FILES.items():
+        keys = {_key(record, model) for record in getattr(first, field)}
+        for record in getattr(second, field):
+            if _key(record, model) in keys:
+                shown = ("method", "task", "budget_spec", "example")
+                named = ", ".join(f"{name} {record[name]}" for name in shown if record.get(name))
+                raise ResultsError(
+                    f"{second.folder} holds rows that {first.folder} holds, too ({named}); "
+                    "give folders that share no rows"
+                )
+        records[field] = (*getattr(first, field), *getattr(second, field))
+    earlier = {key: first.manifest[key] for key in ("config", "created", "command")
+               if key in first.manifest}  # fmt: skip
+    runs = [
+        *first.manifest.get("earlier_runs", []), earlier, *second.manifest.get("earlier_runs", []),
+    ]  # fmt: skip
+    joined = replace(
+        second,
+        folder=first.folder,
+        manifest={**second.manifest, "earlier_runs": runs},
+        **records,
+        tokens=second.tokens if first.tokens is None else first.tokens,
+        tuned=(*first.tuned, *second.tuned),
+        notes=tuple(dict.fromkeys((*first.notes, *second.notes))),
+    )
+    _check_averages(replace(joined, folder=second.folder))
+    return joined
+
+
+def labels(runs: Sequence[Results]) -> list[str]:
+    """A name for each run: the settings in which they differ, and their folders where none does."""
+    names = ("model", "length", "seed", "split", "dtype", "max_new_tokens")
+    differing = [name for name in names if len({str(run.setting(name)) for run in runs}) > 1]
+    found = [
+        ", ".join(
+            model_name(run) if name == "model" else f"{name} {run.setting(name)}"
+            for name in differing
+        )
+        for run in runs
+    ]
+    if len(set(found)) == len(found):
+        return found
+    return [f"{name}, {run.folder}".lstrip(", ") for name, run in zip(found, runs, strict=True)]
+
+
+def model_name(results: Results) -> str:
+    """The model as it was given; of a folder its last part."""
+    name = str(results.setting("model"))
+    return Path(name).name if Path(name).is_absolute() or name.startswith(".") else name
