@@ -303,7 +303,8 @@ def _compared(run: Run, comparison: Comparison, prefix: str, styles: figures.Sty
         learned = [family for family, choice in comparison.choices.items()
                    if choice.setting.method == LEARNED]  # fmt: skip
         against = (tables.against(comparison, family) for family in learned)
-        paired = (tables.minus_full(comparison), *against)
+        nulls = tables.minus_null(comparison, lines)
+        paired = (tables.minus_full(comparison), *against, nulls)
         fold("differences", "Differences, paired by prompt", *paired)
     if len(comparison.tasks) > 1:
         front = _front(shown)

@@ -84,6 +84,10 @@ class Row(CheckedRecord):
     evidence_tokens: Positive | None
     evidence_kept: Annotated[list[list[Count]], Field(min_length=1)] | None
     evidence_lost: Count | None
+    policy_commit: str = ""
+    labels: Mapping[str, str | Number] = {}
+    score_norm: Score = 0.0
+    choice_nll: Annotated[list[Number], Field(min_length=2)] = []
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -186,13 +186,10 @@ def differences(
 
     `pairs` maps names of lines to two settings; None where no two of them share a prompt.
     """
-    specs = comparison.budgets.specs
     gaps: dict[tuple[str, str], Interval] = {}
     for name, sides in pairs.items():
-        for spec in specs:
-            ours, theirs = (
-                _at(comparison.grid.get(side, {}), side, spec) for side in sides
-            )  # fmt: skip
+        for spec in comparison.budgets.specs:
+            ours, theirs = (_at(comparison.grid.get(each, {}), each, spec) for each in sides)
             if ours is None or theirs is None:
                 continue
             if not prompts_of(ours.scores).isdisjoint(prompts_of(theirs.scores)):
@@ -202,6 +199,23 @@ def differences(
                     bounds=comparison.bounds,
                     resamples=comparison.resamples,
                 )
+    return _gaps(comparison, gaps, what)
+
+
+def minus_null(comparison: Comparison, lines: Sequence[Line]) -> Table | None:
+    """Settings minus the best null of their protection; None where no null answered the prompts."""
+    gaps = {
+        (f"{name} ({note})", spec): gap
+        for name, note, setting in lines for spec in comparison.budgets.specs
+        if (gap := _over_null(comparison, setting, spec)) is not None
+    }  # fmt: skip
+    return _gaps(comparison, gaps, "Each method minus the best null with the same protection")
+
+
+def _gaps(
+    comparison: Comparison, gaps: Mapping[tuple[str, str], Interval], what: str
+) -> Table | None:
+    """A table of differences by name of the line and budget."""
     if not gaps:
         return None
     differs = _resolved(gaps)
@@ -210,7 +224,7 @@ def differences(
     rows: list[Sequence[Field | str]] = []
     for name in dict.fromkeys(name for name, _ in gaps):
         row: list[Field | str] = [name]
-        for spec in specs:
+        for spec in comparison.budgets.specs:
             gap = gaps.get((name, spec))
             star = " *" if (name, spec) in differs else ""
             row.append(NOTHING if gap is None else _rounded(gap, scale, digits, star, sign="+"))
@@ -318,7 +332,7 @@ def skill_map(shown: Mapping[ReportedMethod, Cost], protocol: str) -> Table:
     columns = sorted({head for _, head in heads})
     rows: list[Sequence[Field | str]] = []
     for layer in sorted({layer for layer, _ in heads}):
-        row: list[Field | str] = [f"layer {layer}"]
+        row: list[Field | str] = [str(layer)]
         for head in columns:
             skill = shown[ours].heads.get((layer, head))
             rivals = [
@@ -333,7 +347,7 @@ def skill_map(shown: Mapping[ReportedMethod, Cost], protocol: str) -> Table:
     return Table(
         caption=f"Skill of {ours.family} in every head (1: the best ranking there is, 0: chance), "
         f"and below it the best of the other methods, oracle apart; {PROTOCOL_NAMES[protocol]}.",
-        header=("", *(f"head {head}" for head in columns)),
+        header=("layer", *(f"head {head}" for head in columns)),
         rows=rows,
     )
 

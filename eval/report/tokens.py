@@ -36,7 +36,7 @@ def rank_styles() -> str:
         to_hex(matplotlib.colormaps["Blues"](level / (COLORS - 1))) for level in range(COLORS)
     ]
     return "\n".join(
-        f".r{level}{{background:{shade};color:{'#111111' if level < 9 else '#ffffff'}}}"
+        f".r{level}{{background:{shade};color:{'#111111' if level < 11 else '#ffffff'}}}"
         for level, shade in enumerate(shades)
     )
 
@@ -90,7 +90,10 @@ def token_map(results: Results, *, maximum_digits: int = MAXIMUM_DIGITS) -> Toke
         protected=frozenset(
             place for place in range(tokens) if place < sinks or place >= tokens - recents
         ),
-        pair=(methods[0], ORACLE if ORACLE in methods else methods[-1]),
+        pair=(
+            next((label for label in methods if label != ORACLE), ORACLE),
+            ORACLE if ORACLE in methods else methods[-1],
+        ),
         shades={
             label: tuple(
                 min(int(COLORS * (1 - mean / max(tokens - 1, 1))), COLORS - 1)

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from eval.report import tables
-from eval.report.best_settings import Comparison, Kind, compare
-from eval.report.costs import areas
+from eval.report.aggregates import Kind
+from eval.report.comparison import Comparison, compare
+from eval.report.costs import costs
 from eval.report.load import Results, load_results
-from eval.report.markdown import markdown
 from eval.report.schema import PROTOCOL_NAMES
+from eval.report.tables import markdown
 from eval.results.records import policy_groups
 
 RESAMPLES = 2000
@@ -25,10 +26,7 @@ KINDS: tuple[Kind, ...] = ("accuracy", "perplexity", "kept")
 
 def comparisons(results: Results, protocol: str) -> dict[Kind, Comparison]:
     """Comparisons of the kinds that the folder has."""
-    found = {
-        kind: compare(results, kind, protocol, validation=None, resamples=RESAMPLES)
-        for kind in KINDS
-    }
+    found = {kind: compare(results, kind, protocol, resamples=RESAMPLES) for kind in KINDS}
     return {kind: each for kind, each in found.items() if each is not None}
 
 
@@ -40,8 +38,8 @@ def tables_of(results: Results, protocol: str, by_kind: dict[Kind, Comparison]) 
         memory = tables.cache_bytes(comparison)
         if memory is not None:
             yield markdown(memory)
-    if (costs := area_table(results, protocol)) is not None:
-        yield markdown(costs)
+    if (areas := area_table(results, protocol)) is not None:
+        yield markdown(areas)
 
 
 def area_table(results: Results, protocol: str) -> tables.Table | None:
@@ -49,7 +47,7 @@ def area_table(results: Results, protocol: str) -> tables.Table | None:
     curves = [record for record in results.curves if record["protocol"] == protocol]
     if not curves:
         return None
-    return tables.areas(areas(curves, policy_groups(curves)), protocol)
+    return tables.areas(costs(curves, policy_groups(curves)), protocol)
 
 
 def main() -> None:

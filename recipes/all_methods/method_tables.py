@@ -6,25 +6,23 @@ Each method stands in the setting that kvp-tune chose for it. Intervals and p-va
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from eval import whole_curve
 from eval.methods import build_methods
 from eval.report import tables
 from eval.report.aggregates import ReportedMethod
-from eval.report.best_settings import Comparison, best_methods
-from eval.report.page import Field, Table
+from eval.report.comparison import Comparison
+from eval.report.tables import Field, Line, Table
 from eval.results.records import FULL, LEARNED, ORACLE, UNIFORM
-from eval.stats import Interval, holm, paired_difference
+from eval.stats import Interval, paired_difference
 from eval.tune.settings_file import TunedSettings
 from policies.registry import NULLS
 
 RESAMPLES = 2000
 SHARE = whole_curve.ENOUGH
-ABOVE = "* above, † below the best null with the same protection, at 5 % after Holm's correction"
 SEEN = {"query_aware": "question seen", "query_agnostic": "question not seen"}
-Line = tables.Line
 
 
 def shown_lines(comparison: Comparison) -> list[Line]:
@@ -43,43 +41,6 @@ def published_lines(comparison: Comparison, methods: Sequence[str]) -> list[Line
         if setting.method == FULL
         or (setting.method, setting.variant, setting.allocator) in published
     ]  # fmt: skip
-
-
-def scores(comparison: Comparison, lines: Sequence[Line]) -> Table:
-    """Numbers with intervals, marked where they differ from the best null."""
-    table = tables.some_settings(comparison, lines)
-    accuracy = comparison.kind == "accuracy"
-    what = f"Answers, %, mean over {len(comparison.tasks)} tasks" if accuracy else "Perplexity"
-    return replace(
-        table,
-        caption=f"{what} ({comparison.interval}); {ABOVE}; {comparison.conditions}.",
-        rows=[[_compact(cell) for cell in row] for row in table.rows],
-    )
-
-
-def _compact(cell: Field | str) -> Field | str:
-    """A cell with its interval alone, and a mark for its distance to the best null."""
-    if isinstance(cell, str) or " over " not in cell.small:
-        return cell
-    interval, over, *_ = cell.small.split("\n")
-    mark = (" †" if over.startswith("-") else " *") if " * " in over else ""
-    return replace(cell, text=f"{cell.text}{mark}", small=interval)
-
-
-def against(comparison: Comparison, family: str) -> Table | None:
-    """A method minus each other one, both in their chosen settings; None where it was not run."""
-    if family not in comparison.choices:
-        return None
-    ours = comparison.choices[family].setting
-    others = {
-        choice.name: choice.setting for name, choice in comparison.choices.items()
-        if name != family and choice.setting.method not in (FULL, ORACLE)
-        and not choice.setting.self_sized
-    }  # fmt: skip
-    pairs = {name: (ours, theirs) for name, theirs in others.items()}
-    return _differences(
-        comparison, pairs, f"{family} ({ours.details}) minus each method in its chosen setting"
-    )
 
 
 def enough(comparisons: Sequence[Comparison]) -> Table:
@@ -133,53 +94,11 @@ def allocations(comparison: Comparison, methods: Iterable[str]) -> Table | None:
             if same and setting != uniform and uniform in comparison.grid:
                 rule = setting.allocator.partition(":")[0]
                 pairs[f"{family} +{rule} ({_options(setting)})"] = (setting, uniform)
-    if not pairs:
-        return None
-    return _differences(comparison, pairs, "Allocators minus uniform budgets, same scores")
+    return tables.differences(comparison, pairs, "Allocators minus uniform budgets, same scores")
 
 
 def _options(setting: ReportedMethod) -> str:
     return replace(setting, allocator=UNIFORM).details
-
-
-def _differences(
-    comparison: Comparison,
-    pairs: Mapping[str, tuple[ReportedMethod, ReportedMethod]],
-    what: str,
-) -> Table:
-    """Paired differences, one line per pair: points, or nats of likelihood per token."""
-    gaps: dict[tuple[str, str], Interval] = {}
-    bounds = (-1, 1) if comparison.kind == "accuracy" else None
-    for name, (ours, theirs) in pairs.items():
-        for spec in comparison.budgets.specs:
-            sides = [comparison.grid.get(side, {}).get(spec) for side in (ours, theirs)]
-            if sides[0] is not None and sides[1] is not None:
-                gaps[name, spec] = paired_difference(
-                    sides[0].scores, sides[1].scores, bounds=bounds, resamples=RESAMPLES
-                )
-    stars: Mapping[Hashable, bool] = dict(zip(gaps, holm(list(gaps.values())), strict=True))
-    rows: list[Sequence[Field | str]] = []
-    for name in pairs:
-        keys = [(name, spec) for spec in comparison.budgets.specs]
-        if any(key in gaps for key in keys):
-            cells = [
-                _gap(comparison, gaps[key], star=stars[key]) if key in gaps else Field(text="–")
-                for key in keys
-            ]
-            rows.append([name, *cells])
-    unit = "points" if comparison.kind == "accuracy" else "nats of likelihood per token"
-    return Table(
-        caption=f"{what}, {unit}, paired by prompt ({comparison.interval}); * differs from 0 at "
-        f"5 % after Holm's correction for the {len(gaps)} differences of the table.",
-        header=("", *tables.budget_names(comparison.budgets)),
-        rows=rows,
-    )
-
-
-def _gap(comparison: Comparison, gap: Interval, *, star: bool) -> Field:
-    scale, digits = (100, 1) if comparison.kind == "accuracy" else (1, 3)
-    mean, low, high = (f"{scale * value:+.{digits}f}" for value in (gap.mean, gap.low, gap.high))
-    return Field(text=f"{mean}{' *' if star else ''}", small=f"{low} to {high}")
 
 
 def tuning(settings: TunedSettings) -> Table:
@@ -229,8 +148,9 @@ def sentence(comparison: Comparison, spec: str) -> str:
     if trained is not None and other is not None:
         gap = _paired(comparison, trained, other, spec)
         unit = "points" if comparison.kind == "accuracy" else "nats per token"
-        parts.append(f"the first minus the second {_gap(comparison, gap, star=False).text} {unit} "
-                     f"({_gap(comparison, gap, star=False).small})")  # fmt: skip
+        scale, digits = (100, 1) if comparison.kind == "accuracy" else (1, 3)
+        mean, low, high = (f"{scale * one:+.{digits}f}" for one in (gap.mean, gap.low, gap.high))
+        parts.append(f"the first minus the second {mean} {unit} ({low} to {high})")
     full = _number(comparison, FULL, None)
     kind = "answers" if comparison.kind == "accuracy" else "perplexity of dialogues"
     return (
@@ -256,10 +176,12 @@ def _of(comparison: Comparison, spec: str, *methods: str) -> str | None:
         and (choice.setting.method in methods if methods != ("",)
              else choice.setting.method not in (FULL, ORACLE, LEARNED, *NULLS))
     }  # fmt: skip
-    best = best_methods(
-        comparison.grid, choices, spec, higher_is_better=comparison.higher_is_better
-    )
-    return best[0] if best else None
+    means = {
+        family: estimate.interval.mean
+        for family in choices if (estimate := comparison.estimate(family, spec)) is not None
+    }  # fmt: skip
+    best = max if comparison.higher_is_better else min
+    return best(means, key=lambda family: means[family], default=None)
 
 
 def _number(comparison: Comparison, family: str, spec: str | None) -> str:
@@ -276,7 +198,6 @@ def _paired(comparison: Comparison, ours: str, theirs: str, spec: str) -> Interv
     sides = [comparison.estimate(family, spec) for family in (ours, theirs)]
     assert sides[0] is not None, "the best method has an estimate"
     assert sides[1] is not None, "the best method has an estimate"
-    bounds = (-1, 1) if comparison.kind == "accuracy" else None
     return paired_difference(
-        sides[0].scores, sides[1].scores, bounds=bounds, resamples=RESAMPLES
-    )  # fmt: skip
+        sides[0].scores, sides[1].scores, bounds=comparison.bounds, resamples=RESAMPLES
+    )

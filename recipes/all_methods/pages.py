@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import method_tables
@@ -24,13 +24,12 @@ from blocks import fill_file
 from full_tables import area_table, comparisons, tables_of
 from sizes import sizes
 
-from eval.report import draw_png, figures
-from eval.report.best_settings import Comparison, Kind
-from eval.report.figure_types import Figure, LineFigure, assign_styles
+from eval.report import figures, tables
+from eval.report.aggregates import Kind
+from eval.report.comparison import Comparison, drawn_settings
 from eval.report.load import Results, load_results
-from eval.report.markdown import markdown
-from eval.report.page import Table, commands
-from eval.report.run import ATTENTION_FREE
+from eval.report.page import commands
+from eval.report.tables import Table, markdown
 from eval.results.records import LEARNED
 from eval.tune.settings_file import load_settings
 from kvp.config_groups import split_list
@@ -97,18 +96,18 @@ def of_protocol(
         return
 
     def scores(comparison: Comparison) -> Table:
-        return method_tables.scores(comparison, method_tables.shown_lines(comparison))
+        return tables.some_settings(comparison, method_tables.shown_lines(comparison))
 
     def as_published(comparison: Comparison) -> Table | None:
         lines = method_tables.published_lines(comparison, published)
-        return method_tables.scores(comparison, lines) if len(lines) > 1 else None  # the full cache
+        return tables.some_settings(comparison, lines) if len(lines) > 1 else None  # the full cache
 
     yield f"answers-{protocol}", each.table("accuracy", scores)
-    yield f"against-{protocol}", each.table("accuracy", method_tables.against, LEARNED)
+    yield f"against-{protocol}", each.table("accuracy", tables.against, LEARNED)
     yield f"published-{protocol}", each.table("accuracy", as_published)
     yield f"allocators-{protocol}", each.table("accuracy", method_tables.allocations, allocated)
     yield f"dialogues-{protocol}", each.table("perplexity", scores)
-    yield f"replies-{protocol}", each.table("perplexity", method_tables.against, LEARNED)
+    yield f"replies-{protocol}", each.table("perplexity", tables.against, LEARNED)
     costs = area_table(each.results, protocol)
     yield f"kept-{protocol}", None if costs is None else markdown(costs)
 
@@ -120,7 +119,7 @@ def of_small(small: Measured | None, each: Measured | None, protocol: str) -> It
         return
 
     def scores(comparison: Comparison) -> Table:
-        return method_tables.scores(comparison, method_tables.shown_lines(comparison))
+        return tables.some_settings(comparison, method_tables.shown_lines(comparison))
 
     yield f"small-{protocol}", small.table("accuracy", scores)
     yield f"small-replies-{protocol}", small.table("perplexity", scores)
@@ -139,12 +138,12 @@ def of_stories(each: Measured | None) -> Iterator[Block]:
         return
 
     def scores(comparison: Comparison) -> Table:
-        return method_tables.scores(comparison, method_tables.shown_lines(comparison))
+        return tables.some_settings(comparison, method_tables.shown_lines(comparison))
 
     costs = area_table(each.results, each.protocol)
-    tables = (each.table("perplexity", scores), markdown(costs) if costs else None)
-    yield "stories", "\n".join(filter(None, tables)) or None
-    yield "stories-against", each.table("perplexity", method_tables.against, LEARNED)
+    parts = (each.table("perplexity", scores), markdown(costs) if costs else None)
+    yield "stories", "\n".join(filter(None, parts)) or None
+    yield "stories-against", each.table("perplexity", tables.against, LEARNED)
 
 
 def tuning(settings: Path) -> str | None:
@@ -213,24 +212,18 @@ def summary(found: Mapping[str, Measured]) -> str | None:
     return "\n".join([trial, *lines]) if lines else None
 
 
-def figure(found: Mapping[str, Measured]) -> LineFigure | None:
+def figure(found: Mapping[str, Measured]) -> figures.Picture | None:
     """Answers against budget, a panel per protocol; None where a protocol is missing."""
     shown = [each.by_kind["accuracy"] for each in found.values() if "accuracy" in each.by_kind]
     if len(shown) < len(PROTOCOLS):
         return None
-    families = dict.fromkeys(family for each in shown for family in each.choices)
-    styles = assign_styles(list(families), ATTENTION_FREE)
-    drawn = [figures.overall(each, styles) for each in shown]
-    panels = tuple(
-        replace(
-            one.panels[0],
-            title=method_tables.SEEN[each.protocol],
-            # Chosen settings differ between the panels, so that the legend has names alone.
-            curves=tuple(replace(curve, label=curve.key) for curve in one.panels[0].curves),
-        )
-        for one, each in zip(drawn, shown, strict=True)
-    )
-    return replace(drawn[0], name="methods", panels=panels, columns=len(panels))
+    styles = figures.line_styles(family for each in shown for family in each.choices)
+    panels = [
+        (method_tables.SEEN[each.protocol], each, each.grid, drawn_settings(each)) for each in shown
+    ]
+    # Chosen settings differ between the panels, so that the legend has names alone.
+    drawing = figures.against_budget(panels, styles, short=True)
+    return figures.Picture(name="methods", caption="", figure=drawing)
 
 
 def without_folders(text: str | None, run: Path) -> str | None:
@@ -270,9 +263,9 @@ def main() -> None:
     by_protocol = {name: measured(run / f"test-{name}", name) for name in PROTOCOLS}
     small = {name: measured(run / f"small-{name}", name) for name in PROTOCOLS}
     found = {name: each for name, each in by_protocol.items() if each is not None}
-    drawing: Figure | None = figure(found)
+    drawing = figure(found)
     if drawing is not None:
-        (docs / FIGURE).write_bytes(draw_png.draw(drawing))
+        (docs / FIGURE).write_bytes(drawing.image("png"))
     blocks: dict[str, str | None] = {
         "setup": setup(found),
         "summary": summary(found),

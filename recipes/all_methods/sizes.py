@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from eval.report.page import Field, Table
+from eval.report.tables import Field, Table
 from eval.results.records import SELF_SIZED, Record, method_label
 
 

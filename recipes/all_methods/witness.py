@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from eval.report.load import load_results
-from eval.report.markdown import markdown
-from eval.report.page import Field, Table
+from eval.report.tables import Field, Table, markdown
 from eval.results.records import FULL, Record, method_label
 from eval.stats import Interval, Unit, bootstrap_mean
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from eval.report import tables
 from eval.report.aggregates import ReportedMethod
-from eval.report.best_settings import Comparison, compare
+from eval.report.comparison import Comparison, compare
 from eval.report.failures import Cells, cells_of, evidence_table, failure_table
 from eval.report.load import Results, load_results
-from eval.report.markdown import markdown
-from eval.report.page import Field, Table, commands
+from eval.report.page import commands
 from eval.report.schema import PROTOCOL_NAMES
+from eval.report.tables import Field, Table, markdown
 from eval.results.records import FULL, Record
 from eval.stats import Interval, by_policy, holm, paired_difference
 
@@ -34,7 +34,7 @@ def page(folders: Sequence[Path]) -> Iterator[str]:
     lines = [line for each in results for line in commands(each.manifest)]
     yield "\n".join(["```", *dict.fromkeys(lines), "```", ""])
     for protocol in results[0].protocols:
-        main = compare(results[0], "accuracy", protocol, validation=None, resamples=RESAMPLES)
+        main = compare(results[0], "accuracy", protocol, resamples=RESAMPLES)
         if main is None:
             continue
         cells = cells_of(results[0], protocol)
@@ -56,6 +56,7 @@ def _tables(comparison: Comparison, cells: Cells, lines: Sequence[tables.Line]) 
     yield markdown(tables.some_settings(comparison, lines))
     middle = comparison.budgets.specs[(len(comparison.budgets.specs) - 1) // 2]
     for table in (
+        tables.minus_null(comparison, lines),
         failure_table(cells, comparison, lines),
         evidence_table(cells, comparison, middle, lines),
     ):

@@ -78,9 +78,7 @@ def test_the_page_has_every_part(tmp_path: Path) -> None:
     ]
     assert "kvp-eval sdpa\nkvp-eval eager" in text
     protected = text[: text.index("; unprotected")]
-    assert "| snapkv (protected) | 50.0 (0.0 to 100.0, -50.0 over ring, -100.0 to +100.0) |" in (
-        protected
-    )
+    assert "| snapkv (protected) | -50.0 (-100.0 to +100.0) |" in (protected)
     assert "1 of 2, 0 gained, 1 with a token gone" in protected
     assert "| snapkv (protected) | 50 | 50 (50 50) |" in protected
     backends = text[text.index("eager instead of sdpa") :].partition("\n## ")[0]
