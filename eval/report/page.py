@@ -253,7 +253,7 @@ def _run(run: Run, prefix: str, styles: figures.Styles, digits: int) -> Iterator
     lacking = [Text(text=words, style="missing") for part, words in _LACKING.items()
                if not there.get(part)]  # fmt: skip
     title = "Settings, and how this was made"
-    blocks = [*map(tables.settings, run.comparisons), *lacking, *_about(run)]
+    blocks = [tables.settings(run.comparisons), *lacking, *_about(run)]
     yield Section(ident=f"{prefix}about", title=title, blocks=blocks)
 
 
@@ -378,7 +378,10 @@ def _facts(caption: str, facts: Mapping[str, Any]) -> Table:
     def words(value: object) -> str:
         return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
-    rows = [[str(name), words(value)] for name, value in facts.items() if value not in (None, [])]
+    rows: list[list[tables.Field | str]] = [
+        [str(name), tables.Field(text=words(value), mark="text")]
+        for name, value in facts.items() if value not in (None, [])
+    ]  # fmt: skip
     return Table(caption=caption, header=("what", "value"), rows=rows)
 
 

@@ -265,24 +265,25 @@ def cache_bytes(comparison: Comparison) -> Table | None:
     )
 
 
-def settings(comparison: Comparison) -> Table:
-    """The setting that each method is shown in, and what chose it."""
+def settings(comparisons: Sequence[Comparison]) -> Table:
+    """The setting that each method is shown in, where, and what chose it."""
+    where: dict[tuple[str, ...], list[str]] = {}
+    for comparison in comparisons:
+        for choice in comparison.choices.values():
+            chosen = f"kvp-tune, on {choice.chosen_on}" if choice.chosen_on else "default"
+            ends = ", ".join(choice.open_ends) or ("none" if choice.chosen_on else "–")
+            row = (choice.name, choice.setting.details, chosen, str(choice.candidates), ends)
+            where.setdefault(row, []).append(f"{comparison.kind}, {comparison.protocol}")
+    rows = [
+        [Field(text=text, mark="text") for text in (*row, "; ".join(shown))]
+        for row, shown in where.items()
+    ]
     return Table(
         caption="Settings in the tables and figures, and from how many each was chosen (tried by "
         "kvp-tune; for a default, those that were run). Grid ends: options whose best number is "
-        f"the last that was tried: a better one may lie beyond. {MEASURES[comparison.kind]}; "
-        f"{PROTOCOL_NAMES[comparison.protocol]}.",
-        header=("method", "setting", "chosen by", "of settings", "grid ends open"),
-        rows=[
-            [
-                choice.name,
-                choice.setting.details or "–",
-                f"kvp-tune, on {choice.chosen_on}" if choice.chosen_on else "default",
-                str(choice.candidates),
-                ", ".join(choice.open_ends) or ("none" if choice.chosen_on else "–"),
-            ]
-            for choice in comparison.choices.values()
-        ],
+        "the last that was tried: a better one may lie beyond.",
+        header=("method", "setting", "chosen by", "of settings", "grid ends open", "shown in"),
+        rows=rows,
     )
 
 
