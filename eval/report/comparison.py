@@ -24,9 +24,9 @@ from eval.report.aggregates import (
     estimates,
 )
 from eval.report.choose_settings import Choice, choose
-from eval.report.load import Results
-from eval.report.schema import PROTOCOL_NAMES
+from eval.results.load import Results
 from eval.results.records import FULL, LEARNED, ORACLE, Record, policy_groups
+from eval.results.schema import PROTOCOL_NAMES
 from eval.stats import Bounds
 from eval.summary import FULL_COLUMN, Line
 from policies.registry import NULLS

@@ -12,10 +12,10 @@ import numpy as np
 
 from eval.report.aggregates import ReportedMethod, by_method
 from eval.report.comparison import Comparison, select
-from eval.report.load import Results
-from eval.report.schema import PROTOCOL_NAMES
 from eval.report.tables import NOTHING, Field, Line, Table, budget_names
+from eval.results.load import Results
 from eval.results.records import FULL, Record, policy_groups
+from eval.results.schema import PROTOCOL_NAMES
 from eval.stats import Unit, bootstrap_mean, by_policy
 
 Cells = Mapping[ReportedMethod, Mapping[str | None, Sequence[Record]]]

@@ -64,9 +64,7 @@ class Picture:
     def alternative(self) -> str:
         """What is drawn, for who does not see it; the numbers are in the tables."""
         names = self.figure.legends[0].get_texts()
-        return (
-            f"Curves of {', '.join(name.get_text() for name in names)}. Numbers are in the tables."
-        )
+        return f"Curves of {', '.join(name.get_text() for name in names)}; numbers: see the tables"
 
     def image(self, form: str) -> bytes:
         """The drawing as a file, `svg` or `png`."""
@@ -167,7 +165,7 @@ def against_cost(
             for timing in timings
             # Protection takes no time, so that each budget is timed with one kind of it.
             if replace(timing.setting, protected=setting.protected) == setting
-            and timing.protocol in (comparison.protocol, None)
+            and timing.protocol == comparison.protocol
             and timing.decode is not None
             and timing.spec in comparison.grid.get(setting, {})
         }

@@ -31,11 +31,11 @@ from eval.report.comparison import (
 from eval.report.costs import Cost, costs, shown_costs, timings
 from eval.report.failures import cells_of, evidence_table, failure_table
 from eval.report.figures import Picture
-from eval.report.load import Results, labels, model_name
-from eval.report.schema import PROTOCOL_NAMES
 from eval.report.tables import Table
 from eval.report.tokens import MAXIMUM_DIGITS, TokenMap, rank_styles, token_map
+from eval.results.load import Results, labels, model_name
 from eval.results.records import LEARNED, Record, policy_groups
+from eval.results.schema import PROTOCOL_NAMES
 
 GENERATOR = '<meta name="generator" content="kvp-report">'
 """Mark by which a page is recognised as a report."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from eval.report.config import ReportConfig
 from eval.report.figures import WRITER
-from eval.report.load import join, load_results
 from eval.report.page import GENERATOR, blocks_of, make_runs, pictures, render
 from eval.results.folder import FILES
+from eval.results.load import join, load_results
 from eval.results.parts import results_folder
 from eval.tune.settings_file import load_settings
 from kvp.artifacts.addresses import is_address

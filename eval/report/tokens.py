@@ -18,9 +18,9 @@ from matplotlib.colors import to_hex
 
 from eval.report.aggregates import method_of
 from eval.report.comparison import in_order
-from eval.report.load import Results
-from eval.report.schema import PROTOCOL_NAMES
+from eval.results.load import Results
 from eval.results.records import FULL, ORACLE, SELF_SIZED, Record, method_label, policy_groups
+from eval.results.schema import PROTOCOL_NAMES
 
 DIGITS = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
 """Number of a budget as a character, the smallest first."""

@@ -15,10 +15,10 @@ from eval.report import tables
 from eval.report.aggregates import Kind
 from eval.report.comparison import Comparison, compare
 from eval.report.costs import costs
-from eval.report.load import Results, load_results
-from eval.report.schema import PROTOCOL_NAMES
 from eval.report.tables import markdown
+from eval.results.load import Results, load_results
 from eval.results.records import policy_groups
+from eval.results.schema import PROTOCOL_NAMES
 
 RESAMPLES = 2000
 KINDS: tuple[Kind, ...] = ("accuracy", "perplexity", "kept")

@@ -27,9 +27,9 @@ from sizes import sizes
 from eval.report import figures, tables
 from eval.report.aggregates import Kind
 from eval.report.comparison import Comparison, drawn_settings
-from eval.report.load import Results, load_results
 from eval.report.page import commands
 from eval.report.tables import Table, markdown
+from eval.results.load import Results, load_results
 from eval.results.records import LEARNED
 from eval.tune.settings_file import load_settings
 from kvp.config_groups import split_list

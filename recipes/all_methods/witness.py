@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from eval.report.load import load_results
 from eval.report.tables import Field, Table, markdown
+from eval.results.load import load_results
 from eval.results.records import FULL, Record, method_label
 from eval.stats import Interval, Unit, bootstrap_mean
 

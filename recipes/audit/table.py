@@ -17,11 +17,11 @@ from eval.report import tables
 from eval.report.aggregates import ReportedMethod
 from eval.report.comparison import Comparison, compare
 from eval.report.failures import Cells, cells_of, evidence_table, failure_table
-from eval.report.load import Results, load_results
 from eval.report.page import commands
-from eval.report.schema import PROTOCOL_NAMES
 from eval.report.tables import Field, Table, markdown
+from eval.results.load import Results, load_results
 from eval.results.records import FULL, Record
+from eval.results.schema import PROTOCOL_NAMES
 from eval.stats import Interval, by_policy, holm, paired_difference
 
 RESAMPLES = 2000

@@ -11,7 +11,7 @@ import pytest
 
 from eval.report.cli import main
 from eval.report.comparison import Comparison, compare
-from eval.report.load import load_results
+from eval.results.load import load_results
 from kvp.artifacts.jsonl import JsonLines
 from kvp.manifest import digest_json, write_sealed_json
 from kvp.metrics import METRICS_VERSION

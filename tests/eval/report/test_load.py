@@ -17,8 +17,8 @@ import pytest
 
 from eval.report.cli import main
 from eval.report.figures import Picture
-from eval.report.load import join, labels, load_results, model_name
 from eval.report.page import blocks_of, commands, make_runs, render
+from eval.results.load import join, labels, load_results, model_name
 from kvp.errors import KvpError, ResultsError
 from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.metrics import METRICS_VERSION

@@ -16,9 +16,9 @@ from eval.report.comparison import Comparison, drawn_settings, summary
 from eval.report.costs import costs, shown_costs, timings
 from eval.report.failures import evidence_table, failure_table
 from eval.report.figures import line_styles
-from eval.report.load import load_results
 from eval.report.tables import Field, Table
 from eval.report.tokens import DIGITS, token_map
+from eval.results.load import load_results
 from eval.results.records import policy_groups
 from eval.tune.settings_file import Scored, Tuned
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eval.report import schema
+from eval.results import schema
 from eval.results.folder import (
     CURVES,
     KEPT,
