@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("files", nargs="+", help="budget files or folders of kvp-evolve")
+    parser.add_argument("files", nargs="+", help="budget files or folders of kvp evolve")
     parser.add_argument("--png", type=Path, help="picture to write")
     given = parser.parse_args(arguments)
     files = [(Path(file).name, load_budgets(file)) for file in given.files]

@@ -98,7 +98,7 @@ def _measured(given: argparse.Namespace, folder: Path, count: int, sequences: in
             for flag in (flags | {"rank": rank}).items()
             for word in (f"--{flag[0]}", str(flag[1]))
         ]
-        call = [sys.executable, "-m", "trace_collect.cli", *words]
+        call = [sys.executable, "-m", "kvp", "collect", *words]
         running.append(subprocess.Popen(call, env=environment, stdout=sys.stderr))
     codes = [process.wait() for process in running]
     seconds = time.perf_counter() - begun

@@ -38,6 +38,8 @@ class Group:
     """Smallest value of a setting; None passes."""
     MAXIMUMS: ClassVar[Mapping[str, float]] = {}
     """Largest value of a setting, where more would only run out of memory or never end."""
+    VISIBLE: ClassVar[tuple[str, ...]] = ()
+    """Settings that --help shows; without any, all. --help_all shows the others, too."""
     ADDRESSES: ClassVar[tuple[str, ...]] = ()
     """Settings that may be an address of an object store (`kvp.artifacts.addresses`)."""
 
@@ -67,6 +69,11 @@ class Group:
                 )
             if one.name == "out" and isinstance(value, str) and (refusal := read_only(value)):
                 raise ValueError(f"--out {refusal}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoSettings(Group):
+    """Nothing to choose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +128,7 @@ class TaskConfig(Group):
     tasks: str = "ruler"
     """Tasks, comma separated: `ruler` (all of RULER's that fit into `length`), `scbench`,
     `longmemeval`, `niah_heatmap`, or single ones by their names; docs/data.md lists all. kvp-eval,
-    kvp-tune and kvp-evolve also know `chat` (perplexity of dialogues), `text` (of running text),
+    kvp tune and kvp evolve also know `chat` (perplexity of dialogues), `text` (of running text),
     `data` (answers to rows of your own) and `longbench`."""
     length: int = 512
     """Maximum prompt tokens, chat template included. The answer comes on top, except for the task
@@ -154,7 +161,7 @@ class DataConfig(TaskConfig):
     data: str = "ruler"
     """Rows of your own: a file, a folder or a hub data set (`NAME` or `NAME:CONFIGURATION`), see
     docs/data.md. kvp-collect and kvp-train also take `ruler` and `chat` (generated prompts), and
-    mixtures (`ruler:0.5,chat:0.3,FILE:0.2`); kvp-eval, kvp-tune and kvp-evolve read it for the
+    mixtures (`ruler:0.5,chat:0.3,FILE:0.2`); kvp-eval, kvp tune and kvp evolve read it for the
     task `data` and for benchmarks."""
     where: str | None = None
     """Rows of files to use, as `COLUMN=VALUE` pairs, comma separated: all columns must match, each

@@ -153,7 +153,7 @@ ALLOCATORS: Mapping[str, AllocatorEntry] = {
             needs="a scorer that sizes the cache itself", cost="nothing",
         ),
         AllocatorEntry(
-            builder=Evolved, line="what a search or cost curves chose (kvp-evolve)",
+            builder=Evolved, line="what a search or cost curves chose (kvp evolve)",
             needs="a budget file", cost="nothing per prompt; the search before it",
             file_option="file",
         ),

@@ -78,7 +78,7 @@ class RunFolder:
             return
         how = "not calibrated" if theirs == "none" else f"calibrated to {theirs} on {on} contexts"
         raise UsageError(
-            f"--out {self.place} is finished, and was {how} then; kvp-calibrate changes it"
+            f"--out {self.place} is finished, and was {how} then; kvp calibrate changes it"
         )
 
     def prepare(self, manifest: Mapping[str, Any], *, resume: bool) -> None:

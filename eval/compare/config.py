@@ -1,4 +1,4 @@
-"""Settings of kvp-eval compare. Imports no torch."""
+"""Settings of kvp compare. Imports no torch."""
 
 from __future__ import annotations
 

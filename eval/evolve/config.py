@@ -1,4 +1,4 @@
-"""Settings of kvp-evolve and the checks that need no model. Imports no torch."""
+"""Settings of kvp evolve and the checks that need no model. Imports no torch."""
 
 from __future__ import annotations
 
@@ -64,6 +64,11 @@ class EvolveConfig(
     """Tokens kept per KV head on average, comma separated, protected ones included; `%` is of the
     tokens in the cache. Read with --cost_curves, where counts are chosen for each."""
 
+    VISIBLE: ClassVar[tuple[str, ...]] = (
+        "out", "scorer", "policies", "budget", "protocol", "protection", "tasks", "length",
+        "data", "model", "dtype", "device", "split", "search_prompts", "holdout", "group",
+        "generations", "cost_curves", "level", "budgets", "seed",
+    )  # fmt: skip
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "search_prompts": 1,
         "holdout": 0,

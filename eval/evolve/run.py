@@ -52,7 +52,7 @@ from policies.sources import INDEX, find_policy
 
 
 def run_search(config: EvolveConfig) -> None:
-    """Run kvp-evolve without --cost_curves; raises KvpError on anything the user can mend."""
+    """Run kvp evolve without --cost_curves; raises KvpError on anything the user can mend."""
     identity = {**config.identity(), "input_files": input_digests(config)}
     if config.scorer == LEARNED and config.policies:
         identity["policy"] = _policy_digest(config.policies)

@@ -1,6 +1,6 @@
 """The one setting (preset or options, allocator, protection) that a method is shown in.
 
-It is the same at every budget, and the prompts shown never choose it. It is the one that kvp-tune
+It is the same at every budget, and the prompts shown never choose it. It is the one that kvp tune
 chose; else the one with the best mean, over the budgets that all its settings have, in a folder of
 validation results; else the method's default among those that were run.
 """
@@ -64,7 +64,7 @@ def choose(
 ) -> dict[str, Choice]:
     """One setting of every method, by family.
 
-    The one that kvp-tune chose (with its split), the best of several; else the best on `validation`
+    The one that kvp tune chose (with its split), the best of several; else the best on `validation`
     where that has all settings of the method; else the default.
     """
     families: dict[str, list[ReportedMethod]] = {}

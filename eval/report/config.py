@@ -24,7 +24,7 @@ class ReportConfig(Group):
     """Results folder of the same evaluation on other prompts, on which the setting of each method
     (preset, allocator, protection) is chosen."""
     settings: str | None = None
-    """Settings file of kvp-tune, or its folder: the setting of each method. Results of
+    """Settings file of kvp tune, or its folder: the setting of each method. Results of
     `kvp-eval --methods tuned:FILE` have it already. With neither, methods are shown in their
     defaults."""
     bootstrap: int = 2000

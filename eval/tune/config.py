@@ -1,4 +1,4 @@
-"""Settings of kvp-tune and the checks that need no model. Imports no torch."""
+"""Settings of kvp tune and the checks that need no model. Imports no torch."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ class TuneConfig(
     split: Literal["validation", "train"] = "validation"
     """Which split of keys, values and haystack text (or rows) prompts come from."""
 
+    VISIBLE: ClassVar[tuple[str, ...]] = (
+        "out", "methods", "policies", "allocators", "settings_per_method", "budgets",
+        "protocols", "protection", "model", "dtype", "device", "tasks", "length", "data",
+        "metric", "max_new_tokens", "prompts", "split", "seed", "dry_run",
+    )  # fmt: skip
     MINIMUMS: ClassVar[Mapping[str, float]] = {"settings_per_method": 2, "prompts": 1}
     MAXIMUMS: ClassVar[Mapping[str, float]] = {"prompts": 1_000_000}
 

@@ -1,6 +1,6 @@
-"""Put what one kvp-tune chose into the settings that another chose, in place of the same methods.
+"""Put what one kvp tune chose into the settings that another chose, in place of the same methods.
 
-    join_settings.py FOLDER TARGET    # FOLDER of kvp-tune; TARGET.json and TARGET.csv are written
+    join_settings.py FOLDER TARGET    # FOLDER of kvp tune; TARGET.json and TARGET.csv are written
 
 So that a method can be tuned again alone: `TUNED=snapkv run.sh tune`. Without TARGET.json both
 files are copies of the folder's.

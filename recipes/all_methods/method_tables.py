@@ -1,6 +1,6 @@
 """The tables of docs/results/methods.md, from the comparisons of `eval.report`.
 
-Each method stands in the setting that kvp-tune chose for it. Intervals and p-values come from
+Each method stands in the setting that kvp tune chose for it. Intervals and p-values come from
 `eval.stats`; Holm's correction is for all differences of one table.
 """
 
@@ -183,7 +183,7 @@ def _gap(comparison: Comparison, gap: Interval, *, star: bool) -> Field:
 
 
 def tuning(settings: TunedSettings) -> Table:
-    """What kvp-tune chose, next to the best published setting, on validation prompts."""
+    """What kvp tune chose, next to the best published setting, on validation prompts."""
     percent = settings.data["metric"] == "score"
 
     def text(value: float) -> str:

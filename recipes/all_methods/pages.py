@@ -41,7 +41,7 @@ LEAST_PROMPTS = 300
 TRIAL = "**A trial of the recipe on few prompts: not the measurement.**\n"
 FIGURE = "methods.png"
 INDICES = {
-    "tuning": "What kvp-tune chose, and all that it tried",
+    "tuning": "What kvp tune chose, and all that it tried",
     "methods": "Every table of docs/results/methods.md, and those of settings it does not show",
 }
 """Titles of the folders of raw results."""

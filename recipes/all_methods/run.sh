@@ -4,7 +4,7 @@
 # Usage: recipes/all_methods/run.sh STEP [PROTOCOL or arguments]; the steps, in their order:
 #   tasks                which RULER tasks the full cache answers, on validation prompts
 #   train                traces and policies
-#   tune [PROTOCOL]      kvp-tune on validation prompts; writes benchmarks/results/tuning (TUNED= names the
+#   tune [PROTOCOL]      kvp tune on validation prompts; writes benchmarks/results/tuning (TUNED= names the
 #                        methods: none, say, for the policies alone)
 #   evolve [PROTOCOL]    budgets per layer, searched on validation prompts
 #   test [PROTOCOL]      answers and dialogues of test prompts, with the committed settings
@@ -39,15 +39,15 @@ tasks() {
 }
 
 each_seed() { # seeds, program, its flags with {} for the seed; several at a time
-  printf '%s\n' $1 | xargs -P "$JOBS" -I{} "$BIN/$2" --memory_gb "$MEMORY_GB" "${@:3}"
+  printf '%s\n' $1 | xargs -P "$JOBS" -I{} "$BIN/$2" "${@:3}" --memory_gb "$MEMORY_GB"
 }
 
-policies() { # folder with traces, protocol (query_aware reads the last queries, too), flags of kvp-distill
+policies() { # folder with traces, protocol (query_aware reads the last queries, too), flags of kvp distill
   local inputs=key,value,position,distance other=prompt
   if [ "$2" = query_aware ]; then inputs=$inputs,recent other=context; fi
   each_seed "$SEEDS" kvp-train --config configs/all_methods/train.yaml --inputs "$inputs" \
     --traces "$1/traces" --steps "$STEPS" --seed {} --out "$1/trained-$2/seed{}"
-  each_seed "$SEEDS" kvp-distill --policy "$1/trained-$2/seed{}" --traces "$1/traces" "--compress_$other" 0 \
+  each_seed "$SEEDS" kvp distill --policy "$1/trained-$2/seed{}" --traces "$1/traces" "--compress_$other" 0 \
     --steps "$DISTILLATION_STEPS" --seed {} --out "$1/policies-$2/seed{}" "${@:3}"
 }
 
@@ -64,16 +64,16 @@ train() {
   control "$RUN"
 }
 
-save() { "$PYTHON" $HERE/join_settings.py "$1" "$SETTINGS/$2"; } # folder of kvp-tune, name
+save() { "$PYTHON" $HERE/join_settings.py "$1" "$SETTINGS/$2"; } # folder of kvp tune, name
 
 tune_on() { # folder, name of the settings, number for each method, folder of policies, flags of the data
   local policies
   if [ -n "$TUNED" ]; then
-    "$BIN/kvp-tune" "${@:5}" --budgets "$FEW_BUDGETS" --methods "$TUNED" --settings_per_method "$3" --out "$1/tuned-$2"
+    "$BIN/kvp" tune "${@:5}" --budgets "$FEW_BUDGETS" --methods "$TUNED" --settings_per_method "$3" --out "$1/tuned-$2"
     save "$1/tuned-$2" "$2"
   fi
   policies=$(for seed in $TUNE_SEEDS; do printf '%s/seed%s,' "$4" "$seed"; done)
-  "$BIN/kvp-tune" "${@:5}" --budgets "$FEW_BUDGETS" --methods "$OURS" --protection off --settings_per_method 2 \
+  "$BIN/kvp" tune "${@:5}" --budgets "$FEW_BUDGETS" --methods "$OURS" --protection off --settings_per_method 2 \
     --policies "$policies" --out "$1/ours-$2"
   save "$1/ours-$2" "$2"
 }
@@ -92,7 +92,7 @@ evolve() { # protocol
   for scorer in kvp snapkv; do
     spec=$(specs "$SETTINGS/$1.json" $scorer "")
     protection=$(specs "$SETTINGS/$1.json" $scorer --protection)
-    "$BIN/kvp-evolve" --model "$MODEL" --length "$LENGTH" --tasks "$NAMES" \
+    "$BIN/kvp" evolve --model "$MODEL" --length "$LENGTH" --tasks "$NAMES" \
       --max_new_tokens "$TOKENS" --protocol "$1" --budget 12.5% --search_prompts "$EVOLVE_PROMPTS" --holdout 0 \
       --generations "$GENERATIONS" --protection "$protection" --scorer "$spec" \
       $([ $scorer = kvp ] && echo --policies "$RUN/policies-$1/seed${SEEDS%% *}") --out "$RUN/evolved-$scorer-$1"

@@ -7,11 +7,11 @@
 : "${MEMORY_GB:=7}"            # of each training: all traces
 : "${LENGTH:=1024}"            # tokens of a prompt, at most
 : "${SEEDS:=0 1 2}"            # of the policies
-: "${TUNE_SEEDS:=0 1 2}"       # of those that kvp-tune measures
+: "${TUNE_SEEDS:=0 1 2}"       # of those that kvp tune measures
 : "${CONTROL_SEEDS:=0 1 2}"    # of the KVzip+ regressors
 : "${TRACES:=360}"             # training sequences; a fifth as many for validation and for test
 : "${STEPS:=500}"              # of kvp-train
-: "${DISTILLATION_STEPS:=300}" # of kvp-distill
+: "${DISTILLATION_STEPS:=300}" # of kvp distill
 : "${DATA:=ruler:0.5,chat:0.5}" # of the traces
 : "${TASK_PROMPTS:=50}"        # validation prompts of every RULER task, for the choice of tasks
 : "${TUNE_PROMPTS:=3}"         # validation prompts of each chosen task
@@ -27,14 +27,14 @@ FEW_BUDGETS=6%,12.5%,25%,50%   # of tuning, allocators and published settings
 : "${SMALL_BUDGETS:=1.5%,3%,4.5%}" # of the best methods, without protection: it alone is 2 %
 SMALL=kvp,kvzip,contrastkv,snapkv,keydiff
 
-# What kvp-tune tunes. Policies are not: kvp-distill trains for one budget of all heads, and nothing protected.
+# What kvp tune tunes. Policies are not: kvp distill trains for one budget of all heads, and nothing protected.
 OURS=kvp+global:kvzip
 : "${TUNED=streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,expected_attention,windowkv,gvote,kvzip,contrastkv}"
 # Methods as they were published, in kvpress's settings where it has them.
 PUBLISHED="knorm,keydiff,lagkv:kvpress,snapkv:paper,snapkv:kvpress,tova:kvpress,h2o:kvpress,\
 expected_attention:kvpress+ada,windowkv+windowkv,gvote:paper+self_sized,kvzip:kvpress+global:kvzip,\
 contrastkv:paper+global:kvzip"
-# Scorers that run with every allocator, with the options that kvp-tune chose.
+# Scorers that run with every allocator, with the options that kvp tune chose.
 ALLOCATED=keydiff,snapkv,expected_attention,kvzip,kvp
 ALLOCATORS=uniform,pyramid,ada,global
 REFERENCES="full,oracle,oracle+global,nulls"

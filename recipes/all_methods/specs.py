@@ -1,4 +1,4 @@
-"""Specifications of scorers with the options that kvp-tune chose, for --methods of kvp-eval.
+"""Specifications of scorers with the options that kvp tune chose, for --methods of kvp-eval.
 
 specs.py SETTINGS.json keydiff uniform,ada   # keydiff+uniform,keydiff+ada
 specs.py SETTINGS.json snapkv ""             # the scorer alone: snapkv(kernel=31)

@@ -23,7 +23,7 @@ for target in none share attention peak contribution; do
   if [ ! -e "$RUN/targets/$target/policy.json" ]; then
     mkdir -p "$RUN/targets/$target"
     cp "$RUN/policies/rloo0"/*.safetensors "$RUN/policies/rloo0/policy.json" "$RUN/targets/$target"
-    "$BIN/kvp-calibrate" --policy "$RUN/targets/$target" --traces "$RUN/traces" \
+    "$BIN/kvp" calibrate --policy "$RUN/targets/$target" --traces "$RUN/traces" \
       --calibration $target
   fi
 done

@@ -20,7 +20,7 @@ export OMP_NUM_THREADS=1
   --answers reference --train 200 --validation 40 --test 10 --out "$RUN/traces"
 "$BIN/kvp-train" --traces "$RUN/traces" --compress_uniform 1 --compress_prompt 0 --compress_context 0 \
   --future_max 0 --key_frame stored --inputs key,value,position,distance --steps 500 --out "$RUN/ranked"
-"$BIN/kvp-distill" --policy "$RUN/ranked" --traces "$RUN/traces" --compress_uniform 1 --compress_prompt 0 \
+"$BIN/kvp" distill --policy "$RUN/ranked" --traces "$RUN/traces" --compress_uniform 1 --compress_prompt 0 \
   --compress_context 0 --future_tokens 512 --steps 200 --out "$RUN/distilled"
 "$BIN/python" -m benchmarks.long_answers facts --told answer --tasks niah_multikey_1,vt_0shot --length 1024 \
   --max_new_tokens 40 --prompts 60 --budgets 128 --policies "$RUN/uniform,$RUN/ranked,$RUN/distilled${OTHERS:+,$OTHERS}" --out "$PAGES/long_answers_told.json"

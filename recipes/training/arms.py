@@ -139,8 +139,8 @@ def train(traces: Path, folder: Path, flags: Flags) -> None:
 
 
 def distil(traces: Path, folder: Path, flags: Flags) -> None:
-    """Run kvp-distill."""
-    config = _parsed(DistillConfig, "kvp-distill", traces, folder, flags)
+    """Run kvp distill."""
+    config = _parsed(DistillConfig, "kvp distill", traces, folder, flags)
     with _silence():
         distilled(config)
 

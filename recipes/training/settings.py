@@ -23,9 +23,9 @@ class Arm:
 
     name: str
     settings: Flags
-    """Flags of kvp-train; of kvp-distill where there is `distilled_from`."""
+    """Flags of kvp-train; of kvp distill where there is `distilled_from`."""
     distilled_from: str | None = None
-    """Arm whose policies kvp-distill goes on from, seed by seed; None: kvp-train makes them."""
+    """Arm whose policies kvp distill goes on from, seed by seed; None: kvp-train makes them."""
     tuned: tuple[str, ...] = ()
     """Flags that are tuned, one after the other; each needs a grid."""
     seeds: int

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.recompute.__main__ import main as recompute
-from eval.cli import main as kvp_eval
 from kvp.allocation import ranked_tokens
 from kvp.artifacts.jsonl import JsonLines
 from kvp.geometry import Geometry
+from kvp.programs import evaluate as kvp_eval
 from policies.calibration import Calibration
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec

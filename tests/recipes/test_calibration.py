@@ -8,18 +8,15 @@ import sys
 from pathlib import Path
 
 from eval.config import EvalConfig
-from kvp.cli import build_parser
+from kvp.cli import parse
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "calibration"
 
 
 def test_its_settings_are_valid() -> None:
-    parser = build_parser(EvalConfig, prog="kvp-eval", description="")
     path = ROOT / "configs" / "calibration" / "validation.yaml"
-    settings = parser.parse_args(["--config", str(path), "--out", "o"]).as_dict()
-    settings.pop("config")
-    config = EvalConfig(**settings)
+    config = parse(EvalConfig, ["--config", str(path), "--out", "o"])
     assert config.split == "validation"
     assert config.seed != 0  # traces, which calibrations are fitted on, have seed 0
 

@@ -57,7 +57,7 @@ def test_committed_settings_are_valid(path: Path) -> None:
     for arm in settings.arms:
         if arm.distilled_from is not None:
             given = [*arguments(arm.settings), "--policy", "p", "--traces", "t", "--out", "o"]
-            parse(DistillConfig, given, prog="kvp-distill")
+            parse(DistillConfig, given, prog="kvp distill")
             continue
         flags = arm.settings if arm.complete else {**settings.train, **arm.settings}
         flags = {**flags, **{name: settings.tuning.grids[name].first for name in arm.tuned}}

@@ -1,4 +1,4 @@
-"""Training on stores that kvp-store made equals training on what they were made of."""
+"""Training on stores that kvp store made equals training on what they were made of."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kvp.programs import main as kvp
+from kvp.programs import train as kvp_train
 from kvp.store import GridDtype, TraceReader, TraceWriter
-from trace_collect.store_tools.cli import main as kvp_store
-from train.cli import main as kvp_train
+
+
+def kvp_store(argv: list[str]) -> int:
+    """Run `kvp store`."""
+    return kvp(["store", *argv])
+
 
 MakeStore = Callable[..., Path]
 TINY = {

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvp.errors import KvpError, UsageError
-from train.cli import main
+from kvp.programs import train as main
 from train.distributed import Workers, device_of_worker, this_worker, together
 
 TINY = {
@@ -36,7 +36,7 @@ def flags(store: Path, out: Path, **settings: Any) -> list[str]:
 
 def run_program(arguments: list[str], seconds: float = 500) -> tuple[int, str]:
     """Exit code and standard error of `kvp-train`, of which nothing survives this call."""
-    code = "import sys; from train.cli import main; sys.exit(main())"
+    code = "import sys; from kvp.programs import train as main; sys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code, *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kvp.programs import train as main
 from kvp.store import TraceReader
-from train.cli import main
 from train.model.ranker_training import RankerTraining
 
 MakeStore = Callable[..., Path]
@@ -44,7 +44,7 @@ def test_start_and_end_say_what_and_where(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("training 2 of 4 KV heads, ")
     assert not any(line.startswith("note: ") for line in lines)
-    assert lines[-1].startswith("next: kvp-merge --shards ")
+    assert lines[-1].startswith("next: kvp merge --shards ")
 
 
 def test_a_dry_run_writes_nothing(

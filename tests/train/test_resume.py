@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from kvp.artifacts.locks import FolderLock
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
-from train.cli import main
+from kvp.programs import train as main
 from train.model.ranker_training import RankerTraining
 
 MakeStore = Callable[..., Path]
@@ -49,7 +49,7 @@ def assert_same(first: Path, second: Path) -> None:
 
 
 def start(arguments: list[str]) -> subprocess.Popen[bytes]:
-    code = "import sys; from train.cli import main; sys.exit(main())"
+    code = "import sys; from kvp.programs import train as main; sys.exit(main())"
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code, *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -307,5 +307,5 @@ def test_a_finished_run_is_not_calibrated_otherwise(
     error = capsys.readouterr().err
     assert error.count("\n") == (1 if message else 0)
     assert message in error
-    assert ("kvp-calibrate changes it" in error) == bool(message)
+    assert ("kvp calibrate changes it" in error) == bool(message)
     assert (out / "policy.json").read_bytes() == before

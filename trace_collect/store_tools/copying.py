@@ -59,7 +59,7 @@ def write_store(new: NewStore) -> None:
                 progress.advance()
     size = sum(size for _, size in files_below(new.out))
     print(f"{new.out}: {len(new.sequences)} sequences, {decimal(size)}")
-    print(f"next: kvp-store verify {shlex.quote(str(new.out))}")
+    print(f"next: kvp store verify {shlex.quote(str(new.out))}")
 
 
 def _bytes(new: NewStore, reader: TraceReader, record: SequenceRecord) -> int:

@@ -1,4 +1,4 @@
-"""`kvp-store merge`: stores of one model and the same settings as one store.
+"""`kvp store merge`: stores of one model and the same settings as one store.
 
 Data, seeds, counts and lengths may differ. Sequences are renumbered, the first store's first; their
 splits stay what they were.
@@ -114,7 +114,7 @@ def check_no_repeats(sources: Sequence[SourceStore]) -> None:
             continue
         path, earlier = source.reader.path, there[repeated[0]].reader.path
         rest = ranges([index for index in there if index not in repeated])
-        remedy = f"join kvp-store subset {path} --indices {rest}" if rest else "leave it out"
+        remedy = f"join kvp store subset {path} --indices {rest}" if rest else "leave it out"
         raise StoreError(
             f"sequences {ranges(repeated)} of {path} are in {earlier} already: {remedy}"
         )

@@ -1,4 +1,4 @@
-"""`kvp-store subset`: some sequences of a store as a store of their own, renumbered in order."""
+"""`kvp store subset`: some sequences of a store as a store of their own, renumbered in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvp-store to-importance`: an importance grid in place of queries, for a fraction of the bytes.
+"""`kvp store to-importance`: an importance grid in place of queries, for a fraction of the bytes.
 
 The new store has the identity of the old one and holds what kvp-collect --store importance would
 have written, so either of the two continues what the other one began.

@@ -1,4 +1,4 @@
-"""`kvp-store verify`: every check of docs/formats.md on every byte, and how to mend what failed."""
+"""`kvp store verify`: every check of docs/formats.md on every byte, and how to mend what failed."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def command(reader: TraceReader) -> str:
     """The command that made a store and writes its missing sequences, with the store's own path."""
     manifest = reader.manifest
     words = [str(word) for word in manifest.get("command") or ()]
-    program = "kvp-store" if DERIVED in manifest["identity"] or "sources" in manifest else None
+    program = "kvp store" if DERIVED in manifest["identity"] or "sources" in manifest else None
     if words[:1] and not words[0].startswith("kvp-") and words[0].endswith(".py"):
         words[0] = program or "kvp-collect"  # was started by python -m
     if not words or not words[0].startswith("kvp-"):

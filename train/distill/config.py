@@ -1,4 +1,4 @@
-"""Settings of `kvp-distill`; no torch here, so that `--help` answers at once."""
+"""Settings of `kvp distill`; no torch here, so that `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class DistillConfig(RunConfig, MemoryConfig, DistillationSettings):
     """Policy, traces and model."""
 
     policy: str
-    """Policy directory written by kvp-train or kvp-distill. It must be calibrated, and stays as it
+    """Policy directory written by kvp-train or kvp distill. It must be calibrated, and stays as it
     is; `nano` (bundled) or `org/name[@revision]` on the hub, too."""
     traces: str
     """Trace store written by kvp-collect. Of the policy's model, with queries."""
@@ -107,6 +107,11 @@ class DistillConfig(RunConfig, MemoryConfig, DistillationSettings):
     checkpoint_every: int = 50
     """Steps between checkpoints, the most a killed run loses."""
 
+    VISIBLE: ClassVar[tuple[str, ...]] = (
+        "policy", "traces", "out", "model", "dtype", "device", "steps", "contexts", "lr",
+        "budget_range", "compress_prompt", "compress_context", "compress_uniform",
+        "future_tokens", "hard_targets", "validate_every", "seed",
+    )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("policy", "traces", "out")
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "validate_every": 1,

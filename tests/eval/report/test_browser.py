@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from eval.report.cli import main
+from kvp.programs import report as main
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (the extra dev)")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")

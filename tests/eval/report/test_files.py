@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from eval.report.cli import main
 from eval.report.files import check_targets, write_report
 from eval.report.page import GENERATOR, is_report
 from kvp.errors import ResultsError, UsageError
+from kvp.programs import report as main
 
 Write = Callable[..., Path]
 PAGE = f"<!DOCTYPE html>\n<html>{GENERATOR}".encode()

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from eval.report.cli import main
 from eval.report.load import load_results
 from eval.report.run import build, make_runs
 from kvp.errors import KvpError, ResultsError
+from kvp.programs import report as main
 
 Record = dict[str, Any]
 Write = Callable[..., Path]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from eval.report.answers import answers_of
-from eval.report.cli import main
 from eval.report.join import join, labels, model_name
 from eval.report.load import load_results
 from eval.report.page import commands
 from kvp.errors import ResultsError
 from kvp.manifest import read_sealed_json, write_sealed_json
+from kvp.programs import report as main
 
 Record = dict[str, Any]
 Write = Callable[..., Path]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from eval.report.cli import main
 from eval.report.load import load_results
 from kvp.errors import ResultsError
 from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.metrics import METRICS_VERSION
+from kvp.programs import report as main
 
 Write = Callable[..., Path]
 

@@ -1,4 +1,4 @@
-"""`kvp-store merge` and `subset`: the sequences they name, bit for bit, or one line of refusal."""
+"""`kvp store merge` and `subset`: the sequences they name, bit for bit, or one line of refusal."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_stores_that_cannot_be_joined(
     assert kvp_store("subset", one, "--indices", "1,3-4", "--out", tmp_path / "few")[0] == 0
     _, _, error = kvp_store("merge", tmp_path / "few", same, "--out", out)
     assert f"sequences 1,3-4 of {same} are in {tmp_path / 'few'} already: join" in error
-    assert error.endswith(f"kvp-store subset {same} --indices 0,2,5")
+    assert error.endswith(f"kvp store subset {same} --indices 0,2,5")
     _, _, error = kvp_store("merge", one, part, "--out", out)
     assert f"{part} lacks 4 of 6 sequences; let kvp-collect finish" in error
     _, _, error = kvp_store("merge", one, part, "--out", one)

@@ -21,16 +21,19 @@ SEQUENCES = 24
 
 
 @pytest.fixture(scope="module")
-def server(fork_server: Callable[..., Any]) -> Any:
-    """Runs of kvp-store."""
-    tools = "trace_collect.store_tools"
-    modules = tuple(f"{tools}.{name}" for name in ("merging", "subset", "to_importance"))
-    return fork_server(f"{tools}.cli", modules=modules)
+def server(fork_server: Callable[..., Any]) -> Callable[[str], Any]:
+    """Runs of a program of kvp store."""
+
+    def make(tool: str) -> Any:
+        module = {"merge": "merging", "to-importance": "to_importance"}.get(tool, tool)
+        return fork_server(f"store {tool}", modules=(f"trace_collect.store_tools.{module}",))
+
+    return make
 
 
 @pytest.mark.parametrize("tool", ["merge", "subset", "to-importance"])
 def test_killed_and_repeated_equals_undisturbed(
-    server: Any,
+    server: Callable[[str], Any],
     make_store: MakeStore,
     tmp_path: Path,
     tool: str,
