@@ -25,6 +25,7 @@ from kvp.config_groups import (
 )
 from kvp.data.answer_metrics import METRIC_NAMES
 from kvp.errors import UsageError
+from kvp.known_names import check_allocators, check_methods
 from kvp.portable import portable, recorded_name
 
 BUNDLED = "nano"
@@ -249,6 +250,12 @@ class EvalConfig(
             parse_budgets(self.budgets)
         except UsageError as error:
             raise UsageError(f"--budgets: {error}") from None
+
+    def check_names(self) -> None:
+        """Raise UsageError on an unknown task, method or allocator."""
+        super().check_names()
+        check_methods(self.method_list, "methods")
+        check_allocators(self.allocator_list)
 
     @property
     def method_list(self) -> tuple[Any, ...]:

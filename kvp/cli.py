@@ -14,6 +14,7 @@ from jsonargparse import ArgumentParser
 
 from kvp import __version__
 from kvp.command_line import Arguments, Flag, flags_of, parse_value, visible_flags
+from kvp.config_groups import Group
 from kvp.errors import UsageError
 from kvp.exit_codes import guarded
 
@@ -36,6 +37,8 @@ def main(
 
     def program() -> None:
         config = parse(config_class, argv, prog=prog, description=description, examples=examples)
+        if isinstance(config, Group):
+            config.check_names()
         run(config)
 
     return guarded(program, prog)
@@ -68,10 +71,9 @@ def parse(
         raise UsageError(_plain(str(error), flags)) from None
     settings.pop("config", None)
     try:
-        config = config_class(**settings)
+        return config_class(**settings)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return config
 
 
 def _parser(

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 from kvp.artifacts.addresses import is_address, read_only
 from kvp.data.rows.columns import renamed_columns
 from kvp.errors import UsageError
+from kvp.known_names import check_tasks
 from kvp.ranks import Rank, rank_of
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -55,6 +56,9 @@ class Group:
             for name, maximum in vars(owner).get("MAXIMUMS", {}).items():
                 if (value := getattr(self, name)) > maximum:
                     raise ValueError(f"--{name} must be at most {maximum:,.0f}, got {value}")
+
+    def check_names(self) -> None:
+        """Raise UsageError on a name that cannot exist, before what it names is imported."""
 
     def _check_addresses(self) -> None:
         """Raise ValueError where an address is given that would be taken for a path."""
@@ -147,6 +151,10 @@ class TaskConfig(Group):
         super().__post_init__()
         if not self.task_list:
             raise ValueError("--tasks is empty")
+
+    def check_names(self) -> None:
+        """Raise UsageError on an unknown task."""
+        check_tasks(self.task_list)
 
     @property
     def task_list(self) -> tuple[str, ...]:

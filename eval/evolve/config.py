@@ -10,6 +10,7 @@ from eval.config import MeasureConfig, PromptConfig
 from kvp.budgets import Budget, parse_budget, parse_budgets
 from kvp.config_groups import MemoryConfig, ModelConfig, ProtectionConfig, RunConfig, split_list
 from kvp.errors import UsageError
+from kvp.known_names import check_methods
 
 RUN_ONLY = (
     "out", "device", "decode_batch", "memory_gb", "bootstrap", "cost_curves", "level", "budgets",
@@ -95,6 +96,12 @@ class EvolveConfig(
                 parse(getattr(self, flag))
             except UsageError as error:
                 raise UsageError(f"--{flag}: {error}") from None
+
+    def check_names(self) -> None:
+        """Raise UsageError on an unknown task or scorer."""
+        super().check_names()
+        if self.cost_curves is None:
+            check_methods([self.scorer], "scorer")
 
     @property
     def target(self) -> Budget:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from eval.config import EvalConfig, MeasureConfig, PromptConfig
 from kvp.config_groups import DryRunConfig, ModelConfig, ProtectionConfig, RunConfig
+from kvp.known_names import check_allocators, check_methods
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,12 @@ class TuneConfig(
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
         super().__post_init__()
         assert self.evaluation
+
+    def check_names(self) -> None:
+        """Raise UsageError on an unknown task, method or allocator."""
+        super().check_names()
+        check_methods(self.evaluation.method_list, "methods")
+        check_allocators(self.evaluation.allocator_list)
 
     @property
     def evaluation(self) -> EvalConfig:

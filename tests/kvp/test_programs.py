@@ -7,9 +7,16 @@ import sys
 
 import pytest
 
+from eval.methods import ALL_NULLS
+from eval.results.records import FULL, LEARNED
+from eval.tune.settings_file import TUNED
 from kvp import __version__
 from kvp.command_line import flags_of, visible_flags
+from kvp.data import tasks
+from kvp.known_names import ALLOCATORS, GROUPS, OTHER_METHODS, SCORERS, TASKS
 from kvp.programs import PROGRAMS, SCRIPTS, load, main, run_program, spelled
+from policies import registry
+from policies.registry import METHODS
 
 HEAVY = "{'torch', 'transformers', 'numpy', 'scipy', 'zarr', 'matplotlib', 'lm_eval'}"
 CONFIGURED = [name for name, program in PROGRAMS.items() if program.config]
@@ -70,12 +77,37 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported() -> None:
         ["store", "mrege"],
         ["train", "--stpes", "3"],
         ["train", "--preset", "papr", "--traces", "t", "--out", "o"],
+        ["train", "--objective", "listwyse", "--traces", "t", "--out", "o"],
+        ["train", "--label", "kvzipp", "--traces", "t", "--out", "o"],
+        ["collect", "--tasks", "niah_single", "--out", "o"],
+        ["eval", "--methods", "full,snapvk(window=3)", "--out", "o"],
+        ["eval", "--methods", "snapkv+adda", "--out", "o"],
+        ["eval", "--allocators", "globl", "--out", "o"],
+        ["tune", "--methods", "knrom", "--out", "o"],
+        ["evolve", "--scorer", "snapvk:kvpress", "--out", "o"],
     )
-    assert printed.count("code 2") == 4
+    assert printed.count("code 2") == 12
     assert "kvp: error: unknown program 'tunee'; did you mean tune?" in printed
     assert "kvp store: error: unknown program 'mrege'; did you mean merge?" in printed
     assert "unknown flag --stpes; did you mean --steps?" in printed
     assert "did you mean paper?" in printed
+    assert "--objective 'listwyse' is unknown (did you mean listwise?)" in printed
+    assert "--label 'kvzipp' is unknown (did you mean kvzip?)" in printed
+    assert "--tasks: unknown task 'niah_single' (did you mean niah_single_3?)" in printed
+    assert "--methods: unknown method 'snapvk' (did you mean snapkv?)" in printed
+    assert "unknown allocator 'adda' (did you mean ada?)" in printed
+    assert "unknown allocator 'globl' (did you mean global?)" in printed
+    assert "--methods: unknown method 'knrom' (did you mean knorm?)" in printed
+    assert "--scorer: unknown method 'snapvk' (did you mean snapkv?)" in printed
+
+
+def test_the_names_known_without_torch_are_those_of_the_registries() -> None:
+    assert list(METHODS) == list(SCORERS)
+    assert list(registry.ALLOCATORS) == list(ALLOCATORS)
+    others = {*registry.FROM_OUTSIDE, FULL, LEARNED, ALL_NULLS, TUNED}
+    assert set(OTHER_METHODS) == others
+    assert set(tasks.TASKS) == set(TASKS)
+    assert list(tasks.GROUPS) == list(GROUPS)
 
 
 def test_kvp_alone_names_its_programs(capsys: pytest.CaptureFixture[str]) -> None:
