@@ -76,14 +76,11 @@ class ValidationConfig(Group):
     """Held-out contexts per validation."""
     checkpoint_every: int = 50
     """Steps between checkpoints, the most a killed run loses."""
-    log_every: int = 10
-    """Steps between scalars in TensorBoard."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "validate_every": 1,
         "validation_contexts": 1,
         "checkpoint_every": 1,
-        "log_every": 1,
     }
 
 
@@ -123,8 +120,6 @@ class TrainConfig(
     init_from: str | None = None
     """Policy whose rankers training starts from, instead of random weights: a folder, `nano` or
     `org/name` on the hub."""
-    resume: bool = True
-    """Continue an unfinished run of the same settings; false refuses any non-empty --out."""
 
     VISIBLE: ClassVar[tuple[str, ...]] = (
         "out", "traces", "source", "preset", "objective", "label", "steps", "lr", "hidden",

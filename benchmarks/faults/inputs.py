@@ -16,7 +16,7 @@ FLAGS = {
     "answers store grid grid_dtype labels essays model revision rate out",
     "kvp-train": "steps lr hidden contexts seed device devices heads label objective preset "
     "permutations pairs temperature reward budget_weights blocks inputs key_frame sharing "
-    "optimizer final_lr warmup_steps weight_decay gradient_clip ema compress_prompt "
+    "optimizer compress_prompt "
     "compress_uniform min_prefix uniform_points future_max traces memory_gb activation_gb "
     "validate_every calibration calibration_contexts validation_contexts out",
     "kvp-eval": "methods allocators tasks budgets protocols protection sinks recents prompts "
@@ -24,7 +24,7 @@ FLAGS = {
     "decode_batch timing_prompts traces "
     "curve_sequences bootstrap policies model out",
     "kvp evolve": "scorer policies tasks budget protocol protection sinks recents search_prompts "
-    "holdout length split group generations sigma reach constraint lambda_ gamma seed out",
+    "holdout length split group generations sigma constraint lambda_ gamma seed out",
     "kvp-report": "out png validation_results bootstrap",
     "kvp calibrate": "policy traces calibration calibration_contexts device memory_gb",
     "kvp merge": "shards out",

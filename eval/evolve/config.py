@@ -49,8 +49,6 @@ class EvolveConfig(
     """CMA-ES generations per group."""
     sigma: float = 0.3
     """Initial step size in the unit cube of the search."""
-    reach: float = 16.0
-    """Ratio of the largest to the smallest budget in the unit interval."""
     constraint: Literal["project", "soft"] = "project"
     """Rescale every candidate to the budget, or only reward staying below it (as published)."""
     lambda_: float = 0.3
@@ -85,8 +83,6 @@ class EvolveConfig(
         super().__post_init__()
         if not self.sigma > 0:
             raise ValueError(f"--sigma must be positive, got {self.sigma}")
-        if not self.reach > 1:
-            raise ValueError(f"--reach must be more than 1, got {self.reach}")
         if not split_list(self.scorer):
             raise ValueError("--scorer is empty")
         if self.level == "head" and self.cost_curves is None:

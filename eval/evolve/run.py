@@ -220,7 +220,7 @@ def _plan(
     return SearchPlan(
         layers=layers, budget=target.tokens, minimum=target.floor, maximum=longest,
         group=config.group, generations=config.generations, sigma=config.sigma,
-        reach=config.reach, constraint=config.constraint, lambda_=config.lambda_,
+        constraint=config.constraint, lambda_=config.lambda_,
         gamma=config.gamma, seed=config.seed,
     )  # fmt: skip
 

@@ -60,7 +60,7 @@ def test_a_dry_run_writes_nothing(
 def test_training_starts_from_a_policy(store: Path, policy: Path, tmp_path: Path) -> None:
     """A step that learns nothing leaves the weights of the policy."""
     out = tmp_path / "second"
-    nothing = {"steps": 1, "lr": 1e-30, "final_lr": 0, "weight_decay": 0}
+    nothing = {"steps": 1, "lr": 1e-30}
     assert train(store, out, init_from=policy, **nothing) == 0
     for path in sorted(policy.glob("*.safetensors")):
         after = load_file(out / path.name)

@@ -155,15 +155,6 @@ def test_another_geometry_cannot_continue_a_run(
     assert message.count("\n") == 1
 
 
-def test_resume_can_be_refused(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "policy"
-    unfinished(store, out)
-    assert main(flags(store, out, steps=8, resume="false")) == 2
-    assert "--resume is false" in capsys.readouterr().err
-
-
 def test_foreign_folders_and_files_are_refused(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,8 +243,6 @@ def test_a_run_that_has_saved_nothing_gives_its_directory_to_another(
         with pytest.raises(Killed):
             main(flags(store, out, steps=9))
     assert {path.name for path in out.iterdir()} == {"run.json", "logs"}
-    assert main(flags(store, out, steps=8, resume="false")) == 2
-    assert "--resume is false" in capsys.readouterr().err
     (out / "notes.txt").write_text("mine")
     assert main(flags(store, out, steps=8)) == 2
     assert "steps: 9 there, 8 here" in capsys.readouterr().err

@@ -71,7 +71,7 @@ def run(config: DistillConfig) -> None:
         hard_targets=config.hard_targets,
     )
     manifest = run_manifest(asdict(config), seed=config.seed)
-    target.prepare(manifest, resume=config.resume)
+    target.prepare(manifest)
     try:
         source = _source(config, reader, recipe, device, label=None)
         assert policy.calibration is not None, "checked above"

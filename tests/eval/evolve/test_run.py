@@ -171,7 +171,6 @@ def test_prompts_that_do_not_fit_the_memory_change_nothing(
         ({"budget": "5000"}, "--budget 5000 evicts nothing"),
         ({"level": "head"}, "--level head needs --cost_curves"),
         ({"lambda": "-1"}, "--lambda must be at least 0"),
-        ({"reach": "1"}, "--reach must be more than 1"),
         ({"model": "./nowhere"}, "--model ./nowhere: no such folder"),
     ],
 )

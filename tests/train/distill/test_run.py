@@ -135,7 +135,6 @@ def test_a_policy_without_calibration_is_refused(
         (["--budget_range", "5%"], "--budget_range must be LOW:HIGH"),
         (["--budget_range", "25%:3%"], "ends before it begins"),
         (["--lr", "0"], "--lr must be a positive number"),
-        (["--final_gate_width", "-1"], "--final_gate_width must be a positive number"),
         (
             ["--compress_prompt", "0", "--compress_context", "0", "--compress_uniform", "0"],
             "cannot all be 0",
