@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kvp.programs import PROGRAMS
 from kvp.store import TraceReader
 
 MakeStore = Callable[..., Path]
@@ -21,19 +22,16 @@ SEQUENCES = 24
 
 
 @pytest.fixture(scope="module")
-def server(fork_server: Callable[..., Any]) -> Callable[[str], Any]:
-    """Runs of a program of kvp store."""
-
-    def make(tool: str) -> Any:
-        module = {"merge": "merging", "to-importance": "to_importance"}.get(tool, tool)
-        return fork_server(f"store {tool}", modules=(f"trace_collect.store_tools.{module}",))
-
-    return make
+def servers(fork_server: Callable[..., Any]) -> Callable[[str], Any]:
+    """Runs of a program of kvp store, by its name."""
+    return lambda tool: fork_server(
+        f"store {tool}", modules=(PROGRAMS[f"store {tool}"].run.partition(":")[0],)
+    )
 
 
 @pytest.mark.parametrize("tool", ["merge", "subset", "to-importance"])
 def test_killed_and_repeated_equals_undisturbed(
-    server: Callable[[str], Any],
+    servers: Callable[[str], Any],
     make_store: MakeStore,
     tmp_path: Path,
     tool: str,
@@ -45,7 +43,7 @@ def test_killed_and_repeated_equals_undisturbed(
         parts = [make_store(f"part{seed}", seed=seed, sequences=half) for seed in range(2)]
     else:
         parts = [make_store("part", sequences=SEQUENCES)]
-    command = [tool, *map(str, parts)]
+    command, server = [*map(str, parts)], servers(tool)
     store, draw = tmp_path / "killed", random.Random(2)
     ends, committed = [], [0]
     assert server.end(server.start(tmp_path / "whole", None, *command)) == 0
