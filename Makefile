@@ -67,7 +67,7 @@ $(WITH_RAY): $(INSTALLED)
 demo: $(INSTALLED)
 	$(BIN)/kvp-collect --config configs/demo/collect.yaml --out $(RUN)/traces
 	$(BIN)/kvp-train --config configs/demo/train.yaml --traces $(RUN)/traces --out $(RUN)/policies
-	$(BIN)/kvp-tune --config configs/demo/tune.yaml --policies $(RUN)/policies --out $(RUN)/tuned
+	$(BIN)/kvp tune --config configs/demo/tune.yaml --policies $(RUN)/policies --out $(RUN)/tuned
 	$(BIN)/kvp-eval --config configs/demo/eval.yaml --policies $(RUN)/policies \
 		--methods full,tuned:$(RUN)/tuned,nulls,oracle \
 		--traces $(RUN)/traces --out $(RUN)/results

@@ -136,8 +136,8 @@ def _traced(store: Path, length: int, sequences: int) -> dict[str, Tensor]:
     """bfloat16 queries, keys and values of nano's traces, joined to wider heads and more layers."""
     import torch
 
+    from kvp.programs import collect
     from kvp.store import TraceReader
-    from trace_collect.cli import main as collect
 
     flags = {"model": "nano", "tasks": "niah_single_2,niah_multikey_1", "out": store}
     flags |= {"train": sequences, "validation": 0, "length": length, "answers": "reference"}

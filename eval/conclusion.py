@@ -61,7 +61,7 @@ def conclusion(shown: Headlines, tuned: Sequence[TunedSettings] = ()) -> str:
 
     Where nothing was generated it is about perplexity; without methods to compare it is empty.
     Each method counts in the setting that kvp-report shows it in (`eval.report.choose_settings`):
-    the one that kvp-tune chose, else its default. "Best" of the others is by the mean over the
+    the one that kvp tune chose, else its default. "Best" of the others is by the mean over the
     prompts of this very run, which favours them.
     """
     losses = not shown.scores

@@ -25,6 +25,7 @@ from kvp.config_groups import (
 )
 from kvp.data.answer_metrics import METRIC_NAMES
 from kvp.errors import UsageError
+from kvp.known_names import check_allocators, check_methods
 from kvp.portable import portable, recorded_name
 
 BUNDLED = "nano"
@@ -162,7 +163,7 @@ class MeasureConfig(Group):
     """Policies for the method `kvp`: `POLICY` or `label=POLICY`, comma separated. A policy is a
     folder, `nano` (bundled), `org/name` or `org/name@revision` on the hub, or an address such as
     s3://bucket/folder. A folder that holds
-    policy directories means all of them; kvp-evolve takes one policy. Without any, `kvp` on the
+    policy directories means all of them; kvp evolve takes one policy. Without any, `kvp` on the
     model nano is the bundled one."""
     decode_batch: int = 256
     """Maximum sequences in the cache that are decoded as one batch."""
@@ -193,9 +194,9 @@ class EvalConfig(
         "full,kvp,random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,oracle"
     )
     """Methods, comma separated. Each is SCORER or SCORER+ALLOCATOR, both `name`, `name:preset` or
-    `name(option=value)`, or one of your own as `package.module:Class`; `kvp-eval --list` prints
+    `name(option=value)`, or one of your own as `package.module:Class`; `kvp list` prints
     them. `nulls` means all that score nothing: what the others have to beat; `tuned:FILE` what
-    kvp-tune chose. From Python also a list that may hold scorer objects."""
+    kvp tune chose. From Python also a list that may hold scorer objects."""
     allocators: str = "uniform"
     """Allocators, comma separated, for every method that names none."""
     budgets: str = "6%,9%,12.5%,19%,25%,37.5%,50%"
@@ -219,6 +220,12 @@ class EvalConfig(
     tokens: bool = True
     """Write the ranks of one prompt for every method."""
 
+    VISIBLE: ClassVar[tuple[str, ...]] = (
+        "out", "model", "dtype", "quantization", "device", "methods", "policies",
+        "allocators", "budgets", "protocols", "protection", "tasks", "length", "data",
+        "metric", "max_new_tokens", "prompts", "split", "seed", "traces", "engine",
+        "workers", "dry_run",
+    )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out", "traces")
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "prompts": 1,
@@ -243,6 +250,12 @@ class EvalConfig(
             parse_budgets(self.budgets)
         except UsageError as error:
             raise UsageError(f"--budgets: {error}") from None
+
+    def check_names(self) -> None:
+        """Raise UsageError on an unknown task, method or allocator."""
+        super().check_names()
+        check_methods(self.method_list, "methods")
+        check_allocators(self.allocator_list)
 
     @property
     def method_list(self) -> tuple[Any, ...]:

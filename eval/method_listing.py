@@ -1,10 +1,11 @@
-"""`kvp-eval --list`: every scorer and allocator with its inputs and its cost."""
+"""`kvp list`: every scorer and allocator with its inputs and its cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from eval.methods import ALL_NULLS
+from kvp.config_groups import NoSettings
 from policies.method_spec import PLAIN, AllocatorEntry, ScorerEntry
 from policies.registry import ALLOCATORS, METHODS
 
@@ -14,7 +15,7 @@ Options follow in parentheses after name or preset: snapkv(window=16)+ada(safegu
 """
 
 
-def print_methods() -> None:
+def run(_: NoSettings) -> None:
     """Print scorers (full cache and learned policies among them) and allocators."""
     print("\n".join([HEAD, *scorer_lines(METHODS), "", *allocator_lines(ALLOCATORS)]))
 

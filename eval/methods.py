@@ -58,9 +58,9 @@ class Method:
     rule: Allocator | None = field(default=None, compare=False)
     """The allocator that splits the budget; None: equally."""
     protocol: str | None = None
-    """The protocol it is run under, for a setting that kvp-tune chose; None: every one."""
+    """The protocol it is run under, for a setting that kvp tune chose; None: every one."""
     protected: bool | None = None
-    """Whether first and last tokens are kept, as kvp-tune chose; None: as `--protection` says."""
+    """Whether first and last tokens are kept, as kvp tune chose; None: as `--protection` says."""
 
     @property
     def label(self) -> str:
@@ -163,7 +163,7 @@ def _rankings(scorer: str | Scorer, policies: Sequence[str], seed: int) -> list[
 
 
 def tuned_method(entry: Tuned, policies: Sequence[str], seed: int) -> list[Method]:
-    """The setting that kvp-tune chose, one method per policy of its group.
+    """The setting that kvp tune chose, one method per policy of its group.
 
     Raises UsageError where `--policies` has none of them, and as `build_methods`.
     """
@@ -187,7 +187,7 @@ def tuned_method(entry: Tuned, policies: Sequence[str], seed: int) -> list[Metho
 
 
 def for_any_protocol(methods: Iterable[Method]) -> tuple[Method, ...]:
-    """Methods without the protocol and protection that kvp-tune chose, each once."""
+    """Methods without the protocol and protection that kvp tune chose, each once."""
     return tuple(
         dict.fromkeys(replace(method, protocol=None, protected=None) for method in methods)
     )

@@ -21,7 +21,7 @@ import yaml
 
 from kvp.errors import UsageError
 
-_PARSER_FLAGS = ("config", "print_config", "help", "version")
+_PARSER_FLAGS = ("config", "print_config", "help", "help_all", "version")
 _YES = ("true", "yes", "on")
 _NO = ("false", "no", "off")
 
@@ -40,8 +40,8 @@ class Flag:
     several: bool
     """Whether a sequence is a value, too."""
     required: bool
-    keyword: bool
-    """Whether it is a flag even in programs that take what is required as arguments."""
+    positional: bool
+    """Whether it is an argument without a flag: fields that are not keyword-only are."""
     default: Any
     """Value without the flag, with the chosen preset."""
     section: str
@@ -84,13 +84,19 @@ def flags_of(config_class: type[Any], preset: str | None = None) -> list[Flag]:
                 none,
                 several,
                 required,
-                bool(one.kw_only),
+                not one.kw_only,
                 default,
                 _title(owner),
                 f"{text}{shown}",
             )
         )
     return result
+
+
+def visible_flags(config_class: type[Any]) -> tuple[str, ...]:
+    """Settings that --help shows: `VISIBLE` of the config, or all of them."""
+    names: tuple[str, ...] = getattr(config_class, "VISIBLE", ())
+    return names or tuple(field.name for field in fields(config_class))
 
 
 def parse_value(flag: Flag, value: object) -> object:
@@ -149,6 +155,8 @@ class Arguments:
     """Flags with underscores; a yes-or-no flag without a value as `--flag=true`."""
     preset: str | None
     """The preset that flags, or else YAML files, choose; None without one."""
+    help_all: bool
+    """Whether all flags are asked for, instead of those that --help shows."""
 
     @classmethod
     def read(cls, argv: Sequence[str], config_class: type[Any]) -> Self:
@@ -156,6 +164,7 @@ class Arguments:
         known = [field.name for field in fields(config_class)]
         hints = get_type_hints(config_class)
         preset = None
+        help_all = False
         spelled = []
         for position, argument in enumerate(argv):
             following = next(iter(argv[position + 1 : position + 2]), "")
@@ -164,9 +173,11 @@ class Arguments:
                 continue
             name, equals, value = argument[2:].partition("=")
             name = name.replace("-", "_")
+            name += "_" * (f"{name}_" in known)  # `lambda` is a keyword of Python
             if name not in (*known, *_PARSER_FLAGS):
                 hint = suggestion(name, [*known, *_PARSER_FLAGS], "--")
-                raise UsageError(f"unknown flag --{name}{hint} (--help lists all)")
+                raise UsageError(f"unknown flag --{name}{hint} (--help_all lists all)")
+            help_all |= name == "help_all"
             given = value if equals else following
             if name == "config":
                 settings = _yaml(given, known)
@@ -176,7 +187,7 @@ class Arguments:
             if hints.get(name) is bool and not equals and following.lower() not in (*_YES, *_NO):
                 equals, value = "=", "true"
             spelled.append(f"--{name}{equals}{value}")
-        return cls(tuple(spelled), preset)
+        return cls(tuple(spelled), preset, help_all)
 
 
 def suggestion(name: str, known: Sequence[str], prefix: str = "") -> str:

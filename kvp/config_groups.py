@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 from kvp.artifacts.addresses import is_address, read_only
 from kvp.data.rows.columns import renamed_columns
 from kvp.errors import UsageError
+from kvp.known_names import check_tasks
 from kvp.ranks import Rank, rank_of
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -38,6 +39,8 @@ class Group:
     """Smallest value of a setting; None passes."""
     MAXIMUMS: ClassVar[Mapping[str, float]] = {}
     """Largest value of a setting, where more would only run out of memory or never end."""
+    VISIBLE: ClassVar[tuple[str, ...]] = ()
+    """Settings that --help shows; without any, all. --help_all shows the others, too."""
     ADDRESSES: ClassVar[tuple[str, ...]] = ()
     """Settings that may be an address of an object store (`kvp.artifacts.addresses`)."""
 
@@ -54,6 +57,9 @@ class Group:
                 if (value := getattr(self, name)) > maximum:
                     raise ValueError(f"--{name} must be at most {maximum:,.0f}, got {value}")
 
+    def check_names(self) -> None:
+        """Raise UsageError on a name that cannot exist, before what it names is imported."""
+
     def _check_addresses(self) -> None:
         """Raise ValueError where an address is given that would be taken for a path."""
         allowed = {
@@ -67,6 +73,11 @@ class Group:
                 )
             if one.name == "out" and isinstance(value, str) and (refusal := read_only(value)):
                 raise ValueError(f"--out {refusal}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoSettings(Group):
+    """Nothing to choose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +132,7 @@ class TaskConfig(Group):
     tasks: str = "ruler"
     """Tasks, comma separated: `ruler` (all of RULER's that fit into `length`), `scbench`,
     `longmemeval`, `niah_heatmap`, or single ones by their names; docs/data.md lists all. kvp-eval,
-    kvp-tune and kvp-evolve also know `chat` (perplexity of dialogues), `text` (of running text),
+    kvp tune and kvp evolve also know `chat` (perplexity of dialogues), `text` (of running text),
     `data` (answers to rows of your own) and `longbench`."""
     length: int = 512
     """Maximum prompt tokens, chat template included. The answer comes on top, except for the task
@@ -141,6 +152,10 @@ class TaskConfig(Group):
         if not self.task_list:
             raise ValueError("--tasks is empty")
 
+    def check_names(self) -> None:
+        """Raise UsageError on an unknown task."""
+        check_tasks(self.task_list)
+
     @property
     def task_list(self) -> tuple[str, ...]:
         """Task names in order, without repeats."""
@@ -154,7 +169,7 @@ class DataConfig(TaskConfig):
     data: str = "ruler"
     """Rows of your own: a file, a folder or a hub data set (`NAME` or `NAME:CONFIGURATION`), see
     docs/data.md. kvp-collect and kvp-train also take `ruler` and `chat` (generated prompts), and
-    mixtures (`ruler:0.5,chat:0.3,FILE:0.2`); kvp-eval, kvp-tune and kvp-evolve read it for the
+    mixtures (`ruler:0.5,chat:0.3,FILE:0.2`); kvp-eval, kvp tune and kvp evolve read it for the
     task `data` and for benchmarks."""
     where: str | None = None
     """Rows of files to use, as `COLUMN=VALUE` pairs, comma separated: all columns must match, each

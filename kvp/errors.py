@@ -1,7 +1,7 @@
 """Errors a user can cause. Each message is one line that names the flag or file and what to do.
 
-Programs turn every `KvpError` into that line on stderr and exit code 2 (`kvp.cli`). Bugs are not
-`KvpError`s: they keep their traceback.
+Programs turn every `KvpError` into that line on stderr and exit code 2 (`kvp.exit_codes`). Bugs
+are not `KvpError`s: they keep their traceback.
 """
 
 

@@ -1,76 +1,284 @@
-"""Entry points of the console scripts.
+"""Every program in one table, and how the command `kvp` and the console scripts start one.
 
-Everything heavy is imported when a program is called. Importing this module makes the process find
-kvp's own packages before a user's of the same names, also in the processes that it starts.
+Whatever a program needs is imported when it is started, so that `--help` imports no torch.
+Importing this module makes the process find kvp's own packages before a user's of the same names,
+also in the processes that it starts.
 """
 
 from __future__ import annotations
 
-from kvp.own_packages import import_own, prefer_own_packages
+import importlib
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kvp import __version__
+from kvp.cli import main as run_configured
+from kvp.command_line import suggestion
+from kvp.errors import UsageError
+from kvp.exit_codes import guarded
+from kvp.own_packages import NAMES, import_own, prefer_own_packages
 
 prefer_own_packages()
 
 
-def collect() -> int:
-    """Run kvp-collect and return the exit code."""
-    return _main("trace_collect.cli")
+@dataclass(frozen=True)
+class Program:
+    """A program: what it reads, what it runs, and what --help says of it."""
+
+    config: str | None
+    """Class of its settings, `module:name`; None where `run` reads the arguments itself."""
+    run: str
+    """What is called with the config, `module:name`."""
+    description: str
+    """The first sentence is its line in `kvp --help`."""
+    examples: tuple[str, ...] = ()
 
 
-def store() -> int:
-    """Run kvp-store and return the exit code."""
-    return _main("trace_collect.store_tools.cli")
+SCRIPTS = ("collect", "train", "eval", "report")
+"""Programs that are console scripts, too: `kvp-train` and `kvp train` are the same."""
+
+PROGRAMS = {
+    "collect": Program(
+        "trace_collect.config:CollectConfig",
+        "trace_collect.run:run",
+        "Store the queries, keys and values of a model's attention over prompts. The result is a "
+        "trace store, the input of kvp-train. Says how many bytes it will write before it does; "
+        "repeating an interrupted command continues it.",
+        (
+            "kvp-collect --out runs/traces",
+            "kvp-collect --model Qwen/Qwen2.5-7B-Instruct --length 4096 --out traces/qwen "
+            "--dry-run",
+            "kvp-collect --model FOLDER --data my_prompts.jsonl --answers reference "
+            "--out traces/mine",
+        ),
+    ),
+    "train": Program(
+        "train.config:TrainConfig",
+        "train.run:run",
+        "Train one eviction ranker per KV head. It learns from a trace store, or (--source model) "
+        "from what a running model shows, and becomes a policy directory. An interrupted command "
+        "continues where it was. Settings of ranker, objective, optimizer and contexts come from "
+        "--preset; --print_config prints all of them.",
+        (
+            "kvp-train --traces runs/traces --out runs/policies",
+            "kvp-train --config configs/train_quick.yaml --traces runs/traces --out runs/policies",
+            "kvp-train --source model --model Qwen/Qwen2.5-7B-Instruct --length 4096 "
+            "--dtype bfloat16 --device cuda --out policies/qwen",
+        ),
+    ),
+    "eval": Program(
+        "eval.config:EvalConfig",
+        "eval.run:run",
+        "Measure KV-cache eviction. Model, policies, methods, tasks and budgets become a results "
+        "folder. One prefill of a prompt serves every method and budget. Interrupted runs resume, "
+        "finished ones can be extended. `kvp list` prints methods and allocators, `kvp compare A "
+        "B` the differences of two results folders.",
+        (
+            "kvp-eval --policies runs/policies --prompts 10 --out runs/results",
+            "kvp-eval --methods full,snapkv,snapkv+ada --tasks niah_single_1 --budgets 25% "
+            "--out runs/one",
+            "kvp-eval --methods full,snapkv --tasks data --data my.jsonl --metric f1 "
+            "--out runs/mine",
+        ),
+    ),
+    "report": Program(
+        "eval.report.config:ReportConfig",
+        "eval.report.run:run",
+        "Turn results folders of kvp-eval into one HTML page. It opens without a network; figures "
+        "are written as PNG, too.",
+        (
+            "kvp-report runs/results",
+            "kvp-report runs/results --out report.html --png figures",
+            "kvp-report runs/seed0 runs/seed1 --out both.html",
+            "kvp-report runs/test --settings runs/tuned/settings.json",
+        ),
+    ),
+    "compare": Program(
+        "eval.compare.config:CompareConfig",
+        "eval.compare.run:run",
+        "Compare two results folders of kvp-eval. Every method with itself at every budget, paired "
+        "by prompt, second minus first.",
+        ("kvp compare runs/before runs/after",),
+    ),
+    "list": Program(
+        "kvp.config_groups:NoSettings",
+        "eval.method_listing:run",
+        "Print methods and allocators, with presets and options.",
+        ("kvp list",),
+    ),
+    "tune": Program(
+        "eval.tune.config:TuneConfig",
+        "eval.tune.run:run",
+        "Choose options, allocator and protection of every method on validation prompts. Each "
+        "method has the same number of settings, in every protocol. A grid whose best number is at "
+        "its end goes on until that number is enclosed. Writes settings.json, which kvp-eval runs "
+        "as `--methods tuned:FOLDER` and kvp-report reads. Interrupted runs resume, finished ones "
+        "can be extended by methods, settings or prompts.",
+        (
+            "kvp tune --methods snapkv,tova,h2o --tasks niah_single_1,niah_multikey_1 "
+            "--out runs/tuned",
+            "kvp tune --methods kvp,keydiff --policies runs/policies --dry_run --out runs/tuned",
+            "kvp-eval --methods full,tuned:runs/tuned --out runs/test",
+        ),
+    ),
+    "distill": Program(
+        "train.distill.config:DistillConfig",
+        "train.distill.run:run",
+        "Fine-tune a trained policy end to end. The model runs over the replies of traces behind a "
+        "softly evicted cache, and the policy learns what makes these replies likely, or what "
+        "changes the model's predictions least. Heads that compete for one budget gain most.",
+        (
+            "kvp distill --policy runs/policies --traces runs/traces --out runs/distilled",
+            "kvp distill --policy runs/policies --traces runs/traces --out runs/distilled "
+            "--dtype bfloat16 --device cuda",
+        ),
+    ),
+    "evolve": Program(
+        "eval.evolve.config:EvolveConfig",
+        "eval.evolve:choose_budgets",
+        "Choose budgets per layer by evolution (EvolKV). Or per layer or head from the cost curves "
+        "of a results folder (--cost_curves, no model). Writes budgets.json, which any method uses "
+        "as allocator `evolved:FILE`. Interrupted searches resume.",
+        (
+            "kvp evolve --scorer snapkv --tasks niah_multikey_1 --budget 12.5% --out runs/budgets",
+            "kvp evolve --cost_curves runs/results --scorer keydiff --out runs/budgets",
+            "kvp-eval --methods snapkv,snapkv+evolved:runs/budgets --out runs/results",
+        ),
+    ),
+    "calibrate": Program(
+        "train.calibration.config:CalibrateConfig",
+        "train.calibration.run:run",
+        "Make the scores of a policy's heads comparable, in place. Fitted on the validation "
+        "sequences of a trace store; weights and each head's ranking stay.",
+        (
+            "kvp calibrate --policy runs/policies --traces runs/traces",
+            "kvp calibrate --policy runs/policies --traces runs/traces --calibration share",
+            "kvp calibrate --policy runs/policies --traces runs/traces --calibration none",
+        ),
+    ),
+    "merge": Program(
+        "train.merge.config:MergeConfig",
+        "train.merge.run:run",
+        "Join policies of some KV heads each, written by kvp-train --heads. The result is the "
+        "policy that one run of all heads would have written.",
+        (
+            "kvp-train --traces runs/traces --heads 0:8 --out runs/first",
+            "kvp-train --traces runs/traces --heads 8:16 --out runs/second",
+            "kvp merge --shards runs/first,runs/second --out runs/policies",
+        ),
+    ),
+    "store inspect": Program(
+        "trace_collect.store_tools.config:InspectConfig",
+        "trace_collect.store_tools.inspection:run",
+        "Say what a trace store holds, on one screen.",
+        ("kvp store inspect runs/traces", "kvp store inspect runs/traces --json"),
+    ),
+    "store verify": Program(
+        "trace_collect.store_tools.config:VerifyConfig",
+        "trace_collect.store_tools.verification:run",
+        "Read every byte of a trace store and name what is damaged.",
+        ("kvp store verify runs/traces",),
+    ),
+    "store to-importance": Program(
+        "trace_collect.store_tools.config:ToImportanceConfig",
+        "trace_collect.store_tools.to_importance:run",
+        "Write a trace store anew with an importance grid in place of its queries. As kvp-collect "
+        "--store importance would have written it.",
+        ("kvp store to-importance runs/traces --out runs/lean",),
+    ),
+    "push": Program(
+        "eval.push.config:PushConfig",
+        "eval.push.run:run",
+        "Upload a policy to the Hugging Face hub. Its own files and a model card made from its "
+        "record, in one commit. You must be logged in (hf auth login, or HF_TOKEN).",
+        (
+            "kvp push runs/policies org/name --dry_run",
+            "kvp push runs/policies org/name --private --license apache-2.0 --results runs/results",
+        ),
+    ),
+    "lm-eval": Program(
+        None, "eval.lm_harness.cli:main", "Run lm-evaluation-harness with evicted caches."
+    ),
+}
+"""Programs by name; two words are a program of a group."""
 
 
-def train() -> int:
-    """Run kvp-train and return the exit code."""
-    return _main("train.cli")
+def spelled(name: str) -> str:
+    """How pages and messages write a program: `kvp-train`, `kvp tune`."""
+    return f"kvp-{name}" if name in SCRIPTS else f"kvp {name}"
 
 
-def calibrate() -> int:
-    """Run kvp-calibrate and return the exit code."""
-    return _main("train.calibration.cli")
+def run_program(name: str, argv: Sequence[str] | None = None) -> int:
+    """Run one program with its arguments, by default the process's; returns the exit code.
+
+    0 on success, 2 on anything the user can mend (one line on stderr), 130 on Ctrl-C, 143 on
+    SIGTERM. `--help`, `--version` and `--print_config` leave by SystemExit(0).
+    """
+    program = PROGRAMS[name]
+    arguments = sys.argv[1:] if argv is None else argv
+    if program.config is None:
+        code: int = load(program.run)(arguments)
+        return code
+    return run_configured(
+        load(program.config),
+        lambda config: load(program.run)(config),
+        argv=arguments,
+        prog=spelled(name),
+        description=program.description,
+        examples=program.examples,
+    )
 
 
-def distill() -> int:
-    """Run kvp-distill and return the exit code."""
-    return _main("train.distill.cli")
+collect, train, evaluate, report = (partial(run_program, name) for name in SCRIPTS)
 
 
-def merge() -> int:
-    """Run kvp-merge and return the exit code."""
-    return _main("train.merge.cli")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `kvp PROGRAM ...`; returns the exit code as `run_program`."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words == ["--version"]:
+        print(f"kvp {__version__}")
+        return 0
+    grouped = any(name.startswith(f"{' '.join(words[:1])} ") for name in PROGRAMS)
+    length = 2 if grouped else 1
+    name, rest = " ".join(words[:length]), words[length:]
+    if name in PROGRAMS:
+        return run_program(name, rest)
+    group = f"{words[0]} " if grouped else ""
+    given = words[length - 1] if len(words) >= length else ""
+    if given in ("--help", "-h"):
+        print(_overview(group))
+        return 0
+    return guarded(lambda: _refuse(group, given), f"kvp {group}".strip())
 
 
-def evaluate() -> int:
-    """Run kvp-eval and return the exit code."""
-    return _main("eval.cli")
+def load(name: str) -> Any:  # noqa: ANN401
+    """The object `module:name` of kvp or a sister package."""
+    module, _, attribute = name.partition(":")
+    own = module.partition(".")[0] in NAMES
+    return getattr(import_own(module) if own else importlib.import_module(module), attribute)
 
 
-def report() -> int:
-    """Run kvp-report and return the exit code."""
-    return _main("eval.report.cli")
+def _overview(group: str) -> str:
+    """What `kvp --help` prints, or the help of a group of programs."""
+    names = [name for name in PROGRAMS if name.startswith(group)]
+    width = max(len(spelled(name)) for name in names)
+    rows = []
+    for name in names:
+        line = PROGRAMS[name].description.partition(". ")[0].rstrip(".")
+        rows += textwrap.wrap(
+            f"{spelled(name):<{width}}  {line}", 100,
+            initial_indent="  ", subsequent_indent=" " * (width + 4),
+        )  # fmt: skip
+    return "\n".join([f"usage: kvp {group}PROGRAM ... (each has --help)", "", *rows])
 
 
-def evolve() -> int:
-    """Run kvp-evolve and return the exit code."""
-    return _main("eval.evolve.cli")
-
-
-def tune() -> int:
-    """Run kvp-tune and return the exit code."""
-    return _main("eval.tune.cli")
-
-
-def lm_eval() -> int:
-    """Run kvp-lm-eval and return the exit code."""
-    return _main("eval.lm_harness.cli")
-
-
-def push() -> int:
-    """Run kvp-push and return the exit code."""
-    return _main("eval.push.cli")
-
-
-def _main(module: str) -> int:
-    code: int = import_own(module).main()
-    return code
+def _refuse(group: str, given: str) -> None:
+    """Raise UsageError: no program is named."""
+    names = [name.removeprefix(group).split()[0] for name in PROGRAMS if name.startswith(group)]
+    known = list(dict.fromkeys(names))
+    found = f"unknown program {given!r}{suggestion(given, known)}" if given else "name a program"
+    raise UsageError(f"{found}: {', '.join(known)}")

@@ -30,7 +30,7 @@ class Options:
     presets: ClassVar[Presets] = {}
     """Published settings."""
     grid: ClassVar[Grid] = {}
-    """Values that `kvp-tune` tries, by option; the most important option first."""
+    """Values that `kvp tune` tries, by option; the most important option first."""
 
     @property
     def name(self) -> str:

@@ -1,6 +1,6 @@
 """Budget files: tokens per layer (or KV head), chosen once, sealed, for any later budget.
 
-Normative description: docs/formats.md. What chose them is `kvp-evolve` (a search or stored cost
+Normative description: docs/formats.md. What chose them is `kvp evolve` (a search or stored cost
 curves); what applies them is `policies.allocators.evolved`. A file names the model it was made for
 but is refused only for another number of layers or KV heads: fine-tuned models may use it.
 """
@@ -125,7 +125,7 @@ def load_budgets(file: str | Path) -> BudgetFile:
     """Read a budget file, or the one in a folder; PolicyError names what is wrong with it."""
     path = budget_path(file)
     if not path.is_file():
-        raise PolicyError(f"{path} is no budget file: name one that kvp-evolve wrote")
+        raise PolicyError(f"{path} is no budget file: name one that kvp evolve wrote")
     content = read_sealed_json(path, PolicyError)
     if content.get("format") != FORMAT:
         raise PolicyError(f"{path} is not a budget file")

@@ -22,7 +22,7 @@ CALIBRATION_TARGETS = (
     "distilled",
 )  # fmt: skip
 """Definitions of importance (`train.calibration.fit.TARGET_IMPORTANCE` defines them); `distilled`:
-scales and offsets that `kvp-distill` has learned."""
+scales and offsets that `kvp distill` has learned."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

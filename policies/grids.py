@@ -1,4 +1,4 @@
-"""Values of options that `kvp-tune` tries, declared next to the options of each method.
+"""Values of options that `kvp tune` tries, declared next to the options of each method.
 
 `Choices` are tried all. `Numbers` are where a search begins: it goes on below and above them until
 the best value lies between others, or at the option's own bound.

@@ -131,5 +131,5 @@ class _Absent:
         method, what = vars(self)["_method"], vars(self)["_what"]
         return UsageError(
             f"method {method} reads {what}: kvp hands keys and values to a press and no more; "
-            "kvp-eval --list shows kvp's own methods"
+            "kvp list shows kvp's own methods"
         )

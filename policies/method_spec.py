@@ -202,19 +202,6 @@ def parse(text: str, kind: str) -> Specification:
     return Specification(name=name, argument=argument or None, options=options)
 
 
-def split_method(text: str) -> tuple[str, str | None]:
-    """Scorer and allocator of `SCORER[+ALLOCATOR]`, unread; None without a plus sign.
-
-    A plus sign inside parentheses belongs to an option.
-    """
-    depth = 0
-    for index, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if letter == "+" and depth == 0:
-            return text[:index].strip(), text[index + 1 :].strip()
-    return text.strip(), None
-
-
 def _parse_options(name: str, text: str) -> dict[str, Value]:
     options: dict[str, Value] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):

@@ -167,7 +167,7 @@ def load_policy(name: str | Path | PolicySource, *, device: str = "cpu") -> Lear
     if meta.heads is not None:
         raise PolicyError(
             f"{whole.source.name} is a shard, KV heads {meta.heads.start}:{meta.heads.stop} of "
-            f"{meta.geometry.total_kv_heads}: join all shards of the policy with kvp-merge"
+            f"{meta.geometry.total_kv_heads}: join all shards of the policy with kvp merge"
         )
     return LearnedScorer(
         rankers=whole.rankers.eval().requires_grad_(False).to(device),

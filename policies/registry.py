@@ -7,12 +7,11 @@ not here are written `package.module:Name` (`policies.plugins`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 
 from kvp.allocation import Allocator
 from kvp.errors import UsageError
-from kvp.plugins import is_object_name
+from kvp.known_names import split_method, unknown_name
 from kvp.scoring import Scorer, SelfSizing
 from policies.allocators.ada import Ada
 from policies.allocators.evolved import Evolved
@@ -36,11 +35,9 @@ from policies.lagkv import LagKV
 from policies.method_spec import (
     AllocatorEntry,
     ScorerEntry,
-    Specification,
     Value,
     parse,
     sizes_itself,
-    split_method,
 )
 from policies.oracle import Oracle
 from policies.plugins import allocator_from, named_object, scorer_from
@@ -153,7 +150,7 @@ ALLOCATORS: Mapping[str, AllocatorEntry] = {
             needs="a scorer that sizes the cache itself", cost="nothing",
         ),
         AllocatorEntry(
-            builder=Evolved, line="what a search or cost curves chose (kvp-evolve)",
+            builder=Evolved, line="what a search or cost curves chose (kvp evolve)",
             needs="a budget file", cost="nothing per prompt; the search before it",
             file_option="file",
         ),
@@ -192,7 +189,7 @@ def make_scorer(spec: str | Scorer | type[Scorer], **options: Value) -> Scorer:
         return FROM_OUTSIDE[written.name](written.argument, {**written.options, **options})
     named = named_object(written, "method")
     if named is None:
-        raise _unknown("method", written, METHODS)
+        raise UsageError(unknown_name("method", written.name, written.argument, METHODS))
     label = f"method {written.name}:{written.argument}"
     return _checked_scorer(named, {**written.options, **options}, label)
 
@@ -210,7 +207,7 @@ def make_allocator(spec: str | Allocator | type[Allocator]) -> Allocator:
         return entry.build(written.argument, written.options)
     named = named_object(written, "allocator")
     if named is None:
-        raise _unknown("allocator", written, ALLOCATORS)
+        raise UsageError(unknown_name("allocator", written.name, written.argument, ALLOCATORS))
     label = f"allocator {written.name}:{written.argument}"
     return allocator_from(named, written.options, label)
 
@@ -249,13 +246,3 @@ def _checked_scorer(thing: object, options: Mapping[str, Value], label: str) -> 
 
 def _label(thing: object) -> str:
     return thing.__name__ if isinstance(thing, type) else type(thing).__name__
-
-
-def _unknown(kind: str, written: Specification, names: Iterable[str]) -> UsageError:
-    module = is_object_name(f"{written.name}:{written.argument or ''}")
-    near = get_close_matches(written.name, names, n=1, cutoff=0.75 if module else 0.6)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    if module and not near:
-        hint = f" (no module {written.name} can be found, in the working folder neither)"
-    choices = f"{', '.join(names)}, package.module:Name"
-    return UsageError(f"unknown {kind} {written.name!r}{hint}: choose from {choices}")

@@ -205,7 +205,7 @@ _FORKING = textwrap.dedent(
     program, modules, model = json.loads(sys.argv[1])
     for name in modules:
         importlib.import_module(name)
-    main = importlib.import_module(program).main
+    from kvp.programs import run_program
     torch.set_num_threads(1)
     if model is not None:
         from kvp.hf import load_model
@@ -219,7 +219,7 @@ _FORKING = textwrap.dedent(
         if not child:
             sys.stdout = sys.stderr
             os.environ.update(job[0])
-            os._exit(main(job[1]))
+            os._exit(run_program(program, job[1]))
         print(child, flush=True)
     """
 )
@@ -253,7 +253,7 @@ class ForkServer:
 
 @pytest.fixture(scope="module")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ForkServer]]:
-    """Makes `ForkServer`s of a module with `main`; `modules` are imported before any fork."""
+    """Makes `ForkServer`s of a program by its name; `modules` are imported before any fork."""
     with ExitStack() as stack:
 
         def make(

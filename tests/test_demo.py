@@ -38,11 +38,12 @@ socket.getaddrinfo = _refuse("look-up")
 
 # One process for the five programs: starting each costs more than what it does here.
 PROGRAMS = """
-import importlib, json, sys
+import json, sys
+from kvp.programs import run_program
 
-for module, arguments in json.loads(sys.argv[1]).items():
-    if code := importlib.import_module(module).main(arguments.split()):
-        sys.exit(f"{module} ended with {code}")
+for name, arguments in json.loads(sys.argv[1]).items():
+    if code := run_program(name, arguments.split()):
+        sys.exit(f"{name} ended with {code}")
 """
 
 
@@ -61,18 +62,18 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     traces, policies, results = run / "traces", run / "policies", run / "results"
     tuned = run / "tuned"
     commands = {
-        "trace_collect.cli": f"--config {configs}/collect.yaml --out {traces} --train 3 "
+        "collect": f"--config {configs}/collect.yaml --out {traces} --train 3 "
         "--validation 1 --length 192",
-        "train.cli": f"--config {configs}/train.yaml --traces {traces} --out {policies} "
+        "train": f"--config {configs}/train.yaml --traces {traces} --out {policies} "
         "--steps 4 --validate_every 2",
-        "eval.tune.cli": f"--config {configs}/tune.yaml --policies {policies} --out {tuned} "
+        "tune": f"--config {configs}/tune.yaml --policies {policies} --out {tuned} "
         "--prompts 1 --length 256 --budgets 25% --tasks niah_single_2 --protocols query_agnostic "
         "--methods kvp,snapkv,kvzip --settings_per_method 3",
-        "eval.cli": f"--config {configs}/eval.yaml --policies {policies} --traces {traces} "
+        "eval": f"--config {configs}/eval.yaml --policies {policies} --traces {traces} "
         f"--out {results} --prompts 1 --length 256 --budgets 25% "
         "--tasks niah_single_2,chat --protocols query_agnostic --curve_sequences 1 "
         f"--methods full,tuned:{tuned},random,oracle --timing_prompts 1 --bootstrap 50",
-        "eval.report.cli": f"{results} --out {run}/report.html --bootstrap 50",
+        "report": f"{results} --out {run}/report.html --bootstrap 50",
     }
     done = subprocess.run(
         [sys.executable, "-c", PROGRAMS, json.dumps(commands)],

@@ -13,69 +13,21 @@ from typing import Any
 import pytest
 from lm_eval._cli import HarnessCLI
 
-from eval import cli as evaluating
-from eval.config import EvalConfig
-from eval.evolve import cli as evolving
-from eval.evolve.config import EvolveConfig
 from eval.lm_harness import cli as harness
 from eval.lm_harness.cli import split_local
 from eval.lm_harness.compression import compression
-from eval.lm_harness.model import load
-from eval.push import cli as pushing
-from eval.push.config import PushConfig
-from eval.report import cli as reporting
-from eval.report.config import ReportConfig
-from eval.tune import cli as tuning
-from eval.tune.config import TuneConfig
+from eval.lm_harness.model import load as load_harness_model
 from kvp.cli import parse
 from kvp.command_line import Arguments, flags_of, parse_value
 from kvp.errors import UsageError
-from trace_collect import cli as collecting
-from trace_collect.config import CollectConfig
-from trace_collect.store_tools import cli as store_tools
-from train import cli as training
-from train.calibration import cli as calibrating
-from train.calibration.config import CalibrateConfig
-from train.config import TrainConfig
-from train.distill import cli as distilling
-from train.distill.config import DistillConfig
-from train.merge import cli as merging
-from train.merge.config import MergeConfig
+from kvp.programs import PROGRAMS, SCRIPTS, load, spelled
 
 ROOT = Path(__file__).parents[1]
 CONFIGS: dict[str, type[Any]] = {
-    "kvp-collect": CollectConfig,
-    "kvp-train": TrainConfig,
-    "kvp-calibrate": CalibrateConfig,
-    "kvp-distill": DistillConfig,
-    "kvp-merge": MergeConfig,
-    "kvp-eval": EvalConfig,
-    "kvp-report": ReportConfig,
-    "kvp-evolve": EvolveConfig,
-    "kvp-tune": TuneConfig,
-    "kvp-push": PushConfig,
-    **{f"kvp-store {name}": command.config for name, command in store_tools.COMMANDS.items()},
+    spelled(name): load(program.config) for name, program in PROGRAMS.items() if program.config
 }
-STORE_TOOLS = tuple(name for name in CONFIGS if name.startswith("kvp-store "))
-POSITIONAL = ("kvp-report", "kvp-push", *STORE_TOOLS)
-"""Programs whose required settings are arguments."""
-EXAMPLES = [
-    example
-    for cli in (
-        collecting,
-        training,
-        calibrating,
-        distilling,
-        merging,
-        evaluating,
-        reporting,
-        evolving,
-        tuning,
-        pushing,
-        store_tools,
-    )
-    for example in cli.EXAMPLES
-]
+"""Settings of each program, as pages write its name."""
+EXAMPLES = [example for program in PROGRAMS.values() for example in program.examples]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -85,8 +37,8 @@ PAGES = [
     *sorted((ROOT / "recipes").rglob("*.sh")),
     *sorted((ROOT / "configs").rglob("*.yaml")),
 ]
-OTHER_FLAGS = {"extra-index-url", "nproc-per-node", "logdir", "help", "config", "print_config"} | {
-    "version", "list", "lambda", "local", "no-deps", "local-dir",
+OTHER_FLAGS = {"extra-index-url", "nproc-per-node", "logdir", "help", "help_all", "config"} | {
+    "print_config", "version", "lambda", "local", "no-deps", "local-dir",
 }  # fmt: skip
 """Flags of pip, hf, torchrun and tensorboard, of every program, and kvp's other spellings."""
 BENCHMARK_FLAGS = {
@@ -94,9 +46,8 @@ BENCHMARK_FLAGS = {
     for path in (ROOT / "benchmarks").rglob("*.py")
     for flag in re.findall(r"""add_argument\(\s*"--([\w-]+)""", path.read_text())
 }
-COMMAND = re.compile(
-    r"\bkvp-(?:collect|train|calibrate|merge|eval|report|evolve|tune|lm-eval|push|store)(?![\w-])"
-)
+_GROUPED = "|".join(sorted(PROGRAMS, key=len, reverse=True))  # `store merge` before `merge`
+COMMAND = re.compile(rf"""\bkvp(?:-(?:{"|".join(SCRIPTS)})|"? (?:{_GROUPED}))(?![\w-])""")
 
 
 def _commands(text: str, *, markdown: bool) -> list[list[str]]:
@@ -114,15 +65,17 @@ def _commands(text: str, *, markdown: bool) -> list[list[str]]:
                 words = shlex.split(end)
             except ValueError:  # opened before the match: "$BIN/kvp-eval" --tasks ...
                 words = shlex.split('"' + end)
-            if len(words) > 1:
-                result.append(_with_subcommand(words))
+            if len(words := _with_program(words)) > 1:
+                result.append(words)
     return result
 
 
-def _with_subcommand(words: list[str]) -> list[str]:
-    """The words of a command, the first of which is a program of `CONFIGS`."""
-    whole = " ".join(words[:2])
-    return [whole, *words[2:]] if whole in STORE_TOOLS else words
+def _with_program(words: list[str]) -> list[str]:
+    """The words of a command, the first of which is a program as pages write it."""
+    if words[0] != "kvp":
+        return words
+    length = 2 if " ".join(words[1:3]) in PROGRAMS else 1
+    return [spelled(" ".join(words[1 : 1 + length])), *words[1 + length :]]
 
 
 def _pages() -> list[tuple[str, list[str]]]:
@@ -137,20 +90,21 @@ def _accept(program: str, words: list[str]) -> None:
     """Raise UsageError as the program would, whatever a command leaves to reader and shell."""
     config = CONFIGS[program]
     complete = "--out" in words and not any(mark in "".join(words) for mark in ("$", "{", "..."))
-    words = [word for word in words if word not in ("...", "}", "$@")]
+    words = [
+        word for word in words if word not in ("...", "}", "$@") and not re.match(r"--\w*\$", word)
+    ]
     if complete:
         placeholders = ["out" if word.isupper() else word for word in words]
-        parse(config, placeholders, prog=program, positional=program in POSITIONAL)
+        parse(config, placeholders)
         return
-    words = ["--lambda_" if word == "--lambda" else word for word in words]
     unread = [
         at for at, word in enumerate(words[:-1]) if word == "--config" and "$" in words[at + 1]
     ]
     for at in unread:  # a file that the shell names
         words = words[:at] + words[at + 2 :]
     flags = {flag.name: flag for flag in flags_of(config)}
-    spelled = Arguments.read(words, config).spelled
-    for word, after in zip(spelled, (*spelled[1:], ""), strict=True):
+    read = Arguments.read(words, config).spelled
+    for word, after in zip(read, (*read[1:], ""), strict=True):
         name, equals, value = word[2:].partition("=")
         given = value if equals else after
         placeholder = not given or "$" in given or "{" in given or given.isupper()
@@ -166,7 +120,7 @@ def _repository(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("program", CONFIGS)
 def test_commands_of_the_docs_are_accepted(program: str) -> None:
     for page, (name, *arguments) in _pages():
-        if name != program or arguments == ["--list"] or "--help" in arguments:
+        if name != program or "--help" in arguments:
             continue
         try:
             _accept(program, arguments)
@@ -176,9 +130,8 @@ def test_commands_of_the_docs_are_accepted(program: str) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_of_help_is_accepted(example: str) -> None:
-    program, *arguments = _with_subcommand(shlex.split(example))
-    if arguments != ["--list"]:
-        parse(CONFIGS[program], arguments, prog=program, positional=program in POSITIONAL)
+    program, *arguments = _with_program(shlex.split(example))
+    parse(CONFIGS[program], arguments)
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs"])
@@ -207,9 +160,9 @@ def _harness() -> argparse.ArgumentParser:
 
 
 def test_commands_of_the_harness_are_accepted() -> None:
-    known = _keywords(load) | _keywords(compression) | {"pretrained", "tokenizer"}
-    commands = [words for _, words in _pages() if words[0] == "kvp-lm-eval"]
-    commands += [shlex.split(example) for example in harness.EXAMPLES]
+    known = _keywords(load_harness_model) | _keywords(compression) | {"pretrained", "tokenizer"}
+    commands = [words for _, words in _pages() if words[0] == "kvp lm-eval"]
+    commands += [_with_program(shlex.split(example)) for example in harness.EXAMPLES]
     assert len(commands) > 4
     for _, *arguments in commands:
         words, local = split_local([word.replace("$QWEN", "pretrained=x") for word in arguments])
@@ -224,10 +177,15 @@ def test_commands_of_the_harness_are_accepted() -> None:
 def test_commands_are_found_in_every_kind_of_page() -> None:
     shell = '  "$BIN/kvp-eval" --tasks $T \\\n    --rate 3 | tail'
     assert _commands(shell, markdown=False) == [["kvp-eval", "--tasks", "$T", "--rate", "3"]]
-    page = "kvp-eval is prose. `kvp-merge --shards a,b`\n```\nkvp-report x # why\n```\n"
+    page = "kvp-eval is prose. `kvp merge --shards a,b`\n```\nkvp-report x # why\n```\n"
     assert _commands(page, markdown=True) == [
         ["kvp-report", "x"],
-        ["kvp-merge", "--shards", "a,b"],
+        ["kvp merge", "--shards", "a,b"],
     ]
-    assert _commands("kvp-store verify x", markdown=False) == [["kvp-store verify", "x"]]
+    assert _commands("kvp store verify x", markdown=False) == [["kvp store verify", "x"]]
+    shell = '  "$BIN/kvp" tune --out "$RUN" & -m kvp train --steps 3'
+    assert _commands(shell, markdown=False) == [
+        ["kvp tune", "--out", "$RUN", "&", "-m", "kvp", "train", "--steps", "3"],
+        ["kvp-train", "--steps", "3"],
+    ]
     assert len(_pages()) > 40

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from kvp.hf import load_tokenizer
+from kvp.programs import run_program
 from kvp.store import TraceReader
 from policies.policy_files import load_policy
 
@@ -20,9 +20,9 @@ LAYERS = [WINDOWED, WINDOWED, FULL, WINDOWED, FULL]
 EVICTED = [2, 4]
 
 
-def run(module: str, *arguments: str) -> None:
+def run(program: str, *arguments: str) -> None:
     """Run a program in this process."""
-    assert importlib.import_module(module).main(list(arguments)) == 0
+    assert run_program(program, list(arguments)) == 0
 
 
 @pytest.fixture(scope="module")
@@ -44,25 +44,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(root / "model")
     data = ("--tasks", "niah_single_1", "--length", "200")
     run(
-        "trace_collect.cli", *data, "--model", f"{root}/model", "--train", "3", "--validation",
+        "collect", *data, "--model", f"{root}/model", "--train", "3", "--validation",
         "1", "--max_new_tokens", "6", "--labels", "kvzip", "--out", f"{root}/traces",
     )  # fmt: skip
     run(
-        "train.cli", "--traces", f"{root}/traces", "--out", f"{root}/policy", "--steps", "4",
+        "train", "--traces", f"{root}/traces", "--out", f"{root}/policy", "--steps", "4",
         "--validate_every", "2", "--hidden", "16", "--contexts", "2",
     )  # fmt: skip
     run(
-        "train.distill.cli", "--policy", f"{root}/policy", "--traces", f"{root}/traces",
+        "distill", "--policy", f"{root}/policy", "--traces", f"{root}/traces",
         "--model", f"{root}/model", "--out", f"{root}/distilled", "--steps", "2",
     )  # fmt: skip
     run(
-        "eval.cli", *data, "--model", f"{root}/model", "--policies", f"{root}/distilled",
+        "eval", *data, "--model", f"{root}/model", "--policies", f"{root}/distilled",
         "--traces", f"{root}/traces", "--out", f"{root}/results", "--prompts", "1",
         "--budgets", "25%", "--max_new_tokens", "6", "--timing_prompts", "1",
         "--curve_sequences", "1", "--bootstrap", "50",
         "--methods", "full,kvp,kvp+global,snapkv,kvzip,expected_attention,oracle",
     )  # fmt: skip
-    run("eval.report.cli", f"{root}/results", "--out", f"{root}/report.html", "--bootstrap", "50")
+    run("report", f"{root}/results", "--out", f"{root}/report.html", "--bootstrap", "50")
     return root
 
 

@@ -11,29 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from eval.config import EvalConfig
-from eval.evolve.config import EvolveConfig
-from eval.push.config import PushConfig
-from eval.report.config import ReportConfig
-from eval.tune.config import TuneConfig
 from kvp.command_line import flags_of
 from kvp.config_groups import Group
-from trace_collect.config import CollectConfig
-from trace_collect.store_tools.config import (
-    InspectConfig,
-    ToImportanceConfig,
-    VerifyConfig,
-)
-from train.calibration.config import CalibrateConfig
-from train.config import TrainConfig
-from train.distill.config import DistillConfig
-from train.merge.config import MergeConfig
+from kvp.programs import PROGRAMS, SCRIPTS, load
 
 CONFIGS: list[type[Group]] = [
-    CollectConfig, TrainConfig, CalibrateConfig, DistillConfig, MergeConfig,
-    EvalConfig, EvolveConfig, ReportConfig, TuneConfig, PushConfig,
-    InspectConfig, VerifyConfig, ToImportanceConfig,
-]  # fmt: skip
+    load(program.config) for program in PROGRAMS.values() if program.config is not None
+]
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"kvp", "trace_collect", "train", "policies", "eval"}
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -109,28 +93,13 @@ def test_types_are_in_the_wheel(wheel_names: list[str]) -> None:
 
 def test_every_console_script_is_callable_and_quick_to_import() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    programs = [
-        "collect",
-        "store",
-        "train",
-        "calibrate",
-        "distill",
-        "merge",
-        "eval",
-        "report",
-        "evolve",
-        "tune",
-        "lm-eval",
-        "push",
-    ]
-    assert set(scripts) == {f"kvp-{program}" for program in programs}
-    for target in scripts.values():
-        module, function = target.split(":")
-        code = (
-            f"import sys, {module} as m; assert callable(m.{function}); "
-            "assert not {'torch', 'transformers', 'lightning'} & set(sys.modules)"
-        )
-        subprocess.run([sys.executable, "-c", code], check=True)
+    assert set(scripts) == {"kvp", *(f"kvp-{name}" for name in SCRIPTS)}
+    calls = "".join(
+        f"import {module}; assert callable({module}.{function}); "
+        for module, function in (target.split(":") for target in scripts.values())
+    )
+    code = f"import sys; {calls}assert not {{'torch', 'transformers'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_flag_means_one_thing_in_every_program() -> None:

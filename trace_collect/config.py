@@ -49,6 +49,11 @@ class CollectConfig(
     """Prompts whose answers are decoded together; the traces do not depend on it. Without it as
     many as fit into 4 GiB with their queries, keys and values, at most 16."""
 
+    VISIBLE: ClassVar[tuple[str, ...]] = (
+        "out", "model", "dtype", "quantization", "device", "data", "where", "tasks",
+        "length", "answers", "max_new_tokens", "train", "validation", "test", "store",
+        "grid", "labels", "batch_size", "engine", "workers", "seed", "dry_run", "rates",
+    )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "train": 0,

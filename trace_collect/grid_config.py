@@ -1,4 +1,4 @@
-"""Settings of an importance grid, which kvp-collect and kvp-store share. Imports no torch."""
+"""Settings of an importance grid, which kvp-collect and kvp store share. Imports no torch."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class ComputeConfig(Group):
     """Processes that share the contexts of every step, one per GPU or, on a CPU, sharing its cores;
     the result differs by rounding only."""
     heads: str | None = None
-    """Train only these KV heads, START:STOP counted layer by layer; kvp-merge joins the parts.
+    """Train only these KV heads, START:STOP counted layer by layer; kvp merge joins the parts.
     `auto`: each process of a Slurm array, srun or torchrun its share, in a folder of its own in
     --out (docs/scaling.md)."""
     activation_gb: float = 8.0
@@ -76,14 +76,11 @@ class ValidationConfig(Group):
     """Held-out contexts per validation."""
     checkpoint_every: int = 50
     """Steps between checkpoints, the most a killed run loses."""
-    log_every: int = 10
-    """Steps between scalars in TensorBoard."""
 
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "validate_every": 1,
         "validation_contexts": 1,
         "checkpoint_every": 1,
-        "log_every": 1,
     }
 
 
@@ -123,9 +120,12 @@ class TrainConfig(
     init_from: str | None = None
     """Policy whose rankers training starts from, instead of random weights: a folder, `nano` or
     `org/name` on the hub."""
-    resume: bool = True
-    """Continue an unfinished run of the same settings; false refuses any non-empty --out."""
 
+    VISIBLE: ClassVar[tuple[str, ...]] = (
+        "out", "traces", "source", "preset", "objective", "label", "steps", "lr", "hidden",
+        "inputs", "neighbours", "contexts", "permutations", "init_from", "model", "dtype",
+        "device", "devices", "data", "tasks", "length", "sequences", "seed", "dry_run",
+    )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out", "traces", "init_from")
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         name: {

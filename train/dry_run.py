@@ -75,7 +75,7 @@ def _of_one_process(devices: int) -> str:
         f"note: times are of one process, RAM and GPU memory the most that each of --devices "
         f"{devices} takes; they share the contexts of a step, and with --source model each runs "
         "the model for itself. "
-        f"kvp-collect is shared by torchrun --nproc-per-node {devices} -m trace_collect.cli"
+        f"kvp-collect is shared by torchrun --nproc-per-node {devices} -m kvp collect"
     )
 
 

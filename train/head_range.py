@@ -1,6 +1,6 @@
 """Which KV heads of a model a job trains: `--heads START:STOP`, counted layer by layer.
 
-Heads are independent, so jobs that each train some of them, joined by `kvp-merge`, give what one
+Heads are independent, so jobs that each train some of them, joined by `kvp merge`, give what one
 job would have given. No torch here.
 """
 

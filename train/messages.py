@@ -23,7 +23,7 @@ def print_end(job: Job) -> None:
         own = SHARD_FOLDER.format(start=job.heads.start, stop=job.heads.stop)
         among_others = job.target.folder.name == own
         shards = shlex.quote(str(job.target.folder.parent)) if among_others else f"{folder},..."
-        print(f"next: kvp-merge --shards {shards} --out POLICY, when all heads are trained")
+        print(f"next: kvp merge --shards {shards} --out POLICY, when all heads are trained")
         return
     model = shlex.quote(str(job.traces.manifest["model"].get("id")))
     print(f"next: kvp-eval --model {model} --policies {folder} --out RESULTS")

@@ -1,7 +1,7 @@
 """`--heads auto`: every process of a Slurm array, of srun or of torchrun trains its own KV heads.
 
 The processes do not talk to each other; each writes a shard of its own, in a folder of `--out`
-that kvp-merge takes as a whole.
+that kvp merge takes as a whole.
 """
 
 from __future__ import annotations

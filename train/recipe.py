@@ -3,8 +3,7 @@
 `fourier`, all defaults of `Recipe`: positions as features, 31 tokens on either side that add to a
 token's score, what the last 32 queries attend to, keys as seen from the end of the cache, Muon, and
 the listwise loss on the largest attention of the future, replies first (docs/results/smollm2.md).
-The loss needs no rankings (`permutations`, `reward` and `advantage_clip` are for `--objective
-rloo`).
+The loss needs no rankings (`permutations` and `reward` are for `--objective rloo`).
 
 `paper` follows the KVP paper (section 3, Algorithm 1, appendix A.2) and, where the paper is silent,
 the facts known about its released code. Differences that remain:
@@ -66,14 +65,11 @@ _POSITIVE = (
     "max_positions",
     "steps",
     "contexts",
-    "warmup_steps",
     "min_prefix",
     "points_per_sequence",
     "permutations",
 )
 _NONNEGATIVE = (
-    "weight_decay",
-    "final_lr",
     "uniform_points",
     "future_max",
     "pairs",
@@ -162,18 +158,6 @@ class OptimizerSettings:
     """adamw, or muon (its steps for the weight matrices, AdamW's for the rest)."""
     lr: float = 1e-2
     """Highest learning rate, reached after the warm-up."""
-    final_lr: float = 1e-6
-    """Learning rate at the last step of the cosine."""
-    warmup_steps: int = 100
-    """Linear warm-up from a hundredth of lr, steps; at most a fifth of all steps."""
-    weight_decay: float = 1e-3
-    """Decoupled weight decay, times the learning rate."""
-    gradient_clip: float = 5.0
-    """Maximum gradient norm of each head."""
-    advantage_clip: float = 3.0
-    """Bound of normalised advantages, standard deviations (rloo, rloo_batch)."""
-    ema: float = 0.99
-    """Decay of the averaged weights, which are validated and exported; starts after warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,11 +187,23 @@ class ContextSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettings):
-    """All settings that decide the weights, given training data and seed."""
+    """All that decides the weights, given training data and seed; what stands here has no flag."""
 
     architecture: Architecture = "fourier"
     """Ranker architecture (`policies.ranker`): fourier (positions as features) or paper (a table
     of positions)."""
+    final_lr: float = 1e-6
+    """Learning rate at the last step of the cosine, at most `lr`."""
+    warmup_steps: int = 100
+    """Linear warm-up from a hundredth of lr, steps; at most a fifth of all steps."""
+    weight_decay: float = 1e-3
+    """Decoupled weight decay, times the learning rate."""
+    gradient_clip: float = 5.0
+    """Maximum gradient norm of each head."""
+    advantage_clip: float = 3.0
+    """Bound of normalised advantages, standard deviations (rloo, rloo_batch)."""
+    ema: float = 0.99
+    """Decay of the averaged weights, which are validated and exported; starts after warm-up."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that cannot work."""
@@ -218,15 +214,13 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
                 _require(math.isfinite(value), name, "must be a finite number", self)
         for name in _POSITIVE:
             _require(getattr(self, name) >= 1, name, "must be at least 1", self)
-        for name in ("lr", "gradient_clip", "advantage_clip", "temperature"):
+        for name in ("lr", "temperature"):
             _require(getattr(self, name) > 0, name, "must be positive", self)
         for name in _NONNEGATIVE:
             _require(getattr(self, name) >= 0, name, "cannot be negative", self)
         _require(self.blocks in (1, 2), "blocks", "must be 1 or 2", self)
         for name, maximum in _MAXIMA.items():
             _require(getattr(self, name) <= maximum, name, f"must be at most {maximum:,.0f}", self)
-        _require(0 <= self.ema < 1, "ema", "must lie in [0, 1)", self)
-        _require(self.final_lr <= self.lr, "final_lr", "cannot exceed lr", self)
         self._check_permutations()
         self._check_inputs()
         self._check_budget_weights()

@@ -27,6 +27,9 @@ from train.model.ranker_training import RankerTraining
 from train.summary import print_summary
 from train.validation import HeldOut, evaluate_with_baselines
 
+LOG_EVERY = 10
+"""Steps between scalars in TensorBoard."""
+
 
 def run(config: TrainConfig, sources: Sources | None = None) -> None:
     """Train from the source `config.source` and write the policy directory `config.out`.
@@ -77,7 +80,7 @@ def _run(config: TrainConfig, workers: Workers, sources: Sources | None) -> None
     if workers.first:
         if unread := config.unread():
             print(f"note: --objective {job.recipe.objective} does not use --{', --'.join(unread)}")
-        job.target.prepare(manifest, resume=config.resume)
+        job.target.prepare(manifest)
     try:
         with together(workers, job.device, partial(_run, config, sources=None)):
             module = _train(job)
@@ -112,7 +115,7 @@ def _train(job: Job) -> RankerTraining:
             job.traces.geometry,
             validation,
             heads=job.heads,
-            every_steps=config.log_every,
+            every_steps=LOG_EVERY,
             settings={**job.recipe.to_dict(), "seed": config.seed},
         ),
         Bar("training", skill_note(job.recipe.label)),

@@ -78,15 +78,15 @@ class RunFolder:
             return
         how = "not calibrated" if theirs == "none" else f"calibrated to {theirs} on {on} contexts"
         raise UsageError(
-            f"--out {self.place} is finished, and was {how} then; kvp-calibrate changes it"
+            f"--out {self.place} is finished, and was {how} then; kvp calibrate changes it"
         )
 
-    def prepare(self, manifest: Mapping[str, Any], *, resume: bool) -> None:
+    def prepare(self, manifest: Mapping[str, Any]) -> None:
         """Claim the folder for this process, until `release`.
 
         Raises UsageError when another process writes it, when it holds anything but an unfinished
-        run of this identity or one that has saved nothing, when `resume` is false and it is not
-        empty, or when its checkpoint is damaged or of another run.
+        run of this identity or one that has saved nothing, or when its checkpoint is damaged or of
+        another run.
         """
         previous = RUN.read_marker(self.place)
         if previous is not None and (self.place / INDEX).exists():
@@ -94,10 +94,6 @@ class RunFolder:
                 f"--out {self.place} holds a finished policy of other settings "
                 f"({'; '.join(RUN.differences(previous, self._identity)[:3])}); to go on from it, "
                 f"train into a new folder with --init_from {self.place}"
-            )
-        if not resume and previous is not None:
-            raise UsageError(
-                f"--out {self.place} holds a run and --resume is false; name a new folder"
             )
         self._claim = OutputFolder.claim(
             self.place, RUN, self._identity, replaceable=_has_saved_nothing

@@ -73,7 +73,7 @@ def _undisturbed(made: Artefacts) -> Iterator[tuple[str, str, Reader, object]]:
     commands: dict[str, tuple[str, Reader, Path]] = {
         "kvp-collect": (f"{COLLECT} --labels kvzip", artefacts.read_traces, made.traces),
         "kvp-train": (f"{TRAIN} --traces {made.traces}", artefacts.read_policy, made.policy),
-        "kvp-evolve": (EVOLVE, artefacts.read_budgets, made.budgets),
+        "kvp evolve": (EVOLVE, artefacts.read_budgets, made.budgets),
         "kvp-eval": (EVAL, _answers, made.base / "answers"),
     }
     for name, (flags, read, whole) in commands.items():

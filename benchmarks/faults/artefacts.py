@@ -6,20 +6,18 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.harness import in_child
+from kvp import programs
+from kvp.programs import run_program, spelled
 
 PROGRAMS = {
-    "kvp-collect": "trace_collect.cli",
-    "kvp-train": "train.cli",
-    "kvp-calibrate": "train.calibration.cli",
-    "kvp-merge": "train.merge.cli",
-    "kvp-eval": "eval.cli",
-    "kvp-report": "eval.report.cli",
-    "kvp-evolve": "eval.evolve.cli",
+    spelled(name): name
+    for name in ("collect", "train", "calibrate", "merge", "eval", "report", "evolve")
 }
 
 COLLECT = "--tasks niah_single_1 --length 192 --train 1 --validation 1 --max_new_tokens 8"
@@ -44,19 +42,15 @@ def program(name: str, flags: str) -> Callable[[], int]:
 
 def program_of(name: str, argv: list[str]) -> Callable[[], int]:
     """A call of a program's main function."""
-    main = import_module(PROGRAMS[name]).main
-
-    def call() -> int:
-        code: int = main(argv)
-        return code
-
-    return call
+    return partial(run_program, PROGRAMS[name], argv)
 
 
 def import_programs() -> None:
     """Import what the programs need, once for all children."""
-    for cli in PROGRAMS.values():
-        import_module(cli.replace(".cli", ".run"))
+    for name in PROGRAMS.values():
+        programs.load(programs.PROGRAMS[name].run)
+        if name == "evolve":
+            import_module("eval.evolve.run")
 
 
 @dataclass(frozen=True)
@@ -112,8 +106,8 @@ def make(base: Path) -> Artefacts:
     _interrupt("kvp-train", f"{train} {made.unfinished}", "train.run", "_export")
     policies = f"--policies {made.policy} --traces {made.traces}"
     _run("kvp-eval", f"{EVAL.replace('snapkv', 'snapkv,kvp')} {policies} --out {made.results}")
-    _run("kvp-evolve", f"{EVOLVE} --out {made.budgets}")
-    _interrupt("kvp-evolve", f"{EVOLVE} --out {made.search}", "eval.evolve.run", "save_budgets")
+    _run("kvp evolve", f"{EVOLVE} --out {made.budgets}")
+    _interrupt("kvp evolve", f"{EVOLVE} --out {made.search}", "eval.evolve.run", "save_budgets")
     return made
 
 

@@ -53,7 +53,7 @@ def run(scratch: Path, trials: int, names: Sequence[str] = ()) -> Iterator[Area]
         ],
         "search": lambda: [
             damage_resume(
-                "search", made.search, ("kvp-evolve", EVOLVE), artefacts.read_budgets,
+                "search", made.search, ("kvp evolve", EVOLVE), artefacts.read_budgets,
                 made.budgets, trials // 2, work,
             )
         ],

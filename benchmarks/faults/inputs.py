@@ -16,18 +16,18 @@ FLAGS = {
     "answers store grid grid_dtype labels essays model revision rate out",
     "kvp-train": "steps lr hidden contexts seed device devices heads label objective preset "
     "permutations pairs temperature reward budget_weights blocks inputs key_frame sharing "
-    "optimizer final_lr warmup_steps weight_decay gradient_clip ema compress_prompt "
+    "optimizer compress_prompt "
     "compress_uniform min_prefix uniform_points future_max traces memory_gb activation_gb "
     "validate_every calibration calibration_contexts validation_contexts out",
     "kvp-eval": "methods allocators tasks budgets protocols protection sinks recents prompts "
     "length split essays squad hotpotqa chat text where tree_paths measure seed device dtype "
     "decode_batch timing_prompts traces "
     "curve_sequences bootstrap policies model out",
-    "kvp-evolve": "scorer policies tasks budget protocol protection sinks recents search_prompts "
-    "holdout length split group generations sigma reach constraint lambda_ gamma seed out",
+    "kvp evolve": "scorer policies tasks budget protocol protection sinks recents search_prompts "
+    "holdout length split group generations sigma constraint lambda_ gamma seed out",
     "kvp-report": "out png settings bootstrap",
-    "kvp-calibrate": "policy traces calibration calibration_contexts device memory_gb",
-    "kvp-merge": "shards out",
+    "kvp calibrate": "policy traces calibration calibration_contexts device memory_gb",
+    "kvp merge": "shards out",
 }
 """Flags of each program."""
 
@@ -43,10 +43,10 @@ def flag_trials(made: Artefacts, scratch: Path) -> Iterator[tuple[str, list[str]
         "kvp-collect": f"{COLLECT} --dry_run=true --out {out}",
         "kvp-train": f"{TRAIN} --dry_run=true --traces {made.traces} --out {out}",
         "kvp-eval": f"{EVAL} --dry_run=true --out {out}",
-        "kvp-evolve": f"{EVOLVE} --generations 1 --search_prompts 1 --out {out}",
+        "kvp evolve": f"{EVOLVE} --generations 1 --search_prompts 1 --out {out}",
         "kvp-report": str(made.results),
-        "kvp-calibrate": f"--policy {policy} --traces {made.traces} --calibration_contexts 1",
-        "kvp-merge": f"--shards {made.policy} --out {out}",
+        "kvp calibrate": f"--policy {policy} --traces {made.traces} --calibration_contexts 1",
+        "kvp merge": f"--shards {made.policy} --out {out}",
     }
     for name, names in FLAGS.items():
         for flag in names.split():

@@ -1,1 +1,1 @@
-"""`kvp-eval compare A B`: two results folders, method by method, paired by prompt."""
+"""`kvp compare A B`: two results folders, method by method, paired by prompt."""

@@ -1,4 +1,4 @@
-"""Settings of kvp-eval compare. Imports no torch."""
+"""Settings of kvp compare. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CompareConfig(Group):
     bootstrap: int = 2000
     """Resamples behind each interval."""
     seed: int = 0
-    """Seed of the intervals."""
+    """Seed of everything that is drawn or generated: the resamples."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("first", "second")
     MINIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": 1}

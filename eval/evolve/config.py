@@ -1,4 +1,4 @@
-"""Settings of kvp-evolve and the checks that need no model. Imports no torch."""
+"""Settings of kvp evolve and the checks that need no model. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from eval.config import MeasureConfig, PromptConfig
 from kvp.budgets import Budget, parse_budget, parse_budgets
 from kvp.config_groups import MemoryConfig, ModelConfig, ProtectionConfig, RunConfig, split_list
 from kvp.errors import UsageError
+from kvp.known_names import check_methods
 
 RUN_ONLY = (
     "out", "device", "decode_batch", "memory_gb", "bootstrap", "cost_curves", "level", "budgets",
@@ -48,8 +49,6 @@ class EvolveConfig(
     """CMA-ES generations per group."""
     sigma: float = 0.3
     """Initial step size in the unit cube of the search."""
-    reach: float = 16.0
-    """Ratio of the largest to the smallest budget in the unit interval."""
     constraint: Literal["project", "soft"] = "project"
     """Rescale every candidate to the budget, or only reward staying below it (as published)."""
     lambda_: float = 0.3
@@ -64,6 +63,11 @@ class EvolveConfig(
     """Tokens kept per KV head on average, comma separated, protected ones included; `%` is of the
     tokens in the cache. Read with --cost_curves, where counts are chosen for each."""
 
+    VISIBLE: ClassVar[tuple[str, ...]] = (
+        "out", "scorer", "policies", "budget", "protocol", "protection", "tasks", "length",
+        "data", "model", "dtype", "device", "split", "search_prompts", "holdout", "group",
+        "generations", "cost_curves", "level", "budgets", "seed",
+    )  # fmt: skip
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "search_prompts": 1,
         "holdout": 0,
@@ -79,8 +83,6 @@ class EvolveConfig(
         super().__post_init__()
         if not self.sigma > 0:
             raise ValueError(f"--sigma must be positive, got {self.sigma}")
-        if not self.reach > 1:
-            raise ValueError(f"--reach must be more than 1, got {self.reach}")
         if not split_list(self.scorer):
             raise ValueError("--scorer is empty")
         if self.level == "head" and self.cost_curves is None:
@@ -90,6 +92,12 @@ class EvolveConfig(
                 parse(getattr(self, flag))
             except UsageError as error:
                 raise UsageError(f"--{flag}: {error}") from None
+
+    def check_names(self) -> None:
+        """Raise UsageError on an unknown task or scorer."""
+        super().check_names()
+        if self.cost_curves is None:
+            check_methods([self.scorer], "scorer")
 
     @property
     def target(self) -> Budget:

@@ -60,7 +60,7 @@ class Curves:
 
 
 def run_curves(config: EvolveConfig) -> None:
-    """Run kvp-evolve --cost_curves; raises KvpError on anything the user can mend."""
+    """Run kvp evolve --cost_curves; raises KvpError on anything the user can mend."""
     assert config.cost_curves is not None
     out = Path(config.out)
     if (out / "manifest.json").exists():

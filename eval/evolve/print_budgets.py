@@ -1,4 +1,4 @@
-"""The table at the end of kvp-evolve, from the budget file alone."""
+"""The table at the end of kvp evolve, from the budget file alone."""
 
 from __future__ import annotations
 

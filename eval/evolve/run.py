@@ -52,7 +52,7 @@ from policies.sources import INDEX, find_policy
 
 
 def run_search(config: EvolveConfig) -> None:
-    """Run kvp-evolve without --cost_curves; raises KvpError on anything the user can mend."""
+    """Run kvp evolve without --cost_curves; raises KvpError on anything the user can mend."""
     identity = {**config.identity(), "input_files": input_digests(config)}
     if config.scorer == LEARNED and config.policies:
         identity["policy"] = _policy_digest(config.policies)
@@ -220,7 +220,7 @@ def _plan(
     return SearchPlan(
         layers=layers, budget=target.tokens, minimum=target.floor, maximum=longest,
         group=config.group, generations=config.generations, sigma=config.sigma,
-        reach=config.reach, constraint=config.constraint, lambda_=config.lambda_,
+        constraint=config.constraint, lambda_=config.lambda_,
         gamma=config.gamma, seed=config.seed,
     )  # fmt: skip
 

@@ -76,13 +76,13 @@ class SearchPlan:
     """Maximum per group."""
     sigma: float
     """Initial step size of CMA-ES."""
-    reach: float
-    """Largest count of a layer divided by the smallest, before projection."""
     constraint: str
     """`project` or `soft`."""
     lambda_: float
     gamma: float
     seed: int
+    reach: float = 16.0
+    """Largest count of a layer divided by the smallest, before projection."""
 
     @property
     def uniform(self) -> Scheme:

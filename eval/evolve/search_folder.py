@@ -32,7 +32,7 @@ def _read_manifest(path: Place) -> Mapping[str, Any]:
     content = read_sealed_json(path, ResultsError)
     if (version := content.get("format_version")) != FORMAT_VERSION:
         raise ResultsError(
-            f"{path} has format_version {version!r}, this kvp-evolve reads {FORMAT_VERSION}; "
+            f"{path} has format_version {version!r}, this kvp evolve reads {FORMAT_VERSION}; "
             "choose another --out"
         )
     return content

@@ -1,4 +1,4 @@
-"""Command line of kvp-lm-eval: the harness's own, with the model class `kvp` and local files.
+"""Command line of kvp lm-eval: the harness's own, with the model class `kvp` and local files.
 
 The harness discovers no model classes, so this program imports ours and hands all arguments but its
 own over. Imports neither torch nor the harness before there is something to run.
@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from kvp.errors import UsageError
 from kvp.exit_codes import guarded
 
-DESCRIPTION = """usage: kvp-lm-eval [run] [--local TASK=PATH ...] [ARGUMENTS OF lm-eval ...]
+DESCRIPTION = """usage: kvp lm-eval [run] [--local TASK=PATH ...] [ARGUMENTS OF lm-eval ...]
 
 lm-evaluation-harness with evicted caches: model class `kvp` (the default of --model), everything
 else is the harness's own. docs/lm_eval.md lists what --model_args takes.
@@ -25,13 +25,13 @@ else is the harness's own. docs/lm_eval.md lists what --model_args takes.
   --local TASK=PATH   documents of a task from a file, or from a folder with a file for each split,
                       instead of the hub; may be repeated. The task stays as it is otherwise.
 
-`kvp-lm-eval run --help` prints the harness's arguments, `kvp-lm-eval ls tasks` its tasks.
+`kvp lm-eval run --help` prints the harness's arguments, `kvp lm-eval ls tasks` its tasks.
 
 examples:"""
 EXAMPLES = (
-    "kvp-lm-eval --model_args pretrained=nano,method=snapkv,budget=25% --tasks boolq "
+    "kvp lm-eval --model_args pretrained=nano,method=snapkv,budget=25% --tasks boolq "
     "--local boolq=boolq.jsonl --limit 20",
-    "kvp-lm-eval --model_args pretrained=Qwen/Qwen2.5-7B-Instruct,method=kvp+global,"
+    "kvp lm-eval --model_args pretrained=Qwen/Qwen2.5-7B-Instruct,method=kvp+global,"
     "policies=policies/qwen,budget=12.5% --tasks arc_challenge,hellaswag --batch_size 16",
 )
 _SUBCOMMANDS = ("run", "ls", "validate")
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     cached = any(word.split("=")[0] in ("--use_cache", "-c") for word in arguments)
     again = "the same command continues" if cached else "nothing was kept: --use_cache FILE does"
-    return guarded(lambda: _run(arguments), "kvp-lm-eval", again=again)
+    return guarded(lambda: _run(arguments), "kvp lm-eval", again=again)
 
 
 def _run(arguments: Sequence[str]) -> None:
@@ -79,7 +79,7 @@ def _run(arguments: Sequence[str]) -> None:
             harness.execute(parsed)
         except ValueError as error:
             if str(error).startswith("Tasks not found"):
-                raise UsageError(f"--tasks: {error}; kvp-lm-eval ls tasks lists them") from None
+                raise UsageError(f"--tasks: {error}; kvp lm-eval ls tasks lists them") from None
             raise
 
 
@@ -107,12 +107,8 @@ def split_local(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 def _program_arguments(words: Sequence[str]) -> Iterator[None]:
     """What the harness's parser reads."""
     before = sys.argv
-    sys.argv = ["kvp-lm-eval", *words]
+    sys.argv = ["kvp lm-eval", *words]
     try:
         yield
     finally:
         sys.argv = before
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

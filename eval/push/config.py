@@ -1,4 +1,4 @@
-"""Settings of kvp-push. Imports no torch."""
+"""Settings of kvp push. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class PushConfig(DryRunConfig):
     """Policy and repository."""
 
     policy: str = field(kw_only=False)
-    """Policy directory written by kvp-train or kvp-distill."""
+    """Policy directory written by kvp-train or kvp distill."""
     repository: str = field(kw_only=False)
     """Repository of the hub, org/name. It is created where it does not exist."""
     private: bool = False

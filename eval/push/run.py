@@ -29,7 +29,7 @@ def run(config: PushConfig) -> str | None:
     """
     policy = load_shard(config.policy)  # reads every file and checks it
     if policy.meta.heads is not None:
-        raise PolicyError(f"{config.policy} is a shard: join all shards of it with kvp-merge first")
+        raise PolicyError(f"{config.policy} is a shard: join all shards of it with kvp merge first")
     results = None
     if config.results is not None:
         results = measured(Path(config.results), policy, config.bootstrap)
@@ -58,7 +58,7 @@ def _upload(config: PushConfig, policy: Shard, card: str, files: list[Path]) -> 
             # None leaves the choice to the organisation, which False would not.
             api.create_repo(config.repository, private=config.private or None, exist_ok=True)
             commit = api.create_commit(
-                config.repository, added, commit_message="Policy and card by kvp-push"
+                config.repository, added, commit_message="Policy and card by kvp push"
             )
     except (LocalTokenNotFoundError, HfHubHTTPError) as error:
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else 401

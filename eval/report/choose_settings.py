@@ -1,6 +1,6 @@
 """The one setting (preset or options, allocator, protection) that a method is shown in.
 
-It is the same at every budget, and the prompts shown never choose it: it is the one that kvp-tune
+It is the same at every budget, and the prompts shown never choose it: it is the one that kvp tune
 chose on others, else the method's default among those that were run.
 """
 
@@ -27,7 +27,7 @@ class Choice:
     chosen_on: str | None
     """Split that chose it; None for the default."""
     open_ends: tuple[str, ...] = ()
-    """Options whose chosen number is at an end of what kvp-tune tried."""
+    """Options whose chosen number is at an end of what kvp tune tried."""
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class Choice:
 def choose(
     settings: Iterable[ReportedMethod], tuned: Sequence[tuple[Tuned, str]] = ()
 ) -> dict[str, Choice]:
-    """One setting of every method, by family; `tuned` are results of kvp-tune with their split.
+    """One setting of every method, by family; `tuned` are results of kvp tune with their split.
 
     Of several that were tuned, such as seeds of a policy, the one with the best score.
     """

@@ -242,7 +242,7 @@ def _protection(results: Results, choices: Collection[Choice]) -> str:
     )
     several = [choice for choice in choices if choice.candidates > 1]
     defaults = [choice.name for choice in several if choice.chosen_on is None]
-    tuned = "; settings chosen by kvp-tune on other prompts" if len(defaults) < len(several) else ""
+    tuned = "; settings chosen by kvp tune on other prompts" if len(defaults) < len(several) else ""
     if not defaults:
         return protected + tuned
     return (

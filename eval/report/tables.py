@@ -270,7 +270,7 @@ def settings(comparisons: Sequence[Comparison]) -> Table:
     where: dict[tuple[str, ...], list[str]] = {}
     for comparison in comparisons:
         for choice in comparison.choices.values():
-            chosen = f"kvp-tune, on {choice.chosen_on}" if choice.chosen_on else "default"
+            chosen = f"kvp tune, on {choice.chosen_on}" if choice.chosen_on else "default"
             ends = ", ".join(choice.open_ends) or ("none" if choice.chosen_on else "–")
             row = (choice.name, choice.setting.details, chosen, str(choice.candidates), ends)
             where.setdefault(row, []).append(f"{comparison.kind}, {comparison.protocol}")
@@ -280,7 +280,7 @@ def settings(comparisons: Sequence[Comparison]) -> Table:
     ]
     return Table(
         caption="Settings in the tables and figures, and from how many each was chosen (tried by "
-        "kvp-tune; for a default, those that were run). Grid ends: options whose best number is "
+        "kvp tune; for a default, those that were run). Grid ends: options whose best number is "
         "the last that was tried: a better one may lie beyond.",
         header=("method", "setting", "chosen by", "of settings", "grid ends open", "shown in"),
         rows=rows,

@@ -64,7 +64,7 @@ def read_manifest(path: Place) -> dict[str, Any]:
 
 
 def tuned_of(path: Path, manifest: Mapping[str, Any]) -> tuple[TunedSettings, ...]:
-    """What kvp-tune chose for the runs of a manifest; raises ResultsError where it is damaged."""
+    """What kvp tune chose for the runs of a manifest; raises ResultsError where it is damaged."""
     content = manifest.get("tuned", {})
     if not isinstance(content, Mapping):
         raise ResultsError(f"{path} is damaged: 'tuned' has no valid value")

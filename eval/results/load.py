@@ -55,7 +55,7 @@ class Results:
     tokens: Mapping[str, Any] | None
     """tokens.json."""
     tuned: tuple[TunedSettings, ...]
-    """What kvp-tune chose and the run took from `tuned:FILE`."""
+    """What kvp tune chose and the run took from `tuned:FILE`."""
     notes: tuple[str, ...]
     """Remarks on the files for the reader, one sentence each."""
 

@@ -1,4 +1,4 @@
-"""Settings of kvp-tune and the checks that need no model. Imports no torch."""
+"""Settings of kvp tune and the checks that need no model. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from eval.config import EvalConfig, MeasureConfig, PromptConfig
 from kvp.config_groups import DryRunConfig, ModelConfig, ProtectionConfig, RunConfig
+from kvp.known_names import check_allocators, check_methods
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,11 @@ class TuneConfig(
     split: Literal["validation", "train"] = "validation"
     """Which split of keys, values and haystack text (or rows) prompts come from."""
 
+    VISIBLE: ClassVar[tuple[str, ...]] = (
+        "out", "methods", "policies", "allocators", "settings_per_method", "budgets",
+        "protocols", "protection", "model", "dtype", "device", "tasks", "length", "data",
+        "metric", "max_new_tokens", "prompts", "split", "seed", "dry_run",
+    )  # fmt: skip
     MINIMUMS: ClassVar[Mapping[str, float]] = {"settings_per_method": 2, "prompts": 1}
     MAXIMUMS: ClassVar[Mapping[str, float]] = {"prompts": 1_000_000}
 
@@ -44,6 +50,12 @@ class TuneConfig(
         """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
         super().__post_init__()
         assert self.evaluation
+
+    def check_names(self) -> None:
+        """Raise UsageError on an unknown task, method or allocator."""
+        super().check_names()
+        check_methods(self.evaluation.method_list, "methods")
+        check_allocators(self.evaluation.allocator_list)
 
     @property
     def evaluation(self) -> EvalConfig:

@@ -52,7 +52,7 @@ class Search:
 
 
 def run(config: TuneConfig) -> TunedSettings | None:
-    """Run kvp-tune; None after a dry run. Raises KvpError on anything the user can mend."""
+    """Run kvp tune; None after a dry run. Raises KvpError on anything the user can mend."""
     subjects = subjects_of(config)
     methods = [method for subject in subjects for method in subject.every_rule()]
     evaluation = replace(config.evaluation, dry_run=False)

@@ -1,6 +1,6 @@
 """settings.json: the setting that was chosen for each method and protocol, and from how many.
 
-Written by kvp-tune; kvp-eval runs it (`--methods tuned:FILE`) and keeps the entries in the manifest
+Written by kvp tune; kvp-eval runs it (`--methods tuned:FILE`) and keeps the entries in the manifest
 of its results, from which kvp-report takes them. `docs/formats.md` describes the file.
 """
 
@@ -119,7 +119,7 @@ class TunedSettings:
                 methods=tuple(map(Tuned.from_json, content["methods"])),
             )
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise ResultsError(f"{label} is damaged: run kvp-tune again") from None
+            raise ResultsError(f"{label} is damaged: run kvp tune again") from None
 
 
 def save_settings(path: Path, settings: TunedSettings, run: Mapping[str, Any]) -> None:
@@ -133,7 +133,7 @@ def load_settings(path: Path) -> TunedSettings:
     path = path / SETTINGS if path.is_dir() else path
     content = read_sealed_json(path, ResultsError)
     if content.get("format") != FORMAT or content.get("format_version") != FORMAT_VERSION:
-        raise ResultsError(f"{path} holds no settings of this kvp-tune (version {FORMAT_VERSION})")
+        raise ResultsError(f"{path} holds no settings of this kvp tune (version {FORMAT_VERSION})")
     return TunedSettings.from_json(content, str(path))
 
 

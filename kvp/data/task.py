@@ -95,7 +95,7 @@ class TaskSettings:
 
 @runtime_checkable
 class Task(Protocol):
-    """Prompts of one kind. `kvp-collect` uses `build`, `kvp-eval` and `kvp-evolve` both methods."""
+    """Prompts of one kind. `kvp-collect` uses `build`, `kvp-eval` and `kvp evolve` both methods."""
 
     @property
     def name(self) -> str:

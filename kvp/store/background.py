@@ -29,7 +29,7 @@ class BackgroundWriter:
         """Write to `writer`, which nobody else may use meanwhile."""
         self._writer = writer
         self._room = Semaphore(waiting + 1)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvp-store")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvp store")
         self._error: BaseException | None = None
 
     def write(self, make: Callable[[], Trace], done: Callable[[], None]) -> None:

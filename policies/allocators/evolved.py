@@ -29,7 +29,7 @@ class Evolved(BaseAllocator):
     method: ClassVar[str] = "evolved"
 
     file: str
-    """Budget file, or the folder that `kvp-evolve` wrote."""
+    """Budget file, or the folder that `kvp evolve` wrote."""
     rounding: str = "exact"
     """`exact` meets the budget, `faithful` rounds up as published."""
 

@@ -1,6 +1,6 @@
 """The tables and sentences of docs/results/methods.md, from the comparisons of `eval.report`.
 
-Each method stands in the setting that kvp-tune chose for it. Intervals and p-values come from
+Each method stands in the setting that kvp tune chose for it. Intervals and p-values come from
 `eval.stats`; Holm's correction is for all differences of one table.
 """
 

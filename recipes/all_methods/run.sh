@@ -2,7 +2,7 @@
 # Policies of the bundled model, every other method tuned, and what all of them answer: docs/results/methods.md.
 # Usage: recipes/all_methods/run.sh STEP [PROTOCOL]; the steps, in their order:
 #   train                traces and policies
-#   tune [PROTOCOL]      kvp-tune on validation prompts; writes benchmarks/results/tuning
+#   tune [PROTOCOL]      kvp tune on validation prompts; writes benchmarks/results/tuning
 #   test [PROTOCOL]      answers and dialogues of test prompts, with the committed settings
 #   pages                page and CSV files from what was measured; costs a minute
 #   all                  every step, both protocols side by side
@@ -17,15 +17,15 @@ step=${1:?a step: train, tune, test, pages or all}
 protocols=${2:-query_aware query_agnostic}
 
 each_seed() { # program, its flags with {} for the seed; several at a time
-  printf '%s\n' $SEEDS | xargs -P "$JOBS" -I{} "$BIN/$1" --memory_gb "$MEMORY_GB" "${@:2}"
+  printf '%s\n' $SEEDS | xargs -P "$JOBS" -I{} "$BIN/kvp" "$1" --memory_gb "$MEMORY_GB" "${@:2}"
 }
 
 policies() { # protocol (query_aware reads the last queries, too)
   local inputs=key,value,position,distance other=prompt
   if [ "$1" = query_aware ]; then inputs=$inputs,recent other=context; fi
-  each_seed kvp-train --config configs/all_methods/train.yaml --inputs "$inputs" \
+  each_seed train --config configs/all_methods/train.yaml --inputs "$inputs" \
     --traces "$RUN/traces" --steps "$STEPS" --seed {} --out "$RUN/trained-$1/seed{}"
-  each_seed kvp-distill --policy "$RUN/trained-$1/seed{}" --traces "$RUN/traces" "--compress_$other" 0 \
+  each_seed distill --policy "$RUN/trained-$1/seed{}" --traces "$RUN/traces" "--compress_$other" 0 \
     --steps "$DISTILLATION_STEPS" --seed {} --out "$RUN/policies-$1/seed{}"
 }
 
@@ -36,7 +36,7 @@ train() {
 }
 
 tune() { # protocol
-  "$BIN/kvp-tune" --model "$MODEL" --length "$LENGTH" --tasks "$NAMES" --max_new_tokens "$TOKENS" --prompts "$TUNE_PROMPTS" \
+  "$BIN/kvp" tune --model "$MODEL" --length "$LENGTH" --tasks "$NAMES" --max_new_tokens "$TOKENS" --prompts "$TUNE_PROMPTS" \
     --protocols "$1" --budgets "$FEW_BUDGETS" --methods "$TUNED" --settings_per_method "$TUNE_SETTINGS" --out "$RUN/tuned-$1"
   for kind in json csv; do cp "$RUN/tuned-$1/settings.$kind" "$SETTINGS/$1.$kind"; done
 }

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import torch
 
-from eval.cli import main as evaluate
+from kvp.programs import collect, evaluate
 from recipes.training.arms import Training
 from recipes.training.settings import SPLITS, Flags, load_settings
-from trace_collect.cli import main as collect
 
 
 def main() -> None:

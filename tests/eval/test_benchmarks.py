@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eval.cli import main
+from kvp.programs import evaluate as main
 
 
 def _run(folder: Path, out: Path, **changes: object) -> int:

@@ -1,35 +1,21 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from eval.cli import main
 from eval.config import EvalConfig
 from eval.methods import build_methods
 from eval.tune.config import TuneConfig
+from kvp.programs import run_program
 from policies import split_method
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def test_help_imports_no_heavy_library() -> None:
-    code = (
-        "import sys; from eval.cli import main\n"
-        "try: main(['--help'])\n"
-        "finally: print({'torch', 'transformers', 'scipy'} & set(sys.modules))"
-    )
-    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert out.stdout.endswith("set()\n")
-    for flag in ("--budgets", "--protocols", "--traces", "Tokens kept per KV head"):
-        assert flag in out.stdout
-
-
-def test_list_prints_the_registry_without_other_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--list"]) == 0
+def test_list_prints_the_registry(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_program("list", []) == 0
     out = capsys.readouterr().out
     assert "oracle" in out
     assert "attention-free" in out
@@ -51,5 +37,5 @@ def test_shipped_configurations_are_sound(path: Path) -> None:
 
 
 def test_out_is_required(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--prompts", "3"]) == 2
+    assert run_program("eval", ["--prompts", "3"]) == 2
     assert "--out is missing" in capsys.readouterr().err

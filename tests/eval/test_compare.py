@@ -1,20 +1,22 @@
-"""`kvp-eval compare`: two results folders, paired by prompt."""
+"""`kvp compare`: two results folders, paired by prompt."""
 
 from __future__ import annotations
 
 import csv
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eval.cli import main
 from eval.results.records import read_records
 from kvp.artifacts.jsonl import JsonLines
 from kvp.errors import ResultsError
 from kvp.manifest import read_sealed_json, write_sealed_json
+from kvp.programs import evaluate, run_program
 
+compare = partial(run_program, "compare")
 SETTINGS: dict[str, Any] = {
     "length": 160, "methods": "full,knorm,ring", "budgets": "30%,60%", "seed": 1, "prompts": 3,
     "protection": "off", "timing_prompts": 0, "bootstrap": 50, "tokens": "false",
@@ -24,7 +26,7 @@ SETTINGS: dict[str, Any] = {
 
 def _evaluate(model: Path, out: Path, **changes: Any) -> Path:
     settings = {"model": model, "out": out, **SETTINGS, **changes}
-    assert main([part for k, v in settings.items() for part in (f"--{k}", str(v))]) == 0
+    assert evaluate([part for k, v in settings.items() for part in (f"--{k}", str(v))]) == 0
     return out
 
 
@@ -54,9 +56,7 @@ def test_a_folder_does_not_differ_from_itself(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "same.csv"
-    assert (
-        main(["compare", str(results), str(results), "--out", str(out), "--bootstrap", "99"]) == 0
-    )
+    assert compare([str(results), str(results), "--out", str(out), "--bootstrap", "99"]) == 0
     rows = _rows(out)
     assert {row["difference"] for row in rows.values()} == {"0"}
     assert {row["resolved"] for row in rows.values()} == {"0"}
@@ -70,7 +70,7 @@ def test_a_folder_does_not_differ_from_itself(
 def test_differences_are_of_the_second_folder(results: Path, tmp_path: Path) -> None:
     better = _changed(results, tmp_path / "second", score=1.0, nll=0.0)
     out = tmp_path / "differences.csv"
-    assert main(["compare", str(results), str(better), "--out", str(out), "--bootstrap", "99"]) == 0
+    assert compare([str(results), str(better), "--out", str(out), "--bootstrap", "99"]) == 0
     rows = _rows(out)
     for (kind, method, budget), row in rows.items():
         gain = float(row["second"]) - float(row["first"])
@@ -86,10 +86,10 @@ def test_other_prompts_of_the_same_name_are_refused(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = _changed(results, tmp_path / "other", prompt_digest="0" * 16)
-    assert main(["compare", str(results), str(other)]) == 2
+    assert compare([str(results), str(other)]) == 2
     assert "has another digest" in capsys.readouterr().err
     longer = _changed(results, tmp_path / "longer", length=320)
-    assert main(["compare", str(results), str(longer)]) == 2
+    assert compare([str(results), str(longer)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "has another length" in line
 
@@ -101,10 +101,10 @@ def test_folders_without_a_common_prompt_are_refused(
         tiny_folder, tmp_path / "other", seed=2, prompts=1, methods="full", tasks="niah_single_1"
     )
     capsys.readouterr()
-    assert main(["compare", str(results), str(other)]) == 2
+    assert compare([str(results), str(other)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "no prompt in common" in line
-    assert main(["compare", str(results), str(tmp_path / "nothing")]) == 2
+    assert compare([str(results), str(tmp_path / "nothing")]) == 2
     assert "is not a folder" in capsys.readouterr().err
 
 
@@ -119,7 +119,7 @@ def test_replies_alone_are_compared(
     del manifest["records"]
     write_sealed_json(replies / "manifest.json", manifest)
     out = tmp_path / "table.csv"
-    assert main(["compare", str(results), str(replies), "--out", str(out), "--bootstrap=50"]) == 0
+    assert compare([str(results), str(replies), "--out", str(out), "--bootstrap=50"]) == 0
     assert {kind for kind, _, _ in _rows(out)} == {"log-lik"}
     assert all(float(row["difference"]) == 0 for row in _rows(out).values())
     assert "answers are kept" not in capsys.readouterr().out

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from eval.report.cli import main as report
+from kvp.programs import report
 
 METHODS = "full,kvp,random,snapkv,oracle,knorm+ada"
 EVALUATIONS = 16
@@ -31,7 +31,7 @@ def evaluations(tiny_folder: Path, tiny_policy: Path, fork_server: Callable[...,
         "timing_prompts": 1, "max_new_tokens": 6, "bootstrap": 20,
     }  # fmt: skip
     flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    return fork_server("eval.cli", *flags, modules=("eval.run",), model=tiny_folder)
+    return fork_server("eval", *flags, modules=("eval.run",), model=tiny_folder)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from eval.cli import main
 from eval.config import EvalConfig
 from eval.summary import headlines, print_headlines
 from eval.tasks import Prompt, load_all, prompt_request
@@ -20,6 +19,7 @@ from kvp.data.ruler import RULER_13
 from kvp.data.tasks import ruler_share
 from kvp.errors import UsageError
 from kvp.hf import load_model, load_tokenizer
+from kvp.programs import evaluate as main
 
 
 @pytest.fixture(scope="module")

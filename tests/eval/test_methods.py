@@ -7,11 +7,12 @@ import pytest
 from torch import Tensor
 
 from eval.config import EvalConfig
-from eval.method_listing import print_methods
+from eval.method_listing import run as print_methods
 from eval.methods import Method, build_methods, policy_sources, spec_of
 from eval.prepare import methods_of
 from eval.settings import plan
 from kvp.budgets import parse_budgets
+from kvp.config_groups import NoSettings
 from kvp.errors import PolicyError, UsageError
 from kvp.ranking import Protection
 from kvp.scoring import Needs, View
@@ -133,7 +134,7 @@ def test_budgets_below_the_protected_tokens_of_every_prompt_are_noted_or_refused
 def test_lists_name_everything_with_what_it_reads_and_costs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    print_methods()
+    print_methods(NoSettings())
     lines = capsys.readouterr().out.splitlines()
     names = {line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "}
     assert names == {"full", "kvp", "kvzap:WEIGHTS", "kvpress:PRESS", *METHODS, *ALLOCATORS}

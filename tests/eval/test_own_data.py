@@ -1,19 +1,21 @@
-"""kvp-eval and kvp-evolve on rows of a user with every metric, and what they say of bad rows."""
+"""kvp-eval and kvp evolve on rows of a user with every metric, and what they say of bad rows."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eval.cli import main
-from eval.evolve.cli import main as evolve
-from eval.report.cli import main as report
 from kvp.data.answer_metrics import METRICS, score_answer
 from kvp.manifest import read_sealed_json
+from kvp.programs import evaluate as main
+from kvp.programs import report, run_program
 from policies.budget_files import load_budgets
+
+evolve = partial(run_program, "evolve")
 
 CONTEXT = "The sky is blue. The grass is green. There are 7 suns. "
 

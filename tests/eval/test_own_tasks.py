@@ -11,7 +11,7 @@ import pytest
 
 import kvp
 import kvp.data.tasks as registry
-from eval.cli import main
+from kvp.programs import evaluate as main
 
 TASK = """
 from dataclasses import dataclass, replace

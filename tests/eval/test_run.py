@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from eval.cli import main
 from eval.config import EvalConfig
 from eval.results.records import read_records
 from eval.run import run
 from kvp.data.answer_metrics import string_match_all
 from kvp.errors import ModelError
 from kvp.geometry import Geometry
+from kvp.programs import evaluate as main
 from kvp.scoring import Needs, View
 from policies.policy_files import PolicyMeta, load_policy, save_policy
 from policies.ranker import HeadRankers, RankerSpec

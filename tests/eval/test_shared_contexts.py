@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import eval.work_pieces
-from eval.cli import main
 from eval.config import EvalConfig
 from eval.evaluate import Bench, evaluate, evaluate_together
 from eval.methods import build_methods
@@ -20,6 +19,7 @@ from eval.run import evaluate_all
 from eval.settings import Setting
 from eval.shared_prefills import by_prefill
 from kvp.config_groups import split_list
+from kvp.programs import evaluate as main
 
 CONTEXT = "The sky is blue. The grass is green. Here we go. There and back again. " * 3
 METHODS = "full,knorm,snapkv,oracle,kvzip+global"

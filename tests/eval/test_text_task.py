@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from eval.cli import main
 from eval.config import EvalConfig
 from eval.tasks import Prompt, load_all, prompt_request, protocols_of
 from kvp.data.synthetic.needles import split_of
 from kvp.data.tasks.text import stretches
 from kvp.errors import UsageError
 from kvp.hf import load_model
+from kvp.programs import evaluate as main
 
 WORDS = ["green", "grass", "blue", "sky", "yellow", "sun", "there", "and", "back", "again"]
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from eval.cli import main as evaluate
 from eval.methods import build_methods, hub_records, policy_sources
 from kvp.errors import UsageError
 from kvp.manifest import read_sealed_json, sha256_file
+from kvp.programs import evaluate, run_program
 from policies import load_policy
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec
-from train.calibration.cli import main as calibrate
 from train.data.traces import recorded_model, recorded_text
+
+calibrate = partial(run_program, "calibrate")
 
 COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
 

@@ -1,9 +1,10 @@
-"""kvp-push: the card, the files that are uploaded, and that what was pushed loads again."""
+"""kvp push: the card, the files that are uploaded, and that what was pushed loads again."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import pytest
 import yaml
 from huggingface_hub import constants
 
-from eval.push.cli import main
 from eval.push.config import PushConfig
 from eval.push.run import run
 from kvp.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
+from kvp.programs import run_program
 from policies import load_policy
 from policies.policy_files import PolicyMeta, head_file, load_shard, save_policy
 from policies.sources import INDEX
+
+main = partial(run_program, "push")
 
 FILES = {INDEX, *(head_file(layer, head) for layer in range(2) for head in range(2))}
 
@@ -164,7 +167,7 @@ def test_what_cannot_be_pushed_is_one_line(
     for arguments, message in refused.items():
         assert main(list(arguments)) == 2
         error = capsys.readouterr().err.strip().splitlines()[-1]
-        assert error.startswith("kvp-push: error:")
+        assert error.startswith("kvp push: error:")
         assert message in error
 
 

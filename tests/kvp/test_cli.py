@@ -152,6 +152,6 @@ class _Positional:
 
 
 def test_a_missing_argument_is_not_called_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(_Positional, print, prog="prog", description="", argv=[], positional=True)
+    code = main(_Positional, print, prog="prog", argv=[])
     assert code == 2
     assert capsys.readouterr().err == "prog: error: RESULTS is missing\n"

@@ -137,7 +137,7 @@ def through_proxy(
 @pytest.fixture(scope="session")
 def collected(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trace store on a disk: 6 training and 2 validation sequences of about 300 tokens."""
-    from trace_collect.cli import main
+    from kvp.programs import collect as main
 
     store = tmp_path_factory.mktemp("collected") / "store"
     flags = f"--model {model_folder} --length 300 --train 6 --validation 2 --max-new-tokens 2"
@@ -154,7 +154,7 @@ TRAINING = """
 @pytest.fixture(scope="session")
 def trained(collected: Path) -> Path:
     """A policy on a disk, trained on the store on a disk with `TRAINING`."""
-    from train.cli import main
+    from kvp.programs import train as main
 
     policy = collected.parent / "policy"
     assert main(["--traces", str(collected), "--out", str(policy), *TRAINING.split()]) == 0

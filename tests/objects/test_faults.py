@@ -13,8 +13,13 @@ import pytest
 
 from kvp.artifacts.addresses import ObjectPath, files_below, place
 from kvp.artifacts.objects import forget_connections
-from trace_collect.store_tools.cli import main as store_tool
-from train.cli import main as train
+from kvp.programs import main as kvp
+from kvp.programs import train
+
+
+def store_tool(argv: list[str]) -> int:
+    """Run `kvp store`."""
+    return kvp(["store", *argv])
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +109,7 @@ def test_when_retries_are_spent_there_is_one_line_and_the_command_continues(
 
     assert _converted(collected, out) == 2
     lines = capsys.readouterr().err.strip().splitlines()
-    assert lines[-1].startswith(f"kvp-store to-importance: error: {out}/")
+    assert lines[-1].startswith(f"kvp store to-importance: error: {out}/")
     assert "the store could not be reached, or refused" in lines[-1]
     assert "503" in lines[-1]
     assert "the same command continues once it answers" in lines[-1]
@@ -160,7 +165,7 @@ def test_addresses_that_cannot_be(
 def test_without_obstore_the_extra_is_named(s3_environment: dict[str, str]) -> None:
     code = (
         "import sys; sys.modules['obstore'] = None\n"
-        "from trace_collect.store_tools.cli import main; sys.exit(main(['verify', 's3://b/x']))"
+        "from kvp.programs import main; sys.exit(main(['store', 'verify', 's3://b/x']))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == 2

@@ -20,9 +20,15 @@ from kvp import load_policy
 from kvp.artifacts.addresses import files_below
 from kvp.artifacts.objects import forget_connections
 from kvp.errors import AddressError
+from kvp.programs import main as kvp
 from kvp.store import TraceReader
 from trace_collect.config import CollectConfig
-from trace_collect.store_tools.cli import main as store_tool
+
+
+def store_tool(argv: list[str]) -> int:
+    """Run `kvp store`."""
+    return kvp(["store", *argv])
+
 
 REPOSITORY = "org/some-traces"
 COMMIT = "a" * 40

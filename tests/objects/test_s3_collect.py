@@ -25,7 +25,7 @@ def collectors(model_folder: Path, fork_server: Callable[..., Any]) -> Any:
     """Runs of kvp-collect with the flags of a small one."""
     flags = f"--model {model_folder} --length 300 --train 8 --validation 2 --max-new-tokens 2"
     return fork_server(
-        "trace_collect.cli", *flags.split(), "--tasks", "niah_single_1",
+        "collect", *flags.split(), "--tasks", "niah_single_1",
         modules=("trace_collect.run", "obstore"), model=model_folder,
     )  # fmt: skip
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from eval.report.cli import main as report
 from eval.results.parts import SharedRecordFile
 from eval.results.records import KEY_FIELDS
 from kvp.artifacts.addresses import ObjectPath
 from kvp.artifacts.copies import send
+from kvp.programs import report
 
 KILLS = 10
 
@@ -32,7 +32,7 @@ def evaluations(model_folder: Path, trained: Path, fork_server: Callable[..., An
         "timing_prompts": 1, "max_new_tokens": 3, "bootstrap": 20,
     }  # fmt: skip
     flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    return fork_server("eval.cli", *flags, modules=("eval.run", "obstore"), model=model_folder)
+    return fork_server("eval", *flags, modules=("eval.run", "obstore"), model=model_folder)
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,14 @@ import torch
 from kvp import load_policy
 from kvp.artifacts.addresses import ObjectPath, files_below
 from kvp.errors import PolicyError
-from trace_collect.store_tools.cli import main as store_tool
-from train.cli import main as train
+from kvp.programs import main as kvp
+from kvp.programs import train
+
+
+def store_tool(argv: list[str]) -> int:
+    """Run `kvp store`."""
+    return kvp(["store", *argv])
+
 
 TRAINING = """
 --contexts 2 --hidden 16 --permutations 4 --min_prefix 40 --steps 24 --validate_every 8
@@ -71,7 +77,7 @@ def test_a_killed_training_on_s3_continues_from_its_checkpoint(
 ) -> None:
     out = prefix / "policy"
     flags = ["--traces", str(on_s3), "--out", str(out), *TRAINING.split()]
-    code = "import sys; from train.cli import main; sys.exit(main())"
+    code = "import sys; from kvp.programs import train as main; sys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *flags],
         env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "lost")},

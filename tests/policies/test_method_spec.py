@@ -9,9 +9,9 @@ import pytest
 from kvp.errors import UsageError
 from kvp.ranking import UNPROTECTED
 from kvp.scoring import AUTO_GROUP, Needs, Noise, Reconstruction
-from policies import make_allocator, make_method, make_scorer
+from policies import make_allocator, make_method, make_scorer, split_method
 from policies.budget_files import BudgetFile, BudgetPoint, save_budgets
-from policies.method_spec import needs_in_words, split_method
+from policies.method_spec import needs_in_words
 
 
 @pytest.mark.parametrize(

@@ -61,18 +61,18 @@ class Cluster:
     ) -> subprocess.Popen[str]:
         """kvp-collect of a small store."""
         flags = (*COLLECT, "--out", str(out))
-        return self.start("trace_collect.cli", *flags, environment=environment)
+        return self.start("collect", *flags, environment=environment)
 
     def evaluate(
         self, out: object, environment: Mapping[str, str] | None = None, *, own: bool = False
     ) -> subprocess.Popen[str]:
         """A small kvp-eval."""
         flags = (*EVALUATE, "--out", str(out))
-        return self.start("eval.cli", *flags, environment=environment, own=own)
+        return self.start("eval", *flags, environment=environment, own=own)
 
     def start(
         self,
-        module: str,
+        program: str,
         *flags: str | Path,
         environment: Mapping[str, str] | None = None,
         own: bool = False,
@@ -82,7 +82,7 @@ class Cluster:
         if own:
             del environment["RAY_ADDRESS"]
         return subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, flags), "--engine=ray", "--workers=2"],
+            [sys.executable, "-m", "kvp", program, *map(str, flags), "--engine=ray", "--workers=2"],
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -191,7 +191,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def whole_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process collects."""
-    from trace_collect.cli import main
+    from kvp.programs import collect as main
 
     store = tmp_path_factory.mktemp("alone") / "store"
     with _one_thread():
@@ -202,7 +202,7 @@ def whole_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def whole_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process evaluates."""
-    from eval.cli import main
+    from kvp.programs import evaluate as main
 
     out = tmp_path_factory.mktemp("alone") / "results"
     with _one_thread():

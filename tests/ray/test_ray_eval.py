@@ -53,7 +53,7 @@ def test_errors_of_actors_are_one_line(cluster: Any, end: End, tmp_path: Path) -
     # Whether a quantisation can be loaded is found out where the model is: in the workers.
     out = tmp_path / "store"
     code, _, errors = end(
-        cluster.start("trace_collect.cli", "--quantization=4bit", "--train=1", "--out", out)
+        cluster.start("collect", "--quantization=4bit", "--train=1", "--out", out)
     )
     assert code == 2
     assert errors.splitlines()[-1].startswith("kvp-collect: error: --quantization 4bit")
@@ -65,6 +65,6 @@ def test_a_worker_that_ray_has_no_room_for_is_refused(
     cluster: Any, end: End, tmp_path: Path
 ) -> None:
     flags = ("--gpus_per_worker=1", "--train=1", "--out", tmp_path / "store")
-    code, _, errors = end(cluster.start("trace_collect.cli", *flags))
+    code, _, errors = end(cluster.start("collect", *flags))
     assert code == 2
     assert "Ray has 2 CPUs and 0 GPUs, and each worker takes 1 and 1" in errors.splitlines()[-1]

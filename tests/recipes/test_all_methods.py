@@ -129,9 +129,14 @@ def test_its_script_parses_and_names_its_steps() -> None:
 def test_steps_call_the_programs_in_their_order(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name in ("collect", "train", "distill", "eval"):
-        (programs / f"kvp-{name}").write_text(f'#!/bin/bash\necho "{name} $*"\n')
-        (programs / f"kvp-{name}").chmod(0o755)
+    for name, line in (
+        ("python", f'exec {sys.executable} "$@"'),
+        ("kvp-collect", 'echo "collect $*"'),
+        ("kvp-train", 'echo "train $*"'),
+        ("kvp", 'echo "$*"'),
+    ):
+        (programs / name).write_text(f"#!/bin/bash\n{line}\n")
+        (programs / name).chmod(0o755)
     settings = {"BIN": str(programs), "RUN": str(tmp_path / "run"), "PAGES": str(tmp_path)}
     environment = {**os.environ, **settings, "SEEDS": "3", "NAMES": "one,three"}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trace_collect.cli import main
+from kvp.programs import collect as main
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ KILLS = 6
 @pytest.fixture(scope="module")
 def server(model_folder: Path, fork_server: Callable[..., Any]) -> Any:
     """Runs of kvp-collect."""
-    return fork_server("trace_collect.cli", modules=("trace_collect.run",), model=model_folder)
+    return fork_server("collect", modules=("trace_collect.run",), model=model_folder)
 
 
 @pytest.mark.parametrize("kind", ["qkv", "importance"])

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -9,16 +7,19 @@ import pytest
 import yaml
 
 from kvp.cli import parse
-from train.cli import main
+from kvp.programs import train as main
 from train.config import TrainConfig
 from train.recipe import FOURIER, PRESETS, Recipe
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("train_*.yaml"))
 
 
-def test_every_setting_of_a_recipe_but_its_architecture_is_a_flag() -> None:
+def test_settings_of_a_recipe_are_flags_but_for_what_nobody_turns() -> None:
     flags = {field.name for field in fields(TrainConfig)}
-    assert {field.name for field in fields(Recipe)} - flags == {"architecture"}
+    assert {field.name for field in fields(Recipe)} - flags == {
+        "architecture", "final_lr", "warmup_steps", "weight_decay", "gradient_clip",
+        "advantage_clip", "ema",
+    }  # fmt: skip
     assert set(TrainConfig.PRESETS["paper"]) == {field.name for field in fields(Recipe)} & flags
 
 
@@ -62,9 +63,6 @@ def test_short_runs_warm_up_for_at_most_a_fifth() -> None:
         ("permutations", "0"),
         ("lr", "0"),
         ("hidden", "0"),
-        ("ema", "1"),
-        ("final_lr", "1"),
-        ("weight_decay", "-1"),
         ("min_prefix", "0"),
         ("checkpoint_every", "0"),
         ("memory_gb", "0"),
@@ -109,17 +107,6 @@ def test_shipped_configs_parse(path: Path) -> None:
 
 def test_there_are_shipped_configs() -> None:
     assert CONFIGS
-
-
-def test_help_answers_at_once() -> None:
-    code = (
-        "import sys; from train.cli import main\n"
-        "try: main(['--help'])\n"
-        "finally: print({'torch', 'transformers', 'lightning'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    assert "--permutations" in done.stdout
-    assert done.stdout.endswith("set()\n")  # what takes seconds to import is not there
 
 
 @pytest.mark.parametrize(

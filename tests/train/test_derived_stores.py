@@ -1,4 +1,4 @@
-"""Training on a store that kvp-store converted equals training on a collected one."""
+"""Training on a store that kvp store converted equals training on a collected one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kvp.programs import main as kvp
+from kvp.programs import train as kvp_train
 from kvp.store import GridDtype, TraceReader
-from trace_collect.store_tools.cli import main as kvp_store
-from train.cli import main as kvp_train
+
+
+def kvp_store(argv: list[str]) -> int:
+    """Run `kvp store`."""
+    return kvp(["store", *argv])
+
 
 MakeStore = Callable[..., Path]
 TINY = {

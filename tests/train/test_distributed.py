@@ -19,13 +19,12 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvp.errors import KvpError, UsageError
-from train.cli import main
+from kvp.programs import train as main
 from train.distributed import Workers, device_of_worker, this_worker, together
 
 TINY = {
     "contexts": 3, "hidden": 16, "permutations": 4, "min_prefix": 40, "lr": 0.01, "validate_every":
     6, "checkpoint_every": 8, "steps": 12, "objective": "rloo_batch", "calibration": "none",
-    "log_every": 3,
 }  # fmt: skip
 
 
@@ -36,7 +35,7 @@ def flags(store: Path, out: Path, **settings: Any) -> list[str]:
 
 def run_program(arguments: list[str], seconds: float = 500) -> tuple[int, str]:
     """Exit code and standard error of `kvp-train`, of which nothing survives this call."""
-    code = "import sys; from train.cli import main; sys.exit(main())"
+    code = "import sys; from kvp.programs import train as main; sys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code, *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -78,7 +77,7 @@ def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> Non
     assert indices[0]["training"]["best_step"] == indices[1]["training"]["best_step"]
     (log,) = two.joinpath("logs").iterdir()
     theirs, ours = gradient_norms(log), gradient_norms(tmp_path / "one/logs/one")
-    assert list(ours) == [3, 6, 9, 12]
+    assert list(ours) == [10]
     assert theirs == pytest.approx(ours, rel=1e-3)  # the weights would not show another scale
     assert not list(two.rglob("*.partial"))
 

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,13 +16,15 @@ import torch
 from safetensors.torch import load_file
 
 from kvp.errors import StoreError
+from kvp.programs import run_program
+from kvp.programs import train as main
 from kvp.store import GRIDS, TraceReader
-from train.calibration.cli import main as calibrate
 from train.calibration.fit import TARGET_IMPORTANCE
-from train.cli import main
 from train.data.compression_points import CompressionPoint, held_out_points
 from train.data.contexts import ContextSource
 from train.recipe import PRESETS, PresetName
+
+calibrate = partial(run_program, "calibrate")
 
 MakeStore = Callable[..., Path]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from safetensors.torch import load_file
 
 from kvp.artifacts.claim import OutputFolder
 from kvp.errors import PolicyError
+from kvp.programs import run_program, train
 from policies.policy_files import POLICY, load_policy, load_shard
-from train.cli import main as train
-from train.merge.cli import main as merge
 from train.merge.run import spans
+
+merge = partial(run_program, "merge")
 
 TINY = {
     "contexts": 2, "hidden": 16, "permutations": 4, "min_prefix": 40, "lr": 0.01, "validate_every":
@@ -110,7 +112,7 @@ def test_every_kind_of_objective_can_be_sharded(
 
 
 def test_a_shard_is_no_policy(shards: list[Path]) -> None:
-    with pytest.raises(PolicyError, match=r"is a shard, KV heads 1:4 of 4: .* kvp-merge"):
+    with pytest.raises(PolicyError, match=r"is a shard, KV heads 1:4 of 4: .* kvp merge"):
         load_policy(shards[1])
     shard = load_shard(shards[1])
     assert shard.meta.head_range == range(1, 4)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kvp.programs import train as main
 from kvp.store import TraceReader
-from train.cli import main
 from train.model.ranker_training import RankerTraining
 
 MakeStore = Callable[..., Path]
@@ -44,7 +44,7 @@ def test_start_and_end_say_what_and_where(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("training 2 of 4 KV heads, ")
     assert not any(line.startswith("note: ") for line in lines)
-    assert lines[-1].startswith("next: kvp-merge --shards ")
+    assert lines[-1].startswith("next: kvp merge --shards ")
 
 
 def test_a_dry_run_writes_nothing(
@@ -60,7 +60,7 @@ def test_a_dry_run_writes_nothing(
 def test_training_starts_from_a_policy(store: Path, policy: Path, tmp_path: Path) -> None:
     """A step that learns nothing leaves the weights of the policy."""
     out = tmp_path / "second"
-    nothing = {"steps": 1, "lr": 1e-30, "final_lr": 0, "weight_decay": 0}
+    nothing = {"steps": 1, "lr": 1e-30}
     assert train(store, out, init_from=policy, **nothing) == 0
     for path in sorted(policy.glob("*.safetensors")):
         after = load_file(out / path.name)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvp.errors import StoreError, UsageError
+from kvp.programs import train as main
 from kvp.ranks import Rank
-from train.cli import main
 from train.config import TrainConfig
 from train.own_heads import heads_of, own_heads
 
@@ -65,4 +65,4 @@ def test_a_process_of_several_writes_its_shard(
         "layer_00_head_01.safetensors"
     }
     said = capsys.readouterr().out
-    assert f"next: kvp-merge --shards {out} --out POLICY, when all heads are trained" in said
+    assert f"next: kvp merge --shards {out} --out POLICY, when all heads are trained" in said

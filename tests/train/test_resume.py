@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from kvp.artifacts.locks import FolderLock
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
-from train.cli import main
+from kvp.programs import train as main
 from train.model.ranker_training import RankerTraining
 
 MakeStore = Callable[..., Path]
@@ -49,7 +49,7 @@ def assert_same(first: Path, second: Path) -> None:
 
 
 def start(arguments: list[str]) -> subprocess.Popen[bytes]:
-    code = "import sys; from train.cli import main; sys.exit(main())"
+    code = "import sys; from kvp.programs import train as main; sys.exit(main())"
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code, *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -155,15 +155,6 @@ def test_another_geometry_cannot_continue_a_run(
     assert message.count("\n") == 1
 
 
-def test_resume_can_be_refused(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "policy"
-    unfinished(store, out)
-    assert main(flags(store, out, steps=8, resume="false")) == 2
-    assert "--resume is false" in capsys.readouterr().err
-
-
 def test_foreign_folders_and_files_are_refused(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,8 +243,6 @@ def test_a_run_that_has_saved_nothing_gives_its_directory_to_another(
         with pytest.raises(Killed):
             main(flags(store, out, steps=9))
     assert {path.name for path in out.iterdir()} == {"run.json", "logs"}
-    assert main(flags(store, out, steps=8, resume="false")) == 2
-    assert "--resume is false" in capsys.readouterr().err
     (out / "notes.txt").write_text("mine")
     assert main(flags(store, out, steps=8)) == 2
     assert "steps: 9 there, 8 here" in capsys.readouterr().err
@@ -307,5 +296,5 @@ def test_a_finished_run_is_not_calibrated_otherwise(
     error = capsys.readouterr().err
     assert error.count("\n") == (1 if message else 0)
     assert message in error
-    assert ("kvp-calibrate changes it" in error) == bool(message)
+    assert ("kvp calibrate changes it" in error) == bool(message)
     assert (out / "policy.json").read_bytes() == before

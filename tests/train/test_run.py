@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
+from kvp.programs import train as main
 from kvp.ranking import rank_tokens
 from kvp.scoring import View
 from kvp.store import TraceReader
 from policies.policy_files import load_policy
-from train.cli import main
 from train.config import TrainConfig
 from train.data.compression_points import CompressionPoint
 from train.data.contexts import Context, ContextSource

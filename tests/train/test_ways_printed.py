@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from kvp.cli import main as run_program
+from kvp.cli import parse
 from kvp.data.synthetic.prose import prose
 from kvp.errors import UsageError
 from kvp.hf import load_config
-from trace_collect.cli import main as collect
-from train.cli import main
+from kvp.programs import collect
+from kvp.programs import train as main
 from train.config import TrainConfig
 from train.costs.memory import Memory
 from train.costs.of_model import assumed_seconds
@@ -33,11 +33,7 @@ SMALL = (*SHORT, "--tasks=niah_single_1,niah_single_2")
 
 def parsed(flags: list[str]) -> TrainConfig:
     """The configuration that kvp-train makes of its flags."""
-    configs: list[TrainConfig] = []
-    assert (
-        run_program(TrainConfig, configs.append, prog="kvp-train", description="", argv=flags) == 0
-    )
-    return configs[0]
+    return parse(TrainConfig, flags)
 
 
 def online(plan: Plan) -> Cost:
@@ -101,7 +97,7 @@ def test_several_processes_are_said_to_share(
     assert (
         "note: times are of one process, RAM and GPU memory the most that each of --de" in printed
     )
-    assert "torchrun --nproc-per-node 4 -m trace_collect.cli" in printed
+    assert "torchrun --nproc-per-node 4 -m kvp collect" in printed
     assert re.search(r"^  kvp-train --source model .* --devices 4 --out", printed, re.MULTILINE)
     # of the processes of torchrun the first one speaks
     for name, value in (("TORCHELASTIC_RUN_ID", "none"), ("RANK", "1"), ("WORLD_SIZE", "4")):

@@ -1,1 +1,1 @@
-"""kvp-store: look at trace stores, check them, convert them; one module per subcommand."""
+"""kvp store: look at trace stores, check them, convert them; one module per subcommand."""

@@ -1,4 +1,4 @@
-"""Settings of the subcommands of kvp-store. Imports no torch."""
+"""Settings of the subcommands of kvp store. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvp-store inspect`: what a store holds, by its manifest, records and the sizes of files."""
+"""`kvp store inspect`: what a store holds, by its manifest, records and the sizes of files."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _incomplete(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("  missing", ranges(found["missing"])))
     if found["damaged"]:
         path = shlex.quote(found["path"])
-        rows.append(("  damaged", f"{ranges(found['damaged'])}; see kvp-store verify {path}"))
+        rows.append(("  damaged", f"{ranges(found['damaged'])}; see kvp store verify {path}"))
     return rows
 
 

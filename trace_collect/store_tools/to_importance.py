@@ -1,4 +1,4 @@
-"""`kvp-store to-importance`: an importance grid in place of queries, for a fraction of the bytes.
+"""`kvp store to-importance`: an importance grid in place of queries, for a fraction of the bytes.
 
 The new store has the identity of the old one and holds what kvp-collect --store importance would
 have written, so either of the two continues what the other one began.
@@ -91,7 +91,7 @@ def _opened(config: ToImportanceConfig) -> TraceReader:
 def _print_end(out: Place, sequences: int) -> None:
     size = sum(size for _, size in files_below(out))
     print(f"{out}: {sequences} sequences, {decimal(size)}")
-    print(f"next: kvp-store verify {shlex.quote(str(out))}")
+    print(f"next: kvp store verify {shlex.quote(str(out))}")
 
 
 def with_importance(

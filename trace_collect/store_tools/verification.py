@@ -1,4 +1,4 @@
-"""`kvp-store verify`: every check of docs/formats.md on every byte, and how to mend what failed."""
+"""`kvp store verify`: every check of docs/formats.md on every byte, and how to mend what failed."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def command(reader: TraceReader) -> str:
     manifest = reader.manifest
     words = [str(word) for word in manifest.get("command") or ()]
     if words[:1] and not words[0].startswith("kvp-") and words[0].endswith(".py"):
-        words[0] = "kvp-store" if "sources" in manifest else "kvp-collect"  # by python -m
+        words[0] = "kvp store" if "sources" in manifest else "kvp-collect"  # by python -m
     if not words or not words[0].startswith("kvp-"):
         return "the collection that made it (manifest.json has its settings)"
     out = str(manifest.get("config", {}).get("out"))

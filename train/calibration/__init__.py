@@ -1,1 +1,1 @@
-"""`kvp-calibrate`: policy directory + trace store -> the same policy with comparable heads."""
+"""`kvp calibrate`: policy directory + trace store -> the same policy with comparable heads."""

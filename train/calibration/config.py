@@ -1,4 +1,4 @@
-"""Settings of `kvp-calibrate`; no torch here, so that `--help` answers at once."""
+"""Settings of `kvp calibrate`; no torch here, so that `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CalibrationConfig(Group):
     calibration: CalibrationName = "auto"
     """What scores are calibrated to on validation contexts (docs/method.md), so that heads can
     compete; auto is reply_contribution for rankers trained on max_reply_attention, else
-    contribution. kvp-calibrate changes it later, and removes it where this is none."""
+    contribution. kvp calibrate changes it later, and removes it where this is none."""
     calibration_contexts: int = 48
     """Held-out contexts the calibration is fitted on."""
 
@@ -36,7 +36,7 @@ class CalibrateConfig(CalibrationConfig, MemoryConfig, DeviceConfig):
     """Policy and traces."""
 
     policy: str
-    """Policy directory written by kvp-train or kvp-distill."""
+    """Policy directory written by kvp-train or kvp distill."""
     traces: str
     """Trace store written by kvp-collect. Of the policy's model, with validation sequences, and
     with queries or an importance grid."""

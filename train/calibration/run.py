@@ -27,7 +27,7 @@ def run(config: CalibrateConfig) -> None:
         UsageError: the device does not exist.
     """
     device = device_of(config.device)
-    policy = load_policy(own_folder(config.policy, "kvp-calibrate"), device=config.device)
+    policy = load_policy(own_folder(config.policy, "kvp calibrate"), device=config.device)
     recipe = recipe_of(policy.metadata["training"])
     reader = TraceReader(config.traces)
     check_geometry(policy, reader.geometry)

@@ -1,1 +1,1 @@
-"""`kvp-distill`: a policy fine-tuned until evicted caches answer as full ones do."""
+"""`kvp distill`: a policy fine-tuned until evicted caches answer as full ones do."""

@@ -1,4 +1,4 @@
-"""Settings of `kvp-distill`; no torch here, so that `--help` answers at once."""
+"""Settings of `kvp distill`; no torch here, so that `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -25,11 +25,6 @@ class DistillationSettings(Group):
     twenty times as high."""
     budget_range: str = "3%:75%"
     """Budgets that are trained for, LOW:HIGH, mean per KV head; drawn evenly on a log scale."""
-    gate_width: float = 0.5
-    """Width of the soft threshold between kept and evicted tokens at the first step, in units of
-    the calibrated scores (nats)."""
-    final_gate_width: float = 0.05
-    """The same at the last step; it falls geometrically."""
     compress_prompt: float = 0.5
     """Weight of compression points one token before the end of the prompt (query_aware)."""
     compress_context: float = 0.5
@@ -60,10 +55,8 @@ class DistillationSettings(Group):
     def __post_init__(self) -> None:
         """Raise ValueError naming the flag that cannot work."""
         super().__post_init__()
-        for name in ("lr", "gate_width", "final_gate_width"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"--{name} must be a positive number, got {value}")
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise ValueError(f"--lr must be a positive number, got {self.lr}")
         if ":" not in self.budget_range:
             raise ValueError(
                 f"--budget_range must be LOW:HIGH, such as 3%:75%, got {self.budget_range}"
@@ -83,7 +76,7 @@ class DistillConfig(RunConfig, MemoryConfig, DistillationSettings):
     """Policy, traces and model."""
 
     policy: str
-    """Policy directory written by kvp-train or kvp-distill. It must be calibrated, and stays as it
+    """Policy directory written by kvp-train or kvp distill. It must be calibrated, and stays as it
     is; `nano` (bundled) or `org/name[@revision]` on the hub, too."""
     traces: str
     """Trace store written by kvp-collect. Of the policy's model, with queries."""
@@ -98,8 +91,6 @@ class DistillConfig(RunConfig, MemoryConfig, DistillationSettings):
     """Dtype of the model, and of traces that are taken from it."""
     allow_incomplete: bool = False
     """Use a store whose collection has not finished."""
-    resume: bool = True
-    """Continue an unfinished run of the same settings; false refuses any non-empty --out."""
     validate_every: int = 50
     """Steps between validations. The best weights are exported."""
     validation_contexts: int = 32
@@ -107,6 +98,11 @@ class DistillConfig(RunConfig, MemoryConfig, DistillationSettings):
     checkpoint_every: int = 50
     """Steps between checkpoints, the most a killed run loses."""
 
+    VISIBLE: ClassVar[tuple[str, ...]] = (
+        "policy", "traces", "out", "model", "dtype", "device", "steps", "contexts", "lr",
+        "budget_range", "compress_prompt", "compress_context", "compress_uniform",
+        "future_tokens", "hard_targets", "validate_every", "seed",
+    )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("policy", "traces", "out")
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "validate_every": 1,

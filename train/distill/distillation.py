@@ -35,6 +35,9 @@ from train.recipe import Recipe
 
 HEAD_RATE = 20.0
 """Learning rate of scales and offsets over that of the rankers."""
+GATE_WIDTH, FINAL_GATE_WIDTH = 0.5, 0.05
+"""Width of the soft threshold between kept and evicted tokens at the first and the last step, in
+units of the calibrated scores (nats); it falls geometrically."""
 VALIDATED_BUDGETS = parse_budgets("6.25%,12.5%")
 """Budgets of the held-out loss."""
 _LONGEST_GRADIENT = 1.0
@@ -110,8 +113,7 @@ class Distillation(pl.LightningModule):
         """Mean loss of the step's contexts, each at a budget of its own."""
         settings = self._settings
         progress = step / max(settings.steps - 1, 1)
-        fall = settings.final_gate_width / settings.gate_width
-        width = settings.gate_width * fall**progress
+        width = GATE_WIDTH * (FINAL_GATE_WIDTH / GATE_WIDTH) ** progress
         random = np.random.default_rng((self._seed, _BUDGETS, step))
         losses = []
         for point in drawn_points(self._records, self._recipe, seed=self._seed, step=step):

@@ -71,7 +71,7 @@ def run(config: DistillConfig) -> None:
         hard_targets=config.hard_targets,
     )
     manifest = run_manifest(asdict(config), seed=config.seed)
-    target.prepare(manifest, resume=config.resume)
+    target.prepare(manifest)
     try:
         source = _source(config, reader, recipe, device, label=None)
         assert policy.calibration is not None, "checked above"
@@ -96,11 +96,11 @@ def run(config: DistillConfig) -> None:
 
 def _check_policy(config: DistillConfig, policy: Shard) -> None:
     if policy.meta.heads is not None:
-        raise PolicyError(f"--policy {config.policy} is a shard: join its parts with kvp-merge")
+        raise PolicyError(f"--policy {config.policy} is a shard: join its parts with kvp merge")
     if policy.calibration is None:
         raise PolicyError(
             f"--policy {config.policy} is not calibrated, so its heads cannot compete: run "
-            f"kvp-calibrate --policy {config.policy} --traces {config.traces} first"
+            f"kvp calibrate --policy {config.policy} --traces {config.traces} first"
         )
 
 

@@ -1,4 +1,4 @@
-"""Settings of `kvp-merge`; no torch here, so that `--help` answers at once."""
+"""Settings of `kvp merge`; no torch here, so that `--help` answers at once."""
 
 from __future__ import annotations
 

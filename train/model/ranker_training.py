@@ -162,7 +162,7 @@ class RankerTraining(pl.LightningModule):
                 step,
                 steps=recipe.steps,
                 warmup=recipe.warmup,
-                final_factor=recipe.final_lr / recipe.lr,
+                final_factor=min(1.0, recipe.final_lr / recipe.lr),
             ),
         )
         return {

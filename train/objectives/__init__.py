@@ -29,7 +29,6 @@ WEIGHTS_BUDGETS = (*_SAMPLED, "soft_sort", "neural_sort")
 """Built-in objectives that can weight budgets; the closed forms of the others need all equally."""
 READ_BY: dict[str, tuple[str, ...]] = {
     "permutations": _SAMPLED,
-    "advantage_clip": _SAMPLED,
     "pairs": ("exact",),
     "reward": (*_SAMPLED, "exact"),
     "sort_loss": _SORTS,

@@ -27,10 +27,10 @@ from kvp.data.tasks.ruler_qa import FLAGS, RulerQaTask
 from kvp.data.tasks.scbench import PUBLISHED, ScbenchTask
 from kvp.data.tasks.text import TEXT, TextTask
 from kvp.errors import UsageError
+from kvp.known_names import unknown_task
 from kvp.plugins import (
     is_object_name,
     load_object,
-    name_meant,
     own_errors,
     reason_of,
 )
@@ -112,10 +112,7 @@ def find_task(name: str) -> Task:
         return TASKS[name]
     if is_object_name(name):
         return _checked(load_object(name, "tasks"), f"--tasks {name}")
-    unlisted = [task for task in TASKS if task.startswith(tuple(f"{one}_" for one in GROUPS))]
-    listed = [task for task in TASKS if task not in unlisted]
-    meant = name_meant(name, (*GROUPS, *listed), unlisted)
-    raise UsageError(f"--tasks: unknown task {name!r}{meant}")
+    raise UsageError(unknown_task(name, TASKS, GROUPS))
 
 
 def build_samples(

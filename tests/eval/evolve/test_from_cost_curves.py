@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from eval.evolve.cli import main
 from eval.evolve.config import EvolveConfig
 from kvp.artifacts.jsonl import JsonLines
 from kvp.manifest import digest_json, write_sealed_json
+from kvp.programs import run_program
 from policies.budget_files import load_budgets
+
+main = partial(run_program, "evolve")
 
 ROOT = Path(__file__).parents[3]
 GRID = [step / 64 for step in range(65)]
@@ -146,7 +149,8 @@ def test_missing_heads_and_other_folders_are_refused(
 
 def test_no_model_is_loaded(results: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from eval.evolve.cli import main; code = main(sys.argv[1:]); "
+        "import sys; from kvp.programs import run_program; "
+        "code = run_program('evolve', sys.argv[1:]); "
         "assert not {'transformers', 'kvp.hf', 'cmaes'} & set(sys.modules); sys.exit(code)"
     )
     arguments = _arguments(results, tmp_path / "out")

@@ -1,4 +1,4 @@
-"""kvp-lm-eval: the harness's command line with our model class, offline."""
+"""kvp lm-eval: the harness's command line with our model class, offline."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_without_the_harness_there_is_one_line(
     assert cli.main(["--tasks", "boolq"]) == 2
     error = capsys.readouterr().err
     assert error == (
-        f"kvp-lm-eval: error: {package} is not installed: pip install 'kvp-toolkit[lm-eval]'\n"
+        f"kvp lm-eval: error: {package} is not installed: pip install 'kvp-toolkit[lm-eval]'\n"
     )
 
 

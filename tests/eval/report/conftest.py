@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from eval.report.cli import main
 from eval.report.comparison import Comparison, compare
 from eval.results.load import load_results
 from kvp.artifacts.jsonl import JsonLines
 from kvp.manifest import digest_json, write_sealed_json
 from kvp.metrics import METRICS_VERSION
+from kvp.programs import report as main
 
 Record = dict[str, Any]
 PROTOCOLS = ("query_aware", "query_agnostic")

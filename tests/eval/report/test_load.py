@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from eval.report.cli import main
 from eval.report.figures import Picture
 from eval.report.page import blocks_of, commands, make_runs, render
 from eval.results.load import join, labels, load_results, model_name
 from kvp.errors import KvpError, ResultsError
 from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.metrics import METRICS_VERSION
+from kvp.programs import report as main
 
 Record = dict[str, Any]
 Write = Callable[..., Path]

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
-from eval.cli import main as evaluate
-from eval.report.cli import main
 from eval.report.page import GENERATOR
 from eval.report.run import write_report
 from kvp.artifacts.jsonl import JsonLines
 from kvp.errors import ResultsError, UsageError
+from kvp.programs import evaluate
+from kvp.programs import report as main
 
 Record = dict[str, Any]
 Write = Callable[..., Path]
@@ -218,7 +218,7 @@ def test_reports_are_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_help_loads_neither_torch_nor_drawing_libraries() -> None:
     code = (
-        "import sys; from eval.report.cli import main\n"
+        "import sys; from kvp.programs import report as main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
         "assert not {'torch', 'jinja2', 'matplotlib', 'pandas', 'numpy'} & set(sys.modules)"
     )

@@ -1,20 +1,21 @@
-"""kvp-tune from its command line on a random model, and its settings in kvp-eval and kvp-report."""
+"""kvp tune from its command line on a random model, and its settings in kvp-eval and kvp-report."""
 
 from __future__ import annotations
 
 import csv
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
 import pytest
 
-from eval.cli import main as evaluate
-from eval.report.cli import main as report
 from eval.results.records import read_records
-from eval.tune.cli import main
 from eval.tune.settings_file import load_settings
+from kvp.programs import evaluate, report, run_program
+
+main = partial(run_program, "tune")
 
 SHARED = {
     "tasks": "niah_single_1", "length": 260, "budgets": "20%,50%", "max_new_tokens": 4,

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import warnings
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import kvp
 from kvp.hf import prefill_and_evict
+from kvp.programs import run_program
 
 pytestmark = pytest.mark.real
 DEFAULT = Path(__file__).parents[3] / "models/smollm2-135m-instruct"
@@ -92,20 +92,20 @@ def test_its_bundled_policy_answers_with_a_sixteenth_of_the_cache(loaded: Any) -
 
 
 def test_collect_train_and_evaluate(folder: str, tmp_path: Path) -> None:
-    def run(module: str, *arguments: str) -> None:
-        assert importlib.import_module(module).main(list(arguments)) == 0
+    def run(program: str, *arguments: str) -> None:
+        assert run_program(program, list(arguments)) == 0
 
     data = ("--model", folder, "--dtype", "bfloat16", "--tasks", "niah_single_2", "--length", "256")
     run(
-        "trace_collect.cli", *data, "--train", "3", "--validation", "1", "--answers", "reference",
+        "collect", *data, "--train", "3", "--validation", "1", "--answers", "reference",
         "--out", f"{tmp_path}/traces",
     )  # fmt: skip
     run(
-        "train.cli", "--traces", f"{tmp_path}/traces", "--out", f"{tmp_path}/policy", "--steps",
+        "train", "--traces", f"{tmp_path}/traces", "--out", f"{tmp_path}/policy", "--steps",
         "4", "--hidden", "16", "--contexts", "2", "--validate_every", "2",
     )  # fmt: skip
     run(
-        "eval.cli", *data, "--policies", f"{tmp_path}/policy", "--methods", "full,kvp+global",
+        "eval", *data, "--policies", f"{tmp_path}/policy", "--methods", "full,kvp+global",
         "--budgets", "25%", "--prompts", "1", "--timing_prompts", "0", "--out", f"{tmp_path}/out",
     )  # fmt: skip
     assert (tmp_path / "out/rows.jsonl").exists()

@@ -1,4 +1,4 @@
-"""Small stores of random tensors, and kvp-store called in this process."""
+"""Small stores of random tensors, and kvp store called in this process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ import pytest
 import torch
 
 from kvp.geometry import Geometry
+from kvp.programs import main as kvp
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
 from kvp.store.importance_grid import edges_of, label_grids
-from trace_collect.store_tools.cli import main
+
+
+def main(argv: list[str]) -> int:
+    """Run `kvp store`."""
+    return kvp(["store", *argv])
+
 
 MakeStore = Callable[..., Path]
 SPLITS = ("train", "train", "validation", "train", "test", "validation")
@@ -106,7 +112,7 @@ def kvp_store(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, st
         capsys.readouterr()
         code = main([str(argument) for argument in arguments])
         captured = capsys.readouterr()
-        errors = [line for line in captured.err.splitlines() if line.startswith("kvp-store")]
+        errors = [line for line in captured.err.splitlines() if line.startswith("kvp store")]
         return code, captured.out, "\n".join(errors)
 
     return call

@@ -1,4 +1,4 @@
-"""`kvp-store inspect`: what it says is what the store holds."""
+"""`kvp store inspect`: what it says is what the store holds."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_damaged_sequences_are_counted_and_nothing_is_written(
     assert code == 0
     assert "5 of 6 planned (not complete)" in output
     assert "damaged" in output
-    assert f"2; see kvp-store verify {store}" in output
+    assert f"2; see kvp store verify {store}" in output
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
 
 
@@ -99,9 +99,9 @@ def test_a_folder_without_a_store(tmp_path: Path, kvp_store: Program) -> None:
 def test_the_program_without_a_command(kvp_store: Program) -> None:
     code, _, error = kvp_store()
     assert (code, error) == (
-        2, "kvp-store: error: name a command: inspect, verify, to-importance",
+        2, "kvp store: error: name a program: inspect, verify, to-importance",
     )  # fmt: skip
-    assert "unknown command 'verfy'" in kvp_store("verfy")[2]
+    assert "unknown program 'verfy'; did you mean verify?" in kvp_store("verfy")[2]
     code, output, _ = kvp_store("--help")
     assert code == 0
     assert "to-importance" in output
@@ -109,5 +109,5 @@ def test_the_program_without_a_command(kvp_store: Program) -> None:
 
 def test_a_required_flag_keeps_its_dashes_next_to_arguments(kvp_store: Program) -> None:
     tool = "to-importance"
-    assert kvp_store(tool, "x")[2] == f"kvp-store {tool}: error: --out is missing"
-    assert kvp_store(tool, "--out", "x")[2] == f"kvp-store {tool}: error: TRACES is missing"
+    assert kvp_store(tool, "x")[2] == f"kvp store {tool}: error: --out is missing"
+    assert kvp_store(tool, "--out", "x")[2] == f"kvp store {tool}: error: TRACES is missing"

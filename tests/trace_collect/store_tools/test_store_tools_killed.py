@@ -22,19 +22,19 @@ SEQUENCES = 24
 
 @pytest.fixture(scope="module")
 def server(fork_server: Callable[..., Any]) -> Any:
-    """Runs of kvp-store."""
-    tools = "trace_collect.store_tools"
-    return fork_server(f"{tools}.cli", modules=(f"{tools}.to_importance",))
+    """Runs of kvp store."""
+    modules = ("trace_collect.store_tools.to_importance",)
+    return fork_server("store to-importance", modules=modules)
 
 
 def test_killed_and_repeated_equals_undisturbed(
-    server: Any,
+    servers: Callable[[str], Any],
     make_store: MakeStore,
     tmp_path: Path,
     watch: Callable[[Path], Callable[[int, int], None]],
     assert_same_tensors: Callable[..., None],
 ) -> None:
-    command = ["to-importance", str(make_store("part", sequences=SEQUENCES))]
+    command = [str(make_store("part", sequences=SEQUENCES))]
     store, draw = tmp_path / "killed", random.Random(2)
     ends, committed = [], [0]
     assert server.end(server.start(tmp_path / "whole", None, *command)) == 0

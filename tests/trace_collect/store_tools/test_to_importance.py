@@ -1,4 +1,4 @@
-"""`kvp-store to-importance` writes what kvp-collect --store importance writes, bit for bit."""
+"""`kvp store to-importance` writes what kvp-collect --store importance writes, bit for bit."""
 
 from __future__ import annotations
 

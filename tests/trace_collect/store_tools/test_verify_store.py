@@ -1,4 +1,4 @@
-"""`kvp-store verify`: whatever happens to a file is found, named, and can be mended as said."""
+"""`kvp store verify`: whatever happens to a file is found, named, and can be mended as said."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from kvp.manifest import read_sealed_json, write_sealed_json
+from kvp.programs import collect
 from kvp.store import TraceReader, TraceWriter
 from kvp.store.sequence_records import load_record
-from trace_collect.cli import main as collect
 
 MakeStore = Callable[..., Path]
 Program = Callable[..., tuple[int, str, str]]

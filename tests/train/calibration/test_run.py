@@ -1,21 +1,23 @@
-"""`kvp-calibrate` from its command line: the policy it leaves behind, and what it refuses."""
+"""`kvp calibrate` from its command line: the policy it leaves behind, and what it refuses."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from kvp.geometry import Geometry
+from kvp.programs import run_program, train
 from kvp.scoring import View
 from policies.policy_files import PolicyMeta, load_policy, save_policy
 from policies.ranker import HeadRankers, RankerSpec
-from train.calibration.cli import main
-from train.cli import main as train
+
+main = partial(run_program, "calibrate")
 
 MakeStore = Callable[..., Path]
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from kvp.hf import load_model
 from kvp.hf.gated import gated_logits
+from kvp.programs import collect
 from kvp.store import TraceReader
-from trace_collect.cli import main as collect
 from train.data.compression_points import CompressionPoint
 from train.data.contexts import Context, ContextSource
 from train.distill.replies import Replies

@@ -1,18 +1,24 @@
-"""`kvp-distill` from its command line, on traces of the bundled model."""
+"""`kvp distill` from its command line, on traces of the bundled model."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from kvp.programs import collect, run_program, train
+from kvp.programs import main as kvp
 from policies.policy_files import load_policy, load_shard, save_policy
-from trace_collect.cli import main as collect
-from trace_collect.store_tools.cli import main as kvp_store
-from train.cli import main as train
-from train.distill.cli import main as distill
+
+distill = partial(run_program, "distill")
+
+
+def kvp_store(argv: list[str]) -> int:
+    """Run `kvp store`."""
+    return kvp(["store", *argv])
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +124,7 @@ def test_a_policy_without_calibration_is_refused(
     assert distill(given) != 0
     error = capsys.readouterr().err
     assert "is not calibrated" in error
-    assert "kvp-calibrate --policy" in error
+    assert "kvp calibrate --policy" in error
     assert not (tmp_path / "out").exists()
 
 
@@ -129,7 +135,6 @@ def test_a_policy_without_calibration_is_refused(
         (["--budget_range", "5%"], "--budget_range must be LOW:HIGH"),
         (["--budget_range", "25%:3%"], "ends before it begins"),
         (["--lr", "0"], "--lr must be a positive number"),
-        (["--final_gate_width", "-1"], "--final_gate_width must be a positive number"),
         (
             ["--compress_prompt", "0", "--compress_context", "0", "--compress_uniform", "0"],
             "cannot all be 0",

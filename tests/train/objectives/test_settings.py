@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from train.cli import main
+from kvp.programs import train as main
 from train.config import TrainConfig
 from train.objectives import WEIGHTS_BUDGETS
 

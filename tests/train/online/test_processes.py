@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from train.cli import main
+from kvp.programs import train as main
 
 TINY = {
     "source": "model", "buffer": 4, "epochs_per_sequence": 2, "steps": 12, "contexts": 3,
@@ -26,7 +26,7 @@ _COUNTED = textwrap.dedent(
     """
     import os, sys
     from pathlib import Path
-    from train.cli import main
+    from kvp.programs import train as main
     from train.online import model_runner
 
     collect_all = model_runner.collect_all

@@ -17,9 +17,9 @@ from kvp.data.synthetic.prose import prose
 from kvp.errors import KvpError
 from kvp.hf.trace import collect_all
 from kvp.hf.traced import Traced
+from kvp.programs import collect as collect_main
+from kvp.programs import train as main
 from policies.policy_files import load_policy
-from trace_collect.cli import main as collect_main
-from train.cli import main
 from train.online.model_runner import too_short
 from train.online.trace_buffer import ModelTraces
 from train.recipe import PRESETS

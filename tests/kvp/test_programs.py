@@ -1,0 +1,136 @@
+"""The table of programs: what is started, and what --help says, before torch is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from eval.methods import ALL_NULLS
+from eval.results.records import FULL, LEARNED
+from eval.tune.settings_file import TUNED
+from kvp import __version__
+from kvp.command_line import flags_of, visible_flags
+from kvp.data import tasks
+from kvp.known_names import ALLOCATORS, GROUPS, OTHER_METHODS, SCORERS, TASKS
+from kvp.programs import PROGRAMS, SCRIPTS, load, main, run_program, spelled
+from policies import registry
+from policies.registry import METHODS
+
+HEAVY = "{'torch', 'transformers', 'numpy', 'scipy', 'zarr', 'matplotlib', 'lm_eval'}"
+CONFIGURED = [name for name, program in PROGRAMS.items() if program.config]
+
+
+def _fresh(*calls: list[str]) -> str:
+    """What `kvp` prints of these calls in a new process, which must not import torch."""
+    code = (
+        "import sys; from kvp.programs import main\n"
+        f"for words in {list(calls)!r}:\n"
+        "    try: print('code', main(words))\n"
+        "    except SystemExit as end: print('code', end.code)\n"
+        f"assert not {HEAVY} & set(sys.modules), {HEAVY} & set(sys.modules)\n"
+        "assert len(sys.modules) < 400, len(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_a_program_runs_exists(name: str) -> None:
+    assert callable(load(PROGRAMS[name].run))
+
+
+def test_help_of_every_program_imports_nothing_heavy() -> None:
+    printed = _fresh(*([*name.split(), "--help"] for name in PROGRAMS), ["--help"])
+    assert printed.count("code 0") == len(PROGRAMS) + 1
+    for name in PROGRAMS:
+        assert f"usage: {spelled(name)} " in printed
+
+
+@pytest.mark.parametrize("name", CONFIGURED)
+def test_help_shows_at_most_25_settings(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config = load(PROGRAMS[name].config)
+    flags, shown = flags_of(config), visible_flags(config)
+    assert len(shown) <= 24  # and --config
+    assert set(shown) <= {flag.name for flag in flags}
+    assert {flag.name for flag in flags if flag.required} <= set(shown)
+    with pytest.raises(SystemExit):
+        run_program(name, ["--help"])
+    text = capsys.readouterr().out
+    for flag in flags:
+        written = f"\n  {flag.name.upper() if flag.positional else '--' + flag.name}"
+        assert (f"{written} " in text or f"{written}\n" in text) == (flag.name in shown), flag.name
+    if hidden := len(flags) - len(shown):
+        end = f"{hidden} more settings, as flags or in YAML: {spelled(name)} --help_all\n"
+        assert text.endswith(f"\n\n{end}")
+    with pytest.raises(SystemExit):
+        run_program(name, ["--help-all"])
+    everything = capsys.readouterr().out
+    assert all(f"--{flag.name}" in everything for flag in flags if not flag.positional)
+
+
+def test_a_misspelt_name_is_refused_before_torch_is_imported() -> None:
+    printed = _fresh(
+        ["tunee"],
+        ["store", "mrege"],
+        ["train", "--stpes", "3"],
+        ["train", "--preset", "papr", "--traces", "t", "--out", "o"],
+        ["train", "--objective", "listwyse", "--traces", "t", "--out", "o"],
+        ["train", "--label", "kvzipp", "--traces", "t", "--out", "o"],
+        ["collect", "--tasks", "niah_single", "--out", "o"],
+        ["eval", "--methods", "full,snapvk(window=3)", "--out", "o"],
+        ["eval", "--methods", "snapkv+adda", "--out", "o"],
+        ["eval", "--allocators", "globl", "--out", "o"],
+        ["tune", "--methods", "knrom", "--out", "o"],
+        ["evolve", "--scorer", "snapvk:kvpress", "--out", "o"],
+    )
+    assert printed.count("code 2") == 12
+    assert "kvp: error: unknown program 'tunee'; did you mean tune?" in printed
+    assert "kvp store: error: unknown program 'mrege'; did you mean merge?" in printed
+    assert "unknown flag --stpes; did you mean --steps?" in printed
+    assert "did you mean paper?" in printed
+    assert "--objective 'listwyse' is unknown (did you mean listwise?)" in printed
+    assert "--label 'kvzipp' is unknown (did you mean kvzip?)" in printed
+    assert "--tasks: unknown task 'niah_single' (did you mean niah_single_3?)" in printed
+    assert "--methods: unknown method 'snapvk' (did you mean snapkv?)" in printed
+    assert "unknown allocator 'adda' (did you mean ada?)" in printed
+    assert "unknown allocator 'globl' (did you mean global?)" in printed
+    assert "--methods: unknown method 'knrom' (did you mean knorm?)" in printed
+    assert "--scorer: unknown method 'snapvk' (did you mean snapkv?)" in printed
+
+
+def test_the_names_known_without_torch_are_those_of_the_registries() -> None:
+    assert list(METHODS) == list(SCORERS)
+    assert list(registry.ALLOCATORS) == list(ALLOCATORS)
+    others = {*registry.FROM_OUTSIDE, FULL, LEARNED, ALL_NULLS, TUNED}
+    assert set(OTHER_METHODS) == others
+    assert set(tasks.TASKS) == set(TASKS)
+    assert list(tasks.GROUPS) == list(GROUPS)
+
+
+def test_kvp_alone_names_its_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "kvp: error: name a program: collect, train, eval, report" in capsys.readouterr().err
+    assert main(["store"]) == 2
+    assert "kvp store: error: name a program: inspect, verify" in capsys.readouterr().err
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"kvp {__version__}\n"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_and_a_subcommand_are_the_same(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for call in (main, run_program):
+        words = ["--nonsense"]
+        assert (main([name, *words]) if call is main else run_program(name, words)) == 2
+        assert capsys.readouterr().err.startswith(f"kvp-{name}: error: unknown flag --nonsense")
+
+
+def test_python_m_kvp_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kvp", "list"], capture_output=True, text=True, check=True
+    )
+    assert "oracle" in done.stdout
