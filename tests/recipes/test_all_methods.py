@@ -150,7 +150,7 @@ def test_steps_call_the_programs_in_their_order(tmp_path: Path) -> None:
     assert [line.split()[0] for line in trained] == ["train", "distill"] * 2
     assert ["recent" in line for line in trained] == [True, False, False, False]
     for first, then in (trained[:2], trained[2:]):
-        made = first.split("--out ")[1]
+        made = first.split("--out ")[1].split()[0]
         assert f"--policy {made} " in then
     tested = lines("test", "query_aware")
     assert ["chat" in line for line in tested] == [False, True] * 2
