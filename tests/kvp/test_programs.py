@@ -74,7 +74,7 @@ def test_help_shows_at_most_25_settings(name: str, capsys: pytest.CaptureFixture
 def test_a_misspelt_name_is_refused_before_torch_is_imported() -> None:
     printed = _fresh(
         ["tunee"],
-        ["store", "mrege"],
+        ["store", "inspct"],
         ["train", "--stpes", "3"],
         ["train", "--preset", "papr", "--traces", "t", "--out", "o"],
         ["train", "--objective", "listwyse", "--traces", "t", "--out", "o"],
@@ -88,7 +88,7 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported() -> None:
     )
     assert printed.count("code 2") == 12
     assert "kvp: error: unknown program 'tunee'; did you mean tune?" in printed
-    assert "kvp store: error: unknown program 'mrege'; did you mean merge?" in printed
+    assert "kvp store: error: unknown program 'inspct'; did you mean inspect?" in printed
     assert "unknown flag --stpes; did you mean --steps?" in printed
     assert "did you mean paper?" in printed
     assert "--objective 'listwyse' is unknown (did you mean listwise?)" in printed

@@ -28,7 +28,7 @@ def server(fork_server: Callable[..., Any]) -> Any:
 
 
 def test_killed_and_repeated_equals_undisturbed(
-    servers: Callable[[str], Any],
+    server: Any,
     make_store: MakeStore,
     tmp_path: Path,
     watch: Callable[[Path], Callable[[int, int], None]],
