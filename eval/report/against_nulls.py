@@ -1,16 +1,16 @@
-"""Each method of a table against the best null with the same protection (`eval.nulls`)."""
+"""Each method of a table against the best null with the same protection (`eval.summary`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from eval.nulls import over_null
 from eval.report.aggregates import Grid, ReportedMethod
 from eval.report.best_settings import Comparison
 from eval.report.page import Field
 from eval.results.records import FULL
 from eval.stats import Interval
+from eval.summary import over_null
 from policies.registry import NULLS
 
 OverNulls = Mapping[tuple[ReportedMethod, str], tuple[str, Interval]]

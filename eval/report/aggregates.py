@@ -14,9 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from eval.nulls import prompt_values
 from eval.results.records import FULL, SELF_SIZED, UNIFORM, Record
-from eval.stats import Interval, Scores, bootstrap_mean, by_policy, perplexity, with_seeds
+from eval.stats import (
+    Interval,
+    Scores,
+    bootstrap_mean,
+    by_policy,
+    perplexity,
+    prompt_values,
+    with_seeds,
+)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -65,7 +72,7 @@ class Estimate:
     policies: int
     """Policies averaged, 0 for methods without."""
     scores: Scores
-    """Score per policy and prompt, or log-likelihood per token (`eval.nulls`); empty for traces."""
+    """Score per policy and prompt, or log-likelihood per token (`eval.stats`); empty for traces."""
     tasks: frozenset[str] = frozenset()
     """Tasks it is over; empty for traces."""
     kept_tokens: float = 0.0
