@@ -60,58 +60,13 @@ def is_rows(data: str) -> bool:
     return len(parts) == 1 and _maker(parts[0].data) is None
 
 
-def open_source(
-    data: str,
-    *,
-    tasks: Sequence[str],
-    split: str,
-    count: int,
-    seed: int,
-    length: int,
-    tokenizer: PreTrainedTokenizerBase,
-    essays: str | None = None,
-    needs_reply: bool = False,
-    columns: Mapping[str, str] | None = None,
-) -> Source:
-    """The first `count` samples of a split; fewer where a file has no more.
+def open_source(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
+    """The first `count` samples of `settings.data` in a split; fewer where a file has no more.
 
-    Args:
-        data: `ruler`: the tasks in `tasks`; `chat` (generated dialogues); a file, a
-            folder, a hub data set (`kvp.data.rows`); `package.module:Name`; several of these, each
-            with a weight (`kvp.data.mixture`).
-        tasks: tasks taken in turn; unused for other data.
-        split: `train`, `validation` or `test`.
-        count: samples.
-        seed: seed of what is generated, and of the order in which a file is read.
-        length: maximum of prompt tokens, chat template and answer prefix included; the reply comes
-            on top.
-        tokenizer: what counts the tokens.
-        essays: file or folder of text for RULER's essay haystacks instead of generated prose.
-        needs_reply: leave out rows without an answer or a reply.
-        columns: columns of rows that are called otherwise: new name -> the file's.
-
-    Raises:
-        UsageError: unknown data, task or split, unreadable files, a length too small.
+    `tokenizer` counts tokens. Raises UsageError for unknown data, task or split, unreadable files,
+    a length too small.
     """
-    settings = TaskSettings(
-        split=split,
-        count=count,
-        seed=seed,
-        length=length,
-        essays=essays,
-        needs_reply=needs_reply,
-        columns=columns,
-    )
-    return source_of(data, tasks, settings, tokenizer)
-
-
-def source_of(
-    data: str,
-    tasks: Sequence[str],
-    settings: TaskSettings,
-    tokenizer: PreTrainedTokenizerBase,
-) -> Source:
-    """As `open_source`, with all settings of the prompts at once."""
+    data = str(settings.data)
     if settings.split not in (*SPLITS, ALL):
         raise UsageError(
             f"--split: unknown split {settings.split!r}; known are {', '.join(SPLITS)}, {ALL}"
@@ -121,15 +76,12 @@ def source_of(
     if flag and not any(_maker(part.data) is None for part in parts):
         raise UsageError(f"{flag} is about rows of files, and --data {data} names none")
     if len(parts) == 1:
-        return _of_one_kind(parts[0].data, tasks, settings, tokenizer)
-    return _mixture(parts, tasks, settings, tokenizer)
+        return _of_one_kind(data, settings, tokenizer)
+    return _mixture(parts, settings, tokenizer)
 
 
 def _mixture(
-    parts: Sequence[Part],
-    tasks: Sequence[str],
-    settings: TaskSettings,
-    tokenizer: PreTrainedTokenizerBase,
+    parts: Sequence[Part], settings: TaskSettings, tokenizer: PreTrainedTokenizerBase
 ) -> Source:
     names = [part.data if part.data in SOURCES else name_of(part.data) for part in parts]
     if len(set(names)) < len(names):  # ids of samples begin with them
@@ -137,7 +89,7 @@ def _mixture(
         raise UsageError(f"--data: two parts are called {alike}; rename one of the files")
     order = list(islice(turns([part.weight for part in parts]), settings.count))
     sources = [
-        _of_one_kind(part.data, tasks, replace(settings, count=order.count(number)), tokenizer)
+        _of_one_kind(part.data, replace(settings, count=order.count(number)), tokenizer)
         for number, part in enumerate(parts)
     ]
     mixed = _interleaved(sources, order)
@@ -151,17 +103,12 @@ def _mixture(
     return replace(mixed, notes=(*mixed.notes, note))
 
 
-def _of_one_kind(
-    data: str,
-    tasks: Sequence[str],
-    settings: TaskSettings,
-    tokenizer: PreTrainedTokenizerBase,
-) -> Source:
+def _of_one_kind(data: str, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
     maker = _maker(data)
     if maker is None:
         return row_samples(data, settings, tokenizer, flag="data")
     with own_errors(maker, f"--data {data}"):
-        samples = maker(tasks, settings, tokenizer)
+        samples = maker(settings.tasks, replace(settings, data=None), tokenizer)
         if isinstance(samples, Source):
             return samples
         return listed_samples(samples, settings.count, f"--data {data}")
