@@ -12,10 +12,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.mixture import parts_of
 from kvp.data.rows.files import files_of
 from kvp.data.sample import Sample, Source
-from kvp.data.sources import SOURCES, open_source, takes_tasks
+from kvp.data.sources import SOURCES, open_source, parts_of, takes_tasks
 from kvp.data.task import NoPromptError, TaskSettings
 from kvp.data.tasks import GROUPS, ROWS_ONLY, expand_tasks, find_task
 from kvp.errors import UsageError

@@ -68,7 +68,7 @@ class TaskSettings:
     answer_prefix: str | None = None
     """First text of the answer where a row of `data` has none."""
     where: str | None = None
-    """Rows to use, as `COLUMN=VALUE` pairs (`kvp.data.rows.choice`)."""
+    """Rows to use, as `COLUMN=VALUE` pairs (`kvp.data.rows.tally`)."""
     tree_paths: str = "best"
     """Threads of a message tree that become dialogues: `best`, `all` or a number."""
     depths: tuple[float, ...] | None = None

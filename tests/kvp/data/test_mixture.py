@@ -12,9 +12,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.collection_plan import data_identity, plan_collection
-from kvp.data.mixture import parts_of, turns
 from kvp.data.sample import Source
-from kvp.data.sources import is_rows, open_source, takes_tasks
+from kvp.data.sources import is_rows, open_source, parts_of, takes_tasks, turns
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 
