@@ -79,7 +79,7 @@ def _in_one_setting(lines: Sequence[Line], tuned: Sequence[TunedSettings]) -> li
         (entry, settings.split) for settings in tuned for entry in settings.methods
         if entry.protocol == protocol
     ]  # fmt: skip
-    choices = choose({line.setting: {} for line in lines}, tuned=chosen_by_tuning)
+    choices = choose([line.setting for line in lines], chosen_by_tuning)
     chosen = {choice.setting for choice in choices.values()}
     return [line for line in lines if line.method in NULLS or line.setting in chosen]
 

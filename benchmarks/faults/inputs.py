@@ -25,7 +25,7 @@ FLAGS = {
     "curve_sequences bootstrap policies model out",
     "kvp-evolve": "scorer policies tasks budget protocol protection sinks recents search_prompts "
     "holdout length split group generations sigma reach constraint lambda_ gamma seed out",
-    "kvp-report": "out png validation_results bootstrap",
+    "kvp-report": "out png settings bootstrap",
     "kvp-calibrate": "policy traces calibration calibration_contexts device memory_gb",
     "kvp-merge": "shards out",
 }

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from eval.compare.config import CompareConfig
 from eval.report.aggregates import ReportedMethod, method_of
-from eval.report.load import Results, load_results
+from eval.results.load import Results, load_results
 from eval.results.parts import results_folder
 from eval.results.records import FULL, Record, policy_groups
 from eval.stats import (

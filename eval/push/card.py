@@ -8,7 +8,7 @@ from shlex import join
 from statistics import fmean
 from typing import Any
 
-from eval.report.load import load_results
+from eval.results.load import load_results
 from eval.results.records import UNIFORM
 from eval.summary import Line, budget_order, headlines
 from kvp.errors import UsageError

@@ -8,22 +8,19 @@ and policy seeds (`eval.stats`). Callers select one protocol; records of two are
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
 from eval.results.records import FULL, SELF_SIZED, UNIFORM, Record
-from eval.stats import (
-    Interval,
-    Scores,
-    bootstrap_mean,
-    by_policy,
-    perplexity,
-    prompt_values,
-    with_seeds,
-)
+from eval.stats import Interval, Scores, bootstrap_mean, perplexity, prompt_values, with_seeds
+
+Kind = Literal["accuracy", "perplexity", "kept"]
+"""Scores of answers, perplexity of given replies, attention recall on traces (kept.jsonl)."""
+FIELDS: Mapping[Kind, str] = {"accuracy": "score", "perplexity": "nll", "kept": "kept"}
+"""Field of a record that holds the number."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -73,13 +70,13 @@ class Estimate:
     """Policies averaged, 0 for methods without."""
     scores: Scores
     """Score per policy and prompt, or log-likelihood per token (`eval.stats`); empty for traces."""
-    tasks: frozenset[str] = frozenset()
+    tasks: frozenset[str]
     """Tasks it is over; empty for traces."""
-    kept_tokens: float = 0.0
+    kept_tokens: float
     """Tokens kept per KV head, mean over heads and prompts."""
-    share: float = 1.0
+    share: float
     """The same as a share of the tokens cached before."""
-    nbytes: float | None = None
+    nbytes: float | None
     """Bytes of keys and values after the eviction, mean over prompts; None where unmeasured."""
 
 
@@ -108,9 +105,8 @@ class Budgets:
     @property
     def label(self) -> str:
         """Title of the axis."""
-        if self.relative:
-            return "cache budget, % of the cached tokens per KV head"
-        return "cache budget, tokens per KV head"
+        unit = "% of the cached tokens" if self.relative else "tokens"
+        return f"cache budget, {unit} per KV head"
 
 
 def budget_axis(records: Iterable[Record]) -> Budgets:
@@ -156,58 +152,43 @@ def by_method(
     return parts
 
 
-def score_grid(
-    records: Sequence[Record], groups: Mapping[str | None, str], *, resamples: int
+def estimates(
+    kind: Kind, records: Sequence[Record], groups: Mapping[str | None, str], *, resamples: int
 ) -> Grid:
-    """Mean score, 0 to 1, of one protocol's generated answers; every task weighs the same."""
+    """Numbers of one protocol by method and budget; `groups` are those of the policies.
 
-    def estimate(part: list[Record]) -> Estimate:
-        scores = by_policy(part)
-        return Estimate(
-            interval=bootstrap_mean(scores, resamples=resamples),
-            policies=_policies(part),
-            scores=scores,
-            tasks=frozenset(record["task"] for record in part),
-            **_sizes(part),
-        )
-
-    return _grid((record for record in records if record["score"] is not None), groups, estimate)
-
-
-def perplexity_grid(
-    records: Sequence[Record], groups: Mapping[str | None, str], *, resamples: int
-) -> Grid:
-    """Perplexity of one protocol's given replies: exp(sum of nll / sum of reply tokens)."""
-
-    def estimate(part: list[Record]) -> Estimate:
-        return Estimate(
-            interval=perplexity(part, resamples=resamples),
-            policies=_policies(part),
-            scores=prompt_values(part),
-            tasks=frozenset(record["task"] for record in part),
-            **_sizes(part),
-        )
-
-    return _grid((record for record in records if record["nll"] is not None), groups, estimate)
-
-
-def attention_grid(records: Sequence[Record], groups: Mapping[str | None, str]) -> Grid:
-    """Future attention the whole model keeps, 0 to 1, of one protocol's traces.
-
-    Policies of one group are averaged, and so are the ends of their intervals, which the spread
-    between policies then widens.
+    Scores, 0 to 1: the mean over tasks of the mean over prompts. Perplexity: exp(sum of nll / sum
+    of reply tokens). Attention kept, 0 to 1: of the whole model.
     """
-
-    def estimate(part: list[Record]) -> Estimate:
-        mean, low, high = (float(np.mean([record[name] for record in part])) for name in _ATTENTION)
-        sequences = Interval(mean=mean, low=low, high=high, prompts=part[0]["sequences"])
-        interval = with_seeds(sequences, [record["kept"] for record in part], bounds=(0, 1))
-        return Estimate(interval=interval, policies=_policies(part), scores={}, **_sizes(part))
-
-    return _grid(records, groups, estimate)
+    found = (record for record in records if record[FIELDS[kind]] is not None)
+    return {
+        method: {spec: _estimate(kind, part, resamples) for spec, part in budgets.items()}
+        for method, budgets in by_method(found, groups).items()
+    }
 
 
-_ATTENTION = ("kept", "low", "high")
+def _estimate(kind: Kind, records: list[Record], resamples: int) -> Estimate:
+    scores = {} if kind == "kept" else prompt_values(records)
+    if kind == "accuracy":
+        interval = bootstrap_mean(scores, resamples=resamples)
+    elif kind == "perplexity":
+        interval = perplexity(records, resamples=resamples)
+    else:  # policies are averaged, and the ends of their intervals; their spread widens these
+        names = ("kept", "low", "high")
+        mean, low, high = (float(np.mean([each[name] for each in records])) for name in names)
+        sequences = Interval(mean=mean, low=low, high=high, prompts=records[0]["sequences"])
+        interval = with_seeds(sequences, [each["kept"] for each in records], bounds=(0, 1))
+    nbytes = [each["cache_bytes"] for each in records if each.get("cache_bytes") is not None]
+    shares = [each["kept_tokens"] / each["cached_tokens"] for each in records]
+    return Estimate(
+        interval=interval,
+        policies=len({record["policy"] for record in records} - {None}),
+        scores=scores,
+        tasks=frozenset(record["task"] for record in records if "task" in record),
+        kept_tokens=float(np.mean([record["kept_tokens"] for record in records])),
+        share=float(np.mean(shares)),
+        nbytes=float(np.mean(nbytes)) if len(nbytes) == len(records) else None,
+    )
 
 
 def complete(grid: Grid) -> Grid:
@@ -215,38 +196,9 @@ def complete(grid: Grid) -> Grid:
 
     A folder that was extended by a task has methods without answers to it.
     """
-    estimates = [estimate for budgets in grid.values() for estimate in budgets.values()]
-    tasks = frozenset().union(*(estimate.tasks for estimate in estimates))
+    tasks = frozenset().union(*(one.tasks for budgets in grid.values() for one in budgets.values()))
     whole = {
-        method: {spec: estimate for spec, estimate in budgets.items() if estimate.tasks == tasks}
+        method: {spec: one for spec, one in budgets.items() if one.tasks == tasks}
         for method, budgets in grid.items()
     }
     return {method: budgets for method, budgets in whole.items() if budgets}
-
-
-def _grid(
-    records: Iterable[Record],
-    groups: Mapping[str | None, str],
-    estimate: Callable[[list[Record]], Estimate],
-) -> Grid:
-    return {
-        method: {spec: estimate(part) for spec, part in budgets.items()}
-        for method, budgets in by_method(records, groups).items()
-    }
-
-
-def _sizes(records: Sequence[Record]) -> dict[str, Any]:
-    """Tokens kept, their share of the cached ones, and bytes where all records have them."""
-    sizes = [record.get("cache_bytes") for record in records]
-    measured = [nbytes for nbytes in sizes if nbytes is not None]
-    return {
-        "kept_tokens": float(np.mean([record["kept_tokens"] for record in records])),
-        "share": float(
-            np.mean([record["kept_tokens"] / record["cached_tokens"] for record in records])
-        ),
-        "nbytes": float(np.mean(measured)) if len(measured) == len(records) else None,
-    }
-
-
-def _policies(records: Iterable[Record]) -> int:
-    return len({record["policy"] for record in records} - {None})

@@ -1,18 +1,15 @@
 """The one setting (preset or options, allocator, protection) that a method is shown in.
 
-It is the same at every budget, and the prompts shown never choose it. It is the one that kvp-tune
-chose; else the one with the best mean, over the budgets that all its settings have, in a folder of
-validation results; else the method's default among those that were run.
+It is the same at every budget, and the prompts shown never choose it: it is the one that kvp-tune
+chose on others, else the method's default among those that were run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from eval.report.aggregates import Grid, ReportedMethod
+from eval.report.aggregates import ReportedMethod
 from eval.results.records import FULL, LEARNED, UNIFORM
 from eval.tune.settings_file import Tuned
 
@@ -28,7 +25,9 @@ class Choice:
     candidates: int
     """Settings it was chosen from."""
     chosen_on: str | None
-    """What chose it, `validation` or `validation (48 settings)`; None for the default."""
+    """Split that chose it; None for the default."""
+    open_ends: tuple[str, ...] = ()
+    """Options whose chosen number is at an end of what kvp-tune tried."""
 
     @property
     def name(self) -> str:
@@ -42,7 +41,7 @@ class Choice:
             return self.setting.details
         if self.chosen_on is None:
             return f"{self.setting.details}, the default of {self.candidates}"
-        return f"{self.setting.details}, chosen on {self.chosen_on}"
+        return f"{self.setting.details}, chosen on {self.chosen_on} ({self.candidates} settings)"
 
     @property
     def legend(self) -> str:
@@ -56,35 +55,29 @@ class Choice:
 
 
 def choose(
-    grid: Grid,
-    validation: Grid | None = None,
-    tuned: Sequence[tuple[Tuned, str]] = (),
-    *,
-    higher_is_better: bool = True,
+    settings: Iterable[ReportedMethod], tuned: Sequence[tuple[Tuned, str]] = ()
 ) -> dict[str, Choice]:
-    """One setting of every method, by family.
+    """One setting of every method, by family; `tuned` are results of kvp-tune with their split.
 
-    The one that kvp-tune chose (with its split), the best of several; else the best on `validation`
-    where that has all settings of the method; else the default.
+    Of several that were tuned, such as seeds of a policy, the one with the best score.
     """
     families: dict[str, list[ReportedMethod]] = {}
-    for setting in grid:
+    for setting in settings:
         families.setdefault(setting.family, []).append(setting)
-    sign = 1.0 if higher_is_better else -1.0
     choices = {}
-    for family, settings in families.items():
-        found = [(one, *entry) for entry in tuned for one in settings if _is_chosen(one, entry[0])]
+    for family, of_family in families.items():
+        found = [(one, *entry) for entry in tuned for one in of_family if _is_chosen(one, entry[0])]
         if found:
             best, entry, split = max(found, key=lambda each: each[1].chosen.score)
-            words = f"{split} ({entry.tried} settings)"
-            choices[family] = Choice(setting=best, candidates=entry.tried, chosen_on=words)
-        elif validation is not None and all(setting in validation for setting in settings):
-            means = means_of(validation, settings)
-            best = max(settings, key=lambda setting: (sign * means[setting], setting.protected))
-            choices[family] = Choice(setting=best, candidates=len(settings), chosen_on="validation")
+            choices[family] = Choice(
+                setting=best,
+                candidates=entry.tried,
+                chosen_on=split,
+                open_ends=entry.open_ends,
+            )
         else:
-            best = min(settings, key=_distance_from_default)
-            choices[family] = Choice(setting=best, candidates=len(settings), chosen_on=None)
+            best = min(of_family, key=_distance_from_default)
+            choices[family] = Choice(setting=best, candidates=len(of_family), chosen_on=None)
     return choices
 
 
@@ -104,14 +97,3 @@ def _distance_from_default(setting: ReportedMethod) -> tuple[bool, bool, bool]:
     if setting.method == LEARNED:
         return setting.variant != "auto", setting.allocator != RECOMMENDED, setting.protected
     return setting.variant != "auto", setting.allocator != UNIFORM, not setting.protected
-
-
-def means_of(grid: Grid, settings: Collection[ReportedMethod]) -> Mapping[ReportedMethod, float]:
-    """Mean over the budgets that all settings have; over all of each where they share none."""
-    shared = set.intersection(*(set(grid[setting]) for setting in settings))
-    return {
-        setting: float(
-            np.mean([grid[setting][spec].interval.mean for spec in shared or set(grid[setting])])
-        )
-        for setting in settings
-    }

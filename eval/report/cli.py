@@ -8,15 +8,14 @@ from eval.report.config import ReportConfig
 from kvp.cli import main as run_program
 
 DESCRIPTION = (
-    "Turn results folders of kvp-eval into one HTML page that opens without a network, and figures "
-    "as PNG."
+    "Turn results folders of kvp-eval into one HTML page that opens without a network, and "
+    "figures as PNG."
 )
 EXAMPLES = (
     "kvp-report runs/results",
     "kvp-report runs/results --out report.html --png figures",
     "kvp-report runs/seed0 runs/seed1 --out both.html",
     "kvp-report runs/test --settings runs/tuned/settings.json",
-    "kvp-report runs/test --validation_results runs/validation",
 )
 
 

@@ -19,10 +19,7 @@ class ReportConfig(Group):
     out: str | None = None
     """What is written. An HTML file (default: report.html in the first results folder)."""
     png: str | None = None
-    """Folder for the PNG figures (default: figures/ next to the HTML file)."""
-    validation_results: str | None = None
-    """Results folder of the same evaluation on other prompts, on which the setting of each method
-    (preset, allocator, protection) is chosen."""
+    """Folder for the figures as PNG files; without it, they are in the HTML file alone."""
     settings: str | None = None
     """Settings file of kvp-tune, or its folder: the setting of each method. Results of
     `kvp-eval --methods tuned:FILE` have it already. With neither, methods are shown in their
@@ -30,7 +27,7 @@ class ReportConfig(Group):
     bootstrap: int = 2000
     """Resamples behind each interval."""
 
-    ADDRESSES: ClassVar[tuple[str, ...]] = ("results", "validation_results")
+    ADDRESSES: ClassVar[tuple[str, ...]] = ("results",)
     MINIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": 1}
     MAXIMUMS: ClassVar[Mapping[str, float]] = {"bootstrap": MAX_BOOTSTRAP}
 

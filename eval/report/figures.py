@@ -1,288 +1,294 @@
-"""From computed numbers to figure descriptions. No number is computed here beyond units."""
+"""Figures of the report, drawn by matplotlib: SVG in the page, PNG files for papers.
+
+Uses figures without pyplot, so no global state and no display; texts are never read as formulas.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from typing import Any, ClassVar
 
-from eval.report.aggregates import Budgets, Estimate, Grid, ReportedMethod
-from eval.report.best_settings import Comparison, in_order, policy_words, shown_first
-from eval.report.costs import Costs, HeadCurve, mean_curve
-from eval.report.figure_types import Axis, Curve, LineFigure, MapFigure, Panel, Style, log_ticks
-from eval.report.load import Results
-from eval.report.schema import PROTOCOL_NAMES
-from eval.report.tokens import TokenMap, protected_ranges
-from eval.results.records import FULL, SELF_SIZED
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, ScalarFormatter
 
-PERCENT = 100.0
-MAXIMUM_CURVES = 12
-"""Curves that a figure shows at first."""
-SMALL_COLUMNS = 4
-"""Columns of the per-task figures."""
-MARGIN = 1.12
-"""Margin on both sides of a logarithmic axis, as a factor."""
-SPREAD = 1.006
-"""Factor between neighbouring curves at one budget: their intervals do not cover each other."""
+from eval.report.aggregates import Estimate, Grid, ReportedMethod
+from eval.report.comparison import Comparison
+from eval.report.costs import Cost, Timing
+from eval.results.records import FULL, LEARNED, ORACLE
+from policies.registry import METHODS
 
-
-def overall(comparison: Comparison, styles: Mapping[str, Style]) -> LineFigure:
-    """All tasks together against budget."""
-    return _against_budget(
-        comparison,
-        styles,
-        name=f"{comparison.kind}-{comparison.protocol}",
-        panels={"": comparison.grid},
-        title=", ".join(filter(None, (_measure(comparison), _pooled(comparison)))),
-    )
-
-
-def by_task(comparison: Comparison, styles: Mapping[str, Style]) -> LineFigure:
-    """Task by task against budget."""
-    return _against_budget(
-        comparison,
-        styles,
-        name=f"{comparison.kind}-tasks-{comparison.protocol}",
-        panels=comparison.tasks,
-        title=f"{_measure(comparison)} task by task",
-    )
-
-
-def _against_budget(
-    comparison: Comparison,
-    styles: Mapping[str, Style],
-    *,
-    name: str,
-    panels: Mapping[str, Grid],
-    title: str,
-) -> LineFigure:
-    budgets = comparison.budgets
-    positions = [*budgets.positions, *_self_sized_positions(comparison)]
-    limits = (min(positions) / MARGIN, max(positions) * MARGIN)
-    columns = min(SMALL_COLUMNS, len(panels))
-    step = 1 if columns < 3 else 2
-    named = set(budgets.specs[::-1][::step])
-    drawn = tuple(
-        Panel(title=task, curves=tuple(_curves(comparison, grid, styles)))
-        for task, grid in panels.items()
-    )
-    return LineFigure(
-        name=name,
-        caption=f"{title}, against cache budget; bars: {comparison.interval}; points of one "
-        f"budget are drawn next to each other{_remarks(comparison)}; {comparison.conditions}.",
-        panels=drawn,
-        columns=columns,
-        x=Axis(
-            label=budgets.label,
-            log=True,
-            ticks=tuple(
-                (position, spec if spec in named else "")
-                for position, spec in zip(budgets.positions, budgets.specs, strict=True)
-            )
-            or log_ticks(*limits),
-            limits=limits,
-        ),
-        y=_value_axis(comparison, [curve for panel in drawn for curve in panel.curves]),
-    )
-
-
-def _value_axis(comparison: Comparison, curves: Sequence[Curve]) -> Axis:
-    """Axis of what was measured; a logarithmic one has its ends and ticks from the curves."""
-    label = _AXES[comparison.kind]
-    if comparison.kind != "perplexity":
-        limits = (-3.0, 103.0) if comparison.kind == "accuracy" else None
-        return Axis(label=label, limits=limits)
-    shown = [curve for curve in curves if not curve.hidden] or curves
-    values = [value for curve in shown for value in (*curve.y, *curve.low, *curve.high)]
-    limits = (min(values) / MARGIN, max(values) * MARGIN)
-    return Axis(label=label, log=True, ticks=log_ticks(*limits), limits=limits)
-
-
-def _curves(comparison: Comparison, grid: Grid, styles: Mapping[str, Style]) -> Iterable[Curve]:
-    scale = 1.0 if comparison.kind == "perplexity" else PERCENT
-    first = _first(comparison)
-    ends = [*comparison.budgets.positions, *_self_sized_positions(comparison)]
-    choices = {
-        family: choice for family, choice in comparison.choices.items() if choice.setting in grid
-    }
-    for number, (family, choice) in enumerate(choices.items()):
-        estimates = grid[choice.setting]
-        constant = choice.setting.method == FULL
-        if constant:  # the full cache is the same at every budget
-            points = [(position, estimates[None])
-                      for position in (min(ends) / MARGIN, max(ends) * MARGIN)
-                      if None in estimates]  # fmt: skip
-        else:
-            points = _points(estimates, comparison.budgets)
-        if not points:
-            continue
-        shift = 1.0 if constant else SPREAD ** (number - len(choices) / 2)
-        yield Curve(
-            key=family,
-            label=choice.legend,
-            style=styles[family],
-            x=tuple(position * shift for position, _ in points),
-            y=tuple(scale * estimate.interval.mean for _, estimate in points),
-            low=() if constant else tuple(scale * estimate.interval.low for _, estimate in points),
-            high=()
-            if constant
-            else tuple(scale * estimate.interval.high for _, estimate in points),
-            hidden=family not in first,
-        )
-
-
-def _points(
-    estimates: Mapping[str | None, Estimate], budgets: Budgets
-) -> list[tuple[float, Estimate]]:
-    """Positions and estimates of one curve.
-
-    A self-sized method has a single point, at the size that it took.
-    """
-    points = [
-        (position, estimates[spec])
-        for position, spec in zip(budgets.positions, budgets.specs, strict=True)
-        if spec in estimates
-    ]
-    if SELF_SIZED not in estimates:
-        return points
-    taken = estimates[SELF_SIZED]
-    return [*points, (_position(taken, budgets), taken)]
-
-
-def _position(estimate: Estimate, budgets: Budgets) -> float:
-    """Where a realised size lies on the axis of the budgets."""
-    return PERCENT * estimate.share if budgets.relative else estimate.kept_tokens
-
-
-def _self_sized_positions(comparison: Comparison) -> list[float]:
-    """Where self-sized methods lie, over all tasks and task by task."""
-    grids = [comparison.grid, *comparison.tasks.values()]
-    return [
-        _position(grid[choice.setting][SELF_SIZED], comparison.budgets)
-        for choice in comparison.choices.values()
-        for grid in grids
-        if SELF_SIZED in grid.get(choice.setting, {})
-    ]
-
-
-def _first(comparison: Comparison) -> list[str]:
-    """Families whose curves are shown at first."""
-    grid = comparison.grid or {
-        setting: estimates
-        for grid in comparison.tasks.values()
-        for setting, estimates in grid.items()
-    }
-    return shown_first(
-        grid,
-        comparison.choices,
-        MAXIMUM_CURVES,
-        higher_is_better=comparison.higher_is_better,
-    )
-
-
-def _remarks(comparison: Comparison) -> str:
-    """Facts about the figure that its axes do not state."""
-    words = ""
-    if _self_sized_positions(comparison):
-        words += "; single points size the cache themselves and lie at the size they took"
-    waiting = [family for family in comparison.choices if family not in _first(comparison)]
-    if waiting:
-        words += f"; not shown: {', '.join(waiting)}"
-    return words
-
-
-def cost_figure(
-    results: Results,
-    costs: Costs,
-    shown: Mapping[str, ReportedMethod],
-    protocol: str,
-    styles: Mapping[str, Style],
-) -> LineFigure:
-    """Cost per budget over all heads."""
-    families = in_order(list(shown))
-    heads = {head for family in families for head in costs[shown[family]]}
-    return LineFigure(
-        name=f"cost-{protocol}",
-        caption=f"Share of future attention lost at every budget, mean over {len(heads)} heads "
-        f"(their sum divided by {len(heads)}); {_cost_conditions(results, shown, protocol)}.",
-        panels=(
-            Panel(
-                title="",
-                curves=tuple(
-                    _cost_curve(
-                        family, shown[family], styles[family], mean_curve(costs[shown[family]])
-                    )
-                    for family in families
-                ),
-            ),
-        ),
-        columns=1,
-        x=Axis(label="budget, % of the cached tokens", limits=(0.0, 100.0)),
-        y=Axis(label="future attention lost, %", limits=(0.0, 102.0)),
-    )
-
-
-def _cost_conditions(results: Results, shown: Mapping[str, ReportedMethod], protocol: str) -> str:
-    """Data, seed and protection of the curves, for captions."""
-    sequences = {record["sequences"] for record in results.curves if record["protocol"] == protocol}
-    protected = any(setting.protected for setting in shown.values())
-    kept = "first and last tokens kept by all" if protected else "no tokens protected"
-    policies = policy_words(results.curves, "averaged")
-    return (
-        f"n = {'/'.join(str(n) for n in sorted(sequences))} held-out sequences, "
-        f"seed {results.setting('seed')}{policies}; "
-        f"{kept}; {PROTOCOL_NAMES[protocol]}"
-    )
-
-
-def _cost_curve(family: str, setting: ReportedMethod, style: Style, curve: HeadCurve) -> Curve:
-    variant = "" if setting.variant == "auto" else f":{setting.variant}"
-    return Curve(
-        key=family,
-        label=f"{family}{variant}",
-        style=style,
-        x=tuple(PERCENT * share for share in curve.budgets),
-        y=tuple(PERCENT * cost for cost in curve.cost),
-        points=False,
-    )
-
-
-def token_figure(results: Results, tokens: TokenMap) -> MapFigure:
-    """Methods x tokens, coloured by rank."""
-    content = results.tokens or {}
-    sinks, recents = results.setting("sinks") or 0, results.setting("recents") or 0
-    return MapFigure(
-        name="tokens",
-        caption=f"Percent of tokens ranked below each token, mean over heads, ranks without "
-        f"protection; n = 1 prompt ({content.get('task')}, {len(tokens.tokens)} tokens), "
-        f"split {results.setting('split')}, seed {results.setting('seed')}, "
-        f"{PROTOCOL_NAMES.get(str(content.get('protocol')), 'protocol not recorded')}; "
-        f"outlined: the first {sinks} and last {recents} tokens, which protection keeps.",
-        rows=tokens.methods,
-        values=tokens.means,
-        outlined=protected_ranges(len(tokens.tokens), sinks, recents),
-        x_label="token of the prompt",
-        value_label="% ranked below",
-    )
-
-
-_AXES = {
+WRITER = "kvp-report"
+"""Metadata of the PNG files: who wrote them."""
+LABELS = {
     "accuracy": "accuracy, %",
     "perplexity": "perplexity of the given text",
     "kept": "future attention kept, %",
 }
+"""Axes of what was measured."""
+SPREAD = 1.006
+"""Factor between neighbouring curves at one budget: their intervals do not cover each other."""
+
+# Okabe and Ito 2008, "Color universal design"; their yellow is too pale for lines on white.
+_FREE = ("#0072B2", "#009E73", "#E69F00", "#56B4E9", "#CC79A7")
+# Darker companions from Paul Tol's "muted" scheme, which dashes distinguish as well.
+_READS_ATTENTION = (
+    "#332288", "#882255", "#44AA99", "#999933", "#CC6677", "#117733", "#AA4499",
+)  # fmt: skip
+_LEARNED = ("#D55E00", "#8C2D04", "#FD8D3C")
+_MARKERS = "osD^X"
+_SETTINGS: Any = {
+    "text.parse_math": False, "font.size": 9, "svg.fonttype": "none", "svg.hashsalt": WRITER,
+    "axes.edgecolor": "#999999", "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "grid.color": "#e4e4e4", "legend.frameon": False, "legend.fontsize": 8,
+}  # fmt: skip
 
 
-def _measure(comparison: Comparison) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A figure of the page, and a PNG file where these are asked for."""
+
+    kind: ClassVar[str] = "picture"
+
+    name: str
+    """File name of the PNG without ending."""
+    caption: str
+    """What, n, split, seeds, protection, protocol."""
+    figure: Figure = field(repr=False)
+
+    @property
+    def alternative(self) -> str:
+        """What is drawn, for who does not see it; the numbers are in the tables."""
+        names = self.figure.legends[0].get_texts()
+        return f"Curves of {', '.join(name.get_text() for name in names)}; numbers: see the tables"
+
+    def image(self, form: str) -> bytes:
+        """The drawing as a file, `svg` or `png`."""
+        stream = BytesIO()
+        author = {"Date": None} if form == "svg" else {"Software": WRITER}
+        with rc_context(_SETTINGS):
+            self.figure.savefig(stream, format=form, dpi=150, metadata=author)
+        return stream.getvalue()
+
+
+def line_styles(families: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Line properties of matplotlib by family: policies thick, methods that read attention dashed.
+
+    Every family looks different from the others without its colour, up to two dozen of a kind.
+    """
+    styles: dict[str, dict[str, Any]] = {}
+    counts = {"learned": 0, "free": 0, "attention": 0}
+    for family in dict.fromkeys(families):
+        method = family.partition("/")[0]
+        if method in (FULL, ORACLE):
+            color = "#777777" if method == FULL else "#000000"
+            styles[family] = {"color": color, "linestyle": ":", "linewidth": 1.8}
+            continue
+        free = method in METHODS and METHODS[method].attention_free
+        kind = "learned" if method == LEARNED else "free" if free else "attention"
+        colors = {"learned": _LEARNED, "free": _FREE, "attention": _READS_ATTENTION}[kind]
+        number = counts[kind]
+        counts[kind] += 1
+        # Markers go round with the colours, shifted by one per round where both are as many.
+        shift = number // len(colors) if len(colors) % len(_MARKERS) == 0 else 0
+        styles[family] = {
+            "color": colors[number % len(colors)],
+            "linestyle": "--" if kind == "attention" else "-",
+            "linewidth": 3.0 if kind == "learned" else 1.6,
+            "marker": _MARKERS[(number + shift) % len(_MARKERS)],
+        }
+    return styles
+
+
+Points = Mapping[ReportedMethod, Mapping[str | None, tuple[float, Estimate]]]
+"""Setting and budget -> where a point lies on the horizontal axis, and its estimate."""
+Styles = Mapping[str, Mapping[str, Any]]
+Panel = tuple[str, Comparison, Grid, Mapping[ReportedMethod, bool]]
+"""Title, comparison, its estimates that are drawn, and the settings: whether in front."""
+
+
+def against_budget(panels: Sequence[Panel], styles: Styles, *, short: bool = False) -> Figure:
+    """Estimates against budget, with 95 % intervals; `short` labels methods without setting."""
+    figure, axes = _panels(len(panels))
+    for one, (title, comparison, grid, shown) in zip(axes, panels, strict=True):
+        budgets = comparison.budgets
+        places = dict(zip(budgets.specs, budgets.positions, strict=True))
+        points: Points = {
+            setting: {
+                # A method that sizes the cache itself has one point, at the size that it took.
+                spec: (
+                    places.get(spec, 100 * of.share if budgets.relative else of.kept_tokens),
+                    of,
+                )
+                for spec, of in grid.get(setting, {}).items() if spec is not None
+            }
+            for setting in shown
+        }  # fmt: skip
+        full = next((grid[each][None] for each in grid if each.method == FULL), None)
+        _draw(one, comparison, points, shown, styles, full=full, short=short)
+        one.set_title(_plain(title), fontsize=9)
+        one.set(xscale="log", xlabel=budgets.label)
+        low, high = one.get_xlim()
+        if high < 1.5 * low:  # a single budget
+            one.set_xlim(low / 1.2, high * 1.2)
+        if places:
+            step = 1 if len(axes) < 3 else 2
+            one.set_xticks(list(places.values())[::-1][::step], list(places)[::-1][::step])
+            one.xaxis.set_minor_locator(NullLocator())
+        else:
+            _log_axis(one.xaxis)
+    _legend(figure, axes)
+    return figure
+
+
+def against_cost(
+    comparison: Comparison,
+    shown: Mapping[ReportedMethod, bool],
+    styles: Styles,
+    timings: Sequence[Timing],
+) -> Figure | None:
+    """Estimates against bytes of the cache and seconds per token; None where neither is known."""
+    nbytes: Points = {
+        setting: {
+            spec: (of.nbytes / 1e6, of)
+            for spec, of in comparison.grid.get(setting, {}).items() if of.nbytes
+        }
+        for setting in shown
+    }  # fmt: skip
+    seconds: Points = {
+        setting: {
+            timing.spec: (1000 * timing.decode.mean, comparison.grid[setting][timing.spec])
+            for timing in timings
+            # Protection takes no time, so that each budget is timed with one kind of it.
+            if replace(timing.setting, protected=setting.protected) == setting
+            and timing.protocol == comparison.protocol
+            and timing.decode is not None
+            and timing.spec in comparison.grid.get(setting, {})
+        }
+        for setting in shown
+    }
+    axes_of = {"cache after eviction, MB": nbytes, "decoding, ms per token": seconds}
+    drawn = {label: points for label, points in axes_of.items() if any(points.values())}
+    if not drawn:
+        return None
+    figure, axes = _panels(len(drawn))
+    for one, (label, points) in zip(axes, drawn.items(), strict=True):
+        _draw(one, comparison, points, shown, styles)
+        one.set(xscale="log", xlabel=label)
+        _log_axis(one.xaxis)
+    _legend(figure, axes)
+    return figure
+
+
+def cost_curves(shown: Mapping[ReportedMethod, Cost], styles: Styles) -> Figure:
+    """Share of future attention lost against budget, mean over heads."""
+    figure, (one,) = _panels(1)
+    for setting, cost in shown.items():
+        style = {**styles[setting.family], "marker": ""}
+        x, y = 100 * np.array(cost.budgets), 100 * np.array(cost.lost)
+        one.plot(x, y, label=_plain(setting.family), **style)
+    one.set(
+        xlabel="budget, % of the cached tokens", ylabel="future attention lost, %",
+        xlim=(0, 100), ylim=(0, 102),
+    )  # fmt: skip
+    _legend(figure, [one])
+    return figure
+
+
+def _panels(count: int) -> tuple[Figure, list[Axes]]:
+    """Axes of equal size, at most four in a row."""
+    columns = min(count, 4)
+    rows = -(-count // columns)
+    height = 4.6 if count == 1 else 3.6 * rows if columns < 3 else 1 + 2.3 * rows
+    with rc_context(_SETTINGS):
+        figure = Figure(figsize=(10, height), layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False, sharey=count > 1)
+    axes = list(grid.flat)
+    for spare in axes[count:]:
+        spare.set_visible(False)
+    return figure, axes[:count]
+
+
+def _draw(
+    one: Axes,
+    comparison: Comparison,
+    points: Points,
+    shown: Mapping[ReportedMethod, bool],
+    styles: Styles,
+    *,
+    full: Estimate | None = None,
+    short: bool = False,
+) -> None:
+    """Curves with intervals, those behind thin and without; `full` is a horizontal line."""
+    scale = 1.0 if comparison.kind == "perplexity" else 100.0
+    means = []
+    for number, (setting, front) in enumerate(shown.items()):
+        found = sorted(points.get(setting, {}).values(), key=lambda point: point[0])
+        if not found:
+            continue
+        style = dict(styles[setting.family])
+        choice = comparison.choices[setting.family]
+        label = setting.family if short else choice.legend
+        if choice.setting != setting and not short:
+            label = f"{setting.family}, {setting.details}"
+        intervals = [estimate.interval for _, estimate in found]
+        y = scale * np.array([interval.mean for interval in intervals])
+        ends = scale * np.array([[each.low, each.high] for each in intervals]).T
+        x = np.array([place for place, _ in found]) * SPREAD ** (number - len(shown) / 2)
+        if not front:
+            style |= {"linewidth": 0.8, "markersize": 3, "alpha": 0.55}
+        elif setting.method == FULL:
+            style["marker"] = "*"  # a single point where it has a cost
+        bars = np.maximum(0, [y - ends[0], ends[1] - y]) if front else None
+        one.errorbar(x, y, yerr=bars, label=_plain(label), elinewidth=0.8, capsize=2, **style)
+        means += list(y)
+    if full is not None:
+        mean = scale * full.interval.mean
+        one.axhline(mean, label="full cache", **styles[FULL])
+        means.append(mean)
+    one.set_ylabel(LABELS[comparison.kind])
     if comparison.kind == "accuracy":
-        return "Accuracy (share of the references found)"
-    if comparison.kind == "kept":
-        return "Future attention kept, mean over all heads of the model"
-    return "Perplexity of the given text"
+        one.set_ylim(-3, 103)
+    elif comparison.kind == "perplexity" and means:
+        one.set_yscale("log")
+        one.set_ylim(min(means) / 1.15, max(means) * 1.15)
+        _log_axis(one.yaxis)
 
 
-def _pooled(comparison: Comparison) -> str:
-    names = list(comparison.tasks)
-    if not names:
-        return ""
-    if len(names) == 1:
-        return f"task {names[0]}"
-    return f"{'mean over' if comparison.kind == 'accuracy' else 'all of'} {len(names)} tasks"
+def _log_axis(axis: Any) -> None:  # noqa: ANN401 - an axis of either direction
+    """Round numbers, written out, also where less than a power of ten is shown."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(ScalarFormatter())
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """One legend, next to a single panel or above several; labels of axes at the edges alone."""
+    single = len(axes) == 1
+    for number, one in enumerate(axes):
+        columns = min(4, len(axes))
+        if number % columns:
+            one.set_ylabel("")
+        if number + columns < len(axes) and len(axes) > 2:
+            one.set_xlabel("")
+    found: dict[str, Any] = {}
+    for one in axes:
+        found |= dict(zip(*one.get_legend_handles_labels()[::-1], strict=True))
+    with rc_context(_SETTINGS):
+        figure.legend(
+            list(found.values()),
+            list(found),
+            loc="outside right upper" if single else "outside upper center",
+            ncols=1 if single else min(6, 55 // max(map(len, found), default=1) + 1),
+        )
+
+
+def _plain(text: str) -> str:
+    """Text that a font can show: short, and without control characters."""
+    shown = "".join(letter if letter.isprintable() else "·" for letter in text)
+    shown = shown.lstrip("_")  # matplotlib leaves such labels out
+    return shown if len(shown) <= 48 else shown[:47] + "…"

@@ -1,248 +1,394 @@
-"""The page: HTML building blocks, and the frame that its parts are put into.
+"""The page: what each of its sections holds, and the template (`web/page.html`) that writes it.
 
-The page is one file: styles and scripts (folder `web`) are inline, fonts are those of the reader's
-system. A content security policy forbids every request, and every script but those here, which it
-names by their digests. Every text is escaped here; callers never write angle brackets of data.
+The page is one file: style, script, figures (SVG) and a CSV file of all numbers are in it, fonts
+are those of the reader's system. A content security policy forbids every request, and every script
+but `web/tokens.js`, which it names by its digest. The template escapes every text.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import html
-import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, ClassVar
 
-from eval.report.load import Results
-from eval.report.rank_colors import rank_styles
+import pandas
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from eval.report import figures, tables
+from eval.report.aggregates import Kind, ReportedMethod, method_of
+from eval.report.comparison import (
+    Comparison,
+    compare,
+    drawn_settings,
+    in_order,
+    policy_words,
+    summary,
+)
+from eval.report.costs import Cost, costs, shown_costs, timings
+from eval.report.failures import cells_of, evidence_table, failure_table
+from eval.report.figures import Picture
+from eval.report.tables import Table
+from eval.report.tokens import MAXIMUM_DIGITS, TokenMap, rank_styles, token_map
+from eval.results.load import Results, labels, model_name
+from eval.results.records import LEARNED, Record, policy_groups
+from eval.results.schema import PROTOCOL_NAMES
 
 GENERATOR = '<meta name="generator" content="kvp-report">'
 """Mark by which a page is recognised as a report."""
-LIBRARIES = ("d3.min.js", "plot.umd.min.js")
-"""Files of `web` that others wrote, each with its licence next to it."""
-SCRIPTS = ("state", "tables", "charts", "heads", "tokens", "start")
-"""Parts of the page's own script, in this order."""
+KINDS: tuple[Kind, ...] = ("accuracy", "perplexity", "kept")
+_SEEN = {"query_aware": "question seen", "query_agnostic": "question not seen"}
+_LACKING = {
+    "accuracy": "No generated answers in this folder: run kvp-eval --tasks ruler.",
+    "perplexity": "No given replies in this folder: run kvp-eval --tasks chat or text.",
+    "kept": "No traces measured in this folder: run kvp-eval --traces TRACES.",
+    "curves": "No cost curves in this folder: run kvp-eval --traces TRACES.",
+    "timing": "No timing pass in this folder: run kvp-eval --timing_prompts 6.",
+    "tokens": "No token ranks in this folder: run kvp-eval --tokens true.",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
-    """One field of a table."""
+class Text:
+    """A paragraph; with the style `code`, lines of code."""
+
+    kind: ClassVar[str] = "text"
 
     text: str
-    small: str = ""
-    """Smaller lines below: an interval, for instance."""
-    mark: str = ""
-    """CSS class: `best`, `learned`, `reference`, or none."""
+    style: str = ""
+    """CSS class."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
-    """A table with a caption; the first field of each row is its heading."""
+class Section:
+    """A part of the page with a title, folded unless `opened`."""
 
-    caption: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[Field | str]]
+    kind: ClassVar[str] = "section"
 
-
-def text(content: str) -> str:
-    """Escaped text."""
-    return html.escape(content)
+    ident: str
+    title: str
+    blocks: Sequence[Block | None]
+    opened: bool = False
 
 
-def paragraph(content: str, *, kind: str = "") -> str:
-    """A paragraph of escaped text."""
-    return f"<p{_class(kind)}>{text(content)}</p>"
+Block = Text | Section | Table | Picture | TokenMap
 
 
-def fold(ident: str, title: str, parts: Iterable[str]) -> str:
-    """A titled part of the page that is folded until opened; `parts` are HTML."""
-    inner = "\n".join(parts)
-    head = f"<summary><h2>{text(title)}</h2></summary>"
-    return f'<details id="{text(ident)}">{head}\n{inner}\n</details>'
+class Run:
+    """One run of a page, and every number of it that is estimated or averaged."""
+
+    def __init__(self, results: Results, label: str, resamples: int) -> None:
+        """`label` is its name among several runs, empty for a single one."""
+        self.results, self.label = results, label
+        records: list[Record] = [
+            *results.records, *results.curves, *results.kept, *results.timing,
+        ]  # fmt: skip
+        groups = policy_groups(records)
+        self.families = in_order(
+            list(dict.fromkeys(method_of(record, groups).family for record in records))
+        )
+        protocols = dict.fromkeys(each["protocol"] for each in (*results.records, *results.kept))
+        compared = (
+            compare(results, kind, protocol, resamples=resamples)
+            for kind in KINDS
+            for protocol in protocols
+        )
+        self.comparisons = [each for each in compared if each is not None]
+        self.timings = timings(results.timing, groups)
+        self.costs: dict[str, dict[ReportedMethod, Cost]] = {
+            protocol: costs([r for r in results.curves if r["protocol"] == protocol], groups)
+            for protocol in dict.fromkeys(record["protocol"] for record in results.curves)
+        }
 
 
-def details(title: str, parts: Iterable[str]) -> str:
-    """A part of a part that is folded until opened; `parts` are HTML."""
-    inner = "\n".join(parts)
-    return f"<details><summary>{text(title)}</summary>\n{inner}\n</details>"
+def make_runs(results: Sequence[Results], resamples: int) -> list[Run]:
+    """The runs of a page."""
+    names = labels(results) if len(results) > 1 else [""]
+    return [Run(each, name, resamples) for name, each in zip(names, results, strict=True)]
 
 
-def only(parts: Iterable[str], *, ident: str = "", **selected: str | int) -> str:
-    """Parts that the selector of the page shows only where `selected` is what it says.
+def blocks_of(runs: Sequence[Run]) -> list[Block]:
+    """Everything below the title: the sentences and headline figures first, how it was made last.
 
-    `selected` is of `run`, `protocol`, `task` and `budget`; without JavaScript all are shown.
+    Several runs are first shown side by side, then one after another.
     """
-    marks = "".join(f' data-{name}="{text(str(value))}"' for name, value in selected.items())
-    name = f' id="{text(ident)}"' if ident else ""
-    inner = "\n".join(parts)
-    return f"<div{name}{marks}>\n{inner}\n</div>"
+    styles = figures.line_styles(family for run in runs for family in run.families)
+    digits = MAXIMUM_DIGITS // len(runs)
+    if len(runs) == 1:
+        return list(_run(runs[0], "", styles, digits))
+    keys = dict.fromkeys((each.kind, each.protocol) for run in runs for each in run.comparisons)
+    blocks: list[Block] = []
+    for kind, protocol in keys:
+        named = [
+            (run.label, each) for run in runs for each in run.comparisons
+            if (each.kind, each.protocol) == (kind, protocol)
+        ]  # fmt: skip
+        found = summary(named[0][1])
+        title = f"Side by side: {tables.MEASURES[kind]}, {_SEEN[protocol]}"
+        panels = [(label, each, each.grid, _front(drawn_settings(each))) for label, each in named]
+        picture = Picture(
+            name=f"runs-{kind}-{protocol}",
+            figure=figures.against_budget(panels, styles, short=True),
+            caption=f"{tables.MEASURES[kind]} against cache budget, run by run; bars: 95 % "
+            f"intervals; {PROTOCOL_NAMES[protocol]}.",
+        )
+        table = tables.side_by_side(named, found[0].budget) if found else None
+        ident = f"side-{kind}-{protocol}"
+        blocks.append(Section(ident=ident, title=title, blocks=[picture, table], opened=True))
+    for number, run in enumerate(runs, start=1):
+        inner = list(_run(run, f"{number}-", styles, digits))
+        blocks.append(Section(ident=f"run-{number}", title=run.label, blocks=inner))
+    return blocks
 
 
-def drawing(ident: str) -> str:
-    """The place of a figure that the scripts draw, with what stands below it."""
-    return (
-        f'<figure id="{text(ident)}"><div class="drawing"></div><div class="tools"><label>'
-        '<input type="checkbox"> all methods</label></div></figure>'
+def pictures(blocks: Iterable[Block | None]) -> Iterator[Picture]:
+    """All figures of blocks."""
+    for block in blocks:
+        if isinstance(block, Picture):
+            yield block
+        elif isinstance(block, Section):
+            yield from pictures(block.blocks)
+
+
+def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
+    """The page as HTML."""
+    web = resources.files("eval.report") / "web"
+    script = (web / "tokens.js").read_text("utf-8").strip()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment = Environment(
+        loader=PackageLoader("eval.report", "web"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters["data_uri"] = _data_uri
+    models = list(dict.fromkeys(model_name(each.results) for each in runs))
+    return environment.get_template("page.html").render(
+        # Source: Content Security Policy Level 3, section 2.3.1 (hash-source).
+        policy="default-src 'none'; base-uri 'none'; form-action 'none'; "
+        f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:",
+        generator=GENERATOR,
+        title=f"KV-cache eviction on {' and '.join(models)}",
+        subtitles=map(_subtitle, runs),
+        style=f"{(web / 'page.css').read_text('utf-8').strip()}\n{rank_styles()}",
+        script=script,
+        blocks=blocks,
+        csv=numbers(runs).to_csv(index=False, float_format="%.6g"),
     )
 
 
-def json_block(content: object, name: str, value: str) -> str:
-    """Data for scripts as `data-NAME="VALUE"`; no text in it can end the element."""
-    data = json.dumps(content, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
-    return f'<script type="application/json" data-{text(name)}="{text(value)}">{data}</script>'
+def _data_uri(content: bytes | str, mime: str) -> str:
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
 
 
-def definitions(pairs: Iterable[tuple[str, str]]) -> str:
-    """A list of names and values."""
-    items = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in pairs)
-    return f"<dl>{items}</dl>"
+def numbers(runs: Iterable[Run]) -> pandas.DataFrame:
+    """Every estimate behind the figures and tables, one line each; scores and shares from 0 to 1.
 
-
-def code(lines: Iterable[str]) -> str:
-    """Lines of code, such as commands."""
-    return f"<pre><code>{text(chr(10).join(lines))}</code></pre>"
-
-
-def table(content: Table) -> str:
-    """A table."""
-    head = "".join(f'<th scope="col">{text(name)}</th>' for name in content.header)
-    body = "\n".join(
-        "<tr>" + "".join(_field(field, heading=not i) for i, field in enumerate(row)) + "</tr>"
-        for row in content.rows
-    )
-    return (
-        f'<div class="scroll" tabindex="0"><table><caption>{text(content.caption)}</caption>\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
-    )
-
-
-def _field(field: Field | str, *, heading: bool) -> str:
-    if isinstance(field, str):
-        field = Field(text=field)
-    lines = field.small.split("\n") if field.small else []
-    small = "".join(f"<small>{text(line)}</small>" for line in lines)
-    tag, scope = ("th", ' scope="row"') if heading else ("td", "")
-    return f"<{tag}{scope}{_class(field.mark)}><span>{text(field.text)}</span>{small}</{tag}>"
-
-
-def _class(name: str) -> str:
-    return f' class="{text(name)}"' if name else ""
-
-
-def page(title: str, sub: str, message: str, parts: Sequence[str], data: object) -> str:
-    """The whole page.
-
-    Args:
-        title: of the page, a text.
-        sub: HTML of the line below it.
-        message: HTML of the sentences.
-        parts: HTML after the first screen, each made by `fold`.
-        data: what the scripts draw (`eval.report.charts`).
+    Task by task for the chosen settings, over all tasks (task "") for every setting.
     """
-    libraries = [_web(name) for name in LIBRARIES]
-    own = "\n".join(_web(f"{name}.js") for name in SCRIPTS)
-    scripts = [*libraries, f"(() => {{\n'use strict';\n{own}\n}})();"]
-    body = "\n".join(parts)
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{security_policy(scripts)}">\n'
-        f'{GENERATOR}\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>{_web('page.css')}\n{rank_styles()}</style></head>\n"
-        f"<body>\n<header><h1>{text(title)}</h1>\n{sub}</header>\n"
-        '<main>\n<div id="selector" role="group" aria-label="what is shown" hidden></div>\n'
-        f'<div id="sentences" aria-live="polite">\n{message}\n</div>\n{_TOP}\n{body}\n</main>\n'
-        f"{json_block(data, 'page', 'all')}\n"
-        + "\n".join(f"<script>{script}</script>" for script in scripts)
-        + "\n</body></html>\n"
-    )
+    lines: list[dict[str, object]] = []
+    for run in runs:
+        for comparison in run.comparisons:
+            chosen = {choice.setting for choice in comparison.choices.values()}
+            lines += [
+                {
+                    "run": run.label, "measure": comparison.kind, "protocol": comparison.protocol,
+                    "task": task, "method": setting.family, "setting": setting.details,
+                    "chosen": setting in chosen, "budget": spec or "full",
+                    "mean": of.interval.mean, "low": of.interval.low, "high": of.interval.high,
+                    "prompts": of.interval.prompts, "policies": of.policies,
+                    "kept_tokens": of.kept_tokens, "share": of.share, "bytes": of.nbytes,
+                }
+                for task, grid in {"": comparison.grid, **comparison.tasks}.items()
+                for setting, estimates in grid.items() if not task or setting in chosen
+                for spec, of in estimates.items()
+            ]  # fmt: skip
+        lines += [
+            {
+                "run": run.label, "measure": "attention_lost", "protocol": protocol,
+                "method": setting.family, "setting": setting.details, "share": share, "mean": lost,
+            }
+            for protocol, by_setting in run.costs.items()
+            for setting, cost in by_setting.items()
+            for share, lost in zip(cost.budgets, cost.lost, strict=True)
+        ]  # fmt: skip
+    return pandas.DataFrame(lines)
 
 
-_TOP = f"""<div id="top" hidden>
-{drawing("figure-accuracy")}
-{drawing("figure-perplexity")}
-<section id="costs"></section>
-</div>
-<noscript><p class="missing">Figures are drawn by JavaScript; kvp-report also writes them as PNG
-files.</p></noscript>"""
-
-
-def _web(name: str) -> str:
-    """Text of a file of `web`, with the line ends that browsers hash."""
-    return (resources.files("eval.report") / "web" / name).read_text("utf-8").strip()
-
-
-def security_policy(scripts: Iterable[str]) -> str:
-    """Content security policy: no request, and no script whose text is not one of these.
-
-    Source: Content Security Policy Level 3, section 2.3.1 (hash-source).
-    """
-    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()) for script in scripts)
-    allowed = " ".join(f"'sha256-{digest.decode()}'" for digest in digests) or "'none'"
-    return (
-        "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; "
-        f"script-src {allowed}; img-src data: blob:"
-    )
-
-
-def is_report(content: bytes) -> bool:
-    """Whether the beginning of a file is that of a page of kvp-report."""
-    return GENERATOR.encode() in content
-
-
-def facts(results: Results, methods: Sequence[str], policies: Sequence[str]) -> str:
-    """Model, methods, data, commands and versions of a results folder."""
-    manifest = results.manifest
+def _subtitle(run: Run) -> str:
+    """What was measured, in one line."""
+    results = run.results
     prompts = {(record["task"], record["example"]) for record in results.records}
-    tasks = list(dict.fromkeys(record["task"] for record in results.records))
-    entries = [
-        ("model", _plain(results.setting("model"))),
-        ("methods", ", ".join(methods)),
-        ("policies", ", ".join(policies) or "none"),
-        ("tasks", ", ".join(tasks)),
-        ("prompts", f"{len(prompts)}, split {results.setting('split')}"),
-        ("prompt length", f"{_plain(results.setting('length'))} tokens with the answer"),
-        ("protocols", ", ".join(results.protocols) + " (never in one table or figure)"),
-        ("seed", _plain(manifest.get("seed", results.setting("seed")))),
-        ("versions", _versions(manifest)),
-        ("created", _plain(manifest.get("created"))),
-    ]
-    config = manifest.get("config")
-    settings = [details("all settings", [definitions(_items(config))])] if config else []
-    return "\n".join([definitions(entries), code(commands(manifest)), *settings])
+    tasks = len({task for task, _ in prompts})
+    return (
+        f"{run.label}{': ' * bool(run.label)}{len(prompts)} prompt{'s' * (len(prompts) != 1)} of "
+        f"{tasks} task{'s' * (tasks != 1)}, at most {results.setting('length')} tokens; split "
+        f"{results.setting('split')}, seed {results.setting('seed')}"
+    )
+
+
+def _front(shown: Mapping[ReportedMethod, bool]) -> dict[ReportedMethod, bool]:
+    return {setting: True for setting, front in shown.items() if front}
+
+
+def _run(run: Run, prefix: str, styles: figures.Styles, digits: int) -> Iterator[Block]:
+    """Notes and sections of one run; `prefix` makes names its own."""
+    yield from (Text(text=note, style="note") for note in run.results.notes)
+    for comparison in run.comparisons:
+        yield _compared(run, comparison, prefix, styles)
+    heads: list[Block] = []
+    for protocol, found in run.costs.items():
+        heads += _heads(run, protocol, found, prefix, styles)
+    if heads:
+        title = "Layers and heads: skill, and the cost of every budget"
+        yield Section(ident=f"{prefix}heads", title=title, blocks=heads)
+    tokens = token_map(run.results, maximum_digits=digits)
+    if tokens is not None:
+        title = "What each method keeps of a prompt"
+        yield Section(ident=f"{prefix}tokens", title=title, blocks=[tokens])
+    there: dict[str, object] = {each.kind: True for each in run.comparisons}
+    there |= {"curves": heads, "timing": run.timings, "tokens": tokens}
+    lacking = [Text(text=words, style="missing") for part, words in _LACKING.items()
+               if not there.get(part)]  # fmt: skip
+    title = "Settings, and how this was made"
+    blocks = [tables.settings(run.comparisons), *lacking, *_about(run)]
+    yield Section(ident=f"{prefix}about", title=title, blocks=blocks)
+
+
+def _compared(run: Run, comparison: Comparison, prefix: str, styles: figures.Styles) -> Section:
+    """All that a comparison says: sentences, figures and tables."""
+    kind, protocol = comparison.kind, comparison.protocol
+    measure, name = tables.MEASURES[kind], f"{prefix}{kind}-{protocol}"
+    found, shown = summary(comparison), drawn_settings(comparison)
+    lines = tables.lines_shown(comparison)
+    blocks: list[Block | None] = []
+
+    def fold(part: str, title: str, *inner: Block | None) -> None:
+        if any(inner):
+            blocks.append(Section(ident=f"{name}-{part}", title=title, blocks=inner))
+
+    if comparison.grid:
+        if found is not None and kind != "kept":
+            first, *others = found[1]
+            blocks += [Text(text=first, style="summary"), Text(text=" ".join(others))]
+        families = {setting.family for setting in shown}
+        left_out = ", ".join(each for each in comparison.choices if each not in families)
+        picture = Picture(
+            name=name,
+            figure=figures.against_budget([("", comparison, comparison.grid, shown)], styles),
+            caption=f"{measure} against cache budget; bars: {comparison.interval}; points of one "
+            "budget are drawn next to each other. The best method and the best null are those of "
+            "these prompts, which favours them; thin: other methods, without intervals"
+            f"{f'; not drawn: {left_out}' * bool(left_out)}; {PROTOCOL_NAMES[protocol]}.",
+        )
+        blocks += [picture, tables.some_settings(comparison, lines)]
+    else:
+        words = "No method has answers to all tasks of this folder."
+        blocks.append(Text(text=words, style="missing"))
+    cost = figures.against_cost(comparison, shown, styles, run.timings)
+    if cost is not None:
+        picture = Picture(
+            name=f"{prefix}{kind}-cost-{protocol}",
+            figure=cost,
+            caption=f"{measure} against what it costs: bytes of keys and values right after the "
+            "eviction, mean over prompts, and milliseconds per decoded token, median, where they "
+            f"were measured; {PROTOCOL_NAMES[protocol]}.",
+        )
+        timed = [each for each in run.timings if each.protocol == protocol]
+        seconds = tables.costs_of_requests(timed) if timed else None
+        fold("costs", "Bytes and seconds", picture, tables.cache_bytes(comparison), seconds)
+    if kind != "kept":
+        learned = [family for family, choice in comparison.choices.items()
+                   if choice.setting.method == LEARNED]  # fmt: skip
+        against = (tables.against(comparison, family) for family in learned)
+        nulls = tables.minus_null(comparison, lines)
+        paired = (tables.minus_full(comparison), *against, nulls)
+        fold("differences", "Differences, paired by prompt", *paired)
+    if len(comparison.tasks) > 1:
+        front = _front(shown)
+        panels = [(task, comparison, grid, front) for task, grid in comparison.tasks.items()]
+        picture = Picture(
+            name=f"{prefix}{kind}-tasks-{protocol}",
+            figure=figures.against_budget(panels, styles),
+            caption=f"{measure} task by task; bars: {comparison.interval}; "
+            f"{PROTOCOL_NAMES[protocol]}.",
+        )
+        budget = found[0].budget if found else (*comparison.budgets.specs, "")[-1]
+        fold("tasks", "Task by task", picture, tables.by_task(comparison, budget))
+    if kind == "accuracy":
+        cells = cells_of(run.results, protocol)
+        layers = run.results.manifest.get("layers", ())
+        spec = found[0].budget if found else ""
+        kept = evidence_table(cells, comparison, spec, lines, layers)
+        title = "Answers lost, and evidence kept in each head"
+        fold("lost", title, failure_table(cells, comparison, lines), kept)
+    if len(comparison.grid) > len(comparison.choices):
+        fold("every", "Every setting of every method", tables.every_setting(comparison))
+    title = f"{measure.removesuffix(', %')}, {_SEEN[protocol]}"
+    opened = kind != "kept" or comparison is run.comparisons[0]
+    return Section(ident=name, title=title, blocks=blocks, opened=opened)
+
+
+def _heads(
+    run: Run,
+    protocol: str,
+    found: Mapping[ReportedMethod, Cost],
+    prefix: str,
+    styles: figures.Styles,
+) -> list[Block]:
+    """What every budget costs, and the skill of every head."""
+    shown = shown_costs(found)
+    curves = [each for each in run.results.curves if each["protocol"] == protocol]
+    sequences = "/".join(str(n) for n in sorted({record["sequences"] for record in curves}))
+    kept = "first and last tokens kept by all" if next(iter(shown)).protected else "none protected"
+    picture = Picture(
+        name=f"{prefix}attention-lost-{protocol}",
+        figure=figures.cost_curves(shown, styles),
+        caption="Share of future attention lost at every budget, mean over heads; "
+        f"n = {sequences} held-out sequences, seed {run.results.setting('seed')}"
+        f"{policy_words(curves, 'averaged')}; {kept}; {PROTOCOL_NAMES[protocol]}.",
+    )
+    return [picture, tables.areas(found, protocol), tables.skill_map(shown, protocol)]
+
+
+def _about(run: Run) -> Iterator[Block]:
+    """Model, methods, data, commands and versions."""
+    results, manifest = run.results, run.results.manifest
+    policies = dict.fromkeys(each["policy"] for each in results.records if each["policy"])
+    versions = {"kvp": manifest.get("kvp"), "python": manifest.get("python")}
+    versions |= manifest.get("packages") or {}
+    facts: dict[str, Any] = {
+        "model": results.setting("model"),
+        "methods": run.families,
+        "policies": list(policies),
+        "tasks": list(dict.fromkeys(record["task"] for record in results.records)),
+        "protocols": f"{', '.join(results.protocols)} (never in one table or figure)",
+        "versions": [f"{name} {value}" for name, value in versions.items() if value],
+        "created": manifest.get("created"),
+    }
+    yield _facts("How this was made", facts)
+    yield Text(text="\n".join(commands(manifest)), style="code")
+    settings = _facts("All settings of kvp-eval", manifest.get("config") or {})
+    yield Section(ident="", title="All settings of kvp-eval", blocks=[settings])
+
+
+def _facts(caption: str, facts: Mapping[str, Any]) -> Table:
+    def words(value: object) -> str:
+        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+    rows: list[list[tables.Field | str]] = [
+        [str(name), tables.Field(text=words(value), mark="text")]
+        for name, value in facts.items() if value not in (None, [])
+    ]  # fmt: skip
+    return Table(caption=caption, header=("what", "value"), rows=rows)
 
 
 def commands(manifest: Mapping[str, Any]) -> list[str]:
     """Command lines that wrote the folder, the earliest first."""
-    runs = [*manifest.get("earlier_runs", []), manifest]
     lines = []
-    for run in runs:
+    for run in (*manifest.get("earlier_runs", []), manifest):
         command = run.get("command", "command not recorded")
         lines.append(command if isinstance(command, str) else shlex.join(map(str, command)))
     return list(dict.fromkeys(lines))
-
-
-def missing(sentence: str) -> str:
-    """A part that the folder lacks, and how to get it."""
-    return paragraph(sentence, kind="missing")
-
-
-def _versions(manifest: Mapping[str, Any]) -> str:
-    packages = manifest.get("packages")
-    parts = {"kvp": manifest.get("kvp"), "python": manifest.get("python")}
-    parts |= packages if isinstance(packages, dict) else {}
-    return (
-        ", ".join(f"{name} {version}" for name, version in parts.items() if version)
-        or "not recorded"
-    )
-
-
-def _items(config: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    return ((f"--{name}", _plain(value)) for name, value in config.items())
-
-
-def _plain(value: object) -> str:
-    return "not recorded" if value is None else str(value)

@@ -1,48 +1,61 @@
-"""From computed numbers to tables. No number is computed here beyond units and rounding."""
+"""From computed numbers to tables. No number is computed here but differences and rounding."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
 
-from eval.report.against_nulls import OverNulls, null_words, over_nulls, with_null
-from eval.report.aggregates import Budgets, Estimate, Grid, ReportedMethod
-from eval.report.best_settings import (
-    BaselineDifference,
-    Comparison,
-    clearly_best,
-    differences_to_baseline,
-    in_order,
-)
-from eval.report.costs import Area, Timing
-from eval.report.page import Field, Table
-from eval.report.schema import PROTOCOL_NAMES
+from eval.report.aggregates import Budgets, Estimate, ReportedMethod
+from eval.report.comparison import Comparison, in_order
+from eval.report.costs import Cost, Timing
 from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED, UNIFORM
-from eval.stats import Interval, holm
+from eval.results.schema import PROTOCOL_NAMES
+from eval.stats import Interval, holm, paired_difference, prompts_of
+from eval.summary import over_null
+from policies.registry import NULLS
 
-BEST = (
-    "highlighted: better than every other method of its column by intervals that do not overlap, "
-    "full cache and oracle apart"
-)
-"""Meaning of the mark `best`, for captions."""
-SECONDS_LEFT_OUT = "; seconds are left out where fewer than 6 prompts were timed one by one"
+Key = TypeVar("Key")
 Line = tuple[str, str, ReportedMethod]
 """A line of a table: name, note and setting."""
 
 
-def headline(comparison: Comparison, attention_free: Collection[str], *, resamples: int) -> Table:
-    """One line per method, and each learned policy minus the best attention-free baseline."""
-    lines = lines_shown(comparison)
-    over = over_nulls(comparison, comparison.grid, lines)
-    gaps = _gaps(comparison, attention_free, resamples=resamples)
-    resolved = _resolved({**_intervals(over), **{key: gap.difference for key, gap in gaps.items()}})
-    rows = _grid_rows(comparison, comparison.grid, lines, over, resolved, highlight=True)
-    rows += _difference_rows(comparison, gaps, resolved)
-    return Table(
-        caption=f"{_title(comparison)} ({comparison.interval}); {BEST}{null_words(comparison)}"
-        f"{_star_words(len(over) + len(gaps))}; {comparison.conditions}.",
-        header=_header(comparison),
-        rows=rows,
-    )
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One field of a table."""
+
+    text: str
+    small: str = ""
+    """Smaller lines below: an interval, for instance."""
+    mark: str = ""
+    """CSS class: `learned`, `reference`, a colour `r0` to `r15`, or none."""
+
+
+NOTHING = Field(text="–")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table with a caption; the first field of each row is its heading."""
+
+    kind: ClassVar[str] = "table"
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[Field | str]]
+
+
+def markdown(table: Table) -> str:
+    """A table as Markdown, its caption as bold text above it."""
+
+    def cell(one: Field | str) -> str:
+        if isinstance(one, str) or not one.small:
+            return one if isinstance(one, str) else one.text
+        return f"{one.text} ({one.small.replace(chr(10), ', ')})"
+
+    head, *body = [f"| {' | '.join(map(cell, row))} |" for row in (table.header, *table.rows)]
+    rule = "|---" + "|--:" * (len(table.header) - 1) + "|"
+    return "\n".join([f"**{table.caption}**", "", head, rule, *body, ""])
 
 
 def lines_shown(comparison: Comparison) -> list[Line]:
@@ -56,62 +69,192 @@ def lines_of_all(comparison: Comparison) -> list[Line]:
     settings = sorted(
         comparison.grid,
         key=lambda item: (
-            ordered.index(item.family),
-            item.variant != "auto",
-            item.variant,
-            item.allocator != UNIFORM,
-            item.allocator,
-            not item.protected,
+            ordered.index(item.family), item.variant != "auto", item.variant,
+            item.allocator != UNIFORM, item.allocator, not item.protected,
         ),
-    )
-    return [_named(setting) for setting in settings]
+    )  # fmt: skip
+    return [
+        (setting.family if setting.details else "full cache", setting.details, setting)
+        for setting in settings
+    ]
 
 
 def every_setting(comparison: Comparison) -> Table:
-    """All presets and allocators, with and without protection."""
+    """The numbers of all presets and allocators, with and without protection."""
     return some_settings(comparison, lines_of_all(comparison), ", every setting of every method")
 
 
 def some_settings(comparison: Comparison, lines: Sequence[Line], which: str = "") -> Table:
-    """The numbers of some settings; `which` are they, for the caption."""
-    over = over_nulls(comparison, comparison.grid, lines)
+    """The numbers of some settings, marked where they differ from those of the best null.
+
+    `which` settings they are, for the caption.
+    """
+    grid = comparison.grid
+    over = {
+        (setting, spec): gap
+        for _, _, setting in lines
+        for spec in comparison.budgets.specs
+        if (gap := _over_null(comparison, setting, spec)) is not None
+    }
+    differs = _resolved(over)
+    rows: list[Sequence[Field | str]] = []
+    for name, note, setting in lines:
+        if not grid.get(setting):
+            continue
+        row = [_heading(name, note, setting)]
+        for spec in _columns(comparison):
+            number = _number(comparison, _at(grid[setting], setting, spec), _mark(setting))
+            if (setting, spec) in differs:
+                mark = "*" if over[setting, spec].mean > 0 else "†"
+                number = replace(number, text=f"{number.text} {mark}")
+            elif spec == SELF_SIZED and (own := grid[setting].get(spec)) is not None:
+                size = f"at {100 * own.share:.1f} % ({own.kept_tokens:.0f})"
+                number = replace(number, small=f"{number.small}\n{size}")
+            row.append(number)
+        rows.append(row)
+    nulls = ""
+    if over:
+        nulls = (
+            "; * above, † below the best null with the same protection, paired by prompt, at 5 %"
+        )
+        nulls += f" after Holm's correction for the {len(over)} differences of the table"
+    elif comparison.kind != "kept" and not any(each.method in NULLS for each in grid):
+        nulls = "; no null was run (add nulls to --methods of kvp-eval)"
+    over_what = {
+        "accuracy": f", mean over {len(comparison.tasks)} tasks", "kept": ", mean over heads",
+    }.get(comparison.kind, "")  # fmt: skip
     return Table(
-        caption=f"{_title(comparison)}{which} ({comparison.interval}){null_words(comparison)}"
-        f"{_star_words(len(over))}; {comparison.conditions}.",
+        caption=f"{MEASURES[comparison.kind]}{over_what}{which} ({comparison.interval}){nulls}; "
+        f"{comparison.conditions}.",
         header=_header(comparison),
-        rows=_grid_rows(comparison, comparison.grid, lines, over, _resolved(_intervals(over))),
+        rows=rows,
     )
 
 
-def one_task(comparison: Comparison, task: str) -> Table:
-    """The headline's methods on one task."""
-    lines = [(choice.name, "", choice.setting) for choice in comparison.choices.values()]
-    grid = comparison.tasks[task]
-    over = over_nulls(comparison, grid, lines)
-    resolved = _resolved(_intervals(over))
+def by_task(comparison: Comparison, spec: str) -> Table:
+    """The chosen settings at one budget, a column per task."""
+    rows: list[Sequence[Field | str]] = []
+    for name, note, setting in lines_shown(comparison):
+        budget = SELF_SIZED if setting.self_sized else spec
+        fields = [
+            _number(comparison, _at(grid.get(setting, {}), setting, budget), _mark(setting))
+            for grid in comparison.tasks.values()
+        ]
+        if any(field != NOTHING for field in fields):
+            rows.append([_heading(name, note, setting), *fields])
     return Table(
-        caption=f"{task}: accuracy, % ({comparison.interval}); {BEST}{null_words(comparison)}"
-        f"{_star_words(len(over))}; {PROTOCOL_NAMES[comparison.protocol]}.",
-        header=_header(comparison),
-        rows=_grid_rows(comparison, grid, lines, over, resolved, highlight=True),
+        caption=f"{MEASURES[comparison.kind]}, task by task at {spec} ({comparison.interval}); "
+        f"{PROTOCOL_NAMES[comparison.protocol]}. Other budgets: in the figure and the CSV file.",
+        header=("method", *comparison.tasks),
+        rows=rows,
+    )
+
+
+def minus_full(comparison: Comparison) -> Table | None:
+    """Each method in its chosen setting minus the full cache; None where that was not run."""
+    if FULL not in comparison.choices:
+        return None
+    full = comparison.choices[FULL].setting
+    pairs = {
+        choice.name: (choice.setting, full)
+        for choice in comparison.choices.values() if choice.setting != full
+    }  # fmt: skip
+    return differences(comparison, pairs, "Each method minus the full cache")
+
+
+def against(comparison: Comparison, family: str) -> Table | None:
+    """A method minus each other one, both in their chosen settings; None where it was not run."""
+    if family not in comparison.choices:
+        return None
+    ours = comparison.choices[family].setting
+    pairs = {
+        choice.name: (ours, choice.setting)
+        for choice in comparison.choices.values()
+        if choice.setting.method not in (FULL, ORACLE)
+        and choice.setting != ours and not choice.setting.self_sized
+    }  # fmt: skip
+    what = f"{family} ({ours.details}) minus each method in its chosen setting"
+    return differences(comparison, pairs, what)
+
+
+def differences(
+    comparison: Comparison,
+    pairs: Mapping[str, tuple[ReportedMethod, ReportedMethod]],
+    what: str,
+) -> Table | None:
+    """Paired differences of settings, one line per pair: points, or nats of likelihood per token.
+
+    `pairs` maps names of lines to two settings; None where no two of them share a prompt.
+    """
+    gaps: dict[tuple[str, str], Interval] = {}
+    for name, sides in pairs.items():
+        for spec in comparison.budgets.specs:
+            ours, theirs = (_at(comparison.grid.get(each, {}), each, spec) for each in sides)
+            if ours is None or theirs is None:
+                continue
+            if not prompts_of(ours.scores).isdisjoint(prompts_of(theirs.scores)):
+                gaps[name, spec] = paired_difference(
+                    ours.scores,
+                    theirs.scores,
+                    bounds=comparison.bounds,
+                    resamples=comparison.resamples,
+                )
+    return _gaps(comparison, gaps, what)
+
+
+def minus_null(comparison: Comparison, lines: Sequence[Line]) -> Table | None:
+    """Settings minus the best null of their protection; None where no null answered the prompts."""
+    gaps = {
+        (f"{name} ({note})", spec): gap
+        for name, note, setting in lines for spec in comparison.budgets.specs
+        if (gap := _over_null(comparison, setting, spec)) is not None
+    }  # fmt: skip
+    return _gaps(comparison, gaps, "Each method minus the best null with the same protection")
+
+
+def _gaps(
+    comparison: Comparison, gaps: Mapping[tuple[str, str], Interval], what: str
+) -> Table | None:
+    """A table of differences by name of the line and budget."""
+    if not gaps:
+        return None
+    differs = _resolved(gaps)
+    points = comparison.kind == "accuracy"
+    scale, digits = (100, 1) if points else (1, 3)
+    rows: list[Sequence[Field | str]] = []
+    for name in dict.fromkeys(name for name, _ in gaps):
+        row: list[Field | str] = [name]
+        for spec in comparison.budgets.specs:
+            gap = gaps.get((name, spec))
+            star = " *" if (name, spec) in differs else ""
+            row.append(NOTHING if gap is None else _rounded(gap, scale, digits, star, sign="+"))
+        rows.append(row)
+    return Table(
+        caption=f"{what}, {'points' if points else 'nats of likelihood per token'}, paired by "
+        f"prompt ({comparison.interval}); * differs from 0 at 5 % after Holm's correction for the "
+        f"{len(gaps)} differences of the table; {PROTOCOL_NAMES[comparison.protocol]}.",
+        header=("method", *budget_names(comparison.budgets)),
+        rows=rows,
     )
 
 
 def cache_bytes(comparison: Comparison) -> Table | None:
     """Measured bytes of the cache after eviction, against the full cache's; None where unmeasured.
 
-    One line per setting that a figure shows.
+    One line per method, in its chosen setting.
     """
-    whole = None if comparison.full is None else comparison.full.nbytes
-    columns = [*comparison.budgets.specs, *([SELF_SIZED] if _has_self_sized(comparison) else [])]
+    full = comparison.estimate(FULL, None)
+    whole = None if full is None else full.nbytes
     rows: list[Sequence[Field | str]] = []
-    for choice in comparison.choices.values():
-        estimates = comparison.grid.get(choice.setting, {})
-        is_full = choice.setting.method == FULL
-        shown = [estimates.get(None if is_full else spec) for spec in columns]
-        if any(estimate is not None and estimate.nbytes is not None for estimate in shown):
-            name = Field(text=choice.name, small=choice.note, mark=_mark(choice.setting.family))
-            rows.append([name, *(_bytes(estimate, whole) for estimate in shown)])
+    for name, note, setting in lines_shown(comparison):
+        fields = []
+        for spec in _columns(comparison):
+            estimate = _at(comparison.grid.get(setting, {}), setting, spec)
+            nbytes = None if estimate is None else estimate.nbytes
+            ratio = f"{nbytes / whole:.3f} of full" if nbytes is not None and whole else ""
+            fields.append(NOTHING if nbytes is None else Field(text=f"{nbytes:,.0f}", small=ratio))
+        if any(field != NOTHING for field in fields):
+            rows.append([_heading(name, note, setting), *fields])
     if not rows:
         return None
     return Table(
@@ -122,78 +265,157 @@ def cache_bytes(comparison: Comparison) -> Table | None:
     )
 
 
-def _bytes(estimate: Estimate | None, whole: float | None) -> Field:
-    if estimate is None or estimate.nbytes is None:
-        return Field(text="–")
-    ratio = f"{estimate.nbytes / whole:.3f} of full" if whole else ""
-    return Field(text=f"{estimate.nbytes:,.0f}", small=ratio)
+def settings(comparisons: Sequence[Comparison]) -> Table:
+    """The setting that each method is shown in, where, and what chose it."""
+    where: dict[tuple[str, ...], list[str]] = {}
+    for comparison in comparisons:
+        for choice in comparison.choices.values():
+            chosen = f"kvp-tune, on {choice.chosen_on}" if choice.chosen_on else "default"
+            ends = ", ".join(choice.open_ends) or ("none" if choice.chosen_on else "–")
+            row = (choice.name, choice.setting.details, chosen, str(choice.candidates), ends)
+            where.setdefault(row, []).append(f"{comparison.kind}, {comparison.protocol}")
+    rows = [
+        [Field(text=text, mark="text") for text in (*row, "; ".join(shown))]
+        for row, shown in where.items()
+    ]
+    return Table(
+        caption="Settings in the tables and figures, and from how many each was chosen (tried by "
+        "kvp-tune; for a default, those that were run). Grid ends: options whose best number is "
+        "the last that was tried: a better one may lie beyond.",
+        header=("method", "setting", "chosen by", "of settings", "grid ends open", "shown in"),
+        rows=rows,
+    )
 
 
-def areas(by_setting: Mapping[ReportedMethod, Area], protocol: str) -> Table:
+def areas(by_setting: Mapping[ReportedMethod, Cost], protocol: str) -> Table:
     """Area under the cost curves of every setting, against the oracle's (`kvp.metrics`)."""
-    families = in_order(list(dict.fromkeys(setting.family for setting in by_setting)))
-    lines = dict.fromkeys((family, setting.variant) for family in families
-                          for setting in by_setting if setting.family == family)  # fmt: skip
     kinds = [kept for kept in (True, False) if any(item.protected == kept for item in by_setting)]
-    rows = []
-    for family, variant in lines:
-        name = family if variant == "auto" else f"{family}:{variant}"
-        row: list[Field | str] = [Field(text=name, mark=_mark(family))]
+    found = {(item.family, item.variant, item.protected): cost for item, cost in by_setting.items()}
+    order = in_order(list(dict.fromkeys(item.family for item in by_setting)))
+    rows: list[Sequence[Field | str]] = []
+    for family, variant in sorted(
+        {key[:2]: 0 for key in found}, key=lambda key: order.index(key[0])
+    ):
+        row: list[Field | str] = [family if variant == "auto" else f"{family}:{variant}"]
         for kept in kinds:
-            wanted = (family, variant, kept)
-            row += _area_fields(
-                next((area for item, area in by_setting.items() if _area_key(item) == wanted), None)
-            )
+            cost = found.get((family, variant, kept))
+            ratio, skill = NOTHING, NOTHING
+            if cost is not None and cost.ratios:
+                least, most = min(cost.ratios), max(cost.ratios)
+                small = f"{least:.2f} to {most:.2f}" if len(cost.ratios) > 1 else ""
+                ratio = Field(text=f"{sum(cost.ratios) / len(cost.ratios):.2f}", small=small)
+            if cost is not None and cost.skill is not None:
+                skill = Field(text=f"{cost.skill:.2f}")
+            row += [ratio, skill]
         rows.append(row)
     words = ["protected" if kept else "unprotected" for kept in kinds]
-    titles = [title for word in words for title in (f"area / oracle, {word}", f"skill, {word}")]
     return Table(
         caption="Area under the cost curves summed over heads, as a multiple of the oracle's with "
         "the same protection (mean over policies, range below), and mean skill; "
         "skill = (chance - cost) / (chance - ideal), both with the same protected tokens: 1 is "
-        "ideal, 0 is chance; area over all budgets; "
-        f"{PROTOCOL_NAMES[protocol]}.",
-        header=("method", *titles),
+        f"ideal, 0 is chance; area over all budgets; {PROTOCOL_NAMES[protocol]}.",
+        header=(
+            "method",
+            *(title for word in words for title in (f"area / oracle, {word}", f"skill, {word}")),
+        ),
+        rows=rows,
+    )
+
+
+def skill_map(shown: Mapping[ReportedMethod, Cost], protocol: str) -> Table:
+    """Skill of the policy (else the first method) in every head, layers by heads.
+
+    Below it stands the best of the others, the oracle apart. One setting per method.
+    """
+    ours = next((each for each in shown if each.method == LEARNED), next(iter(shown)))
+    others = [each for each in shown if each != ours and each.method != ORACLE]
+    heads = sorted({head for cost in shown.values() for head in cost.heads})
+    columns = sorted({head for _, head in heads})
+    rows: list[Sequence[Field | str]] = []
+    for layer in sorted({layer for layer, _ in heads}):
+        row: list[Field | str] = [str(layer)]
+        for head in columns:
+            skill = shown[ours].heads.get((layer, head))
+            rivals = [
+                (rival, other.family) for other in others
+                if (rival := shown[other].heads.get((layer, head))) is not None
+            ]  # fmt: skip
+            small = f"{max(rivals)[1]} {max(rivals)[0]:.2f}" if rivals else ""
+            level = 0 if skill is None else round(15 * min(max(skill, 0.0), 1.0))
+            text = "–" if skill is None else f"{skill:.2f}"
+            row.append(Field(text=text, small=small, mark=f"r{level}"))
+        rows.append(row)
+    return Table(
+        caption=f"Skill of {ours.family} in every head (1: the best ranking there is, 0: chance), "
+        f"and below it the best of the other methods, oracle apart; {PROTOCOL_NAMES[protocol]}.",
+        header=("layer", *(f"head {head}" for head in columns)),
         rows=rows,
     )
 
 
 def costs_of_requests(timings: Sequence[Timing]) -> Table:
-    """Bytes and seconds per method and budget."""
-    protocols = {timing.protocol for timing in timings}
-    rows = [
-        (
-            Field(text=_name(timing.setting), mark=_mark(timing.setting.family)),
-            "all" if timing.setting.method == FULL else f"{timing.budget:.0f}",
-            f"{timing.cache_bytes:,.0f}",
-            _ratio(timing.bytes_to_full),
-            _median(timing.prefill, 1000, 1),
-            _median(timing.evict, 1000, 1),
-            _median(timing.decode, 1000, 2),
-            _median(timing.decode_to_full, 1, 3),
-        )
-        for timing in timings
+    """Bytes and seconds of one protocol per method and budget."""
+
+    def median(value: Interval | None, scale: float, digits: int) -> Field:
+        return NOTHING if value is None else _rounded(value, scale, digits)
+
+    rows: list[Sequence[Field | str]] = [
+        [
+            _heading(each.setting.family, each.setting.details, each.setting),
+            "all" if each.setting.method == FULL else f"{each.budget:.0f}",
+            f"{each.cache_bytes:,.0f}",
+            "–" if each.bytes_to_full is None else f"{each.bytes_to_full:.3f}",
+            median(each.prefill, 1000, 1),
+            median(each.evict, 1000, 1),
+            median(each.decode, 1000, 2),
+            median(each.decode_to_full, 1, 3),
+        ]
+        for each in timings
     ]
-    named = ", ".join(PROTOCOL_NAMES[name] for name in protocols if name)
-    timed = [timing.decode for timing in timings]
-    counts = "/".join(str(n) for n in sorted({median.prompts for median in timed if median}))
-    left_out = SECONDS_LEFT_OUT if None in timed else ""
+    counts = sorted({each.decode.prompts for each in timings if each.decode})
+    few = "" if all(each.decode for each in timings) else (
+        "; seconds are left out where fewer than 6 prompts were timed one by one"
+    )  # fmt: skip
     return Table(
         caption="One request at a time: cache bytes after eviction, and milliseconds, median and "
-        f"its 95 % interval over {counts or 'no'} prompts{left_out}"
-        f"{'; ' + named if named else ''}. Ratios are to the full cache, prompt by prompt.",
+        f"its 95 % interval over {'/'.join(map(str, counts)) or 'no'} prompts{few}; "
+        f"{PROTOCOL_NAMES[timings[0].protocol]}. Ratios are to the full cache, prompt by prompt.",
         header=(
-            "method",
-            "tokens per head",
-            "cache bytes",
-            "bytes / full",
-            "prefill, ms",
-            "score and evict, ms",
-            "decode, ms per token",
-            "decode / full",
+            "method", "tokens per head", "cache bytes", "bytes / full", "prefill, ms",
+            "score and evict, ms", "decode, ms per token", "decode / full",
         ),
         rows=rows,
+    )  # fmt: skip
+
+
+def side_by_side(named: Iterable[tuple[str, Comparison]], spec: str) -> Table:
+    """The chosen settings of several runs at one budget, a column per run."""
+    runs = list(named)
+    _, first = runs[0]
+    families = in_order(list(dict.fromkeys(name for _, each in runs for name in each.choices)))
+    return Table(
+        caption=f"{MEASURES[first.kind]} of every run at {spec}, 95 % intervals; "
+        f"{PROTOCOL_NAMES[first.protocol]}.",
+        header=("method", *(label for label, _ in runs)),
+        rows=[
+            [
+                "full cache" if family == FULL else family,
+                *(
+                    _number(each, each.estimate(family, None if family == FULL else spec))
+                    for _, each in runs
+                ),
+            ]
+            for family in families
+        ],
     )
+
+
+MEASURES = {
+    "accuracy": "Accuracy, %",
+    "perplexity": "Perplexity of the given text",
+    "kept": "Future attention kept, %",
+}
+"""What was measured, by kind of comparison."""
 
 
 def budget_names(budgets: Budgets) -> tuple[str, ...]:
@@ -204,172 +426,75 @@ def budget_names(budgets: Budgets) -> tuple[str, ...]:
     )
 
 
-def _header(comparison: Comparison) -> tuple[str, ...]:
-    self_sized = ("own size",) if _has_self_sized(comparison) else ()
-    return ("method", *budget_names(comparison.budgets), *self_sized)
-
-
-def _has_self_sized(comparison: Comparison) -> bool:
+def _columns(comparison: Comparison) -> list[str]:
+    """Budgets, and last the size that methods chose themselves."""
     grids = (comparison.grid, *comparison.tasks.values())
-    return any(setting.self_sized for grid in grids for setting in grid)
+    own = any(setting.self_sized for grid in grids for setting in grid)
+    return [*comparison.budgets.specs, *([SELF_SIZED] if own else [])]
 
 
-def _grid_rows(
-    comparison: Comparison,
-    grid: Grid,
-    lines: Sequence[Line],
-    over: OverNulls,
-    resolved: Collection[object],
-    *,
-    highlight: bool = False,
-) -> list[Sequence[Field | str]]:
-    best = {
-        (family, spec)
-        for spec in (comparison.budgets.specs if highlight else ())
-        for family in clearly_best(
-            grid, comparison.choices, spec, higher_is_better=comparison.higher_is_better
-        )
-    }
-    rows: list[Sequence[Field | str]] = []
-    for name, note, setting in lines:
-        estimates = grid.get(setting, {})
-        if not estimates:
-            continue
-        mark = _mark(setting.family)
-        row: list[Field | str] = [Field(text=name, small=note, mark=mark)]
-        for spec in comparison.budgets.specs:
-            estimate = estimates.get(None if setting.method == FULL else spec)
-            number = _number(
-                comparison, estimate, "best" if (setting.family, spec) in best else mark
-            )
-            key = setting, spec
-            row.append(with_null(number, comparison, over.get(key), resolved=key in resolved))
-        if _has_self_sized(comparison):
-            row.append(_number(comparison, estimates.get(SELF_SIZED), mark, with_size=True))
-        rows.append(row)
-    return rows
+def _header(comparison: Comparison) -> tuple[str, ...]:
+    own = ("own size",) if SELF_SIZED in _columns(comparison) else ()
+    return ("method", *budget_names(comparison.budgets), *own)
 
 
-def _number(
-    comparison: Comparison, estimate: Estimate | None, mark: str, *, with_size: bool = False
-) -> Field:
-    if estimate is None:
-        return Field(text="–")
-    interval = estimate.interval
-    scale, digits = (1, 2) if comparison.kind == "perplexity" else (100, 1)
-    mean, low, high = (
-        f"{scale * value:.{digits}f}" for value in (interval.mean, interval.low, interval.high)
-    )
-    small = "" if interval.low == interval.high else f"{low} to {high}"
-    if with_size:
-        small += f"\nat {100 * estimate.share:.1f} % ({estimate.kept_tokens:.0f})"
-    return Field(text=mean, small=small, mark=mark)
+def _at(
+    of: Mapping[str | None, Estimate], setting: ReportedMethod, spec: str
+) -> Estimate | None:  # fmt: skip
+    """Estimate at a budget; the full cache is the same at every one."""
+    return of.get(None if setting.method == FULL and spec != SELF_SIZED else spec)
 
 
-def _gaps(
-    comparison: Comparison, attention_free: Collection[str], *, resamples: int
-) -> dict[tuple[str, str], BaselineDifference]:
-    """Policies minus the best attention-free baseline, by policy group and budget; of scores."""
-    if comparison.kind != "accuracy":
-        return {}
-    return {
-        (gap.family, spec): gap
-        for spec in comparison.budgets.specs
-        for gap in differences_to_baseline(comparison, spec, attention_free, resamples=resamples)
-    }
+def _over_null(comparison: Comparison, setting: ReportedMethod, spec: str) -> Interval | None:
+    """What a setting has over the best null with its protection, paired by prompt.
 
-
-def _intervals(over: OverNulls) -> dict[object, Interval]:
-    return {key: gap for key, (_, gap) in over.items()}
-
-
-def _resolved(gaps: Mapping[object, Interval]) -> set[object]:
-    """Keys of the differences of one table that are not 0 (Holm)."""
-    return {key for key, resolved in zip(gaps, holm(list(gaps.values())), strict=True) if resolved}
-
-
-def _star_words(count: int) -> str:
-    """Meaning of the star, for captions; empty in a table without differences."""
-    if not count:
-        return ""
-    several = f"Holm's correction for the {count} differences of the table"
-    return f"; * differs from 0 at 5 %{f' after {several}' if count > 1 else ''}"
-
-
-def _difference_rows(
-    comparison: Comparison,
-    gaps: Mapping[tuple[str, str], BaselineDifference],
-    resolved: Collection[object],
-) -> list[Sequence[Field | str]]:
-    fields = {key: _difference(gap, resolved=key in resolved) for key, gap in gaps.items()}
-    return [
-        [
-            Field(text=f"{family} minus best attention-free", small="points, paired by prompt"),
-            *(fields.get((family, spec), Field(text="–")) for spec in comparison.budgets.specs),
-            *(["–"] if _has_self_sized(comparison) else []),
-        ]
-        for family in dict.fromkeys(family for family, _ in gaps)
+    None for nulls, the full cache and traces, and where no null answered one of the prompts.
+    """
+    grid = comparison.grid
+    nulls = [
+        budgets[spec]
+        for null, budgets in grid.items()
+        if null.method in NULLS and null.protected == setting.protected and spec in budgets
     ]
-
-
-def _difference(gap: BaselineDifference, *, resolved: bool) -> Field:
-    difference = gap.difference
-    remarks = [gap.baseline]
-    if gap.both_reach_full:
-        remarks.append("both reach full")
-    return Field(
-        text=f"{100 * difference.mean:+.1f}{' *' if resolved else ''}",
-        small="\n".join([f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}", *remarks]),
+    ours = grid.get(setting, {}).get(spec)
+    if comparison.kind == "kept" or setting.method in (FULL, *NULLS) or not nulls or ours is None:
+        return None
+    best = (max if comparison.higher_is_better else min)(nulls, key=lambda one: one.interval.mean)
+    return over_null(
+        ours.scores, best.scores, bounds=comparison.bounds, resamples=comparison.resamples, seed=0
     )
 
 
-def _area_key(setting: ReportedMethod) -> tuple[str, str, bool]:
-    return setting.family, setting.variant, setting.protected
+def _resolved(gaps: Mapping[Key, Interval]) -> set[Key]:
+    """Keys of the differences of one table that are not 0 (Holm)."""
+    return {key for key, differs in zip(gaps, holm(list(gaps.values())), strict=True) if differs}
 
 
-def _area_fields(area: Area | None) -> list[Field | str]:
-    if area is None:
-        return [Field(text="–"), Field(text="–")]
-    ratio = Field(text="–")
-    if area.ratios:
-        spread = ""
-        if len(area.ratios) > 1:
-            spread = f"{min(area.ratios):.2f} to {max(area.ratios):.2f}"
-        ratio = Field(text=f"{sum(area.ratios) / len(area.ratios):.2f}", small=spread)
-    return [ratio, "–" if area.skill is None else f"{area.skill:.2f}"]
+def _heading(name: str, note: str, setting: ReportedMethod) -> Field:
+    return Field(text=name if setting.method != FULL else "full cache", small=note,
+                 mark=_mark(setting))  # fmt: skip
 
 
-def _title(comparison: Comparison) -> str:
-    if comparison.kind == "accuracy":
-        return f"Accuracy, %, mean over {len(comparison.tasks)} tasks"
-    if comparison.kind == "kept":
-        return "Future attention kept, %, mean over all heads"
-    return "Perplexity of the given text"
+def _number(comparison: Comparison, estimate: Estimate | None, mark: str = "") -> Field:
+    if estimate is None:
+        return NOTHING
+    scale, digits = (1, 2) if comparison.kind == "perplexity" else (100, 1)
+    number = _rounded(estimate.interval, scale, digits, mark=mark)
+    alone = estimate.interval.low == estimate.interval.high
+    return replace(number, small="") if alone else number
 
 
-def _name(setting: ReportedMethod) -> str:
-    return f"{setting.family} ({setting.details})" if setting.details else "full cache"
+def _rounded(
+    interval: Interval, scale: float, digits: int, star: str = "", *, sign: str = "", mark: str = ""
+) -> Field:
+    mean, low, high = (
+        f"{scale * value:{sign}.{digits}f}"
+        for value in (interval.mean, interval.low, interval.high)
+    )
+    return Field(text=f"{mean}{star}", small=f"{low} to {high}", mark=mark)
 
 
-def _named(setting: ReportedMethod) -> tuple[str, str, ReportedMethod]:
-    return (setting.family if setting.details else "full cache", setting.details, setting)
-
-
-def _mark(family: str) -> str:
-    method = family.partition("/")[0]
-    if method == LEARNED:
+def _mark(setting: ReportedMethod) -> str:
+    if setting.method == LEARNED:
         return "learned"
-    return "reference" if method in (FULL, ORACLE) else ""
-
-
-def _median(median: Interval | None, scale: float, digits: int) -> Field:
-    if median is None:
-        return Field(text="–")
-    middle, low, high = (
-        f"{scale * value:.{digits}f}" for value in (median.mean, median.low, median.high)
-    )
-    return Field(text=middle, small=f"{low} to {high}")
-
-
-def _ratio(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return "reference" if setting.method in (FULL, ORACLE) else ""

@@ -1,1 +1,1 @@
-"""The results folder: its manifest and its records."""
+"""The results folder: its manifest, its records, and what readers check of them."""

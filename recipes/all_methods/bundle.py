@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from eval.push.card import model_card
-from eval.report.load import load_results
+from eval.results.load import load_results
 from kvp.portable import portable
 from policies.policy_files import WEIGHTS, load_shard, save_policy
 from policies.sources import BUNDLED

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from eval.report import tables
-from eval.report.best_settings import Comparison, best_methods
-from eval.report.page import Field, Table
+from eval.report.comparison import Comparison
+from eval.report.tables import Table
 from eval.results.records import FULL, LEARNED, ORACLE
 from eval.stats import Interval, paired_difference
 from policies.registry import NULLS
@@ -36,17 +36,8 @@ def scores(comparison: Comparison) -> Table:
         caption=f"Answers, %, mean over {len(comparison.tasks)} tasks ({comparison.interval}); "
         f"{ABOVE}.",
         header=[table.header[i] for i in kept],
-        rows=[[_compact(row[i]) for i in kept] for row in table.rows],
+        rows=[[row[i] for i in kept] for row in table.rows],
     )
-
-
-def _compact(cell: Field | str) -> Field | str:
-    """A cell with its interval alone, and a mark for its distance to the best null."""
-    if isinstance(cell, str) or " over " not in cell.small:
-        return cell
-    interval, over, *_ = cell.small.split("\n")
-    mark = (" †" if over.startswith("-") else " *") if " * " in over else ""
-    return replace(cell, text=f"{cell.text}{mark}", small=interval)
 
 
 def sentence(comparison: Comparison, spec: str) -> str:
@@ -75,10 +66,12 @@ def _of(comparison: Comparison, spec: str, *methods: str) -> str | None:
         and (choice.setting.method in methods if methods != ("",)
              else choice.setting.method not in (FULL, ORACLE, LEARNED, *NULLS))
     }  # fmt: skip
-    best = best_methods(
-        comparison.grid, choices, spec, higher_is_better=comparison.higher_is_better
-    )
-    return best[0] if best else None
+    means = {
+        family: estimate.interval.mean
+        for family in choices if (estimate := comparison.estimate(family, spec)) is not None
+    }  # fmt: skip
+    best = max if comparison.higher_is_better else min
+    return best(means, key=lambda family: means[family], default=None)
 
 
 def _number(comparison: Comparison, family: str, spec: str | None) -> str:

@@ -21,10 +21,11 @@ import method_tables
 from blocks import fill_file
 
 from eval.report import tables
-from eval.report.best_settings import Comparison, Kind, compare
-from eval.report.load import Results, load_results
-from eval.report.markdown import markdown
-from eval.report.schema import PROTOCOL_NAMES
+from eval.report.aggregates import Kind
+from eval.report.comparison import Comparison, compare
+from eval.report.tables import markdown
+from eval.results.load import Results, load_results
+from eval.results.schema import PROTOCOL_NAMES
 
 PROTOCOLS = ("query_aware", "query_agnostic")
 KINDS: tuple[Kind, ...] = ("accuracy", "perplexity")
@@ -64,10 +65,7 @@ def measured(folder: Path, protocol: str) -> Measured | None:
         return None
     results = load_results(folder)
     resamples = method_tables.RESAMPLES
-    found = {
-        kind: compare(results, kind, protocol, validation=None, resamples=resamples)
-        for kind in KINDS
-    }
+    found = {kind: compare(results, kind, protocol, resamples=resamples) for kind in KINDS}
     by_kind = {kind: each for kind, each in found.items() if each is not None}
     return Measured(results=results, protocol=protocol, by_kind=by_kind)
 

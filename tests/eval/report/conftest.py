@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from eval.report.best_settings import Comparison, compare
 from eval.report.cli import main
-from eval.report.load import load_results
+from eval.report.comparison import Comparison, compare
+from eval.results.load import load_results
 from kvp.artifacts.jsonl import JsonLines
 from kvp.manifest import digest_json, write_sealed_json
 from kvp.metrics import METRICS_VERSION
@@ -235,7 +235,7 @@ def make_comparison(tmp_path: Path, write_results: Write) -> Callable[..., Compa
     def make(**parts: Any) -> Comparison:
         folder = write_results(tmp_path / f"compared{len(list(tmp_path.iterdir()))}", **parts)
         results = load_results(folder)
-        comparison = compare(results, "accuracy", "query_aware", validation=None, resamples=50)
+        comparison = compare(results, "accuracy", "query_aware", resamples=50)
         assert comparison is not None
         return comparison
 
@@ -268,13 +268,20 @@ def tokens() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def reported(tmp_path_factory: pytest.TempPathFactory, write_results: Write) -> Path:
-    """A complete results folder with its report, made once: report.html and figures/."""
+    """A complete results folder with its report, made once: report.html and figures/.
+
+    Answers are their method and budget.
+    """
     folder = write_results(
         tmp_path_factory.mktemp("reported") / "results",
-        records=[*answer_records(), *reply_records()],
+        records=[
+            *({**record, "prediction": f"{record['method']} at {record['budget_spec']}"}
+              for record in answer_records()),
+            *reply_records(),
+        ],
         timing=timing_records(),
         curves=curve_records(),
         tokens=token_ranks(),
-    )
-    assert main([str(folder), "--bootstrap", "50"]) == 0
+    )  # fmt: skip
+    assert main([str(folder), "--bootstrap", "50", "--png", str(folder / "figures")]) == 0
     return folder

@@ -1,0 +1,252 @@
+"""Compare methods, each in one setting (preset or options, allocator, protection).
+
+Which setting that is, `eval.report.choose_settings` says; the sentences are those at the end of
+kvp-eval (`eval.conclusion`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from eval.conclusion import Best, best_lines, curve_sentences, difference_sentences, main_sentence
+from eval.report.aggregates import (
+    FIELDS,
+    Budgets,
+    Estimate,
+    Grid,
+    Kind,
+    ReportedMethod,
+    budget_axis,
+    complete,
+    estimates,
+)
+from eval.report.choose_settings import Choice, choose
+from eval.results.load import Results
+from eval.results.records import FULL, LEARNED, ORACLE, Record, policy_groups
+from eval.results.schema import PROTOCOL_NAMES
+from eval.stats import Bounds
+from eval.summary import FULL_COLUMN, Line
+from policies.registry import NULLS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All methods by one metric under one protocol."""
+
+    kind: Kind
+    protocol: str
+    budgets: Budgets
+    grid: Grid
+    """Over all tasks; settings without answers to some of them are left out."""
+    tasks: Mapping[str, Grid]
+    """By task; empty for traces."""
+    choices: Mapping[str, Choice]
+    """The chosen setting of each method, by family, in display order."""
+    conditions: str
+    """n, split, seeds, protection and protocol, for captions."""
+    resamples: int
+    """Resamples behind each interval."""
+
+    @property
+    def higher_is_better(self) -> bool:
+        """False for perplexity."""
+        return self.kind != "perplexity"
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """Least and largest difference of two prompts' values (`eval.stats`)."""
+        return (-1, 1) if self.kind == "accuracy" else None
+
+    def estimate(self, family: str, spec: str | None) -> Estimate | None:
+        """Estimate of a method in its chosen setting; None where there is none."""
+        if family not in self.choices:
+            return None
+        return self.grid.get(self.choices[family].setting, {}).get(spec)
+
+    @property
+    def interval(self) -> str:
+        """What the intervals are over, for captions."""
+        units = "sequences" if self.kind == "kept" else "prompts"
+        seeds = {
+            estimate.policies
+            for setting, estimates in self.grid.items() if setting.method == LEARNED
+            for estimate in estimates.values()
+        }  # fmt: skip
+        policies = " and policy seeds" if max(seeds, default=0) > 1 else ""
+        alone = "; of one policy seed: what another would change is not in it" if 1 in seeds else ""
+        return f"95 % bootstrap interval over {units}{policies}{alone}"
+
+
+def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> Comparison | None:
+    """Compare all methods of a results folder; None without records of this kind with a budget."""
+    records = select(results, kind, protocol)
+    if not any(record["budget_spec"] for record in records):
+        return None
+    groups = policy_groups([*results.records, *results.kept])
+
+    all_methods = estimates(kind, records, groups, resamples=resamples)
+    grid = complete(all_methods)
+    tuned = [
+        (entry, settings.split) for settings in results.tuned for entry in settings.methods
+        if entry.protocol == protocol
+    ]  # fmt: skip
+    # A setting without answers to all tasks is shown only where its method has no other.
+    choices = {**choose(all_methods, tuned), **choose(grid, tuned)}
+    partial = [family for family, choice in choices.items() if choice.setting not in grid]
+    left_out = f"; without {', '.join(partial)}, which answered only some of the tasks"
+    return Comparison(
+        kind=kind,
+        protocol=protocol,
+        budgets=budget_axis(records),
+        grid=grid,
+        tasks={
+            name: estimates(
+                kind,
+                [record for record in records if record["task"] == name],
+                groups,
+                resamples=resamples,
+            )
+            for name in dict.fromkeys(record["task"] for record in records if "task" in record)
+        },
+        choices={family: choices[family] for family in in_order(list(choices))},
+        conditions=_conditions(results, kind, records, grid, choices, protocol)
+        + (left_out if partial else ""),
+        resamples=resamples,
+    )
+
+
+def select(results: Results, kind: Kind, protocol: str) -> list[Record]:
+    """Records of one kind and protocol."""
+    records = results.kept if kind == "kept" else results.records
+    return [
+        each for each in records if each["protocol"] == protocol and each[FIELDS[kind]] is not None
+    ]
+
+
+def summary(comparison: Comparison) -> tuple[Best, list[str]] | None:
+    """The methods that sentences name, and the sentences; None where no method was run.
+
+    The policy, the best method without training and the best null in any of its settings, at the
+    budget of kvp-eval's closing sentence. "Best" is by the prompts shown, which favours them.
+    """
+    losses = not comparison.higher_is_better
+    lines = [
+        Line(
+            protocol=comparison.protocol,
+            setting=setting,
+            label=setting.family if setting.details else "full cache",
+            cells={
+                FULL_COLUMN if setting.method == FULL else spec or FULL_COLUMN: estimate.interval
+                for spec, estimate in estimates.items()
+            },
+            scores={spec: estimate.scores for spec, estimate in estimates.items() if spec},
+            policies=max(estimate.policies for estimate in estimates.values()),
+            over_null={},
+        )
+        for setting, estimates in comparison.grid.items()
+        if setting.method in NULLS or comparison.choices[setting.family].setting == setting
+    ]
+    best = best_lines(lines, losses=losses) if lines else None
+    if best is None:
+        return None
+    best = replace(best, attention_free=None)
+    sentences = [main_sentence(best, losses=losses)]
+    if comparison.kind == "accuracy":
+        sentences += curve_sentences(best)
+        sentences += difference_sentences(best, resamples=comparison.resamples, seed=0)
+    return best, sentences
+
+
+def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMethod, bool]:
+    """At most `maximum` settings for a figure, and whether it draws them in front.
+
+    In front: the full cache, the oracle, and what `summary` names. Behind: the others of the best
+    means over the budgets that all of them have.
+    """
+    found = summary(comparison)
+    settings = [choice.setting for choice in comparison.choices.values()
+                if choice.setting in comparison.grid]  # fmt: skip
+    front = [setting for setting in settings if setting.method in (FULL, ORACLE, LEARNED)]
+    front += [line.setting for line in found[0].lines] if found else settings
+    others = [setting for setting in settings if setting not in front]
+    if others:
+        shared = set.intersection(*(set(comparison.grid[setting]) for setting in others))
+
+        def mean(setting: ReportedMethod) -> float:
+            estimates = comparison.grid[setting]
+            values = [estimates[spec].interval.mean for spec in shared or estimates]
+            return float(np.mean(values))
+
+        others.sort(key=mean, reverse=comparison.higher_is_better)
+    front = list(dict.fromkeys(front))
+    behind = others[: max(0, maximum - len(front))]
+    return {**dict.fromkeys(front, True), **dict.fromkeys(behind, False)}
+
+
+def in_order(families: Sequence[str]) -> list[str]:
+    """Full cache, oracle, learned policies, then the others in the given order."""
+    first = (FULL, ORACLE, LEARNED)
+
+    def index(family: str) -> int:
+        method = family.partition("/")[0]
+        return first.index(method) if method in first else len(first)
+
+    return sorted(families, key=index)
+
+
+def _conditions(
+    results: Results,
+    kind: Kind,
+    records: Sequence[Record],
+    grid: Grid,
+    choices: Mapping[str, Choice],
+    protocol: str,
+) -> str:
+    setup = f"{PROTOCOL_NAMES[protocol]}; {_protection(results, choices.values())}"
+    if kind == "kept":
+        sequences = "/".join(str(n) for n in sorted({record["sequences"] for record in records}))
+        return (
+            f"n = {sequences} held-out sequences, seed {results.setting('seed')}"
+            f"{policy_words(records, 'averaged')}; {setup}"
+        )
+    prompts = {(record["task"], record["example"]) for record in records}
+    sizes = [sum(unit[0] == task for unit in prompts) for task in {task for task, _ in prompts}]
+    per_task = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+    counts = {item.interval.prompts for budgets in grid.values() for item in budgets.values()}
+    fewer = "" if len(counts) < 2 else f", unfinished settings with {min(counts)} or more"
+    spread = f" ({per_task} per task{fewer})" if len(sizes) > 1 else fewer
+    return (
+        f"n = {len(prompts)} prompts{spread}, "
+        f"split {results.setting('split')}, prompt seed {results.setting('seed')}"
+        f"{policy_words(records, 'averaged per prompt')}; {setup}"
+    )
+
+
+def policy_words(records: Sequence[Record], averaged: str) -> str:
+    """Policies in the records, as part of a caption; empty without any."""
+    labels = list(
+        dict.fromkeys(record["policy"] for record in records if record["policy"] is not None)
+    )
+    if len(labels) < 2:
+        return f"; policy {labels[0]}" if labels else ""
+    return f"; policies {', '.join(labels)}, {averaged}"
+
+
+def _protection(results: Results, choices: Collection[Choice]) -> str:
+    protected = (
+        f"protected = first {results.setting('sinks')} and last {results.setting('recents')} "
+        "tokens always kept"
+    )
+    several = [choice for choice in choices if choice.candidates > 1]
+    defaults = [choice.name for choice in several if choice.chosen_on is None]
+    tuned = "; settings chosen by kvp-tune on other prompts" if len(defaults) < len(several) else ""
+    if not defaults:
+        return protected + tuned
+    return (
+        f"{protected}{tuned}; {', '.join(defaults)} in the default (no preset or options, uniform "
+        "budgets, protected; policies: global budgets, unprotected; as far as they were run), not "
+        "in its best setting"
+    )

@@ -1,0 +1,115 @@
+"""Texts of the mixture that the bundled policy is trained on, from files of public data sets.
+
+    python recipes/smollm2/texts.py SOURCES D
+
+SOURCES holds `squad.json` (rows of context, question, answer), `dialogues.jsonl` (Schema-Guided
+Dialogue: `turns`, pairs of speaker and text), `wiki_train.txt` and `wiki_test.txt` (WikiText-2).
+D gets SQuAD in halves without a passage in common, passages with several questions and answers,
+dialogues of about 1,000 tokens, and pieces of articles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+ASK = "Read these passages and answer the questions about them, each in a few words."
+CHATS = {"questions": 200, "dialogues": 1500}
+"""How many are made."""
+PASSAGE_WORDS, DIALOGUE_WORDS, ARTICLE_WORDS = (430, 560), 470, 1100
+"""At most 1,024 tokens each, but for articles, which are cut to the length that is asked for."""
+
+
+def halves(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Rows of `train` and `test`, which share no context: the digest of the context decides."""
+    found: dict[str, list[Row]] = {"train": [], "test": []}
+    for row in sorted(rows, key=lambda row: str(row["context"])):
+        odd = int(hashlib.sha256(row["context"].encode()).hexdigest(), 16) % 2
+        found["test" if odd else "train"].append(row)
+    return found
+
+
+def questions(rows: Iterable[Row]) -> Iterator[Row]:
+    """Chats: several passages and a question, then up to five more questions about them."""
+    by_context: dict[str, list[Row]] = {}
+    for row in rows:
+        by_context.setdefault(row["context"], []).append(row)
+    draw, made = random.Random(7), 0
+    while made < CHATS["questions"]:
+        passages: list[str] = []
+        for passage in draw.sample(list(by_context), 7):
+            if sum(len(one.split()) for one in (*passages, passage)) <= PASSAGE_WORDS[1]:
+                passages.append(passage)
+        if sum(len(one.split()) for one in passages) < PASSAGE_WORDS[0]:
+            continue
+        asked = [
+            row
+            for passage in passages
+            for row in draw.sample(by_context[passage], min(2, len(by_context[passage])))
+        ]
+        draw.shuffle(asked)
+        turns = []
+        for number, row in enumerate(asked[:6]):
+            opening = "" if number else "\n\n".join([ASK, *passages, ""])
+            turns += [
+                {"role": "user", "content": opening + row["question"].strip()},
+                {"role": "assistant", "content": row["answer"].strip()},
+            ]
+        yield {"messages": turns}
+        made += 1
+
+
+def dialogues(rows: list[Row]) -> Iterator[Row]:
+    """Chats of several dialogues, one after the other."""
+    random.Random(0).shuffle(rows)
+    chat: list[dict[str, str]] = []
+    words = made = 0
+    for row in rows:
+        roles = {"USER": "user"}
+        turns = [{"role": roles.get(s, "assistant"), "content": text} for s, text in row["turns"]]
+        turns = turns[turns[:1] != [] and turns[0]["role"] != "user" :]
+        turns = turns[:-1] if turns and turns[-1]["role"] != "assistant" else turns
+        chat, words = chat + turns, words + sum(len(turn["content"].split()) for turn in turns)
+        if words > DIALOGUE_WORDS and made < CHATS["dialogues"]:
+            yield {"messages": chat}
+            chat, words, made = [], 0, made + 1
+
+
+def articles(text: str) -> Iterator[Row]:
+    """Pieces of articles of nearly the same number of words."""
+    for article in re.split(r"\n (?== [^=]+ = \n)", text):
+        words = article.split(" ")
+        for start in range(0, len(words) - ARTICLE_WORDS // 2, ARTICLE_WORDS):
+            piece = " ".join(words[start : start + ARTICLE_WORDS]).strip()
+            if len(piece.split()) >= 0.9 * ARTICLE_WORDS:
+                yield {"text": piece}
+
+
+def main(sources: Path, out: Path) -> None:
+    """Write everything into `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    squad = halves(json.loads((sources / "squad.json").read_text(encoding="utf-8")))
+    for name, rows in squad.items():
+        (out / f"squad_{name}.json").write_text(json.dumps(rows), encoding="utf-8")
+    with (sources / "dialogues.jsonl").open(encoding="utf-8") as file:
+        chats = [json.loads(line) for line in file]
+    made = {
+        "qa_chats": questions(squad["train"]),
+        "sgd": dialogues(chats),
+        "wiki_train": articles((sources / "wiki_train.txt").read_text(encoding="utf-8")),
+        "wiki_test": articles((sources / "wiki_test.txt").read_text(encoding="utf-8")),
+    }
+    for name, rows in made.items():
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (out / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

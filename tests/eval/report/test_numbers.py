@@ -1,0 +1,358 @@
+"""Numbers and captions of the tables against hand-computed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eval.report import tables
+from eval.report.aggregates import Grid, ReportedMethod, budget_axis, by_method, estimates
+from eval.report.choose_settings import choose
+from eval.report.comparison import Comparison, drawn_settings, summary
+from eval.report.costs import costs, shown_costs, timings
+from eval.report.failures import evidence_table, failure_table
+from eval.report.figures import line_styles
+from eval.report.tables import Field, Table
+from eval.report.tokens import DIGITS, token_map
+from eval.results.load import load_results
+from eval.results.records import policy_groups
+from eval.tune.settings_file import Scored, Tuned
+
+Record = dict[str, Any]
+MakeRecord = Callable[..., Record]
+MakeComparison = Callable[..., Comparison]
+GROUPS = {None: "", "seed0": "", "seed1": ""}
+
+
+def _setting(method: str, *, protected: bool = True) -> ReportedMethod:
+    return ReportedMethod(method=method, group="", variant="auto", protected=protected)
+
+
+def _grid(answers: list[Record]) -> Grid:
+    records = [record for record in answers if record["protocol"] == "query_aware"]
+    return estimates("accuracy", records, policy_groups(records), resamples=10)
+
+
+def _texts(table: Table | None, column: int) -> dict[str, str]:
+    """First lines of a column by heading."""
+    assert table is not None
+
+    def text(cell: Field | str) -> str:
+        return cell if isinstance(cell, str) else cell.text
+
+    return {text(row[0]): text(row[column]) for row in table.rows}
+
+
+def test_tasks_weigh_the_same_and_seeds_are_averaged_per_prompt(
+    answers: list[Record], make_record: MakeRecord
+) -> None:
+    grid = _grid(answers)
+    kvp = grid[_setting("kvp")]["25%"]
+    # per prompt (1 + 1) / 2, (0 + 1) / 2, (1 + 0) / 2, (1 + 1) / 2; per task 0.75 and 0.75
+    assert (kvp.interval.mean, kvp.interval.prompts, kvp.policies) == (0.75, 4, 2)
+    assert grid[_setting("knorm", protected=False)]["25%"].interval.mean == 0.375
+    assert grid[_setting("full", protected=False)][None].interval.mean == 1.0
+    uneven = [
+        make_record(task="one", example="e1", score=1.0),
+        *(make_record(task="two", example=f"e{n}", score=0.0) for n in (2, 3, 4)),
+    ]
+    assert _grid(uneven)[_setting("knorm")]["25%"].interval.mean == 0.5
+    with pytest.raises(ValueError, match="2 protocols"):
+        estimates("accuracy", answers, policy_groups(answers), resamples=10)
+
+
+def test_perplexity_weighs_tokens(replies: list[Record]) -> None:
+    cells = estimates("perplexity", replies, {None: ""}, resamples=10)[_setting("knorm")]
+    assert cells["25%"].interval.mean == pytest.approx(np.exp((20 + 60) / (10 + 30)))
+
+
+@pytest.mark.parametrize(
+    ("labels", "groups"),
+    [
+        ({"seed0": 0, "seed1": 1}, {"seed0": "", "seed1": ""}),
+        (
+            {"ratio-seed0": 0, "ratio-seed12": 12, "skill_s0": 0},
+            {"ratio-seed0": "ratio", "ratio-seed12": "ratio", "skill_s0": "skill"},
+        ),
+        ({"seed0": 0, "paper.0": 0}, {"seed0": "", "paper.0": "paper"}),
+        ({"a1": None, "a2": None}, {"a1": "a1", "a2": "a2"}),
+    ],
+)
+def test_policies_that_differ_only_in_seed_are_one_group(
+    make_record: MakeRecord, labels: dict[str, int | None], groups: dict[str, str]
+) -> None:
+    records = [
+        make_record("kvp", policy=label, policy_seed=seed, score=0.0)
+        for label, seed in labels.items()
+    ]
+    assert policy_groups(records) == {None: "", **groups}
+
+
+def test_budgets_are_percent_where_all_are(make_record: MakeRecord) -> None:
+    records = [make_record(budget_spec=spec) for spec in ("50%", "12.5%", "25%")]
+    budgets = budget_axis([*records, make_record("full", budget_spec=None)])
+    assert budgets.positions == (12.5, 25.0, 50.0)
+    mixed = budget_axis([*records, make_record(budget_spec="64", budget=64)])
+    assert mixed.specs == ("12.5%", "25%", "50%", "64")
+    assert mixed.positions == (2.0, 4.0, 8.0, 64.0)
+
+
+def _tuned(**chosen: Any) -> tuple[Tuned, str]:
+    setting = {"scorer": "knorm", "variant": "auto", "allocator": "uniform", "protected": False}
+    entry = Tuned(
+        method="knorm", group="", requested="knorm", protocol="query_aware",
+        chosen=Scored(**{**setting, **chosen}, score=0.5, interval=(0.4, 0.6)),
+        published=(), tried=48, exhausted=False, open_ends=("window",), extended={},
+    )  # fmt: skip
+    return entry, "validation"
+
+
+def test_the_prompts_shown_never_choose_the_setting(
+    answers: list[Record], make_record: MakeRecord
+) -> None:
+    # snapkv is best without protection, with a preset: neither makes it the one that is shown
+    best = [
+        {**record, "variant": "paper", "protected": False, "score": 1.0} for record in answers
+        if record["method"] == "snapkv"
+    ]  # fmt: skip
+    policies = [
+        make_record("kvp", policy="seed0", policy_seed=0, score=0.0, allocator=allocator,
+                    protected=False)
+        for allocator in ("global", "ada")
+    ]  # fmt: skip
+    grid = _grid([*answers, *best, *policies])
+    assert choose(grid)["snapkv"].note == "protected, the default of 2"
+    assert choose(grid)["kvp"].legend == "kvp+global"  # the recommended setting of a policy
+    chosen = choose(grid, [_tuned()])["knorm"]
+    assert chosen.note == "unprotected, chosen on validation (48 settings)"
+    assert chosen.open_ends == ("window",)
+    assert choose(grid, [_tuned(allocator="ada")])["knorm"].note == "protected, the default of 2"
+
+
+def test_self_sized_methods_are_families(
+    answers: list[Record], make_comparison: MakeComparison
+) -> None:
+    knorm = [record for record in answers if record["method"] == "knorm" and record["protected"]]
+    own = [
+        {**record, "allocator": "self_sized", "budget_spec": "own", "budget": None,
+         "kept_tokens": 6.4}
+        for record in knorm if record["budget_spec"] == "25%"
+    ]  # fmt: skip
+    comparison = make_comparison(records=[*answers, *own])
+    alone = comparison.choices["knorm+self_sized"]
+    assert (alone.note, alone.setting.self_sized) == ("protected", True)
+    table = tables.some_settings(comparison, tables.lines_shown(comparison))
+    assert table.header[-1] == "own size"
+    (cell,) = (row[-1] for row in table.rows if row[-1] != tables.NOTHING)
+    assert isinstance(cell, Field)
+    assert cell.small.endswith("at 40.0 % (6)")
+
+
+def test_differences_are_paired_and_stars_explained(make_comparison: MakeComparison) -> None:
+    comparison = make_comparison()
+    shown = tables.some_settings(comparison, tables.lines_shown(comparison))
+    assert _texts(shown, 1)["knorm"] == "25.0"
+    # those of oracle, kvp, knorm and snapkv to random, at two budgets
+    assert "after Holm's correction for the 8 differences of the table" in shown.caption
+    assert "n = 4 prompts (2 per task), split test, prompt seed 0" in shown.caption
+    assert _texts(tables.minus_full(comparison), 1)["kvp"] == "-25.0"
+    # per prompt 1 - 1, 0.5 - 0, 0.5 - 0, 1 - 0
+    against = _texts(tables.against(comparison, "kvp"), 1)
+    assert {name: text.removesuffix(" *") for name, text in against.items()} == {
+        "knorm": "+50.0", "random": "+75.0", "snapkv": "-25.0",
+    }  # fmt: skip
+    lines = tables.lines_shown(comparison)
+    nulls = _texts(tables.minus_null(comparison, lines), 1)
+    assert nulls["knorm (protected, the default of 2)"].startswith("+25.0")
+    by_task = tables.by_task(comparison, "25%")
+    assert by_task.header == ("method", "one", "two")
+    assert _texts(by_task, 2)["knorm"] == "0.0"
+
+
+def test_many_prompts_resolve_a_difference(
+    make_record: MakeRecord, make_comparison: MakeComparison
+) -> None:
+    records = [
+        make_record(method, score=float(method == better), example=str(number))
+        for number in range(60)
+        for better in ("snapkv",)
+        for method in ("snapkv", "knorm", "random")
+    ]
+    for record in records:
+        record["score"] += 0.5 * (record["method"] == "random")
+    comparison = make_comparison(records=records)
+    table = tables.some_settings(comparison, tables.lines_of_all(comparison))
+    assert _texts(table, 1) == {"snapkv": "100.0 *", "knorm": "0.0 †", "random": "50.0"}
+
+
+def test_methods_without_answers_to_a_task_are_compared_on_the_others_only(
+    answers: list[Record], make_comparison: MakeComparison
+) -> None:
+    fewer = [
+        record for record in answers
+        if not (record["method"] == "knorm" and record["task"] == "two")
+    ]  # fmt: skip
+    comparison = make_comparison(records=fewer)
+    assert comparison.estimate("knorm", "25%") is None
+    assert "without knorm, which answered only some of the tasks" in comparison.conditions
+    knorm = comparison.choices["knorm"].setting
+    assert comparison.tasks["one"][knorm]["25%"].interval.mean == 0.5
+    # the settings of a method that are over all tasks come before those that are not
+    some = [record for record in answers if record["method"] != "knorm" or record["task"] == "one"
+            or not record["protected"]]  # fmt: skip
+    assert not make_comparison(records=some).choices["knorm"].setting.protected
+
+
+def test_the_summary_names_what_the_figure_draws_in_front(make_comparison: MakeComparison) -> None:
+    comparison = make_comparison()
+    found = summary(comparison)
+    assert found is not None
+    best, (first, *others) = found
+    assert best.budget == "50%"
+    assert first == (
+        "At 50% of the cache (the question seen before compression) kvp answers 100% of what the "
+        "full cache answers; the best method without training, knorm, 100%; the best null, random, "
+        "25%."
+    )
+    assert others[0].startswith("95% of the full cache's answers take 50% with kvp")
+    assert others[1].startswith("Paired by prompt, in points (95 % interval): kvp minus knorm +0.0")
+    shown = {setting.family: front for setting, front in drawn_settings(comparison).items()}
+    assert shown == {"full": True, "oracle": True, "kvp": True, "knorm": True, "random": True,
+                     "snapkv": False}  # fmt: skip
+    assert len(drawn_settings(comparison, 5)) == 5
+
+
+def test_cost_curves_are_averaged_and_areas_compared_with_the_oracles(
+    curves: list[Record],
+) -> None:
+    found = costs(curves, GROUPS)
+    kvp = found[_setting("kvp")]
+    assert kvp.lost == pytest.approx((1.0, 0.3, 0.0))
+    assert kvp.ratios == pytest.approx((0.5 / 0.4, 0.7 / 0.4))
+    assert kvp.heads == pytest.approx({(0, 0): 0.75, (0, 1): 0.65})
+    assert found[_setting("knorm")].skill == pytest.approx(0.5)
+    skills = tables.skill_map(found, "query_aware")
+    assert skills.rows == [
+        ["0", Field(text="0.75", small="knorm 0.40", mark="r11"),
+         Field(text="0.65", small="knorm 0.60", mark="r10")],
+    ]  # fmt: skip
+    # figures show protected curves and the best preset
+    knorm = [record for record in curves if record["method"] == "knorm"]
+    better = [{**record, "variant": "preset", "area": 0.2} for record in knorm]
+    alone = [{**record, "protected": False, "area": 0.0} for record in knorm]
+    every = costs([*curves, *better, *alone], GROUPS)
+    assert every[_setting("knorm", protected=False)].ratios == ()
+    (shown,) = (each for each in shown_costs(every) if each.method == "knorm")
+    assert (shown.protected, shown.variant) == (True, "preset")
+
+
+def test_seconds_and_bytes_are_ratios_to_the_full_cache(timing: list[Record]) -> None:
+    full, half = timings(timing[::-1], {None: ""})
+    assert (full.budget, full.bytes_to_full, half.budget, half.bytes_to_full) == (None, 1, 8, 0.5)
+    assert half.decode_to_full is not None
+    # prompt by prompt, so the prompts' own differences leave the ratio alone
+    assert half.decode_to_full.mean == pytest.approx(0.75)
+    assert half.decode_to_full.low == pytest.approx(half.decode_to_full.high)
+    kvp = [
+        {
+            **timing[1], "method": "kvp", "policy": f"seed{n}",
+            "by_prompt": {
+                **timing[1]["by_prompt"], "evict_seconds": [seconds * k for k in range(6)],
+            },
+        }
+        for n, seconds in enumerate((0.002, 0.004))
+    ]  # fmt: skip
+    (found,) = timings(kvp, GROUPS)
+    assert found.evict is not None
+    assert found.evict.mean == pytest.approx(0.003 * 2.5)
+    assert found.bytes_to_full is None
+    fewer = [
+        {**record, "by_prompt": {name: times[:5] for name, times in record["by_prompt"].items()}}
+        for record in timing
+    ]
+    for records in (fewer, [{**record, "by_prompt": {}} for record in timing]):
+        table = tables.costs_of_requests(timings(records, {None: ""}))
+        assert "left out where fewer than 6 prompts were timed" in table.caption
+        assert [getattr(cell, "text", cell) for cell in table.rows[1]][4:] == ["–"] * 4
+
+
+def _evidence(tokens: int, kept: list[list[int]], lost: int) -> Record:
+    return {"evidence_tokens": tokens, "evidence_kept": kept, "evidence_lost": lost}
+
+
+def test_lost_answers_and_kept_evidence_are_counted(
+    make_record: MakeRecord, make_comparison: MakeComparison
+) -> None:
+    right = {("one", "e1"): True, ("one", "e2"): True, ("two", "e3"): False}
+    full = [
+        make_record("full", protected=False, budget_spec=None, task=task, example=example,
+                    score=float(score), **_evidence(2, [[2, 2], [2, 2]], 0))
+        for (task, example), score in right.items()
+    ]  # fmt: skip
+    records = [
+        make_record(example="e1", score=1.0, **_evidence(4, [[4, 0], [2, 2]], 0)),
+        make_record(example="e2", score=0.5, **_evidence(2, [[0, 0], [1, 0]], 1)),
+        make_record(task="two", example="e3", score=1.0),
+    ]
+    comparison = make_comparison(records=[*full, *records])
+    lines = tables.lines_shown(comparison)
+    cells = by_method([*full, *records], {None: ""})
+    lost = failure_table(cells, comparison, lines)
+    assert lost is not None
+    ((_, cell),) = lost.rows
+    assert isinstance(cell, Field)
+    assert cell.text == "50.0"
+    assert cell.small.split("\n")[1:] == ["1 of 2, 1 gained", "1 with a token gone"]
+    kept = evidence_table(cells, comparison, "25%", lines, [4, 7])
+    assert kept is not None
+    assert kept.header == ("method", "all heads", "layer 4", "layer 7")
+    ((_, mean, *layers),) = kept.rows
+    assert mean == "31"
+    assert layers == [Field(text="25", small="50 0"), Field(text="38", small="50 25")]
+    assert failure_table(by_method(records, {None: ""}), comparison, lines) is None
+    bare = [{**record, **dict.fromkeys(_evidence(0, [], 0))} for record in records]
+    assert evidence_table(by_method(bare, {None: ""}), comparison, "25%", lines) is None
+
+
+def test_styles_tell_methods_apart_without_colour() -> None:
+    names = ["random", "streaming_llm", "knorm", "keydiff", "lagkv", "snapkv", "tova", "h2o", "kvp"]
+    looks = {
+        (style["linestyle"], style["marker"], style["linewidth"])
+        for style in line_styles(names).values()
+    }
+    assert len(looks) == len(names)
+    many = line_styles(f"method{number}" for number in range(24)).values()
+    assert len({(style["color"], style["marker"]) for style in many}) == 24
+
+
+def test_ranks_become_shades_and_the_first_budget_that_keeps(
+    tmp_path: Path, write_results: Any, answers: list[Record], tokens: Record
+) -> None:
+    said = [{**record, "prediction": str(record["score"])} for record in answers]
+    results = load_results(write_results(tmp_path / "r", records=said, tokens=tokens))
+    shown = token_map(results)
+    assert shown is not None
+    assert list(shown.shades) == ["oracle", "kvp/seed0", "knorm"]
+    assert shown.pair == ("kvp/seed0", "oracle")
+    assert sorted(shown.protected) == [0, 14, 15]
+    assert shown.shades["oracle"] == tuple(range(15, -1, -1))
+    assert shown.data["heads"] == ["0.0", "0.1"]
+    assert shown.data["sizes"] == list(range(1, 17))
+    assert shown.data["levels"]["knorm"] == [DIGITS[:16], DIGITS[:16][::-1]]
+    assert shown.data["stops"] == {"25%": 3, "50%": 7}
+    assert shown.data["full"][2] == "1.0"
+    assert [answer[:3] for answer in shown.data["answers"]["knorm"]] == [
+        ["25%", "protected", "1.0"], ["25%", "unprotected", "0.0"],
+        ["50%", "protected", "1.0"], ["50%", "unprotected", "1.0"],
+    ]  # fmt: skip
+    tokens["methods"] = {"knorm": [list(range(16))] * 9}
+    tokens["geometry"]["kv_heads"] = 1
+    many = load_results(write_results(tmp_path / "many", tokens=tokens))
+    fewer = token_map(many, maximum_digits=16 * 3)
+    assert fewer is not None
+    assert fewer.data["heads"] == ["0.0", "4.0", "8.0"]
+    assert "6 heads cannot be selected" in fewer.caption

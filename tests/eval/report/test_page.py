@@ -1,0 +1,346 @@
+"""The report as its reader meets it: the program, its page, and the page in a browser.
+
+The browser is Debian's chromium, headless, one for all tests of this module.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.image import imread
+
+from eval.cli import main as evaluate
+from eval.report.cli import main
+from eval.report.page import GENERATOR
+from eval.report.run import write_report
+from kvp.artifacts.jsonl import JsonLines
+from kvp.errors import ResultsError, UsageError
+
+Record = dict[str, Any]
+Write = Callable[..., Path]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+PROTOCOLS = ("query_aware", "query_agnostic")
+
+
+@pytest.fixture(scope="module")
+def html(reported: Path) -> str:
+    return (reported / "report.html").read_text(encoding="utf-8")
+
+
+def _report(folder: Path, *flags: str) -> str:
+    assert main([str(folder), "--bootstrap", "5", *flags]) == 0
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_page_has_every_part_and_loads_nothing(html: str) -> None:
+    for ident in (
+        "accuracy-query_aware", "accuracy-query_agnostic", "perplexity-query_aware",
+        "accuracy-query_aware-tasks", "accuracy-query_aware-differences", "heads", "tokens",
+        "accuracy-query_aware-lost", "accuracy-query_aware-every", "about",
+    ):  # fmt: skip
+        assert f'<details id="{ident}"' in html
+    first = html.partition('<p class="summary">')[2].partition("</p>")[0]
+    assert first.startswith("At 50% of the cache (the question seen before compression) kvp ")
+    sources = re.findall(r'(?:src|href|srcset|data|action)="([^"]{20})', html)
+    assert sources
+    assert all(source.startswith(("data:image/svg+xml", "data:text/csv")) for source in sources)
+    ours = re.sub(r'"data:[^"]*"', "", html)
+    assert not re.search(r"url\(|@import|https?:|fetch\(|XMLHttpRequest|<link|<iframe", ours)
+    for caption in re.findall(r"<(?:fig)?caption>(.*?)</(?:fig)?caption>", html):
+        if not caption.startswith(("How this was made", "All settings", "Settings in")):
+            assert sum(protocol in caption for protocol in PROTOCOLS) == 1, caption
+    assert "kvp-eval --out &#39;two words&#39;" in html
+    assert "torch 2.9.0" in html
+    assert "&lt;b&gt;</span>" in html  # a token
+    assert "No traces measured in this folder: run kvp-eval --traces TRACES." in html
+
+
+def test_figures_are_written_and_show_something(reported: Path) -> None:
+    pixels = {path.stem: imread(path) for path in (reported / "figures").glob("*.png")}
+    assert pixels.keys() == {
+        *(f"accuracy-{protocol}" for protocol in PROTOCOLS),
+        *(f"accuracy-tasks-{protocol}" for protocol in PROTOCOLS),
+        "accuracy-cost-query_aware", "perplexity-query_aware", "perplexity-cost-query_aware",
+        "attention-lost-query_aware",
+    }  # fmt: skip
+    for drawn in pixels.values():
+        assert drawn.shape[1] == 1500
+        assert drawn.std() > 0.01
+
+
+Some = Mapping[str, Sequence[Any]]
+FIRST: Some = {"methods": ("full", "knorm", "keydiff"), "tasks": ("A",)}
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"methods": ("full", "tova"), "tasks": ("B",)},
+        {"methods": ("kvp",), "tasks": ("B",)},
+        {"methods": ("full", "knorm"), "tasks": ("B",), "budgets": ("12%",)},
+        {"methods": ("full", "knorm"), "tasks": ("A",), "examples": ("e3",)},
+        {"methods": ("full", "knorm"), "tasks": ("B",), "protocols": ("query_agnostic",)},
+        {"methods": ("full",), "tasks": ("B",)},
+        {"methods": ("oracle", "snapkv"), "tasks": ("chat", "B"), "budgets": ("6%",)},
+    ],
+)
+def test_folders_that_several_runs_extended_have_a_report(
+    tmp_path: Path, write_results: Write, make_record: Callable[..., Record], second: Some
+) -> None:
+    records = [
+        make_record(
+            method, task=task, example=example, protocol=protocol, budget_spec=spec,
+            protected=method != "full", policy="seed0" if method == "kvp" else None,
+            policy_seed=0 if method == "kvp" else None,
+            **({"nll": 9.0, "reply_tokens": 10} if task == "chat" else {"score": 0.5}),
+        )
+        for run in (FIRST, second)
+        for method in run["methods"]
+        for task in run["tasks"]
+        for example in run.get("examples", ("e1", "e2"))
+        for protocol in run.get("protocols", ("query_aware",))
+        for spec in ((None,) if method == "full" else run.get("budgets", ("25%", "50%")))
+    ]  # fmt: skip
+    page = _report(write_results(tmp_path / "r", records=records))
+    for method in {*FIRST["methods"], *second["methods"]} - {"full"}:
+        assert re.search(rf"<t[hd][^>]*>{method}<", page), method
+
+
+def test_self_sized_methods_bytes_and_attention_recall_are_shown(
+    tmp_path: Path, write_results: Write, make_record: Callable[..., Any]
+) -> None:
+    records = [
+        make_record("full", protected=False, budget_spec=None, score=1.0, cache_bytes=1600),
+        make_record("knorm", score=0.5, cache_bytes=400),
+        make_record("gvote", score=1.0, allocator="self_sized", budget_spec=None, budget=None,
+                    kept_tokens=6.5, cache_bytes=650) | {"budget_spec": "own"},
+    ]  # fmt: skip
+    kept = {
+        **{name: records[1][name] for name in ("model", "method", "variant", "policy", "allocator",
+                                               "policy_seed", "protected", "protocol")},
+        "budget_spec": "25%", "kept": 0.625, "low": 0.525, "high": 0.725, "kept_tokens": 4,
+        "cached_tokens": 16, "sequences": 3,
+    }  # fmt: skip
+    folder = write_results(tmp_path / "r", records=records)
+    JsonLines(folder / "kept.jsonl").rewrite([kept])
+    page = _report(folder)
+    assert "at 40.6 % (6)" in page
+    assert ">400<small>0.250 of full</small>" in page
+    assert ">62.5<small>52.5 to 72.5</small>" in page
+    alone = write_results(tmp_path / "own", records=[records[0], records[2]])
+    assert "gvote+self_sized" in _report(alone)
+
+
+def test_it_reads_what_kvp_eval_writes(tmp_path: Path, tiny_folder: Path) -> None:
+    results = tmp_path / "results"
+    arguments = {
+        "model": tiny_folder, "methods": "full,knorm,oracle", "tasks": "niah_single_1,chat",
+        "budgets": "25%", "protocols": "query_agnostic", "prompts": 1, "length": 260,
+        "timing_prompts": 1, "max_new_tokens": 2, "bootstrap": 5, "out": results,
+    }  # fmt: skip
+    assert evaluate([part for k, v in arguments.items() for part in (f"--{k}", str(v))]) == 0
+    page = _report(results)
+    assert "niah_single_1" in page
+    assert "One request at a time" in page
+    assert re.findall(r">(No [^<]* in this folder)", page) == [
+        "No traces measured in this folder", "No cost curves in this folder",
+    ]  # fmt: skip
+    assert "0.250 of full" in page
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("{tmp}/missing",), "is not a folder; give the results folder of kvp-eval"),
+        (("{tmp}/r", "--out", "{tmp}/r"), "--out"),
+        (("{tmp}/r", "--out", "{tmp}/r/rows.jsonl"), "--out"),
+        (("{tmp}/r", "--out", "{tmp}/notes.html"), "was not written by kvp-report"),
+        (("{tmp}/r", "--out", "{tmp}/notes.html/x/y.html"), "cannot be"),
+        (("{tmp}/r", "--png", "{tmp}/notes.html"), "--png"),
+        (("{tmp}/r", "--png", "{tmp}/photos"), "--png: {tmp}/photos/accuracy-query_aware.png was"),
+        (("{tmp}/r", "--bootstrap", "0"), "--bootstrap must be at least 1"),
+        (("{tmp}/r", "--settings", "{tmp}/r"), "settings.json"),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_replaces_nothing(
+    tmp_path: Path,
+    write_results: Write,
+    capsys: pytest.CaptureFixture[str],
+    flags: Sequence[str],
+    message: str,
+) -> None:
+    write_results(tmp_path / "r")
+    (tmp_path / "notes.html").write_text("<!DOCTYPE html>\n<html><title>KV-cache eviction")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "accuracy-query_aware.png").write_bytes(b"\x89PNG\r\n\x1a\n a photo")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    given = [flag.format(tmp=tmp_path) for flag in flags]
+    assert main([*(() if "--bootstrap" in given else ("--bootstrap", "3")), *given]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("kvp-report: error: ")
+    assert message.format(tmp=tmp_path) in error
+    assert error.count("\n") == 1
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_reports_are_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(GENERATOR)
+    write_report({page: f"{GENERATOR} again".encode()}, {})
+
+    def full(_: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "write_bytes", full)
+        with pytest.raises(ResultsError, match=r"report\.html cannot be written: No space left"):
+            write_report({page: b"new"}, {})
+    assert page.read_text() == f"{GENERATOR} again"
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    write_report({page: b"new"}, {})
+    with pytest.raises(UsageError, match="--out"):
+        write_report({page: b"newer"}, {})  # "new" is no report
+
+
+def test_help_loads_neither_torch_nor_drawing_libraries() -> None:
+    code = (
+        "import sys; from eval.report.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "assert not {'torch', 'jinja2', 'matplotlib', 'pandas', 'numpy'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "results folder written by kvp-eval" in done.stdout.lower()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (extra dev)")
+    if CHROMIUM is None:
+        pytest.skip("needs a browser: apt-get install chromium (.ci/run does)")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Open a report with all parts unfolded; nothing may be requested or go wrong."""
+    contexts, wrong = [], []
+
+    def said(message: Any) -> None:
+        if message.type in ("error", "warning"):
+            wrong.append(message.text)
+
+    def start(report: Path, *, width: int = 1400, **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        files: list[str] = []
+        page.on("request", lambda request: files.append(request.url))
+        page.on("console", said)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto(report.as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        assert [url for url in files if not url.startswith("data:")] == [report.as_uri()]
+        return page
+
+    yield start
+    for context in contexts:
+        context.close()
+    assert not wrong
+
+
+def test_the_slider_evicts_tokens_and_shows_the_answer(
+    reported: Path, open_page: Callable[..., Any]
+) -> None:
+    page = open_page(reported / "report.html")
+    slider = page.locator(".token-map input")
+    panes = page.locator(".pane")
+    kvp, oracle = panes.nth(0), panes.nth(1)
+    slider.fill("7")
+    assert oracle.locator(".gone").count() == 8
+    assert "oracle at 50%" in oracle.locator(".answer").inner_text()
+    assert "full at None" in oracle.locator(".answer").inner_text()
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    assert oracle.locator(".gone").count() == 7
+    assert "the nearest budget that was run" in oracle.locator(".answer").inner_text()
+    assert "56.3 % of the cache: 9 of 16 tokens" in str(slider.get_attribute("aria-valuetext"))
+    kvp.locator("select").select_option("knorm")
+    first = kvp.locator(".tokens span").first
+    page.select_option(".head", "0.0")
+    assert "gone" not in str(first.get_attribute("class"))
+    page.select_option(".head", "0.1")  # in which knorm evicts the first tokens
+    assert first.get_attribute("class") == "gone kept"
+
+
+def test_all_numbers_are_downloaded_as_csv(reported: Path, open_page: Callable[..., Any]) -> None:
+    page = open_page(reported / "report.html")
+    with page.expect_download() as download:
+        page.get_by_text("All numbers as CSV").click()
+    assert download.value.suggested_filename == "numbers.csv"
+    rows = list(csv.DictReader(io.StringIO(download.value.path().read_text())))
+    (kvp,) = (
+        row for row in rows
+        if (row["measure"], row["protocol"], row["task"], row["method"], row["budget"])
+        == ("accuracy", "query_aware", "", "kvp", "25%")
+    )  # fmt: skip
+    assert (kvp["mean"], kvp["prompts"], kvp["policies"]) == ("0.75", "4", "2")
+    assert {row["measure"] for row in rows} == {"accuracy", "perplexity", "attention_lost"}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_that_axe_checks_is_violated(
+    reported: Path, open_page: Callable[..., Any], scheme: str
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    page = open_page(reported / "report.html", color_scheme=scheme)
+    found = axe.Axe().run(page).response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found] == []
+
+
+def test_a_narrow_page_does_not_scroll_sideways(
+    reported: Path, open_page: Callable[..., Any]
+) -> None:
+    page = open_page(reported / "report.html", width=420)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 420
+    for image in page.locator("img").all():
+        assert image.evaluate("image => image.complete && image.naturalWidth > 0")
+        assert image.bounding_box()["width"] <= 420
+        assert str(image.get_attribute("alt")).startswith("Curves of ")
+
+
+def test_runs_are_shown_side_by_side(
+    tmp_path: Path, write_results: Write, answers: list[Record], open_page: Callable[..., Any]
+) -> None:
+    folders = [
+        write_results(tmp_path / f"seed{seed}", records=answers, seed=seed) for seed in (0, 1)
+    ]
+    out, png = tmp_path / "both.html", tmp_path / "figures"
+    flags = ["--out", str(out), "--bootstrap", "5", "--png", str(png)]
+    assert main([*map(str, folders), *flags]) == 0
+    page = open_page(out)
+    side = page.locator("#side-accuracy-query_aware")
+    assert side.locator("thead th").all_inner_texts()[1:] == ["seed 0", "seed 1"]
+    assert side.locator("img").count() == 1
+    assert page.locator("h2").all_inner_texts().count("seed 1") == 1
+    assert (png / "2-accuracy-query_aware.png").is_file()
+    assert (png / "runs-accuracy-query_aware.png").is_file()
