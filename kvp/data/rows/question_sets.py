@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvp.data.rows.cells import RowError, text_of
 from kvp.data.rows.files import read_rows
-from kvp.data.rows.forms import RowError, text_of
 from kvp.data.rows.tally import Tally, listed
 from kvp.data.synthetic.needles import split_of
 from kvp.data.task import ALL

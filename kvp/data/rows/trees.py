@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvp.data.rows.forms import RowError, Turn, alternating, role_of
+from kvp.data.rows.cells import RowError
+from kvp.data.rows.forms import Turn, alternating, role_of
 
 Message = Mapping[str, Any]
 
