@@ -320,14 +320,14 @@ def outcomes(
             Outcome(nbytes=losses.nbytes, result=_chosen(prompt, losses.result))
             for losses in decoder.choice_losses(prompt, prefix, compressed)
         ]
-    return [
-        Outcome(nbytes=answer.nbytes, result=_written(prompt, decoder.text(answer.result)))
+    written = [
+        (answer.nbytes, decoder.text(answer.result))
         for answer in decoder.answers(prompt, prefix, compressed)
     ]
-
-
-def _written(prompt: Prompt, text: str) -> Fields:
-    return {"prediction": text, "score": prompt.score(text)}
+    return [
+        Outcome(nbytes=nbytes, result={"prediction": text, "score": prompt.score(text)})
+        for nbytes, text in written
+    ]
 
 
 def _chosen(prompt: Prompt, losses: Sequence[float]) -> Fields:

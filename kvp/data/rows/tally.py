@@ -43,7 +43,7 @@ class RowChoice:
             return True
         columns = columns_of(row)
         return all(
-            column in columns and _spelled(columns[column]) in values
+            column in columns and str(columns[column]).strip().lower() in values
             for column, values in self.where.items()
         )
 
@@ -68,11 +68,6 @@ def _columns(text: str) -> dict[str, frozenset[str]]:
             raise UsageError(f"--where: {part!r} is not COLUMN=VALUE")
         columns[column] = columns.get(column, frozenset()) | {value.lower()}
     return columns
-
-
-def _spelled(value: object) -> str:
-    """A value as the flag spells it: `true`, `none`, `ready_for_export`."""
-    return str(value).strip().lower()
 
 
 EVERY_ROW = RowChoice()
