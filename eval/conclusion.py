@@ -9,15 +9,7 @@ from dataclasses import dataclass
 
 from eval.report.choose_settings import choose
 from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED
-from eval.stats import (
-    bootstrap_mean,
-    holm,
-    paired_difference,
-    prompts_of,
-    prompts_to_resolve,
-    resolved_by,
-    smallest_resolved,
-)
+from eval.stats import bootstrap_mean, holm, paired_difference, prompts_of
 from eval.summary import FULL_COLUMN, Headlines, Line, budget_order
 from eval.tune.settings_file import TunedSettings
 from eval.whole_curve import ENOUGH, areas, enough
@@ -29,6 +21,9 @@ NOT_COMPARED = (FULL, ORACLE, *NULLS)
 WORST_SD = 0.5**0.5
 """Standard deviation of a paired difference of two methods that answer half of the prompts each,
 independently of each other."""
+Z, POWER = 1.959964, 2.801585
+"""Standard errors to the end of a 95 % interval, and from 0 to a difference whose interval leaves
+out 0 in 80 % of runs."""
 WANTED = 0.05
 """Difference of mean scores that a dry run says the number of prompts for."""
 
@@ -98,8 +93,8 @@ def planned_resolution(tasks: Iterable[str]) -> str:
     if not sizes:
         return ""
     effective = len(sizes) ** 2 / sum(1 / size for size in sizes)  # every task weighs the same
-    smallest = min(1.0, smallest_resolved(WORST_SD, effective))
-    needed = math.ceil(prompts_to_resolve(WORST_SD, WANTED) / len(sizes))
+    smallest = min(1.0, POWER * WORST_SD / math.sqrt(effective))
+    needed = math.ceil((POWER * WORST_SD / WANTED) ** 2 / len(sizes))
     return (
         f"with {'/'.join(map(str, sorted(set(sizes))))} prompts per task differences below "
         f"{100 * smallest:.0f} points are not resolved between "
@@ -135,7 +130,9 @@ def best_lines(lines: Sequence[Line], *, losses: bool, budget: str | None = None
 
     others = [line for line in compared if line.method != LEARNED]
     other = best(others)
-    free = best([line for line in others if _attention_free(line.method)])
+    free = best(
+        [line for line in others if line.method in METHODS and METHODS[line.method].attention_free]
+    )
     return Best(
         protocol=lines[0].protocol,
         budget=budget,
@@ -159,11 +156,18 @@ def main_sentence(best: Best, *, losses: bool, where: bool = True) -> str:
         id(best.other): "the best method without training, {},",
         id(best.null): "the best null, {},",
     }
-    parts = [(names[id(line)].format(line.label), line.cells[budget].mean) for line in best.lines]
-    verb, unit = _words(full, losses=losses)
-    numbers = [_number(mean, full, losses=losses) for _, mean in parts]
-    text = f"{parts[0][0]} {verb} {numbers[0]}{unit}"
-    for (name, _), number in zip(parts[1:], numbers[1:], strict=True):
+    shares = [line.cells[budget].mean / (full or 1) for line in best.lines]
+    numbers = [f"{share:.2f}" if losses else f"{share:.0%}" for share in shares]
+    if losses:
+        verb, unit = (
+            "has",
+            " times the perplexity of the full cache" if full else " as its perplexity",
+        )
+    else:
+        verb, unit = ("answers", " of what the full cache answers") if full else ("scores", "")
+    first, *others = (names[id(line)].format(line.label) for line in best.lines)
+    text = f"{first} {verb} {numbers[0]}{unit}"
+    for name, number in zip(others, numbers[1:], strict=True):
         text += f"; {name} {number}"
     if not where:
         return f"{text}."
@@ -218,6 +222,7 @@ def difference_sentences(best: Best, *, resamples: int, seed: int) -> list[str]:
         for (line, _, _), difference, resolved in zip(pairs, gaps, stars, strict=True)
     ]
     last = gaps[-1]
+    smallest = min(1.0, (last.high - last.low) / 2 * POWER / Z)
     tasks = {task for task, _ in prompts_of(pairs[-1][1])}
     each = round(last.prompts / len(tasks))
     return [
@@ -226,24 +231,5 @@ def difference_sentences(best: Best, *, resamples: int, seed: int) -> list[str]:
         if any(stars)
         else "None of these differences can be told from 0 with these prompts.",
         f"With {each} prompt{'s' * (each != 1)} per task, differences below "
-        f"{100 * min(1.0, resolved_by(last)):.0f} points are not resolved.",
+        f"{100 * smallest:.0f} points are not resolved.",
     ]
-
-
-def _attention_free(method: str) -> bool:
-    entry = METHODS.get(method)
-    return entry is not None and entry.attention_free
-
-
-def _words(full: float | None, *, losses: bool) -> tuple[str, str]:
-    """Text before and after the first number."""
-    if losses:
-        relative = " times the perplexity of the full cache" if full else " as its perplexity"
-        return "has", relative
-    return ("answers", " of what the full cache answers") if full else ("scores", "")
-
-
-def _number(mean: float, full: float | None, *, losses: bool) -> str:
-    """Relative to the full cache where that was run."""
-    relative = mean / full if full else mean
-    return f"{relative:.2f}" if losses else f"{relative:.0%}"

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.attention_recall import AttentionRecall, attention_recall, kept_record
 from eval.held_out_traces import boundary, held_out, protocols_apart, stored_prefill
 from eval.methods import Method, method_fields, rankings
 from eval.results.records import Record
 from eval.settings import PROTECTIONS, Setting, plan
+from eval.stats import bootstrap_mean
 from kvp import metrics
 from kvp.budget_scores import BudgetScores, score_budgets
 from kvp.budgets import Budget
@@ -29,6 +29,7 @@ from kvp.hf import ScorerInputs, prefill
 from kvp.hf.scorer_inputs import needs_scorer_inputs
 from kvp.ops.future_attention import future_attention
 from kvp.ranking import UNPROTECTED, Protection
+from kvp.reward import cost_curve
 from kvp.scoring import Needs
 from kvp.selection import Selection
 from kvp.store import SequenceRecord, Trace, TraceReader
@@ -91,6 +92,58 @@ class TraceSettings:
     """Resamples behind each interval."""
     seed: int
     device: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRecall:
+    """One setting on one sequence."""
+
+    share: float
+    """Mean over heads of the share of future attention kept, 0 to 1."""
+    kept_tokens: float
+    """Tokens kept per KV head, mean over heads."""
+    cached_tokens: int
+    """N, tokens before the eviction."""
+
+
+def attention_recall(importance: Tensor, ranking: Tensor, counts: Tensor) -> AttentionRecall:
+    """Recall of importance [L, H, N] by the first counts [L, H] of every ranking [L, H, N].
+
+    A head whose tokens receive nothing at all loses nothing: its share is 1.
+    """
+    recall = metrics.attention_recall(cost_curve(importance, ranking), counts)  # [L, H]
+    return AttentionRecall(
+        share=float(recall.mean()),
+        kept_tokens=float(counts.double().mean()),
+        cached_tokens=importance.shape[-1],
+    )
+
+
+def kept_record(
+    setting: Setting,
+    parts: Sequence[AttentionRecall],
+    *,
+    model: str,
+    protocol: str,
+    bootstrap: int,
+    seed: int,
+) -> Record:
+    """One line of kept.jsonl: means over sequences, and the interval of the recall."""
+    values = {("", str(number)): part.share for number, part in enumerate(parts)}
+    interval = bootstrap_mean({None: values}, bounds=None, resamples=bootstrap, seed=seed)
+    return {
+        "model": model,
+        **method_fields(setting.method),
+        "protected": setting.protected,
+        "protocol": protocol,
+        "budget_spec": setting.spec,
+        "kept": interval.mean,
+        "low": max(0.0, interval.low),
+        "high": min(1.0, interval.high),
+        "kept_tokens": sum(part.kept_tokens for part in parts) / len(parts),
+        "cached_tokens": sum(part.cached_tokens for part in parts) / len(parts),
+        "sequences": len(parts),
+    }
 
 
 def usable_records(

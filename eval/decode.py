@@ -18,6 +18,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.tasks import Prompt
 from kvp.allocation import EMPTY_SLOT
+from kvp.data.answer_metrics import CHOICE, CHOICE_NORM
+from kvp.data.answer_metrics import chosen as choice_of
 from kvp.hf import EvictingCache, Prefill, generation, prefill
 from kvp.scoring import Needs
 
@@ -297,3 +299,45 @@ def _batches(compressed: Sequence[Kept], limit: int) -> Iterator[list[int]]:
     order = sorted(range(len(compressed)), key=lambda index: sizes[index])
     for start in range(0, len(order), limit):
         yield order[start : start + limit]
+
+
+Fields = dict[str, Any]
+"""Fields of a record that say what came out."""
+
+
+def outcomes(
+    decoder: Decoder, prompt: Prompt, prefix: Prefix, compressed: Sequence[Kept]
+) -> list[Outcome[Fields]]:
+    """Outcome of every cache, as the prompt's metric asks: `score` or, of a given reply, `nll`."""
+    if prompt.forced:
+        tokens = len(prompt.reply)
+        return [
+            Outcome(nbytes=loss.nbytes, result={"nll": loss.result, "reply_tokens": tokens})
+            for loss in decoder.losses(prompt, prefix, compressed)
+        ]
+    if prompt.encoded.choice_ids:
+        return [
+            Outcome(nbytes=losses.nbytes, result=_chosen(prompt, losses.result))
+            for losses in decoder.choice_losses(prompt, prefix, compressed)
+        ]
+    written = [
+        (answer.nbytes, decoder.text(answer.result))
+        for answer in decoder.answers(prompt, prefix, compressed)
+    ]
+    return [
+        Outcome(nbytes=nbytes, result={"prediction": text, "score": prompt.score(text)})
+        for nbytes, text in written
+    ]
+
+
+def _chosen(prompt: Prompt, losses: Sequence[float]) -> Fields:
+    """The choice that the metric picks; `losses` in nats, one per choice."""
+    sample = prompt.sample
+    choice, by_character = (choice_of(losses, sample.choices, one) for one in (CHOICE, CHOICE_NORM))
+    picked = by_character if sample.metric == CHOICE_NORM else choice
+    return {
+        "prediction": sample.choices[picked],
+        "score": float(picked == sample.gold),
+        "score_norm": float(by_character == sample.gold),
+        "choice_nll": list(losses),
+    }

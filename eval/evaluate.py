@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eval.decode import Decoder, Kept, Prefix, all_kept
-from eval.evidence import evidence_fields
+from eval.decode import Decoder, Kept, Prefix, all_kept, outcomes
 from eval.methods import Method, method_fields
-from eval.outcomes import outcomes
 from eval.results.records import Record
 from eval.settings import Setting
 from eval.tasks import Prompt
 from kvp.budget_scores import ViewsAt, score_budgets
+from kvp.data.evidence import evidence_fields
 from kvp.hf import Prefill, observe
 from kvp.ops.future_attention import future_attention
 from kvp.ranking import Protection
@@ -183,7 +182,7 @@ def _record(
         "prompt_tokens": prompt.encoded.prompt_length,
         "cached_tokens": tokens,
         "kept_tokens": int(kept.tokens) if kept.tokens.is_integer() else kept.tokens,
-        **evidence_fields(prompt.evidence, kept, tokens),
+        **evidence_fields(prompt.evidence, kept.indices, tokens),
         "cache_bytes": None,
         "prediction": None,
         "references": list(prompt.sample.references),

@@ -16,8 +16,9 @@ from eval.cost_curves import TraceSettings
 from eval.held_out_traces import open_traces
 from eval.methods import Method, build_methods, check_methods, for_any_protocol
 from eval.settings import Setting, plan, without_repeats
-from eval.tasks import Prompt, load_all, prompt_request, protocols_of
+from eval.tasks import Prompt, load_all, protocols_of
 from eval.tune.settings_file import check_settings
+from kvp.data.task import TaskSettings
 from kvp.data.tasks import expand_tasks
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_tokenizer
@@ -93,8 +94,8 @@ def prepare(
     else:
         tokenizer = loaded.tokenizer
     positions = context_limit(model_config)
-    request = prompt_request(config, count=config.prompts, seed=config.seed)
-    prompts, notes = load_all(request, tokenizer, positions)
+    requested = TaskSettings.of(config, count=config.prompts)
+    prompts, notes = load_all(requested, tokenizer, positions)
     notes += tuning
     work = [
         (prompt, name)

@@ -22,16 +22,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
+from scipy.stats import quantile_test
 
-from eval.strata import Floats, Unit, by_task, contexts_of, sums_of
+from eval.results.records import value_of
+from kvp.data.sample import context_of
 
-__all__ = [
-    "Bounds", "Interval", "Scores", "Unit", "bootstrap_mean", "by_policy", "holm",
-    "median_interval", "paired_difference", "perplexity", "prompts_of", "prompts_to_resolve",
-    "resolved_by", "smallest_resolved", "wilson", "with_seeds",
-]  # fmt: skip
-
+Floats = NDArray[np.float64]
+Unit = tuple[str, str]
+"""A prompt: (task, example)."""
 Scores = Mapping[Hashable, Mapping[Unit, float]]
 """Policy (None of a method without) -> prompt -> value. Policies differ in their seed alone."""
 Bounds = tuple[float, float]
@@ -39,8 +39,6 @@ Bounds = tuple[float, float]
 
 LEVEL = 0.05
 """1 minus the confidence of every interval, and the error rate of a table of comparisons."""
-POWER = 0.8
-"""Share of runs in which a difference that counts as resolved has an interval without 0."""
 PSEUDO_PROMPTS = 0.5
 """Prompts added at each end of the range, all tasks together."""
 
@@ -61,20 +59,6 @@ class Interval:
     comparisons (`holm`)."""
 
 
-def wilson(successes: float, trials: int) -> tuple[float, float]:
-    """95 % Wilson score interval of a proportion; raises ValueError without trials.
-
-    Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
-    """
-    if trials < 1:
-        raise ValueError("a proportion needs at least one trial")
-    share = successes / trials
-    centre = share + _Z * _Z / (2 * trials)
-    spread = _Z * np.sqrt(share * (1 - share) / trials + _Z * _Z / (4 * trials * trials))
-    scale = 1 + _Z * _Z / trials
-    return max(0.0, float((centre - spread) / scale)), min(1.0, float((centre + spread) / scale))
-
-
 def by_policy(
     records: Iterable[Mapping[str, Any]], field: str = "score"
 ) -> dict[Hashable, dict[Unit, float]]:
@@ -84,6 +68,11 @@ def by_policy(
         if record[field] is not None:
             scores[record["policy"]][record["task"], record["example"]] = float(record[field])
     return dict(scores)
+
+
+def prompt_values(records: Iterable[Mapping[str, Any]]) -> Scores:
+    """More is better: the score, or log-likelihood per token, of one setting's records."""
+    return by_policy([{**record, "value": value_of(record)} for record in records], "value")
 
 
 def prompts_of(scores: Scores) -> set[Unit]:
@@ -137,7 +126,7 @@ def paired_difference(
         p = _p_value_of_seeds(draws, widest)
         draws += _seed_draws(widest, resamples, generator)
     else:
-        degrees = sum(stratum.degrees for stratum in by_task(shared))
+        degrees = sum(len(sums) - 1 for sums, _ in _by_task(shared))
         p = _p_value_of_prompts(draws, degrees, stretched=bounds is None)
     return _interval(_mean(shared), draws, len(shared), bounds, p)
 
@@ -159,9 +148,7 @@ def perplexity(
         for record in records
     }
     pooled = _over_policies(nll)
-    contexts = contexts_of(pooled)
-    losses = sums_of(contexts, [pooled[unit] for unit in pooled])
-    lengths = sums_of(contexts, [tokens[unit] for unit in pooled])
+    losses, lengths = _by_context(pooled, list(pooled.values()), [tokens[unit] for unit in pooled])
 
     def nats(of: Mapping[Unit, float]) -> float:
         return sum(of.values()) / sum(tokens[unit] for unit in of)
@@ -201,18 +188,13 @@ def with_seeds(interval: Interval, means: Sequence[float], bounds: Bounds) -> In
 def median_interval(values: Sequence[float]) -> Interval | None:
     """Median and its interval between order statistics; None for fewer than 6 values.
 
-    No distribution is assumed: the number of values below the median is binomial. Of 6 to 8 values
-    the interval is from the smallest to the largest.
+    No distribution is assumed: the number of values below the median is binomial.
     """
-    ordered = sorted(values)
-    beyond = int((special.bdtr(np.arange(len(ordered)), len(ordered), 0.5) < LEVEL / 2).sum())
-    if not beyond:
+    if len(values) < 6:
         return None
+    low, high = quantile_test(values).confidence_interval(1 - LEVEL)
     return Interval(
-        mean=float(np.median(ordered)),
-        low=ordered[beyond - 1],
-        high=ordered[-beyond],
-        prompts=len(ordered),
+        mean=float(np.median(values)), low=float(low), high=float(high), prompts=len(values)
     )
 
 
@@ -230,24 +212,6 @@ def holm(differences: Sequence[Interval]) -> list[bool]:
     return kept
 
 
-def smallest_resolved(sd: float, prompts: float) -> float:
-    """Difference whose interval leaves out 0 in 80 % of runs of that many prompts, all tasks.
-
-    `sd` is the standard deviation of a prompt's paired difference. One comparison, no seeds.
-    """
-    return float((_Z + special.ndtri(POWER)) * sd / math.sqrt(prompts))
-
-
-def resolved_by(difference: Interval) -> float:
-    """Difference whose interval would leave out 0 in 80 % of runs such as the one measured."""
-    return (difference.high - difference.low) / 2 * (1 + float(special.ndtri(POWER)) / _Z)
-
-
-def prompts_to_resolve(sd: float, difference: float) -> int:
-    """Prompts that make `difference` the smallest resolved one."""
-    return math.ceil((float(_Z + special.ndtri(POWER)) * sd / difference) ** 2)
-
-
 def _over_policies(scores: Scores) -> dict[Unit, float]:
     """Mean over the policies that answered a prompt."""
     values: dict[Unit, list[float]] = defaultdict(list)
@@ -262,7 +226,27 @@ def _minus(ours: Mapping[Unit, float], theirs: Mapping[Unit, float]) -> dict[Uni
 
 
 def _mean(values: Mapping[Unit, float]) -> float:
-    return float(np.mean([stratum.mean for stratum in by_task(values)]))
+    return float(np.mean([sums.sum() / counts.sum() for sums, counts in _by_task(values)]))
+
+
+def _by_task(values: Mapping[Unit, float]) -> list[list[Floats]]:
+    """Sum of values and number of prompts, each [contexts], of every task."""
+    tasks: dict[str, dict[Unit, float]] = defaultdict(dict)
+    for unit, value in values.items():
+        tasks[unit[0]][unit] = value
+    return [
+        _by_context(of_task, list(of_task.values()), [1.0] * len(of_task))
+        for of_task in tasks.values()
+    ]
+
+
+def _by_context(units: Iterable[Unit], *columns: Sequence[float]) -> list[Floats]:
+    """Sums [contexts] of the values of prompts that share a context, in the order of the first."""
+    numbers: dict[Unit, int] = {}
+    places = [
+        numbers.setdefault((task, context_of(example)), len(numbers)) for task, example in units
+    ]
+    return [np.bincount(places, weights=column).astype(float) for column in columns]
 
 
 def _prompt_draws(
@@ -276,15 +260,15 @@ def _prompt_draws(
     The prompts added at the ends are divided so that tasks of few contexts, which decide the width,
     get most of them. Draws are stretched about their own mean to the variance of a mean.
     """
-    strata = by_task(values)
-    precision = sum(1 / len(stratum.sums) for stratum in strata)
-    degrees = sum(stratum.degrees for stratum in strata)
+    tasks = _by_task(values)
+    precision = sum(1 / len(sums) for sums, _ in tasks)
+    degrees = sum(len(sums) - 1 for sums, _ in tasks)
     draws = np.zeros(resamples)
-    for stratum in strata:
-        n, prompts = len(stratum.sums), float(stratum.counts.sum())
+    for sums, counts in tasks:
+        n, prompts = len(sums), float(counts.sum())
         weights = generator.standard_exponential((resamples, n))
-        total, weight = weights @ stratum.sums, weights @ stratum.counts
-        centre, factor = stratum.mean, _small_sample(n)
+        total, weight = weights @ sums, weights @ counts
+        centre, factor = float(sums.sum() / prompts), _small_sample(n)
         if bounds is None:
             factor *= _student(degrees)
         else:
@@ -293,10 +277,8 @@ def _prompt_draws(
             ends = generator.standard_gamma(added, (resamples, 2))
             total = total + size * (ends @ np.array(bounds))
             weight = weight + size * ends.sum(1)
-            centre = (float(stratum.sums.sum()) + size * added * sum(bounds)) / (
-                prompts + 2 * size * added
-            )
-        draws += (centre + factor * (total / weight - centre)) / len(strata)
+            centre = (float(sums.sum()) + size * added * sum(bounds)) / (prompts + 2 * size * added)
+        draws += (centre + factor * (total / weight - centre)) / len(tasks)
     return draws
 
 

@@ -6,15 +6,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
+from statistics import fmean
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from eval.nulls import best_values, over_null, prompt_values
 from eval.report.aggregates import ReportedMethod, method_of
 from eval.results.records import FULL, SELF_SIZED, Record, method_label, policy_groups
-from eval.stats import Interval, Scores, bootstrap_mean, by_policy, holm, perplexity
+from eval.stats import (
+    Bounds,
+    Interval,
+    Scores,
+    bootstrap_mean,
+    by_policy,
+    holm,
+    paired_difference,
+    perplexity,
+    prompt_values,
+    prompts_of,
+)
 from kvp.budgets import parse_budget
 from kvp.data.ruler import RULER_13
 from kvp.data.tasks import ruler_share
@@ -42,7 +53,7 @@ class Line:
     cells: Mapping[str, Interval]
     """By budget spec; `full` for the full cache, `own` where the method sizes the cache."""
     scores: Mapping[str, Scores]
-    """By budget, the number of every prompt (`eval.nulls`)."""
+    """By budget, the number of every prompt (`eval.stats.prompt_values`)."""
     policies: int
     """Policies averaged, 0 for methods without."""
     over_null: Mapping[str, Interval | None]
@@ -136,6 +147,9 @@ def _lines(
         first = next(iter(groups[key].values()))[0]
         place = key[0], first["protected"]
         scores = {budget: prompt_values(group) for budget, group in groups[key].items()}
+        policy_names = {record["policy"] for group in groups[key].values() for record in group}
+        sized = groups[key].get(SELF_SIZED, [])
+        own = [record["kept_tokens"] / record["cached_tokens"] for record in sized]
         compared = {} if first["method"] in (FULL, *NULLS) else scores
         lines.append(
             Line(
@@ -144,12 +158,12 @@ def _lines(
                 label=key[1],
                 cells={budget: score(group) for budget, group in groups[key].items()},
                 scores=scores,
-                policies=_policies(groups[key].values()),
+                policies=len(policy_names - {None}),
                 over_null={
                     budget: over(values, best[*place, budget])
                     for budget, values in compared.items() if (*place, budget) in best
                 },
-                self_sized_share=_share(groups[key].get(SELF_SIZED, [])),
+                self_sized_share=fmean(own) if own else None,
             )
         )  # fmt: skip
     return lines
@@ -163,8 +177,26 @@ def _best_nulls(records: Iterable[Record]) -> dict[tuple[str, bool, str], Scores
             key = record["protocol"], record["protected"], record["budget_spec"]
             name = method_label(record["method"], record["variant"], record["allocator"])
             nulls.setdefault(key, {}).setdefault(name, []).append(record)
-    found = {key: best_values(map(prompt_values, by.values())) for key, by in nulls.items()}
-    return {key: values for key, values in found.items() if values is not None}
+    return {
+        key: max(
+            map(prompt_values, methods.values()),
+            key=lambda scores: bootstrap_mean(scores, bounds=None, resamples=1).mean,
+        )
+        for key, methods in nulls.items()
+    }
+
+
+def over_null(
+    ours: Scores, null: Scores, *, bounds: Bounds | None, resamples: int, seed: int
+) -> Interval | None:
+    """Difference to a null, paired by prompt; None where the two share no prompt.
+
+    Nulls score nothing (`policies.registry`), so every method has to beat the best one of the same
+    budget and protection. It is the best on these very prompts, which favours the nulls.
+    """
+    if prompts_of(ours).isdisjoint(prompts_of(null)):
+        return None
+    return paired_difference(ours, null, bounds=bounds, resamples=resamples, seed=seed)
 
 
 def _label(record: Record, policies: Mapping[str | None, str]) -> str:
@@ -173,17 +205,6 @@ def _label(record: Record, policies: Mapping[str | None, str]) -> str:
     name = f"{record['method']}/{group}" if group else record["method"]
     label = method_label(name, record["variant"], record["allocator"])
     return f"{label}{PROTECTED if record['protected'] else ''}"
-
-
-def _policies(groups: Iterable[list[Record]]) -> int:
-    return len({record["policy"] for group in groups for record in group} - {None})
-
-
-def _share(records: list[Record]) -> float | None:
-    if not records:
-        return None
-    shares: list[float] = [record["kept_tokens"] / record["cached_tokens"] for record in records]
-    return sum(shares) / len(shares)
 
 
 def _print(console: Console, lines: list[Line], what: str, scale: int) -> None:

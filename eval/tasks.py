@@ -11,7 +11,6 @@ from torch import Tensor
 from torch import tensor as as_tensor
 from transformers import PreTrainedTokenizerBase
 
-from eval.config import PromptConfig
 from kvp.data.answer_metrics import CHOICES
 from kvp.data.encode import Encoded, encode
 from kvp.data.evidence import evidence_tokens
@@ -27,18 +26,6 @@ from kvp.data.tasks import (
 )
 from kvp.errors import UsageError
 from kvp.plugins import own_errors
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptRequest:
-    """Prompts of a program: which tasks, and what each of them is given."""
-
-    tasks: tuple[str, ...]
-    """Tasks as `--tasks` names them; `ruler` means several."""
-    settings: TaskSettings
-    """The split, the seed, the length, the files, and how many prompts of each task."""
-    measure: str = "answers"
-    """`perplexity`: of the reference answer, where there is one, instead of generated ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,34 +94,8 @@ def protocols_of(protocols: Sequence[str], task: str) -> tuple[str, ...]:
     return ("query_agnostic",) if task == TEXT else tuple(protocols)
 
 
-def prompt_request(config: PromptConfig, *, count: int, seed: int) -> PromptRequest:
-    """The prompts that a program's settings request: `count` of each task."""
-    settings = TaskSettings(
-        split=config.split,
-        count=count,
-        seed=seed,
-        length=config.length,
-        essays=config.essays,
-        squad=config.squad,
-        hotpotqa=config.hotpotqa,
-        where=config.where,
-        tree_paths=config.tree_paths,
-        chat=config.chat,
-        text=config.text,
-        data=config.data,
-        columns=config.column_names,
-        metric=config.metric,
-        answer_prefix=config.answer_prefix,
-        depths=config.depth_list,
-        lengths=config.length_list,
-        scbench_mode=config.scbench_mode,
-        continuation_tokens=config.continuation_tokens,
-    )
-    return PromptRequest(tasks=config.task_list, settings=settings, measure=config.measure)
-
-
 def load_all(
-    request: PromptRequest, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
+    settings: TaskSettings, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
 ) -> tuple[list[Prompt], list[str]]:
     """Prompts of all tasks, and notes on what is missing: tasks of a group that do not fit into
     `--length` or have no file, rows that were skipped, fewer prompts than requested.
@@ -142,21 +103,20 @@ def load_all(
     `positions` is how many tokens the model can hold. Raises UsageError where `--length` is more,
     where a task that was named does not fit, or none does.
     """
-    settings = request.settings
     if positions is not None and settings.length > positions:
         raise UsageError(
             f"--length {settings.length}: the model has {positions} positions; lower it"
         )
-    names = expand_tasks(request.tasks)
+    names = expand_tasks(settings.tasks)
     _check_flags(settings, names)
     prompts: list[Prompt] = []
     notes: list[str] = []
     left_out: dict[str, list[str]] = {}
     for name in names:
         try:
-            made, told = load_prompts(name, settings, tokenizer, measure=request.measure)
+            made, told = load_prompts(name, settings, tokenizer)
         except NoPromptError as error:
-            if name in request.tasks:
+            if name in settings.tasks:
                 raise
             left_out.setdefault(error.reason, []).append(name)
             continue
@@ -170,7 +130,7 @@ def load_all(
         )
     if not prompts:
         raise UsageError("; ".join(notes))
-    if RULER in request.tasks:
+    if RULER in settings.tasks:
         notes.append(f"a mean over tasks is over {ruler_share(prompt.task for prompt in prompts)}")
     return prompts, list(dict.fromkeys(notes))
 
@@ -215,11 +175,7 @@ def _check_flags(settings: TaskSettings, names: Sequence[str]) -> None:
 
 
 def load_prompts(
-    name: str,
-    settings: TaskSettings,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    measure: str = "answers",
+    name: str, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[Prompt], list[str]]:
     """The first `settings.count` samples of a task, encoded, and notes on them.
 
@@ -231,7 +187,7 @@ def load_prompts(
     task = find_task(name)
     prompts = []
     for sample in samples:
-        if measure == "perplexity":
+        if settings.measure == "perplexity":
             sample = replace(sample, metric="none")
         encoded = encode(sample, tokenizer)
         if (fault := _fault(sample, encoded)) is not None:

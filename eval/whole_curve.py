@@ -6,8 +6,9 @@ tokens; those of one curve in one way.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
+
+import numpy as np
 
 from eval.results.records import FULL, SELF_SIZED
 from eval.stats import Scores, Unit
@@ -41,26 +42,20 @@ def areas(by_budget: Mapping[str, Scores]) -> Scores | None:
     specs = curve_budgets(list(by_budget))
     if len(specs) < 2:
         return None
-    places = [math.log(size_of(spec)) for spec in specs]
-    width = places[-1] - places[0]
-    nearest = [places[0], *places, places[-1]]  # each end is its own neighbour
-    weights = {
-        spec: (nearest[index + 2] - nearest[index]) / 2 / width for index, spec in enumerate(specs)
-    }
+    places = np.log([size_of(spec) for spec in specs])
     result: dict[Hashable, dict[Unit, float]] = {}
     for policy in by_budget[specs[0]]:
         curves = [by_budget[spec].get(policy, {}) for spec in specs]
         units = [unit for unit in curves[0] if all(unit in curve for curve in curves)]
         if units:
-            result[policy] = {
-                unit: sum(weights[spec] * by_budget[spec][policy][unit] for spec in specs)
-                for unit in units
-            }
+            heights = [[curve[unit] for unit in units] for curve in curves]
+            found = np.trapezoid(heights, places, axis=0) / (places[-1] - places[0])
+            result[policy] = dict(zip(units, found.tolist(), strict=True))
     return result or None
 
 
-def enough(means: Mapping[str, float], full: float, share: float = ENOUGH) -> str | None:
-    """The smallest budget from which on means reach `share` of the full cache's; None for none.
+def enough(means: Mapping[str, float], full: float) -> str | None:
+    """The smallest budget from which on means are `ENOUGH` of the full cache's; None for none.
 
     None, too, where the full cache answers nothing.
     """
@@ -68,7 +63,7 @@ def enough(means: Mapping[str, float], full: float, share: float = ENOUGH) -> st
     if full <= 0:
         return None
     for spec in reversed(curve_budgets(list(means))):
-        if means[spec] < share * full:
+        if means[spec] < ENOUGH * full:
             break
         least = spec
     return least

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
 from kvp.artifacts.addresses import is_address, read_only
-from kvp.data.rows.columns import renamed_columns
+from kvp.data.rows.cells import renamed_columns
 from kvp.errors import UsageError
 from kvp.known_names import check_tasks
 from kvp.ranks import Rank, rank_of

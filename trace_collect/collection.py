@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from rich.console import Console
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.data.collection_plan import CollectionPlan, plan_collection
+from kvp.data.collection_plan import CollectionPlan
 from kvp.hf.batch_size import default_batch_size
 from kvp.hf.trace import Recorded, collect_all
 from kvp.hf.traced import Traced
 from kvp.progress import phase
 from trace_collect.config import CollectConfig
-from trace_collect.jobs import request_of
+from trace_collect.jobs import store_request
 
 
 def planned(
@@ -22,7 +22,7 @@ def planned(
 ) -> CollectionPlan:
     """The prompts; their warnings are printed."""
     phase("making the prompts")
-    jobs = plan_collection(request_of(config), config.counts, tokenizer)
+    jobs = store_request(config).planned(tokenizer)
     if jobs.tasks:
         console.print(f"tasks: {', '.join(jobs.tasks)}")
     for note in jobs.notes:

@@ -1,13 +1,11 @@
-"""The samples to collect, the identity of a store, and whether `--out` can take it."""
+"""The store that a configuration asks for, and whether `--out` can take it."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from kvp.artifacts.addresses import place
-from kvp.data.collection_plan import CollectionPlan, DataRequest
+from kvp.data.collection_plan import CollectionPlan
 from kvp.errors import StoreError
 from kvp.hf.store_request import StoreRequest
 from kvp.store.sequence_records import committed
@@ -20,21 +18,6 @@ def store_request(config: CollectConfig) -> StoreRequest:
     return StoreRequest(
         model=config, data=config, answers=config, seed=config.seed, counts=config.counts
     )
-
-
-def request_of(config: CollectConfig) -> DataRequest:
-    """The prompts that a configuration asks for."""
-    return store_request(config).prompts
-
-
-def identity(
-    config: CollectConfig,
-    jobs: CollectionPlan,
-    tokenizer: PreTrainedTokenizerBase,
-    weights: str | None,
-) -> dict[str, Any]:
-    """What decides the content of a store (`kvp.hf.store_request.StoreRequest.identity`)."""
-    return store_request(config).identity(jobs, tokenizer, weights)
 
 
 def check_out(

@@ -15,7 +15,7 @@ from rich.filesize import decimal
 
 from kvp.artifacts.addresses import files_below, place
 from kvp.artifacts.disk_space import check_disk
-from kvp.data.collection_plan import CollectionPlan, plan_collection
+from kvp.data.collection_plan import CollectionPlan
 from kvp.errors import StoreError
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.identity import weights_digest
@@ -37,7 +37,7 @@ from trace_collect.collection import Collection, planned
 from trace_collect.config import CollectConfig
 from trace_collect.dry_run import dry_run
 from trace_collect.estimate import estimate
-from trace_collect.jobs import check_out, identity, request_of
+from trace_collect.jobs import check_out, store_request
 
 _SECONDS_BETWEEN_COUNTS = 0.5
 """Between two looks at how many sequences there are, of whichever worker."""
@@ -120,7 +120,7 @@ def _open(parts: Collection) -> TraceWriter:
         seed=config.seed,
         model={"id": recorded_name(config.model), "revision": config.revision},
         rope_frequencies=known_frequencies(model, config.max_tokens),
-        identity=identity(config, jobs, parts.tokenizer, weights_digest(model)),
+        identity=store_request(config).identity(jobs, parts.tokenizer, weights_digest(model)),
     )
     return TraceWriter.create_or_resume(
         config.out, plan, manifest, known_output_gram(model), shared=config.worker.shared
@@ -146,7 +146,7 @@ class RayWorker:
         check_in_sight(config.out)
         check_quantization(config.quantization, torch_device(config.device))
         tokenizer = load_tokenizer(config.model, revision=config.revision)
-        jobs = plan_collection(request_of(config), config.counts, tokenizer)
+        jobs = store_request(config).planned(tokenizer)
         self._parts = _loaded(config, jobs)
         self._writer = _open(self._parts)
         self._groups = groups

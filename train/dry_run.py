@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from kvp.config_groups import AnswersName
 from kvp.costs import Lengths
-from kvp.data.lengths import mean_lengths
+from kvp.data.encode import encode
+from kvp.data.sample import Sample
 from kvp.errors import ModelError
 from kvp.hf import load_config, load_tokenizer
 from kvp.hf.batch_size import default_batch_size
@@ -132,3 +137,37 @@ def _ram_bytes() -> float:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (ValueError, OSError, AttributeError):
         return math.inf
+
+
+_SAMPLES = 16
+"""Prompts that are made, one of each task as a rule."""
+
+
+def mean_lengths(
+    samples: Sequence[Sample],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    answers: AnswersName,
+    max_new_tokens: int,
+) -> Lengths:
+    """Mean tokens of the first prompts and their answers.
+
+    A model's answer counts with the most tokens it may have; what a prompt took to be made is the
+    processor time of this machine, a median.
+    """
+    prompts, replies, seconds = [], [], []
+    for index in range(min(_SAMPLES, len(samples))):
+        start = time.process_time()
+        sample = samples[index]
+        encoded = encode(sample, tokenizer)
+        seconds.append(time.process_time() - start)
+        limit = min(max_new_tokens, sample.max_new_tokens)
+        prompts.append(encoded.prompt_length)
+        replies.append(limit if answers == "model" else min(limit, len(encoded.reply_ids or ())))
+    return Lengths(
+        prompt=round(sum(prompts) / len(prompts)),
+        answer=round(sum(replies) / len(replies)),
+        answers=answers,
+        bound=False,
+        make_seconds=statistics.median(seconds),
+    )

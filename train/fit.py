@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import signal
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -16,11 +18,17 @@ from lightning.pytorch.strategies import DDPStrategy
 from policies.ranker import HeadRankers
 from train.distributed import ALONE, Workers
 from train.job import Job
-from train.memory import freed_memory_kept
 from train.model.ranker_training import RankerTraining
 
 _TERMINATED = 128 + signal.SIGTERM
 """Exit code of a program that SIGTERM ended."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Parameters of mallopt (malloc.h)."""
+_NEVER = -1
+_LARGEST_MAPPED = 2**30
+"""Larger blocks are mapped one by one as before, bytes."""
+_DEFAULT = 128 * 1024
+"""What both parameters are at the start of a program, bytes."""
 
 
 def new_training(job: Job, rankers: HeadRankers) -> RankerTraining:
@@ -77,3 +85,31 @@ def fit(
             if trainer.received_sigterm:
                 raise SystemExit(_TERMINATED) from None
             raise KeyboardInterrupt from None  # Lightning answers Ctrl-C by SystemExit
+
+
+@contextmanager
+def freed_memory_kept() -> Iterator[None]:
+    """Let the process keep what is freed inside the block; what is left goes back at its end.
+
+    A step on a CPU allocates the activations of all heads and frees them again: some hundred
+    megabytes, which glibc maps and unmaps one by one. Touching new pages then takes up to a quarter
+    of a step (docs/results/speed.md). With other C libraries this does nothing.
+    """
+    libc = _glibc()
+    if libc is None:
+        yield
+        return
+    libc.mallopt(_MMAP_THRESHOLD, _LARGEST_MAPPED)
+    libc.mallopt(_TRIM_THRESHOLD, _NEVER)
+    try:
+        yield
+    finally:
+        libc.mallopt(_MMAP_THRESHOLD, _DEFAULT)
+        libc.mallopt(_TRIM_THRESHOLD, _DEFAULT)
+        libc.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    """The C library of this process, None where it has no mallopt and malloc_trim."""
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None

@@ -22,9 +22,8 @@ from train.fit import fit, new_training
 from train.head_range import AUTO
 from train.job import Job, Sources, initial_rankers, prepare
 from train.labels import EVALUATED
-from train.messages import print_end, print_start
 from train.model.ranker_training import RankerTraining
-from train.summary import print_summary
+from train.summary import print_end, print_start, print_summary
 from train.validation import HeldOut, evaluate_with_baselines
 
 LOG_EVERY = 10

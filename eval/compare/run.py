@@ -19,12 +19,19 @@ from rich.console import Console
 from rich.table import Table
 
 from eval.compare.config import CompareConfig
-from eval.nulls import prompt_values
 from eval.report.aggregates import ReportedMethod, method_of
 from eval.results.load import Results, load_results
 from eval.results.parts import results_folder
 from eval.results.records import FULL, Record, policy_groups
-from eval.stats import Interval, Scores, bootstrap_mean, holm, paired_difference, prompts_of
+from eval.stats import (
+    Interval,
+    Scores,
+    bootstrap_mean,
+    holm,
+    paired_difference,
+    prompt_values,
+    prompts_of,
+)
 from eval.summary import budget_order
 from eval.whole_curve import areas, curve_budgets, enough
 from kvp.artifacts.files import atomic_write_text

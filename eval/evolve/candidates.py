@@ -14,9 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from eval.decode import Decoder, Kept, Prefix
+from eval.decode import Decoder, Kept, Prefix, outcomes
 from eval.evolve.search import Scheme, reply_score
-from eval.outcomes import outcomes
 from eval.tasks import Prompt
 from kvp.allocation import apportion
 from kvp.budgets import Budget

@@ -1,9 +1,14 @@
 """Budgets from the cost curves of a results folder: the search's alternative that runs no model.
 
 Reads curves.jsonl of kvp-eval (cost at 65 budgets per KV head), chooses counts for a grid of mean
-budgets (`greedy`), and writes one budget file with a point for each. A layer's curve is the mean of
-its heads'. Every head's loss weighs the same: E_b / W. Choose on curves of traces other than those
+budgets, and writes one budget file with a point for each. A layer's curve is the mean of its
+heads'. Every head's loss weighs the same: E_b / W. Choose on curves of traces other than those
 you report: kvp-eval measures curves on a store's test split, or on validation where there is none.
+
+What is minimised under a total number of tokens is the sum over units (layers or heads) of the
+share of future attention lost at k tokens. On the lower convex hull of every curve each further
+token gains less than the one before, so taking the largest gains first is exact (Fox 1966,
+"Discrete optimization via marginal analysis"). Choices for growing totals are nested.
 """
 
 from __future__ import annotations
@@ -14,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eval.evolve.config import EvolveConfig
-from eval.evolve.greedy import Floats, greedy_counts, greedy_order, hull_costs
 from eval.evolve.print_budgets import print_budgets
 from eval.results.folder import CURVES, MANIFEST, ROWS, read_manifest
 from eval.results.records import UNIFORM, method_label, read_records
@@ -224,3 +229,57 @@ def _reference(folder: Path, protocol: str, length: int) -> int:
         record["cached_tokens"] for record in read_records(path) if record["protocol"] == protocol
     )
     return int(cached[(len(cached) - 1) // 2]) if cached else length
+
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+def hull(budgets: Floats, cost: Floats) -> Integers:
+    """Indices [K] of the points on the lower convex hull of `cost` [P] over `budgets` [P]."""
+    kept: list[int] = []
+    for point in range(len(budgets)):
+        while len(kept) > 1 and _above(budgets, cost, kept[-2], kept[-1], point):
+            kept.pop()
+        kept.append(point)
+    return np.array(kept)
+
+
+def hull_costs(fractions: Floats, costs: Floats, tokens: int, floor: int) -> Floats:
+    """Cost of every token count from `floor` to `tokens` on the hulls: [units, tokens - floor + 1].
+
+    `costs` [units, P] are given at `fractions` [P] of `tokens`, the last of them 1, and linear in
+    between. The hull begins at `floor`, below which no unit may go.
+    """
+    given = fractions * tokens
+    corners = np.concatenate([[floor], given[given > floor]])
+    counts = np.arange(floor, tokens + 1)
+    result = []
+    for cost in costs:
+        at_corners = np.interp(corners, given, cost)
+        kept = hull(corners, at_corners)
+        result.append(np.interp(counts, corners[kept], at_corners[kept]))
+    return np.stack(result)
+
+
+def greedy_order(costs: Floats) -> Integers:
+    """Units in the order in which they get one token more, largest gain first: [units * steps].
+
+    `costs` [units, steps + 1] are convex; equal gains go round the units.
+    """
+    gains = np.minimum.accumulate(-np.diff(costs, axis=1), axis=1).round(12)
+    units, steps = np.indices(gains.shape)
+    order = np.lexsort((units.ravel(), steps.ravel(), -gains.ravel()))
+    return units.ravel()[order]
+
+
+def greedy_counts(order: Integers, units: int, total: int, floor: int) -> Integers:
+    """Counts [units] of a total, `floor` each before the first gain."""
+    taken = np.bincount(order[: total - floor * units], minlength=units)
+    return taken + floor
+
+
+def _above(x: Floats, y: Floats, first: int, middle: int, last: int) -> bool:
+    """Whether the middle point lies on or above the line through the other two."""
+    rise = (y[middle] - y[first]) * (x[last] - x[first])
+    return bool(rise >= (y[last] - y[first]) * (x[middle] - x[first]))

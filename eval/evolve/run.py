@@ -31,8 +31,9 @@ from eval.methods import registered_method
 from eval.results.folder import input_digests
 from eval.results.records import LEARNED
 from eval.stats import paired_difference
-from eval.tasks import Prompt, PromptRequest, load_all, prompt_request
+from eval.tasks import Prompt, load_all
 from kvp.artifacts.claim import OutputFolder
+from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
@@ -76,9 +77,12 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     phase("preparing prompts")
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     positions = context_limit(model_config)
-    request = prompt_request(config, count=1, seed=config.seed)
     search_prompts, held_out = load_prompts(
-        request, tokenizer, positions, searched=config.search_prompts, compared=config.holdout
+        TaskSettings.of(config),
+        tokenizer,
+        positions,
+        searched=config.search_prompts,
+        compared=config.holdout,
     )
     protection = UNPROTECTED
     if config.protection == "on":
@@ -138,7 +142,7 @@ def _load_decoder(config: EvolveConfig) -> Decoder:
 
 
 def load_prompts(
-    request: PromptRequest,
+    settings: TaskSettings,
     tokenizer: PreTrainedTokenizerBase,
     positions: int | None = None,
     *,
@@ -150,12 +154,11 @@ def load_prompts(
     `searched` and `compared` of them, spread evenly over the tasks. `positions` is how many tokens
     the model can hold. Raises UsageError where a task does not fit, or too few prompts are there.
     """
-    first, _ = load_all(request, tokenizer, positions)
+    first, _ = load_all(settings, tokenizer, positions)
     tasks = tuple(dict.fromkeys(prompt.requested_as for prompt in first))
     shares = [_shares(searched, len(tasks)), _shares(compared, len(tasks))]
     maximum = max(map(sum, zip(*shares, strict=True)))
-    settings = replace(request.settings, count=maximum)
-    prompts, _ = load_all(replace(request, tasks=tasks, settings=settings), tokenizer, positions)
+    prompts, _ = load_all(replace(settings, tasks=tasks, count=maximum), tokenizer, positions)
     search_prompts: list[Prompt] = []
     held_out: list[Prompt] = []
     for task, count, others in zip(tasks, *shares, strict=True):

@@ -11,13 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from kvp.artifacts.addresses import Place
 from kvp.artifacts.claim import FolderKind, OutputFolder
-from kvp.artifacts.jsonl import JsonLines, Record
+from kvp.artifacts.jsonl import JsonLines
 from kvp.errors import ResultsError
 from kvp.manifest import read_sealed_json, write_sealed_json
 from policies.budget_files import BUDGET_FILE
@@ -94,11 +95,12 @@ class Journal:
         self._lines.cut_torn_line()
         for number, record in self._lines.numbered() if path.exists() else ():
             try:
-                self.generations.append(_generation(record))
-            except (KeyError, TypeError, ValueError):
-                raise ResultsError(
-                    f"{path} line {number} is damaged; choose another --out"
-                ) from None
+                entry = TypeAdapter(Generation).validate_python(record)
+            except ValidationError:
+                entry = None
+            if entry is None or not len(entry.scores) == len(entry.fitness) == len(entry.schemes):
+                raise ResultsError(f"{path} line {number} is damaged; choose another --out")
+            self.generations.append(entry)
         self._replayed = 0
         self._started = time.monotonic()
 
@@ -143,15 +145,3 @@ class Journal:
         self._replayed += 1
         if self._on_append is not None:
             self._on_append(entry)
-
-
-def _generation(record: Record) -> Generation:
-    """Raises KeyError, TypeError or ValueError on a record of another shape."""
-    schemes = [tuple(map(int, scheme)) for scheme in record["schemes"]]
-    entry = Generation(**{**record, "schemes": schemes})
-    if not len(entry.scores) == len(entry.fitness) == len(schemes):
-        raise ValueError("not one score per scheme")
-    numbers = [*entry.scores, *entry.fitness, entry.evaluated, entry.seconds]
-    if not all(isinstance(number, int | float) for number in (*numbers, *chain(*entry.x))):
-        raise TypeError("not numbers")
-    return entry

@@ -2,176 +2,216 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import join
 from statistics import fmean
 from typing import Any
 
-from eval.push.measured import Measured, ResultTable
+from eval.results.load import load_results
 from eval.results.records import UNIFORM
+from eval.summary import Line, budget_order, headlines
+from kvp.errors import UsageError
 from kvp.hub import HubName
+from kvp.manifest import sha256_file
 from policies.policy_files import PolicyMeta, Shard
+from policies.sources import INDEX
 
-TAGS = ("kv-cache", "kv-cache-eviction", "kvp")
+_TEMPLATE = """\
+---
+{{ card_data }}
+---
+
+# {{ name }}
+
+A policy of kvp: one small network per KV head that ranks cached tokens by how much the model will \
+need them, so that the others can be evicted. The model stays as it is.
+
+- Model: `{{ meta.model.id }}`
+{%- if meta.model.revision %}, revision {{ meta.model.revision }}{% endif %}
+{%- if meta.model.weights %}, weights `{{ meta.model.weights[:12] }}`{% endif %}
+- Geometry: {{ geometry.layers }} layers of {{ geometry.query_heads }} query and \
+{{ geometry.kv_heads }} KV heads of {{ geometry.head_dim }}; other geometries are refused
+- Rankers: {{ geometry.total_kv_heads }}, architecture `{{ spec.architecture }}`, hidden width \
+{{ spec.hidden }}, {{ "{:,}".format(parameters) }} parameters together
+- Reads: {{ spec.inputs | join(", ") }}
+{%- if spec.reads_queries %} (the last of them: what the last 32 queries attend to){% endif %}
+- Scores of its heads: {% if calibration -%}
+calibrated ({{ calibration.target }}), for allocators such as `global`
+{%- else -%}
+not calibrated, so heads cannot compete for one budget
+{%- endif %}
+
+## Use
+
+```python
+from kvp import evicting, load_model, load_policy{% if allocator %}, make_allocator{% endif %}
+
+model, tokenizer = load_model("{{ base_model }}")
+policy = load_policy("{{ name }}")
+with evicting(model, policy, budget="12.5%"\
+{% if allocator %}, allocator=make_allocator("{{ allocator }}"){% endif %}):
+    model.generate(**tokenizer("...", return_tensors="pt"))
+```
+
+## Training
+
+{% if data -%}
+- Text: `{{ data.name }}`{% if data.tasks %} ({{ data.tasks | join(", ") }}){% endif %}, at most \
+{{ data.length }} tokens; answers: {{ training.text.answers }}
+{% endif %}
+{%- if training.traces -%}
+- Sequences: {{ training.traces.train }} train, {{ training.traces.validation }} validation
+{% endif %}
+{%- if training.recipe -%}
+- Recipe: objective `{{ training.recipe.objective }}`, label `{{ training.recipe.label }}`, \
+{{ training.recipe.steps }} steps
+{% endif -%}
+- Seed: {{ training.seed }}
+{%- if training.distillation and training.distillation.held_out_loss is defined %}
+- Distilled: held-out loss {{ "%.4f" | format(training.distillation.held_out_loss) }} nats per \
+reply token above the full cache
+{%- endif %}
+{%- if trained_by %}
+
+```
+{{ trained_by | join("\n") }}
+```
+{%- endif %}
+{%- if skills %}
+
+Skill on held-out traces (0: chance, 1: the ideal ranking of future attention), over KV heads; the \
+best heuristic is the best one of each head that reads no attention
+{%- if training.distillation %}; distillation trains for answers, not for skill{% endif %}:
+
+| | mean | lowest | highest |
+|---|--:|--:|--:|
+{{ skills | join("\n") }}
+{%- endif %}
+{%- if results %}
+
+## Measured
+
+{{ results.setup }}. In brackets 95 % intervals over prompts; `+p`: first and last tokens
+are always kept; one training seed, so what another seed would change is not in them.
+
+{{ results.tables | join("\n\n") }}
+
+```
+{{ results.commands | join("\n") }}
+```
+{%- endif %}
+"""
 
 
 def model_card(
-    policy: Shard, name: str, *, license: str | None, results: Measured | None = None
+    policy: Shard,
+    name: str,
+    *,
+    license: str | None,
+    results: Path | None = None,
+    resamples: int = 2000,
 ) -> str:
     """Markdown with the YAML header that the hub reads.
 
-    `name` is what `load_policy` takes; `license` as the hub names it, None to state none.
+    Args:
+        policy: what the card is about.
+        name: what `load_policy` takes.
+        license: as the hub names it; None to state none.
+        results: folder written by kvp-eval, for a table of this policy and of methods without one.
+        resamples: behind each interval of that table.
+
+    Raises:
+        ResultsError: the results are damaged.
+        UsageError: they are not of this policy, which the digest of its index tells.
     """
-    from huggingface_hub import ModelCardData
+    from huggingface_hub import ModelCard, ModelCardData
 
-    model = _base_model(policy) or ""
-    data: dict[str, Any] = {"library_name": "kvp", "tags": list(TAGS)}
-    if HubName.parse(model) is not None and not Path(model).exists():
-        data["base_model"] = model
-    if license is not None:
-        data["license"] = license
-    header = ModelCardData(**data).to_yaml()
-    parts = [
-        "---",
-        header,
-        "---",
-        "",
-        f"# {name}",
-        "",
-        *_about(policy),
-        "",
-        *_use(name, policy, results),
-    ]
-    parts += ["", *_trained(policy.meta.training), *_held_out(policy.meta)]
-    if results is not None:
-        parts += ["", "## Measured", "", *_measured(results)]
-    return "\n".join(parts).rstrip() + "\n"
-
-
-def _base_model(policy: Shard) -> str | None:
-    """The model as people load it: what a quantised copy is made of, else the model itself."""
-    name: str | None = policy.meta.model.get("base_model") or policy.meta.model.get("id")
-    return name
-
-
-def _about(policy: Shard) -> Iterator[str]:
-    meta, spec = policy.meta, policy.rankers.spec
-    geometry = meta.geometry
-    yield (
-        "A policy of kvp: one small network per KV head that ranks cached tokens by how much the "
-        "model will need them, so that the others can be evicted. The model stays as it is."
+    meta, training = policy.meta, policy.meta.training
+    # As people load it: what a quantised copy is made of, else the model itself.
+    base_model = meta.model.get("base_model") or meta.model.get("id") or ""
+    on_hub = HubName.parse(base_model) is not None and not Path(base_model).exists()
+    measured = None if results is None else _measured(results, policy, resamples)
+    allocator = measured["allocator"] if measured else "global" if policy.calibration else None
+    runs = (training.get("text", {}), training, training.get("distillation", {}))
+    card = ModelCard.from_template(
+        ModelCardData(
+            base_model=base_model if on_hub else None,
+            library_name="kvp",
+            license=license,
+            tags=["kv-cache", "kv-cache-eviction", "kvp"],
+        ),
+        template_str=_TEMPLATE,
+        allocator=allocator,
+        base_model=base_model,
+        calibration=policy.calibration,
+        data=training.get("text", {}).get("data"),
+        geometry=meta.geometry,
+        meta=meta,
+        name=name,
+        parameters=sum(tensor.numel() for tensor in policy.rankers.parameters()),
+        results=measured,
+        skills=list(_skills(meta)),
+        spec=policy.rankers.spec,
+        trained_by=[join(run["command"]) for run in runs if run.get("command")],
+        training=training,
     )
-    yield ""
-    revision = meta.model.get("revision")
-    weights = meta.model.get("weights")
-    yield f"- Model: `{meta.model.get('id')}`{f', revision {revision}' if revision else ''}" + (
-        f", weights `{weights[:12]}`" if weights else ""
-    )
-    yield (
-        f"- Geometry: {geometry.layers} layers of {geometry.query_heads} query and "
-        f"{geometry.kv_heads} KV heads of {geometry.head_dim}; other geometries are refused"
-    )
-    parameters = sum(tensor.numel() for tensor in policy.rankers.parameters())
-    yield (
-        f"- Rankers: {geometry.total_kv_heads}, architecture `{spec.architecture}`, hidden width "
-        f"{spec.hidden}, {parameters:,} parameters together"
-    )
-    yield f"- Reads: {', '.join(spec.inputs)}" + (
-        " (the last of them: what the last 32 queries attend to)" if spec.reads_queries else ""
-    )
-    calibration = policy.calibration
-    yield "- Scores of its heads: " + (
-        "not calibrated, so heads cannot compete for one budget"
-        if calibration is None
-        else f"calibrated ({calibration.target}), for allocators such as `global`"
-    )
+    return f"{str(card).rstrip()}\n"
 
 
-def _use(name: str, policy: Shard, results: Measured | None) -> list[str]:
-    allocator = results.allocator if results else "global" if policy.calibration else UNIFORM
-    plain = allocator == UNIFORM
-    rule = "" if plain else f', allocator=make_allocator("{allocator}")'
-    names = "evicting, load_model, load_policy" + ("" if plain else ", make_allocator")
-    model = _base_model(policy)
-    return [
-        "## Use",
-        "",
-        "```python",
-        f"from kvp import {names}",
-        "",
-        f'model, tokenizer = load_model("{model}")',
-        f'policy = load_policy("{name}")',
-        f'with evicting(model, policy, budget="12.5%"{rule}):',
-        '    model.generate(**tokenizer("...", return_tensors="pt"))',
-        "```",
-    ]
-
-
-def _trained(training: Mapping[str, Any]) -> Iterator[str]:
-    yield "## Training"
-    yield ""
-    text = training.get("text", {})
-    data = text.get("data", {})
-    if data:
-        tasks = ", ".join(data.get("tasks") or ())
-        yield (
-            f"- Text: `{data.get('name')}`{f' ({tasks})' if tasks else ''}, at most "
-            f"{data.get('length')} tokens; answers: {text.get('answers')}"
-        )
-    traces = training.get("traces", {})
-    counts = [f"{traces[split]} {split}" for split in ("train", "validation") if split in traces]
-    if counts:
-        yield f"- Sequences: {', '.join(counts)}"
-    recipe = training.get("recipe", {})
-    if recipe:
-        chosen = [f"{key} `{recipe[key]}`" for key in ("objective", "label") if key in recipe]
-        yield f"- Recipe: {', '.join(chosen)}, {recipe.get('steps')} steps"
-    yield f"- Seed: {training.get('seed')}"
-    distillation = training.get("distillation", {})
-    if "held_out_loss" in distillation:
-        yield (
-            f"- Distilled: held-out loss {distillation['held_out_loss']:.4f} nats per reply token "
-            "above the full cache"
-        )
-    runs = [text, training, distillation]
-    commands = [join(run["command"]) for run in runs if run.get("command")]
-    if commands:
-        yield from ("", "```", *commands, "```")
-
-
-def _held_out(meta: PolicyMeta) -> Iterator[str]:
-    heads, rows = meta.held_out, []
+def _skills(meta: PolicyMeta) -> Iterator[str]:
     for key, what in (("skill", "this policy"), ("best_heuristic_skill", "best heuristic")):
-        values = [head[key] for head in heads if isinstance(head.get(key), float | int)]
+        values = [head[key] for head in meta.held_out if isinstance(head.get(key), float | int)]
         if values:
-            rows.append(f"| {what} | {fmean(values):.3f} | {min(values):.3f} | {max(values):.3f} |")
-    if not rows:
-        return
-    distilled = "distillation" in meta.training
-    yield ""
-    yield (
-        "Skill on held-out traces (0: chance, 1: the ideal ranking of future attention), over KV "
-        "heads; the best heuristic is the best one of each head that reads no attention"
-        + ("; distillation trains for answers, not for skill:" if distilled else ":")
-    )
-    yield ""
-    yield from ("| | mean | lowest | highest |", "|---|--:|--:|--:|", *rows)
+            yield f"| {what} | {fmean(values):.3f} | {min(values):.3f} | {max(values):.3f} |"
 
 
-def _measured(results: Measured) -> Iterator[str]:
-    yield f"{results.setup}. In brackets 95 % intervals over prompts; `+p`: first and last tokens"
-    yield "are always kept; one training seed, so what another seed would change is not in them."
-    for table in results.tables:
-        yield from ("", *_table(table))
-    if results.commands:
-        yield from ("", "```", *results.commands, "```")
+def _measured(folder: Path, policy: Shard, resamples: int) -> dict[str, Any]:
+    """What a results folder says of a policy: `setup`, `tables`, `commands`, and `allocator`.
+
+    The last one is the rule of the policy's records; of several the first in the alphabet that is
+    not `uniform`, None for that one.
+    """
+    results = load_results(folder)
+    manifest, identity = results.manifest, results.manifest["identity"]
+    digest = sha256_file(policy.source.folder / INDEX)
+    labels = {name for name, other in manifest["policies"].items() if other == digest}
+    records = [record for record in results.records if record["policy"] in {None, *labels}]
+    rules = {record["allocator"] for record in records if record["policy"] in labels}
+    if not rules:
+        raise UsageError(
+            f"--results {folder} holds no results of {policy.source.name} as it is: evaluate this "
+            "policy with kvp-eval, or name another folder"
+        )
+    shown = headlines(records, resamples=resamples, seed=int(manifest.get("seed") or 0))
+    prompts = {(record["task"], record["example"]) for record in records}
+    weights = identity.get("model_digest", {}).get("weights", "")[:12]
+    runs: list[Mapping[str, Any]] = [*manifest.get("earlier_runs", []), manifest]
+    return {
+        "allocator": next(iter(sorted(rules - {UNIFORM})), None),
+        "commands": dict.fromkeys(join(run["command"]) for run in runs if run.get("command")),
+        "setup": f"{len(prompts)} {identity['split']} prompts of "
+        f"{', '.join(sorted({task for task, _ in prompts}))}, at most {identity['length']} tokens, "
+        f"on `{identity['model']}`{f' (weights {weights})' if weights else ''} in "
+        f"{identity['dtype']}",
+        "tables": [
+            *_tables(shown.scores, "mean score, %", 100, 1),
+            *_tables(shown.losses, "perplexity of given replies", 1, 2),
+        ],
+    }
 
 
-def _table(table: ResultTable) -> Iterator[str]:
-    yield f"**{table.title}**"
-    yield ""
-    yield f"| method | {' | '.join(table.budgets)} |"
-    yield f"|---{'|--:' * len(table.budgets)}|"
-    for row in table.rows:
-        yield f"| {' | '.join(row)} |"
+def _tables(lines: Sequence[Line], what: str, scale: int, digits: int) -> Iterator[str]:
+    for protocol in dict.fromkeys(line.protocol for line in lines):
+        chosen = [line for line in lines if line.protocol == protocol]
+        budgets = sorted({budget for line in chosen for budget in line.cells}, key=budget_order)
+        rows = [["method", *budgets], ["---", *["--:"] * len(budgets)]]
+        for line in chosen:
+            cells = [line.cells.get(budget) for budget in budgets]
+            rows.append([line.label])
+            for cell in cells:
+                numbers = (cell.mean, cell.low, cell.high) if cell else ()
+                texts = [f"{number * scale:.{digits}f}" for number in numbers]
+                rows[-1].append(f"{texts[0]} ({texts[1]} to {texts[2]})" if texts else "")
+        table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        yield f"**{protocol}: {what}**\n\n{table}"

@@ -14,9 +14,8 @@ from typing import Literal
 
 import numpy as np
 
-from eval.nulls import prompt_values
 from eval.results.records import FULL, SELF_SIZED, UNIFORM, Record
-from eval.stats import Interval, Scores, bootstrap_mean, perplexity, with_seeds
+from eval.stats import Interval, Scores, bootstrap_mean, perplexity, prompt_values, with_seeds
 
 Kind = Literal["accuracy", "perplexity", "kept"]
 """Scores of answers, perplexity of given replies, attention recall on traces (kept.jsonl)."""
@@ -70,7 +69,7 @@ class Estimate:
     policies: int
     """Policies averaged, 0 for methods without."""
     scores: Scores
-    """Score per policy and prompt, or log-likelihood per token (`eval.nulls`); empty for traces."""
+    """Score per policy and prompt, or log-likelihood per token (`eval.stats`); empty for traces."""
     tasks: frozenset[str]
     """Tasks it is over; empty for traces."""
     kept_tokens: float

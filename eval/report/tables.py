@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
-from eval.nulls import over_null
 from eval.report.aggregates import Budgets, Estimate, ReportedMethod
 from eval.report.comparison import Comparison, in_order
 from eval.report.costs import Cost, Timing
 from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED, UNIFORM
 from eval.results.schema import PROTOCOL_NAMES
 from eval.stats import Interval, holm, paired_difference, prompts_of
+from eval.summary import over_null
 from policies.registry import NULLS
 
 Key = TypeVar("Key")

@@ -1,4 +1,4 @@
-"""The program: settings in, a results folder with settings.json and settings.csv out.
+"""The program: settings in; a results folder with settings.json and settings.csv out, and a table.
 
 All methods and protocols are searched side by side. In each round every search says what it wants
 to know next, and one pass over the prompts measures all of it. The searches depend on scores alone,
@@ -7,12 +7,15 @@ so a run that is started again finds what was measured in rows.jsonl and goes on
 
 from __future__ import annotations
 
+import csv
+import io
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from eval.evaluate import Bench, evaluate
 from eval.methods import file_digests, hub_records
@@ -31,7 +34,6 @@ from eval.tune.search import (
 )
 from eval.tune.settings_file import SETTINGS, Scored, Tuned, TunedSettings, save_settings
 from eval.tune.subjects import Subject, subjects_of
-from eval.tune.tables import TABLE, csv_text, print_settings
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import atomic_write_text
 from kvp.hf.identity import model_identity
@@ -39,6 +41,13 @@ from kvp.manifest import digest_json, run_manifest
 from kvp.portable import recorded_name
 from kvp.progress import phase, say
 from kvp.ranking import Protection
+
+TABLE = "settings.csv"
+"""Every setting that was tried, in the order of trying."""
+COLUMNS = (
+    "protocol", "method", "group", "setting", "scorer", "allocator", "protected", "score", "low",
+    "high", "published", "chosen",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +187,7 @@ def _finish(
         split=config.split, data=_data(config, measurement), methods=tuple(found)
     )
     atomic_write_text(output.local / TABLE, csv_text(settings, everything))
-    manifest = run_manifest(_plain(config), seed=config.seed)
+    manifest = run_manifest(dict(vars(config)), seed=config.seed)
     save_settings(output.local / SETTINGS, settings, manifest)
     write_counts(output.local)
     print_settings(Console(markup=False), settings)
@@ -193,10 +202,6 @@ def _finish(
         f"kvp-eval --methods full,tuned:{output.path}"
     )
     return settings
-
-
-def _plain(config: TuneConfig) -> dict[str, Any]:
-    return dict(vars(config))
 
 
 def _data(config: TuneConfig, measurement: Measurement) -> dict[str, Any]:
@@ -253,3 +258,65 @@ def _tuned(config: TuneConfig, search: Search, scored: dict[Candidate, Scored]) 
         open_ends=tuple(open_ends(search.space, search.scores)),
         extended=extensions(search.space, search.scores),
     )
+
+
+def csv_text(settings: TunedSettings, tried: Sequence[Sequence[Scored]]) -> str:
+    """One line per setting; `tried` has those of each entry of `settings`."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for entry, all_scored in zip(settings.methods, tried, strict=True):
+        for number, scored in enumerate(all_scored, start=1):
+            low, high = scored.interval
+            writer.writerow(
+                [
+                    entry.protocol, entry.requested, entry.group, number, scored.scorer,
+                    scored.allocator, int(scored.protected), f"{scored.score:.6g}",
+                    f"{low:.6g}", f"{high:.6g}",
+                    int(scored in entry.published), int(scored == entry.chosen),
+                ]
+            )  # fmt: skip
+    return stream.getvalue()
+
+
+def print_settings(console: Console, settings: TunedSettings) -> None:
+    """One table per protocol."""
+    percent = settings.data["metric"] == "score"
+    what = "mean score, %" if percent else "minus nats per token"
+    for protocol in dict.fromkeys(entry.protocol for entry in settings.methods):
+        entries = [entry for entry in settings.methods if entry.protocol == protocol]
+        console.print(
+            f"{protocol}: {what}, over the budgets {', '.join(settings.data['budgets'])} and "
+            f"{len(settings.data['tasks'])} tasks, {settings.split} split"
+        )
+        console.print(_table(entries, percent=percent))
+    console.print(
+        "+p: first and last tokens are always kept. The best of many settings is optimistic on the "
+        f'prompts that chose it. "published": best of the default and the presets. All: {TABLE}.'
+    )
+
+
+def _table(entries: Sequence[Tuned], *, percent: bool) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("method", no_wrap=True)
+    for name in ("tried", "score (95 %)", "published"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("chosen", overflow="fold")  # the longest one, so the last one
+    for entry in entries:
+        table.add_row(*_row(entry, percent=percent))
+    return table
+
+
+def _row(entry: Tuned, *, percent: bool) -> list[str]:
+    def text(value: float) -> str:
+        return f"{100 * value:.0f}" if percent else f"{value:.3f}"
+
+    group = f"/{entry.group}" if entry.group else ""
+    low, high = entry.chosen.interval
+    return [
+        f"{entry.requested}{group}",
+        f"{entry.tried}{' (all)' if entry.exhausted else ''}",
+        f"{text(entry.chosen.score)} ({text(low)} to {text(high)})",
+        text(max(each.score for each in entry.published)),
+        entry.chosen.label,
+    ]

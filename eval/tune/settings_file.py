@@ -6,10 +6,12 @@ of its results, from which kvp-report takes them. `docs/formats.md` describes th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
+
+from pydantic import TypeAdapter, ValidationError
 
 from eval.config import EvalConfig
 from kvp.errors import ResultsError, UsageError
@@ -45,13 +47,6 @@ class Scored:
         rule = "" if self.allocator == "uniform" else f"+{self.allocator}"
         return f"{self.scorer}{rule}{' +p' if self.protected else ''}"
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """Raises KeyError or TypeError where something is missing."""
-        low, high = content["interval"]
-        names = ("scorer", "variant", "allocator", "protected", "score")
-        return cls(**{name: content[name] for name in names}, interval=(float(low), float(high)))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
@@ -73,22 +68,8 @@ class Tuned:
     """Whether there are no more."""
     open_ends: tuple[str, ...]
     """Options whose best number is at an end of what was tried; empty if all are enclosed."""
-    extended: Mapping[str, Sequence[float]]
+    extended: Mapping[str, list[int | float]]
     """Option -> numbers that were tried beyond its declared grid."""
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """Raises KeyError or TypeError where something is missing."""
-        return cls(
-            **{
-                name: content[name]
-                for name in ("method", "group", "requested", "protocol", "tried", "exhausted")
-            },
-            chosen=Scored.from_json(content["chosen"]),
-            published=tuple(map(Scored.from_json, content["published"])),
-            open_ends=tuple(content["open_ends"]),
-            extended=dict(content["extended"]),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,22 +84,14 @@ class TunedSettings:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, as in the file and in the manifest of results."""
-        return {
-            "split": self.split,
-            "data": dict(self.data),
-            "methods": [asdict(entry) for entry in self.methods],
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], label: str) -> Self:
         """Read `to_json`; raises ResultsError, naming `label`, where it is damaged."""
         try:
-            return cls(
-                split=content["split"],
-                data=dict(content["data"]),
-                methods=tuple(map(Tuned.from_json, content["methods"])),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError):
+            return TypeAdapter(cls).validate_python(content)
+        except ValidationError:
             raise ResultsError(f"{label} is damaged: run kvp tune again") from None
 
 

@@ -12,10 +12,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.mixture import parts_of
 from kvp.data.rows.files import files_of
 from kvp.data.sample import Sample, Source
-from kvp.data.sources import SOURCES, source_of, takes_tasks
+from kvp.data.sources import SOURCES, open_source, parts_of, takes_tasks
 from kvp.data.task import NoPromptError, TaskSettings
 from kvp.data.tasks import GROUPS, ROWS_ONLY, expand_tasks, find_task
 from kvp.errors import UsageError
@@ -24,52 +23,6 @@ from kvp.portable import portable
 
 _FILLED = 0.9
 """Share of the length that the smallest prompt of a task may take for the task to fit."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataRequest:
-    """Prompts as the user names them (`kvp.data.sources.open_source`)."""
-
-    data: str
-    """`ruler`, `chat`, a file, a folder, a hub data set or `package.module:Name`, or a mixture."""
-    tasks: tuple[str, ...]
-    """Tasks in order, for `ruler`; among them `ruler` means all RULER tasks that fit."""
-    length: int
-    """Maximum of prompt tokens, chat template included."""
-    seed: int
-    """Seed of everything that is generated and of the order of a file."""
-    essays: str | None = None
-    """Text file or folder for the essay haystack, instead of generated prose."""
-    squad: str | None = None
-    """SQuAD's questions, for `qa_1`."""
-    hotpotqa: str | None = None
-    """HotpotQA's questions, for `qa_2`."""
-    where: str | None = None
-    """Rows to use, as `COLUMN=VALUE` pairs."""
-    tree_paths: str = "best"
-    """Threads of a message tree that become dialogues: `best`, `all` or a number."""
-    needs_reply: bool = False
-    """Leave out rows without a reply, which nothing can be forced of."""
-    columns: Mapping[str, str] | None = None
-    """Columns of rows that are called otherwise: new name -> the file's."""
-    answer_prefix: str | None = None
-    """First text of the answer where a row has none."""
-
-    def identity(self, tasks: Sequence[str]) -> dict[str, Any]:
-        """What decides the prompts besides the seed, as JSON; `tasks` as resolved."""
-        given = {flag: getattr(self, flag) for flag in ("squad", "hotpotqa")}
-        return {
-            **{flag: path_digest(path) for flag, path in given.items() if path is not None},
-            **({} if self.where is None else {"where": self.where}),
-            **({} if self.tree_paths == "best" else {"tree_paths": self.tree_paths}),
-            "name": portable(self.data),
-            "digest": _digest(self.data),
-            "tasks": list(tasks),
-            "length": self.length,
-            "essays": None if self.essays is None else path_digest(self.essays),
-            **({"columns": dict(self.columns)} if self.columns else {}),
-            **({"answer_prefix": self.answer_prefix} if self.answer_prefix is not None else {}),
-        }
 
 
 @dataclass(frozen=True)
@@ -96,53 +49,53 @@ class CollectionPlan(Sequence[Sample]):
 
 
 def plan_collection(
-    request: DataRequest, counts: Mapping[str, int], tokenizer: PreTrainedTokenizerBase
+    settings: TaskSettings, counts: Mapping[str, int], tokenizer: PreTrainedTokenizerBase
 ) -> CollectionPlan:
     """Samples of the splits in `counts` (split -> samples, 0 = none), made when they are indexed.
 
     Raises UsageError for data that does not exist, has nothing for a split or does not fit.
     """
-    tasks = fitting_tasks(request, tokenizer) if takes_tasks(request.data) else ()
+    data = str(settings.data)
+    tasks = fitting_tasks(settings, tokenizer) if takes_tasks(data) else ()
     sources: list[Source] = []
     notes: list[str] = []
     fewer: list[str] = []
     for split, count in counts.items():
         if not count:
             continue
-        settings = _settings(request, split=split, count=count)
-        source = source_of(request.data, tasks, settings, tokenizer)
+        source = open_source(replace(settings, tasks=tasks, split=split, count=count), tokenizer)
         notes += source.notes
         if not source:
-            raise UsageError(_nothing(request, split, count, notes))
+            raise UsageError(_nothing(settings, split, count, notes))
         if len(source) < count:
             fewer.append(f"{len(source)} of the {count} {split} sequences requested")
-        kinds = (len(tasks) or 1) * len(parts_of(request.data))
+        kinds = (len(tasks) or 1) * len(parts_of(data))
         for index in range(min(len(source), kinds)):
             source[index]  # a length too small for a task shows now, not in the middle
         sources.append(source)
     if fewer:
-        notes.insert(0, f"--data {request.data}: only {', '.join(fewer)}")
+        notes.insert(0, f"--data {data}: only {', '.join(fewer)}")
     return CollectionPlan(tuple(sources), tasks, tuple(dict.fromkeys(notes)))
 
 
-def _nothing(request: DataRequest, split: str, count: int, notes: Sequence[str]) -> str:
-    if takes_tasks(request.data):
-        return f"--tasks {','.join(request.tasks)}: a task makes nothing for the {split} split"
+def _nothing(settings: TaskSettings, split: str, count: int, notes: Sequence[str]) -> str:
+    if takes_tasks(str(settings.data)):
+        return f"--tasks {','.join(settings.tasks)}: a task makes nothing for the {split} split"
     refusal = (
-        f"--data {request.data}: nothing in it belongs to the {split} split, of which {count} "
+        f"--data {settings.data}: nothing in it belongs to the {split} split, of which {count} "
         "sequences are requested: give it more rows (about 8 of 10 are train), or request none"
     )
-    skipped = (note.removeprefix(f"--data {request.data}: ") for note in notes)
+    skipped = (note.removeprefix(f"--data {settings.data}: ") for note in notes)
     return "; ".join(dict.fromkeys([refusal, *skipped]))
 
 
-def fitting_tasks(request: DataRequest, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+def fitting_tasks(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     """The requested tasks: those named, and of groups such as `ruler` all that fit and have files.
 
     Raises UsageError for an unknown task, or where none fits.
     """
     chosen: list[str] = []
-    for name in request.tasks:
+    for name in settings.tasks:
         if name in ROWS_ONLY:
             raise UsageError(
                 f"--tasks {name} is a task of kvp-eval; to collect or train on data of your own, "
@@ -151,38 +104,47 @@ def fitting_tasks(request: DataRequest, tokenizer: PreTrainedTokenizerBase) -> t
         chosen += [
             task
             for task in expand_tasks([name])
-            if name not in GROUPS or _fits(task, request, tokenizer)
+            if name not in GROUPS or _fits(task, settings, tokenizer)
         ]
     if not chosen:
-        raise UsageError(f"--length {request.length}: no task of {', '.join(request.tasks)} fits")
+        raise UsageError(f"--length {settings.length}: no task of {', '.join(settings.tasks)} fits")
     return tuple(dict.fromkeys(chosen))
 
 
-def _settings(request: DataRequest, *, split: str, count: int) -> TaskSettings:
-    return TaskSettings(
-        split=split,
-        count=count,
-        seed=request.seed,
-        length=request.length,
-        essays=request.essays,
-        squad=request.squad,
-        hotpotqa=request.hotpotqa,
-        where=request.where,
-        tree_paths=request.tree_paths,
-        needs_reply=request.needs_reply,
-        columns=request.columns,
-        answer_prefix=request.answer_prefix,
-    )
-
-
-def _fits(task: str, request: DataRequest, tokenizer: PreTrainedTokenizerBase) -> bool:
-    settings = _settings(request, split="train", count=1)
-    settings = replace(settings, seed=0, length=int(request.length * _FILLED))
+def _fits(task: str, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> bool:
+    length = int(settings.length * _FILLED)
+    smaller = replace(settings, split="train", count=1, seed=0, length=length, data=None)
     try:
-        find_task(task).build(settings, tokenizer)[0]
+        find_task(task).build(smaller, tokenizer)[0]
     except NoPromptError:
         return False
     return True
+
+
+def data_identity(settings: TaskSettings, tasks: Sequence[str]) -> dict[str, Any]:
+    """What decides the prompts besides the seed, as JSON; `tasks` as resolved."""
+    data = str(settings.data)
+    digests = {
+        flag: None if path is None else path_digest(path)
+        for flag, path in (
+            ("squad", settings.squad), ("hotpotqa", settings.hotpotqa), ("essays", settings.essays)
+        )
+    }  # fmt: skip
+    chosen = {
+        **digests,
+        "where": settings.where,
+        "tree_paths": None if settings.tree_paths == "best" else settings.tree_paths,
+        "columns": dict(settings.columns) if settings.columns else None,
+        "answer_prefix": settings.answer_prefix,
+    }
+    return {
+        **{name: value for name, value in chosen.items() if value is not None},
+        "name": portable(data),
+        "digest": _digest(data),
+        "tasks": list(tasks),
+        "length": settings.length,
+        "essays": digests["essays"],
+    }
 
 
 def path_digest(path: str) -> str:

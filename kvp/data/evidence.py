@@ -8,7 +8,11 @@ answer in a document. Answers that occur by chance (`yes`, `A`) have evidence th
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.encode import Encoded
@@ -47,3 +51,20 @@ def evidence_tokens(
         for token, (low, high) in enumerate(offsets)
         if any(low < stop and begin < high for begin, stop in spans)
     )
+
+
+def evidence_fields(evidence: Sequence[int], kept: Tensor, cached: int) -> dict[str, Any]:
+    """Fields of a record: evidence among the first `cached` tokens, and how much each head keeps.
+
+    `kept` are the indices that are left.
+    None without evidence: nothing to keep is not the same as nothing kept.
+    """
+    tokens = torch.tensor([token for token in evidence if token < cached], dtype=torch.int64)
+    if not len(tokens):
+        return {"evidence_tokens": None, "evidence_kept": None, "evidence_lost": None}
+    indices = kept.cpu()
+    return {
+        "evidence_tokens": len(tokens),
+        "evidence_kept": torch.isin(indices, tokens).sum(-1).tolist(),
+        "evidence_lost": int((~torch.isin(tokens, indices)).sum()),
+    }

@@ -1,18 +1,20 @@
 """Sources of `--data`: tasks in turn, generated dialogues, rows of a file or data set, mixtures.
 
 Each kind of data is a line of `SOURCES`; a user's own is `package.module:Name`, anything callable
-with `(tasks, settings, tokenizer)`.
+with `(tasks, settings, tokenizer)`. A mixture is `ruler:0.5,chat:0.3,notes.jsonl:0.2`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.mixture import Part, parts_of, turns
+from kvp.config_groups import split_list
 from kvp.data.rows.samples import name_of, row_samples
 from kvp.data.sample import Sample, Source
 from kvp.data.synthetic.needles import SPLITS
@@ -20,6 +22,61 @@ from kvp.data.task import ALL, TaskSettings
 from kvp.data.tasks import CHAT, RULER, TASKS, build_samples, listed_samples
 from kvp.errors import UsageError
 from kvp.plugins import is_object_name, load_object, module_exists, own_errors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One kind of data of a mixture."""
+
+    data: str
+    """What `--data` takes alone."""
+    weight: float
+    """Its share, relative to those of the others."""
+
+
+def parts_of(data: str) -> tuple[Part, ...]:
+    """The parts of a mixture; data without a comma, or that exist under their name, are one part.
+
+    Raises UsageError where a part of several has no weight above 0, or is named twice.
+    """
+    names = split_list(data)
+    if "," not in data or not names or Path(data).exists():
+        return (Part(data=data, weight=1.0),)
+    parts = tuple(map(_part, names))
+    twice = [part.data for part in parts if [each.data for each in parts].count(part.data) > 1]
+    if twice:
+        raise UsageError(f"--data: {twice[0]} is named twice; add its weights")
+    return parts
+
+
+def turns(weights: Sequence[float]) -> Iterator[int]:
+    """Which part is next, without end: always the one furthest behind its share.
+
+    After any number of turns each part has had its share of them, to within one turn for two
+    parts and never more than the number of parts. The first of equal parts comes first.
+    """
+    total, given = math.fsum(weights), [0] * len(weights)
+    number = 0
+    while True:
+        number += 1
+        behind = [weight / total * number - had for weight, had in zip(weights, given, strict=True)]
+        part = behind.index(max(behind))
+        given[part] += 1
+        yield part
+
+
+def _part(text: str) -> Part:
+    name, _, share = text.rpartition(":")
+    try:
+        weight = float(share)
+    except ValueError:
+        weight = math.nan
+    if not name or not 0 < weight < math.inf:
+        raise UsageError(
+            f"--data: {text} has no weight; a mixture is named as ruler:0.5,chat:0.3,FILE:0.2"
+        )
+    return Part(data=name, weight=weight)
+
 
 SourceMaker = Callable[[Sequence[str], TaskSettings, PreTrainedTokenizerBase], Iterable[Sample]]
 """From task names, settings and a tokenizer to samples."""
@@ -60,58 +117,13 @@ def is_rows(data: str) -> bool:
     return len(parts) == 1 and _maker(parts[0].data) is None
 
 
-def open_source(
-    data: str,
-    *,
-    tasks: Sequence[str],
-    split: str,
-    count: int,
-    seed: int,
-    length: int,
-    tokenizer: PreTrainedTokenizerBase,
-    essays: str | None = None,
-    needs_reply: bool = False,
-    columns: Mapping[str, str] | None = None,
-) -> Source:
-    """The first `count` samples of a split; fewer where a file has no more.
+def open_source(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
+    """The first `count` samples of `settings.data` in a split; fewer where a file has no more.
 
-    Args:
-        data: `ruler`: the tasks in `tasks`; `chat` (generated dialogues); a file, a
-            folder, a hub data set (`kvp.data.rows`); `package.module:Name`; several of these, each
-            with a weight (`kvp.data.mixture`).
-        tasks: tasks taken in turn; unused for other data.
-        split: `train`, `validation` or `test`.
-        count: samples.
-        seed: seed of what is generated, and of the order in which a file is read.
-        length: maximum of prompt tokens, chat template and answer prefix included; the reply comes
-            on top.
-        tokenizer: what counts the tokens.
-        essays: file or folder of text for RULER's essay haystacks instead of generated prose.
-        needs_reply: leave out rows without an answer or a reply.
-        columns: columns of rows that are called otherwise: new name -> the file's.
-
-    Raises:
-        UsageError: unknown data, task or split, unreadable files, a length too small.
+    `tokenizer` counts tokens. Raises UsageError for unknown data, task or split, unreadable files,
+    a length too small.
     """
-    settings = TaskSettings(
-        split=split,
-        count=count,
-        seed=seed,
-        length=length,
-        essays=essays,
-        needs_reply=needs_reply,
-        columns=columns,
-    )
-    return source_of(data, tasks, settings, tokenizer)
-
-
-def source_of(
-    data: str,
-    tasks: Sequence[str],
-    settings: TaskSettings,
-    tokenizer: PreTrainedTokenizerBase,
-) -> Source:
-    """As `open_source`, with all settings of the prompts at once."""
+    data = str(settings.data)
     if settings.split not in (*SPLITS, ALL):
         raise UsageError(
             f"--split: unknown split {settings.split!r}; known are {', '.join(SPLITS)}, {ALL}"
@@ -121,15 +133,12 @@ def source_of(
     if flag and not any(_maker(part.data) is None for part in parts):
         raise UsageError(f"{flag} is about rows of files, and --data {data} names none")
     if len(parts) == 1:
-        return _of_one_kind(parts[0].data, tasks, settings, tokenizer)
-    return _mixture(parts, tasks, settings, tokenizer)
+        return _of_one_kind(data, settings, tokenizer)
+    return _mixture(parts, settings, tokenizer)
 
 
 def _mixture(
-    parts: Sequence[Part],
-    tasks: Sequence[str],
-    settings: TaskSettings,
-    tokenizer: PreTrainedTokenizerBase,
+    parts: Sequence[Part], settings: TaskSettings, tokenizer: PreTrainedTokenizerBase
 ) -> Source:
     names = [part.data if part.data in SOURCES else name_of(part.data) for part in parts]
     if len(set(names)) < len(names):  # ids of samples begin with them
@@ -137,7 +146,7 @@ def _mixture(
         raise UsageError(f"--data: two parts are called {alike}; rename one of the files")
     order = list(islice(turns([part.weight for part in parts]), settings.count))
     sources = [
-        _of_one_kind(part.data, tasks, replace(settings, count=order.count(number)), tokenizer)
+        _of_one_kind(part.data, replace(settings, count=order.count(number)), tokenizer)
         for number, part in enumerate(parts)
     ]
     mixed = _interleaved(sources, order)
@@ -151,17 +160,12 @@ def _mixture(
     return replace(mixed, notes=(*mixed.notes, note))
 
 
-def _of_one_kind(
-    data: str,
-    tasks: Sequence[str],
-    settings: TaskSettings,
-    tokenizer: PreTrainedTokenizerBase,
-) -> Source:
+def _of_one_kind(data: str, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
     maker = _maker(data)
     if maker is None:
         return row_samples(data, settings, tokenizer, flag="data")
     with own_errors(maker, f"--data {data}"):
-        samples = maker(tasks, settings, tokenizer)
+        samples = maker(settings.tasks, replace(settings, data=None), tokenizer)
         if isinstance(samples, Source):
             return samples
         return listed_samples(samples, settings.count, f"--data {data}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, runtime_checkable
 
 from transformers import PreTrainedTokenizerBase
 
+from kvp.config_groups import TaskConfig
 from kvp.data.sample import Sample
 from kvp.errors import UsageError
 
@@ -33,14 +34,16 @@ class NoPromptError(UsageError):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """The user's settings of prompts; a task uses those it needs."""
+    """The user's settings of prompts, of all programs; a task uses those it needs."""
 
-    split: str
+    tasks: tuple[str, ...] = ()
+    """Tasks as `--tasks` names them; of a group such as `ruler` those that fit."""
+    split: str = "train"
     """`train`, `validation` or `test`: which keys, values, texts and rows may occur; `all` rows of
     a file, where nothing is trained on it."""
-    count: int
-    """Samples at most."""
-    seed: int
+    count: int = 1
+    """Samples at most; where there are several tasks, of each."""
+    seed: int = 0
     """Seed of what is generated, and of the order in which a file is read."""
     length: int
     """Maximum of prompt tokens, chat template and answer prefix included; the reply comes on
@@ -56,7 +59,8 @@ class TaskSettings:
     text: str | None = None
     """Running text of the task `text`."""
     data: str | None = None
-    """Rows of the task `data`, and of benchmarks."""
+    """Rows of the task `data`, and of benchmarks. To collect and to train: `ruler`, `chat`, a file,
+    a folder, a hub data set, `package.module:Name`, or a mixture (`kvp.data.sources`)."""
     columns: Mapping[str, str] | None = None
     """Columns of `data` that are called otherwise: new name -> the file's."""
     metric: str | None = None
@@ -64,7 +68,7 @@ class TaskSettings:
     answer_prefix: str | None = None
     """First text of the answer where a row of `data` has none."""
     where: str | None = None
-    """Rows to use, as `COLUMN=VALUE` pairs (`kvp.data.rows.choice`)."""
+    """Rows to use, as `COLUMN=VALUE` pairs (`kvp.data.rows.tally`)."""
     tree_paths: str = "best"
     """Threads of a message tree that become dialogues: `best`, `all` or a number."""
     depths: tuple[float, ...] | None = None
@@ -77,6 +81,15 @@ class TaskSettings:
     """Leave out rows that have no answer and no reply to measure or to force."""
     continuation_tokens: int = REPLY_TOKENS
     """Tokens of running text whose likelihood the task `text` measures."""
+    measure: str = "answers"
+    """`perplexity`: of the reference answer, where there is one, instead of generated ones."""
+
+    @classmethod
+    def of(cls, config: TaskConfig, **given: Any) -> TaskSettings:  # noqa: ANN401
+        """A program's flags of the same names, lists as tuples and mappings; `given` wins."""
+        flags = {each.name: each.name for each in fields(cls)} | _PARSED
+        named = {to: getattr(config, name) for to, name in flags.items() if hasattr(config, name)}
+        return cls(**(named | given))
 
     @property
     def chose_rows(self) -> str:
@@ -91,6 +104,13 @@ class TaskSettings:
         if self.columns:
             return "--columns"
         return self.chose_rows if self.answer_prefix is None else "--answer_prefix"
+
+
+_PARSED = {
+    "tasks": "task_list", "columns": "column_names", "depths": "depth_list",
+    "lengths": "length_list",
+}  # fmt: skip
+"""Settings -> the property of a config that has them as numbers or names."""
 
 
 @runtime_checkable

@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from kvp.artifacts.addresses import Place
 from kvp.artifacts.claim import check_folder
 from kvp.config_groups import AnswerConfig, DataConfig, ModelConfig
-from kvp.data.collection_plan import CollectionPlan, DataRequest, plan_collection
+from kvp.data.collection_plan import CollectionPlan, data_identity, plan_collection
+from kvp.data.task import TaskSettings
 from kvp.hf.identity import tokenizer_digest
 from kvp.portable import recorded_name
 from kvp.store.sequence_records import has_no_sequence
@@ -39,9 +40,10 @@ class StoreRequest:
         return self.data.length + self.answers.max_new_tokens
 
     @property
-    def prompts(self) -> DataRequest:
-        """The prompts."""
-        return data_request(self.data, seed=self.seed, answers=self.answers)
+    def prompts(self) -> TaskSettings:
+        """Settings of the prompts."""
+        forced = self.answers.answers == "reference"
+        return TaskSettings.of(self.data, seed=self.seed, needs_reply=forced)
 
     def planned(self, tokenizer: PreTrainedTokenizerBase) -> CollectionPlan:
         """The prompts by index; UsageError for data that does not exist or fit."""
@@ -62,7 +64,7 @@ class StoreRequest:
                 "weights": weights,
                 "tokenizer": tokenizer_digest(tokenizer),
             },
-            "data": {**self.prompts.identity(jobs.tasks), "sequences": dict(self.counts)},
+            "data": {**data_identity(self.prompts, jobs.tasks), "sequences": dict(self.counts)},
             "continuation": self.answers.answers,
             "max_new_tokens": self.answers.max_new_tokens,
             "seed": self.seed,
@@ -81,21 +83,3 @@ class StoreRequest:
         weights = model.get("weights") if isinstance(model, dict) else None
         identity = self.identity(jobs, tokenizer, weights)
         return check_folder(path, STORE, identity, replaceable=has_no_sequence)
-
-
-def data_request(data: DataConfig, *, seed: int, answers: AnswerConfig) -> DataRequest:
-    """The prompts that a program's settings ask for."""
-    return DataRequest(
-        data=data.data,
-        tasks=data.task_list,
-        length=data.length,
-        seed=seed,
-        essays=data.essays,
-        squad=data.squad,
-        hotpotqa=data.hotpotqa,
-        where=data.where,
-        tree_paths=data.tree_paths,
-        needs_reply=answers.answers == "reference",
-        columns=data.column_names,
-        answer_prefix=data.answer_prefix,
-    )

@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from eval.push.card import model_card
-from eval.push.measured import measured
 from eval.results.load import load_results
 from kvp.portable import portable
 from policies.policy_files import WEIGHTS, load_shard, save_policy
@@ -38,13 +37,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--bootstrap", type=int, default=2000)
     given = parser.parse_args(argv)
     policy = load_shard(given.policy)
-    results = measured(given.results, policy, given.bootstrap)
     model = dict(load_results(given.results).manifest["identity"]["model_digest"])
     if given.base_model:
         model["base_model"] = given.base_model
     meta = replace(policy.meta, model=portable(model), training=portable(policy.meta.training))
     rankers = policy.rankers.with_dtype(WEIGHTS[given.weights])
-    card = model_card(replace(policy, meta=meta), given.name, license="apache-2.0", results=results)
+    card = model_card(
+        replace(policy, meta=meta),
+        given.name,
+        license="apache-2.0",
+        results=given.results,
+        resamples=given.bootstrap,
+    )
     more = "\n" + given.more.read_text(encoding="utf-8") if given.more else ""
     folder = BUNDLED[given.name]
     shutil.rmtree(folder, ignore_errors=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from eval.stats import wilson
 from kvp.data.answer_metrics import string_match_all
 from kvp.data.ruler import RULER_TASKS, generate
 from kvp.data.sample import Sample
@@ -80,6 +80,15 @@ def measure(model: Model, prompts: list[Sample], *, batch: int, show: int) -> li
                 show -= 1
                 print(f"      wanted{sample.reply}\n      got   {text!r}")
     return scores
+
+
+def wilson(successes: float, trials: int) -> tuple[float, float]:
+    """95 % interval of a proportion (Wilson 1927); successes may be fractions."""
+    z, share = 1.959964, successes / trials
+    centre = share + z * z / (2 * trials)
+    spread = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    scale = 1 + z * z / trials
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
 def report(task: str, length: int, scores: list[float]) -> dict[str, str | float]:

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import eval.cost_curves
-from eval.attention_recall import attention_recall
 from eval.config import EvalConfig
-from eval.cost_curves import TracedPrompt, measure_traces
+from eval.cost_curves import TracedPrompt, attention_recall, measure_traces
 from eval.held_out_traces import boundary, open_traces, protocols_apart
 from eval.methods import Method, build_methods
 from eval.prepare import methods_of, trace_settings
@@ -204,7 +203,7 @@ def test_kept_attention_is_the_mean_over_heads_of_what_stays() -> None:
 def test_allocators_are_compared_by_what_the_whole_model_keeps(tmp_path: Path) -> None:
     store = _store(tmp_path / "traces", ["test", "test"])
     config = _config(
-        methods="full,knorm,oracle", allocators="uniform,global:kvzip,sampled",
+        methods="full,knorm,oracle", allocators="uniform,global:kvzip",
         budgets="25%", protection="off", protocols="query_aware",
     )  # fmt: skip
     methods = methods_of(config)

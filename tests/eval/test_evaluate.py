@@ -13,9 +13,10 @@ from eval.config import EvalConfig
 from eval.evaluate import Bench, evaluate, hindsight, keep, run_prefix
 from eval.methods import build_methods
 from eval.settings import Setting
-from eval.tasks import Prompt, load_all, prompt_request
+from eval.tasks import Prompt, load_all
 from kvp.budgets import parse_budget
 from kvp.config_groups import split_list
+from kvp.data.task import TaskSettings
 from kvp.data.tasks import expand_tasks
 from kvp.errors import UsageError
 from kvp.hf import prefill_and_evict
@@ -34,7 +35,7 @@ def _config(folder: Path, **fields: object) -> EvalConfig:
 def _load(
     config: EvalConfig, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
 ) -> tuple[list[Prompt], list[str]]:
-    request = prompt_request(config, count=config.prompts, seed=config.seed)
+    request = TaskSettings.of(config, count=config.prompts, seed=config.seed)
     return load_all(request, tokenizer, positions)
 
 

@@ -15,10 +15,11 @@ from eval.evaluate import Bench, evaluate, keep, run_prefix
 from eval.evolve.candidates import PromptSet, target_of
 from eval.methods import Method, build_methods
 from eval.settings import Setting
-from eval.tasks import Prompt, load_all, prompt_request
+from eval.tasks import Prompt, load_all
 from eval.timing import timing_records
 from kvp.budgets import parse_budget
 from kvp.config_groups import split_list
+from kvp.data.task import TaskSettings
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import ALL_QUERIES, Needs, View
 
@@ -31,7 +32,7 @@ def prompts(bench: Bench, tiny_folder: Path) -> list[Prompt]:
     config = EvalConfig(
         out="unused", model=str(tiny_folder), tasks="niah_single_1", prompts=3, length=200
     )
-    return load_all(prompt_request(config, count=3, seed=0), bench.tokenizer)[0]
+    return load_all(TaskSettings.of(config, count=3, seed=0), bench.tokenizer)[0]
 
 
 def _setting(method: Method, budget: str, protection: Protection = UNPROTECTED) -> Setting:

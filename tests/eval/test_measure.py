@@ -13,9 +13,10 @@ from rich.console import Console
 
 from eval.config import EvalConfig
 from eval.summary import headlines, print_headlines
-from eval.tasks import Prompt, load_all, prompt_request
+from eval.tasks import Prompt, load_all
 from kvp.config_groups import split_list
 from kvp.data.ruler import RULER_13
+from kvp.data.task import TaskSettings
 from kvp.data.tasks import ruler_share
 from kvp.errors import UsageError
 from kvp.hf import load_model, load_tokenizer
@@ -58,7 +59,7 @@ def records(out: Path) -> list[dict[str, Any]]:
 def prompts_of(model: Path, **changes: Any) -> tuple[list[Prompt], list[str]]:
     config = EvalConfig(**{"model": str(model), "out": "none", "prompts": 1, **changes})
     tokenizer = load_tokenizer(str(model))
-    return load_all(prompt_request(config, count=config.prompts, seed=0), tokenizer)
+    return load_all(TaskSettings.of(config, count=config.prompts, seed=0), tokenizer)
 
 
 def test_the_perplexity_of_reference_answers(

@@ -17,7 +17,7 @@ from eval.prepare import methods_of, prepare
 from eval.results.records import RecordFile, key_of
 from eval.run import evaluate_all
 from eval.settings import Setting
-from eval.shared_prefills import by_prefill
+from eval.work_pieces import by_prefill
 from kvp.config_groups import split_list
 from kvp.programs import evaluate as main
 

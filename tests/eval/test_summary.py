@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from eval.summary import ONE_SEED, SEVERAL_SEEDS, headlines, print_headlines
+from eval.summary import ONE_SEED, SEVERAL_SEEDS, headlines, over_null, print_headlines
 
 BUDGETS = ["6%", "9%", "12.5%", "19%", "25%", "37.5%", "50%"]
 
@@ -105,6 +105,29 @@ def test_means_that_do_not_beat_the_best_null_of_their_protection_are_marked() -
     marked = [line.split()[:2] for line in text.splitlines() if "°" in line]
     assert marked == [["keydiff", "+p"], ["snapkv", "40"], ["°:", "not"]]
     assert "the best null (ring, random) with the same protection" in " ".join(text.split())
+
+
+def test_differences_to_a_null_are_paired_and_need_a_shared_prompt() -> None:
+    null = {("a", str(number)): number / 99 for number in range(100)}
+    mine = {unit: value + 0.1 for unit, value in null.items()}
+    gap = over_null({None: mine}, {None: null}, bounds=(-1, 1), resamples=500, seed=0)
+    assert gap is not None
+    assert 0.07 < gap.low < 0.1 < gap.high < 0.13
+    other = {None: {("b", "0"): 1.0}}
+    assert over_null(other, {None: null}, bounds=None, resamples=5, seed=0) is None
+
+
+def test_the_best_null_is_that_of_the_highest_mean_over_tasks() -> None:
+    rows = [
+        _record(method, "25%", str(number), task=task, score=score)
+        for method, scores in (("ring", (0.4, 0.4)), ("random", (0.3, 0.9)), ("keydiff", (1, 1)))
+        for task, score, count in (("a", scores[0], 9), ("b", scores[1], 1))
+        for number in range(count)
+    ]
+    lines = {line.label: line for line in headlines(rows, resamples=10).scores}
+    gap = lines["keydiff"].over_null["25%"]
+    assert gap is not None
+    assert gap.mean == pytest.approx(0.4)  # random: 0.6; by prompts ring would be the best
 
 
 def test_without_nulls_nothing_is_compared() -> None:

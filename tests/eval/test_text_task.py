@@ -12,8 +12,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.tasks import Prompt, load_all, prompt_request, protocols_of
+from eval.tasks import Prompt, load_all, protocols_of
 from kvp.data.synthetic.needles import split_of
+from kvp.data.task import TaskSettings
 from kvp.data.tasks.text import stretches
 from kvp.errors import UsageError
 from kvp.hf import load_model
@@ -57,7 +58,7 @@ def _config(text: Path | None, **fields: object) -> EvalConfig:
 def _load(
     config: EvalConfig, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
 ) -> tuple[list[Prompt], list[str]]:
-    request = prompt_request(config, count=config.prompts, seed=config.seed)
+    request = TaskSettings.of(config, count=config.prompts, seed=config.seed)
     return load_all(request, tokenizer, positions)
 
 

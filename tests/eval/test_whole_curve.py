@@ -39,4 +39,3 @@ def test_enough_is_the_smallest_budget_from_which_on_all_suffice() -> None:
     assert enough(means, full=0.9) == "6%"
     assert enough(means, full=2.0) is None
     assert enough({"6%": 0.0}, full=0.0) is None
-    assert enough(means, full=1.0, share=1.0) == "50%"

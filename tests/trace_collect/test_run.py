@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from kvp.data.collection_plan import plan_collection
 from kvp.hf import load_model, load_tokenizer, observe
 from kvp.hf.output_projection import output_gram
 from kvp.hf.scorer_inputs import ScorerInputs
@@ -23,7 +22,7 @@ from kvp.store import GRIDS, STORED_LABELS, Trace, TraceReader
 from trace_collect.config import STORED_LABELS as CONFIG_LABELS
 from trace_collect.config import CollectConfig
 from trace_collect.grid_config import GRID_LABELS
-from trace_collect.jobs import request_of
+from trace_collect.jobs import store_request
 from train.recipe import FOURIER
 
 Collect = Callable[..., int]
@@ -48,7 +47,7 @@ def test_a_store_holds_exactly_the_requested_samples(
     config = CollectConfig(
         out="", tasks="niah_single_1,niah_single_2", length=300, train=3, validation=2
     )
-    jobs = plan_collection(request_of(config), config.counts, tokenizer)
+    jobs = store_request(config).planned(tokenizer)
     recorded = Recorded(continuation="model", max_new_tokens=4)
     samples = [(index, jobs[index]) for index in (0, 4)]
     alone = list(collect_all(model, tokenizer, samples, recorded, rows=1))

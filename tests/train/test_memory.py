@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, resource, torch
-from train.memory import freed_memory_kept
+from train.fit import freed_memory_kept
 
 def new_pages():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

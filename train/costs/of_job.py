@@ -15,7 +15,7 @@ from train.costs.memory import COPIES
 from train.costs.plan import TrainingPlan
 from train.costs.ways import labels_seconds, steps_seconds
 from train.job import Job, initial_rankers
-from train.messages import print_start
+from train.summary import print_start
 
 
 def print_costs_of_job(job: Job) -> None:

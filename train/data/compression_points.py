@@ -59,7 +59,7 @@ def points_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int
     candidates = {
         "prompt": [record.prompt_length - 1],
         "context": [record.context_length],
-        "uniform": _thinned(exact, recipe.uniform_points)
+        "uniform": [exact[index] for index in _grid(0, len(exact) - 1, recipe.uniform_points)]
         if record.edges
         else _grid(first, last, recipe.uniform_points),
     }
@@ -200,10 +200,6 @@ def _grid(first: int, last: int, points: int) -> list[int]:
     if points == 0:
         return list(range(first, last + 1))
     return sorted({round(value) for value in np.linspace(first, last, points)})
-
-
-def _thinned(points: Sequence[int], count: int) -> list[int]:
-    return [points[index] for index in _grid(0, len(points) - 1, count)]
 
 
 def _middle(record: SequenceRecord, recipe: Recipe) -> int:

@@ -1,7 +1,7 @@
 """The LightningModule: rankers, and a scale and an offset per head, that keep the replies.
 
 Scores of all heads compete for one budget, as with `+global`. A step draws contexts and budgets,
-keeps tokens softly (`train.distill.gates`), and lowers the divergence of what the model predicts
+keeps tokens softly (`soft_log_gates`), and lowers the divergence of what the model predicts
 (`train.distill.replies`). Everything drawn is a function of seed and step.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
+import torch.nn.functional as F
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 
@@ -28,7 +29,6 @@ from train.data.compression_points import CompressionPoint, drawn_points
 from train.data.contexts import Context, ContextSource, scores_of
 from train.data.store_checks import protection_of
 from train.distill.config import DistillationSettings
-from train.distill.gates import hard_log_gates, soft_log_gates
 from train.distill.replies import Replies
 from train.optim.schedule import learning_rate_factor
 from train.recipe import Recipe
@@ -41,6 +41,7 @@ units of the calibrated scores (nats); it falls geometrically."""
 VALIDATED_BUDGETS = parse_budgets("6.25%,12.5%")
 """Budgets of the held-out loss."""
 _LONGEST_GRADIENT = 1.0
+_HALVINGS = 50
 _BUDGETS = 7
 """Keeps the draws of budgets apart from those of points (`train.data.compression_points`)."""
 
@@ -197,3 +198,30 @@ class Distillation(pl.LightningModule):
         log_gates = torch.zeros_like(scores)
         log_gates[:, free] = gates
         return log_gates
+
+
+def soft_log_gates(scores: Tensor, kept: int, width: float) -> Tensor:
+    """Logarithms of gates sigmoid((s - t) / width) that sum to `kept`: [A, N] -> [A, N].
+
+    The threshold t is found by bisection. Gradients take its change along: a score that rises
+    lowers the gates of all others.
+    """
+    with torch.no_grad():
+        flat = scores.double()
+        low, high = flat.min() - 40 * width, flat.max() + 40 * width
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            more = ((flat - middle) / width).sigmoid().sum() > kept
+            low, high = torch.where(more, middle, low), torch.where(more, high, middle)
+        threshold = ((low + high) / 2).to(scores.dtype)
+    gates = ((scores - threshold) / width).sigmoid()
+    slope = (gates * (1 - gates) / width).sum().detach()
+    change = (gates - gates.detach()).sum() / slope.clamp_min(torch.finfo(slope.dtype).tiny)
+    return F.logsigmoid((scores - threshold - change) / width)
+
+
+def hard_log_gates(scores: Tensor, kept: int) -> Tensor:
+    """0 for the `kept` best tokens of all heads and each head's best one, -inf for the others."""
+    gates = torch.full_like(scores, -torch.inf)
+    gates.view(-1)[scores.flatten().topk(kept).indices] = 0.0
+    return gates.scatter(-1, scores.argmax(-1, keepdim=True), 0.0)

@@ -26,8 +26,7 @@ from kvp.store import SequenceRecord
 from policies.ranker import HeadRankers
 from policies.ranker_size import bytes_per_token
 from train.data.compression_points import Rolling, drawn_points, noise_seed
-from train.data.contexts import Context, ContextSource
-from train.data.prefetch import StepContexts
+from train.data.contexts import Context, ContextSource, StepContexts
 from train.distributed import ALONE, Workers
 from train.model.shared import clip_gradients
 from train.objectives.objective_batch import (

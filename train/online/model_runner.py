@@ -8,12 +8,12 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.data.collection_plan import plan_collection
+from kvp.data.collection_plan import data_identity, plan_collection
 from kvp.data.encode import encode
 from kvp.data.sample import Sample, Source
+from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 from kvp.hf.batch_size import default_batch_size
-from kvp.hf.store_request import data_request
 from kvp.hf.trace import Recorded, collect_all
 from kvp.store import SequenceRecord, Trace
 from train.calibration.fit import TARGET_IMPORTANCE
@@ -59,7 +59,7 @@ class Samples:
         )
         needed = schedule.needed(recipe)
         requested = min(needed, recipe.sequences or needed)
-        request = data_request(settings, seed=seed, answers=settings)
+        request = TaskSettings.of(settings, seed=seed, needs_reply=settings.answers == "reference")
         jobs = plan_collection(
             request, {"train": requested, "validation": settings.validation_sequences}, tokenizer
         )
@@ -76,7 +76,7 @@ class Samples:
             validation=validation,
             schedule=schedule,
             needed=schedule.needed(recipe),
-            identity=request.identity(jobs.tasks),
+            identity=data_identity(request, jobs.tasks),
             notes=jobs.notes,
         )
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvp.data.rows.choice import EVERY_ROW, RowChoice
+from kvp.data.rows.cells import RowError
 from kvp.data.rows.files import TEXT_SUFFIXES, files_of, read_rows
-from kvp.data.rows.forms import ACCEPTED, Document, RowError, document_of
+from kvp.data.rows.forms import ACCEPTED, Document, document_of
 from kvp.data.rows.ruler_rows import published_form
-from kvp.data.rows.tally import Skipped, Tally, listed
+from kvp.data.rows.tally import EVERY_ROW, RowChoice, Skipped, Tally, listed
 from kvp.data.rows.trees import (
     Message,
     check_message,

@@ -14,8 +14,6 @@ from kvp.data.rows.cells import RowError, text_of
 from kvp.data.rows.questions import Question, asks, asks_in_short, questions_of, target_of
 from kvp.data.synthetic.needles import split_of
 
-__all__ = ["ACCEPTED", "Document", "RowError", "Turn", "alternating", "document_of", "text_of"]
-
 Turn = Mapping[str, str]
 
 ACCEPTED = (

@@ -6,12 +6,12 @@ split with all questions that it answers; other documents to none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvp.data.rows.cells import RowError, text_of
 from kvp.data.rows.files import read_rows
-from kvp.data.rows.forms import RowError, text_of
 from kvp.data.rows.tally import Tally, listed
 from kvp.data.synthetic.needles import split_of
 from kvp.data.task import ALL
@@ -130,11 +130,11 @@ def _owners(questions: Iterable[DocumentQuestion]) -> dict[str, str]:
 def _squad_row(row: Mapping[str, Any]) -> Parsed:
     if isinstance(row.get("data"), list):  # the whole file
         for article in row["data"]:
-            yield from _squad_row(_object(article, "data"))
+            yield from _squad_row(article)
     elif isinstance(row.get("paragraphs"), list):
         title = row.get("title")
         for paragraph in row["paragraphs"]:
-            yield from _paragraph(_object(paragraph, "paragraphs"), title)
+            yield from _paragraph(paragraph, title)
     elif row.get("context") is not None and row.get("question") is not None:
         yield from _paragraph({"context": row["context"], "qas": [row]}, row.get("title"))
     else:
@@ -146,7 +146,6 @@ def _paragraph(paragraph: Mapping[str, Any], title: object) -> Parsed:
     article = str(title) if title else None
     yield context, article
     for asked in paragraph.get("qas") or []:
-        asked = _object(asked, "qas")
         answers = () if asked.get("is_impossible") else _spellings(asked)
         if answers:
             yield DocumentQuestion(
@@ -165,15 +164,16 @@ def _spellings(row: Mapping[str, Any]) -> tuple[str, ...]:
         given = given.get("text")
     if given is None or given == "":
         return ()
-    listed_ = [given] if isinstance(given, str) else given
-    if not isinstance(listed_, Sequence):
-        raise RowError("has answers that are neither text nor a list of texts")
-    texts = [one.get("text") if isinstance(one, Mapping) else one for one in listed_]
+    every = [given] if isinstance(given, str) else given
+    texts = [one.get("text") if isinstance(one, Mapping) else one for one in every]
     return tuple(dict.fromkeys(text_of(text, " in an answer") for text in texts))
 
 
 def _hotpotqa_row(row: Mapping[str, Any]) -> Parsed:
-    titled = _titled(row.get("context"))
+    context = row["context"]
+    if isinstance(context, Mapping):
+        context = zip(context["title"], context["sentences"], strict=False)
+    titled = [(title, text_of(list(parts), " in a document")) for title, parts in context]
     if not titled:
         raise RowError("has no context of titles and sentences")
     facts = row.get("supporting_facts") or []
@@ -191,33 +191,3 @@ def _hotpotqa_row(row: Mapping[str, Any]) -> Parsed:
         documents=documents,
         answering=tuple(dict.fromkeys(answering)) or documents,
     )
-
-
-def _titled(context: object) -> list[tuple[str, str]]:
-    """Titles and texts of the documents of a HotpotQA row."""
-    if isinstance(context, Mapping):
-        titles, sentences = context.get("title"), context.get("sentences")
-        if not isinstance(titles, Sequence) or not isinstance(sentences, Sequence):
-            raise RowError("has a context without lists 'title' and 'sentences'")
-        pairs: Sequence[object] = list(zip(titles, sentences, strict=False))
-    elif isinstance(context, Sequence) and not isinstance(context, str):
-        pairs = context
-    else:
-        raise RowError("has a context that is no list of [title, sentences]")
-    titled = []
-    for pair in pairs:
-        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise RowError("has a document that is not [title, sentences]")
-        title, sentences = pair
-        if isinstance(sentences, str) or not isinstance(sentences, Sequence):
-            raise RowError("has a document whose sentences are no list")
-        if not isinstance(title, str):
-            raise RowError("has a document whose title is no text")
-        titled.append((title, text_of(list(sentences), " in a document")))
-    return titled
-
-
-def _object(value: object, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise RowError(f"has an entry of '{where}' that is not an object")
-    return value

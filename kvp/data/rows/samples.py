@@ -12,14 +12,12 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.answer_metrics import CHOICES, NONE, fault_of
-from kvp.data.chat import pack
-from kvp.data.encode import Encoded, encode
-from kvp.data.rows.chat_tokens import ChatTokens, in_rounds
-from kvp.data.rows.choice import RowChoice
+from kvp.data.chat import Turn, pack
+from kvp.data.encode import Encoded, content_ids, encode
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.forms import Document
 from kvp.data.rows.questions import Question
-from kvp.data.rows.tally import Skipped, listed
+from kvp.data.rows.tally import RowChoice, Skipped, listed
 from kvp.data.sample import Sample, Source, context_name
 from kvp.data.task import ALL, REPLY_TOKENS, TaskSettings, blank_sample
 
@@ -233,3 +231,42 @@ class _Maker:
         if low == len(text):
             return text
         return text[:low].rsplit(maxsplit=1)[0] if len(text[:low].split()) > 1 else text[:low]
+
+
+@dataclass
+class ChatTokens:
+    """Prompt tokens of a chat, as `kvp.data.encode` gives it; each turn is tokenised once.
+
+    Contents are tokenised apart from the template, so that their tokens add up.
+    """
+
+    blank: Sample
+    tokenizer: PreTrainedTokenizerBase
+    _contents: dict[str, int] = field(default_factory=dict)
+    _frames: dict[int, int] = field(default_factory=dict)
+
+    def __call__(self, turns: Sequence[Turn]) -> int:
+        """Tokens of the chat without its final reply, chat template included."""
+        if len(turns) not in self._frames:
+            empty = tuple({**turn, "content": "a"} for turn in turns)
+            framed = encode(replace(self.blank, messages=empty), self.tokenizer).prompt_length
+            self._frames[len(turns)] = framed - (len(turns) - 1) * self._of("a")
+        return self._frames[len(turns)] + sum(self._of(turn["content"]) for turn in turns[:-1])
+
+    def _of(self, content: str) -> int:
+        if content not in self._contents:
+            self._contents[content] = len(content_ids(content, self.tokenizer))
+        return self._contents[content]
+
+
+def in_rounds(dialogues: Sequence[Document]) -> list[Document]:
+    """The first thread of every message tree, then the second ones, and so on.
+
+    So that chats, which have one thread of a tree at most, find many trees to choose from.
+    """
+    met: Counter[str] = Counter()
+    rounds = []
+    for dialogue in dialogues:
+        rounds.append(met[dialogue.tree])
+        met[dialogue.tree] += bool(dialogue.tree)
+    return [dialogues[index] for index in sorted(range(len(dialogues)), key=rounds.__getitem__)]

@@ -2,17 +2,77 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any, TypeVar
 
-from kvp.data.rows.cells import RowError
-from kvp.data.rows.choice import EVERY_ROW, RowChoice, columns_of
-from kvp.data.rows.columns import renamed
+from kvp.config_groups import split_list
+from kvp.data.rows.cells import RowError, renamed
 from kvp.data.rows.files import Row, Unreadable
-from kvp.data.task import NoPromptError
+from kvp.data.task import NoPromptError, TaskSettings
 from kvp.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowChoice:
+    """The rows and paths that the user asks for."""
+
+    where: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Column -> values, in lower case, of which a row must have one."""
+    paths: float = 1
+    """Paths of a message tree at most; infinite for all."""
+
+    @classmethod
+    def of(cls, settings: TaskSettings) -> RowChoice:
+        """The choice that settings spell; raises UsageError naming --where where it is none."""
+        named = {"best": 1.0, "all": math.inf}
+        paths = named.get(settings.tree_paths)
+        return cls(
+            where=_columns(settings.where or ""),
+            paths=float(settings.tree_paths) if paths is None else paths,
+        )
+
+    def takes(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row has a wanted value in every column that is asked about.
+
+        A whole tree also has the columns of its first message.
+        """
+        if not self.where:
+            return True
+        columns = columns_of(row)
+        return all(
+            column in columns and str(columns[column]).strip().lower() in values
+            for column, values in self.where.items()
+        )
+
+    @property
+    def flag(self) -> str:
+        """What `--where` says."""
+        parts = [f"{column}={value}" for column, some in self.where.items() for value in some]
+        return "--where " + ",".join(sorted(parts))
+
+
+def columns_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The columns of a row; of a whole tree also those of its first message."""
+    prompt = row.get("prompt")
+    return {**prompt, **row} if isinstance(prompt, Mapping) else row
+
+
+def _columns(text: str) -> dict[str, frozenset[str]]:
+    columns: dict[str, frozenset[str]] = {}
+    for part in split_list(text):
+        column, equals, value = (each.strip() for each in part.partition("="))
+        if not (column and equals and value):
+            raise UsageError(f"--where: {part!r} is not COLUMN=VALUE")
+        columns[column] = columns.get(column, frozenset()) | {value.lower()}
+    return columns
+
+
+EVERY_ROW = RowChoice()
+"""All rows, and the best thread of each tree."""
+
 
 T = TypeVar("T")
 Skipped = tuple[str, str]
@@ -43,7 +103,8 @@ class Tally:
     ) -> Iterator[tuple[str, T]]:
         """Location of every row that is chosen, and what `parse` makes of location and row.
 
-        A row for which it raises RowError is skipped.
+        A row for which it raises RowError is skipped, and one whose cells hold other types than it
+        reads.
         """
         for location, row in rows:
             self.rows += 1
@@ -58,6 +119,9 @@ class Tally:
                 made = parse(location, row)
             except RowError as error:
                 self.skipped.append((location, str(error)))
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                reason = f"has cells of another form ({type(error).__name__}: {error})"
+                self.skipped.append((location, reason))
             else:
                 yield location, made
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvp.data.rows.forms import RowError, Turn, alternating, role_of
+from kvp.data.rows.cells import RowError
+from kvp.data.rows.forms import Turn, alternating, role_of
 
 Message = Mapping[str, Any]
 
@@ -39,19 +40,14 @@ def check_message(row: Message) -> None:
 
 def nested_messages(tree: Mapping[str, Any]) -> Iterator[Message]:
     """The messages of a nested tree, numbered, each with the number of its parent."""
-    waiting: list[tuple[object, str | None]] = [(tree["prompt"], None)]
+    waiting: list[tuple[Message, str | None]] = [(tree["prompt"], None)]
     for number in range(_MAX_MESSAGES):
         if not waiting:
             return
         message, parent = waiting.pop()
-        if not isinstance(message, Mapping):
-            raise RowError("has a reply that is not an object")
         name = str(number)
         yield {**message, "message_id": name, "parent_id": parent}
-        replies = message.get("replies") or []
-        if not isinstance(replies, list):
-            raise RowError("has replies that are not a list")
-        waiting += [(reply, name) for reply in reversed(replies)]
+        waiting += [(reply, name) for reply in reversed(message.get("replies") or [])]
     raise RowError(f"has more than {_MAX_MESSAGES} messages")
 
 

@@ -46,12 +46,8 @@ class SharedContext:
     turns: tuple[Turn, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContextMaker:
-    """Makes one context with any amount of what surrounds the answers, from `smallest` on."""
-
-    make: Callable[[int], SharedContext]
-    smallest: int
+ContextMaker = Callable[[int], SharedContext]
+"""Makes one context with any amount, from 0 on, of what surrounds the answers."""
 
 
 class _Drawn:
@@ -96,7 +92,7 @@ def key_value(inputs: SampleInputs) -> ContextMaker:
         text = "JSON data:\n{" + ",\n".join(lines) + "}"
         return SharedContext(context=text, turns=tuple(turns))
 
-    return ContextMaker(make=make, smallest=0)
+    return make
 
 
 def prefix_suffix(inputs: SampleInputs) -> ContextMaker:
@@ -133,7 +129,7 @@ def prefix_suffix(inputs: SampleInputs) -> ContextMaker:
         text = "Here is a list of strings, one per line.\n\n" + "\n".join(lines)
         return SharedContext(context=text, turns=turns)
 
-    return ContextMaker(make=make, smallest=0)
+    return make
 
 
 def variable_tracking(inputs: SampleInputs) -> ContextMaker:
@@ -167,7 +163,7 @@ def variable_tracking(inputs: SampleInputs) -> ContextMaker:
         )
         return SharedContext(context=f"{header}\n\n{text}", turns=turns)
 
-    return ContextMaker(make=make, smallest=0)
+    return make
 
 
 def hash_hop(inputs: SampleInputs) -> ContextMaker:
@@ -198,7 +194,7 @@ def hash_hop(inputs: SampleInputs) -> ContextMaker:
         text = "Each line assigns one hash to another one.\n\n" + "\n".join(lines)
         return SharedContext(context=text, turns=turns)
 
-    return ContextMaker(make=make, smallest=0)
+    return make
 
 
 _EXTREMES: Mapping[str, Callable[[list[int]], int]] = {
@@ -243,7 +239,7 @@ def math_find(inputs: SampleInputs) -> ContextMaker:
         )
         return SharedContext(context=str(values), turns=turns)
 
-    return ContextMaker(make=make, smallest=0)
+    return make
 
 
 def many_shot(inputs: SampleInputs) -> ContextMaker:
@@ -285,7 +281,7 @@ def many_shot(inputs: SampleInputs) -> ContextMaker:
         text = "\n\n".join([header, *drawn.first(len(topics) + amount)])
         return SharedContext(context=text, turns=tuple(turns))
 
-    return ContextMaker(make=make, smallest=0)
+    return make
 
 
 _VERBS = ("thinks of", "looks for", "remembers", "talks about", "paints", "waits for", "describes")

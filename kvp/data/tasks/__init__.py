@@ -17,11 +17,10 @@ from kvp.data.ruler import RULER_13, RULER_TASKS
 from kvp.data.sample import Sample, Source
 from kvp.data.synthetic.shared_contexts import CONTEXTS
 from kvp.data.task import REPLY_TOKENS, NoPromptError, Task, TaskSettings, blank_sample
-from kvp.data.tasks.dialogue import CHAT, DialogueTask
 from kvp.data.tasks.longbench import LongBenchTask, published, refused
 from kvp.data.tasks.longmemeval import LongMemEvalTask
 from kvp.data.tasks.niah_heatmap import NiahHeatmapTask, number_needle
-from kvp.data.tasks.rows import DATA, RowsTask
+from kvp.data.tasks.rows import CHAT, DATA, DialogueTask, RowsTask
 from kvp.data.tasks.ruler import RulerTask
 from kvp.data.tasks.ruler_qa import FLAGS, RulerQaTask
 from kvp.data.tasks.scbench import PUBLISHED, ScbenchTask

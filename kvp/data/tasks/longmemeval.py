@@ -178,7 +178,14 @@ def parsed(row: Mapping[str, Any]) -> Recorded:
         evidence = [place for place, index in enumerate(order) if names[index] in wanted]
     history = History(
         sessions=tuple(
-            Session(date=str(dates[index]), turns=_turns(sessions[index])) for index in order
+            Session(
+                date=str(dates[index]),
+                turns=tuple(
+                    {"role": turn["role"], "content": turn["content"].strip()}
+                    for turn in sessions[index]
+                ),
+            )
+            for index in order
         ),
         kind=kind,
         question=column(row, "question"),
@@ -186,14 +193,3 @@ def parsed(row: Mapping[str, Any]) -> Recorded:
         answers=answers_of(row, "answer"),
     )
     return Recorded(history=history, evidence=tuple(evidence))
-
-
-def _turns(session: object) -> tuple[Mapping[str, str], ...]:
-    if not isinstance(session, list) or not all(isinstance(turn, Mapping) for turn in session):
-        raise RowError("has a session that is not a list of turns")
-    turns = []
-    for turn in session:
-        if not all(isinstance(turn.get(key), str) for key in ("role", "content")):
-            raise RowError("has a turn without role and content")
-        turns.append({"role": turn["role"], "content": turn["content"]})
-    return tuple(turns)

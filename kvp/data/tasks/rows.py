@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.answer_metrics import score_answer
+from kvp.data.chat import Turn, generated_chat
+from kvp.data.encode import encode
 from kvp.data.rows.samples import row_samples
 from kvp.data.sample import Sample, Source
-from kvp.data.task import TaskSettings
+from kvp.data.synthetic.needles import SPLITS
+from kvp.data.task import TaskSettings, blank_sample
 from kvp.errors import UsageError
 
 DATA = "data"
@@ -31,3 +36,48 @@ class RowsTask:
     def score(self, sample: Sample, answer: str) -> float:
         """The sample's metric (`kvp.data.answer_metrics`) of a generated answer."""
         return score_answer(answer, sample.metric, sample.references)
+
+
+CHAT = "chat"
+
+
+@dataclass(frozen=True)
+class DialogueTask:
+    """Dialogues of `--chat`, packed into chats of the requested length, or generated ones."""
+
+    name: str = CHAT
+
+    def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
+        """Chats whose last turn is the assistant's reply."""
+        if settings.chat is not None:
+            measured = replace(settings, needs_reply=True, columns=None, metric=None)
+            return row_samples(
+                settings.chat, measured, tokenizer, flag="chat", task=self.name, dialogues=True
+            )
+
+        if settings.split not in SPLITS:
+            raise UsageError(f"--split {settings.split}: generated chats belong to one split each")
+
+        def prompt_tokens(turns: Sequence[Turn]) -> int:
+            chat = replace(blank_sample(settings, CHAT, ""), messages=tuple(turns))
+            return encode(chat, tokenizer).prompt_length
+
+        def make(index: int) -> Sample:
+            seed = random.Random(f"chat/{settings.seed}/{index}").getrandbits(48)
+            turns = generated_chat(
+                seed=seed,
+                split=settings.split,
+                prompt_tokens=prompt_tokens,
+                length=settings.length,
+            )
+            if (smallest := prompt_tokens(turns)) > settings.length:
+                raise UsageError(
+                    f"--length {settings.length}: the smallest chat already has {smallest} tokens"
+                )
+            return replace(blank_sample(settings, CHAT, str(index)), messages=turns)
+
+        return Source(size=settings.count, make=make)
+
+    def score(self, sample: Sample, answer: str) -> float:
+        """Refuse: nothing is generated."""
+        raise TypeError(f"{self.name} measures the likelihood of given replies")

@@ -8,7 +8,7 @@ sample has its own order of documents.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -20,15 +20,19 @@ from kvp.data.answer_metrics import score_answer
 from kvp.data.encode import encode
 from kvp.data.rows.question_sets import READERS, DocumentQuestion, QuestionSet
 from kvp.data.sample import Sample, Source
-from kvp.data.synthetic.document_questions import document_question
 from kvp.data.synthetic.needles import SPLITS
-from kvp.data.synthetic.prompt_builder import PromptMaker
+from kvp.data.synthetic.prompt_builder import PromptMaker, RulerPrompt
 from kvp.data.task import ALL, NoPromptError, TaskSettings
 from kvp.data.tasks.fitting import Fitting
 from kvp.errors import UsageError
 
 FLAGS: Mapping[str, str] = {"qa_1": "squad", "qa_2": "hotpotqa"}
 """Flag that names the file of each task."""
+INSTRUCTION = (
+    "Answer the question based on the given documents. Only give me the answer and do not output "
+    "any other words.\n\n"
+)
+MAX_NEW_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -154,3 +158,46 @@ class _Maker:
             related=related,
             others=others,
         )
+
+
+def document_question(
+    name: str,
+    *,
+    question: str,
+    answers: Sequence[str],
+    documents: Sequence[str],
+    related: Sequence[str] = (),
+    others: Sequence[str] = (),
+) -> PromptMaker:
+    """One question for any number of documents, which is the amount.
+
+    `documents` are always there; `related` ones (of the same article) come before `others`, and
+    where all are used they are repeated, the question's own documents not. Their order is drawn by
+    `name`, another one for each amount.
+    """
+    rng = random.Random(f"{name}/documents")
+    filling = [*rng.sample(related, len(related)), *rng.sample(others, len(others))]
+
+    def make(amount: int) -> RulerPrompt:
+        missing = amount - len(documents)
+        rounds = -(-missing // len(filling)) if filling else 0
+        shown = [*documents, *(filling * rounds)[:missing]]
+        random.Random(f"{name}/order").shuffle(shown)
+        texts = (f"Document {number}:\n{text}" for number, text in enumerate(shown, start=1))
+        return RulerPrompt(
+            context=f"{INSTRUCTION}The following are given documents.\n\n"
+            + "\n\n".join(texts)
+            + "\n\n",
+            question=f"{INSTRUCTION}Question: {question}",
+            prefix=" Answer:",
+            references=tuple(answers),
+            reply=f" {answers[0]}",
+        )
+
+    return PromptMaker(
+        make=make,
+        smallest=len(documents),
+        max_new_tokens=MAX_NEW_TOKENS,
+        largest=None if filling else len(documents),
+        metric="part",
+    )

@@ -195,8 +195,8 @@ def _generated(task: str, asker: _Asker, settings: TaskSettings) -> Source:
         inputs = SampleInputs(name=name, split=split, length=settings.length, essays=None)
         maker = CONTEXTS[task](inputs)
         return largest(
-            lambda amount: asker.samples(maker.make(amount)), asker.prompt_tokens,
-            limit=settings.length, smallest=maker.smallest, what=task,
+            lambda amount: asker.samples(maker(amount)), asker.prompt_tokens,
+            limit=settings.length, smallest=0, what=task,
         )  # fmt: skip
 
     def make(index: int) -> Sample:
@@ -218,8 +218,6 @@ def _parsed(row: Mapping[str, Any], published: Published) -> SharedContext:
     parsed = []
     for number, turn in enumerate(turns, start=1):
         try:
-            if not isinstance(turn, Mapping):
-                raise RowError("has a turn that is not an object")
             parsed.append(_turn(turn, published))
         except RowError as error:
             raise RowError(f"{error} (its turn {number})") from None

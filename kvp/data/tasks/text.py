@@ -14,9 +14,9 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.rows.choice import RowChoice
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import reader_of
+from kvp.data.rows.tally import RowChoice
 from kvp.data.sample import Sample, Source
 from kvp.data.task import ALL, TaskSettings, blank_sample
 from kvp.data.text_files import read_text, share_of

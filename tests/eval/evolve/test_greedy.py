@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.evolve.greedy import greedy_counts, greedy_order, hull, hull_costs
+from eval.evolve.from_cost_curves import greedy_counts, greedy_order, hull, hull_costs
 
 
 def test_hull_by_hand() -> None:

@@ -14,12 +14,13 @@ import eval.evolve.run
 from eval.evolve.candidates import Target
 from eval.evolve.config import EvolveConfig
 from eval.evolve.search_folder import SEARCH, Generation, Journal
-from eval.tasks import Prompt, prompt_request
+from eval.tasks import Prompt
 from kvp.allocation import Request
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.jsonl import JsonLines
 from kvp.budgets import parse_budget
 from kvp.cli import parse
+from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 from kvp.hf import load_model, prefill_and_evict
 from kvp.programs import run_program
@@ -236,7 +237,7 @@ def test_held_out_prompts_are_others(tiny_folder: Path) -> None:
     _, tokenizer = load_model(str(tiny_folder))
     config = EvolveConfig(out="unused", tasks="niah_single_1,niah_single_2", length=260)
     searched, held_out = eval.evolve.run.load_prompts(
-        prompt_request(config, count=1, seed=config.seed), tokenizer, searched=3, compared=5
+        TaskSettings.of(config, count=1, seed=config.seed), tokenizer, searched=3, compared=5
     )
     tasks = [prompt.task for prompt in searched]
     assert tasks == ["niah_single_1"] * 2 + ["niah_single_2"]

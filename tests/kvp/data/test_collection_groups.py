@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.collection_plan import DataRequest, fitting_tasks, plan_collection
+from kvp.data.collection_plan import fitting_tasks, plan_collection
+from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 
 
-def _request(*tasks: str, length: int = 1200) -> DataRequest:
-    return DataRequest(data="ruler", tasks=tasks, length=length, seed=0)
+def _request(*tasks: str, length: int = 1200) -> TaskSettings:
+    return TaskSettings(data="ruler", tasks=tasks, length=length, seed=0)
 
 
 def test_generated_benchmarks_are_collected(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.collection_plan import DataRequest, plan_collection
-from kvp.data.mixture import parts_of, turns
+from kvp.data.collection_plan import data_identity, plan_collection
 from kvp.data.sample import Source
-from kvp.data.sources import is_rows, open_source, takes_tasks
+from kvp.data.sources import is_rows, open_source, parts_of, takes_tasks, turns
+from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 
 
 def _opened(tokenizer: PreTrainedTokenizerBase, data: str, **changes: Any) -> Source:
     settings: dict[str, Any] = {
         "tasks": ("niah_single_1", "niah_single_2"), "split": "train", "count": 10, "seed": 1,
-        "length": 900, "tokenizer": tokenizer,
+        "length": 900,
     }  # fmt: skip
-    return open_source(data, **(settings | changes))
+    return open_source(TaskSettings(data=data, **(settings | changes)), tokenizer)
 
 
 @pytest.fixture
@@ -73,12 +73,16 @@ def test_a_part_without_more_samples_ends_the_mixture_and_is_named(
 def test_the_identity_of_a_mixture_has_its_files(
     tokenizer: PreTrainedTokenizerBase, prose: str
 ) -> None:
-    def request(data: str) -> DataRequest:
-        return DataRequest(data=data, tasks=("niah_single_1",), length=900, seed=0)
+    def request(data: str) -> TaskSettings:
+        return TaskSettings(data=data, tasks=("niah_single_1",), length=900, seed=0)
 
     mixed = request(f"ruler:1,{prose}:1")
-    assert mixed.identity(())["digest"] == request(prose).identity(())["digest"] is not None
-    assert request("ruler:1,chat:1").identity(())["digest"] is None
+    assert (
+        data_identity(mixed, ())["digest"]
+        == data_identity(request(prose), ())["digest"]
+        is not None
+    )
+    assert data_identity(request("ruler:1,chat:1"), ())["digest"] is None
     plan = plan_collection(mixed, {"train": 4, "validation": 2}, tokenizer)
     assert plan.tasks == ("niah_single_1",)
     assert [sample.task for sample in plan] == ["niah_single_1", "prose"] * 3

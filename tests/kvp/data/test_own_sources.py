@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.collection_plan import DataRequest, plan_collection
+from kvp.data.collection_plan import plan_collection
 from kvp.data.rows.files import read_rows
 from kvp.data.sources import open_source
+from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 
 MODULE = """
@@ -47,9 +48,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def opened(name: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     source = open_source(
-        f"kvp_test_own_source:{name}", tasks=(), split="train", count=3, seed=0, length=200,
-        tokenizer=tokenizer,
-    )  # fmt: skip
+        TaskSettings(
+            data=f"kvp_test_own_source:{name}", tasks=(), split="train", count=3, seed=0, length=200
+        ),
+        tokenizer,
+    )
     return [sample.id for sample in source]
 
 
@@ -94,6 +97,6 @@ def test_names_of_no_data_do_not_reach_the_hub(data: str, message: str) -> None:
 def test_tasks_of_evaluation_are_refused_with_the_remedy(
     task: str, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    request = DataRequest(data="ruler", tasks=(task,), length=200, seed=0)
+    request = TaskSettings(data="ruler", tasks=(task,), length=200, seed=0)
     with pytest.raises(UsageError, match="give --data FILE alone"):
         plan_collection(request, {"train": 1}, tokenizer)

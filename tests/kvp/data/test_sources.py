@@ -12,6 +12,7 @@ from kvp.data.encode import encode
 from kvp.data.sample import Source
 from kvp.data.sources import open_source
 from kvp.data.synthetic.prompt_builder import sentences
+from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 
 SPLITS = ("train", "validation", "test")
@@ -20,9 +21,9 @@ SPLITS = ("train", "validation", "test")
 def opened(tokenizer: PreTrainedTokenizerBase, data: str = "ruler", **changes: Any) -> Source:
     settings: dict[str, Any] = {
         "tasks": ("niah_single_2", "niah_multikey_2"), "split": "train", "count": 6, "seed": 1,
-        "length": 1600, "tokenizer": tokenizer,
+        "length": 1600,
     }  # fmt: skip
-    return open_source(data, **(settings | changes))
+    return open_source(TaskSettings(data=data, **(settings | changes)), tokenizer)
 
 
 def jsonl(path: Path, *rows: object) -> str:
@@ -206,7 +207,6 @@ def test_requests_that_cannot_work(
 def test_a_source_iterates_over_its_samples(tokenizer: PreTrainedTokenizerBase) -> None:
     request: dict[str, Any] = {
         "tasks": ("niah_single_1",), "split": "test", "count": 2, "seed": 0, "length": 900,
-        "tokenizer": tokenizer,
     }  # fmt: skip
-    source = open_source("ruler", **request)
+    source = open_source(TaskSettings(data="ruler", **request), tokenizer)
     assert list(source) == [source[0], source[1]]

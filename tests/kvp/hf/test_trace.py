@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from kvp.data.sample import Sample
 from kvp.data.sources import open_source
+from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 from kvp.hf import load_model
 from kvp.hf.trace import Recorded, collect_all, greedy
@@ -28,9 +29,11 @@ def loaded(model_folder: Path) -> Loaded:
 
 def sample_of(loaded: Loaded, data: str) -> Sample:
     return open_source(
-        data, tasks=("niah_single_1",), split="train", count=1, seed=0, length=250,
-        tokenizer=loaded[1],
-    )[0]  # fmt: skip
+        TaskSettings(
+            data=data, tasks=("niah_single_1",), split="train", count=1, seed=0, length=250
+        ),
+        loaded[1],
+    )[0]
 
 
 def trace_of(loaded: Loaded, sample: Sample | str = "ruler", **settings: Any) -> Trace:

@@ -11,8 +11,7 @@ from kvp.errors import StoreError
 from kvp.store import TraceReader
 from kvp.store.paths import shard_path
 from train.data.compression_points import CompressionPoint
-from train.data.contexts import Context, ContextSource
-from train.data.prefetch import StepContexts
+from train.data.contexts import Context, ContextSource, StepContexts
 
 STEPS = 8
 

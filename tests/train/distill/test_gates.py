@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from train.distill.gates import hard_log_gates, soft_log_gates
+from train.distill.distillation import hard_log_gates, soft_log_gates
 
 
 @pytest.fixture

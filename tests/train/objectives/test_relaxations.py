@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy.optimize import LinearConstraint, minimize
 from torch import Tensor
 
-from train.objectives.relaxations import mean_at_rank, neural_sort, ranks_of, soft_rank, soft_sort
+from train.objectives.relaxed import mean_at_rank, neural_sort, ranks_of, soft_rank, soft_sort
 
 Relaxation = Callable[[Tensor, float], Tensor]
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.rows.cells import RowError
-from kvp.data.rows.columns import renamed_columns
+from kvp.data.rows.cells import RowError, renamed_columns
 from kvp.data.rows.questions import questions_of
 from kvp.data.rows.samples import row_samples
 from kvp.data.sample import Source, context_of

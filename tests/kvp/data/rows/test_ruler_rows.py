@@ -13,7 +13,7 @@ from kvp.data.rows.documents import read_documents
 from kvp.data.rows.forms import Question
 from kvp.data.ruler import OWN_TASKS, as_sample, generate
 from kvp.data.sample import Sample
-from kvp.data.synthetic.document_questions import document_question
+from kvp.data.tasks.ruler_qa import document_question
 
 
 def count(text: str) -> int:

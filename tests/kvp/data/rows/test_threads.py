@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerBase
 from kvp.config_groups import DataConfig
 from kvp.data.chat import pack
 from kvp.data.encode import encode
-from kvp.data.rows.chat_tokens import ChatTokens
-from kvp.data.rows.choice import RowChoice
+from kvp.data.rows.cells import RowError
 from kvp.data.rows.documents import read_documents
-from kvp.data.rows.forms import RowError, Turn
-from kvp.data.rows.samples import row_samples
+from kvp.data.rows.forms import Turn
+from kvp.data.rows.samples import ChatTokens, row_samples
+from kvp.data.rows.tally import RowChoice
 from kvp.data.rows.trees import threads
 from kvp.data.sample import Source
 from kvp.data.synthetic.needles import SPLITS

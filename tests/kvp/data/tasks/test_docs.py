@@ -9,6 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from kvp.data.sources import open_source
+from kvp.data.task import TaskSettings
 from kvp.data.tasks import find_task
 
 DOCS = Path(__file__).parents[4] / "docs" / "data.md"
@@ -22,8 +23,10 @@ def test_the_example(
     (tmp_path / "my_tasks.py").write_text(match[1])
     monkeypatch.chdir(tmp_path)
     source = open_source(
-        "ruler", tasks=("my_tasks:Backwards",), split="test", count=2, seed=0, length=99,
-        tokenizer=tokenizer,
-    )  # fmt: skip
+        TaskSettings(
+            data="ruler", tasks=("my_tasks:Backwards",), split="test", count=2, seed=0, length=99
+        ),
+        tokenizer,
+    )
     assert [sample.references for sample in source] == [("eert",), ("enots",)]
     assert find_task("my_tasks:Backwards").score(source[0], " eert!") == 1

@@ -103,7 +103,8 @@ def test_a_task_by_its_module(module: str, tokenizer: PreTrainedTokenizerBase) -
     name = f"{module}:Reversed"
     assert expand_tasks([name]) == (name,)
     source = open_source(
-        "ruler", tasks=(name,), split="train", count=3, seed=0, length=99, tokenizer=tokenizer
+        TaskSettings(data="ruler", tasks=(name,), split="train", count=3, seed=0, length=99),
+        tokenizer,
     )
     assert [sample.context for sample in source] == ["0 ", "1 ", "2 "]
     assert find_task(name).score(source[1], "it is 1") == 1
@@ -128,9 +129,16 @@ def test_tasks_of_different_sizes_take_turns_until_one_ends(
 ) -> None:
     monkeypatch.setattr(registry, "TASKS", {**TASKS, "mine": Mine()})
     source = open_source(
-        "ruler", tasks=("niah_single_1", "mine"), split="train", count=9, seed=0, length=900,
-        tokenizer=tokenizer,
-    )  # fmt: skip
+        TaskSettings(
+            data="ruler",
+            tasks=("niah_single_1", "mine"),
+            split="train",
+            count=9,
+            seed=0,
+            length=900,
+        ),
+        tokenizer,
+    )
     assert [sample.task for sample in source] == ["niah_single_1", "mine", "niah_single_1"]
 
 
@@ -145,9 +153,11 @@ def test_a_task_may_be_a_generator_and_gives_as_many_samples_as_requested(
     names = [sample.id for sample in build_samples("generated", _settings(3), tokenizer)]
     assert names == [f"generated/test/0/{number}" for number in range(3)]
     source = open_source(
-        "ruler", tasks=["generated", "chat"], split="test", count=5, seed=0, length=400,
-        tokenizer=tokenizer,
-    )  # fmt: skip
+        TaskSettings(
+            data="ruler", tasks=["generated", "chat"], split="test", count=5, seed=0, length=400
+        ),
+        tokenizer,
+    )
     assert [sample.task for sample in source] == ["generated", "chat"] * 2 + ["generated"]
 
 

@@ -77,11 +77,13 @@ def test_a_prompt_without_completion_is_collected(
 ) -> None:
     data = jsonl(tmp_path / "p.jsonl", *({"prompt": f"What is {n}?"} for n in range(20)))
     options: dict[str, Any] = {"split": "train", "count": 9, "seed": 0, "length": 60}
-    source = open_source(data, tasks=(), tokenizer=tokenizer, **options)
+    source = open_source(TaskSettings(data=data, tasks=(), **options), tokenizer)
     assert len(source) == 9
     assert source[0].messages is not None
     assert encode(source[0], tokenizer).reply_ids == ()
-    with_replies = open_source(data, tasks=(), tokenizer=tokenizer, needs_reply=True, **options)
+    with_replies = open_source(
+        TaskSettings(data=data, tasks=(), needs_reply=True, **options), tokenizer
+    )
     assert len(with_replies) == 0
 
 
@@ -98,10 +100,10 @@ def test_a_source_of_ones_own(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     options: dict[str, Any] = {"split": "train", "count": 9, "seed": 0, "length": 60}
-    source = open_source("kvp_test_source:make", tasks=(), tokenizer=tokenizer, **options)
+    source = open_source(TaskSettings(data="kvp_test_source:make", tasks=(), **options), tokenizer)
     assert [sample.context for sample in source] == ["x"] * 3
     with pytest.raises(UsageError, match="a source is called with"):
-        open_source("kvp_test_source:thing", tasks=(), tokenizer=tokenizer, **options)
+        open_source(TaskSettings(data="kvp_test_source:thing", tasks=(), **options), tokenizer)
 
 
 def test_a_text_file_gives_as_many_prompts_as_fit(
@@ -109,7 +111,9 @@ def test_a_text_file_gives_as_many_prompts_as_fit(
 ) -> None:
     (tmp_path / "book.txt").write_text(" ".join(f"w{n}" for n in range(2000)))
     options: dict[str, Any] = {"split": "train", "count": 20, "seed": 0, "length": 100}
-    source = open_source(str(tmp_path / "book.txt"), tasks=(), tokenizer=tokenizer, **options)
+    source = open_source(
+        TaskSettings(data=str(tmp_path / "book.txt"), tasks=(), **options), tokenizer
+    )
     assert len(source) == 20
     words = [word for sample in source for word in sample.context.split()]
     assert words == [f"w{n}" for n in range(len(words))]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.collection_plan import DataRequest, plan_collection
+from kvp.data.collection_plan import data_identity, plan_collection
 from kvp.data.encode import encode
 from kvp.data.sample import Sample
 from kvp.data.synthetic.needles import SPLITS
@@ -189,12 +189,12 @@ def test_collecting_takes_them_into_ruler(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     files = {"squad": squad(tmp_path), "hotpotqa": hotpotqa(tmp_path)}
-    request = DataRequest(data="ruler", tasks=("ruler",), length=3000, seed=0, **files)
+    request = TaskSettings(data="ruler", tasks=("ruler",), length=3000, seed=0, **files)
     plan = plan_collection(request, {"train": 13}, tokenizer)
     assert {"qa_1", "qa_2", "vt"} <= set(plan.tasks)
-    assert "squad" in request.identity(plan.tasks)
-    without = DataRequest(data="ruler", tasks=("ruler",), length=3000, seed=0)
+    assert "squad" in data_identity(request, plan.tasks)
+    without = TaskSettings(data="ruler", tasks=("ruler",), length=3000, seed=0)
     assert set(plan.tasks) - set(plan_collection(without, {"train": 1}, tokenizer).tasks) == {
         "qa_1", "qa_2",
     }  # fmt: skip
-    assert set(without.identity(())) == {"name", "digest", "tasks", "length", "essays"}
+    assert set(data_identity(without, ())) == {"name", "digest", "tasks", "length", "essays"}

@@ -174,7 +174,7 @@ BAD = [
     ("no JSON", "line 2 is not JSON"),
     ({"multi_turns": []}, "line 2 has no column 'input'"),
     ({"context": "c", "multi_turns": []}, "line 2 has no multi_turns"),
-    ({"context": "c", "multi_turns": [3]}, "line 2 has a turn that is not an object (its turn 1)"),
+    ({"context": "c", "multi_turns": [3]}, "line 2 has cells of another form (TypeError"),
     ({"context": "c", "multi_turns": [{"input": "q"}]}, "line 2 has no answer (its turn 1)"),
     (_row(1, answer=[]), "line 2 has no answer (its turn 1)"),
     (_row(1, input="q" * 5000), "line 2 has a question of more prompt tokens than --length 2000"),
