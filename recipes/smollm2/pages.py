@@ -268,6 +268,20 @@ def draw(found: Cells, timing: Iterable[Record], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
+def seeds(records: Iterable[Record]) -> Iterator[str]:
+    """Each training seed of our policy alone, %, on the same prompts."""
+    found = cells(records)
+    budgets = budgets_of(found)
+    for protocol in sorted({key[0] for key in found}, reverse=True):
+        full = found[protocol, FULL, FULL]
+        yield f"\n**{protocol}**, full cache {_number(full)}, {estimate(full).prompts} prompts\n"
+        yield f"| policy | {' | '.join(budgets)} |\n|---|{'--:|' * len(budgets)}"
+        ours = {b: found.get((protocol, OURS, b), []) for b in budgets}
+        for policy in sorted({r["policy"] for group in ours.values() for r in group}):
+            row = [[r for r in ours[b] if r["policy"] == policy] for b in budgets]
+            yield f"| {policy} | {' | '.join(map(_number, row))} |"
+
+
 def write_csv(records: Iterable[Record], path: Path) -> None:
     """One line per protocol, task, method and budget."""
     by_task: dict[str, list[Record]] = defaultdict(list)
@@ -317,6 +331,7 @@ def blocks(run: Path) -> Mapping[str, str | None]:
             write_csv(records, NUMBERS / f"{name}.csv")
         if name == "needles":
             needles = cells(records)
+            contents["seeds"] = "\n".join(seeds(records)) if records else None
     contents["costs"] = "\n".join(costs(timing)) if timing else None
     if timing and needles:
         draw(needles, timing, PAGE.with_suffix(".png"))

@@ -207,7 +207,7 @@ def _refusal(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
         ({"traces": "./no_traces"}, "no_traces"),
         ({"essays": "./no_essays"}, "--essays ./no_essays"),
         ({"tasks": "chat", "chat": "./no_chat"}, "--chat ./no_chat"),
-        ({"methods": f"a:{' ' * 20_000}("}, "is not of the form name, name:preset"),
+        ({"methods": f"snapkv:{' ' * 20_000}("}, "is not of the form name, name:preset"),
     ],
 )
 def test_mistakes_are_one_line_before_the_weights_are_loaded(
