@@ -46,7 +46,7 @@ both kvp-eval --model "$MODEL" --dtype bfloat16 --length 1024 --split validation
 needles=(--essays "$D/novels_test" --squad "$D/squad_test.json" --tasks "$NEEDLES,qa_1" --max_new_tokens 40)
 evaluate needles 1024 "${needles[@]}" --prompts "$PROMPTS" --budgets 2%,3%,4.5%,6%,9%,12.5%,25% --methods "full,kvp+global,$RIVALS"
 evaluate references 1024 "${needles[@]}" --prompts 4 --budgets 2%,6%,12.5%,25%,50% --methods "full,kvp+global,$RIVALS,$REFERENCES"
-evaluate other 1024 --squad "$D/squad_test.json" --hotpotqa "$D/hotpotqa.json" --tasks vt,fwe,cwe,qa_2 --prompts 8 --max_new_tokens 60 \
+evaluate other 1024 --hotpotqa "$D/hotpotqa.json" --tasks vt,fwe,cwe,qa_2 --prompts 8 --max_new_tokens 60 \
   --budgets 2%,6%,12.5%,25% --methods "full,kvp+global,$RIVALS"
 long=(--essays "$D/novels_test" --tasks niah_single_2,niah_multikey_1,niah_multivalue --max_new_tokens 40 --budgets 2%,6%,12.5%,25%)
 evaluate long-2048 2048 "${long[@]}" --prompts 20 --methods "full,kvp+global,$RIVALS"

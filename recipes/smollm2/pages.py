@@ -32,6 +32,7 @@ NUMBERS = Path("benchmarks/results/smollm2")
 ANSWERS = ("needles", "other", "long-2048", "long-4096")
 TEXTS = ("text-wiki", "text-novels", "texts")
 OURS = "kvp+global"
+QUESTIONS = "qa_1"
 TWO_PASSES = ("kvzip", "contrastkv")
 """Methods that read the prompt a second time."""
 REFERENCES = (FULL, "oracle+global")
@@ -320,8 +321,14 @@ def blocks(run: Path) -> Mapping[str, str | None]:
     needles: Cells = {}
     timing = load_results(run / "timing").timing if (run / "timing").exists() else ()
     taken = shares(timing)
-    for name in (*ANSWERS, *TEXTS):
-        records = load_results(run / name).records if (run / name).exists() else ()
+    found = {
+        name: list(load_results(run / name).records) if (run / name).exists() else []
+        for name in (*ANSWERS, *TEXTS)
+    }
+    # Questions over passages ran with the needles, but are answered unlike them.
+    found["other"] += [record for record in found["needles"] if record["task"] == QUESTIONS]
+    found["needles"] = [record for record in found["needles"] if record["task"] != QUESTIONS]
+    for name, records in found.items():
         contents[name] = "\n".join(table(cells(records), taken)) if records else None
         if name in ANSWERS:
             contents[f"{name}-tasks"] = "\n".join(tasks(records)) if records else None
