@@ -126,13 +126,12 @@ def select(results: Results, kind: Kind, protocol: str) -> list[Record]:
     ]
 
 
-def summary(comparison: Comparison) -> tuple[Best, list[str]] | None:
-    """The methods that sentences name, and the sentences; None where no method was run.
+def best_of(comparison: Comparison) -> Best | None:
+    """The methods that sentences name; None where no method was run.
 
     The policy, the best method without training and the best null in any of its settings, at the
     budget of kvp-eval's closing sentence. "Best" is by the prompts shown, which favours them.
     """
-    losses = not comparison.higher_is_better
     lines = [
         Line(
             protocol=comparison.protocol,
@@ -149,10 +148,15 @@ def summary(comparison: Comparison) -> tuple[Best, list[str]] | None:
         for setting, estimates in comparison.grid.items()
         if setting.method in NULLS or comparison.choices[setting.family].setting == setting
     ]
-    best = best_lines(lines, losses=losses) if lines else None
+    best = best_lines(lines, losses=not comparison.higher_is_better) if lines else None
+    return best and replace(best, attention_free=None)
+
+
+def summary(comparison: Comparison) -> tuple[Best, list[str]] | None:
+    """`best_of`, and the sentences about them."""
+    best, losses = best_of(comparison), not comparison.higher_is_better
     if best is None:
         return None
-    best = replace(best, attention_free=None)
     sentences = [main_sentence(best, losses=losses)]
     if comparison.kind == "accuracy":
         sentences += curve_sentences(best)
@@ -163,14 +167,14 @@ def summary(comparison: Comparison) -> tuple[Best, list[str]] | None:
 def drawn_settings(comparison: Comparison, maximum: int = 12) -> dict[ReportedMethod, bool]:
     """At most `maximum` settings for a figure, and whether it draws them in front.
 
-    In front: the full cache, the oracle, and what `summary` names. Behind: the others of the best
+    In front: the full cache, the oracle, and `best_of`. Behind: the others of the best
     means over the budgets that all of them have.
     """
-    found = summary(comparison)
+    best = best_of(comparison)
     settings = [choice.setting for choice in comparison.choices.values()
                 if choice.setting in comparison.grid]  # fmt: skip
     front = [setting for setting in settings if setting.method in (FULL, ORACLE, LEARNED)]
-    front += [line.setting for line in found[0].lines] if found else settings
+    front += [line.setting for line in best.lines] if best else settings
     others = [setting for setting in settings if setting not in front]
     if others:
         shared = set.intersection(*(set(comparison.grid[setting]) for setting in others))

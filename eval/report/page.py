@@ -22,6 +22,7 @@ from eval.report import figures, tables
 from eval.report.aggregates import Kind, ReportedMethod, method_of
 from eval.report.comparison import (
     Comparison,
+    best_of,
     compare,
     drawn_settings,
     in_order,
@@ -126,7 +127,7 @@ def blocks_of(runs: Sequence[Run]) -> list[Block]:
             (run.label, each) for run in runs for each in run.comparisons
             if (each.kind, each.protocol) == (kind, protocol)
         ]  # fmt: skip
-        found = summary(named[0][1])
+        best = best_of(named[0][1])
         title = f"Side by side: {tables.MEASURES[kind]}, {_SEEN[protocol]}"
         panels = [(label, each, each.grid, _front(drawn_settings(each))) for label, each in named]
         picture = Picture(
@@ -135,7 +136,7 @@ def blocks_of(runs: Sequence[Run]) -> list[Block]:
             caption=f"{tables.MEASURES[kind]} against cache budget, run by run; bars: 95 % "
             f"intervals; {PROTOCOL_NAMES[protocol]}.",
         )
-        table = tables.side_by_side(named, found[0].budget) if found else None
+        table = tables.side_by_side(named, best.budget) if best else None
         ident = f"side-{kind}-{protocol}"
         blocks.append(Section(ident=ident, title=title, blocks=[picture, table], opened=True))
     for number, run in enumerate(runs, start=1):
