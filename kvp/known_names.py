@@ -1,7 +1,6 @@
-"""Names of methods, allocators and tasks, which a command line checks before torch is imported.
+"""Names of methods and allocators, which a command line checks before torch is imported.
 
-What they mean is in `policies.registry` and `kvp.data.tasks`, which check again, and know the names
-that a Python caller adds.
+What they mean is in `policies.registry`, which needs torch, and checks again.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from kvp.errors import UsageError
-from kvp.plugins import is_object_name, module_exists, name_meant
+from kvp.plugins import is_object_name, module_exists
 
 SCORERS = (
     "random", "random_pinned", "random_per_layer", "ring", "streaming_llm", "knorm", "keydiff",
@@ -22,31 +21,6 @@ ALLOCATORS = ("uniform", "pyramid", "ada", "global", "windowkv", "self_sized", "
 """As `policies.registry.ALLOCATORS`."""
 OTHER_METHODS = ("kvpress", "kvzap", "kvp", "full", "nulls", "tuned")
 """Names before a colon or alone that mean no scorer of `SCORERS`."""
-GROUPS = ("ruler", "scbench", "longbench")
-"""Names that mean several tasks, as `kvp.data.tasks.GROUPS`."""
-TASKS = (
-    *("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2"),
-    *("niah_multikey_3", "niah_multivalue", "niah_multiquery", "vt", "vt_0shot", "cwe", "fwe"),
-    *("qa_1", "qa_2", "longmemeval", "niah_heatmap", "niah_heatmap_numbers"),
-    *("chat", "text", "data"),
-    *(
-        f"longbench_{name}"
-        for name in (
-            "narrativeqa", "qasper", "multifieldqa_en", "hotpotqa", "2wikimqa", "musique",
-            "gov_report", "qmsum", "multi_news", "trec", "triviaqa", "samsum", "lsht",
-            "passage_count", "passage_retrieval_en", "passage_retrieval_zh", "lcc",
-            "repobench-p", "multifieldqa_zh", "dureader", "vcsum",
-        )
-    ),
-    *(
-        f"scbench_{name}"
-        for name in (
-            "kv", "prefix_suffix", "vt", "hashhop", "mf", "many_shot", "choice_eng", "qa_eng",
-            "qa_chn", "summary",
-        )
-    ),
-)  # fmt: skip
-"""As `kvp.data.tasks.TASKS`."""
 
 
 def check_methods(specs: Iterable[str], flag: str) -> None:
@@ -64,13 +38,6 @@ def check_allocators(specs: Iterable[str]) -> None:
     for spec in specs:
         if message := _unknown("allocator", spec, ALLOCATORS):
             raise UsageError(f"--methods, --allocators: {message}")
-
-
-def check_tasks(names: Iterable[str]) -> None:
-    """Raise UsageError on a task that cannot exist."""
-    for name in names:
-        if ":" not in name and name not in (*TASKS, *GROUPS):
-            raise UsageError(unknown_task(name, TASKS, GROUPS))
 
 
 def split_method(text: str) -> tuple[str, str | None]:
@@ -96,14 +63,6 @@ def unknown_name(kind: str, name: str, argument: str | None, names: Iterable[str
         hint = f" (no module {name} can be found, in the working folder neither)"
     choices = f"{', '.join(names)}, package.module:Name"
     return f"unknown {kind} {name!r}{hint}: choose from {choices}"
-
-
-def unknown_task(name: str, tasks: Iterable[str], groups: Iterable[str]) -> str:
-    """What a message says of a task that is none; those of a group are not listed."""
-    tasks, groups = tuple(tasks), tuple(groups)
-    unlisted = [task for task in tasks if task.startswith(tuple(f"{one}_" for one in groups))]
-    listed = [task for task in tasks if task not in unlisted]
-    return f"--tasks: unknown task {name!r}{name_meant(name, (*groups, *listed), unlisted)}"
 
 
 def _unknown(kind: str, spec: str, names: tuple[str, ...], others: tuple[str, ...] = ()) -> str:

@@ -11,9 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kvp.data.encode import encode
 from kvp.data.rows.cells import RowError, text_of
@@ -23,6 +21,9 @@ from kvp.data.sample import Sample, Source, context_of
 from kvp.data.synthetic.needles import split_of
 from kvp.data.task import ALL, NoPromptError, TaskSettings
 from kvp.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 P = TypeVar("P")
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from kvp.data.sample import Sample
 from kvp.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _MARK = re.compile("\ue000\\d+\ue001")
 _PLAIN_ROLES = {"user": "User:\n", "assistant": "Assistant:\n"}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, runtime_checkable
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from kvp.config_groups import TaskConfig
 from kvp.data.sample import Sample
 from kvp.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 REPLY_TOKENS = 128
 """Tokens to generate where the data does not say."""

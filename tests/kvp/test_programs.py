@@ -12,8 +12,7 @@ from eval.results.records import FULL, LEARNED
 from eval.tune.settings_file import TUNED
 from kvp import __version__
 from kvp.command_line import flags_of, visible_flags
-from kvp.data import tasks
-from kvp.known_names import ALLOCATORS, GROUPS, OTHER_METHODS, SCORERS, TASKS
+from kvp.known_names import ALLOCATORS, OTHER_METHODS, SCORERS
 from kvp.programs import PROGRAMS, SCRIPTS, load, main, run_program, spelled
 from policies import registry
 from policies.registry import METHODS
@@ -106,8 +105,6 @@ def test_the_names_known_without_torch_are_those_of_the_registries() -> None:
     assert list(registry.ALLOCATORS) == list(ALLOCATORS)
     others = {*registry.FROM_OUTSIDE, FULL, LEARNED, ALL_NULLS, TUNED}
     assert set(OTHER_METHODS) == others
-    assert set(tasks.TASKS) == set(TASKS)
-    assert list(tasks.GROUPS) == list(GROUPS)
 
 
 def test_kvp_alone_names_its_programs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from kvp.data.answer_metrics import CHOICES, NONE, fault_of
 from kvp.data.chat import Turn, pack
@@ -20,6 +19,9 @@ from kvp.data.rows.questions import Question
 from kvp.data.rows.tally import RowChoice, Skipped, listed
 from kvp.data.sample import Sample, Source, context_name
 from kvp.data.task import ALL, REPLY_TOKENS, TaskSettings, blank_sample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _CHARACTERS = 40
 """More characters than a token of text has on average."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from kvp.data.ruler import RULER_13, RULER_TASKS
 from kvp.data.sample import Sample, Source
@@ -26,13 +25,16 @@ from kvp.data.tasks.ruler_qa import FLAGS, RulerQaTask
 from kvp.data.tasks.scbench import PUBLISHED, ScbenchTask
 from kvp.data.tasks.text import TEXT, TextTask
 from kvp.errors import UsageError
-from kvp.known_names import unknown_task
 from kvp.plugins import (
     is_object_name,
     load_object,
+    name_meant,
     own_errors,
     reason_of,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = [
     "CHAT",
@@ -111,7 +113,11 @@ def find_task(name: str) -> Task:
         return TASKS[name]
     if is_object_name(name):
         return _checked(load_object(name, "tasks"), f"--tasks {name}")
-    raise UsageError(unknown_task(name, TASKS, GROUPS))
+    unlisted = [task for task in TASKS if task.startswith(tuple(f"{one}_" for one in GROUPS))]
+    listed = [task for task in TASKS if task not in unlisted]  # a group stands for the others
+    raise UsageError(
+        f"--tasks: unknown task {name!r}{name_meant(name, (*GROUPS, *listed), unlisted)}"
+    )
 
 
 def build_samples(

@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from kvp.data.benchmark_metrics import first_line, score_sample
 from kvp.data.benchmark_rows import (
@@ -29,6 +27,9 @@ from kvp.data.rows.cells import RowError
 from kvp.data.sample import Sample, Source
 from kvp.data.task import TaskSettings, blank_sample
 from kvp.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PREFIX = "longbench_"
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from kvp.data.answer_metrics import METRICS, score_answer
 from kvp.data.benchmark_rows import (
@@ -32,6 +30,9 @@ from kvp.data.synthetic.prompt_builder import SampleInputs
 from kvp.data.synthetic.sessions import COUNT, SINGLE, UPDATE, History, Session, history_maker
 from kvp.data.task import TaskSettings, blank_sample
 from kvp.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 HEADER = (
     "I will give you several history chats between you and a user. Please answer the question "

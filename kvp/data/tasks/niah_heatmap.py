@@ -13,8 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from kvp.data.answer_metrics import score_answer
 from kvp.data.encode import encode
@@ -28,6 +27,9 @@ from kvp.data.synthetic.prose import town
 from kvp.data.task import TaskSettings, blank_sample
 from kvp.data.text_files import read_text
 from kvp.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 DEPTHS = (0.0, 25.0, 50.0, 75.0, 100.0)
 """Depths in percent where `--depths` does not say."""

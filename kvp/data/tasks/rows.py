@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from kvp.data.answer_metrics import score_answer
 from kvp.data.chat import Turn, generated_chat
@@ -16,6 +15,9 @@ from kvp.data.sample import Sample, Source
 from kvp.data.synthetic.needles import SPLITS
 from kvp.data.task import TaskSettings, blank_sample
 from kvp.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 DATA = "data"
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from kvp.data import ruler
 from kvp.data.answer_metrics import score_answer
@@ -12,6 +11,9 @@ from kvp.data.sample import Sample, Source
 from kvp.data.task import NoPromptError, TaskSettings
 from kvp.data.tasks.fitting import Fitting
 from kvp.data.text_files import read_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _TIGHT = 0.8
 """Share of the length that the smallest prompt may take before all prompts are tried first."""

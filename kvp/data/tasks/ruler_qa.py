@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from kvp.data import ruler
 from kvp.data.answer_metrics import score_answer
@@ -25,6 +24,9 @@ from kvp.data.synthetic.prompt_builder import PromptMaker, RulerPrompt
 from kvp.data.task import ALL, NoPromptError, TaskSettings
 from kvp.data.tasks.fitting import Fitting
 from kvp.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 FLAGS: Mapping[str, str] = {"qa_1": "squad", "qa_2": "hotpotqa"}
 """Flag that names the file of each task."""

@@ -12,9 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from kvp.data.benchmark_metrics import rouge_scorer, score_sample
 from kvp.data.benchmark_rows import (
@@ -33,6 +31,9 @@ from kvp.data.synthetic.needles import generated_split
 from kvp.data.synthetic.prompt_builder import SampleInputs
 from kvp.data.synthetic.shared_contexts import CONTEXTS, TURNS, SharedContext, Turn
 from kvp.data.task import TaskSettings, blank_sample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MULTI_TURN = "multi_turn"
 _READ = "Read the book and answer the question."

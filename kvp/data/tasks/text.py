@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import reader_of
@@ -21,6 +20,9 @@ from kvp.data.sample import Sample, Source
 from kvp.data.task import ALL, TaskSettings, blank_sample
 from kvp.data.text_files import read_text, share_of
 from kvp.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TEXT = "text"
 
