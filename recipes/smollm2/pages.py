@@ -156,10 +156,9 @@ def tasks(records: Iterable[Record]) -> Iterator[str]:
 
 def shares(timing: Iterable[Record]) -> dict[str, str]:
     """Per method: readings of the prompt, FLOPs and seconds to evict as shares of the prefill."""
-    rows = [record for record in timing if record["budget_spec"] in (None, TIMED)]
-    prefill = next((record for record in rows if record["method"] == FULL), {})
+    prefill = next((record for record in timing if record["method"] == FULL), {})
     found = {}
-    for record in rows:
+    for record in timing:
         passes = 2 if record["method"] in TWO_PASSES else 1
         flops, seconds = (
             100 * record[f"evict_{unit}"] / prefill[f"prefill_{unit}"]
@@ -169,14 +168,12 @@ def shares(timing: Iterable[Record]) -> dict[str, str]:
     return found
 
 
-def costs(timing: Iterable[Record]) -> Iterator[str]:
-    """What evicting from one prompt costs, and the bytes that are left."""
-    taken = shares(timing)
+def costs(timing: Iterable[Record], taken: Mapping[str, str]) -> Iterator[str]:
+    """What evicting from one prompt costs (`shares`), and the bytes that are left."""
     yield "| method | passes, FLOPs, seconds | bytes kept |"
     yield "|---|---|--:|"
-    rows = [record for record in timing if record["budget_spec"] in (None, TIMED)]
-    full = next(record for record in rows if record["method"] == FULL)
-    for record in rows:
+    full = next(record for record in timing if record["method"] == FULL)
+    for record in timing:
         kept = record["cache_bytes"] / full["cache_bytes"]
         yield f"| {method(record)} | {taken[method(record)]} | {100 * kept:.1f} % |"
 
@@ -224,8 +221,8 @@ def gain(records: Iterable[Record]) -> Iterator[str]:
 
 def draw(found: Cells, timing: Iterable[Record], path: Path) -> None:
     """Answers against budget beside answers against cost at 6 %, a row per protocol."""
-    times = {method(record): record for record in timing if record["budget_spec"] == TIMED}
-    prefill = {record["method"]: record["prefill_seconds"] for record in timing}.get(FULL, 1.0)
+    times = {method(record): record for record in timing}
+    prefill = times[FULL]["prefill_seconds"]
     protocols = sorted({key[0] for key in found}, reverse=True)
     figure = Figure(figsize=(10, 4 * len(protocols)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -319,7 +316,8 @@ def blocks(run: Path) -> Mapping[str, str | None]:
     """Contents of the page's blocks; None where a folder is not there."""
     contents: dict[str, str | None] = {}
     needles: Cells = {}
-    timing = load_results(run / "timing").timing if (run / "timing").exists() else ()
+    timed = load_results(run / "timing").timing if (run / "timing").exists() else ()
+    timing = [record for record in timed if record["budget_spec"] in (None, TIMED)]
     taken = shares(timing)
     found = {
         name: list(load_results(run / name).records) if (run / name).exists() else []
@@ -339,7 +337,7 @@ def blocks(run: Path) -> Mapping[str, str | None]:
         if name == "needles":
             needles = cells(records)
             contents["seeds"] = "\n".join(seeds(records)) if records else None
-    contents["costs"] = "\n".join(costs(timing)) if timing else None
+    contents["costs"] = "\n".join(costs(timing, taken)) if timing else None
     if timing and needles:
         draw(needles, timing, PAGE.with_suffix(".png"))
     return contents
