@@ -22,7 +22,7 @@ from torch import Tensor
 from kvp.cli import parse
 from kvp.ranking import Protection
 from kvp.store import TraceReader
-from policies import load_policy
+from policies.policy_files import load_shard
 from policies.ranker import parameters_per_head
 from recipes.training.settings import SPLITS, Arm, Flags, Grid, Settings
 from train.config import TrainConfig
@@ -142,18 +142,19 @@ def held_out_skill(folder: Path) -> float:
 
 
 def judged(folder: Path, traces: Path, split: str) -> Result:
-    """Metrics of a policy on sequences of a split of the store.
+    """Metrics of a policy, or of a shard's heads, on sequences of a split of the store.
 
     Protected tokens take no part, for every arm, whatever it was trained on.
     """
-    policy = load_policy(folder)
+    shard = load_shard(folder)
+    rankers, heads = shard.rankers.eval(), shard.meta.head_range
     protection = Protection()
-    contexts = contexts_of(traces, split, policy.rankers.spec.reads_queries)
-    result = evaluate(policy.rankers, contexts, reward_protection=protection)
+    contexts = contexts_of(traces, split, rankers.spec.reads_queries, heads)
+    result = evaluate(rankers, contexts, reward_protection=protection)
     orders = []
     with torch.no_grad():
         for context in contexts:
-            score = scores_of(policy.rankers, context)
+            score = scores_of(rankers, context)
             free = protection.competing(context.length)
             orders.append(rank_correlation(score[:, free], context.importance[:, free]))
     return {
@@ -163,15 +164,15 @@ def judged(folder: Path, traces: Path, split: str) -> Result:
         "oracle_area": float(result.oracle_area.mean()),
         "lost": {budget: float(lost.mean()) for budget, lost in result.lost.items()},
         "rank_correlation": float(torch.stack(orders).mean()),
-        "parameters": parameters_per_head(policy.rankers.spec),
+        "parameters": parameters_per_head(rankers.spec),
         "contexts": len(contexts),
     }
 
 
 @functools.cache
-def contexts_of(traces: Path, split: str, recent: bool) -> list[Context]:
+def contexts_of(traces: Path, split: str, recent: bool, heads: range) -> list[Context]:
     """Contexts of a split, at the points where the default preset validates."""
-    reader = TraceReader(traces)
+    reader = TraceReader(traces, heads=slice(heads.start, heads.stop))
     recipe = PRESETS["fourier"]
     source = ContextSource(reader, memory_bytes=int(2e9), recent=recent)
     points = held_out_points(usable(reader, split, recipe), recipe, limit=MAX_CONTEXTS)

@@ -13,19 +13,13 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
-from kvp.ops.ragged_attention.by_blocks import attend_by_blocks
-from kvp.ops.ragged_attention.by_heads import attend_by_heads
-from kvp.ops.ragged_attention.by_mask import attend_by_mask
+from kvp.ops.ragged_attention.by_size import attend_by_size
 from kvp.ops.ragged_attention.layout import RaggedLayout
-from kvp.ops.ragged_attention.reference import check_shapes, working_dtype
+from kvp.ops.ragged_attention.reference import check_shapes, ragged_attention_reference
 
 Backend = Literal["auto", "torch", "triton", "flashinfer"]
 """What computes attention of single tokens: `auto` is `triton` on CUDA devices where that is
 installed, else `torch`; `flashinfer` is taken only where it is asked for."""
-
-_MASKED_PRODUCTS = 2**21
-"""Multiplications of queries and keys, masked ones included, up to which one product of everything
-is faster than blocks on one core. Nano's shapes are below it, a 7B model's above."""
 
 _PACKAGES = {"triton": "triton", "flashinfer": "flashinfer-python"}  # module -> distribution
 _BACKEND: ContextVar[Backend] = ContextVar("ragged_backend", default="auto")
@@ -80,10 +74,9 @@ def ragged_attention(
     """Attention of new tokens over what each KV head stores, as `ragged_attention_reference`.
 
     Same arguments, result and errors. `lengths` may be a `RaggedLayout`, which keeps what is
-    computed from them: give the same one for every token that is decoded. Keys and values are
-    read where they lie. `backend` is for single tokens, None as `ragged_backend` says; chunks of
-    tokens go head by head in plain PyTorch, and so does half precision where there is no kernel
-    for it. The numbers behind that are in `docs/decisions.md#ragged-heads`.
+    computed from them: give the same one for every token that is decoded. `backend` is for single
+    tokens, None as `ragged_backend` says; chunks of tokens are computed in plain PyTorch, and so
+    is what no kernel knows (`docs/decisions.md#ragged-heads`).
 
     Raises:
         ValueError: shapes disagree.
@@ -92,26 +85,24 @@ def ragged_attention(
     layout = lengths if isinstance(lengths, RaggedLayout) else RaggedLayout(lengths)
     check_shapes(query, keys, values, layout, tail_keys, tail_values, tail_visible, sinks)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if softcap is not None or sinks is not None:  # known to the form of chunks alone
-        return attend_by_heads(
-            query, keys, values, layout, tail_keys, tail_values, tail_visible, scaling,
-            softcap=softcap, sinks=sinks,
+    if softcap is not None or sinks is not None:
+        return ragged_attention_reference(
+            query, keys, values, layout, tail_keys, tail_values, tail_visible,
+            scaling=scaling, softcap=softcap, sinks=sinks,
         )  # fmt: skip
-    form: _Form = attend_by_heads
+    form: _Form = attend_by_size
     if query.shape[2] == 1:
-        form = _single(query, layout, _BACKEND.get() if backend is None else backend)
+        form = _single(query, _BACKEND.get() if backend is None else backend)
     return form(query, keys, values, layout, tail_keys, tail_values, tail_visible, scaling)
 
 
-def _single(query: Tensor, layout: RaggedLayout, backend: Backend) -> _Form:
+def _single(query: Tensor, backend: Backend) -> _Form:
     """The form for one new token per entry of the batch."""
     if backend != "torch" and (query.is_cuda or backend != "auto"):
         kernel = _kernel(query, backend)
         if kernel is not None:
             return kernel
-    if query.numel() * layout.stored <= _MASKED_PRODUCTS:
-        return attend_by_mask
-    return attend_by_blocks if query.dtype == working_dtype(query) else attend_by_heads
+    return attend_by_size
 
 
 def _kernel(query: Tensor, backend: Backend) -> _Form | None:

@@ -6,15 +6,15 @@ computed when a form of attention first needs it, and kept for every token that 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-_BLOCK = 32  # tokens per block
-_LONG_BLOCK = 128
-_LONG = 1024  # tokens per head, on average, from which blocks are long
+_LONG = 1024  # tokens of a head from which a product of its own costs nothing
+_PADDING = 1024  # padded tokens of a group that cost less than another product
 _SHORTEST_PIECE = 128  # tokens
 _MOST_PIECES = 32  # per head: they are merged one after the other
 
@@ -56,14 +56,6 @@ class RaggedLayout:
         return torch.nn.functional.pad(self.lengths.flatten().cumsum(0), (1, 0))
 
     @cached_property
-    def others(self) -> Tensor:
-        """[R, 1, M] float32, added to logits: 0 for a head's own tokens, -inf for all others."""
-        token = torch.arange(self.stored, device=self.lengths.device)
-        first, end = self.starts[:-1, None, None], self.starts[1:, None, None]
-        hidden = (token < first) | (token >= end)
-        return torch.zeros(hidden.shape, device=token.device).masked_fill_(hidden, -torch.inf)
-
-    @cached_property
     def piece(self) -> int:
         """Tokens per piece of the fused kernel, a power of two."""
         needed = -(-self.longest // _MOST_PIECES)
@@ -80,45 +72,83 @@ class RaggedLayout:
         return kept
 
     @cached_property
-    def blocks(self) -> Blocks:
-        """The storage cut into blocks of equal size."""
-        heads, stored = len(self.counts), self.stored
-        device = self.lengths.device
-        block = _LONG_BLOCK if stored >= _LONG * heads else _BLOCK
-        starts, stops = self.starts[:-1], self.starts[1:]
-        spanned = torch.where(starts < stops, (stops - 1) // block - starts // block + 1, 0)
-        head = torch.repeat_interleave(torch.arange(heads, device=device), spanned)
-        before = (spanned.cumsum(0) - spanned)[head]
-        number = (starts // block)[head] + torch.arange(head.shape[0], device=device) - before
-        whole = stored // block
-        fresh = number.diff(prepend=number.new_tensor([-1])) != 0
-        lies = fresh & (number < whole)
-        order = torch.cat([lies.nonzero()[:, 0], (~lies).nonzero()[:, 0]])
-        head, number = head[order], number[order]
-        index = number[:, None] * block + torch.arange(block, device=device)
-        foreign = (index < starts[head][:, None]) | (index >= stops[head][:, None])
-        copied = index[whole:].clamp_max(stored - 1)
-        return Blocks(block=block, whole=whole, head=head, foreign=foreign, copied=copied)
+    def groups(self) -> list[Group]:
+        """The heads, the longest first, in groups that are padded by a quarter or by little.
+
+        Heads of `_LONG` tokens or more are by themselves: their tokens are not copied.
+        """
+        counts, groups = self.counts, []
+        order = sorted(range(len(counts)), key=lambda head: -counts[head])
+        members: list[int] = []
+        together = 0
+        for head in [*order, None]:
+            if members and (head is None or not _fits(counts, members, together, head)):
+                groups.append(self._group(members))
+                members, together = [], 0
+            if head is not None:
+                members.append(head)
+                together += counts[head]
+        return groups
+
+    def _group(self, members: list[int]) -> Group:
+        """Heads `members`, the longest first."""
+        device, counts = self.lengths.device, [self.counts[head] for head in members]
+        heads = torch.tensor(sorted(members), device=device)
+        lengths, starts = self.lengths.flatten()[heads], self.starts[:-1][heads]
+        width = counts[0]
+        if counts[-1] == width and members == [*range(members[0], members[0] + len(members))]:
+            return Group(heads=heads, width=width, start=sum(self.counts[: members[0]]))
+        slot = torch.arange(width, device=device)
+        present = slot < lengths[:, None]
+        index = (starts[:, None] + slot).where(present, 0)
+        return Group(heads=heads, width=width, index=index, present=present)
+
+
+def _fits(counts: Sequence[int], members: Sequence[int], together: int, head: int) -> bool:
+    """Whether a further, shorter head belongs to a group of `together` tokens."""
+    width = counts[members[0]]
+    stored = together + counts[head]
+    padded = width * (len(members) + 1) - stored
+    return width < _LONG and padded <= max(stored // 4, _PADDING)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
-    """Which head is multiplied with which block: whole blocks first, then copied ones."""
+class Group:
+    """Heads whose tokens are multiplied together, A of them."""
 
-    block: int
-    """Tokens per block."""
-    whole: int
-    """Blocks taken where they lie, the first ones of the storage."""
-    head: Tensor
-    """[I] int64, the head of each pair of a head and a block."""
-    foreign: Tensor
-    """[I, block] bool, True for tokens of other heads."""
-    copied: Tensor
-    """[I - whole, block] int64 indices of the tokens of copied blocks."""
+    heads: Tensor
+    """[A] int64, ascending."""
+    width: int
+    """W, tokens of the longest one."""
+    start: int = 0
+    """Where they lie, if nothing is padded."""
+    index: Tensor | None = None
+    """[A, W] int64, tokens in flat storage; None where they lie one after the other."""
+    present: Tensor | None = None
+    """[A, W] bool, slots with a token; None where all have one."""
 
-    def uncopied(self, flat: Tensor) -> Tensor:
-        """Keys or values [M, D] as [whole, block, D]: no copy."""
-        return flat[: self.whole * self.block].view(self.whole, self.block, *flat.shape[1:])
+    def split(self, step: int) -> Iterator[Group]:
+        """Parts of at most `step` heads."""
+        if step >= len(self.heads):
+            yield self
+            return
+        for first in range(0, len(self.heads), step):
+            part = slice(first, first + step)
+            yield Group(
+                heads=self.heads[part],
+                width=self.width,
+                start=self.start + first * self.width,
+                index=None if self.index is None else self.index[part],
+                present=None if self.present is None else self.present[part],
+            )
+
+    def tokens(self, flat: Tensor) -> Tensor:
+        """Keys or values [M, D] of the heads, [A, W, D]; anything in padded slots."""
+        if self.index is not None:
+            rows = flat.index_select(0, self.index.flatten())
+            return rows.view(*self.index.shape, flat.shape[1])
+        end = self.start + len(self.heads) * self.width
+        return flat[self.start : end].view(len(self.heads), self.width, flat.shape[1])
 
 
 @dataclass(frozen=True, kw_only=True)

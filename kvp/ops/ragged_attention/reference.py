@@ -13,7 +13,7 @@ def ragged_attention_reference(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    lengths: Tensor,
+    lengths: Tensor | RaggedLayout,
     tail_keys: Tensor,
     tail_values: Tensor,
     tail_visible: Tensor | None = None,
@@ -46,16 +46,16 @@ def ragged_attention_reference(
     Raises:
         ValueError: shapes disagree.
     """
-    layout = RaggedLayout(lengths)
+    layout = lengths if isinstance(lengths, RaggedLayout) else RaggedLayout(lengths)
     check_shapes(query, keys, values, layout, tail_keys, tail_values, tail_visible, sinks)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    (batch, heads), working = lengths.shape, working_dtype(query)
+    (batch, heads), working = layout.lengths.shape, working_dtype(query)
     grouped = query.reshape(batch, heads, -1, *query.shape[2:]).to(working)  # [B, H, G, T, D]
     of_heads = None if sinks is None else sinks.to(working).view(heads, -1)  # [H, G]
     attended, start = torch.zeros_like(grouped), 0
     for entry in range(batch):
         for head in range(heads):
-            stop = start + int(lengths[entry, head])
+            stop = start + layout.counts[entry * heads + head]
             head_keys = torch.cat([keys[start:stop], tail_keys[entry, head]]).to(working)
             head_values = torch.cat([values[start:stop], tail_values[entry, head]]).to(working)
             logits = capped(scaling * grouped[entry, head] @ head_keys.T, softcap)

@@ -20,9 +20,7 @@ from kvp.ops.ragged_attention import (
     ragged_attention_reference,
     ragged_backend,
 )
-from kvp.ops.ragged_attention.by_blocks import attend_by_blocks
-from kvp.ops.ragged_attention.by_heads import attend_by_heads
-from kvp.ops.ragged_attention.by_mask import attend_by_mask
+from kvp.ops.ragged_attention.by_size import attend_by_size
 
 Case = Callable[..., dict[str, Any]]
 
@@ -91,8 +89,7 @@ def test_equals_masked_dense_attention(
     ]
     forms.append(partial(ragged_attention, **arguments | {"lengths": layout}))
     del arguments["lengths"]
-    single = [attend_by_mask, attend_by_blocks] if tokens == 1 else []
-    forms += [partial(form, **arguments, layout=layout) for form in (*single, attend_by_heads)]
+    forms.append(partial(attend_by_size, **arguments, layout=layout))
     for form in forms:
         result = form(scaling=0.4)
         assert result.shape == arguments["query"].shape
@@ -126,12 +123,12 @@ def test_capped_logits_and_sinks(
         assert (result - attention(**arguments, scaling=0.3)).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("working_floats", [1, 300, 2000, 2**21])
-def test_parts_of_any_size_give_the_same(ragged_case: Case, working_floats: int) -> None:
+@pytest.mark.parametrize("working", [1, 300, 2000, 2**21])
+def test_parts_of_any_size_give_the_same(ragged_case: Case, working: int) -> None:
     arguments = ragged_case([[30, 2], [0, 0], [7, 40]], tokens=5, tail=5)
     expected = masked_dense(**arguments, scaling=0.3)
     layout = RaggedLayout(arguments.pop("lengths"))
-    result = attend_by_heads(**arguments, layout=layout, scaling=0.3, working_floats=working_floats)
+    result = attend_by_size(**arguments, layout=layout, scaling=0.3, working=working)
     assert (result - expected).abs().max() <= 1e-12
 
 
@@ -150,14 +147,15 @@ def test_a_query_that_sees_nothing_gets_zeros(ragged_case: Case, attention: Any)
 def test_half_precision_errs_no_more_than_its_own_rounding(
     ragged_case: Case, dtype: torch.dtype, tokens: int
 ) -> None:
-    """Peaked logits: products or sums in half precision would show."""
+    """Peaked logits: products or sums in half precision would show; rounded weights may."""
     arguments = ragged_case([[300, 40], [7, 1]], tokens=tokens, tail=tokens, dtype=dtype, width=64)
     expected = masked_dense(**arguments, scaling=64**-0.5)
     rounding = (expected.to(dtype).double() - expected).abs()
-    for attention in (ragged_attention, ragged_attention_reference):
+    weights = torch.finfo(dtype).eps / 2 * float(arguments["values"].abs().max())
+    for attention, more in ((ragged_attention, weights), (ragged_attention_reference, 0.0)):
         result = attention(**arguments)
         assert result.dtype == dtype
-        assert ((result.double() - expected).abs() <= 1.01 * rounding + 1e-5).all()
+        assert ((result.double() - expected).abs() <= 1.01 * rounding + 1e-5 + more).all()
 
 
 @both

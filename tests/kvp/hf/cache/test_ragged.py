@@ -242,7 +242,7 @@ class _Operations(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize(("tokens", "most"), [(64, 36), (8192, 84)])
+@pytest.mark.parametrize(("tokens", "most"), [(64, 46), (8192, 92)])
 def test_a_token_costs_few_operations(tokens: int, most: int) -> None:
     """On small models an operation costs more than its arithmetic.
 
