@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from eval.stats import Interval, holm
-from recipes.all_methods.blocks import fill_file
+from recipes.all_methods.blocks import fill_file, names
 from recipes.csv_tables import tables_of, write
 from recipes.training.arms import Result, Training
 from recipes.training.results import accuracy, difference, over_seeds, records_of, results_of
@@ -74,7 +74,9 @@ def main() -> None:
     shown = [first, *(table.at(budget) for table in found["test"])]
     index = os.path.relpath(folder / "README.md", given.page.parent)
     link = f"All tables, with the other budgets and validation prompts: [CSV]({index})."
-    fill_file(given.page, {name: "\n".join([*(table.markdown() for table in shown), link])})
+    others = dict.fromkeys(names(given.page.read_text(encoding="utf-8")))
+    block = "\n".join([*(table.markdown() for table in shown), link])
+    fill_file(given.page, others | {name: block})
     print(f"block {name} of {given.page}, tables in {folder}")
 
 
