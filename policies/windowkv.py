@@ -78,6 +78,8 @@ class WindowKV(Heuristic):
     """Layers that share one choice (gamma), or `auto`."""
 
     method: ClassVar[str] = "windowkv"
+    line: ClassVar[str] = "windows the last tokens attend to, per group of layers"
+    cost: ClassVar[str] = "one window's attention per group of layers, O(Q window N D)"
     presets: ClassVar[Presets] = {"llama": {"setting": "llama"}}
     grid: ClassVar[Grid] = {
         "window": Numbers(values=(4, 8, 16, 32, 64), minimum=1, auto=True),

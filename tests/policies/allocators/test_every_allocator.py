@@ -57,7 +57,7 @@ def test_the_table_covers_the_registry() -> None:
     presets = {f"{name}:{preset}" for name, entry in ALLOCATORS.items() for preset in entry.presets}
     assert covered | {"evolved"} == set(ALLOCATORS)
     assert presets <= {*EXACT, *OTHERS}
-    assert all(entry.line and entry.cost and entry.needs for entry in ALLOCATORS.values())
+    assert all(entry.line and entry.cost and entry.reads for entry in ALLOCATORS.values())
 
 
 @exact
