@@ -162,8 +162,6 @@ class TrainConfig(
                 parse_heads(self.heads)
             elif self.devices > 1:
                 raise ValueError("--heads auto needs --devices 1: its processes do not talk")
-            if recipe.sharing == "model":
-                raise ValueError("--heads needs --sharing heads: one network cannot be split")
 
     def _check_source(self) -> None:
         if self.only_costs and self.source == "traces":

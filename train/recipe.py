@@ -30,17 +30,14 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from kvp.budgets import parse_budget_weights
 from kvp.config_groups import split_list
-from kvp.errors import KvpError
 from train.labels import LABELS
-from train.objectives import OBJECTIVES, WEIGHTS_BUDGETS
+from train.objectives import OBJECTIVES
 
 Architecture = Literal["fourier", "paper"]
-RewardName = Literal["skill", "ratio", "mass"]
+RewardName = Literal["skill", "ratio"]
 PresetName = Literal["fourier", "paper"]
 SortLossName = Literal["ranks", "cost"]
-SharingName = Literal["heads", "model"]
 OptimizerName = Literal["adamw", "muon"]
 KeyFrame = Literal["stored", "end"]
 CalibrationName = Literal[
@@ -72,7 +69,6 @@ _POSITIVE = (
 _NONNEGATIVE = (
     "uniform_points",
     "future_max",
-    "pairs",
     "sequences",
     "compress_prompt",
     "compress_context",
@@ -109,8 +105,6 @@ class RankerSettings:
     key_frame: KeyFrame = "end"
     """stored (keys as the model rotated them) or end (rotated on, so that the end of the cache is
     position 0, as the queries that follow see them)."""
-    sharing: SharingName = "heads"
-    """heads (a network per head) or model (one network with an embedding per head)."""
     max_positions: int = 12_288
     """Rows of the position table (paper architecture), tokens."""
 
@@ -131,18 +125,13 @@ class ObjectiveSettings:
     --labels, or package.module:NAME. A store of importance has those of its --grid_labels."""
     permutations: int = 32
     """Permutations sampled per context and head (rloo, at least 2; rloo_batch)."""
-    pairs: int = 0
-    """Opponents that every token is compared with (exact); 0 = all."""
     sort_loss: SortLossName = "cost"
     """ranks (squared error of softened ranks) or cost (softened cost), for differentiable sorts."""
     temperature: float = 0.1
     """Strength of a differentiable sort's softening, for scores with standard deviation 1."""
     reward: RewardName = "skill"
-    """How the all-budgets cost of a permutation is normalised (`kvp.reward`): skill, ratio or mass
+    """How the all-budgets cost of a permutation is normalised (`kvp.reward`): skill or ratio
     (rloo, rloo_batch, exact)."""
-    budget_weights: str = "all"
-    """Budgets that count in the reward: all (equally), log (each by 1/b) or a window LOW:HIGH, e.g.
-    6%:50% or 64:512 tokens (rloo, rloo_batch, soft_sort, neural_sort)."""
     exclude_protected: bool = False
     """Leave the protected tokens (first 4, last 16) out of the ranking and the reward. A policy
     that never ranked them needs --protection on."""
@@ -223,7 +212,6 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
             _require(getattr(self, name) <= maximum, name, f"must be at most {maximum:,.0f}", self)
         self._check_permutations()
         self._check_inputs()
-        self._check_budget_weights()
         if self.compress_prompt + self.compress_context + self.compress_uniform <= 0:
             raise ValueError(
                 "--compress_prompt, --compress_context and --compress_uniform cannot all be 0"
@@ -247,21 +235,6 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
             raise ValueError(f"--{name} cannot be chosen for the paper's architecture")
         if self.architecture == "paper" and self.neighbours:
             raise ValueError("--neighbours cannot be chosen for the paper's architecture")
-
-    def _check_budget_weights(self) -> None:
-        try:
-            weights = parse_budget_weights(self.budget_weights)
-        except KvpError as error:
-            raise ValueError(f"--budget_weights: {error}") from None
-        if weights.kind == "all" or ":" in self.objective:
-            return
-        if self.objective not in WEIGHTS_BUDGETS:
-            able = ", ".join(WEIGHTS_BUDGETS)
-            raise ValueError(f"--budget_weights {self.budget_weights} needs --objective {able}")
-        if self.objective in ("soft_sort", "neural_sort") and self.sort_loss != "cost":
-            raise ValueError(
-                f"--budget_weights {self.budget_weights} needs --sort_loss cost (ranks ignores it)"
-            )
 
     @property
     def input_list(self) -> tuple[str, ...]:

@@ -24,9 +24,9 @@ def test_settings_of_a_recipe_are_flags_but_for_what_nobody_turns() -> None:
 
 
 def test_settings_that_the_objective_does_not_read_are_known() -> None:
-    listwise = TrainConfig(traces="t", out="o", reward="mass", temperature=1.0, permutations=4)
+    listwise = TrainConfig(traces="t", out="o", reward="ratio", temperature=1.0, permutations=4)
     assert listwise.unread() == ["permutations", "reward", "temperature"]
-    given = TrainConfig(traces="t", out="o", objective="rloo", reward="mass", permutations=4)
+    given = TrainConfig(traces="t", out="o", objective="rloo", reward="ratio", permutations=4)
     assert given.unread() == []
 
 

@@ -170,7 +170,6 @@ def test_folders_with_other_files_are_left_alone(
         ({"heads": "0:9"}, "--heads 0:9: the model has 4 KV heads"),
         ({"heads": "3"}, "--heads must be START:STOP"),
         ({"heads": "3:3"}, "--heads must be START:STOP"),
-        ({"heads": "0:2", "sharing": "model"}, "--heads needs --sharing heads"),
     ],
 )
 def test_heads_that_cannot_be_trained_alone(

@@ -127,20 +127,6 @@ def test_every_objective_learns_the_label_it_is_given(
     assert (skill > 0.7) == (label == "future_attention")
 
 
-def test_one_network_for_the_model_exports_ordinary_rankers(store: Path, tmp_path: Path) -> None:
-    better = {"contexts": 8, "hidden": 32, "lr": "0.01", "steps": 60, "sharing": "model"}
-    assert main(flags(store, tmp_path / "policy", objective="exact", **better)) == 0
-    assert learned_channels(tmp_path / "policy", store) == [0, 1, 2, 3]
-    content = json.loads((tmp_path / "policy" / "policy.json").read_text())
-    networks: dict[int, torch.Tensor] = {}  # best step -> second block of the one network then
-    for step, state in zip(
-        content["training"]["best_step"], weights(tmp_path / "policy").values(), strict=True
-    ):
-        assert torch.equal(
-            networks.setdefault(step, state["second_weight"]), state["second_weight"]
-        )
-
-
 def test_rankers_may_be_smaller_and_see_less(store: Path, tmp_path: Path) -> None:
     given = {"blocks": 1, "inputs": "distance,key", "steps": 3}
     assert main(flags(store, tmp_path / "policy", **given)) == 0

@@ -18,7 +18,12 @@ from kvp.hf.trace import Recorded, collect_all
 from kvp.store import SequenceRecord, Trace
 from train.calibration.fit import TARGET_IMPORTANCE
 from train.config import TrainConfig
-from train.data.compression_points import draw_point, held_out_points, limits, points_by_kind
+from train.data.compression_points import (
+    draw_point,
+    held_out_points,
+    points_by_kind,
+    shortest_prefix,
+)
 from train.labels import EVALUATED
 from train.labels.label import label_of
 from train.online.schedule import Schedule
@@ -167,8 +172,8 @@ def long_enough(sample: Sample, tokenizer: PreTrainedTokenizerBase, recipe: Reci
 
 def too_short(recipe: Recipe, length: int) -> str:
     """End of a message about prompts of at most `length` tokens that are too short to compress."""
-    them = "it" if recipe.budget_weights == "all" else "them"
-    return f"is longer than {limits(recipe)}; lower {them} or raise --length {length}"
+    limit = f"--min_prefix {shortest_prefix(recipe)}"
+    return f"is longer than {limit}; lower it or raise --length {length}"
 
 
 def stored_labels(recipe: Recipe) -> tuple[str, ...]:
