@@ -32,9 +32,11 @@ __all__ = [
     "STATISTICS",
     "HeadRankers",
     "RankerSpec",
+    "bytes_per_token",
     "head_shapes",
     "parameters_per_head",
     "position_features",
+    "products_per_token",
 ]
 
 STATISTICS = frozenset(f"{name}_{part}" for name in ("key", "value") for part in ("mean", "std"))
@@ -216,3 +218,22 @@ def parameters_per_head(spec: RankerSpec) -> int:
     """Number of trained values of one head's ranker, however it was trained."""
     with torch.device("meta"):
         return HeadRankers(spec, 1).parameter_count
+
+
+def products_per_token(spec: RankerSpec) -> int:
+    """Weights that a token is multiplied with in one head's ranker."""
+    return sum(
+        shape[0] * shape[1]
+        for name, shape in head_shapes(spec).items()
+        if name.endswith("_weight") and len(shape) == 2 and shape[1] > 1
+    )
+
+
+def bytes_per_token(spec: RankerSpec) -> int:
+    """Bytes one head needs per token for activations and the temporaries of their backward pass.
+
+    About 13 float32 vectors of the hidden width (10 were measured to be kept), the two inputs, and
+    twice what the token adds to its neighbours.
+    """
+    taps = 2 * spec.neighbours + 1 if spec.neighbours else 0
+    return 4 * (13 * spec.hidden + 2 * spec.head_dim + 2 * taps)

@@ -37,7 +37,6 @@ def new_training(job: Job, rankers: HeadRankers) -> RankerTraining:
         job.training_data.training,
         seed=config.seed,
         activation_bytes=config.activation_gb * 1e9,
-        stacked=config.stacked,
         heads=job.heads,
         model_heads=job.traces.geometry.total_kv_heads,
         workers=job.workers,

@@ -40,15 +40,7 @@ PresetName = Literal["fourier", "paper"]
 SortLossName = Literal["ranks", "cost"]
 OptimizerName = Literal["adamw", "muon"]
 KeyFrame = Literal["stored", "end"]
-CalibrationName = Literal[
-    "auto",
-    "contribution",
-    "reply_contribution",
-    "max_future_attention",
-    "future_attention",
-    "share",
-    "none",
-]
+CalibrationName = Literal["auto", "contribution", "reply_contribution", "none"]
 
 TOKEN_INPUTS = ("key", "value", "position", "distance")
 """Inputs of a ranker that need no query; distance is that to the end of the cache."""
@@ -57,35 +49,18 @@ INPUTS = (*TOKEN_INPUTS, "recent")
 AUTO = "auto"
 """All of `INPUTS`, without recent where the traces hold no queries."""
 
-_POSITIVE = (
-    "hidden",
-    "max_positions",
-    "steps",
-    "contexts",
-    "min_prefix",
-    "points_per_sequence",
-    "permutations",
-)
-_NONNEGATIVE = (
-    "uniform_points",
-    "future_max",
-    "sequences",
-    "compress_prompt",
-    "compress_context",
-    "compress_uniform",
-    "neighbours",
-)
-_MAXIMA = {
-    "neighbours": 1024,
-    "hidden": 65_536,
-    "max_positions": 16_777_216,
-    "steps": 10_000_000,
-    "contexts": 65_536,
-    "points_per_sequence": 65_536,
-    "permutations": 65_536,
-    "lr": 1e3,
-}
-"""Far beyond any run: larger values would end in memory or in time, or overflow float32."""
+_MINIMUMS = {
+    1: (
+        "hidden", "max_positions", "steps", "contexts", "min_prefix", "points_per_sequence",
+        "permutations",
+    ),
+    0: (
+        "uniform_points", "future_max", "sequences", "compress_prompt", "compress_context",
+        "compress_uniform", "neighbours",
+    ),
+}  # fmt: skip
+"""Smallest value -> settings."""
+_MOST_NEIGHBOURS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,15 +176,14 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
         for name, value in asdict(self).items():
             if isinstance(value, float):
                 _require(math.isfinite(value), name, "must be a finite number", self)
-        for name in _POSITIVE:
-            _require(getattr(self, name) >= 1, name, "must be at least 1", self)
+        for minimum, names in _MINIMUMS.items():
+            for name in names:
+                _require(getattr(self, name) >= minimum, name, f"must be at least {minimum}", self)
         for name in ("lr", "temperature"):
             _require(getattr(self, name) > 0, name, "must be positive", self)
-        for name in _NONNEGATIVE:
-            _require(getattr(self, name) >= 0, name, "cannot be negative", self)
         _require(self.blocks in (1, 2), "blocks", "must be 1 or 2", self)
-        for name, maximum in _MAXIMA.items():
-            _require(getattr(self, name) <= maximum, name, f"must be at most {maximum:,.0f}", self)
+        most = f"must be at most {_MOST_NEIGHBOURS}"
+        _require(self.neighbours <= _MOST_NEIGHBOURS, "neighbours", most, self)
         self._check_permutations()
         self._check_inputs()
         if self.compress_prompt + self.compress_context + self.compress_uniform <= 0:

@@ -11,7 +11,7 @@ from kvp.progress import phase
 from policies.calibration import Calibration
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers
-from train.calibration.fit import TARGET_IMPORTANCE, calibrate
+from train.calibration.fit import TARGET_LABELS, calibrate
 from train.callbacks import Bar, Checkpoints, Log, Validation, skill_note
 from train.config import TrainConfig
 from train.costs.of_job import print_costs_of_job
@@ -170,7 +170,7 @@ def _calibration(job: Job, best: HeadRankers) -> Calibration | None:
     if job.config.calibration == "none":
         return None
     phase(f"calibrating to {job.config.calibration}")
-    label, _ = TARGET_IMPORTANCE[job.config.calibration]
+    label = TARGET_LABELS[job.config.calibration]
     return calibrate(
         best,
         job.source(label),

@@ -257,7 +257,6 @@ def test_calibrations_round_trip_and_can_be_replaced(tmp_path: Path) -> None:
     [
         ({"values": [[2.0, 1.0]] * 4}, "values of head 0 do not increase"),
         ({"scores": [[0.0, 1.0]] * 3, "values": [[0.0, 1.0]] * 3}, "does not cover 4 heads"),
-        ({"target": "luck"}, "target 'luck'"),
         ({"scores": [[0.0, 1.0], [0.0]]}, "not a valid policy"),
         ({"scores": None}, "not a valid policy"),
     ],

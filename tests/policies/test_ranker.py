@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
-from policies.ranker import HeadRankers, RankerSpec, head_shapes, parameters_per_head
+from policies.ranker import (
+    HeadRankers,
+    RankerSpec,
+    head_shapes,
+    parameters_per_head,
+    products_per_token,
+)
 
 Array = np.ndarray
 
@@ -395,3 +402,13 @@ def test_inputs_are_standardised_in_float32_whatever_the_weights() -> None:
     exact = rankers(keys + 300, values, positions, 50)
     scores = rankers.with_dtype(torch.bfloat16)(keys + 300, values, positions, 50)
     assert float((scores - exact).detach().std() / exact.detach().std()) < 0.05
+
+
+def test_products_are_those_of_the_network() -> None:
+    spec = RankerSpec(head_dim=16, hidden=32, neighbours=3)
+    rankers, tokens = HeadRankers(spec, 2), 50
+    keys = torch.randn(2, tokens, 16)
+    with FlopCounterMode(display=False) as counter:
+        rankers(keys, keys, torch.arange(tokens), tokens)
+    forward = counter.get_total_flops()  # less the last layer
+    assert forward == pytest.approx(2 * 2 * tokens * products_per_token(spec), rel=0.05)

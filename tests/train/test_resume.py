@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 
 from kvp.artifacts.locks import FolderLock
 from kvp.errors import UsageError
-from kvp.geometry import Geometry
 from kvp.programs import train as main
 from train.model.ranker_training import RankerTraining
 
@@ -85,7 +84,7 @@ class Killed(BaseException):
         {"objective": "exact", "reward": "ratio"},
         {"objective": "soft_rank", "points_per_sequence": 2},
         {"objective": "soft_sort", "sort_loss": "ranks"},
-        {"objective": "neural_sort", "network": "stacked"},
+        {"objective": "neural_sort"},
         {"objective": "regress", "heads": "1:3"},
         {"objective": "listwise", "preset": "paper", "max_positions": 128},
     ],
@@ -114,17 +113,6 @@ def test_whatever_is_learned_survives_kills_at_any_step(
     assert_same(out, tmp_path / "whole")
 
 
-def test_interrupted_before_the_first_checkpoint(store: Path, tmp_path: Path) -> None:
-    out = tmp_path / "policy"
-    assert main(flags(store, out, steps=10)) == 0
-    for path in out.iterdir():
-        if path.name != "run.json":
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert main(flags(store, out, steps=10)) == 0
-    assert main(flags(store, tmp_path / "whole", steps=10)) == 0
-    assert_same(out, tmp_path / "whole")
-
-
 def test_the_store_may_move(store: Path, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere"
     shutil.copytree(store, moved)
@@ -139,31 +127,6 @@ def unfinished(store: Path, out: Path) -> None:
     with patch("train.run_folder.RunFolder.finish"):
         assert main(flags(store, out, steps=8)) == 0
     (out / "policy.json").unlink()
-
-
-def test_another_geometry_cannot_continue_a_run(
-    store: Path, make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "policy"
-    unfinished(store, out)
-    other = make_store(geometry=Geometry(layers=1, query_heads=4, kv_heads=2, head_dim=8))
-    capsys.readouterr()
-    assert main(flags(other, out, steps=8)) == 2
-    message = capsys.readouterr().err
-    assert "traces.geometry.layers: 2 there, 1 here" in message
-    assert "name a new folder" in message
-    assert message.count("\n") == 1
-
-
-def test_foreign_folders_and_files_are_refused(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    assert main(flags(store, tmp_path)) == 2
-    assert "not empty and not a training run" in capsys.readouterr().err
-    assert main(flags(store, tmp_path / "notes.txt")) == 2
-    assert "is a file" in capsys.readouterr().err
-    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_a_bit_that_flipped_in_a_checkpoint_is_found(
@@ -229,22 +192,12 @@ def test_a_run_that_has_saved_nothing_gives_its_directory_to_another(
     assert "steps: 8 there, 9 here" in capsys.readouterr().err
 
 
-def test_a_policy_that_no_run_left_is_not_its_own(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "policy"
-    assert main(flags(store, out, steps=2)) == 0
-    (out / "run.json").unlink()
-    assert main(flags(store, out, steps=2)) == 2
-    assert "not a training run" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("first", "again", "message"),
     [
         (
             {},
-            {"calibration": "max_future_attention"},
+            {"calibration": "contribution"},
             "calibrated to reply_contribution on 48 contexts then",
         ),
         ({}, {"calibration_contexts": 3}, "calibrated to reply_contribution on 48 contexts then"),

@@ -23,8 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from kvp.errors import UsageError
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord
-from policies.ranker import HeadRankers
-from policies.ranker_size import bytes_per_token
+from policies.ranker import HeadRankers, bytes_per_token
 from train.data.compression_points import Rolling, drawn_points, noise_seed
 from train.data.contexts import Context, ContextSource, StepContexts
 from train.distributed import ALONE, Workers

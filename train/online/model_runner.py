@@ -16,7 +16,7 @@ from kvp.errors import UsageError
 from kvp.hf.batch_size import default_batch_size
 from kvp.hf.trace import Recorded, collect_all
 from kvp.store import SequenceRecord, Trace
-from train.calibration.fit import TARGET_IMPORTANCE
+from train.calibration.fit import TARGET_LABELS
 from train.config import TrainConfig
 from train.data.compression_points import (
     draw_point,
@@ -137,7 +137,7 @@ class Runner:
             points = held_out_points([record], recipe, limit=2) if long_enough else []
             calibration = self.config.calibration
             labels = [recipe.label, EVALUATED]
-            labels += [] if calibration == "none" else [TARGET_IMPORTANCE[calibration][0]]
+            labels += [] if calibration == "none" else [TARGET_LABELS[calibration]]
         computed = [label for label in labels if label_of(label).from_queries is not None]
         return [(label, point.prefix_length, point.stop) for point in points for label in computed]
 

@@ -15,7 +15,7 @@ from train.config import TrainConfig
         ("--temperature -1", "--temperature must be positive"),
         ("--objective rloo --permutations 1", "--permutations must be at least 2"),
         ("--objective rloo_batch --permutations 0", "--permutations must be at least 1"),
-        ("--sequences -1", "--sequences cannot be negative"),
+        ("--sequences -1", "--sequences must be at least 0"),
         ("--points_per_sequence 0", "--points_per_sequence must be at least 1"),
         ("--blocks 3", "--blocks must be 1 or 2"),
         ("--inputs key,query", "--inputs must be auto or some of key,value,position,distance"),
