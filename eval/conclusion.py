@@ -13,7 +13,7 @@ from eval.stats import bootstrap_mean, holm, paired_difference, prompts_of
 from eval.summary import FULL_COLUMN, Headlines, Line, budget_order
 from eval.tune.settings_file import TunedSettings
 from eval.whole_curve import ENOUGH, areas, enough
-from policies.registry import METHODS, NULLS
+from policies.registry import NULLS, attention_free
 
 USUAL_BUDGET = "12.5%"
 """The budget the sentences are about where it was run; else the middle one of the run."""
@@ -130,9 +130,7 @@ def best_lines(lines: Sequence[Line], *, losses: bool, budget: str | None = None
 
     others = [line for line in compared if line.method != LEARNED]
     other = best(others)
-    free = best(
-        [line for line in others if line.method in METHODS and METHODS[line.method].attention_free]
-    )
+    free = best([line for line in others if attention_free(line.method)])
     return Best(
         protocol=lines[0].protocol,
         budget=budget,

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from eval.methods import ALL_NULLS
 from kvp.config_groups import NoSettings
-from policies.method_spec import PLAIN, AllocatorEntry, ScorerEntry
-from policies.registry import ALLOCATORS, METHODS
+from policies.base import BaseAllocator, Heuristic, option_names
+from policies.method_spec import PLAIN, needs_in_words
+from policies.registry import ALLOCATORS, METHODS, attention_free
 
 HEAD = """\
 A method is SCORER or SCORER+ALLOCATOR, such as snapkv, snapkv:kvpress+ada, kvp+global.
@@ -20,7 +21,7 @@ def run(_: NoSettings) -> None:
     print("\n".join([HEAD, *scorer_lines(METHODS), "", *allocator_lines(ALLOCATORS)]))
 
 
-def scorer_lines(methods: Mapping[str, ScorerEntry]) -> Iterator[str]:
+def scorer_lines(methods: Mapping[str, type[Heuristic]]) -> Iterator[str]:
     """Lines on the scorers, those that score nothing in a group of their own."""
     yield "Scorers: which tokens of a head stay"
     yield from _entry("full", "everything: the unmodified cache", [("reads", "nothing")])
@@ -45,33 +46,33 @@ def scorer_lines(methods: Mapping[str, ScorerEntry]) -> Iterator[str]:
     yield from _scorers(entry for entry in methods.values() if entry.null)
 
 
-def _scorers(entries: Iterable[ScorerEntry]) -> Iterator[str]:
+def _scorers(entries: Iterable[type[Heuristic]]) -> Iterator[str]:
     for entry in entries:
         yield from _entry(
-            entry.name,
-            f"{entry.line}{' (attention-free)' if entry.attention_free else ''}",
+            entry.method,
+            f"{entry.line}{' (attention-free)' if attention_free(entry.method) else ''}",
             [
-                ("reads", entry.needs),
+                ("reads", needs_in_words(entry().needs)),
                 ("costs", entry.cost),
                 ("presets", ", ".join(entry.presets)),
-                ("options", ", ".join(entry.options)),
+                ("options", ", ".join(option_names(entry))),
             ],
         )
 
 
-def allocator_lines(allocators: Mapping[str, AllocatorEntry]) -> Iterator[str]:
+def allocator_lines(allocators: Mapping[str, type[BaseAllocator]]) -> Iterator[str]:
     """Lines on the allocators: how a budget is split over layers and heads."""
     yield "Allocators: how many tokens each head keeps (--allocators, or after the plus sign)"
     for entry in allocators.values():
         sizes = "; no budget, the scorer decides the size" if entry.sized_by_scorer else ""
         yield from _entry(
-            entry.name,
+            entry.method,
             f"{entry.line}{sizes}",
             [
-                ("needs", entry.needs),
+                ("needs", entry.reads),
                 ("costs", entry.cost),
                 ("presets", ", ".join(entry.presets)),
-                ("options", ", ".join(entry.options)),
+                ("options", ", ".join(option_names(entry))),
             ],
         )
 

@@ -1,7 +1,7 @@
 """Splitting a budget over the heads of a model: the contract of allocators, and its arithmetic.
 
 An allocator turns the scores of one prompt into token counts per layer and KV head; the
-scores alone decide which tokens (`kvp.ranking`). The list of allocators is `policies.registry`.
+scores alone decide which tokens (`kvp.ranking`). The list of allocators is `kvp.known_names`.
 """
 
 from __future__ import annotations

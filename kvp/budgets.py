@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
-from typing import Literal
 
 from kvp.errors import UsageError
 
@@ -83,36 +82,13 @@ def parse_budgets(texts: str | Iterable[str | int]) -> tuple[Budget, ...]:
     return budgets
 
 
-@dataclass(frozen=True, kw_only=True)
-class BudgetWeights:
-    """How much each budget b counts in a reward over budgets: β(b)."""
-
-    kind: Literal["all", "log", "window"] = "all"
-    """all: β = 1 (the paper); log: β = 1/b, every octave of budgets counts the same; window: β = 1
-    from `low` to `high` and 0 elsewhere."""
-    low: Budget | None = None
-    """Smallest budget of a window."""
-    high: Budget | None = None
-    """Largest budget of a window."""
-
-    def window(self, cached: int) -> tuple[int, int]:
-        """Smallest and largest budget that count in a window, tokens, of `cached` ones."""
-        assert self.low is not None
-        assert self.high is not None
-        return self.low.tokens(cached), self.high.tokens(cached)
-
-
-def parse_budget_weights(text: str) -> BudgetWeights:
-    """Read "all", "log" or "LOW:HIGH" ("6%:50%", "64:512"); raises UsageError on anything else."""
-    if text in ("all", "log"):
-        return BudgetWeights(kind="log" if text == "log" else "all")
+def parse_budget_range(text: str) -> tuple[Budget, Budget]:
+    """Read LOW:HIGH ("6%:50%", "64:512"); raises UsageError on anything else."""
     low, colon, high = text.partition(":")
     if not colon:
-        raise UsageError(f"budgets {text!r} are neither all, log nor LOW:HIGH (6%:50%, 64:512)")
+        raise UsageError(f"budgets {text!r} are not LOW:HIGH (6%:50%, 64:512)")
     smallest, largest = parse_budget(low), parse_budget(high)
-    same_unit = (smallest.percent is None) == (
-        largest.percent is None
-    )  # else it depends on the cache
+    same_unit = (smallest.percent is None) == (largest.percent is None)
     if same_unit and smallest.tokens(10**6) > largest.tokens(10**6):
-        raise UsageError(f"budgets {text!r}: the window ends before it begins")
-    return BudgetWeights(kind="window", low=smallest, high=largest)
+        raise UsageError(f"budgets {text!r}: the range ends before it begins")
+    return smallest, largest

@@ -2,8 +2,7 @@
 
 Token j precedes i with probability sigmoid(s_j - s_i), and the cost (`kvp.reward`) is linear in
 ranks, so its mean is sum_i w_i sum_{j != i} sigmoid(s_j - s_i). The paper does not use this; RLOO
-(its equation 6) is an unbiased estimate of the gradient of exactly this function. Holds for the
-coefficients r - 1 only: weighted budgets need sampled rankings.
+(its equation 6) is an unbiased estimate of the gradient of exactly this function.
 """
 
 from __future__ import annotations
@@ -35,30 +34,6 @@ def expected_cost(importance: Tensor, scores: Tensor, block: int = 256) -> Tenso
     _check(importance, scores)
     cost: Tensor = _ExpectedCost.apply(importance, scores, block)  # type: ignore[no-untyped-call]
     return cost
-
-
-def sampled_expected_cost(
-    importance: Tensor, scores: Tensor, opponents: int, generator: torch.Generator | None = None
-) -> Tensor:
-    """Unbiased estimate of `expected_cost` (and of its gradient) from some opponents j, O(N P).
-
-    P = `opponents` tokens are drawn without replacement, the same for every token i and every
-    leading axis; each pair counts N / P times. With P >= N the result is exact. Keeps [..., N, P]
-    numbers for the backward pass.
-
-    Arguments, shapes and errors otherwise as `expected_cost`; the generator's device draws. Raises
-    ValueError when `opponents` is below 1.
-    """
-    _check(importance, scores)
-    tokens = scores.shape[-1]
-    if opponents < 1:
-        raise ValueError(f"at least 1 opponent is needed, got {opponents}")
-    device = scores.device if generator is None else generator.device
-    drawn = torch.randperm(tokens, generator=generator, device=device)[:opponents]
-    opponent = scores[..., drawn.to(scores.device)]
-    before = (opponent[..., None, :] - scores[..., :, None]).sigmoid().sum(-1)
-    # A token meets itself, with sigmoid(0), in one draw of N / P: that is its mean of 1/2.
-    return (importance * (before * (tokens / len(drawn)) - 0.5)).sum(-1)
 
 
 class _ExpectedCost(torch.autograd.Function):

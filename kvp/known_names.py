@@ -1,6 +1,6 @@
 """Names of methods and allocators, which a command line checks before torch is imported.
 
-What they mean is in `policies.registry`, which needs torch, and checks again.
+A new scorer or allocator is a file in `policies` and a line here; `policies.registry` makes them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,36 @@ from difflib import get_close_matches
 from kvp.errors import UsageError
 from kvp.plugins import is_object_name, module_exists
 
-SCORERS = (
-    "random", "random_pinned", "random_per_layer", "ring", "streaming_llm", "knorm", "keydiff",
-    "lagkv", "snapkv", "tova", "h2o", "kvzip", "contrastkv", "expected_attention", "gvote",
-    "windowkv", "oracle",
-)  # fmt: skip
-"""As `policies.registry.METHODS`."""
-ALLOCATORS = ("uniform", "pyramid", "ada", "global", "windowkv", "self_sized", "evolved")
-"""As `policies.registry.ALLOCATORS`."""
+SCORERS = {
+    "random": "policies.random:Random",
+    "random_pinned": "policies.random_pinned:RandomPinned",
+    "random_per_layer": "policies.random_per_layer:RandomPerLayer",
+    "ring": "policies.ring:Ring",
+    "streaming_llm": "policies.streaming_llm:StreamingLLM",
+    "knorm": "policies.knorm:KNorm",
+    "keydiff": "policies.keydiff:KeyDiff",
+    "lagkv": "policies.lagkv:LagKV",
+    "snapkv": "policies.snapkv:SnapKV",
+    "tova": "policies.tova:TOVA",
+    "h2o": "policies.h2o:H2O",
+    "kvzip": "policies.kvzip:KVzip",
+    "contrastkv": "policies.contrastkv:ContrastKV",
+    "expected_attention": "policies.expected_attention:ExpectedAttention",
+    "gvote": "policies.gvote:GVote",
+    "windowkv": "policies.windowkv:WindowKV",
+    "oracle": "policies.oracle:Oracle",
+}
+"""Built-in scorers: name -> class, a `policies.base.Heuristic`."""
+ALLOCATORS = {
+    "uniform": "policies.allocators.uniform:Uniform",
+    "pyramid": "policies.allocators.pyramid:Pyramid",
+    "ada": "policies.allocators.ada:Ada",
+    "global": "policies.allocators.global_budget:Global",
+    "windowkv": "policies.allocators.windowkv:WindowKVAllocator",
+    "self_sized": "policies.allocators.self_sized:SelfSized",
+    "evolved": "policies.allocators.evolved:Evolved",
+}
+"""Built-in allocators: name -> class, a `policies.base.BaseAllocator`."""
 OTHER_METHODS = ("kvpress", "kvzap", "kvp", "full", "nulls", "tuned")
 """Names before a colon or alone that mean no scorer of `SCORERS`."""
 
@@ -65,7 +87,7 @@ def unknown_name(kind: str, name: str, argument: str | None, names: Iterable[str
     return f"unknown {kind} {name!r}{hint}: choose from {choices}"
 
 
-def _unknown(kind: str, spec: str, names: tuple[str, ...], others: tuple[str, ...] = ()) -> str:
+def _unknown(kind: str, spec: str, names: Iterable[str], others: tuple[str, ...] = ()) -> str:
     """`unknown_name` of a specification whose name cannot exist; empty where it may."""
     name, colon, argument = (part.strip() for part in spec.partition("(")[0].partition(":"))
     if not name or name in (*names, *others):

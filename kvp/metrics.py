@@ -24,9 +24,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from kvp.budgets import BudgetWeights
 from kvp.ranking import UNPROTECTED, Protection, rank_tokens
-from kvp.reward import cost_curve, ideal_cost, random_cost, rank_coefficients
+from kvp.reward import cost_curve, ideal_cost, random_cost
 
 METRICS_VERSION = 2
 """Definition of area and skill above, in curves.jsonl; curves of another are not read."""
@@ -100,19 +99,13 @@ def at_shares(lost: Tensor, shares: Tensor) -> Tensor:
     return relative[..., lower] * (1 - part) + relative[..., lower + 1] * part
 
 
-def skill(
-    importance: Tensor,
-    lost: Tensor,
-    protection: Protection = UNPROTECTED,
-    weights: BudgetWeights | None = None,
-) -> Tensor:
+def skill(importance: Tensor, lost: Tensor, protection: Protection = UNPROTECTED) -> Tensor:
     """(chance - cost) / (chance - ideal) of rankings with these tokens protected.
 
     Args:
         importance: [..., N] float, >= 0.
         lost: [..., N + 1] float64, E_b of the ranking under the same protection.
         protection: tokens that come first; they count inside every budget.
-        weights: how much each budget counts in the cost; None: all the same.
 
     Returns:
         [...] float64, <= 1; NaN for heads without signal (`has_signal`).
@@ -122,13 +115,9 @@ def skill(
     if competing.shape[-1] < 2:
         return importance.new_full(importance.shape[:-1], torch.nan, dtype=torch.float64)
     protected = tokens - competing.shape[-1]
-    coefficients = rank_coefficients(
-        weights or BudgetWeights(), competing.shape[-1], protected=protected
-    ).to(competing.device)  # [N - p]
-    counted = lost[..., protected + 1 : tokens]  # [..., N - p - 1]
-    cost = (counted * coefficients.diff()).sum(-1)
-    chance = random_cost(competing, coefficients)
-    span = chance - ideal_cost(competing, coefficients)
+    cost = lost[..., protected + 1 : tokens].sum(-1)
+    chance = random_cost(competing)
+    span = chance - ideal_cost(competing)
     signal = has_signal(competing) & (span > 1e-6 * chance)
     return ((chance - cost) / span.where(signal, 1.0)).where(signal, torch.nan)
 

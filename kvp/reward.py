@@ -6,10 +6,6 @@ at rank r is evicted by exactly the budgets 1..r-1, so the sum over all budgets 
 no loop: sum_{b=1}^{N-1} E_b = sum_r (r-1) w_{σ_r}. Costs are positive, lower is better; rewards are
 higher = better (the paper's quotient of two negative rewards would have to be minimised).
 
-Where budgets count differently, β(b), the token at rank r costs sum_{b<r} β(b) instead of r-1: the
-functions take such `coefficients`, non-decreasing, so that the best ranking stays the same
-(`rank_coefficients`).
-
 Tokens are the last axis; leading axes of `ranking` (samples, heads) broadcast over `importance`.
 Left out: which tokens take part (callers drop protected ones) and the optimiser. The mean under a
 policy is `kvp.expected_cost`.
@@ -20,40 +16,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvp.budgets import BudgetWeights
-
 RATIO_FLOOR = -200.0
 """Smallest `ratio_reward`."""
 
 
-def rank_coefficients(weights: BudgetWeights, tokens: int, *, protected: int = 0) -> Tensor:
-    """Cost of a token at every rank: sum of β(b) over the budgets that evict it, [N] float64.
-
-    The N = `tokens` ranked ones share the cache with `protected` others, which come first and count
-    inside every budget: rank r is evicted by the budgets below r + protected. Those up to
-    `protected` keep none of the N, whatever the ranking, and are left out, as budget 0 is. For
-    equal weights this is r - 1; for weights 1/b and N tokens alone the harmonic number of r - 1.
-    """
-    budgets = torch.arange(protected + 1, protected + tokens, dtype=torch.float64)
-    if weights.kind == "log":
-        beta = 1 / budgets
-    elif weights.kind == "window":
-        low, high = weights.window(protected + tokens)
-        beta = ((budgets >= low) & (budgets <= high)).double()
-    else:
-        beta = torch.ones_like(budgets)
-    return torch.nn.functional.pad(beta.cumsum(0), (1, 0))
-
-
-def all_budgets_cost(
-    importance: Tensor, ranking: Tensor, coefficients: Tensor | None = None
-) -> Tensor:
+def all_budgets_cost(importance: Tensor, ranking: Tensor) -> Tensor:
     """Importance lost, summed over the budgets 1..N-1: sum_r (r-1) w_{σ_r}  (equation 4).
 
     Args:
         importance: [..., N] float32 or float64, >= 0.
         ranking: [..., N] int64 token indices, most important first.
-        coefficients: [N] cost of a rank instead of r-1 (`rank_coefficients`).
 
     Returns:
         [...] costs in the importance's dtype.
@@ -64,71 +36,54 @@ def all_budgets_cost(
     """
     ranked = _ranked(importance, ranking)
     # Not a matrix product, which would round a row by the number of other rows.
-    return (ranked * _coefficients(ranked, coefficients)).sum(-1)
+    return (ranked * _coefficients(ranked)).sum(-1)
 
 
-def ideal_cost(importance: Tensor, coefficients: Tensor | None = None) -> Tensor:
+def ideal_cost(importance: Tensor) -> Tensor:
     """Cost of the best ranking σ*, by descending importance: [..., N] -> [...]."""
     _check(importance)
     ranked = importance.sort(dim=-1, descending=True).values
-    return (ranked * _coefficients(ranked, coefficients)).sum(-1)
+    return (ranked * _coefficients(ranked)).sum(-1)
 
 
-def random_cost(importance: Tensor, coefficients: Tensor | None = None) -> Tensor:
-    """Mean cost of a uniformly random ranking, W (N-1) / 2 for all budgets: [..., N] -> [...]."""
+def random_cost(importance: Tensor) -> Tensor:
+    """Mean cost of a uniformly random ranking, W (N-1) / 2: [..., N] -> [...]."""
     _check(importance)
-    return importance.sum(-1) * _coefficients(importance, coefficients).mean()
+    return importance.sum(-1) * _coefficients(importance).mean()
 
 
-def skill_reward(importance: Tensor, ranking: Tensor, coefficients: Tensor | None = None) -> Tensor:
+def skill_reward(importance: Tensor, ranking: Tensor) -> Tensor:
     """(random - cost) / (random - ideal): 1 is perfect, 0 as good as chance; ours, bounded above.
 
     Where all tokens are equally important there is nothing to learn, and every ranking gets 0.
     Shapes and errors as `all_budgets_cost`.
     """
-    cost = all_budgets_cost(importance, ranking, coefficients)
-    return skill_of_cost(importance, cost, coefficients)
+    return skill_of_cost(importance, all_budgets_cost(importance, ranking))
 
 
-def skill_of_cost(importance: Tensor, cost: Tensor, coefficients: Tensor | None = None) -> Tensor:
+def skill_of_cost(importance: Tensor, cost: Tensor) -> Tensor:
     """`skill_reward` of a ranking given by its cost, or of a mean cost: [...]."""
-    chance = random_cost(importance, coefficients)
-    span = chance - ideal_cost(importance, coefficients)
+    chance = random_cost(importance)
+    span = chance - ideal_cost(importance)
     equal = span <= 1e-6 * chance  # no order among the tokens
     return torch.where(equal, 0.0, (chance - cost) / torch.where(equal, 1.0, span))
 
 
-def ratio_reward(importance: Tensor, ranking: Tensor, coefficients: Tensor | None = None) -> Tensor:
+def ratio_reward(importance: Tensor, ranking: Tensor) -> Tensor:
     """Minus cost / ideal cost (the paper's normalisation), with coefficients r, at least -200.
 
     The coefficients are r instead of r-1, that is, budget 0 counts too: both costs grow by W, which
     keeps the quotient bounded where one token holds all the attention.
     Shapes and errors as `all_budgets_cost`.
     """
-    cost = all_budgets_cost(importance, ranking, coefficients)
-    return ratio_of_cost(importance, cost, coefficients).clamp(min=RATIO_FLOOR)
+    cost = all_budgets_cost(importance, ranking)
+    return ratio_of_cost(importance, cost).clamp(min=RATIO_FLOOR)
 
 
-def ratio_of_cost(importance: Tensor, cost: Tensor, coefficients: Tensor | None = None) -> Tensor:
+def ratio_of_cost(importance: Tensor, cost: Tensor) -> Tensor:
     """`ratio_reward` without its floor, of a ranking given by its cost, or of a mean cost."""
     total = importance.sum(-1)
-    return -(cost + total) / (ideal_cost(importance, coefficients) + total).clamp_min(1e-8)
-
-
-def mass_reward(importance: Tensor, ranking: Tensor, coefficients: Tensor | None = None) -> Tensor:
-    """Minus cost / (W N): minus the mean fraction of attention lost. As `all_budgets_cost`."""
-    cost = all_budgets_cost(importance, ranking, coefficients)
-    return mass_of_cost(importance, cost, coefficients)
-
-
-def mass_of_cost(importance: Tensor, cost: Tensor, coefficients: Tensor | None = None) -> Tensor:
-    """`mass_reward` of a ranking given by its cost, or of a mean cost: [...].
-
-    With `coefficients` N is what all budgets weigh, and one more for budget 0.
-    """
-    budgets = importance.shape[-1] if coefficients is None else float(coefficients[-1]) + 1
-    mass = importance.sum(-1) * budgets
-    return -cost / mass.clamp_min(torch.finfo(mass.dtype).tiny)
+    return -(cost + total) / (ideal_cost(importance) + total).clamp_min(1e-8)
 
 
 def rloo_advantages(rewards: Tensor) -> Tensor:
@@ -176,10 +131,6 @@ def _ranked(importance: Tensor, ranking: Tensor) -> Tensor:
     return importance.expand(ranking.shape).gather(-1, ranking)
 
 
-def _coefficients(values: Tensor, coefficients: Tensor | None) -> Tensor:
-    """The given ones, or rank minus one for the ranks r = 1..N."""
-    if coefficients is None:
-        return torch.arange(values.shape[-1], dtype=values.dtype, device=values.device)
-    if coefficients.shape != values.shape[-1:]:
-        raise ValueError(f"{tuple(coefficients.shape)} coefficients for {values.shape[-1]} ranks")
-    return coefficients.to(values)
+def _coefficients(values: Tensor) -> Tensor:
+    """Rank minus one for the ranks r = 1..N."""
+    return torch.arange(values.shape[-1], dtype=values.dtype, device=values.device)

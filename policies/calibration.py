@@ -17,20 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CALIBRATION_TARGETS = (
-    "contribution", "reply_contribution", "max_future_attention", "future_attention", "share",
-    "distilled",
-)  # fmt: skip
-"""Definitions of importance (`train.calibration.fit.TARGET_IMPORTANCE` defines them); `distilled`:
-scales and offsets that `kvp distill` has learned."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Calibration:
     """Maps of A heads, layer-major, with K >= 2 knots each."""
 
     target: str
-    """One of `CALIBRATION_TARGETS`: the map's values are logarithms of its expectation."""
+    """What the map's values are logarithms of the expectation of (`train.calibration.fit`), or
+    `distilled`: scales and offsets that `kvp distill` has learned."""
     scores: Tensor
     """[A, K] float32 scores at the knots, strictly increasing along K."""
     values: Tensor
@@ -38,10 +32,6 @@ class Calibration:
 
     def __post_init__(self) -> None:
         """Raise ValueError, naming the head, where a map is none or does not increase."""
-        if self.target not in CALIBRATION_TARGETS:
-            raise ValueError(
-                f"calibration target {self.target!r} is none of {', '.join(CALIBRATION_TARGETS)}"
-            )
         shape = self.scores.shape
         if len(shape) != 2 or shape[1] < 2 or self.values.shape != shape:
             raise ValueError(

@@ -58,6 +58,10 @@ class ContrastKV(Heuristic):
     """What gives S-: `random` tokens, or the first tenth of the `context` (the paper's control)."""
 
     method: ClassVar[str] = "contrastkv"
+    line: ClassVar[str] = "what repeating the context attends to, corrected by noise"
+    cost: ClassVar[str] = (
+        "one more forward pass over the context, in chunks, and one of random tokens"
+    )
     presets: ClassVar[Presets] = {"paper": {"denominator": "full"}}
     grid: ClassVar[Grid] = {
         "beta": Numbers(values=(0.0, 0.02, 0.05, 0.1, 0.2, 0.5), maximum=0.5),

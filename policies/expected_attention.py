@@ -47,6 +47,8 @@ class ExpectedAttention(Heuristic):
     """Added to the expected attention before the norm of the value."""
 
     method: ClassVar[str] = "expected_attention"
+    line: ClassVar[str] = "what queries like the past ones would attend to"
+    cost: ClassVar[str] = "moments of the queries, one pass over the keys, O(G N D D)"
     presets: ClassVar[Presets] = {"kvpress": {"epsilon": 0.0}}
     grid: ClassVar[Grid] = {
         "epsilon": Numbers(values=(0.0, 0.001, 0.01, 0.1, 1.0), maximum=1000),

@@ -70,6 +70,8 @@ class GVote(Heuristic):
     """Key of the draws."""
 
     method: ClassVar[str] = "gvote"
+    line: ClassVar[str] = "what guessed future queries vote for; sizes the cache itself"
+    cost: ClassVar[str] = "the attention of the guesses, O(G samples N D)"
     presets: ClassVar[Presets] = {"paper": {"include_current": False}}
     grid: ClassVar[Grid] = {
         "p_nuc": Numbers(values=(0.5, 0.8, 0.9, 0.95, 0.99, 1.0), maximum=1),

@@ -46,6 +46,8 @@ class H2O(Heuristic):
     """Last tokens that are kept whatever the budget; needs recents=false."""
 
     method: ClassVar[str] = "h2o"
+    line: ClassVar[str] = "tokens that received most attention so far, and recent ones"
+    cost: ClassVar[str] = "the whole attention once more, O(G N N D)"
     presets: ClassVar[Presets] = {
         "kvpress": {"normalize": "visible", "recents": False},
         "kvcache_factory": {"recents": False, "window": 32},

@@ -22,6 +22,8 @@ class KeyDiff(Heuristic):
     """Keep keys unlike the mean key."""
 
     method: ClassVar[str] = "keydiff"
+    line: ClassVar[str] = "keys unlike the average key"
+    cost: ClassVar[str] = "two passes over the keys, O(N D)"
     presets: ClassVar[Presets] = {"kvpress": {}}
 
     def score(self, view: View) -> Tensor:

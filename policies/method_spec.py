@@ -1,4 +1,4 @@
-"""The grammar of methods on a command line, and how a registry entry is built from it.
+"""The grammar of methods on a command line, and the inputs of a scorer in words.
 
     snapkv                              the method's defaults
     snapkv:kvpress                      a published preset
@@ -15,119 +15,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass
 
-from kvp.allocation import Allocator
 from kvp.errors import UsageError
-from kvp.scoring import ALL_QUERIES, Needs, Scorer
-from policies.base import Presets
-
-Value = int | float | str | bool
-"""Types of an option in a specification."""
-
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
-
-class OptionsClass(Protocol[T_co]):
-    """A frozen dataclass of options; calling it makes the scorer or allocator."""
-
-    @property
-    def method(self) -> str:
-        """Name in the registry."""
-        ...
-
-    @property
-    def presets(self) -> Presets:
-        """Published settings."""
-        ...
-
-    def __call__(self, *args: Any, **options: Any) -> T_co:  # noqa: ANN401
-        """Make one."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry(Generic[T]):
-    """One entry of a registry."""
-
-    builder: OptionsClass[T]
-    """Class of the method or allocator."""
-    line: str
-    """One line on what it does."""
-    cost: str
-    """Its cost in addition to the prefill, in words."""
-    file_option: str | None = None
-    """Option given after the colon where others have their preset: a file."""
-
-    @property
-    def name(self) -> str:
-        """First part of a specification."""
-        return self.builder.method
-
-    @property
-    def presets(self) -> Presets:
-        """Published settings by name."""
-        return self.builder.presets
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """Names of the options."""
-        return tuple(item.name for item in fields(self.builder))  # type: ignore[arg-type]
-
-    def build(self, argument: str | None, options: Mapping[str, Value]) -> T:
-        """Make one from what follows the name; UsageError on an unknown preset or option."""
-        settings: dict[str, Any] = {}
-        if self.file_option is not None and argument:
-            settings[self.file_option] = argument
-        elif argument is not None and argument not in self.presets:
-            known = ", ".join(self.presets) or "none"
-            raise UsageError(f"{self.name} has no preset {argument!r}: its presets are {known}")
-        elif argument is not None:
-            settings |= self.presets[argument]
-        settings |= options
-        for option in settings:
-            if option not in self.options:
-                known = ", ".join(self.options) or "none"
-                raise UsageError(f"{self.name} has no option {option!r}: its options are {known}")
-        if self.file_option is not None:
-            if not settings.get(self.file_option):
-                raise UsageError(f"{self.name} needs a file: write {self.name}:FILE")
-            settings[self.file_option] = str(settings[self.file_option])
-        return self.builder(**settings)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScorerEntry(Entry[Scorer]):
-    """One method of the registry."""
-
-    null: bool = False
-    """Whether it scores nothing: what every other method is compared with."""
-
-    @property
-    def attention_free(self) -> bool:
-        """True if the method reads keys, values and positions only."""
-        return needs_in_words(self.builder().needs) == PLAIN
-
-    @property
-    def needs(self) -> str:
-        """Inputs of the method with its defaults, in words."""
-        return needs_in_words(self.builder().needs)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AllocatorEntry(Entry[Allocator]):
-    """One allocator of the registry."""
-
-    needs: str
-    """Inputs of a scorer, in words."""
-
-    @property
-    def sized_by_scorer(self) -> bool:
-        """True if it ignores the budget and takes the sizes that the scorer gives."""
-        return sizes_itself(self.builder)
-
+from kvp.scoring import ALL_QUERIES, Needs
+from policies.base import Value
 
 PLAIN = "keys, values, positions"
 """Inputs that every method may read."""

@@ -1,7 +1,7 @@
 """The arithmetic of the rankers: tokens and weights in, scores out.
 
-Pure functions over a mapping of weights. Every weight has the head as its first axis, of size a for
-weights of each head or 1 for weights that all heads share; the caller owns them. Where weights are
+Pure functions over a mapping of weights, which the caller owns. Every weight has the head as its
+first axis. Where weights are
 bfloat16, so are the products with keys and values, of the blocks and for neighbours; inputs are
 standardised, positions and `recent` projected, and scores computed and added up in float32.
 """
@@ -58,7 +58,7 @@ def score_tokens(
     scores = [
         _network(
             spec,
-            {name: part[head if len(part) > 1 else 0] for name, part in parts.items()},
+            {name: part[head] for name, part in parts.items()},
             {name: heads[head] for name, heads in by_head.items()},
             contexts,
             None if places is None else places[head : head + 1],
@@ -126,8 +126,6 @@ def _projected(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tens
             inputs = inputs.to(weights[f"{name}_weight"].dtype)
         return _linear(weights, name, inputs)
     table = weights[f"{name}_table"]
-    if table.shape[0] < inputs.shape[0]:  # shared
-        return F.embedding(inputs, table[0])
     return table.gather(1, inputs[..., None].expand(-1, -1, table.shape[-1]))
 
 
@@ -142,8 +140,6 @@ def _standard(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tenso
 def _linear(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
     weight, bias = (weights[f"{name}_{part}"].to(inputs.dtype) for part in ("weight", "bias"))
     bias = bias[:, None]
-    if weight.shape[0] < inputs.shape[0]:  # shared by all heads: one matrix product
-        return inputs @ weight[0] + bias
     return torch.baddbmm(bias, inputs, weight)
 
 

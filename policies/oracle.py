@@ -22,6 +22,8 @@ class Oracle(Heuristic):
     """Keep what the future will attend to."""
 
     method: ClassVar[str] = "oracle"
+    line: ClassVar[str] = "what the future will attend to (hindsight, an upper bound)"
+    cost: ClassVar[str] = "the future itself"
 
     @property
     def needs(self) -> Needs:

@@ -28,6 +28,9 @@ class Random(Heuristic):
     """Key of the draw."""
 
     method: ClassVar[str] = "random"
+    line: ClassVar[str] = "random tokens, seeded"
+    cost: ClassVar[str] = "one random number per token"
+    null: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Raise UsageError on a seed that is not a number >= 0."""

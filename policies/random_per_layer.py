@@ -21,6 +21,9 @@ class RandomPerLayer(Random):
     """Keep random tokens, the same in all heads of a layer."""
 
     method: ClassVar[str] = "random_per_layer"
+    line: ClassVar[str] = "random tokens, the same in all heads of a layer"
+    cost: ClassVar[str] = "one random number per token"
+    null: ClassVar[bool] = True
 
     def score(self, view: View) -> Tensor:
         """Uniform numbers, the same in every row and head: [B, H, N] float32."""

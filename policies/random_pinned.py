@@ -28,6 +28,9 @@ class RandomPinned(Random):
     """Keep the question and random tokens of the context."""
 
     method: ClassVar[str] = "random_pinned"
+    line: ClassVar[str] = "the question, and random tokens"
+    cost: ClassVar[str] = "one random number per token"
+    null: ClassVar[bool] = True
 
     @property
     def needs(self) -> Needs:

@@ -4,8 +4,7 @@ A ranker maps a cached token (key after RoPE, value, position) to a score; it se
 attention (KVP paper, section 3), unless it has the input `recent` (`policies.recent_features`).
 Weights of all heads are stacked, `[A, in, out]`, so that they train as one job on a GPU; on a CPU
 the same arithmetic runs head by head, which is faster there (better cache locality). What is left
-out: sampling and losses (`train`), files (`policy_files`), one network for all heads
-(`train.model.shared`, which exports to rankers as here).
+out: sampling and losses (`train`) and files (`policy_files`).
 
 Architecture (`policies.ranker_spec`, arithmetic in `policies.network`): key and value each Linear
 D -> hidden + LayerNorm; position features -> LayerNorm; concatenate; two blocks of Linear ->
@@ -19,6 +18,7 @@ trained); `fourier` replaces it by features that extrapolate.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 
@@ -32,9 +32,11 @@ __all__ = [
     "STATISTICS",
     "HeadRankers",
     "RankerSpec",
+    "bytes_per_token",
     "head_shapes",
     "parameters_per_head",
     "position_features",
+    "products_per_token",
 ]
 
 STATISTICS = frozenset(f"{name}_{part}" for name in ("key", "value") for part in ("mean", "std"))
@@ -138,7 +140,7 @@ class HeadRankers(nn.Module):
     def weights(self, heads: slice) -> dict[str, Tensor]:
         """Parameters and statistics of the a heads in `heads`, name -> [a, ...].
 
-        They carry gradients. A first axis of size 1 is a tensor shared by all heads.
+        They carry gradients.
         """
         tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         return {name: tensor[heads] for name, tensor in tensors.items()}
@@ -176,41 +178,20 @@ class HeadRankers(nn.Module):
 
     def head_states(self) -> list[dict[str, Tensor]]:
         """State of every head alone: tensors without the head axis, detached, contiguous."""
-        states = self._expanded()
         return [
-            {name: tensor[head].clone() for name, tensor in states.items()}
+            {name: tensor[head].clone() for name, tensor in self.state_dict().items()}
             for head in range(self.total_kv_heads)
         ]
 
-    def materialise(self) -> HeadRankers:
-        """A copy on the same device in which no head shares weights with another.
-
-        Nothing computed with the copy reaches the weights here.
-        """
-        with torch.device("meta"):
-            rankers = HeadRankers(self.spec, self.total_kv_heads)
-        states = {name: tensor.clone() for name, tensor in self._expanded().items()}
-        rankers.load_state_dict(states, assign=True)
-        return rankers.train(self.training)
-
     def with_dtype(self, dtype: torch.dtype) -> HeadRankers:
-        """As `materialise`, with weights of `dtype`; statistics of the inputs stay float32.
+        """A copy with weights of `dtype`; statistics of the inputs stay float32.
 
         bfloat16 halves them; scores are float32 all the same (`policies.network`).
         """
-        rankers = self.materialise()
+        rankers = copy.deepcopy(self)
         for parameter in rankers.parameters():
             parameter.data = parameter.data.to(dtype)
         return rankers
-
-    @torch.no_grad()
-    def _expanded(self) -> dict[str, Tensor]:
-        """`weights` of all heads, shared ones repeated: detached views [A, ...]."""
-        weights = self.weights(slice(None))
-        return {
-            name: tensor.detach().expand(self.total_kv_heads, *tensor.shape[1:])
-            for name, tensor in weights.items()
-        }
 
     @staticmethod
     def from_head_states(spec: RankerSpec, states: Sequence[Mapping[str, Tensor]]) -> HeadRankers:
@@ -237,3 +218,22 @@ def parameters_per_head(spec: RankerSpec) -> int:
     """Number of trained values of one head's ranker, however it was trained."""
     with torch.device("meta"):
         return HeadRankers(spec, 1).parameter_count
+
+
+def products_per_token(spec: RankerSpec) -> int:
+    """Weights that a token is multiplied with in one head's ranker."""
+    return sum(
+        shape[0] * shape[1]
+        for name, shape in head_shapes(spec).items()
+        if name.endswith("_weight") and len(shape) == 2 and shape[1] > 1
+    )
+
+
+def bytes_per_token(spec: RankerSpec) -> int:
+    """Bytes one head needs per token for activations and the temporaries of their backward pass.
+
+    About 13 float32 vectors of the hidden width (10 were measured to be kept), the two inputs, and
+    twice what the token adds to its neighbours.
+    """
+    taps = 2 * spec.neighbours + 1 if spec.neighbours else 0
+    return 4 * (13 * spec.hidden + 2 * spec.head_dim + 2 * taps)

@@ -24,6 +24,9 @@ class Ring(Heuristic):
     """Keep the most recent tokens."""
 
     method: ClassVar[str] = "ring"
+    line: ClassVar[str] = "the most recent tokens"
+    cost: ClassVar[str] = "nothing"
+    null: ClassVar[bool] = True
 
     def score(self, view: View) -> Tensor:
         """Token index: [B, H, N] float32."""

@@ -45,6 +45,8 @@ class SnapKV(Heuristic):
     """`max` or `avg`."""
 
     method: ClassVar[str] = "snapkv"
+    line: ClassVar[str] = "what the last window of queries attends to, and the window"
+    cost: ClassVar[str] = "the window's attention, O(G window N D)"
     presets: ClassVar[Presets] = {
         "kvpress": {"window": 64, "kernel": 5, "pool": "avg"},
         "paper": {"window": 32, "kernel": 7, "pool": "max"},

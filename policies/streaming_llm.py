@@ -32,6 +32,9 @@ class StreamingLLM(Heuristic):
     """Let sinks take no more than half of the budget."""
 
     method: ClassVar[str] = "streaming_llm"
+    line: ClassVar[str] = "first tokens and the most recent ones"
+    cost: ClassVar[str] = "nothing"
+    null: ClassVar[bool] = True
     presets: ClassVar[Presets] = {"kvpress": {"keep_recents": False}}
     grid: ClassVar[Grid] = {
         "n_sink": Numbers(values=(0, 1, 2, 4, 8, 16, 32)),

@@ -1,15 +1,13 @@
 """The kind of task of a prompt: the answer lies in one passage, or is spread over the context.
 
-Every provider answers for a view; what it must see there it declares. Three of them: named by the
-user, guessed from what the prompt asks for, given by a trained classifier (which runs where models
-run, in `kvp.hf.classifier`, and arrives as the view's label).
+Named by the user, guessed from what the prompt asks for (`heuristic`), or given by a trained
+classifier (`bert`), which runs where models run, in `kvp.hf.classifier`, and arrives as the view's
+label.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Protocol
 
 from kvp.errors import UsageError
 from kvp.scoring import View
@@ -31,76 +29,38 @@ WHOLE_PROMPT = 1 << 30
 """More tokens than any prompt has: the heuristic reads its beginning and its end."""
 
 
-class TaskTypeProvider(Protocol):
-    """Tells the task type of a prompt."""
+def check_task(method: str, task: str, classifier: str) -> None:
+    """Raise UsageError unless the options `task` and `classifier` ("" for none) go together.
 
-    @property
-    def text(self) -> int:
-        """`Needs.text` of the view, 0 for none."""
-        ...
-
-    @property
-    def classifier(self) -> str | None:
-        """`Needs.classifier` of the view, None for none."""
-        ...
-
-    def task_type(self, view: View) -> str:
-        """One of `TASK_TYPES`; UsageError where the view lacks what was declared."""
-        ...
+    `task` is one of `TASK_TYPES`, `heuristic` or `bert`.
+    """
+    choices = (*TASK_TYPES, "heuristic", "bert")
+    if task not in choices:
+        raise UsageError(f"{method}: task must be one of {', '.join(choices)}, got {task!r}")
+    if bool(classifier) != (task == "bert"):
+        raise UsageError(
+            f"{method}: task=bert and classifier=FOLDER go together, got task={task} and "
+            f"classifier={classifier or 'nothing'}"
+        )
 
 
-@dataclass(frozen=True)
-class Explicit:
-    """A task type given by the user."""
-
-    named: str
-    """One of `TASK_TYPES`."""
-    text: int = 0
-    classifier: str | None = None
-
-    def task_type(self, view: View) -> str:
-        """The type of the specification, whatever the prompt."""
-        return self.named
-
-
-@dataclass(frozen=True)
-class Wording:
-    """What the prompt asks for (`guess_task_type`); no download, no model."""
-
-    text: int = WHOLE_PROMPT
-    classifier: str | None = None
-
-    def task_type(self, view: View) -> str:
-        """A guess from the view's text."""
-        if view.text is None:
-            raise UsageError(
-                "task=heuristic reads the prompt's text, which this view lacks (traces hold none): "
-                f"name the task type, {' or '.join(TASK_TYPES)}"
-            )
-        return guess_task_type(view.text)
-
-
-@dataclass(frozen=True)
-class Classified:
-    """A trained classifier says."""
-
-    classifier: str
-    """Folder or hub name."""
-    text: int = 0
-
-    def task_type(self, view: View) -> str:
-        """The label the view carries."""
-        if view.text_class is None:
-            raise UsageError(
-                "task=bert reads the prompt's text, which this view lacks (traces hold none): "
-                f"name the task type, {' or '.join(TASK_TYPES)}"
-            )
-        if view.text_class not in TASK_TYPES:
-            raise UsageError(
-                f"classifier={self.classifier} says {view.text_class!r}: its labels must be "
-                f"{' and '.join(TASK_TYPES)}"
-            )
-        return view.text_class
+def task_type_of(view: View, task: str, classifier: str) -> str:
+    """One of `TASK_TYPES` for the prompt of a view; UsageError where the view cannot tell."""
+    if task in TASK_TYPES:
+        return task
+    if (view.text if task == "heuristic" else view.text_class) is None:
+        raise UsageError(
+            f"task={task} reads the prompt's text, which this view lacks (traces hold none): "
+            f"name the task type, {' or '.join(TASK_TYPES)}"
+        )
+    if task == "heuristic":
+        return guess_task_type(view.text or "")
+    if view.text_class not in TASK_TYPES:
+        raise UsageError(
+            f"classifier={classifier} says {view.text_class!r}: its labels must be "
+            f"{' and '.join(TASK_TYPES)}"
+        )
+    return view.text_class
 
 
 def _pattern(*alternatives: str) -> re.Pattern[str]:
@@ -180,22 +140,3 @@ def _requests(text: str, *, asking: int) -> list[str]:
         or _LABEL.search(sentence)
         or (index >= first and sentence.endswith("?"))
     ]
-
-
-def provider_for(method: str, task: str, classifier: str) -> TaskTypeProvider:
-    """The provider of the options `task` and `classifier` ("" for none).
-
-    `task` is one of `TASK_TYPES`, `heuristic` or `bert`. Raises UsageError when they do not go
-    together.
-    """
-    choices = (*TASK_TYPES, "heuristic", "bert")
-    if task not in choices:
-        raise UsageError(f"{method}: task must be one of {', '.join(choices)}, got {task!r}")
-    if bool(classifier) != (task == "bert"):
-        raise UsageError(
-            f"{method}: task=bert and classifier=FOLDER go together, got task={task} and "
-            f"classifier={classifier or 'nothing'}"
-        )
-    if task == "bert":
-        return Classified(classifier)
-    return Wording() if task == "heuristic" else Explicit(task)

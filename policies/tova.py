@@ -31,6 +31,8 @@ class TOVA(Heuristic):
     """Always rank the last token first."""
 
     method: ClassVar[str] = "tova"
+    line: ClassVar[str] = "what the last token attends to, same for all heads of a layer"
+    cost: ClassVar[str] = "one query's attention, O(G N D)"
     presets: ClassVar[Presets] = {"kvpress": {"force_last": True}}
     grid: ClassVar[Grid] = {
         "per_kv_head": Choices((False, True)),

@@ -38,7 +38,7 @@ from kvp.scoring import AUTO_GROUP, Needs, View
 from policies.base import AUTO, Heuristic, Presets, check_choice, check_integer
 from policies.grids import Choices, Grid, Numbers
 from policies.recent_attention import recent_attention
-from policies.task_type import AGGREGATION, QA, TaskTypeProvider, provider_for
+from policies.task_type import AGGREGATION, QA, WHOLE_PROMPT, check_task, task_type_of
 
 
 class WindowSizes(NamedTuple):
@@ -78,6 +78,8 @@ class WindowKV(Heuristic):
     """Layers that share one choice (gamma), or `auto`."""
 
     method: ClassVar[str] = "windowkv"
+    line: ClassVar[str] = "windows the last tokens attend to, per group of layers"
+    cost: ClassVar[str] = "one window's attention per group of layers, O(Q window N D)"
     presets: ClassVar[Presets] = {"llama": {"setting": "llama"}}
     grid: ClassVar[Grid] = {
         "window": Numbers(values=(4, 8, 16, 32, 64), minimum=1, auto=True),
@@ -89,16 +91,11 @@ class WindowKV(Heuristic):
 
     def __post_init__(self) -> None:
         """Raise UsageError on an option outside its range or a task without its classifier."""
-        provider_for(self.method, self.task, self.classifier)
+        check_task(self.method, self.task, self.classifier)
         check_choice(self.method, "setting", self.setting, tuple(SETTINGS))
         for option in ("observed", "window", "top", "group"):
             check_integer(self.method, option, getattr(self, option), minimum=1, auto=True)
         check_choice(self.method, "per_head", self.per_head, (False, True))
-
-    @property
-    def provider(self) -> TaskTypeProvider:
-        """Source of the task type of a prompt."""
-        return provider_for(self.method, self.task, self.classifier)
 
     @property
     def needs(self) -> Needs:
@@ -106,8 +103,8 @@ class WindowKV(Heuristic):
         types = (self.task,) if self.task in (QA, AGGREGATION) else (QA, AGGREGATION)
         return Needs(
             queries=max(self.setting_for(task_type).observed for task_type in types),
-            text=self.provider.text,
-            classifier=self.provider.classifier,
+            text=WHOLE_PROMPT if self.task == "heuristic" else 0,
+            classifier=self.classifier or None,
             layer_group=self.group if isinstance(self.group, int) else AUTO_GROUP,
         )
 
@@ -126,7 +123,7 @@ class WindowKV(Heuristic):
         """Minus the rank, observation tokens from 0 up: [B, H, N] float32."""
         assert view.queries is not None
         batch, heads, tokens, _ = view.keys.shape
-        setting = self.setting_for(self.provider.task_type(view))
+        setting = self.setting_for(task_type_of(view, self.task, self.classifier))
         before = max(tokens - setting.observed, 0)
         scores = torch.arange(tokens, dtype=torch.float32, device=view.keys.device) - before
         scores = scores.repeat(batch, 1)

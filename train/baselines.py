@@ -20,7 +20,7 @@ from kvp.geometry import Geometry
 from kvp.metrics import area, grid_budgets, lost_importance, skill
 from kvp.ranking import Protection
 from kvp.scoring import Scorer, View
-from policies.registry import METHODS
+from policies.registry import METHODS, attention_free
 from train.data.contexts import Context
 
 _SAME = ("random_per_layer", "ring")
@@ -61,10 +61,9 @@ class BaselineEvaluator:
         self._geometry = geometry
         self._protection = reward_protection
         self._heads = range(geometry.total_kv_heads) if heads is None else heads
-        entries = [
-            entry for entry in METHODS.values() if entry.attention_free and entry.name not in _SAME
+        self._scorers = [
+            METHODS[name]() for name in METHODS if attention_free(name) and name not in _SAME
         ]
-        self._scorers = [entry.builder() for entry in entries]
         self._skills: list[Tensor] = []  # per context [M, A]
         self._areas: list[Tensor] = []
 

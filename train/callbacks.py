@@ -13,12 +13,9 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.types import STEP_OUTPUT
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from kvp.artifacts.files import naming
 from kvp.geometry import Geometry
 from kvp.progress import Progress
 from kvp.ranking import Protection
@@ -44,18 +41,16 @@ class Validation(Callback):
         *,
         every_steps: int,
         reward_protection: Protection,
-        budgets: str = "all",
         workers: Workers = ALONE,
     ) -> None:
         """Evaluate at the fixed `points` of `source`; of several processes, the first one does.
 
-        `reward_protection` and `budgets` are what the training reward leaves out and counts.
+        `reward_protection` is what the training reward leaves out.
         """
         self._source = source
         self._points = points
         self._every = every_steps
         self._protection = reward_protection
-        self._budgets = budgets
         self._workers = workers
         self.latest_skill: torch.Tensor | None = None
         """[A] skill at the latest validation of this process."""
@@ -75,7 +70,6 @@ class Validation(Callback):
                 module.average,
                 contexts,
                 reward_protection=self._protection,
-                budgets=self._budgets,
             )
             skill = result.skill
         self.latest_skill = self._workers.from_first(skill)
@@ -83,7 +77,7 @@ class Validation(Callback):
 
 
 class Log(Callback):
-    """TensorBoard: scalars, settings, and the skill of every head as scalars and as an image.
+    """TensorBoard: scalars, settings, and the skill of every head.
 
     The folder's name is the run's name in TensorBoard.
     """
@@ -146,23 +140,6 @@ class Log(Callback):
         names = head_names(self._geometry, self._heads)
         for name, value in zip(names, by_head.tolist(), strict=True):
             self._writer.add_scalar(f"skill_by_head/{name}", value, step)
-        image = torch.full((self._geometry.total_kv_heads,), torch.nan)
-        image[self._heads.start : self._heads.stop] = by_head
-        image = image.view(self._geometry.layers, self._geometry.kv_heads)
-        self._writer.add_figure("held_out/skill_by_head", _skill_figure(image, step), step)
-
-
-def _skill_figure(skill: Tensor, step: int) -> Figure:
-    """Skill [layers, KV heads] as a labelled heat map; heads that are not trained are white."""
-    layers, heads = skill.shape
-    figure = Figure(figsize=(2.5 + 0.3 * heads, 1.5 + 0.2 * layers), layout="constrained")
-    axes = figure.subplots()
-    picture = axes.imshow(skill.numpy(), vmin=0, vmax=1, aspect="auto", cmap="viridis")
-    axes.set(xlabel="KV head", ylabel="layer", title=f"held-out skill, step {step}")
-    axes.set_xticks(range(heads))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.colorbar(picture, label="0 chance, 1 ideal")
-    return figure
 
 
 def skill_note(label: str) -> Callable[[pl.LightningModule, Metrics], str]:
@@ -232,8 +209,8 @@ class Checkpoints(Callback):
         """Save when due, and after the last step."""
         if trainer.global_step % self._every and trainer.global_step != trainer.max_steps:
             return
-        self._target.aside.parent.mkdir(parents=True, exist_ok=True)
-        with naming(self._target.aside):
-            trainer.save_checkpoint(self._target.aside)  # the first one writes, the others wait
         if trainer.is_global_zero:
-            self._target.keep(trainer.global_step)
+            with self._target.new_checkpoint() as path:
+                trainer.save_checkpoint(path)
+        else:
+            trainer.save_checkpoint(self._target.checkpoint)  # writes nothing: waits for the first

@@ -34,7 +34,6 @@ from train.recipe import (
     Recipe,
 )
 
-NetworkForm = Literal["auto", "loop", "stacked"]
 _RECIPE_GROUPS = (RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettings)
 
 if TYPE_CHECKING:  # what a config holds once it is made
@@ -60,10 +59,6 @@ class ComputeConfig(Group):
     activation_gb: float = 8.0
     """Memory for activations of the rankers, GB; heads that do not fit together are computed
     twice, in groups (a third more time, the same result). What an objective needs is not in it."""
-    network: NetworkForm = "auto"
-    """How the networks of all heads are computed: loop (one after the other), stacked (one product
-    per layer), or auto: loop on a CPU, stacked on a GPU (docs/results/speed.md). The results differ
-    by rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +157,6 @@ class TrainConfig(
                 parse_heads(self.heads)
             elif self.devices > 1:
                 raise ValueError("--heads auto needs --devices 1: its processes do not talk")
-            if recipe.sharing == "model":
-                raise ValueError("--heads needs --sharing heads: one network cannot be split")
 
     def _check_source(self) -> None:
         if self.only_costs and self.source == "traces":
@@ -201,11 +194,6 @@ class TrainConfig(
         return OnlineSettings(
             **{one.name: getattr(self, one.name) for one in fields(OnlineSettings)}
         )
-
-    @property
-    def stacked(self) -> bool | None:
-        """`network` as `HeadRankers.forward` takes it, None for auto."""
-        return None if self.network == "auto" else self.network == "stacked"
 
     def recipe(self) -> Recipe:
         """The preset with every setting that was given."""

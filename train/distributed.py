@@ -1,42 +1,38 @@
 """Processes that share the contexts of every step: one per device, on one machine.
 
-The first process starts the others, each of which runs the whole program on its share of the
-contexts; or torchrun starts them all. Lightning's DDP averages their gradients. What a run writes,
-and all messages, are the first one's. What is left out: several machines.
+torchrun starts them, or the program itself does by torch's launcher; each runs the whole program on
+its share of the contexts, and Lightning's DDP averages their gradients. What a run writes, and all
+messages, are the first one's. What is left out: several machines.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import logging
 import os
 import signal
-import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
-from multiprocessing import connection
-from multiprocessing.context import SpawnProcess
-from multiprocessing.queues import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from kvp import errors
 from kvp.errors import KvpError, UsageError
 
 ItemT = TypeVar("ItemT")
+ConfigT = TypeVar("ConfigT")
 
 PATIENCE = timedelta(hours=2)
 """Longest wait for another process; the first one validates while the others wait."""
-_PATIENCE_SECONDS = 10.0
-"""Longest wait for a process that has nothing left to do."""
-_PAUSE_SECONDS = 0.1
-"""Between two looks at whether the other processes are there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +43,6 @@ class Workers:
     """Which process this is."""
     count: int = 1
     """Processes in all."""
-    port: int | None = None
-    """Where the first process waits for those it started; None elsewhere, also under torchrun."""
 
     @property
     def first(self) -> bool:
@@ -87,9 +81,51 @@ ALONE = Workers()
 """One process, which trains by itself."""
 
 
+def launched() -> bool:
+    """Whether torchrun, or `launch`, has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def launch(devices: int, run: Callable[[ConfigT], None], config: ConfigT) -> None:
+    """Call `run(config)` in `devices` processes, as torchrun would; both must be picklable.
+
+    Raises:
+        KvpError: a process failed with one, or died.
+        KeyboardInterrupt: Ctrl-C; SystemExit(143) after SIGTERM.
+    """
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    settings = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=devices,
+        run_id=uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+    )
+    try:
+        elastic_launch(settings, run)(config)
+    except SignalException as stopped:
+        if stopped.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from None
+        raise SystemExit(128 + stopped.sigval) from None
+    except ChildFailedError as failed:
+        rank, failure = failed.get_first_failure()
+        message: Any = failure.message  # a mapping where the process left its exception
+        message = message if isinstance(message, str) else message["message"]
+        kind, _, text = message.partition(": ")
+        if isinstance(getattr(errors, kind, None), type):  # one of ours
+            raise getattr(errors, kind)(text) from None
+        raise KvpError(
+            f"--devices {devices}: process {rank} ended ({' '.join(message.split())}); memory may "
+            'be short, and a script that trains needs if __name__ == "__main__"'
+        ) from None
+
+
 def this_worker(devices: int) -> Workers:
     """Which of `devices` processes this is; UsageError where torchrun started other than these."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    if not launched():
         return Workers(count=devices)
     started = int(os.environ["WORLD_SIZE"])
     if started != devices:
@@ -113,146 +149,18 @@ def device_of_worker(device: torch.device, workers: Workers) -> torch.device:
 
 
 @contextmanager
-def together(
-    workers: Workers, device: torch.device, follow: Callable[[Workers], None]
-) -> Iterator[None]:
-    """Let the processes talk to each other; the first starts those that torchrun has not.
-
-    Args:
-        workers: which process this is.
-        device: device it computes on.
-        follow: what every other process does, the block of this `with` included; picklable.
-
-    Raises:
-        KvpError: another process failed with one, or ended before it could take part.
-    """
+def together(workers: Workers, device: torch.device) -> Iterator[None]:
+    """Let the processes talk to each other inside the block, each with its share of the cores."""
     if workers.count == 1:
         yield
         return
-    store = None
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        store = TCPStore("127.0.0.1", workers.port or 0, None, workers.first, PATIENCE)
-    with _others(workers, store, follow), _surroundings(workers):
-        try:
-            _connect(workers, device, store)
-            yield
-            dist.barrier()
-        finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
-
-
-def _connect(workers: Workers, device: torch.device, store: TCPStore | None) -> None:
+    torch.set_num_threads(max(torch.get_num_threads() // workers.count, 1))
     on_gpu = device.type == "cuda"
     dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
-        store=store,
-        rank=workers.index,
-        world_size=workers.count,
-        timeout=PATIENCE,
-        device_id=device if on_gpu else None,
+        "nccl" if on_gpu else "gloo", timeout=PATIENCE, device_id=device if on_gpu else None
     )
-
-
-@contextmanager
-def _surroundings(workers: Workers) -> Iterator[None]:
-    """A fair share of the cores, and the variable that keeps Lightning from starting processes."""
-    threads, local_rank = torch.get_num_threads(), os.environ.get("LOCAL_RANK")
-    os.environ["LOCAL_RANK"] = str(workers.index)
-    torch.set_num_threads(max(threads // workers.count, 1))
     try:
         yield
+        dist.barrier()
     finally:
-        torch.set_num_threads(threads)
-        if local_rank is None:
-            del os.environ["LOCAL_RANK"]
-
-
-@contextmanager
-def _others(
-    workers: Workers, store: TCPStore | None, follow: Callable[[Workers], None]
-) -> Iterator[None]:
-    """All processes but the first, ready to connect, alive no longer than the block.
-
-    Only the first one has others, and only where there is a `store`, which all meet at.
-    """
-    if store is None or not workers.first:
-        if store is not None:
-            store.set(_ready(workers.index), "")
-        yield
-        return
-    context = multiprocessing.get_context("spawn")
-    messages: SimpleQueue[str] = context.SimpleQueue()
-    others = [
-        context.Process(
-            target=_other,
-            args=(Workers(index=index, count=workers.count, port=store.port), follow, messages),
-            daemon=True,
-        )
-        for index in range(1, workers.count)
-    ]
-    for other in others:
-        other.start()
-    try:
-        _meet(others, store, messages)
-        yield
-        _wait(others)
-    except KvpError:
-        raise
-    except Exception:  # perhaps because another process failed: that is what to tell
-        _wait(others)
-        if not messages.empty():
-            raise KvpError(messages.get()) from None
-        raise
-    finally:
-        for other in others:
-            other.kill()  # Lightning catches the signal of terminate()
-            other.join()
-
-
-def _meet(others: Sequence[SpawnProcess], store: TCPStore, messages: SimpleQueue[str]) -> None:
-    """Wait until every other process can connect; KvpError where one has ended instead."""
-    waiting = dict(enumerate(others, start=1))
-    while waiting:
-        connection.wait([other.sentinel for other in waiting.values()], _PAUSE_SECONDS)
-        waiting = {
-            index: other for index, other in waiting.items() if not store.check([_ready(index)])
-        }
-        for index, other in waiting.items():
-            if other.exitcode is None:
-                continue
-            if not messages.empty():
-                raise KvpError(messages.get())
-            raise KvpError(
-                f"--devices {len(others) + 1}: process {index} ended before training began (exit "
-                f"code {other.exitcode}); memory may be short, and a script that trains needs "
-                'if __name__ == "__main__"'
-            )
-
-
-def _ready(index: int) -> str:
-    """Key by which a process says that it is there."""
-    return f"ready/{index}"
-
-
-def _wait(others: Sequence[SpawnProcess]) -> None:
-    for other in others:
-        other.join(_PATIENCE_SECONDS)
-
-
-def _other(workers: Workers, follow: Callable[[Workers], None], messages: SimpleQueue[str]) -> None:
-    """Life of a process that the first one started; it ends with it, however that ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the first one
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    try:
-        follow(workers)
-    except KvpError as error:
-        messages.put(str(error))
-        sys.exit(2)
+        dist.destroy_process_group()

@@ -13,6 +13,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from policies.ranker import HeadRankers
@@ -24,11 +25,6 @@ _TERMINATED = 128 + signal.SIGTERM
 """Exit code of a program that SIGTERM ended."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt (malloc.h)."""
-_NEVER = -1
-_LARGEST_MAPPED = 2**30
-"""Larger blocks are mapped one by one as before, bytes."""
-_DEFAULT = 128 * 1024
-"""What both parameters are at the start of a program, bytes."""
 
 
 def new_training(job: Job, rankers: HeadRankers) -> RankerTraining:
@@ -41,7 +37,6 @@ def new_training(job: Job, rankers: HeadRankers) -> RankerTraining:
         job.training_data.training,
         seed=config.seed,
         activation_bytes=config.activation_gb * 1e9,
-        stacked=config.stacked,
         heads=job.heads,
         model_heads=job.traces.geometry.total_kv_heads,
         workers=job.workers,
@@ -68,7 +63,8 @@ def fit(
         accelerator="gpu" if on_gpu else "cpu",
         devices=devices if on_gpu else workers.count,
         strategy="auto" if workers.count == 1 else DDPStrategy(),
-        plugins=[LightningEnvironment()],  # whatever launched us: ranks are `workers`' affair
+        # Other launchers' variables (of a Slurm array, `--heads auto`) do not make us a rank.
+        plugins=[LightningEnvironment() if workers.count == 1 else TorchElasticEnvironment()],
         max_steps=steps,
         callbacks=list(callbacks),
         logger=False,
@@ -95,21 +91,15 @@ def freed_memory_kept() -> Iterator[None]:
     megabytes, which glibc maps and unmaps one by one. Touching new pages then takes up to a quarter
     of a step (docs/results/speed.md). With other C libraries this does nothing.
     """
-    libc = _glibc()
-    if libc is None:
+    libc = ctypes.CDLL(None)
+    if not (hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim")):
         yield
         return
-    libc.mallopt(_MMAP_THRESHOLD, _LARGEST_MAPPED)
-    libc.mallopt(_TRIM_THRESHOLD, _NEVER)
+    libc.mallopt(_MMAP_THRESHOLD, 2**30)  # bytes; larger blocks are mapped one by one as before
+    libc.mallopt(_TRIM_THRESHOLD, -1)  # never
     try:
         yield
     finally:
-        libc.mallopt(_MMAP_THRESHOLD, _DEFAULT)
-        libc.mallopt(_TRIM_THRESHOLD, _DEFAULT)
+        for parameter in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
+            libc.mallopt(parameter, 128 * 1024)  # what both are at the start of a program
         libc.malloc_trim(0)
-
-
-def _glibc() -> ctypes.CDLL | None:
-    """The C library of this process, None where it has no mallopt and malloc_trim."""
-    libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None

@@ -23,7 +23,6 @@ from train.data.training_data import TrainingData, open_training_data
 from train.distributed import Workers, device_of_worker
 from train.head_range import parse_heads
 from train.model.feature_statistics import feature_statistics, key_frequencies, spread
-from train.model.shared import SharedRankers
 from train.recipe import Recipe
 from train.run_folder import RunFolder
 
@@ -136,8 +135,7 @@ def initial_rankers(job: Job) -> HeadRankers:
     longest = max(record.length for record in first)
     spec = _spec(recipe, job.training_data, reference_length=longest)
     generator = torch.Generator().manual_seed(job.config.seed)
-    kind = SharedRankers if recipe.sharing == "model" else HeadRankers
-    rankers = kind(spec, geometry.total_kv_heads, generator)
+    rankers = HeadRankers(spec, geometry.total_kv_heads, generator)
     if not job.whole:
         states = rankers.head_states()[job.heads.start : job.heads.stop]
         rankers = HeadRankers.from_head_states(spec, states)
@@ -165,8 +163,6 @@ def _rankers_of(
 ) -> HeadRankers:
     """Rankers of some heads of a policy; UsageError where this run cannot train them."""
     folder = shard.source.name
-    if recipe.sharing == "model":
-        raise UsageError("--init_from needs --sharing heads: policies hold a network per head")
     if shard.meta.geometry != traces.geometry:
         raise UsageError(
             f"--init_from {folder} is of a model with {shard.meta.geometry}, the traces of one "

@@ -30,28 +30,17 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from kvp.budgets import parse_budget_weights
 from kvp.config_groups import split_list
-from kvp.errors import KvpError
 from train.labels import LABELS
-from train.objectives import OBJECTIVES, WEIGHTS_BUDGETS
+from train.objectives import OBJECTIVES
 
 Architecture = Literal["fourier", "paper"]
-RewardName = Literal["skill", "ratio", "mass"]
+RewardName = Literal["skill", "ratio"]
 PresetName = Literal["fourier", "paper"]
 SortLossName = Literal["ranks", "cost"]
-SharingName = Literal["heads", "model"]
 OptimizerName = Literal["adamw", "muon"]
 KeyFrame = Literal["stored", "end"]
-CalibrationName = Literal[
-    "auto",
-    "contribution",
-    "reply_contribution",
-    "max_future_attention",
-    "future_attention",
-    "share",
-    "none",
-]
+CalibrationName = Literal["auto", "contribution", "reply_contribution", "none"]
 
 TOKEN_INPUTS = ("key", "value", "position", "distance")
 """Inputs of a ranker that need no query; distance is that to the end of the cache."""
@@ -60,36 +49,18 @@ INPUTS = (*TOKEN_INPUTS, "recent")
 AUTO = "auto"
 """All of `INPUTS`, without recent where the traces hold no queries."""
 
-_POSITIVE = (
-    "hidden",
-    "max_positions",
-    "steps",
-    "contexts",
-    "min_prefix",
-    "points_per_sequence",
-    "permutations",
-)
-_NONNEGATIVE = (
-    "uniform_points",
-    "future_max",
-    "pairs",
-    "sequences",
-    "compress_prompt",
-    "compress_context",
-    "compress_uniform",
-    "neighbours",
-)
-_MAXIMA = {
-    "neighbours": 1024,
-    "hidden": 65_536,
-    "max_positions": 16_777_216,
-    "steps": 10_000_000,
-    "contexts": 65_536,
-    "points_per_sequence": 65_536,
-    "permutations": 65_536,
-    "lr": 1e3,
-}
-"""Far beyond any run: larger values would end in memory or in time, or overflow float32."""
+_MINIMUMS = {
+    1: (
+        "hidden", "max_positions", "steps", "contexts", "min_prefix", "points_per_sequence",
+        "permutations",
+    ),
+    0: (
+        "uniform_points", "future_max", "sequences", "compress_prompt", "compress_context",
+        "compress_uniform", "neighbours",
+    ),
+}  # fmt: skip
+"""Smallest value -> settings."""
+_MOST_NEIGHBOURS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +80,6 @@ class RankerSettings:
     key_frame: KeyFrame = "end"
     """stored (keys as the model rotated them) or end (rotated on, so that the end of the cache is
     position 0, as the queries that follow see them)."""
-    sharing: SharingName = "heads"
-    """heads (a network per head) or model (one network with an embedding per head)."""
     max_positions: int = 12_288
     """Rows of the position table (paper architecture), tokens."""
 
@@ -131,18 +100,13 @@ class ObjectiveSettings:
     --labels, or package.module:NAME. A store of importance has those of its --grid_labels."""
     permutations: int = 32
     """Permutations sampled per context and head (rloo, at least 2; rloo_batch)."""
-    pairs: int = 0
-    """Opponents that every token is compared with (exact); 0 = all."""
     sort_loss: SortLossName = "cost"
     """ranks (squared error of softened ranks) or cost (softened cost), for differentiable sorts."""
     temperature: float = 0.1
     """Strength of a differentiable sort's softening, for scores with standard deviation 1."""
     reward: RewardName = "skill"
-    """How the all-budgets cost of a permutation is normalised (`kvp.reward`): skill, ratio or mass
+    """How the all-budgets cost of a permutation is normalised (`kvp.reward`): skill or ratio
     (rloo, rloo_batch, exact)."""
-    budget_weights: str = "all"
-    """Budgets that count in the reward: all (equally), log (each by 1/b) or a window LOW:HIGH, e.g.
-    6%:50% or 64:512 tokens (rloo, rloo_batch, soft_sort, neural_sort)."""
     exclude_protected: bool = False
     """Leave the protected tokens (first 4, last 16) out of the ranking and the reward. A policy
     that never ranked them needs --protection on."""
@@ -212,18 +176,16 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
         for name, value in asdict(self).items():
             if isinstance(value, float):
                 _require(math.isfinite(value), name, "must be a finite number", self)
-        for name in _POSITIVE:
-            _require(getattr(self, name) >= 1, name, "must be at least 1", self)
+        for minimum, names in _MINIMUMS.items():
+            for name in names:
+                _require(getattr(self, name) >= minimum, name, f"must be at least {minimum}", self)
         for name in ("lr", "temperature"):
             _require(getattr(self, name) > 0, name, "must be positive", self)
-        for name in _NONNEGATIVE:
-            _require(getattr(self, name) >= 0, name, "cannot be negative", self)
         _require(self.blocks in (1, 2), "blocks", "must be 1 or 2", self)
-        for name, maximum in _MAXIMA.items():
-            _require(getattr(self, name) <= maximum, name, f"must be at most {maximum:,.0f}", self)
+        most = f"must be at most {_MOST_NEIGHBOURS}"
+        _require(self.neighbours <= _MOST_NEIGHBOURS, "neighbours", most, self)
         self._check_permutations()
         self._check_inputs()
-        self._check_budget_weights()
         if self.compress_prompt + self.compress_context + self.compress_uniform <= 0:
             raise ValueError(
                 "--compress_prompt, --compress_context and --compress_uniform cannot all be 0"
@@ -247,21 +209,6 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
             raise ValueError(f"--{name} cannot be chosen for the paper's architecture")
         if self.architecture == "paper" and self.neighbours:
             raise ValueError("--neighbours cannot be chosen for the paper's architecture")
-
-    def _check_budget_weights(self) -> None:
-        try:
-            weights = parse_budget_weights(self.budget_weights)
-        except KvpError as error:
-            raise ValueError(f"--budget_weights: {error}") from None
-        if weights.kind == "all" or ":" in self.objective:
-            return
-        if self.objective not in WEIGHTS_BUDGETS:
-            able = ", ".join(WEIGHTS_BUDGETS)
-            raise ValueError(f"--budget_weights {self.budget_weights} needs --objective {able}")
-        if self.objective in ("soft_sort", "neural_sort") and self.sort_loss != "cost":
-            raise ValueError(
-                f"--budget_weights {self.budget_weights} needs --sort_loss cost (ranks ignores it)"
-            )
 
     @property
     def input_list(self) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from kvp.errors import UsageError
@@ -12,12 +11,12 @@ from kvp.progress import phase
 from policies.calibration import Calibration
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers
-from train.calibration.fit import TARGET_IMPORTANCE, calibrate
+from train.calibration.fit import TARGET_LABELS, calibrate
 from train.callbacks import Bar, Checkpoints, Log, Validation, skill_note
 from train.config import TrainConfig
 from train.costs.of_job import print_costs_of_job
 from train.data.traces import recorded_model, recorded_text
-from train.distributed import ALONE, Workers, this_worker, together
+from train.distributed import ALONE, Workers, launch, launched, this_worker, together
 from train.fit import fit, new_training
 from train.head_range import AUTO
 from train.job import Job, Sources, initial_rankers, prepare
@@ -42,24 +41,25 @@ def run(config: TrainConfig, sources: Sources | None = None) -> None:
         UsageError: `--out`, `--device` or another flag cannot work, or the loss is not finite.
     """
     if config.only_costs:
-        if this_worker(config.devices).first:
-            from train.dry_run import print_costs  # brings transformers, which stores do not need
+        from train.dry_run import print_costs  # brings transformers, which stores do not need
 
+        if this_worker(config.devices).first:
             print_costs(config)
-        return
-    if config.heads == AUTO:
+    elif config.heads == AUTO:
         from train.own_heads import own_heads  # brings transformers
 
-        _run(own_heads(config), ALONE, sources)
-        return
-    _run(config, this_worker(config.devices), sources)
+        train(own_heads(config), ALONE, sources)
+    elif config.devices > 1 and not launched():
+        launch(config.devices, run, config)
+    else:
+        train(config, this_worker(config.devices), sources)
 
 
-def _run(config: TrainConfig, workers: Workers, sources: Sources | None) -> None:
-    """Train as one of the processes that train together; the first one writes."""
+def train(config: TrainConfig, workers: Workers, sources: Sources | None = None) -> None:
+    """Train as one of the processes that train together; the first one writes. Raises as `run`."""
     job = prepare(config, workers, sources)
     if config.dry_run:
-        with together(workers, job.device, partial(_run, config, sources=None)):
+        with together(workers, job.device):
             print_costs_of_job(job)
         return
     if job.target.finished():
@@ -81,8 +81,8 @@ def _run(config: TrainConfig, workers: Workers, sources: Sources | None) -> None
             print(f"note: --objective {job.recipe.objective} does not use --{', --'.join(unread)}")
         job.target.prepare(manifest)
     try:
-        with together(workers, job.device, partial(_run, config, sources=None)):
-            module = _train(job)
+        with together(workers, job.device):
+            module = _trained(job)
         if workers.first:
             _export(job, module, manifest)
             job.target.finish()
@@ -91,7 +91,7 @@ def _run(config: TrainConfig, workers: Workers, sources: Sources | None) -> None
         job.target.release()
 
 
-def _train(job: Job) -> RankerTraining:
+def _trained(job: Job) -> RankerTraining:
     """The module after the last step."""
     config, source = job.config, job.source(job.recipe.label)
     if job.workers.first:
@@ -105,7 +105,6 @@ def _train(job: Job) -> RankerTraining:
         job.held_out(config.validation_contexts) if job.workers.first else [],
         every_steps=config.validate_every,
         reward_protection=job.protection,
-        budgets=job.recipe.budget_weights,
         workers=job.workers,
     )
     shown = [
@@ -171,7 +170,7 @@ def _calibration(job: Job, best: HeadRankers) -> Calibration | None:
     if job.config.calibration == "none":
         return None
     phase(f"calibrating to {job.config.calibration}")
-    label, _ = TARGET_IMPORTANCE[job.config.calibration]
+    label = TARGET_LABELS[job.config.calibration]
     return calibrate(
         best,
         job.source(label),

@@ -1,38 +1,36 @@
 """The output folder of a run: its owner, whether it can be continued, whether it is finished.
 
 `run.json` is written first and says what is being trained; one checkpoint replaces the other as a
-whole, its name carrying the identity of the run and the checksum of its content; `policy.json`
-comes last, and then the checkpoint goes. Two runs share a folder only if everything that decides
-the weights agrees (`TrainConfig.identity`, the store's digest, the head geometry); what has saved
-nothing yet, because it failed or was stopped early, gives its folder to any run. A run whose folder
-lies in an object store writes to this disk; checkpoints and logs are sent as they are made, the
-policy at the end.
+whole; `policy.json` comes last, and then the checkpoint goes. Two runs share a folder only if
+everything that decides the weights agrees (`TrainConfig.identity`, the store's digest, the head
+geometry); what has saved nothing yet, because it failed or was stopped early, gives its folder to
+any run. A run whose folder lies in an object store writes to this disk; checkpoints and logs are
+sent as they are made, the policy at the end.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.copies import fetch, send, staging_folder
-from kvp.artifacts.files import PARTIAL, sync_path
+from kvp.artifacts.files import PARTIAL, replacing
 from kvp.artifacts.locks import is_lock
 from kvp.errors import UsageError
-from kvp.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
+from kvp.manifest import read_sealed_json, write_sealed_json
 from policies.policy_files import HEAD_FILES
 from policies.sources import INDEX, policy_files
 
 RUN_FILE = "run.json"
 CHECKPOINTS = "checkpoints"
+CHECKPOINT = f"{CHECKPOINTS}/last.ckpt"
 LOGS = "logs"
-
-_CHECKPOINT = re.compile(r"step-(?P<step>\d+)-(?P<identity>[0-9a-f]{12})-(?P<sha256>[0-9a-f]{64})")
-"""Name of a checkpoint without its ending."""
 
 
 def _has_saved_nothing(folder: Place) -> bool:
@@ -47,7 +45,7 @@ RUN = FolderKind(
     noun="training run",
     marker=RUN_FILE,
     error=UsageError,
-    files=rf"{HEAD_FILES}|{INDEX}|{CHECKPOINTS}/last",
+    files=rf"{HEAD_FILES}|{INDEX}|{CHECKPOINT}",
 )
 
 
@@ -60,8 +58,8 @@ class RunFolder:
         self.folder = staging_folder(place) if isinstance(place, ObjectPath) else place
         """Where files are written: the folder itself, or one on this disk in its stead."""
         self.logs = self.folder / LOGS
-        self.aside = self.folder / CHECKPOINTS / f"last{PARTIAL}"
-        """Where a checkpoint is written before `keep`."""
+        self.checkpoint = self.folder / CHECKPOINT
+        """The one checkpoint, a zip archive as of torch."""
         self._identity = dict(identity)
         self._claim: OutputFolder | None = None
 
@@ -108,7 +106,8 @@ class RunFolder:
                 content = {"identity": self._identity, "manifest": dict(manifest)}
                 write_sealed_json(self.folder / RUN_FILE, content)
                 self._send(RUN_FILE)
-            self._check_checkpoints()
+            if self.start is not None and not _undamaged(self.start):
+                raise UsageError(f"{self.start} is damaged; delete it to start this run again")
         except BaseException:
             self.release()
             raise
@@ -116,19 +115,15 @@ class RunFolder:
     @property
     def start(self) -> Path | None:
         """The checkpoint to continue from, None where there is none."""
-        return max(_checkpoints(self.folder), key=_step, default=None)
+        return self.checkpoint if self.checkpoint.exists() else None
 
-    def keep(self, step: int) -> None:
-        """Turn the file `aside` into the checkpoint of a step; earlier ones are deleted."""
-        sync_path(self.aside)
-        name = f"step-{step:08d}-{self._digest}-{sha256_file(self.aside)}.ckpt"
-        kept = self.aside.replace(self.aside.with_name(name))
-        sync_path(kept.parent)
-        self._send(LOGS, f"{CHECKPOINTS}/{name}")
-        for other in _checkpoints(self.folder):
-            if other != kept:
-                other.unlink()
-                (self.place / CHECKPOINTS / other.name).unlink(missing_ok=True)
+    @contextmanager
+    def new_checkpoint(self) -> Iterator[Path]:
+        """Yield the path to write a checkpoint to, which then takes the place of the one before."""
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(self.checkpoint) as partial:
+            yield partial
+        self._send(LOGS, CHECKPOINT)
 
     def finish(self) -> None:
         """Send the policy that was exported to `folder`; delete the checkpoint."""
@@ -156,26 +151,10 @@ class RunFolder:
             for name, _ in [*files_below(self.place / folder)]:
                 (self.place / folder / name).unlink()
 
-    @property
-    def _digest(self) -> str:
-        """Digest of the run in the names of its checkpoints."""
-        return digest_json(self._identity)[:12]
 
-    def _check_checkpoints(self) -> None:
-        for path in _checkpoints(self.folder):
-            name = _CHECKPOINT.fullmatch(path.stem)
-            if name is None or name["identity"] != self._digest:
-                raise UsageError(
-                    f"{path} is not a checkpoint of this run; delete it to start the run again"
-                )
-            if name["sha256"] != sha256_file(path):
-                raise UsageError(f"{path} is damaged; delete it to start this run again")
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    return sorted((folder / CHECKPOINTS).glob("*.ckpt"))
-
-
-def _step(path: Path) -> int:
-    name = _CHECKPOINT.fullmatch(path.stem)
-    return int(name["step"]) if name else -1
+def _undamaged(archive: Path) -> bool:
+    """Whether the files inside have the checksums that the archive holds of them."""
+    try:
+        return ZipFile(archive).testzip() is None
+    except (BadZipFile, EOFError):
+        return False

@@ -116,7 +116,7 @@ def _scope(job: Job, rankers: HeadRankers) -> str:
     """One line: heads, parameters, sequences, label, objective, steps and device."""
     recipe, data = job.recipe, job.training_data
     heads = f"{len(job.heads)} of {job.traces.geometry.total_kv_heads} KV heads"
-    each = sum(weight.numel() for weight in rankers.materialise().parameters()) // len(job.heads)
+    each = sum(weight.numel() for weight in rankers.parameters()) // len(job.heads)
     start = "" if job.initial is None else f", starting from {job.config.init_from}"
     return (
         f"training {heads}, {each:,} parameters each, on {len(data.training)} sequences "

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvp.budgets import parse_budget_weights, parse_budgets
+from kvp.budgets import parse_budgets
 from kvp.geometry import Geometry
 from kvp.metrics import area, attention_lost, lost_importance, skill
 from kvp.ranking import Protection
@@ -114,7 +114,6 @@ def evaluate(
     contexts: Iterable[Context],
     *,
     reward_protection: Protection,
-    budgets: str = "all",
 ) -> HeldOut:
     """Evaluate `rankers` on contexts.
 
@@ -122,13 +121,10 @@ def evaluate(
         rankers: one per head.
         contexts: whole contexts, protected tokens included.
         reward_protection: tokens that take no part in `skill` (as in the training reward).
-        budgets: those that count in `skill`, as `Recipe.budget_weights`; other metrics count all.
 
     Raises:
-        UsageError: `budgets` cannot be read.
         ValueError: there are no contexts.
     """
-    weights = parse_budget_weights(budgets)
     skills, areas, oracles = [], [], []
     losses: dict[str, list[Tensor]] = {str(budget): [] for budget in VALIDATED_BUDGETS}
     for context in contexts:
@@ -136,7 +132,7 @@ def evaluate(
         scores = scores_of(rankers, context)  # [A, N]
         ranked = [(scores, tokens)]
         lost = lost_importance(importance, ranked, reward_protection)  # [A, N + 1]
-        skills.append(skill(importance, lost, reward_protection, weights))
+        skills.append(skill(importance, lost, reward_protection))
         if reward_protection != Protection():
             lost = lost_importance(importance, ranked, Protection())
         areas.append(area(lost))

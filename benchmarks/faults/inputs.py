@@ -15,7 +15,7 @@ FLAGS = {
     "kvp-collect": "tasks length train validation test max_new_tokens seed device dtype data "
     "answers store grid grid_dtype labels essays model revision rate out",
     "kvp-train": "steps lr hidden contexts seed device devices heads label objective preset "
-    "permutations pairs temperature reward budget_weights blocks inputs key_frame sharing "
+    "permutations temperature reward blocks inputs key_frame "
     "optimizer compress_prompt "
     "compress_uniform min_prefix uniform_points future_max traces memory_gb activation_gb "
     "validate_every calibration calibration_contexts validation_contexts out",

@@ -20,7 +20,7 @@ from eval.report.aggregates import Estimate, Grid, ReportedMethod
 from eval.report.comparison import Comparison
 from eval.report.costs import Cost, Timing
 from eval.results.records import FULL, LEARNED, ORACLE
-from policies.registry import METHODS
+from policies.registry import attention_free
 
 WRITER = "kvp-report"
 """Metadata of the PNG files: who wrote them."""
@@ -88,7 +88,7 @@ def line_styles(families: Iterable[str]) -> dict[str, dict[str, Any]]:
             color = "#777777" if method == FULL else "#000000"
             styles[family] = {"color": color, "linestyle": ":", "linewidth": 1.8}
             continue
-        free = method in METHODS and METHODS[method].attention_free
+        free = attention_free(method)
         kind = "learned" if method == LEARNED else "free" if free else "attention"
         colors = {"learned": _LEARNED, "free": _FREE, "attention": _READS_ATTENTION}[kind]
         number = counts[kind]

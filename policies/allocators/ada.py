@@ -39,6 +39,9 @@ class Ada(BaseAllocator):
     """`kvpress` (exact sum) or `paper` (rounds)."""
 
     method: ClassVar[str] = "ada"
+    line: ClassVar[str] = "the heads of a layer compete, each with a safeguard"
+    cost: ClassVar[str] = "a selection per layer, O(H N)"
+    reads: ClassVar[str] = "scores that compare within a layer"
     presets: ClassVar[Presets] = {"kvpress": {}, "paper": {"safeguard": 0.5, "rule": "paper"}}
     grid: ClassVar[Grid] = {"safeguard": SHARES}
 

@@ -27,6 +27,10 @@ class Evolved(BaseAllocator):
     """Counts of a budget file; equal for all KV heads of a layer unless the file is per head."""
 
     method: ClassVar[str] = "evolved"
+    line: ClassVar[str] = "what a search or cost curves chose (kvp evolve)"
+    cost: ClassVar[str] = "nothing per prompt; the search before it"
+    reads: ClassVar[str] = "a budget file"
+    file_option: ClassVar[str] = "file"
 
     file: str
     """Budget file, or the folder that `kvp evolve` wrote."""

@@ -33,6 +33,9 @@ class Global(BaseAllocator):
     """Share of the budget that every head has for itself, 0 to 1; 1 is uniform."""
 
     method: ClassVar[str] = "global"
+    line: ClassVar[str] = "all heads of the model compete, each with a safeguard"
+    cost: ClassVar[str] = "one selection, O(L H N)"
+    reads: ClassVar[str] = "scores that compare across layers"
     presets: ClassVar[Presets] = {"kvzip": {"safeguard": 0.0}}
     grid: ClassVar[Grid] = {"safeguard": SHARES}
 

@@ -46,6 +46,7 @@ class Pyramid(BaseAllocator):
     """`exact` meets the budget; `faithful` and `kvpress` give the integers of these codes."""
 
     method: ClassVar[str] = "pyramid"
+    line: ClassVar[str] = "layers on a falling line, the lowest has most"
     presets: ClassVar[Presets] = {"kvpress": {"window": 64, "rounding": "kvpress"}}
     grid: ClassVar[Grid] = {
         "beta": Numbers(values=(1.0, 2.0, 5.0, 10.0, 20.0, 40.0), minimum=1),

@@ -17,6 +17,8 @@ class SelfSized(BaseAllocator):
     """Give every head the size that its scorer gives."""
 
     method: ClassVar[str] = "self_sized"
+    line: ClassVar[str] = "the sizes that the scorer gives, whatever the budget"
+    reads: ClassVar[str] = "a scorer that sizes the cache itself"
     sized_by_scorer: ClassVar[bool] = True
 
     def allocate(self, request: Request) -> Tensor:

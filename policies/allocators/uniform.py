@@ -17,6 +17,7 @@ class Uniform(BaseAllocator):
     """Give every head the budget."""
 
     method: ClassVar[str] = "uniform"
+    line: ClassVar[str] = "the same number of tokens in every head"
 
     def allocate(self, request: Request) -> Tensor:
         """The budget everywhere: [L, H] int64."""

@@ -43,6 +43,7 @@ class WindowKVAllocator(BaseAllocator):
     """`exact` meets the budget, `faithful` gives the code's integers."""
 
     method: ClassVar[str] = "windowkv"
+    line: ClassVar[str] = "groups of layers on a falling line, the lowest has most"
     grid: ClassVar[Grid] = {"divisor": Numbers(values=(1.0, 3.0, 7.0, 14.0, 28.0), minimum=1)}
 
     def __post_init__(self) -> None:

@@ -51,7 +51,7 @@ def test_a_page_with_all_its_parts(page: str, entry: Any) -> None:
 @each
 def test_options_with_their_defaults(page: str, entry: Any) -> None:
     rows = rows_of((PAGES / f"{page}.md").read_text())
-    for option in fields(entry.builder):
+    for option in fields(entry):
         assert option.name in rows, f"{page}.md does not list the option {option.name}"
         documented = rows[option.name][0].strip("`")
         default = default_of(option)

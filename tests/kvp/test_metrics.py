@@ -13,7 +13,6 @@ from eval.config import EvalConfig
 from eval.cost_curves import measure_traces
 from eval.held_out_traces import open_traces
 from eval.prepare import methods_of, trace_settings
-from kvp.budgets import parse_budget_weights
 from kvp.geometry import Geometry
 from kvp.metrics import (
     area,
@@ -55,21 +54,17 @@ def test_three_tokens_by_hand() -> None:
 
 
 @pytest.mark.parametrize("protection", PROTECTIONS)
-@pytest.mark.parametrize("weights", ["all", "log", "25%:75%"])
-def test_random_rankings_have_no_skill_and_the_ideal_one_all(
-    protection: Protection, weights: str
-) -> None:
+def test_random_rankings_have_no_skill_and_the_ideal_one_all(protection: Protection) -> None:
     random = torch.Generator().manual_seed(0)
     importance = torch.rand(1, 40, generator=random, dtype=torch.float64) ** 4
     importance = importance.expand(4000, -1)
     scores = torch.rand(4000, 40, generator=random)
-    beta = parse_budget_weights(weights)
     drawn = lost_importance(importance, [(scores, 40)], protection)
-    skills = skill(importance, drawn, protection, beta)
+    skills = skill(importance, drawn, protection)
     error = skills.std() / 4000**0.5
     assert abs(skills.mean()) < 4 * error
     ideal = lost_importance(importance[:1], [(importance[:1], 40)], protection)
-    assert skill(importance[:1], ideal, protection, beta).item() == pytest.approx(1, abs=1e-12)
+    assert skill(importance[:1], ideal, protection).item() == pytest.approx(1, abs=1e-12)
 
 
 def test_protected_tokens_neither_raise_nor_lower_skill() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvp.errors import UsageError
 from kvp.plugins import own_errors
-from kvp.reward import rank_coefficients
+from kvp.reward import ideal_cost
 from train.labels.label import Label
 from train.objectives.objective_batch import Batch, losses_of
 from train.recipe import PRESETS, Recipe
@@ -26,7 +26,7 @@ def test_own_code_is_named_and_that_of_kvp_keeps_its_error() -> None:
         own_errors(fails, "thing"),
     ):
         fails()
-    with pytest.raises(KeyError), own_errors(rank_coefficients, "thing"):
+    with pytest.raises(KeyError), own_errors(ideal_cost, "thing"):
         fails()
     with pytest.raises(UsageError, match=r"failed .SystemExit: 3"), own_errors(fails, "thing"):
         raise SystemExit(3)

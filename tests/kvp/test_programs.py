@@ -101,8 +101,8 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported() -> None:
 
 
 def test_the_names_known_without_torch_are_those_of_the_registries() -> None:
-    assert list(METHODS) == list(SCORERS)
-    assert list(registry.ALLOCATORS) == list(ALLOCATORS)
+    assert [kind.method for kind in METHODS.values()] == list(SCORERS)
+    assert [kind.method for kind in registry.ALLOCATORS.values()] == list(ALLOCATORS)
     others = {*registry.FROM_OUTSIDE, FULL, LEARNED, ALL_NULLS, TUNED}
     assert set(OTHER_METHODS) == others
 

@@ -8,16 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvp.budgets import parse_budget_weights
 from kvp.plackett_luce import gumbel_sort
 from kvp.reward import (
     all_budgets_cost,
     cost_curve,
     ideal_cost,
-    mass_of_cost,
-    mass_reward,
     random_cost,
-    rank_coefficients,
     ratio_of_cost,
     ratio_reward,
     rloo_advantages,
@@ -52,16 +48,6 @@ def test_curve_holds_every_budget() -> None:
     assert curve[57] == 0
 
 
-def test_any_weighting_of_budgets_follows_from_the_curve() -> None:
-    importance, ranking = _example(57)
-    curve, ranked = cost_curve(importance, ranking).numpy(), importance[ranking].numpy()
-    rank = np.arange(1, 58)
-    ranged = np.clip(np.minimum(rank - 1, 30) - 10 + 1, 0, None)  # budgets 10..30
-    assert curve[10:31].sum() == pytest.approx((ranged * ranked).sum(), rel=1e-12)
-    harmonic = np.concatenate([[0], np.cumsum(1 / rank[:-1])])  # budget b weighs 1/b
-    assert (curve[1:57] / rank[:-1]).sum() == pytest.approx((harmonic * ranked).sum(), rel=1e-12)
-
-
 def test_numbers_by_hand() -> None:
     importance = torch.tensor([1.0, 4.0, 2.0, 0.0])
     ranking = torch.tensor([2, 1, 3, 0])  # importance in order: 2, 4, 0, 1
@@ -71,7 +57,6 @@ def test_numbers_by_hand() -> None:
     assert random_cost(importance) == 10.5  # 7 * 3 / 2
     assert skill_reward(importance, ranking).item() == pytest.approx(3.5 / 6.5)
     assert ratio_reward(importance, ranking).item() == pytest.approx(-14 / 11)  # coefficients r
-    assert mass_reward(importance, ranking).item() == pytest.approx(-7 / 28)
 
 
 def test_no_ranking_beats_the_ideal_and_chance_is_the_mean() -> None:
@@ -85,72 +70,23 @@ def test_no_ranking_beats_the_ideal_and_chance_is_the_mean() -> None:
     assert ratio_reward(importance, best).item() == pytest.approx(-1.0)
 
 
-@pytest.mark.parametrize("budgets", ["all", "log", "2:4", "30%:70%"])
-def test_weighted_budgets_keep_the_best_ranking_and_the_mean(budgets: str) -> None:
-    importance, _ = _example(6)
-    coefficients = rank_coefficients(parse_budget_weights(budgets), 6)
-    rankings = torch.tensor(list(itertools.permutations(range(6))))
-    costs = all_budgets_cost(importance, rankings, coefficients)
-    best = importance.argsort(descending=True)
-    ideal = all_budgets_cost(importance, best, coefficients)
-    assert ideal.item() == pytest.approx(ideal_cost(importance, coefficients).item(), rel=1e-12)
-    assert ideal.item() == pytest.approx(costs.min().item(), rel=1e-12)
-    assert costs.mean().item() == pytest.approx(random_cost(importance, coefficients).item())
-    skills = skill_reward(importance, rankings, coefficients)
-    assert skills.max().item() == pytest.approx(1)
-    assert skills.mean().item() == pytest.approx(0, abs=1e-12)
-
-
-def test_weighted_rewards_by_hand() -> None:
-    importance, ranking = torch.tensor([4.0, 1.0, 2.0]), torch.tensor([2, 0, 1])
-    coefficients = torch.tensor([0.0, 1.0, 1.5])  # harmonic numbers: budgets 1 and 2 by 1/b
-    # Ranked importance 2, 4, 1: cost 4 + 1.5; ideal 4, 2, 1: 2 + 1.5; chance 7 * 2.5 / 3.
-    chance = 35 / 6
-    skill = skill_reward(importance, ranking, coefficients).item()
-    assert skill == pytest.approx((chance - 5.5) / (chance - 3.5), rel=1e-5)
-    assert ratio_reward(importance, ranking, coefficients).item() == pytest.approx(-12.5 / 10.5)
-    assert mass_reward(importance, ranking, coefficients).item() == pytest.approx(-5.5 / 7 / 2.5)
-
-
-def test_equal_weights_given_or_not_agree() -> None:
-    importance, ranking = _example(11)
-    every = rank_coefficients(parse_budget_weights("all"), 11)
-    for reward in (skill_reward, ratio_reward):
-        torch.testing.assert_close(
-            reward(importance, ranking, every), reward(importance, ranking), rtol=1e-12, atol=0
-        )
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_rewards_are_linear_in_the_cost(weighted: bool) -> None:
+def test_rewards_are_linear_in_the_cost() -> None:
     importance, ranking = _example(9)
     _, other = _example(9, seed=1)
-    coefficients = rank_coefficients(parse_budget_weights("log"), 9) if weighted else None
     rankings = torch.stack([ranking, other])
-    mean_cost = all_budgets_cost(importance, rankings, coefficients).mean()
+    mean_cost = all_budgets_cost(importance, rankings).mean()
     for of_cost, reward in (
         (skill_of_cost, skill_reward),
         (ratio_of_cost, ratio_reward),  # no ranking here is on the floor
-        (mass_of_cost, mass_reward),
     ):
-        expected = reward(importance, rankings, coefficients).mean()
-        torch.testing.assert_close(of_cost(importance, mean_cost, coefficients), expected)
-
-
-def test_a_window_beyond_the_cache_gives_no_reward() -> None:
-    importance, ranking = _example(9)
-    nothing = rank_coefficients(parse_budget_weights("100:200"), 9)
-    assert nothing.sum() == 0
-    assert skill_reward(importance, ranking, nothing) == 0
-    assert mass_reward(importance, ranking, nothing) == 0
-    assert ratio_reward(importance, ranking, nothing) == -1
+        expected = reward(importance, rankings).mean()
+        torch.testing.assert_close(of_cost(importance, mean_cost), expected)
 
 
 def test_contexts_with_nothing_to_learn_give_no_reward() -> None:
     importance = torch.stack([torch.full((8,), 0.25), torch.zeros(8)])
     rankings = gumbel_sort(torch.zeros(2, 8), 3)
     assert torch.equal(skill_reward(importance, rankings), torch.zeros(3, 2))
-    assert mass_reward(importance, rankings).isfinite().all()
     assert ratio_reward(importance, rankings).isfinite().all()
 
 
@@ -175,7 +111,7 @@ def test_rewards_ignore_scale_and_names(importance: list[float], scale: float, s
     renamed = torch.tensor(rng.permutation(len(importance)))
     moved = torch.empty_like(weights)
     moved[renamed] = weights
-    for reward in (skill_reward, ratio_reward, mass_reward):
+    for reward in (skill_reward, ratio_reward):
         expected = reward(weights, ranking).item()
         assert reward(weights * scale, ranking).item() == pytest.approx(expected, abs=1e-6)
         assert reward(moved, renamed[ranking]).item() == pytest.approx(expected, abs=1e-6)
@@ -196,7 +132,7 @@ def test_importance_broadcasts_over_samples() -> None:
     rankings = gumbel_sort(torch.zeros(3, 4, 20), 5)
     assert all_budgets_cost(importance, rankings).shape == (5, 3, 4)
     assert cost_curve(importance, rankings).shape == (5, 3, 4, 21)
-    for reward in (skill_reward, ratio_reward, mass_reward):
+    for reward in (skill_reward, ratio_reward):
         assert reward(importance, rankings).shape == (5, 3, 4)
 
 
@@ -208,7 +144,5 @@ def test_wrong_arguments_are_refused() -> None:
         cost_curve(weights, torch.zeros(3))
     with pytest.raises(ValueError, match="2 ranked tokens for 3"):
         all_budgets_cost(weights, torch.arange(2))
-    with pytest.raises(ValueError, match="coefficients for 3 ranks"):
-        ideal_cost(weights, torch.arange(4))
     with pytest.raises(ValueError, match="at least 2 rankings"):
         rloo_advantages(torch.ones(1, 4))

@@ -75,8 +75,3 @@ def test_maps_that_are_none_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Calibration(target="share", scores=torch.tensor(scores), values=torch.tensor(values))
-
-
-def test_unknown_targets_are_refused() -> None:
-    with pytest.raises(ValueError, match="target 'odds' is none of contribution, "):
-        Calibration.from_dict({**TWO.to_dict(), "target": "odds"})

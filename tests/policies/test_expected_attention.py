@@ -117,19 +117,3 @@ def test_needs_and_what_is_missing(make_view: MakeView) -> None:
     assert needs.hidden_after is None
     with pytest.raises(UsageError, match="expected_attention: this view carries no rotary"):
         ExpectedAttention().score(replace(make_view(tokens=9), rope=None))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"future": 0}, "expected_attention: future must be an integer >= 1, got 0"),
-        ({"sinks": -1}, "sinks must be an integer >= 0"),
-        ({"epsilon": -0.1}, "epsilon must be a number >= 0, got -0.1"),
-        ({"epsilon": "much"}, "epsilon must be a number >= 0"),
-        ({"covariance": 1}, "covariance must be one of true, false"),
-        ({"values": "no"}, "values must be one of true, false"),
-    ],
-)
-def test_bad_options_are_usage_errors(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        ExpectedAttention(**options)  # type: ignore[arg-type]

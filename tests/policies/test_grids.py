@@ -37,10 +37,7 @@ def test_a_value_halfway_is_one_the_option_takes() -> None:
     assert SHARES.between(0.3, 0.35) is None
 
 
-OPTIONS: list[type[Options]] = [
-    entry.builder  # type: ignore[misc]  # every builder is a class of options
-    for entry in (*METHODS.values(), *ALLOCATORS.values())
-]
+OPTIONS: list[type[Options]] = [*METHODS.values(), *ALLOCATORS.values()]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: options.__name__)

@@ -104,14 +104,6 @@ def test_flat_attention_keeps_everything(make_view: MakeView) -> None:
     assert rank_tokens(scores)[0, 0].tolist() == list(range(29, -1, -1))
 
 
-def test_ties_go_to_the_newer_token(make_view: MakeView) -> None:
-    view = make_view(tokens=30)
-    view.keys[:] = 1.0
-    chosen = GVote(p_nuc=0.49).score(view) >= 1
-    assert chosen[..., 15:].all()
-    assert not chosen[..., :15].any()
-
-
 @pytest.mark.parametrize("tokens", [1, 3, 4])
 def test_prompts_within_the_skipped_tokens_are_kept_whole(make_view: MakeView, tokens: int) -> None:
     scorer = GVote()
@@ -155,21 +147,3 @@ def test_needs_and_what_is_missing(make_view: MakeView) -> None:
     with pytest.raises(UsageError, match="gvote: this view carries no rotary embedding"):
         GVote().score(replace(view, rope=None))
     assert torch.isfinite(GVote(space="query").score(replace(view, hidden=None))).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"p_nuc": 1.5}, "gvote: p_nuc must be a number from 0 to 1, got 1.5"),
-        ({"samples": 0}, "samples must be an integer >= 1"),
-        ({"n_skip": -1}, "n_skip must be an integer >= 0"),
-        ({"future": 0}, "future must be an integer >= 1"),
-        ({"min_keep": 0}, "min_keep must be an integer >= 1"),
-        ({"space": "value"}, "space must be one of hidden, query"),
-        ({"include_current": "no"}, "include_current must be one of true, false"),
-        ({"seed": -1}, "seed must be an integer >= 0"),
-    ],
-)
-def test_bad_options_are_usage_errors(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        GVote(**options)  # type: ignore[arg-type]

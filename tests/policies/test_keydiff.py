@@ -28,14 +28,3 @@ def test_zero_and_opposite_keys_stay_finite(make_view: MakeView) -> None:
     assert torch.equal(KeyDiff().score(view), torch.zeros(1, 1, 4))
     view.keys[0, 0, 0, 0], view.keys[0, 0, 1, 0] = 1, -1
     assert torch.isfinite(KeyDiff().score(view)).all()
-
-
-def test_rotary_embedding_changes_the_ranking(make_view: MakeView) -> None:
-    view = make_view(tokens=40)
-    angle = torch.arange(40)[:, None] * 100.0 ** (-torch.arange(4) / 4)
-    first, second = view.keys.chunk(2, dim=-1)
-    rotated = torch.cat(
-        [first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], -1
-    )
-    before, after = KeyDiff().score(view), KeyDiff().score(replace(view, keys=rotated))
-    assert not torch.equal(before.argsort(dim=-1), after.argsort(dim=-1))

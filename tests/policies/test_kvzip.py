@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvp.errors import UsageError
 from kvp.ranking import rank_tokens
 from kvp.scoring import Reconstruction, View
 from policies.kvzip import KVzip
@@ -62,25 +61,3 @@ def test_needs(options: dict[str, int], spec: Reconstruction) -> None:
     assert needs.reconstruction == spec
     assert needs.noise is None
     assert needs.queries == 0
-
-
-def test_names() -> None:
-    assert KVzip().name == "kvzip"
-    assert KVzip(forced=4).name == "kvzip:kvpress"
-    assert KVzip(chunk=2000).name == "kvzip:paper"
-    assert KVzip(plus=True).name == "kvzip(plus=true)"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"chunk": 0}, "kvzip: chunk must be an integer >= 1, got 0"),
-        ({"sinks": -1}, "kvzip: sinks must be an integer >= 0"),
-        ({"forced": -1}, "kvzip: forced must be"),
-        ({"plus": 1}, "kvzip: plus must be one of false, true, got 1"),
-        ({"full": "yes"}, "kvzip: full must be one of false, true"),
-    ],
-)
-def test_bad_options(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        KVzip(**options)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import torch
 import policies.learned
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
-from kvp.scoring import Needs, Scorer, View
+from kvp.scoring import View
 from policies.calibration import Calibration
 from policies.learned import LearnedScorer
 from policies.ranker import HeadRankers, RankerSpec
@@ -95,12 +95,6 @@ def test_long_caches_are_scored_in_blocks(
     whole = policy.score(view)
     monkeypatch.setattr(policies.learned, "CPU_BLOCK", 7)
     torch.testing.assert_close(policy.score(view), whole, rtol=1e-5, atol=1e-5)
-
-
-def test_it_is_a_scorer_that_needs_nothing_more(policy: LearnedScorer) -> None:
-    assert isinstance(policy, Scorer)
-    assert policy.name == "kvp"
-    assert policy.needs == Needs()
 
 
 @pytest.mark.parametrize("shape", [{"heads": 1}, {"width": 4}, {"layer": 3}])

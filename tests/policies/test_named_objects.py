@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,20 +177,3 @@ def test_an_allocator_that_misses_the_budget_says_so_or_is_refused() -> None:
         "allocator generous gave all heads together 30 tokens, the budget is 24 (Request.total): "
     )
     assert int(allocated_counts(Declared(), request).sum()) == 30
-
-
-def test_specifications_are_read_in_linear_time() -> None:
-    """In a process with a time limit: the former expressions took hours at these lengths."""
-    code = """
-from policies.method_spec import parse
-from kvp.errors import UsageError
-wide = 100_000
-for text in ("a:" + " " * wide + "(", "a" + " " * wide + "x", "a(" * wide,
-             "a:b" + " " * wide + "c(", "a(" + "x " * wide, ")" * wide):
-    try:
-        raise SystemExit(f"{parse(text, 'method')} of {text[:9]}")
-    except UsageError as error:
-        assert len(str(error)) < 250, error
-assert parse("a:" + " " * wide + "b( c = 1 )", "method").options == {"c": 1}
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from kvp.errors import PolicyError
 from kvp.geometry import Geometry
-from kvp.manifest import read_sealed_json, write_sealed_json
-from policies.policy_files import PolicyMeta, load_policy, save_policy
-from policies.ranker import HeadRankers, RankerSpec, position_features
+from policies.policy_files import PolicyMeta
+from policies.ranker import RankerSpec, position_features
 
 FOURIER = RankerSpec(head_dim=8, hidden=12, position_width=6, frequencies=5, reference_length=64)
 PAPER = RankerSpec(head_dim=8, hidden=12, position_width=6, max_positions=40, architecture="paper")
@@ -85,53 +82,7 @@ def test_specs_round_trip(spec: RankerSpec) -> None:
     assert spec.features
 
 
-@pytest.mark.parametrize("spec", [FOURIER, PAPER], ids=["fourier", "paper"])
-def test_specs_of_earlier_policies_have_all_inputs_and_two_blocks(spec: RankerSpec) -> None:
-    record = {k: v for k, v in spec.to_dict().items() if k not in ("inputs", "blocks")}
-    assert RankerSpec.from_dict(record) == spec
-    assert spec.blocks == 2
-    assert spec.inputs == INPUTS[: 4 if spec is FOURIER else 3]
-
-
 def test_inputs_have_one_order() -> None:
     spec = replace(FOURIER, inputs=("distance", "key"))
     assert spec == replace(FOURIER, inputs=("key", "distance"))
     assert spec.inputs == ("key", "distance")
-
-
-@every
-def test_policies_of_every_kind_round_trip(spec: RankerSpec, tmp_path: Path) -> None:
-    rankers = HeadRankers(spec, 4, torch.Generator().manual_seed(0))
-    save_policy(tmp_path, rankers, META)
-    policy = load_policy(tmp_path)
-    assert policy.rankers.spec == spec
-    for name, tensor in rankers.state_dict().items():
-        assert torch.equal(policy.rankers.state_dict()[name], tensor)
-
-
-def _without_new_hyperparameters(directory: Path) -> None:
-    index = directory / "policy.json"
-    content = read_sealed_json(index, PolicyError)
-    for name in ("inputs", "blocks"):
-        del content["hyperparameters"][name]
-    write_sealed_json(index, {key: part for key, part in content.items() if key != "sha256"})
-
-
-@pytest.mark.parametrize("spec", [FOURIER, PAPER], ids=["fourier", "paper"])
-def test_policies_of_earlier_versions_load_unchanged(spec: RankerSpec, tmp_path: Path) -> None:
-    rankers = HeadRankers(spec, 4, torch.Generator().manual_seed(0))
-    save_policy(tmp_path, rankers, META)
-    _without_new_hyperparameters(tmp_path)
-    policy = load_policy(tmp_path)
-    tokens = (*torch.randn(2, 4, 9, 8), torch.arange(9), 9)
-    assert policy.rankers.spec == spec
-    assert torch.equal(policy.rankers(*tokens), rankers(*tokens))
-
-
-def test_tensors_that_do_not_fit_the_inputs_are_named(tmp_path: Path) -> None:
-    save_policy(tmp_path, HeadRankers(SMALLER, 4), META)
-    _without_new_hyperparameters(tmp_path)
-    with pytest.raises(
-        PolicyError, match=r"layer_00_head_00.safetensors holds a ranker of another"
-    ):
-        load_policy(tmp_path)

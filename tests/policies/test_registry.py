@@ -12,7 +12,8 @@ from torch import Tensor
 
 from kvp.errors import UsageError
 from kvp.scoring import Scorer, View
-from policies.registry import METHODS, make_scorer
+from policies.method_spec import needs_in_words
+from policies.registry import METHODS, attention_free, make_scorer
 
 MakeView = Callable[..., View]
 
@@ -21,7 +22,7 @@ ATTENTION_FREE = {
 }  # fmt: skip
 SPECS = [
     *(spec for entry in METHODS.values()
-      for spec in (entry.name, *(f"{entry.name}:{preset}" for preset in entry.presets))),
+      for spec in (entry.method, *(f"{entry.method}:{preset}" for preset in entry.presets))),
     "lagkv(lag=8)", "snapkv(window=16,pool=avg)", "tova(per_kv_head=true)",
     "h2o(normalize=visible)", "kvzip(plus=true)", "contrastkv(beta=0.05)",
     "expected_attention(covariance=false)", "windowkv(task=aggregation)",
@@ -142,14 +143,15 @@ def test_names_rebuild_the_scorer(spec: str) -> None:
 
 
 def test_attention_free_methods_and_needs_in_words() -> None:
-    assert {name for name, entry in METHODS.items() if entry.attention_free} == ATTENTION_FREE
-    assert METHODS["tova"].needs == "last query"
-    assert METHODS["snapkv"].needs == "last 32 queries"
-    assert METHODS["h2o"].needs == "every query"
-    assert METHODS["oracle"].needs == "future attention"
-    assert METHODS["random_pinned"].needs == "where the question begins"
-    assert METHODS["knorm"].needs == "keys, values, positions"
-    assert all(entry.line for entry in METHODS.values())
+    assert set(filter(attention_free, METHODS)) == ATTENTION_FREE
+    words = {name: needs_in_words(METHODS[name]().needs) for name in METHODS}
+    assert words["tova"] == "last query"
+    assert words["snapkv"] == "last 32 queries"
+    assert words["h2o"] == "every query"
+    assert words["oracle"] == "future attention"
+    assert words["random_pinned"] == "where the question begins"
+    assert words["knorm"] == "keys, values, positions"
+    assert all(entry.line and entry.cost for entry in METHODS.values())
 
 
 def test_options_override_presets_and_text() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from kvp.errors import UsageError
 from kvp.ranking import rank_tokens
 from kvp.scoring import View
 from policies.snapkv import SnapKV
@@ -54,18 +53,3 @@ def test_ties_of_identical_keys_go_to_the_newer_token(make_view: MakeView) -> No
     view.keys[:] = view.keys[:, :, :1]
     ranking = rank_tokens(SnapKV(window=8, kernel=5, pool="max").score(view))
     assert ranking[0, 0].tolist() == list(range(29, -1, -1))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"window": 0}, "snapkv: window must be an integer >= 1 or auto, got 0"),
-        ({"window": "wide"}, "snapkv: window must be"),
-        ({"kernel": 4}, "snapkv: kernel must be odd, got 4"),
-        ({"kernel": 0}, "snapkv: kernel must be an integer >= 1"),
-        ({"pool": "min"}, "snapkv: pool must be one of max, avg, got 'min'"),
-    ],
-)
-def test_bad_options_are_usage_errors(options: dict[str, str], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        SnapKV(**options)  # type: ignore[arg-type]

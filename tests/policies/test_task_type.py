@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.task_type import AGGREGATION, QA, UNASKED, guess_task_type, provider_for
+from policies.task_type import AGGREGATION, QA, UNASKED, guess_task_type
 
 FILLER = "The council met in the old hall and the weather was mild for the season. " * 12
 
@@ -80,9 +80,3 @@ def test_the_end_of_the_prompt_counts_more() -> None:
         AGGREGATION
     )
     assert guess_task_type("A summary follows. " + FILLER + "\nWho went home?") == QA
-
-
-def test_providers_declare_what_they_read() -> None:
-    assert (provider_for("m", "qa", "").text, provider_for("m", "qa", "").classifier) == (0, None)
-    assert provider_for("m", "heuristic", "").text >= 1_000_000
-    assert provider_for("m", "bert", "folder").classifier == "folder"

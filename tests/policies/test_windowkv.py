@@ -19,30 +19,6 @@ Array = np.ndarray
 Attention = Callable[[View], Array]
 
 
-def _windows(votes: Array, size: int, top: int, *, per_head: bool = False) -> list[float]:
-    """Score of every window from attention per query head [Q, M]."""
-    rows = votes if per_head else votes.mean(axis=0, keepdims=True)
-    scores = []
-    for start in range(0, votes.shape[1], size):
-        best = [sum(sorted(row[start : start + size])[::-1][:top]) / min(top, size) for row in rows]
-        scores.append(float(np.mean(best)))
-    return scores
-
-
-def test_prefixes_at_whole_windows_are_the_sets_of_the_paper(
-    make_view: MakeView, causal_attention: Attention
-) -> None:
-    """alpha + m omega tokens: the observation window and the m best windows, nothing else."""
-    view = make_view(tokens=68, batch=1)
-    ranking = rank_tokens(WindowKV(observed=4, window=8).score(view))[0, 0].tolist()
-    votes = causal_attention(view)[0][:, 64:, :64].mean(axis=1)
-    best = np.argsort(-np.array(_windows(votes, 8, 8)))
-    for count in range(9):
-        kept = set(ranking[: 4 + 8 * count])
-        windows = {8 * k + i for k in best[:count] for i in range(8)}
-        assert kept == windows | {64, 65, 66, 67}
-
-
 def test_by_hand() -> None:
     """t = .1 .2 .3 .0 .25 .0 .05: sums of windows of 2 are .3 .3 .25 .05; ties go to the newer."""
     weights = torch.tensor([0.1, 0.2, 0.3, 0.0, 0.25, 0.0, 0.05, 0.1]).clamp_min(1e-12)
@@ -65,13 +41,6 @@ def test_a_short_last_window_is_padded_with_zeros(make_view: MakeView) -> None:
     view.keys[:] = 0.0
     ranking = rank_tokens(WindowKV(observed=4, window=8).score(view))[0, 0].tolist()
     assert ranking == [14, 13, 12, 11, *range(7, -1, -1), 10, 9, 8]
-
-
-def test_ties_go_to_the_newer_window(make_view: MakeView) -> None:
-    view = make_view(tokens=4 + 16, batch=1)
-    view.keys[:] = 0.0
-    ranking = rank_tokens(WindowKV(observed=4, window=8).score(view))[0, 0].tolist()
-    assert ranking == list(range(19, -1, -1))
 
 
 def test_settings_of_the_paper() -> None:
@@ -142,25 +111,3 @@ def test_views_without_text_are_refused(make_view: MakeView) -> None:
         WindowKV(task="bert", classifier="x").score(view)
     with pytest.raises(UsageError, match="classifier=x says 'LABEL_0': its labels must be qa and"):
         WindowKV(task="bert", classifier="x").score(replace(view, text_class="LABEL_0"))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"task": "poetry"}, "task must be one of qa, aggregation, heuristic, bert, got 'poetry'"),
-        ({"task": "bert"}, "task=bert and classifier=FOLDER go together, got task=bert and class"),
-        (
-            {"classifier": "x"},
-            "task=bert and classifier=FOLDER go together, got task=qa and classifier=x",
-        ),
-        ({"setting": "gemma"}, "setting must be one of qwen, llama"),
-        ({"observed": 0}, "observed must be an integer >= 1 or auto"),
-        ({"window": 0}, "window must be an integer >= 1 or auto"),
-        ({"top": "most"}, "top must be an integer >= 1 or auto"),
-        ({"group": 0}, "group must be an integer >= 1 or auto"),
-        ({"per_head": 1}, "per_head must be one of false, true"),
-    ],
-)
-def test_bad_options_are_usage_errors(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=f"windowkv: {message}"):
-        WindowKV(**options)  # type: ignore[arg-type]

@@ -85,7 +85,7 @@ def test_numbers_are_those_of_one_budget_after_the_other(protection: Protection)
     one = context(torch.rand(12, TOKENS, generator=random) ** 4)
     baselines = evaluated([one], protection=protection)
     method = baselines.names.index("lagkv")
-    scorer = METHODS["lagkv"].builder()
+    scorer = METHODS["lagkv"]()
     for index in (0, 6):
         layer, head = divmod(index, 4)
         weights = one.importance[index].double().numpy()

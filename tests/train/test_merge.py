@@ -99,18 +99,6 @@ def test_one_merge_writes_a_folder(
     assert f"--out {shards[0]} already holds a policy" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("objective", ["rloo", "rloo_batch", "exact", "soft_sort"])
-def test_every_kind_of_objective_can_be_sharded(
-    objective: str, store: Path, tmp_path: Path
-) -> None:
-    given = {"objective": objective, "steps": 4, "preset": "fourier", "blocks": 1}
-    whole = train_on(store, tmp_path / "whole", **given)
-    parts = [train_on(store, tmp_path / f"{h[0]}", heads=h, **given) for h in ("0:3", "3:4")]
-    merged = tmp_path / "merged"
-    assert merge(["--shards", ",".join(map(str, parts)), "--out", str(merged)]) == 0
-    assert_same_policy(merged, whole)
-
-
 def test_a_shard_is_no_policy(shards: list[Path]) -> None:
     with pytest.raises(PolicyError, match=r"is a shard, KV heads 1:4 of 4: .* kvp merge"):
         load_policy(shards[1])
@@ -150,27 +138,12 @@ def test_shards_that_make_no_policy_are_one_line(
     assert not out.exists()
 
 
-def test_folders_with_other_files_are_left_alone(
-    shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    assert merge(["--shards", ",".join(map(str, shards)), "--out", str(tmp_path)]) == 2
-    assert "not empty and not a policy (notes.txt)" in capsys.readouterr().err
-    before = (shards[0] / "policy.json").read_bytes()
-    assert merge(["--shards", ",".join(map(str, shards)), "--out", str(shards[0])]) == 2
-    assert f"--out {shards[0]} already holds a policy" in capsys.readouterr().err
-    assert (shards[0] / "policy.json").read_bytes() == before
-    assert merge(["--shards", str(tmp_path / "nothing"), "--out", str(tmp_path / "new")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"heads": "0:9"}, "--heads 0:9: the model has 4 KV heads"),
         ({"heads": "3"}, "--heads must be START:STOP"),
         ({"heads": "3:3"}, "--heads must be START:STOP"),
-        ({"heads": "0:2", "sharing": "model"}, "--heads needs --sharing heads"),
     ],
 )
 def test_heads_that_cannot_be_trained_alone(

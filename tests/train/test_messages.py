@@ -72,7 +72,6 @@ def test_training_starts_from_a_policy(store: Path, policy: Path, tmp_path: Path
     ("settings", "message"),
     [
         ({"hidden": 16}, "has other rankers (hidden: 8 there, 16 here)"),
-        ({"sharing": "model"}, "--init_from needs --sharing heads"),
     ],
 )
 def test_a_policy_of_other_rankers_is_refused(

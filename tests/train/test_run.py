@@ -12,7 +12,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 
 from kvp.programs import train as main
-from kvp.ranking import rank_tokens
 from kvp.scoring import View
 from kvp.store import TraceReader
 from policies.policy_files import load_policy
@@ -87,18 +86,6 @@ def held_out_scores(policy: Path, store: Path) -> Iterator[tuple[Tensor, Tensor]
         yield keys, scorer.score(view)[0]
 
 
-def test_the_export_ranks_by_what_was_learned(trained: Path, store: Path) -> None:
-    overlaps = []
-    for layer, (keys, scores) in enumerate(held_out_scores(trained, store)):
-        for head in range(2):
-            signal = keys[head, :, 2 * layer + head]
-            best = set(rank_tokens(signal)[:12].tolist())
-            kept = set(rank_tokens(scores[head])[:12].tolist())
-            overlaps.append(len(best & kept))
-    assert min(overlaps) >= 6  # of 12; chance is 1.5, and other processors round otherwise
-    assert sum(overlaps) >= 28
-
-
 def learned_channels(policy: Path, store: Path) -> list[int]:
     """Per head, the key channel its scores follow most on a held-out sequence."""
     result = []
@@ -125,20 +112,6 @@ def test_every_objective_learns_the_label_it_is_given(
     # held-out numbers are about attention whatever the label was
     skill = min(head["skill"] for head in content["held_out"])
     assert (skill > 0.7) == (label == "future_attention")
-
-
-def test_one_network_for_the_model_exports_ordinary_rankers(store: Path, tmp_path: Path) -> None:
-    better = {"contexts": 8, "hidden": 32, "lr": "0.01", "steps": 60, "sharing": "model"}
-    assert main(flags(store, tmp_path / "policy", objective="exact", **better)) == 0
-    assert learned_channels(tmp_path / "policy", store) == [0, 1, 2, 3]
-    content = json.loads((tmp_path / "policy" / "policy.json").read_text())
-    networks: dict[int, torch.Tensor] = {}  # best step -> second block of the one network then
-    for step, state in zip(
-        content["training"]["best_step"], weights(tmp_path / "policy").values(), strict=True
-    ):
-        assert torch.equal(
-            networks.setdefault(step, state["second_weight"]), state["second_weight"]
-        )
 
 
 def test_rankers_may_be_smaller_and_see_less(store: Path, tmp_path: Path) -> None:
@@ -186,18 +159,6 @@ def test_training_on_the_first_sequences(
     assert main(flags(store, tmp_path / "more", steps=2, sequences=7)) == 2
     assert "--sequences 7: the store has 6 training" in capsys.readouterr().err
     assert not (tmp_path / "more").exists()
-
-
-def test_a_label_the_store_does_not_hold_is_one_line(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = {"objective": "regress", "label": "kvzip_plus"}
-    assert main(flags(store, tmp_path / "policy", **given)) == 2
-    error = capsys.readouterr().err
-    assert "--label kvzip_plus" in error
-    assert "kvp-collect --labels kvzip_plus" in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "policy").exists()
 
 
 def test_policies_are_calibrated_by_default(trained: Path, store: Path, tmp_path: Path) -> None:

@@ -89,35 +89,6 @@ def test_the_excess_is_what_is_lost_beyond_the_oracle(rankers: HeadRankers) -> N
     assert result.per_head()[1]["excess"] == result.excess[1].item()
 
 
-@pytest.mark.parametrize("budgets", ["log", "25%:50%", "22:30"])
-def test_skill_follows_the_budgets_that_count(rankers: HeadRankers, budgets: str) -> None:
-    one = context(1)
-    protection = Protection(sinks=2, recents=6)
-    result = evaluate(rankers, [one], reward_protection=protection, budgets=budgets)
-    plain = evaluate(rankers, [one], reward_protection=protection)
-    scores = rankers(one.keys, one.values, one.positions, TOKENS).detach().double().numpy()
-    counts = {
-        "log": {b: 1 / b for b in range(9, 40)},
-        "25%:50%": {b: 1.0 for b in range(10, 21)},
-        "22:30": {b: 1.0 for b in range(22, 31)},
-    }[budgets]
-    for head in range(HEADS):
-        weights = one.importance[head].double().numpy()
-        rest = list(range(2, 34))
-
-        def cost(order: list[int], weights: np.ndarray = weights) -> float:
-            return sum(beta * weights[order[b - 8 :]].sum() for b, beta in counts.items())
-
-        ours = cost(sorted(rest, key=lambda i, head=head: -scores[head, i]))  # type: ignore[misc]
-        ideal = cost(sorted(rest, key=lambda i, weights=weights: -weights[i]))  # type: ignore[misc]
-        share = {b: (32 - (b - 8)) / 32 for b in counts}
-        chance = sum(beta * weights[rest].sum() * share[b] for b, beta in counts.items())
-        skill = (chance - ours) / (chance - ideal)
-        assert result.skill[head].item() == pytest.approx(skill, rel=1e-4)
-    assert torch.equal(result.area, plain.area)
-    assert not torch.equal(result.skill, plain.skill)
-
-
 def test_evaluation_names_the_head_that_recency_ranks_better(rankers: HeadRankers) -> None:
     importance = context(1).importance.clone()
     importance[1] = torch.arange(TOKENS) ** 2.0

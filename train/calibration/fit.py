@@ -8,7 +8,7 @@ steps becomes one knot, and logarithms are interpolated between knots (`policies
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -24,26 +24,12 @@ from train.data.contexts import Context, ContextSource, scores_of
 
 Array = NDArray[np.float64]
 
-TargetValues = Callable[[Context, Tensor | None], Tensor]
-
-TARGET_IMPORTANCE: dict[str, tuple[str, TargetValues]] = {
-    "contribution": ("max_future_attention", lambda c, gram: c.importance * output_norms(c, gram)),
-    "reply_contribution": (
-        "max_reply_attention",
-        lambda c, gram: c.importance * output_norms(c, gram),
-    ),
-    "max_future_attention": ("max_future_attention", lambda c, gram: c.importance),
-    "future_attention": ("future_attention", lambda c, gram: c.importance / c.future),
-    "share": (
-        "future_attention",
-        lambda c, gram: c.importance / c.importance.sum(-1, keepdim=True),
-    ),
+TARGET_LABELS = {
+    "contribution": "max_future_attention",
+    "reply_contribution": "max_reply_attention",
 }
-"""Calibration target -> label of the contexts, and the values [A, N] that scores are fitted to:
-contribution: largest attention of any future query times the norm of the token's value after the
-output projection, a bound of how far it moves the residual stream; max_future_attention: the same
-without the norm; future_attention: attention per future query; share: share of all that the
-head's cached tokens receive."""
+"""Calibration target -> label of the contexts. Scores are fitted to it times the norm of the
+token's value after the output projection: a bound of how far it moves the residual stream."""
 
 SMALLEST_BIN = 16
 """Tokens in the bin of the best scores."""
@@ -63,7 +49,7 @@ def calibrate(
     target: str,
     protection: Protection,
 ) -> Calibration:
-    """Calibrate `rankers` on points of a source whose label is the target's in `TARGET_IMPORTANCE`.
+    """Calibrate `rankers` on points of a source whose label is the target's in `TARGET_LABELS`.
 
     Raises StoreError where the store is damaged.
     """
@@ -92,7 +78,6 @@ def fit_calibration(
     where it is unknown: then the norm is that of the value itself. Raises ValueError when there are
     no contexts.
     """
-    _, target_values = TARGET_IMPORTANCE[target]
     scores, targets = [], []
     for context in contexts:
         free = protection.competing(context.length)
@@ -100,7 +85,8 @@ def fit_calibration(
             continue
         score = scores_of(rankers, context)  # [A, N]
         scores.append(score[:, free].cpu())  # [A, unprotected]
-        targets.append(target_values(context, output_gram)[:, free].cpu())
+        contribution = context.importance * output_norms(context, output_gram)  # [A, N]
+        targets.append(contribution[:, free].cpu())
     if not scores:
         raise ValueError("no contexts to calibrate on: none is longer than the protected tokens")
     heads = zip(torch.cat(scores, dim=1), torch.cat(targets, dim=1), strict=True)

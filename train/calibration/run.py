@@ -10,7 +10,7 @@ from kvp.store import TraceReader
 from policies.policy_files import check_geometry, load_policy, recalibrate
 from policies.sources import own_folder
 from train.calibration.config import CalibrateConfig, calibration_target
-from train.calibration.fit import TARGET_IMPORTANCE, calibrate
+from train.calibration.fit import TARGET_LABELS, calibrate
 from train.data.compression_points import held_out_points
 from train.data.contexts import ContextSource
 from train.data.store_checks import check_store, device_of, protection_of, usable
@@ -41,7 +41,7 @@ def run(config: CalibrateConfig) -> None:
     )
     trained_on = policy.metadata["training"].get("recipe", {}).get("label", "")
     target = calibration_target(config.calibration, trained_on)
-    label, _ = TARGET_IMPORTANCE[target]
+    label = TARGET_LABELS[target]
     memory = int(config.memory_gb * 1e9)
     source = ContextSource(
         reader, memory_bytes=memory, device=device, label=label,

@@ -65,7 +65,7 @@ def _planned(job: Job) -> TrainingPlan:
 
 def _memory(job: Job) -> str:
     """One line: size of the policy, and what its training takes in each process."""
-    weights = initial_rankers(job).materialise().parameters()
+    weights = initial_rankers(job).parameters()
     size = 4 * sum(weight.numel() for weight in weights)
     line = f"policy: {decimal(size)} on disk; {decimal(COPIES * size)} of memory while training"
     if job.workers.count == 1:

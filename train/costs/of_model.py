@@ -18,7 +18,7 @@ from kvp.progress import phase
 from kvp.stopwatch import how_measured, one_thread, speedup
 from kvp.store import StoreKind
 from kvp.store.schema import GRIDS
-from policies.ranker_size import products_per_token
+from policies.ranker import products_per_token
 from train.costs.measured import store_seconds, training_seconds
 from train.costs.plan import Plan
 from train.costs.sample import write_sample

@@ -10,7 +10,7 @@ from kvp.costs import COMPRESSED, Lengths, ModelSize
 from kvp.geometry import Geometry
 from kvp.store import StoreKind, planned_bytes
 from kvp.store.schema import DTYPES
-from policies.ranker_size import bytes_per_token
+from policies.ranker import bytes_per_token
 from policies.ranker_spec import RankerSpec
 from train.config import TrainConfig
 from train.labels.label import label_of

@@ -14,7 +14,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvp.budgets import BudgetWeights, parse_budget_weights
 from kvp.ranking import Protection
 from kvp.store import SequenceRecord
 from train.labels.label import label_of
@@ -49,8 +48,8 @@ def points_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int
     """Possible compression points (as prefix lengths) of a sequence by kind.
 
     Kinds are `prompt`, `context` and `uniform`. A point is possible when at least
-    `shortest_prefix` tokens come before it and one after it, and a budget that counts evicts some
-    of them. Where the store keeps an importance grid, uniform points are points of the grid.
+    `shortest_prefix` tokens come before it and one after it. Where the store keeps an importance
+    grid, uniform points are points of the grid.
     """
     first, last = shortest_prefix(recipe), record.length - 1
     if label_of(recipe.label).stored is not None:  # stored labels end with the prompt
@@ -63,14 +62,9 @@ def points_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int
         if record.edges
         else _grid(first, last, recipe.uniform_points),
     }
-    weights, budgets = _weights(recipe), parse_budget_weights(recipe.budget_weights)
-    protected = _protected(recipe)
+    weights = _weights(recipe)
     possible = {
-        kind: [
-            point
-            for point in points
-            if first <= point <= last and _rewarded(point, protected, budgets)
-        ]
+        kind: [point for point in points if first <= point <= last]
         for kind, points in candidates.items()
         if weights[kind] > 0
     }
@@ -82,27 +76,9 @@ def shortest_prefix(recipe: Recipe) -> int:
     return max(recipe.min_prefix, _protected(recipe) + 2)
 
 
-def limits(recipe: Recipe) -> str:
-    """The flags that a sequence must be longer than, for messages."""
-    shortest = f"--min_prefix {shortest_prefix(recipe)}"
-    return (
-        shortest
-        if recipe.budget_weights == "all"
-        else f"{shortest} and --budget_weights {recipe.budget_weights}"
-    )
-
-
 def _protected(recipe: Recipe) -> int:
     """Tokens that take no part in the ranking."""
     return Protection().tokens if recipe.exclude_protected else 0
-
-
-def _rewarded(point: int, protected: int, weights: BudgetWeights) -> bool:
-    """Whether some budget that counts evicts one of the tokens that compete."""
-    if weights.kind != "window":
-        return True
-    low, high = weights.window(point)
-    return max(low, protected + 1) <= min(high, point - 1)
 
 
 def drawn_points(

@@ -15,23 +15,18 @@ from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from kvp.errors import StoreError
 from kvp.ranking import Protection
-from kvp.store import StorePlan, planned_bytes
 from policies.ranker import HeadRankers
 from policies.recent_features import RECENT_QUERIES, recent_features
 from train.data.compression_points import CompressionPoint
 from train.data.traces import Traces
 from train.labels import EVALUATED
 from train.labels.label import label_of
-
-KeyT = TypeVar("KeyT", bound=Hashable)
-ItemT = TypeVar("ItemT", bound=tuple[Tensor, ...])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,25 +86,20 @@ class ContextSource:
 
         Without a label (None) every importance is 0, and nothing is computed for it.
 
-        Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels.
-
-        Queries, which new labels alone need, get what keys and values leave over. Queries and keys
-        of one sequence come on top, so that all points of a sequence read it once. Traces that lie
-        in RAM anyway are not cached again.
+        Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels. Queries
+        and keys of one sequence come on top, so that all points of a sequence read it once. Traces
+        that lie in RAM anyway are not cached again.
         """
-        traces_bytes = 0 if reader.in_memory else memory_bytes * 3 // 4
-        queries_bytes = max(traces_bytes - _kv_bytes(reader.plan), 0)
         self.traces = reader
         self._label_name = label
         self._label = None if label is None else label_of(label)
         self._with_recent = recent
         self.device = device or torch.device("cpu")
         self._turn = threading.Lock()
-        self._kv_memory: _Memory[int, tuple[Tensor, Tensor]] = _Memory(traces_bytes - queries_bytes)
-        self._query_memory: _Memory[int, tuple[Tensor]] = _Memory(queries_bytes)
-        self._label_memory: _Memory[CompressionPoint, tuple[Tensor, ...]] = _Memory(
-            memory_bytes // 4
-        )
+        self._trace_memory = _Memory(0 if reader.in_memory else memory_bytes * 3 // 4)
+        """Keys and values by ("kv", sequence), queries, which new labels alone need, by
+        ("queries", sequence)."""
+        self._label_memory = _Memory(memory_bytes // 4)
         self._latest: tuple[int, tuple[Tensor, Tensor]] | None = None
 
     def context(self, point: CompressionPoint) -> Context:
@@ -134,13 +124,12 @@ class ContextSource:
     def used_bytes(self) -> int:
         """Bytes of the traces and labels that are remembered."""
         with self._turn:
-            return self._kv_memory.used + self._query_memory.used + self._label_memory.used
+            return self._trace_memory.used + self._label_memory.used
 
     def forget(self) -> None:
         """Empty the memory; later contexts are read and computed again."""
         with self._turn:
-            self._kv_memory.clear()
-            self._query_memory.clear()
+            self._trace_memory.clear()
             self._label_memory.clear()
             self._latest = None
 
@@ -148,25 +137,26 @@ class ContextSource:
         return tensor[..., :tokens, :].flatten(0, 1).to(self.device).float()
 
     def _keys_and_values(self, sequence: int) -> tuple[Tensor, Tensor]:
-        cached = self._kv_memory.get(sequence)
+        cached = self._trace_memory.get(("kv", sequence))
         if cached is None:
             cached = self.traces.kv(sequence)
             _check_finite(sequence, *cached)
-            self._kv_memory.put(sequence, cached)
-        return cached
+            self._trace_memory.put(("kv", sequence), cached)
+        keys, values = cached
+        return keys, values
 
     def _queries_and_keys(self, sequence: int) -> tuple[Tensor, Tensor]:
         """On the device; those of the latest sequence stay for the other points of its turn."""
         if self._latest is None or self._latest[0] != sequence:
             self._latest = None  # before the next one is read
-            cached = self._query_memory.get(sequence)
+            cached = self._trace_memory.get(("queries", sequence))
             if cached is None:
                 trace = self.traces.trace(sequence)
                 assert trace.queries is not None, "checked before training"
                 _check_finite(sequence, trace.keys, trace.values)
                 cached, keys = (trace.queries,), trace.keys
-                self._query_memory.put(sequence, cached)
-                self._kv_memory.put(sequence, (trace.keys, trace.values))
+                self._trace_memory.put(("queries", sequence), cached)
+                self._trace_memory.put(("kv", sequence), (trace.keys, trace.values))
             else:
                 keys, _ = self._keys_and_values(sequence)
             self._latest = sequence, (cached[0].to(self.device), keys.to(self.device))
@@ -210,25 +200,25 @@ class ContextSource:
         return label.computed(queries, keys, point.prefix_length, point.stop, replies).cpu()
 
 
-class _Memory(Generic[KeyT, ItemT]):
-    """Least recently used tensors are forgotten first."""
+class _Memory:
+    """Tensors up to a bound; those that were used longest ago are forgotten first."""
 
     def __init__(self, bound_bytes: int) -> None:
         self._bound = bound_bytes
         self.used = 0
         """Bytes of all that is remembered."""
-        self._items: OrderedDict[KeyT, ItemT] = OrderedDict()
+        self._items: OrderedDict[Hashable, tuple[Tensor, ...]] = OrderedDict()
 
     def clear(self) -> None:
         self._items.clear()
         self.used = 0
 
-    def get(self, key: KeyT) -> ItemT | None:
+    def get(self, key: Hashable) -> tuple[Tensor, ...] | None:
         if key in self._items:
             self._items.move_to_end(key)
         return self._items.get(key)
 
-    def put(self, key: KeyT, item: ItemT) -> None:
+    def put(self, key: Hashable, item: tuple[Tensor, ...]) -> None:
         if key in self._items or not self._bound:
             return
         self._items[key] = item
@@ -245,12 +235,6 @@ def _check_finite(sequence: int, *tensors: Tensor) -> None:
             f"sequence {sequence} of the traces holds NaN or infinite numbers: the model that was "
             "traced is broken, or its --dtype too narrow; collect again"
         )
-
-
-def _kv_bytes(plan: StorePlan) -> int:
-    """Maximum bytes that keys and values of a whole store take."""
-    tokens = plan.sequences * plan.max_tokens
-    return planned_bytes(plan.geometry, dtype=plan.dtype, tokens=tokens, store="kv")
 
 
 def _size(item: tuple[Tensor, ...]) -> int:
@@ -275,28 +259,20 @@ class StepContexts:
         self._source = source
         self._points = points
         self._steps = steps
-        self._next: tuple[int, Future[list[Context]]] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="contexts")
+        self._next: dict[int, Future[list[Context]]] = {}
 
     def contexts(self, step: int) -> list[Context]:
         """Contexts of a step, in the order of its points; steps may come in any order.
 
         Raises what `source` raises, StoreError for a damaged sequence, in the step that needs it.
         """
-        step_ahead, self._next = self._next, None
-        if step_ahead is None or step_ahead[0] != step:
-            contexts = self._made(step)
-        else:
-            contexts = step_ahead[1].result()
+        future = self._next.get(step)
+        contexts = self._made(step) if future is None else future.result()
+        self._next = {}
         if step + 1 < self._steps:
-            self._next = step + 1, self._begun(step + 1)
+            self._next[step + 1] = self._thread.submit(self._made, step + 1)
         return contexts
-
-    def _begun(self, step: int) -> Future[list[Context]]:
-        """The contexts of a step, from a thread that ends with them."""
-        thread = ThreadPoolExecutor(1, thread_name_prefix="contexts")
-        future = thread.submit(self._made, step)
-        thread.shutdown(wait=False)
-        return future
 
     def _made(self, step: int) -> list[Context]:
         device = self._source.device

@@ -8,7 +8,7 @@ from kvp.artifacts.addresses import Place
 from kvp.errors import StoreError, UsageError
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord, StorePlan, TraceReader
-from train.data.compression_points import limits, points_by_kind
+from train.data.compression_points import points_by_kind, shortest_prefix
 from train.labels.label import label_of
 from train.recipe import Recipe
 
@@ -46,7 +46,8 @@ def usable(reader: TraceReader, split: str, recipe: Recipe) -> list[SequenceReco
     records = reader.records(split)
     long_enough = [record for record in records if points_by_kind(record, recipe)]
     if not long_enough:
-        reason = f"none of its {len(records)} sequences is longer than {limits(recipe)}"
+        limit = f"--min_prefix {shortest_prefix(recipe)}"
+        reason = f"none of its {len(records)} sequences is longer than {limit}"
         raise StoreError(
             f"--traces {reader.path} has no {split} sequences long enough to compress: "
             + (reason if records else f"collect some with the split {split}")

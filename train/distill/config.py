@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
-from kvp.budgets import parse_budget_weights
+from kvp.budgets import parse_budget_range
 from kvp.config_groups import DtypeName, Group, MemoryConfig, RunConfig
 from kvp.errors import KvpError
 
@@ -57,12 +57,8 @@ class DistillationSettings(Group):
         super().__post_init__()
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise ValueError(f"--lr must be a positive number, got {self.lr}")
-        if ":" not in self.budget_range:
-            raise ValueError(
-                f"--budget_range must be LOW:HIGH, such as 3%:75%, got {self.budget_range}"
-            )
         try:
-            parse_budget_weights(self.budget_range)
+            parse_budget_range(self.budget_range)
         except KvpError as error:
             raise ValueError(f"--budget_range: {error}") from None
         if self.compress_prompt + self.compress_context + self.compress_uniform <= 0:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 
-from kvp.budgets import parse_budget_weights, parse_budgets
+from kvp.budgets import parse_budget_range, parse_budgets
 from kvp.errors import UsageError
 from kvp.store import SequenceRecord
 from policies.calibration import Calibration
@@ -119,7 +119,10 @@ class Distillation(pl.LightningModule):
         losses = []
         for point in drawn_points(self._records, self._recipe, seed=self._seed, step=step):
             context = self._source.context(point)
-            low, high = parse_budget_weights(settings.budget_range).window(context.length)
+            low, high = (
+                budget.tokens(context.length)
+                for budget in parse_budget_range(settings.budget_range)
+            )
             budget = math.exp(random.uniform(math.log(low), math.log(high)))
             losses.append(self._losses(context, point, [budget], width))
         loss = torch.cat(losses).mean()

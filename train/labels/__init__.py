@@ -1,7 +1,7 @@
 """Definitions of importance.
 
 A label gives every cached token its importance, the number that rankers learn to order tokens by.
-A new one is a `Label` of `train.labels.definitions` and a line in `LABELS`; a user's own is
+A new one is a `Label` of `train.labels.label` and a line in `LABELS`; a user's own is
 `package.module:NAME`. No torch here: command lines read the names.
 """
 
@@ -10,11 +10,11 @@ from kvp.plugins import Registry
 LABELS = Registry(
     flag="--label",
     builtin={
-        "future_attention": "train.labels.definitions:FUTURE_ATTENTION",
-        "max_future_attention": "train.labels.definitions:MAX_FUTURE_ATTENTION",
-        "max_reply_attention": "train.labels.definitions:MAX_REPLY_ATTENTION",
-        "kvzip": "train.labels.definitions:KVZIP",
-        "kvzip_plus": "train.labels.definitions:KVZIP_PLUS",
+        "future_attention": "train.labels.label:FUTURE_ATTENTION",
+        "max_future_attention": "train.labels.label:MAX_FUTURE_ATTENTION",
+        "max_reply_attention": "train.labels.label:MAX_REPLY_ATTENTION",
+        "kvzip": "train.labels.label:KVZIP",
+        "kvzip_plus": "train.labels.label:KVZIP_PLUS",
     },
 )
 

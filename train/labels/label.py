@@ -1,4 +1,4 @@
-"""The type of a label: how it is computed, and which stores hold it."""
+"""What a label is: how it is computed, and which stores hold it; and those that come with kvp."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
+from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.plugins import own_errors
 from kvp.store import StorePlan
-from kvp.store.replies import reply_windows
+from kvp.store.replies import READING, reply_windows
 from train.labels import LABELS
 
 FromQueries = Callable[..., Tensor]
@@ -122,3 +123,30 @@ def label_of(name: str) -> Label:
     if not isinstance(label, Label):
         raise UsageError(f"--label {name} is not a train.labels.label.Label")
     return label
+
+
+FUTURE_ATTENTION = Label(from_queries=future_attention, in_grid="future_attention", summed=True)
+"""Attention to a token, summed over future queries (KVP paper, section 3.1.1). Of the query heads
+that share a KV head the largest counts."""
+
+MAX_FUTURE_ATTENTION = Label(from_queries=max_future_attention, in_grid="max_future_attention")
+"""The most that any single future query pays to a token: one that a query depends on is more
+important than one that many attend to a little (docs/decisions.md#default-label)."""
+
+MAX_REPLY_ATTENTION = Label(
+    from_queries=max_future_attention,
+    in_grid="max_reply_attention",
+    reading=READING,
+    weighted=True,
+)
+"""Largest attention of the queries that write a reply, and a fifth of that of all others.
+
+Queries of the question and of an answer's prefix are read, not written: asked for the value of a
+key, a model attends to the key while it reads the question, and needs the value alone to answer.
+They still count a little, since what they find may be passed on to the reply."""
+
+KVZIP, KVZIP_PLUS = Label(stored="kvzip"), Label(stored="kvzip_plus")
+"""KVzip's scores: the attention a token gets while the model repeats its prompt.
+
+They need passes of the model, so `kvp-collect --labels` computes and stores them
+(`kvp.hf.trace.LABEL_PASSES`); the answer's tokens have none."""

@@ -1,8 +1,7 @@
 """Check that shards are parts of one policy, put them in order, write the policy.
 
 Heads train independently of each other, from weights and noise that are drawn for the whole model,
-so the policy is the one that a single run would have written. What is left out: policies of
-`--sharing model`, which have no shards.
+so the policy is the one that a single run would have written.
 """
 
 from __future__ import annotations

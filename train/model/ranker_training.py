@@ -23,12 +23,10 @@ from torch.utils.checkpoint import checkpoint
 from kvp.errors import UsageError
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord
-from policies.ranker import HeadRankers
-from policies.ranker_size import bytes_per_token
+from policies.ranker import HeadRankers, bytes_per_token
 from train.data.compression_points import Rolling, drawn_points, noise_seed
 from train.data.contexts import Context, ContextSource, StepContexts
 from train.distributed import ALONE, Workers
-from train.model.shared import clip_gradients
 from train.objectives.objective_batch import (
     Batch,
     learnable,
@@ -38,7 +36,12 @@ from train.objectives.objective_batch import (
     top_entropy,
 )
 from train.optim.muon import Muon
-from train.optim.schedule import average_decay, learning_rate_factor, update_average
+from train.optim.schedule import (
+    average_decay,
+    clip_per_head,
+    learning_rate_factor,
+    update_average,
+)
 from train.recipe import Recipe
 
 
@@ -74,11 +77,11 @@ class RankerTraining(pl.LightningModule):
         super().__init__()
         self.rankers = rankers
         self.average = copy.deepcopy(rankers).requires_grad_(False)
-        self.best = rankers.materialise().requires_grad_(False)
+        self.best = copy.deepcopy(rankers).requires_grad_(False)
         self.register_buffer("best_skill", torch.full((rankers.total_kv_heads,), -torch.inf))
         self.register_buffer("best_step", torch.zeros(rankers.total_kv_heads, dtype=torch.int64))
         self.gradient_norms = torch.zeros(0)
-        """Of the latest step, before clipping; one per network."""
+        """[A] of the latest step, before clipping."""
         self._recipe = recipe
         self._objective = objective_of(recipe.objective)
         self._contexts = StepContexts(
@@ -123,7 +126,6 @@ class RankerTraining(pl.LightningModule):
             importances=[context.importance for context in contexts],
             counted=counted,
             seeds=seeds,
-            protected=[context.length - context.keys.shape[1] for context in contexts],
             heads=self._heads,
             model_heads=self._model_heads,
             across=workers.sum,
@@ -170,8 +172,8 @@ class RankerTraining(pl.LightningModule):
         }
 
     def configure_gradient_clipping(self, *args: object, **kwargs: object) -> None:
-        """Clip the gradient of every network separately (Lightning's own clipping stays unset)."""
-        self.gradient_norms = clip_gradients(self.rankers, self._recipe.gradient_clip)
+        """Clip the gradient of every head separately (Lightning's own clipping stays unset)."""
+        self.gradient_norms = clip_per_head(self.rankers.parameters(), self._recipe.gradient_clip)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Step, then average."""
@@ -186,7 +188,7 @@ class RankerTraining(pl.LightningModule):
         A head without signal in every held-out context (NaN) keeps its latest weights.
         """
         better = ~(skill <= self.best_skill)  # [A] bool
-        averages = self.average.materialise().parameters()  # [A, ...] each
+        averages = self.average.parameters()  # [A, ...] each
         for best, average in zip(self.best.parameters(), averages, strict=True):
             best[better] = average[better]
         self.best_skill[better] = skill[better]

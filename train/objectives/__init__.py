@@ -25,11 +25,8 @@ OBJECTIVES = Registry(
 _SAMPLED = ("rloo", "rloo_batch")
 _SORTS = ("soft_rank", "soft_sort", "neural_sort")
 
-WEIGHTS_BUDGETS = (*_SAMPLED, "soft_sort", "neural_sort")
-"""Built-in objectives that can weight budgets; the closed forms of the others need all equally."""
 READ_BY: dict[str, tuple[str, ...]] = {
     "permutations": _SAMPLED,
-    "pairs": ("exact",),
     "reward": (*_SAMPLED, "exact"),
     "sort_loss": _SORTS,
     "temperature": _SORTS,
@@ -37,4 +34,4 @@ READ_BY: dict[str, tuple[str, ...]] = {
 """Settings of a recipe -> the built-in objectives that read them; all others ignore them."""
 
 
-__all__ = ["OBJECTIVES", "READ_BY", "WEIGHTS_BUDGETS"]
+__all__ = ["OBJECTIVES", "READ_BY"]

@@ -11,12 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvp.expected_cost import expected_cost, sampled_expected_cost
-from kvp.reward import mass_of_cost, ratio_of_cost, skill_of_cost
+from kvp.expected_cost import expected_cost
+from kvp.reward import ratio_of_cost, skill_of_cost
 from train.objectives.objective_batch import Batch, mean_of_counted
 from train.recipe import Recipe
 
-_REWARDS = {"skill": skill_of_cost, "ratio": ratio_of_cost, "mass": mass_of_cost}
+_REWARDS = {"skill": skill_of_cost, "ratio": ratio_of_cost}
 _TILE = 2**22
 """Pairs handled at a time: 16 MB of float32."""
 
@@ -24,17 +24,11 @@ _TILE = 2**22
 def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
     """Minus the expected reward, mean of the contexts that count, [A]
     (`train.objectives.objective_batch`).
-
-    With `recipe.pairs` > 0 the cost is estimated, without bias, from that many opponents.
     """
     rewards = []
-    for scores, importance, seed in zip(batch.scores, batch.importances, batch.seeds, strict=True):
-        if recipe.pairs:
-            noise = torch.Generator(scores.device).manual_seed(seed)
-            cost = sampled_expected_cost(importance, scores, recipe.pairs, noise)  # [A]
-        else:
-            block = max(_TILE // scores.numel(), 16)
-            cost = expected_cost(importance, scores, block)  # [A]
+    for scores, importance in zip(batch.scores, batch.importances, strict=True):
+        block = max(_TILE // scores.numel(), 16)
+        cost = expected_cost(importance, scores, block)  # [A]
         rewards.append(_REWARDS[recipe.reward](importance, cost))
     reward = torch.stack(rewards)  # [C, A]
     metrics = {"train/reward": float(mean_of_counted(reward.detach(), batch.counted))}

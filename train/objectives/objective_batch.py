@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvp.budgets import parse_budget_weights
 from kvp.errors import UsageError
 from kvp.metrics import has_signal
 from kvp.plugins import own_errors
-from kvp.reward import rank_coefficients
 from train.objectives import OBJECTIVES
 from train.recipe import Recipe
 
@@ -29,8 +27,6 @@ class Batch:
     """[C, A] bool, heads that learn from a context."""
     seeds: Sequence[int]
     """Per context, the seed of its noise."""
-    protected: Sequence[int] = ()
-    """Per context, protected tokens, which are not among the N; none where empty."""
     heads: slice = field(default_factory=lambda: slice(None))
     """Which heads of the model the A are."""
     model_heads: int | None = None
@@ -47,15 +43,6 @@ class Batch:
         """
         total = self.across(self.counted.sum(0))  # [A] contexts that count
         return values.where(self.counted, 0.0).sum(0) / total.clamp_min(1)
-
-    def coefficients(self, recipe: Recipe, context: int) -> Tensor | None:
-        """Rank coefficients [N] of the recipe's budgets for a context; None for r - 1."""
-        weights = parse_budget_weights(recipe.budget_weights)
-        if weights.kind == "all":
-            return None
-        tokens = self.scores[context].shape[-1]
-        protected = self.protected[context] if self.protected else 0
-        return rank_coefficients(weights, tokens, protected=protected).to(self.scores[context])
 
 
 Objective = Callable[[Batch, Recipe], tuple[Tensor, dict[str, float]]]

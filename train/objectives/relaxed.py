@@ -31,9 +31,8 @@ import torch
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from kvp.budgets import BudgetWeights
 from kvp.ranking import rank_tokens
-from kvp.reward import rank_coefficients, skill_of_cost
+from kvp.reward import skill_of_cost
 from train.objectives.objective_batch import Batch, Objective
 from train.recipe import Recipe
 
@@ -63,16 +62,13 @@ def matrix_objective(permutation: Matrix) -> Objective:
         for context, seed in enumerate(batch.seeds):
             kept = thinned(batch.scores[context].shape[-1], seed)
             scores, importance = batch.scores[context], batch.importances[context]
-            coefficients = batch.coefficients(recipe, context)
             if kept is not None:
                 scores, importance = scores[:, kept], importance[:, kept]
-                if coefficients is not None:
-                    coefficients = coefficients[evenly(len(coefficients), len(kept))]
             matrix = permutation(standardised(scores), recipe.temperature)  # [A, N, N]
             if recipe.sort_loss == "ranks":
                 losses.append(rank_error(ranks_of(matrix), importance))
             else:
-                losses.append(-soft_skill(matrix, importance, coefficients))
+                losses.append(-soft_skill(matrix, importance))
         return batch.mean(torch.stack(losses)), {}
 
     return objective
@@ -90,22 +86,14 @@ def rank_error(ranks: Tensor, importance: Tensor) -> Tensor:
     return ((ranks - true) / ranks.shape[-1]).square().mean(-1)
 
 
-def soft_skill(matrix: Tensor, importance: Tensor, coefficients: Tensor | None) -> Tensor:
-    """Skill of a softened ranking, sum_i w_i E[c of i's rank], [..., N, N] -> [...].
+def soft_skill(matrix: Tensor, importance: Tensor) -> Tensor:
+    """Skill of a softened ranking, sum_i w_i E[i's rank - 1], [..., N, N] -> [...].
 
     The mean over ranks takes a token's normalised column. With the matrix as it is,
-    sum_r c_r (P w)_r, important tokens can leave the rows altogether (their columns shrink): that
-    loss falls without any better ranking.
+    sum_r (r - 1) (P w)_r, important tokens can leave the rows altogether (their columns shrink):
+    that loss falls without any better ranking.
     """
-    if coefficients is None:
-        coefficients = rank_coefficients(BudgetWeights(), importance.shape[-1]).to(importance)
-    cost = (importance * mean_at_rank(matrix, coefficients)).sum(-1)  # [...]
-    return skill_of_cost(importance, cost, coefficients)
-
-
-def evenly(ranks: int, count: int) -> Tensor:
-    """Indices of `count` ranks spread evenly over `ranks`, both ends included."""
-    return torch.linspace(0, ranks - 1, count).round().long()
+    return skill_of_cost(importance, (importance * (ranks_of(matrix) - 1)).sum(-1))
 
 
 def thinned(tokens: int, seed: int) -> Tensor | None:
@@ -151,19 +139,14 @@ def neural_sort(scores: Tensor, temperature: float) -> Tensor:
 
 
 def ranks_of(permutation: Tensor) -> Tensor:
-    """Mean rank of every token under a softened permutation matrix: [..., N, N] -> [..., N]."""
-    tokens = permutation.shape[-1]
-    ranks = torch.arange(1, tokens + 1, dtype=permutation.dtype, device=permutation.device)  # [N]
-    return mean_at_rank(permutation, ranks)
-
-
-def mean_at_rank(permutation: Tensor, values: Tensor) -> Tensor:
-    """Mean of values of ranks, [N], for every token: [..., N, N] -> [..., N].
+    """Mean rank of every token under a softened permutation matrix: [..., N, N] -> [..., N].
 
     A token's column is normalised first: rows sum to 1, columns only in the hard limit.
     """
+    tokens = permutation.shape[-1]
+    ranks = torch.arange(1, tokens + 1, dtype=permutation.dtype, device=permutation.device)  # [N]
     mass = permutation.sum(-2).clamp_min(torch.finfo(permutation.dtype).tiny)  # [..., N]
-    return (values[:, None] * permutation).sum(-2) / mass
+    return (ranks[:, None] * permutation).sum(-2) / mass
 
 
 class _Projection(torch.autograd.Function):

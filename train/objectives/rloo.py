@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from kvp.plackett_luce import gumbel_sort, log_prob
-from kvp.reward import RATIO_FLOOR, mass_reward, ratio_reward, rloo_advantages, skill_reward
+from kvp.reward import RATIO_FLOOR, ratio_reward, rloo_advantages, skill_reward
 from train.objectives.objective_batch import Batch, mean_of_counted
 from train.recipe import Recipe, RewardName
 
-_REWARDS = {"skill": skill_reward, "ratio": ratio_reward, "mass": mass_reward}
+_REWARDS = {"skill": skill_reward, "ratio": ratio_reward}
 
 Baseline = Callable[[Tensor, Batch], Tensor]
 """Rewards [C, K, A] of a batch -> rewards minus their baselines, 0 where a head does not count."""
@@ -41,10 +41,8 @@ def _objective(batch: Batch, recipe: Recipe, baseline: Baseline) -> tuple[Tensor
     rankings = [sampled(batch, context, recipe.permutations) for context in range(len(batch.seeds))]
     rewards = torch.stack(
         [
-            rewards_of(recipe.reward, importance, ranking, batch.coefficients(recipe, context))
-            for context, (importance, ranking) in enumerate(
-                zip(batch.importances, rankings, strict=True)
-            )
+            _REWARDS[recipe.reward](importance, ranking)
+            for importance, ranking in zip(batch.importances, rankings, strict=True)
         ]
     )
     advantage = normalised(baseline(rewards, batch), batch, recipe.advantage_clip)  # [C, K, A]
@@ -60,13 +58,6 @@ def sampled(batch: Batch, context: int, permutations: int) -> Tensor:
     scores = batch.scores[context].detach()  # [A, N]
     noise = torch.Generator(scores.device).manual_seed(batch.seeds[context])
     return gumbel_sort(scores, permutations, noise, shard=batch.heads, of=batch.model_heads)
-
-
-def rewards_of(
-    reward: RewardName, importance: Tensor, rankings: Tensor, coefficients: Tensor | None = None
-) -> Tensor:
-    """Rewards of K rankings of one context: [A, N] importance, [K, A, N] int64 -> [K, A]."""
-    return _REWARDS[reward](importance, rankings, coefficients)
 
 
 def within_context(rewards: Tensor, batch: Batch) -> Tensor:

@@ -16,9 +16,14 @@ from kvp.errors import UsageError
 from kvp.hf.batch_size import default_batch_size
 from kvp.hf.trace import Recorded, collect_all
 from kvp.store import SequenceRecord, Trace
-from train.calibration.fit import TARGET_IMPORTANCE
+from train.calibration.fit import TARGET_LABELS
 from train.config import TrainConfig
-from train.data.compression_points import draw_point, held_out_points, limits, points_by_kind
+from train.data.compression_points import (
+    draw_point,
+    held_out_points,
+    points_by_kind,
+    shortest_prefix,
+)
 from train.labels import EVALUATED
 from train.labels.label import label_of
 from train.online.schedule import Schedule
@@ -132,7 +137,7 @@ class Runner:
             points = held_out_points([record], recipe, limit=2) if long_enough else []
             calibration = self.config.calibration
             labels = [recipe.label, EVALUATED]
-            labels += [] if calibration == "none" else [TARGET_IMPORTANCE[calibration][0]]
+            labels += [] if calibration == "none" else [TARGET_LABELS[calibration]]
         computed = [label for label in labels if label_of(label).from_queries is not None]
         return [(label, point.prefix_length, point.stop) for point in points for label in computed]
 
@@ -167,8 +172,8 @@ def long_enough(sample: Sample, tokenizer: PreTrainedTokenizerBase, recipe: Reci
 
 def too_short(recipe: Recipe, length: int) -> str:
     """End of a message about prompts of at most `length` tokens that are too short to compress."""
-    them = "it" if recipe.budget_weights == "all" else "them"
-    return f"is longer than {limits(recipe)}; lower {them} or raise --length {length}"
+    limit = f"--min_prefix {shortest_prefix(recipe)}"
+    return f"is longer than {limit}; lower it or raise --length {length}"
 
 
 def stored_labels(recipe: Recipe) -> tuple[str, ...]:

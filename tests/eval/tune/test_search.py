@@ -32,7 +32,7 @@ def _space(name: str, tokens: int = 512) -> Space:
     )
     return Space(
         start=start,
-        options=entry.builder.grid,  # type: ignore[attr-defined]
+        options=entry.grid,
         allocators=ALLOCATORS,
         allocator_options=True,
         tokens=tokens,

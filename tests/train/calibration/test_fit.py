@@ -12,11 +12,11 @@ from train.calibration.fit import (
     FLOOR,
     GROWTH,
     SMALLEST_BIN,
-    TARGET_IMPORTANCE,
     bin_starts,
     fit_calibration,
     fit_head,
     lengthened,
+    output_norms,
 )
 from train.data.contexts import Context
 
@@ -90,7 +90,7 @@ def context(seed: int, tokens: int = 200) -> Context:
     )
 
 
-def test_targets_by_hand() -> None:
+def test_norms_after_the_output_projection_by_hand() -> None:
     sample = Context(
         keys=torch.zeros(1, 2, 2),
         values=torch.tensor([[[3.0, 4.0], [0.0, 1.0]]]),
@@ -100,18 +100,12 @@ def test_targets_by_hand() -> None:
         future=4,
     )
     gram = torch.tensor([[[4.0, 0.0], [0.0, 1.0]]])  # norms sqrt(36 + 16) and 1
-    importance = {name: target_values for name, (_, target_values) in TARGET_IMPORTANCE.items()}
-    assert importance["share"](sample, gram).tolist() == [[0.75, 0.25]]
-    assert importance["future_attention"](sample, gram).tolist() == [[1.5, 0.5]]
-    assert importance["max_future_attention"](sample, gram).tolist() == [[6.0, 2.0]]
-    torch.testing.assert_close(
-        importance["contribution"](sample, gram), torch.tensor([[6 * 52**0.5, 2.0]])
-    )
-    assert importance["contribution"](sample, None).tolist() == [[30.0, 2.0]]
+    torch.testing.assert_close(output_norms(sample, gram), torch.tensor([[52**0.5, 1.0]]))
+    assert output_norms(sample, None).tolist() == [[5.0, 1.0]]
 
 
-@pytest.mark.parametrize("target", sorted(TARGET_IMPORTANCE))
-def test_heads_are_calibrated_on_their_own_and_without_protected_tokens(target: str) -> None:
+def test_heads_are_calibrated_on_their_own_and_without_protected_tokens() -> None:
+    target = "contribution"
     rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2, torch.Generator().manual_seed(0))
     protection = Protection(sinks=4, recents=16)
     fitted = fit_calibration(
@@ -122,8 +116,6 @@ def test_heads_are_calibrated_on_their_own_and_without_protected_tokens(target: 
     for part in sample:
         part.importance[1] *= 2  # another head, and tokens that are protected anyway
         part.importance[0, :4] = part.importance[0, -16:] = 99.0
-    if target == "share":
-        return  # a share is one of all tokens, protected ones included
     again = fit_calibration(rankers, sample, target=target, protection=protection)
     assert torch.equal(again.scores[0], fitted.scores[0])
     assert torch.equal(again.values[0], fitted.values[0])
@@ -133,4 +125,4 @@ def test_heads_are_calibrated_on_their_own_and_without_protected_tokens(target: 
 def test_calibrating_on_nothing_is_refused() -> None:
     rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2)
     with pytest.raises(ValueError, match="no contexts"):
-        fit_calibration(rankers, [], target="share", protection=Protection())
+        fit_calibration(rankers, [], target="contribution", protection=Protection())

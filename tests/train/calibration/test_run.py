@@ -64,7 +64,7 @@ def test_training_and_calibrating_agree(policy: Path, store: Path) -> None:
 def test_calibration_changes_scores_but_no_ranking(policy: Path, store: Path) -> None:
     assert calibrate(policy, store, "--calibration", "none") == 0
     raw = scores(policy)
-    for target in ("share", "future_attention", "contribution"):
+    for target in ("contribution", "reply_contribution"):
         assert calibrate(policy, store, "--calibration", target) == 0
         calibrated = scores(policy)
         assert not torch.allclose(calibrated, raw)

@@ -57,22 +57,12 @@ def test_a_context_without_a_future_is_no_compression_point() -> None:
     assert "context" not in kinds
 
 
-def test_points_that_no_budget_of_the_reward_reaches_are_left_out() -> None:
-    recipe = replace(RECIPE, objective="rloo", compress_uniform=0)
-    assert points_by_kind(record(), replace(recipe, budget_weights="450:800")) == {"prompt": [499]}
-    assert points_by_kind(record(), replace(recipe, budget_weights="6%:50%")) == points_by_kind(
-        record(), recipe
-    )
-    assert points_by_kind(record(), replace(recipe, budget_weights="499:800")) == {}
-
-
 def test_points_leave_two_tokens_besides_the_protected_ones() -> None:
     recipe = replace(RECIPE, min_prefix=1, uniform_points=0, exclude_protected=True)
     short = record(length=40, context=20, prompt=24)
     assert points_by_kind(short, recipe) == {"prompt": [23], "uniform": list(range(22, 40))}
     free = replace(recipe, exclude_protected=False, min_prefix=5)
     assert points_by_kind(short, free)["uniform"][0] == 5
-    assert points_by_kind(short, replace(recipe, objective="rloo", budget_weights="8:16")) == {}
 
 
 def test_draws_depend_on_seed_and_step_alone() -> None:

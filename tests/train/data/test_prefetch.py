@@ -70,17 +70,6 @@ def test_one_step_is_made_ahead_in_another_thread_and_none_after_the_last(store:
         point for step in range(3) for point in points_of(step)
     ]
     assert [thread == here for _, thread in source.requested] == [True] * 2 + [False] * 4
-    readers = [thread for thread in threading.enumerate() if thread.name.startswith("contexts")]
-    for thread in readers:
-        thread.join(timeout=10)
-    assert not any(thread.is_alive() for thread in readers)
-
-
-def test_steps_may_come_in_any_order(store: Path) -> None:
-    source = ContextSource(TraceReader(store), memory_bytes=10**8)
-    ahead = StepContexts(source, points_of, steps=STEPS)
-    for step in (4, 4, 0, 7, 1, 2):
-        assert equal(ahead.contexts(step), [source.context(point) for point in points_of(step)])
 
 
 def test_a_damaged_sequence_is_an_error_of_the_step_that_needs_it(

@@ -131,8 +131,8 @@ def test_a_policy_without_calibration_is_refused(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (["--budget_range", "all"], "--budget_range must be LOW:HIGH"),
-        (["--budget_range", "5%"], "--budget_range must be LOW:HIGH"),
+        (["--budget_range", "all"], "--budget_range: budgets"),
+        (["--budget_range", "5%"], "are not LOW:HIGH"),
         (["--budget_range", "25%:3%"], "ends before it begins"),
         (["--lr", "0"], "--lr must be a positive number"),
         (

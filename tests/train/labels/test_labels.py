@@ -12,7 +12,6 @@ from kvp.errors import UsageError
 from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.store import TraceReader
 from kvp.store.replies import reply_windows
-from policies.calibration import CALIBRATION_TARGETS
 from train.data.compression_points import CompressionPoint, draw_point
 from train.data.contexts import ContextSource
 from train.labels import LABELS
@@ -30,10 +29,6 @@ OWN = Label(from_queries=last_query)
 
 def test_every_label_of_the_registry_is_one() -> None:
     assert all(isinstance(label_of(name), Label) for name in LABELS.builtin)
-    assert set(CALIBRATION_TARGETS) & set(LABELS.builtin) == {
-        "future_attention",
-        "max_future_attention",
-    }
 
 
 @pytest.mark.parametrize(

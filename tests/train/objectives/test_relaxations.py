@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy.optimize import LinearConstraint, minimize
 from torch import Tensor
 
-from train.objectives.relaxed import mean_at_rank, neural_sort, ranks_of, soft_rank, soft_sort
+from train.objectives.relaxed import neural_sort, ranks_of, soft_rank, soft_sort
 
 Relaxation = Callable[[Tensor, float], Tensor]
 
@@ -85,14 +85,6 @@ def test_soft_ranks_are_the_projection_onto_the_permutahedron(strength: float) -
         scores = draw(4, seed=seed)
         expected = projected(-scores.numpy() / strength)
         np.testing.assert_allclose(soft_rank(scores, strength), expected, atol=2e-5)
-
-
-def test_soft_ranks_sum_to_a_constant_and_stay_in_range() -> None:
-    for strength in (0.01, 0.3, 10.0):
-        ranks = soft_rank(draw(2, 3, 40), strength)
-        torch.testing.assert_close(ranks.sum(-1), torch.full((2, 3), 820.0, dtype=torch.float64))
-        assert ranks.min() > 1 - 1e-9
-        assert ranks.max() < 40 + 1e-9
 
 
 def test_soft_ranks_are_hard_and_teach_nothing_below_the_smallest_gap() -> None:
@@ -169,13 +161,6 @@ def test_rows_say_who_is_at_a_rank(matrix: Relaxation) -> None:
     torch.testing.assert_close(matrix(scores, 1e-6), hard)
 
 
-@pytest.mark.parametrize("matrix", MATRICES)
-def test_columns_move_with_their_tokens(matrix: Relaxation) -> None:
-    scores, order = draw(3, 8), torch.tensor([4, 0, 7, 1, 2, 6, 3, 5])
-    expected = matrix(scores, 0.6)[..., order]
-    torch.testing.assert_close(matrix(scores[:, order], 0.6), expected)
-
-
 def test_soft_sort_by_hand() -> None:
     rows = soft_sort(torch.tensor([0.0, 1.0], dtype=torch.float64), 0.5)
     far = 1 / (1 + np.exp(2))  # a distance of 1 at temperature 1/2
@@ -198,8 +183,6 @@ def test_ranks_of_a_matrix_by_hand() -> None:
     # Columns 1/2, 1/4, 0 and 1/2, 3/4, 1/4 and 0, 0, 3/4, each divided by its sum.
     expected = torch.tensor([1.0 / 0.75, 2.75 / 1.5, 3.0])
     torch.testing.assert_close(ranks_of(rows), expected)
-    values = mean_at_rank(rows, torch.tensor([0.0, 1.0, 5.0]))
-    torch.testing.assert_close(values, torch.tensor([0.25 / 0.75, (0.75 + 1.25) / 1.5, 5.0]))
 
 
 def test_a_permutation_matrix_has_the_ranks_it_permutes() -> None:

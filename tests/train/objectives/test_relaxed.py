@@ -1,4 +1,4 @@
-"""Objectives of differentiable sorts: their hard limits, their minimum, thinning and budgets."""
+"""Objectives of differentiable sorts: their hard limits, their minimum, thinning."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvp.budgets import parse_budget_weights
 from kvp.ranking import rank_tokens
-from kvp.reward import rank_coefficients, skill_reward
+from kvp.reward import skill_reward
 from train.objectives.objective_batch import Batch, objective_of
-from train.objectives.relaxed import MAXIMUM_TOKENS, evenly, rank_error, standardised, thinned
+from train.objectives.relaxed import MAXIMUM_TOKENS, rank_error, standardised, thinned
 from train.recipe import PRESETS
 
 SORTS = ("soft_rank", "soft_sort", "neural_sort")
@@ -28,15 +27,12 @@ def draw(tokens: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return scores, torch.rand(2, tokens, generator=random, dtype=torch.float64) ** 4
 
 
-def losses(
-    name: Any, scores: Tensor, importance: Tensor, *, seed: int = 7, protected: int = 0, **to: Any
-) -> Tensor:
+def losses(name: Any, scores: Tensor, importance: Tensor, *, seed: int = 7, **to: Any) -> Tensor:
     batch = Batch(
         scores=[scores],
         importances=[importance],
         counted=torch.ones(1, len(scores), dtype=torch.bool),
         seeds=[seed],
-        protected=[protected],
     )
     recipe = replace(PRESETS["fourier"], **{"objective": name, "sort_loss": "cost", **to})
     return objective_of(recipe.objective)(batch, recipe)[0]
@@ -47,21 +43,6 @@ def test_the_cost_variant_hardens_to_minus_the_skill_of_the_ranking(name: str) -
     scores, importance = draw(15)
     expected = -skill_reward(importance, scores.argsort(descending=True))
     torch.testing.assert_close(losses(name, scores, importance, temperature=HARD), expected)
-
-
-@pytest.mark.parametrize("protected", [0, 20])
-@pytest.mark.parametrize("budgets", ["log", "4:9", "30%:80%"])
-@pytest.mark.parametrize("name", MATRICES)
-def test_budget_weights_reach_the_soft_cost(name: str, budgets: str, protected: int) -> None:
-    scores, importance = draw(15)
-    weights = parse_budget_weights(budgets)
-    coefficients = rank_coefficients(weights, 15, protected=protected)
-    ranking = scores.argsort(descending=True)
-    expected = -skill_reward(importance, ranking, coefficients)
-    result = losses(
-        name, scores, importance, temperature=HARD, budget_weights=budgets, protected=protected
-    )
-    torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize("name", SORTS)
@@ -130,33 +111,22 @@ def test_long_contexts_are_thinned() -> None:
     assert (kept.diff() > 0).all()
     assert torch.equal(kept, thinned(3_000, 3))
     assert not torch.equal(kept, thinned(3_000, 4))
-    assert evenly(10, 4).tolist() == [0, 3, 6, 9]
-    spread = evenly(32_768, MAXIMUM_TOKENS)
-    assert (spread[0], spread[-1]) == (0, 32_767)
-    assert set(spread.diff().tolist()) == {32, 33}
 
 
-@pytest.mark.parametrize("budgets", ["all", "log"])
 @pytest.mark.parametrize("name", MATRICES)
-def test_thinned_losses_are_those_of_the_kept_tokens(name: str, budgets: str) -> None:
+def test_thinned_losses_are_those_of_the_kept_tokens(name: str) -> None:
     scores, importance = (part[:1] for part in draw(1_500))
     scores.requires_grad_()
-    loss = losses(name, scores, importance, temperature=HARD, budget_weights=budgets)
+    loss = losses(name, scores, importance, temperature=HARD)
     kept = thinned(1_500, 7)
     assert kept is not None
     ranking = scores[:, kept].argsort(descending=True)
-    spread = None
-    if budgets != "all":  # of the whole context's coefficients, at ranks spread over all of it
-        coefficients = rank_coefficients(parse_budget_weights(budgets), 1_500)
-        spread = coefficients[torch.linspace(0, 1_499, MAXIMUM_TOKENS).round().long()]
-    expected = -skill_reward(importance[:, kept], ranking, spread)
+    expected = -skill_reward(importance[:, kept], ranking)
     torch.testing.assert_close(loss, expected)
     (gradient,) = torch.autograd.grad(loss.sum(), scores)
     dropped = torch.ones(1_500, dtype=torch.bool)
     dropped[kept] = False
     assert gradient[:, dropped].abs().max() == 0
-    assert torch.equal(
-        losses(name, scores, importance, temperature=HARD, budget_weights=budgets), loss
-    )
-    other = losses(name, scores, importance, seed=8, temperature=HARD, budget_weights=budgets)
+    assert torch.equal(losses(name, scores, importance, temperature=HARD), loss)
+    other = losses(name, scores, importance, seed=8, temperature=HARD)
     assert not torch.equal(other, loss)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ from kvp.hf.traced import Traced
 from kvp.programs import collect as collect_main
 from kvp.programs import train as main
 from policies.policy_files import load_policy
-from train.online.model_runner import too_short
 from train.online.trace_buffer import ModelTraces
-from train.recipe import PRESETS
 
 TRAIN = {
     "inputs": "key,value,position,distance",
@@ -283,14 +280,6 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(
     assert len(lines) == 1
     assert message in lines[0]
     assert not (tmp_path / "out").exists()
-
-
-def test_what_is_said_about_short_prompts_names_budgets() -> None:
-    recipe = replace(PRESETS["paper"], min_prefix=40, budget_weights="120:200")
-    assert too_short(recipe, 110) == (
-        "is longer than --min_prefix 40 and --budget_weights 120:200; "
-        "lower them or raise --length 110"
-    )
 
 
 def test_a_store_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from policies.ranker import HeadRankers, RankerSpec
-from train.model.shared import SharedRankers
 from train.optim.muon import Muon, is_matrix, orthogonalised
 
 SPEC = RankerSpec(head_dim=8, architecture="fourier", hidden=12)
@@ -95,7 +94,6 @@ def test_only_matrices_that_map_vectors_to_vectors_are_orthogonalised() -> None:
     paper = RankerSpec(head_dim=8, architecture="paper", hidden=12, max_positions=16)
     assert names(HeadRankers(SPEC, HEADS)) == {*inner, "position_weight"}
     assert names(HeadRankers(paper, HEADS)) == inner
-    assert names(SharedRankers(SPEC, HEADS)) == {*inner, "position_weight", "embedding_weight"}
 
 
 def test_a_saved_state_goes_on_as_if_nothing_had_happened() -> None:
