@@ -14,12 +14,12 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
 QUICK_HF := tests/kvp/hf/test_attention.py
 # What `make test-fast` leaves out: whole programs that run to the end, are killed or use processes.
 SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py \
-	tests/trace_collect/test_kill.py tests/trace_collect/test_run.py \
+	tests/trace_collect/test_run.py \
 	tests/trace_collect/test_dry_run.py tests/trace_collect/test_refused.py \
 	tests/train/test_distributed.py tests/train/test_resume.py tests/train/test_run.py tests/train/online/test_run.py \
 	tests/train/test_merge.py tests/train/calibration tests/eval/test_run.py \
 	tests/eval/evolve/test_run.py tests/eval/tune/test_run.py tests/eval/report \
-	tests/kvp/store/test_kill.py tests/kvp/store/test_damage.py \
+	tests/kvp/store/test_damage.py \
 	tests/kvp/test_import_names.py tests/kvp/test_exit_codes.py tests/kvp/data/test_sources.py \
 	tests/kvp/ops/test_future_attention_kernel.py tests/kvp/ops/test_ragged_attention_kernel.py \
 	tests/policies/test_named_objects.py tests/policies/test_import.py tests/test_project.py \

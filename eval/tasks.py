@@ -16,14 +16,8 @@ from kvp.data.encode import Encoded, encode
 from kvp.data.evidence import evidence_tokens
 from kvp.data.sample import Sample
 from kvp.data.task import NoPromptError, TaskSettings
-from kvp.data.tasks import (
-    RULER,
-    TEXT,
-    build_samples,
-    expand_tasks,
-    find_task,
-    ruler_share,
-)
+from kvp.data.tasks import RULER, build_samples, expand_tasks, find_task, ruler_share
+from kvp.data.tasks.text import TEXT
 from kvp.errors import UsageError
 from kvp.plugins import own_errors
 

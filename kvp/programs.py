@@ -172,23 +172,16 @@ PROGRAMS = {
         ),
     ),
     "store inspect": Program(
-        "trace_collect.store_tools.config:InspectConfig",
-        "trace_collect.store_tools.inspection:run",
+        "trace_collect.config:InspectConfig",
+        "trace_collect.store_tools:inspect",
         "Say what a trace store holds, on one screen.",
         ("kvp store inspect runs/traces", "kvp store inspect runs/traces --json"),
     ),
     "store verify": Program(
-        "trace_collect.store_tools.config:VerifyConfig",
-        "trace_collect.store_tools.verification:run",
+        "trace_collect.config:VerifyConfig",
+        "trace_collect.store_tools:verify",
         "Read every byte of a trace store and name what is damaged.",
         ("kvp store verify runs/traces",),
-    ),
-    "store to-importance": Program(
-        "trace_collect.store_tools.config:ToImportanceConfig",
-        "trace_collect.store_tools.to_importance:run",
-        "Write a trace store anew with an importance grid in place of its queries. As kvp-collect "
-        "--store importance would have written it.",
-        ("kvp store to-importance runs/traces --out runs/lean",),
     ),
     "push": Program(
         "eval.push.config:PushConfig",

@@ -1,4 +1,4 @@
-"""The prompts of a collection, and the model that runs over them."""
+"""The store that a configuration asks for, its prompts, and the model that runs over them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,39 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from kvp.artifacts.addresses import place
 from kvp.data.collection_plan import CollectionPlan
+from kvp.errors import StoreError
 from kvp.hf.batch_size import default_batch_size
+from kvp.hf.store_request import StoreRequest
 from kvp.hf.trace import Recorded, collect_all
 from kvp.hf.traced import Traced
 from kvp.progress import phase
+from kvp.store.sequence_records import committed
+from kvp.store.store_manifest import STORE
 from trace_collect.config import CollectConfig
-from trace_collect.jobs import store_request
+
+
+def store_request(config: CollectConfig) -> StoreRequest:
+    """The store that a configuration asks for."""
+    return StoreRequest(
+        model=config, data=config, answers=config, seed=config.seed, counts=config.counts
+    )
+
+
+def check_out(
+    config: CollectConfig, jobs: CollectionPlan, tokenizer: PreTrainedTokenizerBase
+) -> int:
+    """Sequences that `--out` already holds; raises StoreError where it cannot take the others.
+
+    Needs no weights: whether they are the same is checked when they are loaded.
+    """
+    out = place(config.out)
+    if refusal := store_request(config).refusal(out, jobs, tokenizer):
+        raise StoreError(refusal)
+    return len(committed(out)) if out.is_dir() and STORE.read_marker(out) else 0
 
 
 def planned(
@@ -28,13 +52,6 @@ def planned(
     for note in jobs.notes:
         console.print(f"note: {note}")
     return jobs
-
-
-def batch_size_of(config: CollectConfig, model_config: PreTrainedConfig) -> int:
-    """Prompts whose answers are decoded together."""
-    if config.batch_size is not None:
-        return config.batch_size
-    return default_batch_size(model_config, dtype=config.dtype, max_tokens=config.max_tokens)
 
 
 @dataclass(frozen=True)
@@ -59,7 +76,12 @@ class Collection:
     @property
     def batch_size(self) -> int:
         """Prompts whose answers are decoded together."""
-        return batch_size_of(self.config, self.model.config)
+        config = self.config
+        if config.batch_size is not None:
+            return config.batch_size
+        return default_batch_size(
+            self.model.config, dtype=config.dtype, max_tokens=config.max_tokens
+        )
 
     @property
     def _recorded(self) -> Recorded:

@@ -17,10 +17,9 @@ from kvp.data.rows.documents import read_documents
 from kvp.data.sources import is_rows
 from kvp.errors import ModelError
 from kvp.hf import load_tokenizer
-from trace_collect.collection import planned
+from trace_collect.collection import check_out, planned
 from trace_collect.config import CollectConfig
 from trace_collect.estimate import estimate
-from trace_collect.jobs import check_out
 
 _SHARED = (ModelConfig, DataConfig, AnswerConfig, RunConfig, CostConfig)
 """Groups that kvp-collect and kvp-train have in common."""

@@ -33,11 +33,10 @@ from kvp.store import StorePlan, TraceWriter
 from kvp.store.background import BackgroundWriter
 from kvp.store.sequence_records import committed
 from kvp.store.store_manifest import load_metadata
-from trace_collect.collection import Collection, planned
+from trace_collect.collection import Collection, check_out, planned, store_request
 from trace_collect.config import CollectConfig
 from trace_collect.dry_run import dry_run
 from trace_collect.estimate import estimate
-from trace_collect.jobs import check_out, store_request
 
 _SECONDS_BETWEEN_COUNTS = 0.5
 """Between two looks at how many sequences there are, of whichever worker."""
@@ -180,7 +179,8 @@ def _collect_with_ray(config: CollectConfig, total: int) -> None:
             lambda group: progress.advance(len(groups[group])),
         )
     # The last writer of a store deletes the locks of those that were killed.
-    with TraceWriter.resume(out, load_metadata(out)[0], shared=True) as writer:
+    manifest, plan = load_metadata(out)
+    with TraceWriter.create_or_resume(out, plan, manifest, shared=True) as writer:
         if left := writer.missing():
             raise StoreError(
                 f"--out {out} lacks {len(left)} sequences that workers wrote: it must be a folder "
@@ -192,22 +192,21 @@ def write_all(parts: Collection, writer: TraceWriter, rank: Rank) -> None:
     """Write what is missing, or a worker's part of it, while the model goes on."""
     total = len(parts.jobs)
     there = len(committed(writer.path))
-    with (
-        Progress("collecting", total, completed=there) as progress,
-        writer.to_write_together(rank) as pieces,
-        BackgroundWriter(writer) as background,
-    ):
-        started, tokens, shown = time.monotonic(), 0, 0.0
-        for traced in parts.traces(pieces.take()):
-            if traced is None:  # other workers are at what is left, or it is being written
-                background.check()
-                time.sleep(pieces.pause_seconds)
-            else:
-                background.write(traced.trace, partial(pieces.give_back, traced.record.index))
-                tokens += traced.record.length
-            if (now := time.monotonic()) - shown > _SECONDS_BETWEEN_COUNTS:
-                shown = now
-                note = f"{tokens / (now - started):.0f} tokens/s"
-                progress.update(len(committed(writer.path)), note=note)
-        background.finish()
+    with Progress("collecting", total, completed=there) as progress:
+        with (
+            writer.to_write_together(rank) as pieces,
+            BackgroundWriter(writer) as background,
+        ):
+            started, tokens, shown = time.monotonic(), 0, 0.0
+            for traced in parts.traces(pieces.take()):
+                if traced is None:  # other workers are at what is left, or it is being written
+                    background.check()
+                    time.sleep(pieces.pause_seconds)
+                else:
+                    background.write(traced.trace, partial(pieces.give_back, traced.record.index))
+                    tokens += traced.record.length
+                if (now := time.monotonic()) - shown > _SECONDS_BETWEEN_COUNTS:
+                    shown = now
+                    note = f"{tokens / (now - started):.0f} tokens/s"
+                    progress.update(len(committed(writer.path)), note=note)
         progress.update(total)

@@ -95,7 +95,7 @@ def encode(
     else:
         templated = templated and bool(sample.question)
         parts = _question(sample, tokenizer, templated=templated)
-    ids = [] if templated else _opening_ids(tokenizer)
+    ids = [] if templated else opening_ids(tokenizer)
     spans: list[tuple[int, int]] = []
     for piece in parts.context:
         start = len(ids)
@@ -241,7 +241,7 @@ def _plain_frame(
     return [texts[0], *(f"\n\n{text}" for text in texts[1:]), closing]
 
 
-def _opening_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def opening_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The token that the tokenizer itself puts before a text, if it does."""
     added = tokenizer.encode("")
     return added[:1] if added[:1] == [tokenizer.bos_token_id] else []

@@ -13,26 +13,19 @@ from functools import partial
 
 from kvp.data.fit_amount import largest
 from kvp.data.sample import Sample
-from kvp.data.synthetic.needles import SPLITS, Split
-from kvp.data.synthetic.niah import VARIANTS, Variant, niah
-from kvp.data.synthetic.prompt_builder import PromptMaker, RulerPrompt, SampleInputs
+from kvp.data.synthetic.needles import generated_split
+from kvp.data.synthetic.niah import VARIANTS, niah
+from kvp.data.synthetic.prompt_builder import CountTokens, PromptMaker, RulerPrompt, SampleInputs
 from kvp.data.synthetic.variable_tracking import tracking
 from kvp.data.synthetic.word_frequency import common_words, frequent_words
 from kvp.errors import UsageError
 
-CountTokens = Callable[[str], int]
-
-
-def _niah(variant: Variant, inputs: SampleInputs, _: CountTokens) -> PromptMaker:
-    return niah(variant, inputs)
-
-
 MAKERS: Mapping[str, Callable[[SampleInputs, CountTokens], PromptMaker]] = {
-    **{name: partial(_niah, variant) for name, variant in VARIANTS.items()},
+    **{name: partial(niah, variant) for name, variant in VARIANTS.items()},
     "vt": partial(tracking, example=True),
     "vt_0shot": partial(tracking, example=False),
-    "cwe": lambda inputs, _: common_words(inputs),
-    "fwe": lambda inputs, _: frequent_words(inputs),
+    "cwe": common_words,
+    "fwe": frequent_words,
 }
 """The function that makes the prompts of each task."""
 
@@ -71,53 +64,23 @@ def generate(
     Raises UsageError for an unknown task or split, NoPromptError when the smallest prompt does not
     fit.
     """
-    name = f"{task}/{split}/{seed}/{index}"
-    maker = prompt_maker(
-        task, f"{name}/{attempt}" if attempt else name,
-        count_tokens=count_tokens, length=length, split=split, essays=essays,
-    )  # fmt: skip
-    prompt = fit(maker, count_tokens, length if limit is None else limit, task)
-    return as_sample(prompt, maker, task=task, split=split, name=name)
-
-
-def prompt_maker(
-    task: str,
-    name: str,
-    *,
-    count_tokens: CountTokens,
-    length: int,
-    split: str,
-    essays: str | None = None,
-) -> PromptMaker:
-    """What makes one sample of a task with any amount of haystack; `name` is what draws it.
-
-    Raises UsageError for an unknown task or split.
-    """
     if task not in MAKERS:
         raise UsageError(f"--tasks: unknown task {task!r}; known are {', '.join(RULER_TASKS)}")
-    if split not in SPLITS:
-        raise UsageError(f"--split {split}: generated prompts belong to one of {', '.join(SPLITS)}")
-    inputs = SampleInputs(name=name, split=_as_split(split), length=length, essays=essays)
-    return MAKERS[task](inputs, count_tokens)
-
-
-def as_sample(
-    prompt: RulerPrompt, maker: PromptMaker, *, task: str, split: str, name: str
-) -> Sample:
-    """A prompt that was fitted as the sample of the id `name`."""
-    return Sample(
-        id=name,
-        task=task,
-        split=split,
-        messages=None,
-        context=prompt.context,
-        question=prompt.question,
-        answer_prefix=prompt.prefix,
-        references=prompt.references,
-        max_new_tokens=maker.max_new_tokens,
-        metric=maker.metric,
-        reply=prompt.reply,
+    name = f"{task}/{split}/{seed}/{index}"
+    inputs = SampleInputs(
+        name=f"{name}/{attempt}" if attempt else name,
+        split=generated_split(split),
+        length=length,
+        essays=essays,
     )
+    maker = MAKERS[task](inputs, count_tokens)
+    prompt = fit(maker, count_tokens, length if limit is None else limit, task)
+    return as_sample(prompt, task=task, split=split, name=name)
+
+
+def as_sample(prompt: RulerPrompt, *, task: str, split: str, name: str) -> Sample:
+    """A prompt as the sample of the id `name`."""
+    return Sample(id=name, task=task, split=split, messages=None, **vars(prompt))
 
 
 def fit(maker: PromptMaker, count_tokens: CountTokens, length: int, task: str) -> RulerPrompt:
@@ -131,7 +94,3 @@ def fit(maker: PromptMaker, count_tokens: CountTokens, length: int, task: str) -
         limit=length, smallest=maker.smallest, what=task, probe=_PROBE,
         most=max(length, maker.smallest) if maker.largest is None else maker.largest,
     )  # fmt: skip
-
-
-def _as_split(split: str) -> Split:
-    return next(known for known in SPLITS if known == split)

@@ -17,9 +17,9 @@ from transformers import PreTrainedTokenizerBase
 from kvp.config_groups import split_list
 from kvp.data.rows.samples import name_of, row_samples
 from kvp.data.sample import Sample, Source
-from kvp.data.synthetic.needles import SPLITS
-from kvp.data.task import ALL, TaskSettings
-from kvp.data.tasks import CHAT, RULER, TASKS, build_samples, listed_samples
+from kvp.data.task import TaskSettings
+from kvp.data.tasks import RULER, TASKS, build_samples, listed_samples
+from kvp.data.tasks.rows import CHAT
 from kvp.errors import UsageError
 from kvp.plugins import is_object_name, load_object, module_exists, own_errors
 
@@ -124,10 +124,6 @@ def open_source(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> S
     a length too small.
     """
     data = str(settings.data)
-    if settings.split not in (*SPLITS, ALL):
-        raise UsageError(
-            f"--split: unknown split {settings.split!r}; known are {', '.join(SPLITS)}, {ALL}"
-        )
     parts = parts_of(data)
     flag = settings.of_rows
     if flag and not any(_maker(part.data) is None for part in parts):

@@ -35,10 +35,13 @@ class NoPromptError(UsageError):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """The user's settings of prompts, of all programs; a task uses those it needs."""
+    """The settings of prompts, of all programs; a task uses those it needs.
+
+    What has the name of a flag means what the flag's help says, None where it is not given.
+    """
 
     tasks: tuple[str, ...] = ()
-    """Tasks as `--tasks` names them; of a group such as `ruler` those that fit."""
+    """Names, also of groups such as `ruler`."""
     split: str = "train"
     """`train`, `validation` or `test`: which keys, values, texts and rows may occur; `all` rows of
     a file, where nothing is trained on it."""
@@ -49,41 +52,25 @@ class TaskSettings:
     length: int
     """Maximum of prompt tokens, chat template and answer prefix included; the reply comes on
     top."""
-    essays: str | None = None
-    """Text file or folder for RULER's essay haystacks instead of generated prose."""
-    squad: str | None = None
-    """SQuAD's questions for RULER's qa_1."""
-    hotpotqa: str | None = None
-    """HotpotQA's questions for RULER's qa_2."""
-    chat: str | None = None
-    """Data with dialogues for the task `chat` instead of generated ones."""
-    text: str | None = None
-    """Running text of the task `text`."""
-    data: str | None = None
-    """Rows of the task `data`, and of benchmarks. To collect and to train: `ruler`, `chat`, a file,
-    a folder, a hub data set, `package.module:Name`, or a mixture (`kvp.data.sources`)."""
-    columns: Mapping[str, str] | None = None
-    """Columns of `data` that are called otherwise: new name -> the file's."""
-    metric: str | None = None
-    """Metric of all rows of `data` (`kvp.data.answer_metrics`); None: what each row says."""
-    answer_prefix: str | None = None
-    """First text of the answer where a row of `data` has none."""
-    where: str | None = None
-    """Rows to use, as `COLUMN=VALUE` pairs (`kvp.data.rows.tally`)."""
-    tree_paths: str = "best"
-    """Threads of a message tree that become dialogues: `best`, `all` or a number."""
-    depths: tuple[float, ...] | None = None
-    """Depths of the needle in a heat map, percent of the haystack before it."""
-    lengths: tuple[int, ...] | None = None
-    """Prompt tokens of a heat map."""
-    scbench_mode: str | None = None
-    """SCBench's `scdq` (every question alone, the default) or `multi_turn`."""
     needs_reply: bool = False
     """Leave out rows that have no answer and no reply to measure or to force."""
+    essays: str | None = None
+    squad: str | None = None
+    hotpotqa: str | None = None
+    chat: str | None = None
+    text: str | None = None
+    data: str | None = None
+    columns: Mapping[str, str] | None = None
+    """New name -> the file's."""
+    metric: str | None = None
+    answer_prefix: str | None = None
+    where: str | None = None
+    tree_paths: str = "best"
+    depths: tuple[float, ...] | None = None
+    lengths: tuple[int, ...] | None = None
+    scbench_mode: str | None = None
     continuation_tokens: int = REPLY_TOKENS
-    """Tokens of running text whose likelihood the task `text` measures."""
     measure: str = "answers"
-    """`perplexity`: of the reference answer, where there is one, instead of generated ones."""
 
     @classmethod
     def of(cls, config: TaskConfig, **given: Any) -> TaskSettings:  # noqa: ANN401

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Semaphore
-from types import TracebackType
 
 from kvp.store.schema import Trace
 from kvp.store.writer import TraceWriter
@@ -47,25 +46,15 @@ class BackgroundWriter:
         if self._error is not None:
             raise self._error
 
-    def finish(self) -> None:
-        """Wait until all sequences are written; raises as `write`."""
-        self._thread.shutdown()
-        self.check()
-
     def __enter__(self) -> BackgroundWriter:
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for all sequences, after an error only for the one that is being written."""
-        if error is None:
-            self.finish()
-        self._thread.shutdown(cancel_futures=True)
+        self._thread.shutdown(cancel_futures=kind is not None)
+        if kind is None:
+            self.check()
 
     def _write(self, make: Callable[[], Trace], done: Callable[[], None]) -> None:
         try:

@@ -18,7 +18,7 @@ from kvp.artifacts.tensors import read_safetensors
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.store.importance_grid import decode, importance_of, intervals_between, root_scale
-from kvp.store.paths import OUTPUT, shard_path
+from kvp.store.paths import OUTPUT, record_path, shard_path
 from kvp.store.schema import GRID_ARRAYS, GRIDS, SequenceRecord, Trace, label_array
 from kvp.store.sequence_records import committed, load_record, load_records
 from kvp.store.shards import open_array
@@ -72,7 +72,7 @@ class TraceReader:
         """Committed sequences, by index; of one split if given.
 
         Raises:
-            StoreError: a record or the size of a shard is wrong; the message names the file.
+            StoreError: a record is damaged; the message names the file.
         """
         there = committed(self.path)
         unknown = [index for index in there if index not in self._records]
@@ -158,11 +158,7 @@ class TraceReader:
         """
         if OUTPUT not in self._manifest["files"]:
             return None
-        gram = read_safetensors(self.path / OUTPUT, StoreError).get("output_gram")
-        size = self.geometry
-        shape = (size.layers, size.kv_heads, size.head_dim, size.head_dim)
-        if gram is None or gram.shape != shape or gram.dtype != torch.float32:
-            raise StoreError(f"{self.path / OUTPUT} is not what its plan says: float32 {shape}")
+        gram = read_safetensors(self.path / OUTPUT, StoreError)["output_gram"]
         return gram if self._heads is None else gram.flatten(0, 1)[self._heads][None]
 
     def trace(self, index: int) -> Trace:
@@ -210,7 +206,10 @@ class TraceReader:
         except IndexError:
             raise
         except (ValueError, RuntimeError, OSError) as problem:
-            raise StoreError(f"{shard} is damaged or missing: {problem}") from None
+            raise StoreError(
+                f"{shard} is damaged or missing ({problem}); delete "
+                f"{record_path(self.path, index)} to collect this sequence again"
+            ) from None
         tensor = torch.from_numpy(np.asarray(stored))
         if array in GRID_ARRAYS:
             return decode(tensor, root_scale(self._plan.max_tokens))

@@ -13,13 +13,43 @@ from typing import Any
 import numpy as np
 import zarr
 from zarr.abc.store import ByteRequest, Store, SuffixByteRequest
+from zarr.codecs import BloscCodec, Crc32cCodec
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from kvp.artifacts.addresses import ObjectPath, Place
 from kvp.artifacts.objects import Patience, told
-from kvp.store.paths import array_settings, shard_name
+from kvp.store.importance_grid import root_scale
+from kvp.store.paths import shard_name
+from kvp.store.schema import DTYPES, GRID_ARRAYS, is_label
 from kvp.store.store_plan import StorePlan
+
+
+def array_settings(plan: StorePlan, array: str) -> dict[str, Any]:
+    """Arguments of `zarr.create_array` for one array of a store."""
+    shape = plan.shape(array)
+    dtype = plan.dtype_of(array)
+    itemsize = DTYPES[dtype][0].itemsize
+    axes = ["sequence", "layer", "kv_head", *(["group"] if array == "q" else []), "token"]
+    axes += [] if is_label(array) else ["head_dim"]
+    attributes: dict[str, Any] = {"kvp_dtype": dtype}
+    if array in GRID_ARRAYS:
+        axes = ["sequence", "layer", "kv_head", "interval", "token"]
+        attributes |= {} if dtype == "float32" else {"kvp_root_scale": root_scale(plan.max_tokens)}
+    blosc = BloscCodec(
+        cname="zstd", clevel=1, shuffle="shuffle", typesize=itemsize, blocksize=1 << 20
+    )
+    return {
+        "shape": (plan.sequences, *shape),
+        "dtype": DTYPES[dtype][1],
+        "shards": (1, *shape),
+        "chunks": (1, 1, 1, *shape[2:]),
+        "compressors": [blosc, Crc32cCodec()],
+        "fill_value": 0,
+        "dimension_names": axes,
+        "chunk_key_encoding": {"name": "default", "separator": "."},
+        "attributes": attributes,
+    }
 
 
 def encoded_shard(plan: StorePlan, array: str, index: int, values: np.ndarray[Any, Any]) -> bytes:

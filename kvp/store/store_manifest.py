@@ -1,19 +1,17 @@
 """The manifest of a trace store: format, plan, the run that made it.
 
-What arrays look like follows from the plan, and zarr metadata that say anything else are refused.
+It also holds the digests of the files that are written with it: metadata of arrays, Gram matrices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import zarr
 from torch import Tensor
 from zarr.core.buffer import Buffer
-from zarr.core.metadata import ArrayV3Metadata
 from zarr.storage import MemoryStore
 
 from kvp.artifacts.addresses import Place, files_below, make_folder, size_of
@@ -21,9 +19,10 @@ from kvp.artifacts.claim import FolderKind
 from kvp.artifacts.files import atomic_write_bytes
 from kvp.artifacts.tensors import write_safetensors
 from kvp.errors import StoreError
-from kvp.manifest import differences, read_json, read_sealed_json, sha256_file, write_sealed_json
-from kvp.store.paths import MANIFEST, OUTPUT, SEQUENCES, array_settings
+from kvp.manifest import read_sealed_json, sha256_file, write_sealed_json
+from kvp.store.paths import MANIFEST, OUTPUT, SEQUENCES
 from kvp.store.schema import ARRAYS, FORMAT, FORMAT_VERSION
+from kvp.store.shards import array_settings
 from kvp.store.store_plan import StorePlan
 
 STORE = FolderKind(
@@ -34,8 +33,6 @@ STORE = FolderKind(
     begun=rf"(({'|'.join(ARRAYS)})/)?zarr\.json|({'|'.join((*ARRAYS, SEQUENCES))})/|{OUTPUT}",
     files=rf"(({'|'.join(ARRAYS)})/)?(zarr|c)[.\w]*|{SEQUENCES}/\d+\.json|{OUTPUT}",
 )
-RESERVED = ("format", "format_version", "plan", "rope", "files")
-"""Manifest entries the store writes itself."""
 
 
 def create_metadata(
@@ -47,22 +44,23 @@ def create_metadata(
         (store / leftover).unlink(missing_ok=True)
     for array in ARRAYS:
         _remove_array(store / array)
-    for name, content in _zarr_files(plan).items():
+    metadata = _zarr_files(plan)
+    for name, content in metadata.items():
         make_folder((store / name).parent)
         atomic_write_bytes(store / name, content)
     make_folder(store / SEQUENCES)
-    files = {}
+    names = list(metadata)
     if output_gram is not None:
         write_safetensors(store / OUTPUT, {"output_gram": output_gram})
-        files[OUTPUT] = sha256_file(store / OUTPUT)
+        names.append(OUTPUT)
     written = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "plan": plan.to_dict(),
         "rope": "post",
-        "files": files,
+        "files": {name: sha256_file(store / name) for name in names},
     }
-    write_sealed_json(store / MANIFEST, {**written, **manifest})
+    write_sealed_json(store / MANIFEST, {**manifest, **written})
 
 
 def _remove_array(folder: Place) -> None:
@@ -91,7 +89,7 @@ def _why_no_store(store: Place) -> str:
 
 
 def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
-    """Read and check the manifest, the Gram matrices and the metadata of the arrays.
+    """Read the manifest and check the files whose digests it holds.
 
     Raises:
         StoreError: not a store, another format version, or an altered file; names the file.
@@ -106,42 +104,9 @@ def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
         raise StoreError(
             f"{path} has format version {version}, this kvp reads {FORMAT_VERSION}: collect anew"
         )
-    try:
-        plan = StorePlan.from_dict(manifest["plan"])
-        gram_digest = manifest["files"].get(OUTPUT)
-    except (AttributeError, KeyError, TypeError, ValueError) as problem:
-        raise StoreError(f"{path} is damaged: {problem}") from None
-    if gram_digest is not None:
-        if size_of(store / OUTPUT) is None:
-            raise StoreError(f"{store / OUTPUT} is missing")
-        if sha256_file(store / OUTPUT) != gram_digest:
-            raise StoreError(f"{store / OUTPUT} is damaged: its checksum does not match {MANIFEST}")
-    for array in plan.arrays:
-        _check_array(store / array / "zarr.json", plan, array)
-    return manifest, plan
-
-
-def _check_array(path: Place, plan: StorePlan, array: str) -> None:
-    """Raise StoreError unless an array is encoded as the plan says."""
-    try:
-        metadata = ArrayV3Metadata.from_dict(read_json(path)).to_dict()
-    except Exception as problem:  # zarr raises many kinds for foreign metadata
-        raise StoreError(f"{path} is not what kvp writes: {problem}") from None
-    if different := differences(_plain(metadata), _plain(_metadata(plan, array))):
-        raise StoreError(f"{path} is not what its plan says ({different[0]})")
-
-
-@lru_cache(maxsize=32)
-def _metadata(plan: StorePlan, array: str) -> dict[str, Any]:
-    """Metadata that `create_metadata` writes for an array."""
-    made = zarr.create_array(store=MemoryStore(), **array_settings(plan, array))
-    return dict(made.metadata.to_dict())
-
-
-def _plain(value: object) -> Any:  # noqa: ANN401 - JSON
-    """A value of zarr's metadata as JSON; what is none as its text."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return value if isinstance(value, str | int | float | None) else str(value)
+    for name, digest in manifest["files"].items():
+        if size_of(store / name) is None:
+            raise StoreError(f"{store / name} is missing")
+        if sha256_file(store / name) != digest:
+            raise StoreError(f"{store / name} is damaged: its checksum does not match {MANIFEST}")
+    return manifest, StorePlan.from_dict(manifest["plan"])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from kvp.geometry import Geometry
 from kvp.store.schema import (
     DTYPES,
     GRID_ARRAYS,
     GRIDS,
-    STORED_LABELS,
     TENSORS,
     SequenceRecord,
     is_label,
@@ -48,21 +47,6 @@ class StorePlan:
     common ones."""
     labels: tuple[str, ...] = ()
     """Labels kept for every sequence, some of `STORED_LABELS`."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError on an unknown dtype, store or label, or an empty store."""
-        if unknown := [name for name in self.labels if name not in STORED_LABELS]:
-            raise ValueError(f"label {unknown[0]!r} is none of {', '.join(STORED_LABELS)}")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
-        if min(self.max_tokens, self.sequences) < 1:
-            raise ValueError(f"a store holds at least one sequence of one token, got {self}")
-        if self.store not in get_args(StoreKind) or self.grid_dtype not in get_args(GridDtype):
-            raise ValueError(f"no store {self.store!r} with a grid of {self.grid_dtype!r}")
-        if (self.store == "importance") != (self.grid > 0):
-            raise ValueError(f"a grid belongs to stores of importance, got {self}")
-        if (set(self.grid_labels) - set(GRIDS)) or (self.grid_labels and not self.grid):
-            raise ValueError(f"a grid holds some of {', '.join(GRIDS)}, got {self}")
 
     @property
     def store_queries(self) -> bool:
@@ -124,7 +108,7 @@ class StorePlan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StorePlan:
-        """Inverse of `to_dict`; KeyError, TypeError or ValueError on foreign content."""
+        """Inverse of `to_dict`."""
         labels = tuple(data.get("labels", ()))
         grid_labels = tuple(data["grid_labels"]) if "grid" in data else ()
         geometry = Geometry.from_dict(data["geometry"])

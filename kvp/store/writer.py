@@ -1,8 +1,8 @@
 """Writing a trace store: whole sequences, each visible only when all of it is on disk.
 
 One process writes, or several workers do, each other sequences (`TraceWriter.to_write`). Kill a
-writer at any moment and `TraceWriter.resume` continues: committed sequences stay, everything else
-is written again. Left out: what to collect (`trace_collect`).
+writer at any moment and a new one continues: committed sequences stay, everything else is written
+again. Left out: what to collect (`trace_collect`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import atomic_write_bytes
 from kvp.artifacts.pieces import Pieces, pieces_to_do
 from kvp.errors import StoreError
-from kvp.geometry import Geometry
 from kvp.manifest import differences
 from kvp.ranks import Rank
 from kvp.store.importance_grid import encode, root_scale
@@ -35,14 +34,14 @@ from kvp.store.sequence_records import (
     load_records,
 )
 from kvp.store.shards import encoded_shard
-from kvp.store.store_manifest import RESERVED, STORE, create_metadata, load_metadata
+from kvp.store.store_manifest import STORE, create_metadata, load_metadata
 from kvp.store.store_plan import StorePlan
 
 
 class TraceWriter:
     """A writer of a store, the only one or one of several workers, until `close`.
 
-    Make one with `create`, `resume` or `create_or_resume`.
+    Make one with `create_or_resume`.
     """
 
     def __init__(self, folder: OutputFolder, plan: StorePlan) -> None:
@@ -50,56 +49,6 @@ class TraceWriter:
         self.plan = plan
         self._folder = folder
         self._committed = Committed(folder.path)
-
-    @classmethod
-    def create(
-        cls,
-        path: str | Place,
-        plan: StorePlan,
-        manifest: Mapping[str, Any],
-        output_gram: Tensor | None = None,
-    ) -> TraceWriter:
-        """Create an empty store.
-
-        Args:
-            path: directory to make; an existing one must be empty (or hold nothing but what an
-                interrupted `create` left).
-            plan: what the store will hold.
-            manifest: what produced the store. Its entry "identity" (a JSON object: model, data,
-                seed, ...) is what a resuming run must repeat exactly.
-            output_gram: Gram matrices of the model's output projection, float32 [L, H, D, D], where
-                they are known (`TraceReader.output_gram`).
-
-        Raises:
-            StoreError: the directory is in use, holds something else, or cannot be written.
-            ValueError: the manifest or the Gram matrices are unusable.
-        """
-        _check_manifest(manifest)
-        _check_gram(output_gram, plan.geometry)
-        folder = OutputFolder.claim(place(path), STORE, _identity(manifest))
-        if folder.existing_marker is not None:
-            folder.release()
-            raise StoreError(f"{path} already holds a trace store; resume it or choose another")
-        return cls._begun(folder, plan, manifest, output_gram)
-
-    @classmethod
-    def resume(
-        cls, path: str | Place, manifest: Mapping[str, Any], *, shared: bool = False
-    ) -> TraceWriter:
-        """Continue an interrupted store, with `shared` beside other workers of the same job.
-
-        Deletes what a killed writer left half-written (`*.partial`).
-
-        Raises:
-            StoreError: not a store, in use, damaged, or begun with another identity; the message
-                names the settings that differ.
-        """
-        load_metadata(place(path))
-        writer = cls._resumed(
-            OutputFolder.claim(place(path), STORE, _identity(manifest), shared=shared)
-        )
-        writer._folder.end_turn()
-        return writer
 
     @classmethod
     def create_or_resume(
@@ -111,24 +60,43 @@ class TraceWriter:
         *,
         shared: bool = False,
     ) -> TraceWriter:
-        """`resume` a store that is there and has this plan, `create` one otherwise.
+        """Begin a store, or continue one of the same identity and plan.
 
-        A store without a single sequence holds nothing to keep: it is begun anew. With `shared`,
-        other workers of the same job may do the same at the same time.
+        What a killed writer left half-written (`*.partial`) is deleted. A store without a single
+        sequence holds nothing to keep: it is begun anew.
+
+        Args:
+            path: directory to make; an existing one must be empty, or hold a store.
+            plan: what the store will hold.
+            manifest: what produced the store. Its entry "identity" (a JSON object: model, data,
+                seed, ...) is what a continuing run must repeat exactly.
+            output_gram: Gram matrices of the model's output projection, float32 [L, H, D, D], where
+                they are known (`TraceReader.output_gram`).
+            shared: other workers of the same job may do the same at the same time.
 
         Raises:
-            StoreError: as `create` and `resume`, or the plans differ.
+            StoreError: the directory is in use, holds something else, is damaged or cannot be
+                written, or the store was begun with other settings, which the message names.
         """
-        _check_manifest(manifest)
-        _check_gram(output_gram, plan.geometry)
         folder = OutputFolder.claim(
             place(path), STORE, _identity(manifest), replaceable=has_no_sequence, shared=shared
         )
         nothing = folder.first and has_no_sequence(folder.path)
         if folder.existing_marker is None or nothing:
-            writer = cls._begun(folder, plan, manifest, output_gram)
+            try:
+                create_metadata(folder.path, plan, manifest, output_gram)
+            except OSError as problem:
+                folder.release()
+                raise StoreError(
+                    f"cannot create {folder.path}: {problem.strerror or problem}"
+                ) from None
+            writer = cls(folder, plan)
         else:
-            writer = cls._resumed(folder)
+            try:
+                writer = cls(folder, load_metadata(folder.path)[1])
+            except StoreError:
+                folder.release()
+                raise
         folder.end_turn()
         if different := differences(writer.plan.to_dict(), plan.to_dict()):
             writer.close()
@@ -137,36 +105,11 @@ class TraceWriter:
             )
         return writer
 
-    @classmethod
-    def _begun(
-        cls,
-        folder: OutputFolder,
-        plan: StorePlan,
-        manifest: Mapping[str, Any],
-        output_gram: Tensor | None,
-    ) -> TraceWriter:
-        try:
-            create_metadata(folder.path, plan, manifest, output_gram)
-        except OSError as problem:
-            folder.release()
-            raise StoreError(
-                f"cannot create {folder.path}: {problem.strerror or problem}"
-            ) from None
-        return cls(folder, plan)
-
-    @classmethod
-    def _resumed(cls, folder: OutputFolder) -> TraceWriter:
-        try:
-            return cls(folder, load_metadata(folder.path)[1])
-        except StoreError:
-            folder.release()
-            raise
-
     def missing(self) -> list[int]:
         """Planned sequences not yet committed, ascending.
 
         Raises:
-            StoreError: a committed sequence is damaged; the message names the file.
+            StoreError: a record is damaged; the message names the file.
         """
         present = set(committed(self.path))
         load_records(self.path, self.plan, sorted(present))
@@ -200,14 +143,12 @@ class TraceWriter:
         if not by_lease and self._committed.now(index):
             raise StoreError(f"sequence {index} of {self.path} is committed already")
         try:
-            sizes = {}
             for array, tensor in tensors.items():
                 content = encoded_shard(self.plan, array, index, _padded(tensor, self.plan, array))
                 if by_lease and self._committed.now(index):
                     return  # by a worker that took this one, stopped for long, for dead
                 atomic_write_bytes(shard_path(self.path, array, index), content)
-                sizes[array] = len(content)
-            commit_record(self.path, trace.record, sizes)
+            commit_record(self.path, trace.record)
             self._committed.add(index)
         except OSError as problem:
             raise StoreError(
@@ -237,17 +178,9 @@ class TraceWriter:
             raise ValueError(
                 f"sequence {record.index} of {record.length} tokens does not fit {plan}"
             )
-        if (trace.queries is not None) != plan.store_queries:
-            raise ValueError("a trace carries queries exactly when its store keeps them")
-        if set(trace.labels) != set(plan.labels):
-            raise ValueError(f"a trace carries the labels of its store: {plan.labels}")
-        if (len(record.edges) > 1) != (plan.grid > 0) or len(record.edges) > plan.grid + 1:
-            raise ValueError(
-                f"{record.id}: {len(record.edges)} edges for {plan.grid} compression points"
-            )
-        labels = {label_array(name): trace.labels[name] for name in plan.labels}
-        given = {"q": trace.queries, "k": trace.keys, "v": trace.values}
-        given |= {**{GRIDS[label]: grid for label, grid in trace.grids.items()}, **labels}
+        labels = {label_array(name): label for name, label in trace.labels.items()}
+        grids = {GRIDS[label]: grid for label, grid in trace.grids.items()}
+        given = {"q": trace.queries, "k": trace.keys, "v": trace.values, **grids, **labels}
         tensors = {array: tensor for array, tensor in given.items() if tensor is not None}
         if set(tensors) != set(plan.arrays):
             raise ValueError(f"a trace carries what its store keeps: {plan.arrays}")
@@ -294,16 +227,3 @@ def _not_finite(record: SequenceRecord, array: str, tensor: Tensor) -> str:
 def _identity(manifest: Mapping[str, Any]) -> dict[str, Any]:
     identity: dict[str, Any] = json.loads(json.dumps(manifest["identity"]))
     return identity
-
-
-def _check_manifest(manifest: Mapping[str, Any]) -> None:
-    if "identity" not in manifest:
-        raise ValueError('a store manifest needs an "identity" entry')
-    if taken := [key for key in RESERVED if key in manifest]:
-        raise ValueError(f"manifest entries {taken} belong to the store")
-
-
-def _check_gram(gram: Tensor | None, size: Geometry) -> None:
-    shape = (size.layers, size.kv_heads, size.head_dim, size.head_dim)
-    if gram is not None and (gram.shape != shape or gram.dtype != torch.float32):
-        raise ValueError(f"output_gram must be float32 {shape}, got {tuple(gram.shape)}")

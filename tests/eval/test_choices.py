@@ -23,7 +23,7 @@ from kvp.config_groups import split_list
 from kvp.data.encode import encode
 from kvp.data.sample import Sample
 from kvp.data.task import TaskSettings, blank_sample
-from kvp.data.tasks import DATA
+from kvp.data.tasks.rows import DATA
 from kvp.errors import UsageError
 from kvp.hf import load_model
 

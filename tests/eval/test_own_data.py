@@ -129,7 +129,6 @@ def test_what_cannot_be_used_is_one_line_each(
     [
         ({"metric": "bleu"}, "--metric: no metric 'bleu'; use one of all, part, exact, f1,"),
         ({"columns": "question"}, "--columns: 'question' is not NEW=OLD"),
-        ({"columns": "questoin=q"}, "'questoin' is no column that is read"),
         ({"columns": "question=q"}, "has no column 'q', which --columns names"),
         ({"tasks": "chat", "data": None, "metric": "f1"}, "--metric is what the task data reads"),
     ],

@@ -13,8 +13,10 @@ import pytest
 
 from kvp.artifacts.addresses import ObjectPath, files_below, place
 from kvp.artifacts.objects import forget_connections
+from kvp.errors import KvpError
 from kvp.programs import main as kvp
 from kvp.programs import train
+from kvp.store import TraceReader, TraceWriter
 
 
 def store_tool(argv: list[str]) -> int:
@@ -28,17 +30,13 @@ def _reset(faults: Any) -> Iterator[None]:
     faults.reset()
 
 
-def _converted(collected: Path, out: Path | ObjectPath) -> int:
-    """Convert a store: many writes and one commit per sequence."""
-    return store_tool(["to-importance", str(collected), "--out", str(out)])
-
-
-@pytest.fixture(scope="module")
-def lean(collected: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The converted store on a disk."""
-    out = tmp_path_factory.mktemp("lean") / "store"
-    assert _converted(collected, out) == 0
-    return out
+def _copy(collected: Path, out: ObjectPath) -> None:
+    """Write a store again: many writes and one commit per sequence."""
+    reader = TraceReader(collected)
+    gram = reader.output_gram()
+    with TraceWriter.create_or_resume(out, reader.plan, reader.manifest, gram) as writer:
+        for index in writer.missing():
+            writer.write(reader.trace(index))
 
 
 def _same(store: ObjectPath, other: Path) -> None:
@@ -61,14 +59,14 @@ KINDS: dict[str, dict[str, Callable[[int, str], float]]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_writing_gets_through(
-    faults: Any, through_proxy: ObjectPath, collected: Path, lean: Path, kind: str
+    faults: Any, through_proxy: ObjectPath, collected: Path, kind: str
 ) -> None:
     for name, value in KINDS[kind].items():
         setattr(faults, name, value)
-    assert _converted(collected, through_proxy / "copy") == 0
+    _copy(collected, through_proxy / "copy")
     assert store_tool(["verify", str(through_proxy / "copy")]) == 0
     faults.reset()
-    _same(through_proxy / "copy", lean)
+    _same(through_proxy / "copy", collected)
 
 
 def test_training_gets_through(
@@ -94,9 +92,7 @@ def test_when_retries_are_spent_there_is_one_line_and_the_command_continues(
     faults: Any,
     through_proxy: ObjectPath,
     collected: Path,
-    lean: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("KVP_RETRY_SECONDS", "0.5")
     forget_connections()
@@ -107,18 +103,18 @@ def test_when_retries_are_spent_there_is_one_line_and_the_command_continues(
         requests = [(method, path) for method, path, _ in faults.requests]
         return [path for method, path in requests if method == "PUT" and "/sequences/" in path]
 
-    assert _converted(collected, out) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert lines[-1].startswith(f"kvp store to-importance: error: {out}/")
-    assert "the store could not be reached, or refused" in lines[-1]
-    assert "503" in lines[-1]
-    assert "the same command continues once it answers" in lines[-1]
+    with pytest.raises(KvpError) as refused:
+        _copy(collected, out)
+    line = str(refused.value)
+    assert line.startswith(f"{out}/")
+    assert "the store could not be reached, or refused" in line
+    assert "503" in line
+    assert "the same command continues once it answers" in line
     faults.reset()
     there = len(list(files_below(out / "sequences")))
     assert 0 < there < 8
-    assert _converted(collected, out) == 0  # waits for the lease that could not be deleted
-    assert f"{there} of 8 sequences are there" in capsys.readouterr().out
-    _same(out, lean)
+    _copy(collected, out)  # waits for the lease that could not be deleted
+    _same(out, collected)
 
 
 def test_a_server_that_hangs_is_given_up_in_one_line(
@@ -138,7 +134,6 @@ def test_a_server_that_hangs_is_given_up_in_one_line(
 def test_addresses_that_cannot_be(
     faults: Any,
     through_proxy: ObjectPath,
-    collected: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def refused(arguments: list[str]) -> str:
@@ -148,7 +143,6 @@ def test_addresses_that_cannot_be(
 
     missing = "there is no such bucket or repository that you may see; make it, or mend the name"
     assert missing in refused(["verify", "s3://nobody/x"])
-    assert missing in refused(["to-importance", str(collected), "--out", "s3://nobody/x"])
     assert "is not a trace store: it has no manifest.json" in refused(
         ["inspect", str(through_proxy / "nothing")]
     )

@@ -67,7 +67,7 @@ def test_a_store_on_s3_has_the_bytes_of_one_on_disk(
     assert again.records() == local.records()
     for index in range(PLAN.sequences):
         assert_same_tensors(again, index, local, index)
-    with TraceWriter.resume(str(prefix), MANIFEST) as writer:
+    with TraceWriter.create_or_resume(str(prefix), PLAN, MANIFEST) as writer:
         assert writer.missing() == []
 
 
@@ -91,12 +91,12 @@ def test_damage_is_named(prefix: ObjectPath) -> None:
     shard = shard_path(prefix, "k", 2)
     whole = shard.read_bytes()
     shard.unlink()
-    with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is missing"):
-        TraceReader(prefix).records()
+    with pytest.raises(StoreError, match=r"c.2.0.0.0.0 does not exist"):
+        TraceReader(prefix).kv(2)
     assert isinstance(shard, ObjectPath)
     shard.write_bytes(whole[:-9])
-    with pytest.raises(StoreError, match=r"bytes instead of"):
-        TraceReader(prefix).records()
+    with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is damaged"):
+        TraceReader(prefix).kv(2)
     shard.write_bytes(whole[:60] + bytes([whole[60] ^ 1]) + whole[61:])
     with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is damaged.*checksum"):
         TraceReader(prefix).verify()

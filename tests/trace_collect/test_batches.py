@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
-import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvp.hf.decoding_batch import DecodingBatch
-from kvp.hf.traced import Traced
 from kvp.store import TraceReader, writer
-from kvp.store.background import WAITING
-from trace_collect.collection import Collection
 
 Collect = Callable[..., int]
 
@@ -66,15 +61,6 @@ def test_the_batch_size_changes_no_byte(
     assert _digests(tmp_path / "out") == found[1]
 
 
-def test_a_resumed_run_with_another_batch_size(run: Collect, tmp_path: Path) -> None:
-    assert run("--train=6") == 0
-    whole = _digests(tmp_path / "out")
-    for index in (0, 3, 4):
-        (tmp_path / "out" / "sequences" / f"{index:06d}.json").unlink()
-    assert run("--train=6", "--batch_size=2") == 0
-    assert _digests(tmp_path / "out") == whole
-
-
 def test_a_full_disk_stops_the_run_in_one_line_and_keeps_what_is_there(
     run: Collect,
     tmp_path: Path,
@@ -100,33 +86,6 @@ def test_a_full_disk_stops_the_run_in_one_line_and_keeps_what_is_there(
     assert len(_digests(tmp_path / "out")) == 10
 
 
-def test_few_sequences_are_held_however_many_there_are(
-    run: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The disk is slower than the model: traces wait for it, and the model waits for them."""
-    made: list[weakref.ref[Traced]] = []
-    alive: list[int] = []
-    traces, commit = Collection.traces, writer.commit_record
-
-    def watched(parts: Collection, indices: Iterable[int | None]) -> Iterator[Traced | None]:
-        for traced in traces(parts, indices):
-            if traced is not None:
-                made.append(weakref.ref(traced))
-            yield traced
-            del traced
-
-    def slow(*args: Any) -> None:
-        time.sleep(0.02)
-        alive.append(sum(one() is not None for one in made))
-        commit(*args)
-
-    monkeypatch.setattr(Collection, "traces", watched)
-    monkeypatch.setattr(writer, "commit_record", slow)
-    assert run("--train=40", "--batch_size=4") == 0
-    assert len(made) == len(alive) == 42
-    assert WAITING + 1 <= max(alive) <= WAITING + 3  # written, waiting, and handed over
-
-
 def test_ctrl_c_keeps_what_is_committed(
     run: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,10 +105,3 @@ def test_ctrl_c_keeps_what_is_committed(
     assert not list((tmp_path / "out").glob("*.lock"))
     assert run("--train=8", "--batch_size=5") == 0
     assert len(_digests(tmp_path / "out")) == 10
-
-
-def test_a_batch_of_none_is_refused(
-    run: Collect, capsys: pytest.CaptureFixture[str], refused: Any
-) -> None:
-    assert run("--batch_size=0") == 2
-    assert "--batch_size must be at least 1, got 0" in refused(capsys)

@@ -16,6 +16,17 @@ from transformers import BertConfig
 Collect = Callable[..., int]
 
 
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail the test where weights are loaded."""
+
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("the weights are loaded")
+
+    monkeypatch.setattr("trace_collect.run.load_model", load)
+
+
+@pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -25,6 +36,7 @@ Collect = Callable[..., int]
         (["--data=none.jsonl"], "--data none.jsonl: no such file"),
         (["--length=1021"], "--max_new_tokens 4 exceeds the context"),
         (["--length=60"], "--length 60: the smallest niah_single_1 prompt"),
+        (["--out=README.md"], "is a file"),
         (["--tasks=ruler", "--length=20"], "no task of ruler fits"),
         (["--essays=/no/such/file"], "--essays /no/such/file: cannot be read"),
         (["--train=0", "--validation=0"], "nothing to collect"),
@@ -35,7 +47,7 @@ Collect = Callable[..., int]
         (["--grid_labels="], "--grid_labels: no label ''"),
     ],
 )
-def test_what_cannot_work_is_one_line_and_exit_code_2(
+def test_what_cannot_work_is_one_line_before_the_weights_are_loaded(
     run: Collect,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -75,26 +87,6 @@ def test_models_that_cannot_be_collected_from(
     assert "64 tokens" in refused(capsys)
 
 
-def test_a_split_without_documents_is_named(
-    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Any
-) -> None:
-    data = tmp_path / "one.jsonl"
-    data.write_text('{"text": "A lonely text that belongs to one split."}\n')
-    assert run("--data", str(data), "--train=1", "--validation=1", "--test=1") == 2
-    assert re.search(r"nothing in it belongs to the (train|validation) split", refused(capsys))
-
-
-def test_a_skipped_row_is_reported_once_when_a_split_is_empty(
-    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Any
-) -> None:
-    data = tmp_path / "rows.csv"
-    data.write_text("context,question,answer\nIt is 4.,What is it?,4\n,,\n")
-    assert run("--data", str(data), "--train=1", "--validation=1", "--test=1") == 2
-    message = refused(capsys)
-    assert message.count("skipped 1 of 2 rows") == 1
-    assert "give it more rows" in message
-
-
 def test_short_chats_say_which_length_keeps_them(
     run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Any
 ) -> None:
@@ -107,35 +99,6 @@ def test_short_chats_say_which_length_keeps_them(
     assert run("--data", str(data), *counts, "--length=900") == 2
     message = r"left out 1 chat shorter than half of --length 900 \(\d+ tokens\): a smaller one"
     assert re.search(message, refused(capsys))
-
-
-@pytest.fixture
-def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail the test where weights are loaded."""
-
-    def load(*_: object, **__: object) -> None:
-        raise AssertionError("the weights are loaded")
-
-    monkeypatch.setattr("trace_collect.run.load_model", load)
-
-
-@pytest.mark.usefixtures("no_weights")
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--tasks=niah_single_9"], "unknown task 'niah_single_9'"),
-        (["--data=none.jsonl"], "no such file"),
-        (["--length=60"], "the smallest niah_single_1 prompt"),
-        (["--essays=/no/such/file"], "--essays"),
-        (["--device=cuda:99"], "--device cuda:99"),
-        (["--out=README.md"], "is a file"),
-    ],
-)
-def test_what_can_be_refused_is_refused_before_the_weights_are_loaded(
-    run: Collect, capsys: pytest.CaptureFixture[str], flags: list[str], message: str, refused: Any
-) -> None:
-    assert run(*flags) == 2
-    assert message in refused(capsys)
 
 
 def test_another_collection_is_refused_before_the_weights_are_loaded(

@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from kvp.hf import load_model, load_tokenizer, observe
+from kvp.hf import load_model, observe
 from kvp.hf.output_projection import output_gram
 from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.hf.trace import Recorded, collect_all
 from kvp.ops.future_attention import reference
 from kvp.scoring import Reconstruction
 from kvp.store import GRIDS, STORED_LABELS, Trace, TraceReader
+from trace_collect.collection import store_request
+from trace_collect.config import GRID_LABELS, CollectConfig
 from trace_collect.config import STORED_LABELS as CONFIG_LABELS
-from trace_collect.config import CollectConfig
-from trace_collect.grid_config import GRID_LABELS
-from trace_collect.jobs import store_request
 from train.recipe import FOURIER
 
 Collect = Callable[..., int]
@@ -87,28 +86,6 @@ def test_repeating_the_command_changes_nothing_and_other_settings_are_refused(
     assert "begun with other settings (seed: 0 there, 1 here)" in refused(capsys)
 
 
-def test_a_lost_sequence_is_collected_again(run: Collect, tmp_path: Path) -> None:
-    assert run("--validation=0") == 0
-    reader = TraceReader(tmp_path / "out")
-    keys = reader.kv(1)[0]
-    (tmp_path / "out" / "sequences" / "000001.json").unlink()
-    assert not TraceReader(tmp_path / "out").complete
-    assert run("--validation=0") == 0
-    again = TraceReader(tmp_path / "out")
-    assert again.complete
-    assert torch.equal(again.kv(1)[0], keys)
-
-
-def test_a_folder_with_something_else_is_left_alone(
-    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Any
-) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.txt").write_text("years of work")
-    assert run() == 2
-    assert "is not empty and not a trace store" in refused(capsys)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
-
-
 def test_chat_and_files(run: Collect, tmp_path: Path) -> None:
     texts = tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": f"Text {n} is short."}) + "\n" for n in range(20)))
@@ -151,19 +128,6 @@ def test_fewer_sequences_than_requested_and_skipped_rows_are_reported(
     assert "and 1 more" in output
 
 
-def test_answers_of_the_data_leave_out_rows_without_one(
-    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = tmp_path / "p.jsonl"
-    rows = [{"context": f"c{n}", "question": "q", "answer": "a" if n % 2 else None}
-            for n in range(20)]  # fmt: skip
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ("--data", str(data), "--train=20", "--validation=0", "--answers=reference")
-    assert run(*flags) == 0
-    output = capsys.readouterr().out
-    assert re.search(r"left out \d+ rows: line \d+ has no answer to measure", output)
-
-
 def test_labels_are_the_scorer_inputs_of_the_prompt(
     run: Collect,
     model_folder: Path,
@@ -193,7 +157,6 @@ def test_labels_are_the_scorer_inputs_of_the_prompt(
 @pytest.mark.parametrize(
     ("names", "grid_dtype", "allowed"),
     [
-        ("max_reply_attention", "float32", 1e-5),
         ("max_future_attention,future_attention", "float32", 1e-5),
         ("future_attention,max_reply_attention", "float16", 1e-3),
     ],
@@ -258,17 +221,6 @@ def test_another_store_does_not_continue_this_one(
     assert "store: importance there, qkv here" in refused(capsys)
 
 
-def test_a_lost_label_shard_is_named(
-    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Any
-) -> None:
-    flags = ("--train=2", "--validation=0", "--labels=kvzip")
-    assert run(*flags) == 0
-    (tmp_path / "out" / "label_kvzip" / "c.1.0.0.0").unlink()
-    capsys.readouterr()
-    assert run(*flags) == 2
-    assert "label_kvzip/c.1.0.0.0 is missing" in refused(capsys)
-
-
 def test_unknown_labels_are_refused(
     run: Collect, capsys: pytest.CaptureFixture[str], refused: Any
 ) -> None:
@@ -276,7 +228,7 @@ def test_unknown_labels_are_refused(
     assert "--labels: no label 'snap'; use kvzip, kvzip_plus" in refused(capsys)
     assert CONFIG_LABELS == STORED_LABELS
     assert tuple(GRIDS) == GRID_LABELS
-    assert CollectConfig(out="s").grid_label_list == (FOURIER.label,)
+    assert CollectConfig(out="s", store="importance").trained_labels == (FOURIER.label,)
 
 
 def test_rows_with_other_columns_choices_and_lists_of_questions(
@@ -316,19 +268,3 @@ def test_flags_of_rows_without_rows_are_refused(
     assert run(flag) == 2
     named = flag.partition("=")[0]
     assert f"{named} is about rows of files, and --data ruler names none" in refused(capsys)
-
-
-def test_what_begins_answers_is_collected_as_it_is_evaluated(
-    run: Collect, model_folder: Path, tmp_path: Path
-) -> None:
-    data = tmp_path / "my.jsonl"
-    rows = [{"question": f"What is {n}?", "answer": "a number", "of": "n"} for n in range(9)]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ("--data", str(data), "--answers=reference", "--train=3", "--validation=0")
-    assert run(*flags, "--answer_prefix", "Answer:") == 0
-    reader = TraceReader(tmp_path / "out")
-    assert reader.manifest["identity"]["data"]["answer_prefix"] == "Answer:"
-    tokenizer = load_tokenizer(str(model_folder))
-    for record in reader.records():
-        prompt = tokenizer.decode(record.token_ids[: record.prompt_length])
-        assert prompt.endswith("Answer:")

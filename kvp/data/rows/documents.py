@@ -89,7 +89,7 @@ def read_documents(
 def _of_row(row: Mapping[str, Any], location: str, data: Path, choice: RowChoice) -> list[Document]:
     """The documents of a row that stands for itself."""
     if is_tree(row):
-        return _threads(list(nested_messages(row)), _tree_name(row), location, choice)
+        return _threads(list(nested_messages(row["prompt"])), _tree_name(row), location, choice)
     form = published_form(row, f"{data}/{location}")
     return [replace(document_of(form), location=location)]
 
@@ -107,7 +107,7 @@ def _add_trees(
         location = members[0][0]
         try:
             usable += _threads([message for _, message in members], name, location, choice)
-        except RowError as error:
+        except (RowError, RecursionError) as error:  # ids in a circle
             skipped += [(location, str(error)) for location, _ in members]
 
 

@@ -1,7 +1,9 @@
 """Read rows of JSONL, JSON, CSV, parquet, `save_to_disk` folders, folders of files, the hub.
 
-Every reader yields rows with their location in the file. A row that cannot be read is yielded as an
-`Unreadable`, so that one bad line does not cost the file.
+`datasets` reads parquet, saved folders and the hub. It does not read the others: it gives all rows
+of a file one schema, so rows of different forms and trees of different depth fail, and dates and
+numbers in texts change. Every reader yields rows with their location in the file. A row that cannot
+be read is yielded as an `Unreadable`, so that one bad line does not cost the file.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import csv
 import glob
 import gzip
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -50,7 +52,7 @@ def read_rows(data: str, flag: str) -> Iterator[Row]:
     elif (reader := reader_of(path)) is not None:
         try:
             yield from reader(path)
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
+        except (OSError, UnicodeDecodeError, csv.Error, RecursionError) as error:
             raise UsageError(f"--{flag} {data}: cannot be read ({error})") from error
     elif path.is_file():
         raise UsageError(f"--{flag} {data}: unknown kind of file; use one of {', '.join(KINDS)}")
@@ -75,9 +77,9 @@ def files_of(folder: Path) -> list[Path]:
     ]
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> IO[str]:
     opener = gzip.open if path.suffix == ".gz" else open
-    return cast("IO[bytes]", opener(path, "rb"))
+    return cast("IO[str]", opener(path, "rt", encoding="utf-8-sig", newline=""))
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
@@ -87,12 +89,10 @@ def _json_lines(path: Path) -> Iterator[Row]:
                 yield f"line {number}", _object(line)
 
 
-def _object(line: bytes) -> Mapping[str, Any] | Unreadable:
+def _object(line: str) -> Mapping[str, Any] | Unreadable:
     try:
-        row = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        return Unreadable("is not UTF-8")
-    except (ValueError, RecursionError) as error:
+        row = json.loads(line)
+    except ValueError as error:
         return Unreadable(f"is not JSON ({error})")
     return row if isinstance(row, dict) else Unreadable("is not a JSON object")
 
@@ -101,11 +101,8 @@ def _json(path: Path) -> Iterator[Row]:
     """A list of objects, an object with one such list, or lines with an object each."""
     with _open(path) as file:
         try:
-            content = json.loads(file.read().decode("utf-8-sig"))
-        except RecursionError:
-            yield "row 1", Unreadable("is nested too deeply")
-            return
-        except ValueError:  # UnicodeDecodeError is one
+            content = json.load(file)
+        except json.JSONDecodeError:
             content = None
     if content is None:
         yield from _json_lines(path)
@@ -123,8 +120,7 @@ def _csv(path: Path) -> Iterator[Row]:
     delimiter = "\t" if ".tsv" in path.suffixes else ","
     csv.field_size_limit(2**31 - 1)  # a cell may hold a book
     with _open(path) as file:
-        text = (line.decode("utf-8-sig" if n == 0 else "utf-8") for n, line in enumerate(file))
-        reader = csv.DictReader(text, delimiter=delimiter)
+        reader = csv.DictReader(file, delimiter=delimiter)
         for row in reader:
             extra = None in row
             location = f"line {reader.line_num}"
@@ -134,29 +130,22 @@ def _csv(path: Path) -> Iterator[Row]:
 def _parquet(path: Path) -> Iterator[Row]:
     from datasets import load_dataset
 
+    files = glob.escape(str(path))
     try:
-        rows = load_dataset(
-            "parquet", data_files=glob.escape(str(path)), split="train", streaming=True
-        )
         with quiet_logs():
-            yield from _numbered(rows, "row")
+            rows = load_dataset("parquet", data_files=files, split="train", streaming=True)
+            yield from _parts(rows)
     except Exception as error:  # whatever pyarrow makes of a damaged file
         raise OSError(_first_line(error)) from error
 
 
-def _numbered(rows: Iterable[Mapping[str, Any]], word: str) -> Iterator[Row]:
-    for number, row in enumerate(rows, start=1):
-        yield f"{word} {number}", row
-
-
 def _folder(folder: Path, flag: str) -> Iterator[Row]:
-    if _is_saved(folder):
-        yield from _saved(folder, flag)
-        return
-    saved = [path for path in sorted(folder.iterdir()) if path.is_dir() and _is_saved(path)]
-    for path in saved:  # a folder for each configuration of a data set
+    saved = [path for path in (folder, *sorted(folder.iterdir())) if _is_saved(path)]
+    for path in saved:  # this folder, or one for each configuration of a data set
         for location, row in _saved(path, flag):
-            yield f"{path.name} {location}", row
+            yield location if path == folder else f"{path.name} {location}", row
+        if path == folder:
+            return
     files = [path for path in files_of(folder) if not any(map(path.is_relative_to, saved))]
     if not files and not saved:
         raise UsageError(
@@ -211,12 +200,10 @@ def _hub(name: str, flag: str) -> Iterator[Row]:
 
 
 def _parts(loaded: Any) -> Iterator[Row]:  # noqa: ANN401
-    """Rows of all parts of a `Dataset` or `DatasetDict`."""
-    from datasets import DatasetDict
-
-    parts = loaded if isinstance(loaded, DatasetDict) else {"": loaded}
-    for part, rows in parts.items():
-        yield from _numbered(rows, f"{part} row".strip())
+    """Rows of all parts of a data set, or of its only one."""
+    for part, rows in loaded.items() if isinstance(loaded, dict) else [("", loaded)]:
+        for number, row in enumerate(rows, start=1):
+            yield f"{part} row {number}".strip(), row
 
 
 def _first_line(error: BaseException) -> str:

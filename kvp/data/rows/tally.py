@@ -26,22 +26,20 @@ class RowChoice:
 
     @classmethod
     def of(cls, settings: TaskSettings) -> RowChoice:
-        """The choice that settings spell; raises UsageError naming --where where it is none."""
-        named = {"best": 1.0, "all": math.inf}
-        paths = named.get(settings.tree_paths)
-        return cls(
-            where=_columns(settings.where or ""),
-            paths=float(settings.tree_paths) if paths is None else paths,
-        )
+        """The choice that settings spell."""
+        where: dict[str, frozenset[str]] = {}
+        for part in split_list(settings.where or ""):
+            column, _, value = (each.strip() for each in part.partition("="))
+            where[column] = where.get(column, frozenset()) | {value.lower()}
+        paths = settings.tree_paths
+        return cls(where=where, paths={"best": 1.0, "all": math.inf}.get(paths) or float(paths))
 
     def takes(self, row: Mapping[str, Any]) -> bool:
         """Whether a row has a wanted value in every column that is asked about.
 
         A whole tree also has the columns of its first message.
         """
-        if not self.where:
-            return True
-        columns = columns_of(row)
+        columns = columns_of(row) if self.where else {}
         return all(
             column in columns and str(columns[column]).strip().lower() in values
             for column, values in self.where.items()
@@ -58,16 +56,6 @@ def columns_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The columns of a row; of a whole tree also those of its first message."""
     prompt = row.get("prompt")
     return {**prompt, **row} if isinstance(prompt, Mapping) else row
-
-
-def _columns(text: str) -> dict[str, frozenset[str]]:
-    columns: dict[str, frozenset[str]] = {}
-    for part in split_list(text):
-        column, equals, value = (each.strip() for each in part.partition("="))
-        if not (column and equals and value):
-            raise UsageError(f"--where: {part!r} is not COLUMN=VALUE")
-        columns[column] = columns.get(column, frozenset()) | {value.lower()}
-    return columns
 
 
 EVERY_ROW = RowChoice()

@@ -41,8 +41,7 @@ class _Talk:
         return self.rng.choice(texts)
 
     def name(self) -> str:
-        people = lexicon.WOMEN[self.split] + " " + lexicon.MEN[self.split]
-        return self.rng.choice(people.split())
+        return self.rng.choice(lexicon.people(self.split))
 
     def town(self) -> str:
         return town(self.rng, self.split)

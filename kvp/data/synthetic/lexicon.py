@@ -88,6 +88,11 @@ PASTS = """mended|carried|sold|hid|painted|cleaned|weighed|measured|drew|describ
 returned|protected|repaired|examined|unpacked|labelled|polished|remembered"""
 
 
+def people(split: str) -> list[str]:
+    """Names of people of a split."""
+    return f"{WOMEN[split]} {MEN[split]}".split()
+
+
 def words(text: str) -> tuple[str, ...]:
     """The entries of one of the lists above, which are parted by `|` or by white space."""
     parts = text.split("|") if "|" in text else text.split()

@@ -11,6 +11,7 @@ import hashlib
 import random
 import string
 import uuid
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from typing import Literal
@@ -47,6 +48,14 @@ def word_pool(split: Split) -> tuple[str, ...]:
     """All single words (noun, adjective or verb) owned by `split`, sorted."""
     every = {word for kind in ("noun", "adjective", "verb") for word in words(kind)}
     return tuple(sorted(word for word in every if split_of(word) == split))
+
+
+def distinct(draw: Callable[[], str], count: int) -> list[str]:
+    """The first so many different strings that are drawn."""
+    drawn: dict[str, None] = {}
+    while len(drawn) < count:
+        drawn[draw()] = None
+    return list(drawn)
 
 
 def draw_key(rng: random.Random, split: Split) -> str:

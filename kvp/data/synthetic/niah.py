@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from kvp.data.synthetic.needles import Split, draw_key, draw_number, draw_uuid
+from kvp.data.synthetic.needles import distinct, draw_key, draw_number, draw_uuid
 from kvp.data.synthetic.prompt_builder import (
     NOISE,
+    CountTokens,
     PromptMaker,
     RulerPrompt,
     SampleInputs,
@@ -22,7 +23,6 @@ HEADER = (
     "{some} special magic {kind} {are} hidden within the following text. Make sure to memorize "
     "it. I will quiz you about the {kind} afterwards.\n"
 )
-MAX_NEW_TOKENS = 128
 DEPTHS = tuple(round(100 * step / 39) for step in range(40))
 """Percentages of the sentences before a needle in an essay."""
 
@@ -53,13 +53,13 @@ VARIANTS = {
 }
 
 
-def niah(variant: Variant, inputs: SampleInputs) -> PromptMaker:
+def niah(variant: Variant, inputs: SampleInputs, _: CountTokens) -> PromptMaker:
     """One sample of a needle task, for any number of haystack lines (essay: words)."""
     make_key = draw_uuid if variant.key == "uuid" else draw_key
     make_value = draw_uuid if variant.kind == "uuids" else draw_number
     rng = inputs.rng("needles")
-    keys = _distinct(make_key, rng, inputs.split, variant.keys)
-    values = _distinct(make_value, rng, inputs.split, variant.keys * variant.values)
+    keys = distinct(lambda: make_key(rng, inputs.split), variant.keys)
+    values = distinct(lambda: make_value(rng, inputs.split), variant.keys * variant.values)
     pairs = [(key, values.pop()) for key in keys for _ in range(variant.values)]
     rng.shuffle(pairs)
     needles = [_needle(variant, pair) for pair in pairs]
@@ -72,14 +72,15 @@ def niah(variant: Variant, inputs: SampleInputs) -> PromptMaker:
         return RulerPrompt(
             context=f"{header}{haystack(amount)}\n",
             question=question,
-            prefix=prefix,
+            answer_prefix=prefix,
             references=tuple(value for _, value in answers),
-            reply=reply([value for _, value in answers]),
+            reply=f" {', '.join(value for _, value in answers)}.",
+            max_new_tokens=128,
         )
 
     # Each needle needs a line of its own; an essay may be empty.
     smallest = 0 if variant.haystack == "essay" else len(needles)
-    return PromptMaker(make=make, smallest=smallest, max_new_tokens=MAX_NEW_TOKENS)
+    return PromptMaker(make=make, smallest=smallest)
 
 
 def wording(kind: str, queries: Sequence[str], *, several: bool) -> tuple[str, str, str]:
@@ -93,23 +94,6 @@ def wording(kind: str, queries: Sequence[str], *, several: bool) -> tuple[str, s
         f"What {are_all} the {request}?",
         f" The {request} {are}",
     )
-
-
-def reply(values: Sequence[str]) -> str:
-    """The text that follows the answer prefix: the values in the order of the references.
-
-    RULER asks only that the values be contained.
-    """
-    return f" {', '.join(values)}."
-
-
-def _distinct(
-    make: Callable[[random.Random, Split], str], rng: random.Random, split: Split, count: int
-) -> list[str]:
-    drawn: dict[str, None] = {}
-    while len(drawn) < count:
-        drawn[make(rng, split)] = None
-    return list(drawn)
 
 
 def _needle(variant: Variant, pair: Pair) -> str:

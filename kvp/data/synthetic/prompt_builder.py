@@ -12,6 +12,8 @@ from kvp.data.synthetic.needles import Split
 from kvp.data.text_files import SHARES
 from kvp.errors import UsageError
 
+CountTokens = Callable[[str], int]
+"""Tokens of a text."""
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 """One line of RULER's repeated haystack."""
 
@@ -20,18 +22,22 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 @dataclass(frozen=True, kw_only=True)
 class RulerPrompt:
-    """A prompt with its answers; its text is `context + question + prefix`."""
+    """A prompt with its answers, as `kvp.data.sample.Sample` has them."""
 
     context: str
     question: str
-    prefix: str
+    answer_prefix: str
     references: tuple[str, ...]
     reply: str
+    max_new_tokens: int
+    """RULER's number of tokens to generate."""
+    metric: str = "all"
+    """RULER's metric: `all` answers must be found, or any of them (`part`)."""
 
     @property
     def text(self) -> str:
         """Everything given to the model, without a chat template."""
-        return self.context + self.question + self.prefix
+        return self.context + self.question + self.answer_prefix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +48,8 @@ class PromptMaker:
     """From an amount to the prompt; the same needles and answers for every amount."""
     smallest: int
     """Least amount of haystack: lines, words or entries, as the task counts them."""
-    max_new_tokens: int
-    """RULER's number of tokens to generate."""
     largest: int | None = None
     """Most haystack there is; None where it never ends."""
-    metric: str = "all"
-    """RULER's metric: `all` answers must be found, or any of them (`part`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,8 +100,7 @@ def _dialogue(inputs: SampleInputs, part: str) -> list[Turn]:
 def _person(inputs: SampleInputs) -> tuple[str, str]:
     """Name and home town of the user of all chats."""
     rng = inputs.rng("person")
-    people = f"{lexicon.WOMEN[inputs.split]} {lexicon.MEN[inputs.split]}".split()
-    return rng.choice(people), town(rng, inputs.split)
+    return rng.choice(lexicon.people(inputs.split)), town(rng, inputs.split)
 
 
 def _told(inputs: SampleInputs, number: int, said: str) -> list[Turn]:

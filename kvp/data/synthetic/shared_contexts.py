@@ -17,7 +17,7 @@ from itertools import pairwise
 from statistics import median_low
 
 from kvp.data.synthetic import lexicon
-from kvp.data.synthetic.needles import draw_name, draw_number, draw_uuid
+from kvp.data.synthetic.needles import distinct, draw_name, draw_number, draw_uuid
 from kvp.data.synthetic.prompt_builder import NOISE, SampleInputs
 
 TURNS = 5
@@ -63,11 +63,27 @@ class _Drawn:
         return self._kept[:count]
 
 
-def _mixed(rng: random.Random, first: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Both in one random order."""
-    lines = [*first, *others]
-    rng.shuffle(lines)
-    return lines
+def _shuffled(
+    inputs: SampleInputs,
+    asked: Sequence[str],
+    others: Iterator[str],
+    turns: Sequence[Turn],
+    frame: tuple[str, str, str],
+) -> ContextMaker:
+    """Lines in a random order, those asked for and an amount of `others`.
+
+    `frame` is the text before, between and after lines.
+    """
+    drawn = _Drawn(others)
+    before, between, after = frame
+
+    def make(amount: int) -> SharedContext:
+        parts = [*asked, *drawn.first(amount)]
+        lines = [line for part in parts for line in part.splitlines()]
+        inputs.rng("order").shuffle(lines)
+        return SharedContext(context=before + between.join(lines) + after, turns=tuple(turns))
+
+    return make
 
 
 def key_value(inputs: SampleInputs) -> ContextMaker:
@@ -80,19 +96,12 @@ def key_value(inputs: SampleInputs) -> ContextMaker:
             yield f"{json.dumps(key)}: {json.dumps(value)}"
 
     asked = _Drawn(pairs("asked")).first(TURNS)
-    others = _Drawn(pairs("others"))
     turns = []
     for pair in asked:
         key, value = pair.split(": ")
         question = f"Key: {key}\nThe value associated with the specified key is: "
         turns.append(Turn(question=question, answers=(json.loads(value),)))
-
-    def make(amount: int) -> SharedContext:
-        lines = _mixed(inputs.rng("order"), asked, others.first(amount))
-        text = "JSON data:\n{" + ",\n".join(lines) + "}"
-        return SharedContext(context=text, turns=tuple(turns))
-
-    return make
+    return _shuffled(inputs, asked, pairs("others"), turns, ("JSON data:\n{", ",\n", "}"))
 
 
 def prefix_suffix(inputs: SampleInputs) -> ContextMaker:
@@ -114,7 +123,6 @@ def prefix_suffix(inputs: SampleInputs) -> ContextMaker:
         while True:
             yield draw_name(rng, inputs.split, size, _MIXED)
 
-    drawn = _Drawn(others())
     turns = tuple(
         Turn(
             question=f"Which string of the list begins with {word[:ends]} and ends with "
@@ -124,19 +132,15 @@ def prefix_suffix(inputs: SampleInputs) -> ContextMaker:
         for word in asked
     )
 
-    def make(amount: int) -> SharedContext:
-        lines = _mixed(inputs.rng("order"), [*asked, *near], drawn.first(amount))
-        text = "Here is a list of strings, one per line.\n\n" + "\n".join(lines)
-        return SharedContext(context=text, turns=turns)
-
-    return make
+    header = "Here is a list of strings, one per line.\n\n"
+    return _shuffled(inputs, [*asked, *near], others(), turns, (header, "\n", ""))
 
 
 def variable_tracking(inputs: SampleInputs) -> ContextMaker:
     """Chains of variable assignments in RULER's noise; the amount is the lines of noise."""
     rng = inputs.rng("chains")
-    names = _distinct(lambda: draw_name(rng, inputs.split, 5), TURNS * VARIABLES)
-    values = _distinct(lambda: draw_number(rng, inputs.split, digits=5), TURNS)
+    names = distinct(lambda: draw_name(rng, inputs.split, 5), TURNS * VARIABLES)
+    values = distinct(lambda: draw_number(rng, inputs.split, digits=5), TURNS)
     chains = [names[turn * VARIABLES : (turn + 1) * VARIABLES] for turn in range(TURNS)]
     statements = []
     for chain, value in zip(chains, values, strict=True):
@@ -178,7 +182,6 @@ def hash_hop(inputs: SampleInputs) -> ContextMaker:
             yield "\n".join(f"{one} = {other}" for one, other in pairwise(hashes))
 
     asked = _Drawn(chains("asked")).first(TURNS)
-    others = _Drawn(chains("others"))
     turns = tuple(
         Turn(
             question=f"Start at {chain.split()[0]} and follow {HOPS} assignments. Which hash do "
@@ -188,13 +191,8 @@ def hash_hop(inputs: SampleInputs) -> ContextMaker:
         for chain in asked
     )
 
-    def make(amount: int) -> SharedContext:
-        steps = [line for chain in (*asked, *others.first(amount)) for line in chain.splitlines()]
-        lines = _mixed(inputs.rng("order"), steps, [])
-        text = "Each line assigns one hash to another one.\n\n" + "\n".join(lines)
-        return SharedContext(context=text, turns=turns)
-
-    return make
+    header = "Each line assigns one hash to another one.\n\n"
+    return _shuffled(inputs, asked, chains("others"), turns, (header, "\n", ""))
 
 
 _EXTREMES: Mapping[str, Callable[[list[int]], int]] = {
@@ -256,7 +254,7 @@ def many_shot(inputs: SampleInputs) -> ContextMaker:
         every = list(lexicon.words(topic))
         rng.shuffle(every)
         words.append(every)
-    people = (lexicon.WOMEN[inputs.split] + " " + lexicon.MEN[inputs.split]).split()
+    people = lexicon.people(inputs.split)
 
     def sentence(rng: random.Random, word: str) -> str:
         return f"Sentence: {rng.choice(people)} {rng.choice(_VERBS)} the {word}.\nClass:"
@@ -285,13 +283,6 @@ def many_shot(inputs: SampleInputs) -> ContextMaker:
 
 
 _VERBS = ("thinks of", "looks for", "remembers", "talks about", "paints", "waits for", "describes")
-
-
-def _distinct(draw: Callable[[], str], count: int) -> list[str]:
-    drawn: dict[str, None] = {}
-    while len(drawn) < count:
-        drawn[draw()] = None
-    return list(drawn)
 
 
 CONTEXTS: Mapping[str, Callable[[SampleInputs], ContextMaker]] = {

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from itertools import pairwise
 
-from kvp.data.synthetic.needles import Split, draw_name, draw_number
-from kvp.data.synthetic.prompt_builder import NOISE, PromptMaker, RulerPrompt, SampleInputs
+from kvp.data.synthetic.needles import Split, distinct, draw_name, draw_number
+from kvp.data.synthetic.prompt_builder import (
+    NOISE,
+    CountTokens,
+    PromptMaker,
+    RulerPrompt,
+    SampleInputs,
+)
 
 HOPS = 4
-MAX_NEW_TOKENS = 30
 EXAMPLE_LENGTH = 500
 """Maximum tokens of the worked example."""
 
 
-def tracking(
-    inputs: SampleInputs, count_tokens: Callable[[str], int], *, example: bool
-) -> PromptMaker:
+def tracking(inputs: SampleInputs, count_tokens: CountTokens, *, example: bool) -> PromptMaker:
     """One chain of five variables; `example` puts a worked one before it.
 
     The amount is the number of noise lines. The worked example has three-letter names and as many
@@ -37,14 +39,12 @@ def tracking(
     def make(amount: int) -> RulerPrompt:
         return _prompt(chain, amount, inputs.rng("places"), shown)
 
-    return PromptMaker(make=make, smallest=HOPS + 1, max_new_tokens=MAX_NEW_TOKENS)
+    return PromptMaker(make=make, smallest=HOPS + 1)
 
 
 def _chain(rng: random.Random, split: Split, letters: int) -> tuple[str, list[str]]:
-    names: dict[str, None] = {}
-    while len(names) < HOPS + 1:
-        names[draw_name(rng, split, letters)] = None
-    return draw_number(rng, split, digits=5), list(names)
+    names = distinct(lambda: draw_name(rng, split, letters), HOPS + 1)
+    return draw_number(rng, split, digits=5), names
 
 
 def _worked(chain: tuple[str, list[str]], lines: int, inputs: SampleInputs) -> str:
@@ -67,8 +67,9 @@ def _prompt(
         "following text.\n\n" + "\n".join(lines).replace(". \n", ".\n") + "\n",
         question=f"Question: Find all variables that are assigned the value {value} in the text "
         "above.",
-        prefix=" Answer: According to the chain(s) of variable assignment in the text above, "
-        f"{len(names)} variables are assigned the value {value}, they are: ",
+        answer_prefix=" Answer: According to the chain(s) of variable assignment in the text "
+        f"above, {len(names)} variables are assigned the value {value}, they are: ",
         references=tuple(names),
         reply=" ".join(names),
+        max_new_tokens=30,
     )

@@ -8,17 +8,16 @@ import string
 from collections.abc import Collection, Iterator
 from itertools import chain, repeat
 
-from kvp.data.synthetic.needles import Split, draw_key, draw_name, word_pool
-from kvp.data.synthetic.prompt_builder import PromptMaker, RulerPrompt, SampleInputs
+from kvp.data.synthetic.needles import Split, distinct, draw_key, draw_name, word_pool
+from kvp.data.synthetic.prompt_builder import CountTokens, PromptMaker, RulerPrompt, SampleInputs
 
 COMMON = 10
-CWE_MAX_NEW_TOKENS = 120
 FWE_MAX_NEW_TOKENS = 50
 LONG = 4096
 """Tokens from which RULER repeats the words of the list more often."""
 
 
-def common_words(inputs: SampleInputs) -> PromptMaker:
+def common_words(inputs: SampleInputs, _: CountTokens) -> PromptMaker:
     """Ten words that occur more often than the others; the amount is the number of the others.
 
     From `LONG` tokens on the common words occur 30 times, the others 3 times, and the worked
@@ -44,7 +43,7 @@ def common_words(inputs: SampleInputs) -> PromptMaker:
         words = pool[: COMMON + amount]
         return _list_prompt(words, frequent, rare, inputs.rng("order"), before)
 
-    return PromptMaker(make=make, smallest=0, max_new_tokens=CWE_MAX_NEW_TOKENS)
+    return PromptMaker(make=make, smallest=0)
 
 
 def _compounds(rng: random.Random, split: Split, avoided: Collection[str]) -> Iterator[str]:
@@ -67,9 +66,10 @@ def _list_prompt(
         "often than others. Memorize the ones that appear most often.\n"
         f"{_numbered(entries)}\n",
         question="Question: What are the 10 most common words in the above list?",
-        prefix=" Answer: The top 10 words that appear most often in the list are:",
+        answer_prefix=" Answer: The top 10 words that appear most often in the list are:",
         references=tuple(words[:COMMON]),
         reply=f" {_numbered(sorted(words[:COMMON], key=entries.index))}",
+        max_new_tokens=120,
     )
 
 
@@ -77,16 +77,14 @@ def _numbered(words: list[str]) -> str:
     return " ".join(f"{number}. {word}" for number, word in enumerate(words, start=1))
 
 
-def frequent_words(inputs: SampleInputs) -> PromptMaker:
+def frequent_words(inputs: SampleInputs, _: CountTokens) -> PromptMaker:
     """Coded words whose frequency falls with the square of their rank, the first one dots.
 
     The amount is the number of words counted before rounding down.
     """
     size = max(4, (inputs.length - FWE_MAX_NEW_TOKENS) // FWE_MAX_NEW_TOKENS)
     rng = inputs.rng("words")
-    coded: dict[str, None] = {}
-    while len(coded) < size - 1:
-        coded[draw_name(rng, inputs.split, 6, string.ascii_lowercase)] = None
+    coded = distinct(lambda: draw_name(rng, inputs.split, 6, string.ascii_lowercase), size - 1)
     vocabulary = ["...", *coded]
 
     def make(amount: int) -> RulerPrompt:
@@ -98,11 +96,12 @@ def frequent_words(inputs: SampleInputs) -> PromptMaker:
             f"Find the three most frequently appeared coded words. {' '.join(words)}\n",
             question="Question: Do not provide any explanation. Please ignore the dots '....'. "
             "What are the three most frequently appeared words in the above coded text?",
-            prefix=" Answer: According to the coded text above, the three most frequently "
+            answer_prefix=" Answer: According to the coded text above, the three most frequently "
             "appeared words are:",
             references=tuple(vocabulary[1:4]),
             reply=f" {', '.join(vocabulary[1:4])}.",
+            max_new_tokens=FWE_MAX_NEW_TOKENS,
         )
 
     # Below 53 words the third and the fourth rank may tie at one occurrence each.
-    return PromptMaker(make=make, smallest=60, max_new_tokens=FWE_MAX_NEW_TOKENS)
+    return PromptMaker(make=make, smallest=60)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kvp.data.ruler import RULER_13, RULER_TASKS
 from kvp.data.sample import Sample, Source
 from kvp.data.synthetic.shared_contexts import CONTEXTS
-from kvp.data.task import REPLY_TOKENS, NoPromptError, Task, TaskSettings, blank_sample
+from kvp.data.task import Task, TaskSettings
 from kvp.data.tasks.longbench import LongBenchTask, published, refused
 from kvp.data.tasks.longmemeval import LongMemEvalTask
 from kvp.data.tasks.niah_heatmap import NiahHeatmapTask, number_needle
@@ -25,35 +25,10 @@ from kvp.data.tasks.ruler_qa import FLAGS, RulerQaTask
 from kvp.data.tasks.scbench import PUBLISHED, ScbenchTask
 from kvp.data.tasks.text import TEXT, TextTask
 from kvp.errors import UsageError
-from kvp.plugins import (
-    is_object_name,
-    load_object,
-    name_meant,
-    own_errors,
-    reason_of,
-)
+from kvp.plugins import instance_of, is_object_name, load_object, name_meant, own_errors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-__all__ = [
-    "CHAT",
-    "DATA",
-    "REPLY_TOKENS",
-    "RULER",
-    "TASKS",
-    "TEXT",
-    "NoPromptError",
-    "Task",
-    "TaskSettings",
-    "blank_sample",
-    "build_samples",
-    "expand_tasks",
-    "find_task",
-    "named_tasks",
-    "register",
-    "ruler_share",
-]
 
 RULER = "ruler"
 """The group of RULER's thirteen tasks."""
@@ -175,15 +150,7 @@ def ruler_share(names: Iterable[str]) -> str:
 
 def _checked(candidate: object, where: str) -> Task:
     """A task, made from its class if need be."""
-    if isinstance(candidate, type):
-        try:
-            candidate = candidate()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # foreign code: SystemExit and all
-            raise UsageError(
-                f"{where}: cannot be made without arguments ({reason_of(error)})"
-            ) from error
-    if not isinstance(candidate, Task):
+    task = instance_of(candidate, where)
+    if not isinstance(task, Task):
         raise UsageError(f"{where}: a task has a name, build(settings, tokenizer) and score")
-    return candidate
+    return task

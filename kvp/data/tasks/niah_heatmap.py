@@ -140,20 +140,11 @@ class NiahHeatmapTask:
 
         for first in range(0, min(settings.count, len(cells)), len(_depths(settings))):
             make(first)  # a length too small shows now
-        return Source(size=settings.count, make=make, notes=self._notes(settings, len(cells)))
+        return Source(size=settings.count, make=make)
 
     def score(self, sample: Sample, answer: str) -> float:
         """Whether the answer contains the needle's, or how much of it by ROUGE-L."""
         return score_answer(answer, sample.metric, sample.references)
-
-    def _notes(self, settings: TaskSettings, cells: int) -> tuple[str, ...]:
-        if settings.count % cells == 0:
-            return ()
-        uneven = "some have one prompt more" if settings.count > cells else "some have none"
-        return (
-            f"{self.name}: {settings.count} prompts are not a multiple of the {cells} cells of "
-            f"depth and length: {uneven}",
-        )
 
 
 def _depths(settings: TaskSettings) -> tuple[float, ...]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from kvp.data import ruler
 from kvp.data.answer_metrics import score_answer
+from kvp.data.encode import encode
+from kvp.data.ruler import generate
 from kvp.data.sample import Sample, Source
-from kvp.data.task import NoPromptError, TaskSettings
-from kvp.data.tasks.fitting import Fitting
+from kvp.data.task import NoPromptError, TaskSettings, blank_sample
 from kvp.data.text_files import read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_TIGHT = 0.8
-"""Share of the length that the smallest prompt may take before all prompts are tried first."""
 _ATTEMPTS = 64
 """Needles that are drawn for a prompt before its length is refused."""
 
@@ -28,13 +28,37 @@ class RulerTask:
     name: str
 
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
-        """Samples with as much haystack as fits; a length too small for any of them is refused."""
+        """Samples with as much haystack as fits; other needles are drawn while these do not."""
         essays = None if settings.essays is None else read_text(settings.essays, "essays")
-        maker = _Maker(Fitting(self.name, settings, tokenizer), essays)
-        source = Source(size=settings.count, make=maker.make)
-        if settings.count and maker.tight():
-            list(source)  # prompts this short are made at once
-        return source
+        fitting = Fitting(self.name, settings, tokenizer)
+
+        def drawn(index: int, attempt: int) -> Sample:
+            return fitting.fitted(
+                lambda limit: generate(
+                    self.name,
+                    count_tokens=fitting.count_tokens,
+                    length=settings.length,
+                    limit=limit,
+                    seed=settings.seed,
+                    index=index,
+                    split=settings.split,
+                    essays=essays,
+                    attempt=attempt,
+                )
+            )
+
+        @lru_cache(maxsize=1)
+        def make(index: int) -> Sample:
+            for attempt in range(_ATTEMPTS - 1):
+                try:
+                    return drawn(index, attempt)
+                except NoPromptError:
+                    continue
+            return drawn(index, _ATTEMPTS - 1)
+
+        if settings.count:
+            make(0)  # a length too small shows now
+        return Source(size=settings.count, make=make)
 
     def score(self, sample: Sample, answer: str) -> float:
         """Share of the references that the answer contains."""
@@ -42,51 +66,38 @@ class RulerTask:
 
 
 @dataclass(frozen=True)
-class _Maker:
-    """Makes the samples of one task."""
+class Fitting:
+    """Fits one task's prompts to the tokens that a chat template leaves of `--length`."""
 
-    fitting: Fitting
-    essays: str | None
+    task: str
+    settings: TaskSettings
+    tokenizer: PreTrainedTokenizerBase
 
-    @property
-    def settings(self) -> TaskSettings:
-        """The settings of the task."""
-        return self.fitting.settings
+    def fitted(self, make: Callable[[int], Sample]) -> Sample:
+        """What `make` makes for the largest limit whose encoded prompt is within `--length`.
 
-    def make(self, index: int) -> Sample:
-        """The sample of an index; other needles are drawn while these are too long."""
-        for attempt in range(_ATTEMPTS - 1):
-            try:
-                return self._fitted(index, attempt)
-            except NoPromptError:
-                continue
-        return self._fitted(index, _ATTEMPTS - 1)
+        `make` takes the most tokens that `count_tokens` may return for the prompt, and raises
+        NoPromptError where it has no prompt so small.
+        """
+        limit = self.settings.length
+        while True:
+            sample = make(limit)
+            # Pieces tokenised apart may have a token more than the whole.
+            excess = encode(sample, self.tokenizer).prompt_length - self.settings.length
+            if excess <= 0:
+                return sample
+            limit -= excess
 
-    def tight(self) -> bool:
-        """Whether the smallest prompt takes most of the length."""
-        maker = ruler.prompt_maker(
-            self.fitting.task,
-            f"{self.fitting.task}/{self.settings.split}/{self.settings.seed}/0",
-            count_tokens=self.fitting.count_tokens,
-            length=self.settings.length,
-            split=self.settings.split,
-            essays=self.essays,
-        )
-        smallest = self.fitting.count_tokens(maker.make(maker.smallest).text)
-        return smallest > round(_TIGHT * self.settings.length)
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a prompt's text, chat template included."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        return self._around + len(ids)
 
-    def _fitted(self, index: int, attempt: int) -> Sample:
-        def make(limit: int) -> Sample:
-            return ruler.generate(
-                self.fitting.task,
-                count_tokens=self.fitting.count_tokens,
-                length=self.settings.length,
-                limit=limit,
-                seed=self.settings.seed,
-                index=index,
-                split=self.settings.split,
-                essays=self.essays,
-                attempt=attempt,
-            )
-
-        return self.fitting.fitted(make)
+    @cached_property
+    def _around(self) -> int:
+        """Tokens of the chat template."""
+        # The question is not empty: running text would get no chat template. Some tokenizers have
+        # no token for a space.
+        question = " " if self.tokenizer.encode(" ", add_special_tokens=False) else "a"
+        empty = replace(blank_sample(self.settings, self.task, ""), question=question)
+        return encode(empty, self.tokenizer).prompt_length - 1

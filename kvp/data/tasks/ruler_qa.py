@@ -19,10 +19,9 @@ from kvp.data.answer_metrics import score_answer
 from kvp.data.encode import encode
 from kvp.data.rows.question_sets import READERS, DocumentQuestion, QuestionSet
 from kvp.data.sample import Sample, Source
-from kvp.data.synthetic.needles import SPLITS
 from kvp.data.synthetic.prompt_builder import PromptMaker, RulerPrompt
-from kvp.data.task import ALL, NoPromptError, TaskSettings
-from kvp.data.tasks.fitting import Fitting
+from kvp.data.task import NoPromptError, TaskSettings
+from kvp.data.tasks.ruler import Fitting
 from kvp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ INSTRUCTION = (
     "Answer the question based on the given documents. Only give me the answer and do not output "
     "any other words.\n\n"
 )
-MAX_NEW_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,6 @@ class RulerQaTask:
                 "hold)",
                 reason=f"it needs --{self.flag} FILE",
             )
-        if settings.split not in (*SPLITS, ALL):
-            raise UsageError(f"--split {settings.split}: one of {', '.join(SPLITS)}, {ALL}")
         maker = _Maker(Fitting(self.name, settings, tokenizer), READERS[self.flag](data))
         asked = maker.data.of_split(settings.split)
         if not asked:
@@ -102,7 +98,7 @@ class _Maker:
         length = self.fitting.settings.length
         around = self.fitting.count_tokens("")
         for question in asked:
-            sample = self._smallest(question, "smallest")
+            sample = self._smallest(question)
             text = sample.context + sample.question + sample.answer_prefix
             # A token is a byte at least, so a short text need not be tokenised.
             if around + len(text.encode()) > length:
@@ -116,22 +112,51 @@ class _Maker:
         """The sample of a question with as many documents as fit."""
         settings, task = self.fitting.settings, self.fitting.task
         name = f"{task}/{settings.split}/{settings.seed}/{index}"
-        maker = self._maker(question, name, filled=True)
+        own, filling = self._own(question), self._filling(question, name)
+
+        def prompt(amount: int) -> RulerPrompt:
+            missing = amount - len(own)
+            rounds = -(-missing // len(filling)) if filling else 0
+            shown = [*own, *(filling * rounds)[:missing]]
+            return document_prompt(name, question.text, question.answers, shown)
+
+        largest = None if filling else len(own)
+        maker = PromptMaker(make=prompt, smallest=len(own), largest=largest)
 
         def make(limit: int) -> Sample:
             try:
-                prompt = ruler.fit(maker, self.fitting.count_tokens, limit, task)
+                fitted = ruler.fit(maker, self.fitting.count_tokens, limit, task)
             except NoPromptError:  # the limit of pieces tokenised apart; the smallest prompt fits
-                return self._smallest(question, name)
-            return ruler.as_sample(prompt, maker, task=task, split=settings.split, name=name)
+                fitted = prompt(len(own))
+            return ruler.as_sample(fitted, task=task, split=settings.split, name=name)
 
         return self.fitting.fitted(make)
 
-    def _smallest(self, question: DocumentQuestion, name: str) -> Sample:
-        maker = self._maker(question, name, filled=False)
-        prompt = maker.make(maker.smallest)
+    def _smallest(self, question: DocumentQuestion) -> Sample:
         settings, task = self.fitting.settings, self.fitting.task
-        return ruler.as_sample(prompt, maker, task=task, split=settings.split, name=name)
+        own = self._own(question)
+        prompt = document_prompt("smallest", question.text, question.answers, own)
+        return ruler.as_sample(prompt, task=task, split=settings.split, name="smallest")
+
+    def _own(self, question: DocumentQuestion) -> list[str]:
+        """Documents that are always shown."""
+        split = self.fitting.settings.split
+        return [
+            text
+            for text in question.documents
+            if text in question.answering or self.data.may_show(text, split)
+        ]
+
+    def _filling(self, question: DocumentQuestion, name: str) -> list[str]:
+        """Documents that fill the prompt, again and again: those of the same article first."""
+        related: list[str] = []
+        others: list[str] = []
+        for text, article in self._shown:
+            if text not in question.documents:
+                same = article is not None and article == question.article
+                (related if same else others).append(text)
+        rng = random.Random(f"{name}/documents")
+        return [*rng.sample(related, len(related)), *rng.sample(others, len(others))]
 
     @cached_property
     def _shown(self) -> list[tuple[str, str | None]]:
@@ -139,67 +164,22 @@ class _Maker:
         split = self.fitting.settings.split
         return [one for one in self.data.documents.items() if self.data.may_show(one[0], split)]
 
-    def _maker(self, question: DocumentQuestion, name: str, *, filled: bool) -> PromptMaker:
-        split = self.fitting.settings.split
-        own = [
-            text
-            for text in question.documents
-            if text in question.answering or self.data.may_show(text, split)
-        ]
-        related: list[str] = []
-        others: list[str] = []
-        for text, article in self._shown if filled else ():
-            if text not in question.documents:
-                same = article is not None and article == question.article
-                (related if same else others).append(text)
-        return document_question(
-            name,
-            question=question.text,
-            answers=question.answers,
-            documents=own,
-            related=related,
-            others=others,
-        )
 
-
-def document_question(
-    name: str,
-    *,
-    question: str,
-    answers: Sequence[str],
-    documents: Sequence[str],
-    related: Sequence[str] = (),
-    others: Sequence[str] = (),
-) -> PromptMaker:
-    """One question for any number of documents, which is the amount.
-
-    `documents` are always there; `related` ones (of the same article) come before `others`, and
-    where all are used they are repeated, the question's own documents not. Their order is drawn by
-    `name`, another one for each amount.
-    """
-    rng = random.Random(f"{name}/documents")
-    filling = [*rng.sample(related, len(related)), *rng.sample(others, len(others))]
-
-    def make(amount: int) -> RulerPrompt:
-        missing = amount - len(documents)
-        rounds = -(-missing // len(filling)) if filling else 0
-        shown = [*documents, *(filling * rounds)[:missing]]
-        random.Random(f"{name}/order").shuffle(shown)
-        texts = (f"Document {number}:\n{text}" for number, text in enumerate(shown, start=1))
-        return RulerPrompt(
-            context=f"{INSTRUCTION}The following are given documents.\n\n"
-            + "\n\n".join(texts)
-            + "\n\n",
-            question=f"{INSTRUCTION}Question: {question}",
-            prefix=" Answer:",
-            references=tuple(answers),
-            reply=f" {answers[0]}",
-        )
-
-    return PromptMaker(
-        make=make,
-        smallest=len(documents),
-        max_new_tokens=MAX_NEW_TOKENS,
-        largest=None if filling else len(documents),
+def document_prompt(
+    name: str, question: str, answers: Sequence[str], documents: Sequence[str]
+) -> RulerPrompt:
+    """A question about documents, whose order `name` and their number draw."""
+    shown = list(documents)
+    random.Random(f"{name}/order").shuffle(shown)
+    texts = (f"Document {number}:\n{text}" for number, text in enumerate(shown, start=1))
+    return RulerPrompt(
+        context=f"{INSTRUCTION}The following are given documents.\n\n"
+        + "\n\n".join(texts)
+        + "\n\n",
+        question=f"{INSTRUCTION}Question: {question}",
+        answer_prefix=" Answer:",
+        references=tuple(answers),
+        reply=f" {answers[0]}",
+        max_new_tokens=32,
         metric="part",
     )

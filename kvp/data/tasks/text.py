@@ -13,6 +13,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvp.data.encode import opening_ids
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import reader_of
 from kvp.data.rows.tally import RowChoice
@@ -73,8 +74,7 @@ def stretches(
 
     Each begins with the token that the tokenizer itself puts before a text, if it does.
     """
-    added = tokenizer.encode("")
-    opening = tuple(added[:1]) if added[:1] == [tokenizer.bos_token_id] else ()
+    opening = opening_ids(tokenizer)
     size = length - len(opening)
     encoded: list[list[int]] = []
     for round_ in count():
@@ -97,22 +97,12 @@ def _texts(data: str, settings: TaskSettings) -> tuple[list[str], tuple[str, ...
     if (path.is_file() and reader_of(path) is None) or (path.is_dir() and any(path.glob("*.txt"))):
         return [share_of(read_text(data, "text"), split)], ()
     documents = read_documents(data, "text", choice=RowChoice.of(settings))
-    skipped = [
-        *documents.skipped,
-        *((document.location, "has no text") for document in documents.usable if not document.text),
-    ]
-    texts = [document.text for document in documents.usable if document.text]
+    texts = [one.text for one in documents.usable if one.text and split in (one.split, ALL)]
     if not texts:
-        raise UsageError(f"--text {data}: no row with a 'text' column")
-    of_split = [
-        document.text
-        for document in documents.usable
-        if split in (document.split, ALL) and document.text
-    ]
-    if not of_split:
         raise UsageError(f"--text {data}: no row with a 'text' column in the {split} split")
-    note = replace(documents.tally, skipped=skipped).note()
-    return of_split, () if note is None else (f"--text {data}: {note}",)
+    skipped = [(one.location, "has no text") for one in documents.usable if not one.text]
+    note = replace(documents.tally, skipped=[*documents.skipped, *skipped]).note()
+    return texts, () if note is None else (f"--text {data}: {note}",)
 
 
 def _sample(name: str, ids: tuple[int, ...], settings: TaskSettings) -> Sample:

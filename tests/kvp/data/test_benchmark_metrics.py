@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 import pytest
 
-from kvp.data.answer_metrics import METRICS as COMMON
 from kvp.data.benchmark_metrics import (
     METRICS,
     classification,
-    first_line,
-    rouge_scorer,
     score_sample,
 )
 from kvp.data.task import TaskSettings, blank_sample
-from kvp.errors import UsageError
 
 TABLE = [
     ("contains", "it is Ab-1.", ["Ab-1"], 1),
@@ -54,11 +49,6 @@ def test_scores(metric: str, prediction: str, references: list[str], score: floa
     assert METRICS[metric](prediction, references) == pytest.approx(score)
 
 
-def test_everything_that_rows_are_scored_by_is_known() -> None:
-    assert dict(METRICS) == {**METRICS, **COMMON}
-    assert set(METRICS) - set(COMMON) <= {row[0] for row in TABLE}
-
-
 @pytest.mark.parametrize(
     ("prediction", "score"),
     [
@@ -78,15 +68,3 @@ def test_classes_are_counted(prediction: str, score: float) -> None:
     assert score_sample(sample, prediction) == score
     with pytest.raises(ValueError, match="has no reference"):
         score_sample(replace(sample, references=()), prediction)
-
-
-def test_the_first_line_is_the_first_that_is_not_empty() -> None:
-    assert first_line("\n\nParis\nQuestion: ...") == "Paris"
-    assert first_line("") == ""
-
-
-def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    rouge_scorer.cache_clear()
-    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
-    with pytest.raises(UsageError, match=r"pip install 'kvp-toolkit\[benchmarks\]'"):
-        rouge_scorer()

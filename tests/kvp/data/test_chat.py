@@ -43,11 +43,6 @@ def test_a_thread_that_does_not_begin_in_a_full_chat_opens_the_next() -> None:
     assert [names(chat) for chat in chats] == [["a0", "a1"], ["b0", "b1"]]
 
 
-def test_a_thread_that_opens_a_chat_is_cut_to_it() -> None:
-    chats = list(pack([thread("a", 1), thread("b", 9), thread("c", 1)], words, 10))
-    assert [names(chat) for chat in chats] == [["a0"], ["b0"], ["c0"]]
-
-
 def test_a_first_exchange_too_long_for_any_chat_is_left_out() -> None:
     long: list[tuple[int, int]] = []
     dialogues = [thread("a", 1, 50), thread("b", 1), thread("c", 1, 50), thread("d", 1)]
@@ -63,11 +58,6 @@ def test_no_dialogue_serves_two_chats_and_all_end_with_the_assistant() -> None:
     for chat in chats:
         assert [turn["role"] for turn in chat] == ["user", "assistant"] * (len(chat) // 2)
         assert words(chat) <= 60
-
-
-def test_nothing_to_pack() -> None:
-    assert list(pack([], words, 10)) == []
-    assert list(pack([[]], words, 10)) == []
 
 
 def test_a_generated_chat_fills_its_length() -> None:

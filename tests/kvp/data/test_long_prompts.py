@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from itertools import accumulate
 
 import pytest
 
 from kvp.data.encode import encode
-from kvp.data.ruler import OWN_TASKS, fit, generate
+from kvp.data.ruler import OWN_TASKS, generate
 from kvp.data.sample import Sample
 from kvp.data.synthetic.needles import split_of
-from kvp.data.synthetic.prompt_builder import PromptMaker, RulerPrompt
 from kvp.data.task import TaskSettings
 from kvp.data.tasks import find_task
 from kvp.hf import load_tokenizer
@@ -61,40 +59,6 @@ def test_words_beyond_the_lists_are_compounds(split: str) -> None:
     assert {split_of(word) for word in others} == {split}
     for word in compounds:
         assert not set(word.split("-")) & set(sample.references)
-
-
-@pytest.mark.parametrize("costs", [(1, 1, 1), (1, 50, 3), (40, 1, 900), (0, 0, 1), (300, 7, 1)])
-@pytest.mark.parametrize("length", [10, 99, 1000, 20_000])
-def test_the_search_finds_the_largest_amount_that_fits(costs: tuple[int, ...], length: int) -> None:
-    """Units of changing cost, against trying every amount."""
-
-    tokens = list(
-        accumulate((costs[unit % 3] * (1 + unit % 7) for unit in range(length + 1)), initial=5)
-    )
-    calls: list[int] = []
-
-    def make(amount: int) -> RulerPrompt:
-        calls.append(amount)
-        return RulerPrompt(
-            context=str(tokens[amount]), question="", prefix="", references=(), reply=str(amount)
-        )
-
-    maker = PromptMaker(make=make, smallest=0, max_new_tokens=1)
-    prompt = fit(maker, int, length, "t")
-    largest = 0
-    while largest < length and tokens[largest + 1] <= length:
-        largest += 1
-    assert int(prompt.reply) == largest
-    assert len(calls) < 45
-
-
-def test_no_more_haystack_than_there_is() -> None:
-    def make(amount: int) -> RulerPrompt:
-        assert amount <= 3
-        return RulerPrompt(context="x" * amount, question="", prefix="", references=(), reply="")
-
-    maker = PromptMaker(make=make, smallest=1, max_new_tokens=1, largest=3)
-    assert fit(maker, len, 1000, "t").context == "xxx"
 
 
 @pytest.mark.slow

@@ -94,21 +94,13 @@ def test_a_file_whose_name_has_a_comma_is_one_part(tmp_path: Path) -> None:
     assert [part.data for part in parts_of(str(path))] == [str(path)]
 
 
-def test_a_part_named_twice_with_one_weight_is_that_part() -> None:
-    assert [part.data for part in parts_of("chat:1,chat:1")] == ["chat"]
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         ("ruler,chat:0.3", "--data: ruler has no weight"),
-        ("ruler:0,chat:1", "--data: ruler:0 has no weight"),
         ("ruler:nan,chat:1", "--data: ruler:nan has no weight"),
-        ("ruler:-1,chat:1", "--data: ruler:-1 has no weight"),
-        (":1,chat:1", "--data: :1 has no weight"),
         ("chat:1,chat:2", "--data: chat is named twice"),
         ("a/x.jsonl:1,b/x.jsonl:1", "--data: two parts are called x.jsonl; rename"),
-        (",", "--data ,: not a file"),
         ("chat:1,none.jsonl:2", "--data none.jsonl: no such file"),
     ],
 )

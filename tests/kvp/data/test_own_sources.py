@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from kvp.data.collection_plan import plan_collection
 from kvp.data.rows.files import read_rows
 from kvp.data.sources import open_source
 from kvp.data.task import TaskSettings
@@ -91,12 +90,3 @@ def test_names_of_no_data_do_not_reach_the_hub(data: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
         list(read_rows(data, "data"))
     assert message in str(error.value)
-
-
-@pytest.mark.parametrize("task", ["text", "data"])
-def test_tasks_of_evaluation_are_refused_with_the_remedy(
-    task: str, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    request = TaskSettings(data="ruler", tasks=(task,), length=200, seed=0)
-    with pytest.raises(UsageError, match="give --data FILE alone"):
-        plan_collection(request, {"train": 1}, tokenizer)

@@ -6,7 +6,7 @@ import pytest
 from kvp.data.answer_metrics import postprocess, string_match_all, string_match_part
 from kvp.data.ruler import RULER_TASKS, generate
 from kvp.data.sample import Sample
-from kvp.data.synthetic.needles import SPLITS, draw_key, draw_number, split_of, word_pool, words
+from kvp.data.synthetic.needles import SPLITS, split_of
 from kvp.errors import UsageError
 
 ESSAYS = " ".join(
@@ -69,27 +69,6 @@ def test_several_needles_are_worded_in_the_plural() -> None:
     )
     for key, value in zip((a, b, c, d), sample.references, strict=True):
         assert f"One of the special magic numbers for {key} is: {value}." in sample.context
-
-
-def test_values_of_one_key_are_in_document_order() -> None:
-    sample = make("niah_multivalue")
-    positions = [sample.context.index(value) for value in sample.references]
-    assert len(positions) == 4
-    assert positions == sorted(positions)
-    assert sample.reply == f" {', '.join(sample.references)}."
-    assert sample.question.startswith("What are all the special magic numbers for ")
-
-
-def test_uuid_tasks_have_uuids_as_values() -> None:
-    uuid = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-    for task, key in (("niah_single_3", r"[a-z-]+"), ("niah_multikey_3", uuid)):
-        sample = make(task)
-        assert re.fullmatch(
-            rf"What is the special magic uuid for {key} mentioned in the provided text\?",
-            sample.question,
-        )
-        assert re.fullmatch(uuid, sample.references[0])
-        assert "I will quiz you about the uuid afterwards.\n" in sample.context
 
 
 def test_needle_haystack_has_one_needle_a_line_with_different_keys() -> None:
@@ -155,31 +134,14 @@ def test_coded_words_thin_out_by_rank() -> None:
 
 
 @pytest.mark.parametrize("task", RULER_TASKS)
-def test_is_a_function_of_task_split_seed_and_index(task: str) -> None:
-    assert make(task) == make(task)
-    others = [make(task, index=1), make(task, seed=4), make(task, split="train")]
-    assert len({prompt(sample) for sample in [make(task), *others]}) == 4
-
-
-@pytest.mark.parametrize("task", RULER_TASKS)
-@pytest.mark.parametrize("length", [900, 1237])
-def test_fills_the_length_without_passing_it(task: str, length: int) -> None:
-    used = count(prompt(make(task, length=length)))
-    assert used <= length
-    assert used > length - 60
+def test_fills_the_length_without_passing_it(task: str) -> None:
+    assert 1237 - 60 < count(prompt(make(task, length=1237))) <= 1237
 
 
 @pytest.mark.parametrize("task", RULER_TASKS)
 def test_says_so_when_the_smallest_prompt_is_too_long(task: str) -> None:
     with pytest.raises(UsageError, match=rf"--length 20: the smallest {task} prompt .* \d+ tokens"):
         make(task, length=20)
-
-
-def test_unknown_names_are_one_line() -> None:
-    with pytest.raises(UsageError, match="--tasks: unknown task 'niah'; known are niah_single_1"):
-        make("niah")
-    with pytest.raises(UsageError, match="--split dev: generated prompts belong to one of train"):
-        make("vt", split="dev")
 
 
 @pytest.mark.parametrize("task", RULER_TASKS)
@@ -208,26 +170,6 @@ def test_essays_are_shared_out_between_the_splits() -> None:
     assert not seen["test"] & seen["validation"]
 
 
-def test_generated_prose_is_the_default_essay() -> None:
-    sample = make("niah_single_2", essays=None, length=400)
-    assert count(prompt(sample)) > 340
-
-
-def test_split_sizes_and_word_lists() -> None:
-    assert (len(words("noun")), len(words("adjective"))) == (6782, 910)
-    shares = {split: len(word_pool(split)) / 8166 for split in SPLITS}
-    assert shares["train"] == pytest.approx(0.8, abs=0.03)
-    assert shares["test"] == pytest.approx(0.1, abs=0.03)
-
-
-def test_drawn_strings_have_their_form() -> None:
-    import random
-
-    rng = random.Random(0)
-    assert re.fullmatch(r"[a-z-]+-[a-z-]+", draw_key(rng, "test"))
-    assert re.fullmatch(r"[1-9]\d{4}", draw_number(rng, "test", digits=5))
-
-
 def test_match_metrics_by_hand() -> None:
     text = "  they are AbCde,\x00FGH \n"
     assert postprocess(text) == "they are AbCde,\nFGH"
@@ -236,30 +178,3 @@ def test_match_metrics_by_hand() -> None:
     assert string_match_part(text, ["xyz"]) == 0.0
     with pytest.raises(ValueError, match="no reference"):
         string_match_all(text, [])
-
-
-@pytest.mark.parametrize("task", ["cwe", "fwe", "vt"])
-def test_a_lower_limit_does_not_change_the_variant(task: str) -> None:
-    """RULER's word lists change at 4,096 tokens: a token less to fill must not change them."""
-    whole = generate(task, count_tokens=count, length=4096, seed=1, index=0, split="test")
-    less = generate(
-        task, count_tokens=count, length=4096, limit=4000, seed=1, index=0, split="test"
-    )
-    assert less.references == whole.references
-    assert count(less.context + less.question + less.answer_prefix) <= 4000
-    if task == "cwe":
-        word = whole.references[0]
-        body = less.context.rpartition("Below is a numbered list")[2]
-        assert len(re.findall(rf"\. {word}\b", body)) == 30
-
-
-def test_another_attempt_draws_other_needles() -> None:
-    samples = [
-        generate(
-            "niah_single_1", count_tokens=count, length=900, seed=1, index=0, split="test",
-            attempt=attempt,
-        )
-        for attempt in range(3)
-    ]  # fmt: skip
-    assert len({sample.references for sample in samples}) == 3
-    assert len({sample.id for sample in samples}) == 1

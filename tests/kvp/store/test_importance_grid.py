@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -25,7 +24,6 @@ from kvp.store import (
     Trace,
     TraceReader,
     TraceWriter,
-    planned_bytes,
 )  # fmt: skip
 from kvp.store.importance_grid import (
     common_edges,
@@ -135,22 +133,6 @@ def test_labels_are_those_of_the_queries_at_every_point(
         )
 
 
-def test_plain_zarr_reads_a_grid(tmp_path: Path) -> None:
-    plan, trace, _ = peaked("float16")
-    with TraceWriter.create_or_resume(tmp_path / "s", plan, {"identity": {}}) as writer:
-        writer.write(trace)
-    assert not (tmp_path / "s" / "q").exists()
-    array = zarr.open_array(tmp_path / "s" / "importance", mode="r")
-    assert (array.shape, array.dtype, array.chunks) == (
-        (1, 1, 2, 12, 128), "float16", (1, 1, 1, 12, 128)
-    )  # fmt: skip
-    stored = np.asarray(array[0, 0, 1], dtype=np.float64) / array.attrs["kvp_root_scale"]
-    np.testing.assert_allclose(
-        stored[:, :TOKENS] ** 2, trace.grids["future_attention"][0, 1].double().numpy(), rtol=1e-3
-    )
-    assert not stored[:, TOKENS:].any()
-
-
 @given(st.integers(2, 600), st.integers(0, 700), st.integers(0, 700), st.integers(2, 60))
 def test_edges_rise_to_the_end_and_hold_the_boundaries(
     length: int, one: int, other: int, cuts: int
@@ -198,50 +180,6 @@ def test_float16_keeps_small_values_and_does_not_overflow(tokens: int) -> None:
     assert decode(encode(torch.zeros(3), torch.float16, scale), scale).eq(0).all()
 
 
-def test_bytes_of_the_papers_model() -> None:
-    whole = planned_bytes(QWEN, dtype="bfloat16", tokens=4500)
-    lean = planned_bytes(QWEN, dtype="bfloat16", tokens=4500, store="importance", grid=48)
-    # of 9 x 128 x 2 bytes per token and head stay 2 x 128 x 2, and come (48 + 4 + 4) x 2
-    assert lean / whole == pytest.approx((512 + 112) / 2304)
-    assert lean / whole <= 0.28
-    exact = planned_bytes(
-        QWEN, dtype="bfloat16", tokens=1, store="importance", grid=48, grid_dtype="float32"
-    )
-    assert exact == 28 * 4 * (512 + 224)
-
-
-def test_files_of_a_store_of_the_papers_shape(tmp_path: Path) -> None:
-    """What the disk holds of one layer of 7B shapes: random numbers, shorter sequences."""
-    size = Geometry(layers=1, query_heads=28, kv_heads=4, head_dim=128)
-    plan = StorePlan(geometry=size, dtype="bfloat16", max_tokens=512, sequences=1)
-    lean = replace(plan, store="importance", grid=48, grid_labels=("max_reply_attention",))
-    queries, keys, values = (
-        torch.randn(
-            1, 4, *group, 512, 128, generator=torch.Generator().manual_seed(seed)
-        ).bfloat16()
-        for seed, group in enumerate([(7,), (), ()])
-    )
-    edges, common = edges_of(512, 450, 480, 48)
-    record = SequenceRecord(
-        index=0, id="s", task="t", split="train", length=512, context_length=450,
-        prompt_length=480, token_ids=(1,) * 512, reply_spans=((480, 512),), edges=edges,
-        common_edges=common,
-    )  # fmt: skip
-    plain = replace(record, edges=(), common_edges=())
-    grids = label_grids(queries, keys, record, lean.grid_labels)
-    for store, trace in (
-        (plan, Trace(record=plain, queries=queries, keys=keys, values=values)),
-        (lean, Trace(record=record, queries=None, keys=keys, values=values, grids=grids)),
-    ):
-        with TraceWriter.create(tmp_path / store.store, store, {"identity": {}}) as writer:
-            writer.write(trace)
-    whole, part = (
-        sum(file.stat().st_size for file in (tmp_path / kind).rglob("c.*"))
-        for kind in ("qkv", "importance")
-    )
-    assert 2 / 9 < part / whole <= 0.3
-
-
 def test_what_a_grid_cannot_answer_is_one_line(tmp_path: Path, store: Path) -> None:
     plan, trace, _ = peaked("float16")
     with TraceWriter.create_or_resume(tmp_path / "s", plan, {"identity": {}}) as writer:
@@ -261,21 +199,6 @@ def test_what_a_grid_cannot_answer_is_one_line(tmp_path: Path, store: Path) -> N
         TraceReader(store).importance("future_attention", 0, 10)
 
 
-def test_damage_names_the_file(tmp_path: Path) -> None:
-    plan, trace, _ = peaked("float16")
-    with TraceWriter.create_or_resume(tmp_path / "s", plan, {"identity": {}}) as writer:
-        writer.write(trace)
-    shard = tmp_path / "s" / "importance" / "c.0.0.0.0.0"
-    content = bytearray(shard.read_bytes())
-    content[40] ^= 1
-    shard.write_bytes(content)
-    with pytest.raises(StoreError, match=r"importance/c\.0\.0\.0\.0\.0 is damaged"):
-        TraceReader(tmp_path / "s").importance("future_attention", 0, CONTEXT)
-    shard.unlink()
-    with pytest.raises(StoreError, match=r"importance/c\.0\.0\.0\.0\.0 is missing"):
-        TraceReader(tmp_path / "s").records()
-
-
 def test_traces_and_plans_that_do_not_fit_are_refused(
     tmp_path: Path, plan: StorePlan, manifest: dict[str, Any], make_trace: MakeTrace
 ) -> None:
@@ -286,11 +209,9 @@ def test_traces_and_plans_that_do_not_fit_are_refused(
     def with_peaks(grid: torch.Tensor) -> dict[str, torch.Tensor]:
         return {**trace.grids, "max_reply_attention": grid}
 
-    plain = replace(trace.record, edges=(), common_edges=())
     with TraceWriter.create_or_resume(tmp_path / "store", lean, manifest) as writer:
         for changes, message in [
             ({"grids": {}}, "carries what its store keeps"),
-            ({"record": plain}, "0 edges for 6 compression points"),
             ({"grids": with_peaks(peaks[..., 1:, :])}, r"reply_peak .* the store takes"),
             ({"grids": with_peaks(peaks.half())}, r"reply_peak .* the store takes float32"),
             ({"grids": with_peaks(peaks + torch.inf)}, "reply_peak .* is not finite"),
@@ -300,15 +221,3 @@ def test_traces_and_plans_that_do_not_fit_are_refused(
         writer.write(trace)
     with pytest.raises(StoreError, match=r"planned differently \(.*grid"):
         TraceWriter.create_or_resume(tmp_path / "store", replace(lean, grid=7), manifest)
-    for settings in (
-        {"store": "q"}, {"grid": 4}, {"store": "importance"}, {"grid_dtype": "int8"},
-        {"grid_labels": ("future_attention",)},
-        {"store": "importance", "grid": 4, "grid_labels": ("kvzip",)},
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match="grid"):
-            replace(plan, **settings)
-    for edges in ((3, 2, 23), (0, 23), (4, 22)):
-        with pytest.raises(ValueError, match="do not rise to 23"):
-            replace(trace.record, edges=edges, common_edges=())
-    with pytest.raises(ValueError, match="no points of the grid"):
-        replace(trace.record, common_edges=(trace.record.length,))

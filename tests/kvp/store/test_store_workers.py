@@ -216,14 +216,3 @@ def test_a_process_that_wants_the_store_for_itself_is_refused(
         pytest.raises(StoreError, match="is being written by process"),
     ):
         TraceWriter.create_or_resume(store, long, manifest, shared=True)
-
-
-def test_workers_of_other_settings_are_refused_though_nothing_is_written_yet(
-    tmp_path: Path, long: StorePlan, manifest: dict[str, Any]
-) -> None:
-    store, other = tmp_path / "store", {**manifest, "identity": {"seed": 1}}
-    with TraceWriter.create_or_resume(store, long, manifest, shared=True):
-        with pytest.raises(StoreError, match="begun with other settings"):
-            TraceWriter.create_or_resume(store, long, other, shared=True)
-        TraceWriter.create_or_resume(store, long, manifest, shared=True).close()
-    TraceWriter.create_or_resume(store, long, other, shared=True).close()

@@ -10,25 +10,20 @@ import pytest
 import torch
 
 from kvp.programs import collect, run_program, train
-from kvp.programs import main as kvp
 from policies.policy_files import load_policy, load_shard, save_policy
 
 distill = partial(run_program, "distill")
-
-
-def kvp_store(argv: list[str]) -> int:
-    """Run `kvp store`."""
-    return kvp(["store", *argv])
+COLLECTED = [
+    "--tasks", "niah_single_1", "--length", "192", "--train", "3", "--validation", "2",
+    "--test", "0", "--max_new_tokens", "8",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces of nano, and a policy trained on them for a few steps."""
     path = tmp_path_factory.mktemp("distill")
-    assert collect([
-        "--out", str(path / "traces"), "--tasks", "niah_single_1", "--length", "192",
-        "--train", "3", "--validation", "2", "--test", "0", "--max_new_tokens", "8",
-    ]) == 0  # fmt: skip
+    assert collect(["--out", str(path / "traces"), *COLLECTED]) == 0
     assert train([
         "--traces", str(path / "traces"), "--out", str(path / "policy"), "--steps", "2",
         "--contexts", "1", "--hidden", "16", "--neighbours", "2", "--exclude_protected", "false",
@@ -76,7 +71,7 @@ def test_predictions_come_closer_to_the_full_cache(
 
 def test_a_store_of_importance_serves_as_one_of_queries(folder: Path, tmp_path: Path) -> None:
     lean = str(tmp_path / "lean")
-    assert kvp_store(["to-importance", str(folder / "traces"), "--out", lean]) == 0
+    assert collect(["--out", lean, "--store", "importance", *COLLECTED]) == 0
     held_out = []
     for traces in (str(folder / "traces"), lean):
         out = tmp_path / f"from {Path(traces).name}"

@@ -91,24 +91,12 @@ def test_hotpotqas_forms(tmp_path: Path, row: dict[str, Any]) -> None:
     assert question.answering == question.documents
 
 
-def test_hotpotqa_in_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from datasets import Dataset
-
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    Dataset.from_list([OF_THE_HUB]).to_parquet(str(tmp_path / "h.parquet"))
-    (question,) = read_hotpotqa(str(tmp_path / "h.parquet")).questions
-    assert question.answering == ("A\nAda was born.", "B\nBe.")
-
-
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
         ({"context": "c"}, "has neither 'paragraphs' nor 'context' and 'question'"),
-        ({"context": " ", "question": "q", "answer": "a"}, "has no text in context"),
         ({"context": "c", "question": "", "answer": "a"}, "has no text in question"),
-        ({"context": "c", "question": "q", "answer": 3}, "has cells of another form (TypeError"),
         ({"paragraphs": [3]}, "has cells of another form (AttributeError"),
-        ({"data": ["x"]}, "has cells of another form (AttributeError"),
     ],
 )
 def test_bad_rows_of_squad_are_counted(tmp_path: Path, row: object, reason: str) -> None:
@@ -120,35 +108,6 @@ def test_bad_rows_of_squad_are_counted(tmp_path: Path, row: object, reason: str)
         read_squad(jsonl(tmp_path / "t.jsonl", row))
     assert "none of its 1 rows has a question with an answer: line 1 has" in str(error.value)
     assert "\n" not in str(error.value)
-
-
-UNPACKED = "has cells of another form (ValueError: not enough values to unpack (expected"
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"context": "text"}, f"{UNPACKED} 2, got 1))"),
-        ({"context": []}, "has no context of titles and sentences"),
-        ({"context": [["A"]]}, f"{UNPACKED} 2, got 1))"),
-        ({"context": {"title": ["A"]}}, "has cells of another form (KeyError: 'sentences')"),
-        ({"answer": ""}, "has no answer"),
-        ({"question": None}, "has no text in question"),
-    ],
-)
-def test_bad_rows_of_hotpotqa_are_counted(
-    tmp_path: Path, changes: dict[str, Any], reason: str
-) -> None:
-    read = read_hotpotqa(jsonl(tmp_path / "h.jsonl", OFFICIAL, {**OFFICIAL, **changes}))
-    assert read.note() == f"skipped 1 of 2 rows: line 2 {reason}"
-
-
-def test_a_file_that_is_missing_or_empty(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--squad .*none.json: no such file"):
-        read_squad(str(tmp_path / "none.json"))
-    (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(UsageError, match=r"--hotpotqa .*: there is nothing in it"):
-        read_hotpotqa(str(tmp_path / "empty.jsonl"))
 
 
 def test_no_answering_document_is_in_two_splits(tmp_path: Path) -> None:

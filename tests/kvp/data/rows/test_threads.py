@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from kvp.config_groups import DataConfig
-from kvp.data.chat import pack
 from kvp.data.encode import encode
 from kvp.data.rows.cells import RowError
 from kvp.data.rows.documents import read_documents
@@ -54,14 +51,6 @@ def test_all_threads_the_best_first() -> None:
     for thread in found:
         assert [turn["role"] for turn in thread] == ["user", "assistant"] * (len(thread) // 2)
     assert list(threads(reversed(TREE))) == found
-
-
-def test_deleted_messages_and_other_roles_end_a_thread() -> None:
-    tree = [
-        message("a"), message("ab", deleted=True), message("abc"), message("abcd"),
-        message("ax", role="system"), message("ay"), message("ayz", role="assistant"),
-    ]  # fmt: skip
-    assert [names(thread) for thread in threads(tree)] == ["ay"]
 
 
 def test_a_message_without_text_costs_its_threads_alone() -> None:
@@ -158,20 +147,6 @@ def test_chats_have_one_thread_of_a_tree_and_no_tree_is_in_two_splits(
     assert list(shorter) == list(everything)[:3]
 
 
-def test_a_last_tree_with_many_threads_is_not_put_into_one_chat() -> None:
-    def words(turns: Sequence[Turn]) -> int:
-        return sum(len(turn["content"].split()) for turn in turns[:-1])
-
-    def thread(name: str) -> list[Turn]:
-        return [{"role": "user", "content": f"{name} " * 9}, {"role": "assistant", "content": "x"}]
-
-    dialogues = [thread(name) for name in "aaaab"]
-    short: list[int] = []
-    found = list(pack(dialogues, words, 20, trees=list("aaaab"), too_short=short.append))
-    assert [[turn["content"][0] for turn in chat[::2]] for chat in found] == [["a", "b"]]
-    assert short == [9, 9, 9]
-
-
 def test_tokens_of_a_chat_are_those_of_its_encoding(
     tokenizer: PreTrainedTokenizerBase, plain_tokenizer: PreTrainedTokenizerBase,
     system_tokenizer: PreTrainedTokenizerBase,
@@ -211,32 +186,3 @@ def test_rows_are_chosen_by_their_columns(tmp_path: Path, form: str) -> None:
         match=r"--where nothing=en takes none of its .*; no row has nothing .there are: .*lang",
     ):
         read_documents(data, "data", choice=RowChoice.of(settings(where="nothing=en")))
-
-
-def test_any_row_can_be_chosen_and_several_columns_must_all_match(tmp_path: Path) -> None:
-    rows = [{"text": f"t{n}", "good": n % 2 == 0, "n": n % 3} for n in range(6)]
-    data = written(tmp_path / "t.jsonl", rows)
-    read = read_documents(data, "text", choice=RowChoice.of(settings(where="good=true,n=0,n=1")))
-    assert [one.text for one in read.usable] == ["t0", "t4"]
-    assert read.note() == "--where good=true,n=0,n=1 takes 2 of 6 rows"
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"where": "lang"}, "--where: 'lang' is not COLUMN=VALUE"),
-        ({"where": "=en"}, "--where: '=en' is not COLUMN=VALUE"),
-        ({"tree_paths": "0"}, "--tree_paths must be best, all or a number from 1 on, got '0'"),
-        ({"tree_paths": "most"}, "--tree_paths must be best, all or a number"),
-    ],
-)
-def test_a_choice_without_meaning_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DataConfig(**changes)
-
-
-def test_the_choice_is_read_from_the_flags() -> None:
-    assert RowChoice.of(settings()).paths == 1
-    assert RowChoice.of(settings(tree_paths="all")).paths == math.inf
-    with pytest.raises(UsageError, match="--where: 'lang=' is not COLUMN=VALUE"):
-        RowChoice.of(settings(where="lang="))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,9 +54,3 @@ def test_a_changed_time_is_the_one_recalled() -> None:
                     assert recall[2] == times[key]
                     checked += 1
     assert checked > 20
-
-
-@pytest.mark.parametrize(("split", "turns"), [("dev", 3), ("train", 0)])
-def test_unusable_requests_are_refused(split: str, turns: int) -> None:
-    with pytest.raises(ValueError, match="turns >= 1"):
-        dialogue(seed=0, split=split, turns=turns)

@@ -122,8 +122,6 @@ def test_a_folder_a_file_of_all_and_a_group(
     [
         ({"context": None}, "has no text in context"),
         ({"answers": []}, "has no answers"),
-        ({"answers": None}, "has no answers"),
-        ({"input": " "}, "has no text in input"),
         ({"input": "q" * 4000}, "has a question that half of --length 4000 is too short for"),
     ],
 )

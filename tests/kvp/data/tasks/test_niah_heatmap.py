@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from transformers import PreTrainedTokenizerBase
@@ -55,7 +54,6 @@ def test_every_cell_in_turn(tokenizer: PreTrainedTokenizerBase, name: str) -> No
     wanted = [(depth, length) for length in (600, 900) for depth in (0, 50, 100)]
     assert cells == wanted * 2
     assert len({sample.references for sample in source}) == 12
-    assert source.notes == ()
     for sample in source:
         length = sample.labels["prompt_length"]
         assert isinstance(length, int)
@@ -76,23 +74,12 @@ def test_needles_belong_to_the_split(tokenizer: PreTrainedTokenizerBase) -> None
 
 def test_a_longer_run_begins_with_the_shorter_one(tokenizer: PreTrainedTokenizerBase) -> None:
     assert list(_build(tokenizer, count=3)) == list(_build(tokenizer))[:3]
-    assert "some have none" in _build(tokenizer, count=3).notes[0]
-    assert "some have one prompt more" in _build(tokenizer, count=7).notes[0]
 
 
 def test_the_grid_has_a_default(tokenizer: PreTrainedTokenizerBase) -> None:
     source = _build(tokenizer, depths=None, lengths=None, length=2000, count=20)
     assert {sample.labels["prompt_length"] for sample in source} == {500, 1000, 1500, 2000}
     assert {sample.labels["depth"] for sample in source} == {0, 25, 50, 75, 100}
-
-
-def test_essays_are_the_haystack(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    path = tmp_path / "essay.txt"
-    path.write_text("The whale was white. " * 400)
-    sample = _build(tokenizer, essays=str(path))[1]
-    assert sample.context.count("The whale was white.") > 10
-    before = sample.context[: sample.context.index("The best thing")]
-    assert before.rstrip().endswith("white.")
 
 
 def test_two_scores(tokenizer: PreTrainedTokenizerBase) -> None:

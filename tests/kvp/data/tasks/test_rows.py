@@ -66,12 +66,6 @@ def test_the_chat_task_leaves_out_what_is_no_dialogue(
     assert "line 2 is not a dialogue" in source.notes[0]  # type: ignore[attr-defined]
 
 
-def test_generated_prompts_have_no_split_all(tokenizer: PreTrainedTokenizerBase) -> None:
-    for name in ("chat", "niah_single_1"):
-        with pytest.raises(UsageError, match="--split all: generated"):
-            list(find_task(name).build(settings(), tokenizer))
-
-
 def test_a_prompt_without_completion_is_collected(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -85,25 +79,6 @@ def test_a_prompt_without_completion_is_collected(
         TaskSettings(data=data, tasks=(), needs_reply=True, **options), tokenizer
     )
     assert len(with_replies) == 0
-
-
-def test_a_source_of_ones_own(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "kvp_test_source.py").write_text(
-        "from dataclasses import replace\n"
-        "from kvp.data.task import blank_sample\n"
-        "def make(tasks, settings, tokenizer):\n"
-        "    blank = blank_sample(settings, 'own', '0')\n"
-        "    return [replace(blank, context='x')] * 3\n"
-        "thing = 3\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    options: dict[str, Any] = {"split": "train", "count": 9, "seed": 0, "length": 60}
-    source = open_source(TaskSettings(data="kvp_test_source:make", tasks=(), **options), tokenizer)
-    assert [sample.context for sample in source] == ["x"] * 3
-    with pytest.raises(UsageError, match="a source is called with"):
-        open_source(TaskSettings(data="kvp_test_source:thing", tasks=(), **options), tokenizer)
 
 
 def test_a_text_file_gives_as_many_prompts_as_fit(

@@ -98,18 +98,6 @@ def test_the_prompt_is_rulers_to_the_letter(
     assert task.score(sample, "red") == 0
 
 
-def test_hotpotqa_shows_all_documents_of_its_question(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    given = settings(hotpotqa=hotpotqa(tmp_path), split="all")
-    for sample in build_samples("qa_2", given, tokenizer):
-        number = sample.question.rpartition(" ")[2].rstrip("?")
-        shown = documents(sample)
-        for letter in "TUABC":
-            assert shown.count(f"{letter}{number}\nFirst of {letter}{number}. Second.") == 1
-        assert len(shown) > 6
-
-
 @pytest.mark.parametrize("task", ["qa_1", "qa_2"])
 def test_splits_share_no_answering_document(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, task: str

@@ -18,7 +18,7 @@ from kvp.data.sample import Sample, Source, context_of
 from kvp.data.synthetic.needles import split_of
 from kvp.data.synthetic.shared_contexts import CONTEXTS, HOPS, TURNS
 from kvp.data.task import TaskSettings
-from kvp.data.tasks import TASKS, expand_tasks
+from kvp.data.tasks import TASKS
 from kvp.errors import UsageError
 
 SETTINGS = TaskSettings(split="test", count=10, seed=0, length=2000)
@@ -158,18 +158,6 @@ def test_options_become_letters(tokenizer: PreTrainedTokenizerBase, tmp_path: Pa
     assert TASKS["scbench_choice_eng"].score(sample, "B") == 1
 
 
-def test_a_long_context_loses_its_middle(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    row = {**_row(0), "context": "".join(f"<{n}>" for n in range(500))}
-    path = _write(tmp_path / "scbench_kv.jsonl", [row])
-    sample = _build(tokenizer, data=str(path), split="all", length=500)[0]
-    assert 490 < encode(sample, tokenizer).prompt_length <= 500
-    assert "\n<0><1>" in sample.context
-    assert sample.context.endswith("<498><499>\n\n")
-    assert "<250>" not in sample.context
-
-
 BAD = [
     ("no JSON", "line 2 is not JSON"),
     ({"multi_turns": []}, "line 2 has no column 'input'"),
@@ -204,7 +192,3 @@ def test_data_that_hold_nothing_usable(tokenizer: PreTrainedTokenizerBase, tmp_p
         _build(tokenizer, "scbench_summary")
     with pytest.raises(UsageError, match="--length 90: the smallest scbench_kv prompt already has"):
         _build(tokenizer, length=90)
-
-
-def test_the_group_means_those_that_are_generated() -> None:
-    assert expand_tasks(["scbench"]) == tuple(CONTEXTS)

@@ -1,0 +1,43 @@
+"""What a seed gives stays: results are extended by the ids and digests of their prompts."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from kvp.data.task import TaskSettings
+from kvp.data.tasks import build_samples
+
+DIGESTS = {
+    "chat": "357749bb66057338",
+    "cwe": "78cabf7d9c869c63",
+    "fwe": "77ca4e43e84f95ec",
+    "longmemeval": "1a2241d84d19fed9",
+    "niah_heatmap": "49b124e16c99ca8f",
+    "niah_heatmap_numbers": "2ac0a53758c4a9b8",
+    "niah_multikey_1": "e6f027c3fab5fd5e",
+    "niah_multikey_2": "ad279fdf3098d0b5",
+    "niah_multikey_3": "55363447c3dc0fca",
+    "niah_multiquery": "22831b71410e1943",
+    "niah_multivalue": "91ce288c184a6d51",
+    "niah_single_1": "b770f02667f7f86a",
+    "niah_single_2": "36e55b532c069dab",
+    "niah_single_3": "bf61ed4397edf5ce",
+    "scbench_hashhop": "10c9072f6283da83",
+    "scbench_kv": "b20c9f8fc80781ed",
+    "scbench_many_shot": "52a674a21ef8d1a9",
+    "scbench_mf": "f8569c5c6e2834c3",
+    "scbench_prefix_suffix": "6c55b91aaea988d7",
+    "scbench_vt": "91c755a042daed27",
+    "vt": "72bf19187bffc046",
+    "vt_0shot": "caaca79582bf8fac",
+}
+"""Of the first prompt of 1,900 bytes of the validation split, seed 0."""
+
+
+@pytest.mark.parametrize("task", DIGESTS)
+def test_prompts_stay(plain_tokenizer: PreTrainedTokenizerBase, task: str) -> None:
+    settings = TaskSettings(split="validation", count=1, seed=0, length=1900)
+    sample = build_samples(task, settings, plain_tokenizer)[0]
+    assert sample.id.partition("@")[0] == f"{task}/validation/0/0"
+    assert sample.digest == DIGESTS[task]

@@ -1,1 +1,0 @@
-"""kvp store: look at trace stores, check them, convert them; one module per subcommand."""
