@@ -13,7 +13,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 QUICK_HF := tests/kvp/hf/test_attention.py
 # What `make test-fast` leaves out: whole programs that run to the end, are killed or use processes.
-SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py \
+SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py tests/test_extending.py \
 	tests/trace_collect/test_run.py \
 	tests/trace_collect/test_dry_run.py tests/trace_collect/test_refused.py \
 	tests/train/test_distributed.py tests/train/test_resume.py tests/train/test_run.py tests/train/online/test_run.py \
@@ -28,8 +28,9 @@ SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py \
 INSTALLED := $(VENV)/.installed
 # Ray and its tests are apart: it is large, and starts processes of its own.
 WITH_RAY := $(VENV)/.installed-ray
+WITH_DOCS := $(VENV)/.installed-docs
 
-.PHONY: install check test test-fast test-real test-ray demo size clean
+.PHONY: install check test test-fast test-real test-ray test-docs site demo size clean
 
 install: $(INSTALLED)
 
@@ -62,6 +63,19 @@ test-ray: $(WITH_RAY)
 $(WITH_RAY): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
 		--constraint .ci/constraints.txt --editable '.[dev,ray]'
+	touch $@
+
+# The tutorial and README as they are written, which takes minutes.
+test-docs: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/test_tutorial.py
+
+site: $(WITH_DOCS)
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs . runs/site
+	@echo "Open runs/site/docs/index.html in a browser."
+
+$(WITH_DOCS): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
+		--constraint .ci/constraints.txt --editable '.[dev,docs]'
 	touch $@
 
 demo: $(INSTALLED)

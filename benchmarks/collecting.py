@@ -1,18 +1,14 @@
-"""What collecting costs beside the model's own work, and whether its memory stays flat.
+"""What collecting costs beside the model's own work.
 
-    python -m benchmarks.collecting rate --out benchmarks/results/collecting_rate.json
-    python -m benchmarks.collecting memory --out benchmarks/results/collecting_memory.json
+    python -m benchmarks.collecting --out FILE
 
-`rate`: prompts of random tokens through a Qwen2 of random weights. `collect` is the loop of
-kvp-collect into a new store on disk; `bare` is transformers alone: batches of as many prompts of
-like length, padded on the left, one forward pass, then greedy decoding with a `DynamicCache`.
-Answers have no end token, so both decode as many. `one` is the loop of kvp-collect with batches of
-one. They take turns; ratios are medians over rounds of a round's time over that of `bare`: of wall
-time, of processor time of all threads, and of that of the thread that runs the model. `forward` is
-the wall time of one padded forward pass of a batch, and of one prompt.
-
-`memory`: kvp-collect's loop with the bundled model over `--sequences` short prompts; resident
-memory of the process whenever another `--every` are committed.
+Prompts of random tokens through a Qwen2 of random weights. `collect` is the loop of kvp-collect
+into a new store on disk; `bare` is transformers alone: batches of as many prompts of like length,
+padded on the left, one forward pass, then greedy decoding with a `DynamicCache`. Answers have no
+end token, so both decode as many. `one` is the loop of kvp-collect with batches of one. They take
+turns; ratios are medians over rounds of a round's time over that of `bare`: of wall time, of
+processor time of all threads, and of that of the thread that runs the model. `forward` is the wall
+time of one padded forward pass of a batch, and of one prompt.
 """
 
 from __future__ import annotations
@@ -27,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 from transformers import (
     DynamicCache,
@@ -37,13 +32,13 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from benchmarks.machine import machine
+from benchmarks.measuring import write_report
 from kvp.data.collection_plan import CollectionPlan
 from kvp.data.sample import Sample, Source
 from kvp.hf import geometry_of, load_model
 from kvp.ranks import Rank
-from kvp.store import StorePlan, TraceReader, TraceWriter
-from trace_collect.collection import Collection, planned
+from kvp.store import StorePlan, TraceWriter
+from trace_collect.collection import Collection
 from trace_collect.config import CollectConfig
 from trace_collect.run import write_all
 
@@ -55,38 +50,27 @@ CLOCKS: dict[str, Callable[[], float]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run a part and write its JSON file."""
+    """Measure and write the JSON file."""
     args = _arguments(argv)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    results = rate(args) if args.part == "rate" else memory(args)
-    settings = {name: value for name, value in vars(args).items() if name != "out"}
-    report = {"machine": machine(), "settings": settings, "results": results}
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
+    results = rate(args)
+    write_report(args, results=results)
     print(json.dumps(results))
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parts = parser.add_subparsers(dest="part", required=True)
-    timed = parts.add_parser("rate", allow_abbrev=False)
-    timed.add_argument("--prompts", type=int, default=16)
-    timed.add_argument("--shortest", type=int, default=384, help="tokens of a prompt")
-    timed.add_argument("--longest", type=int, default=512)
-    timed.add_argument("--max_new_tokens", type=int, default=32)
-    timed.add_argument("--batch_size", type=int, default=8)
-    timed.add_argument("--width", type=int, default=768)
-    timed.add_argument("--layers", type=int, default=4)
-    timed.add_argument("--rounds", type=int, default=3)
-    timed.add_argument("--store", choices=("qkv", "kv", "importance"), default="qkv")
-    flat = parts.add_parser("memory", allow_abbrev=False)
-    flat.add_argument("--sequences", type=int, default=1000)
-    flat.add_argument("--every", type=int, default=100)
-    flat.add_argument("--length", type=int, default=64)
-    flat.add_argument("--max_new_tokens", type=int, default=4)
-    flat.add_argument("--batch_size", type=int, default=8)
-    for part in (timed, flat):
-        part.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--shortest", type=int, default=384, help="tokens of a prompt")
+    parser.add_argument("--longest", type=int, default=512)
+    parser.add_argument("--max_new_tokens", type=int, default=32)
+    parser.add_argument("--batch_size", type=int, default=8)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--store", choices=("qkv", "kv", "importance"), default="qkv")
+    parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args(argv)
 
 
@@ -205,43 +189,6 @@ def _new_store(folder: Path, model: PreTrainedModel, config: CollectConfig) -> T
         grid_labels=config.trained_labels,
     )  # fmt: skip
     return TraceWriter.create_or_resume(folder / "store", plan, {"identity": {}})
-
-
-def memory(args: argparse.Namespace) -> dict[str, Any]:
-    """Resident megabytes after every so many sequences."""
-    model, tokenizer = load_model("nano")
-    config = CollectConfig(
-        out="", data="chat", length=args.length, train=args.sequences, validation=0,
-        max_new_tokens=args.max_new_tokens, batch_size=args.batch_size,
-    )  # fmt: skip
-    parts = Collection(config, model, tokenizer, planned(config, tokenizer, Console(quiet=True)))
-    resident: dict[int, float] = {}
-
-    class Watched(TraceWriter):
-        """Looks at the memory of the process between two sequences."""
-
-        written = 0
-
-        def write(self, trace: Any) -> None:  # noqa: ANN401
-            super().write(trace)
-            self.written += 1
-            if self.written % args.every == 0:
-                resident[self.written] = _resident()
-
-    with tempfile.TemporaryDirectory() as folder:
-        _new_store(Path(folder), model, config).close()
-        with Watched.resume(Path(folder) / "store", {"identity": {}}) as writer:
-            write_all(parts, writer, Rank())
-        reader = TraceReader(Path(folder) / "store")
-        assert reader.complete
-        tokens = sum(record.length for record in reader.records())
-    return {"tokens": tokens, "resident_megabytes": resident}
-
-
-def _resident() -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith("VmRSS"))
-    return round(int(line.split()[1]) / 1024, 1)
 
 
 if __name__ == "__main__":

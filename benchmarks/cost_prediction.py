@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import kvp
-from benchmarks.machine import machine
+from benchmarks.measuring import machine
 from kvp.hf import load_config
 from kvp.stopwatch import seconds_of
 from train.config import TrainConfig

@@ -1,12 +1,12 @@
 """Time and memory of future attention against sequence length, every form in its own process.
 
-    python -m benchmarks.future_attention --out benchmarks/results/future_attention.json
+    python -m benchmarks.future_attention --out FILE
 
-One KV head of Qwen2.5-7B (G = 7 query heads, D = 128), two workloads: `cut`, the label of a cache
-compressed in mid sequence, and `grid`, all queries summed in 48 intervals. Forms take turns, so
-that other load on the machine slows all of them equally. `seconds` is the median over rounds of the
-medians of their repeats, `fastest` the minimum of all repeats: the speed of an idle machine;
-`processor_seconds` (of all threads) are comparable where other programs run.
+The label of a cache compressed in mid sequence, for one KV head of Qwen2.5-7B (G = 7 query heads,
+D = 128). Forms take turns, so that other load on the machine slows all of them equally. `seconds`
+is the median over rounds of the medians of their repeats, `fastest` the minimum of all repeats: the
+speed of an idle machine; `processor_seconds` (of all threads) are comparable where other programs
+run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +32,11 @@ from benchmarks.measuring import (
 if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it starts
     from torch import Tensor
 
-GROUP, WIDTH, INTERVALS = 7, 128, 48
+GROUP, WIDTH = 7, 128
 LONG = 2
 """Times the seconds of `--seconds`: a first call that takes longer is not repeated."""
 FORMS = {
     "naive": "the whole [G, queries, T] matrix: multiply, mask, softmax, maximum, sum",
-    "definition": "reference.py, 256 queries at a time",
     "blocked": "blocked.py, what CPUs use",
     "triton": "kernel.py (CUDA only)",
     "flex": "flex_attention's log-sum-exp of the same queries (CUDA only): half of the work, as it "
@@ -52,20 +50,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else list(arguments)
     args = _arguments(given)
     if args.child is not None:
-        workload, length, form = args.child
-        print(json.dumps(_measure(workload, int(length), form, args)))
+        length, form = args.child
+        print(json.dumps(_measure(int(length), form, args)))
         return
     results: list[dict[str, Any]] = []
-    for workload in args.workloads.split(","):
-        for length in map(int, args.lengths.split(",")):
-            results += _turns(workload, length, args, given, results)
+    for length in map(int, args.lengths.split(",")):
+        results += _turns(length, args, given, results)
     write_report(args, results=results)
 
 
 def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--lengths", default="512,1024,2048,4096,8192,16384,32768")
-    parser.add_argument("--workloads", default="cut,grid")
     parser.add_argument("--forms", default=",".join(FORMS))
     parser.add_argument("--rounds", type=int, default=3, help="processes per form and length")
     parser.add_argument("--seconds", type=float, default=2.0, help="time to repeat in a process")
@@ -76,7 +72,7 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
         "--limit", type=float, default=600.0, help="skip where a call would take more seconds"
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--child", nargs=3, metavar=("WORKLOAD", "LENGTH", "FORM"))
+    parser.add_argument("--child", nargs=2, metavar=("LENGTH", "FORM"))
     args = parser.parse_args(given)
     if unknown := set(args.forms.split(",")) - set(FORMS):
         parser.error(f"--forms: no {', '.join(sorted(unknown))}; there are {', '.join(FORMS)}")
@@ -93,7 +89,6 @@ def _skipped(form: str, naive_gib: float, args: argparse.Namespace) -> str | Non
 
 
 def _turns(
-    workload: str,
     length: int,
     args: argparse.Namespace,
     given: Sequence[str],
@@ -103,21 +98,21 @@ def _turns(
 
     `before` are the records of shorter lengths, which tell what is too long.
     """
-    queries = length if workload == "grid" else length - length // 2
+    queries = length - length // 2
     naive_gib = 3 * GROUP * queries * length * 4 / 2**30  # logits, masked logits, probabilities
     forms = args.forms.split(",")
     skipped = {
-        form: _skipped(form, naive_gib, args) or _too_long(form, workload, length, args, before)
+        form: _skipped(form, naive_gib, args) or _too_long(form, length, args, before)
         for form in forms
     }
     runs: dict[str, list[dict[str, float]]] = {form: [] for form in forms if not skipped[form]}
     for _ in range(args.rounds):
         for form, measured in runs.items():
-            child = [*given, "--child", workload, str(length), form]
+            child = [*given, "--child", str(length), form]
             measured.append(in_process("benchmarks.future_attention", child, threads=args.threads))
     records: list[dict[str, Any]] = []
     for form in forms:
-        record: dict[str, Any] = {"workload": workload, "length": length, "form": form}
+        record: dict[str, Any] = {"length": length, "form": form}
         if skipped[form]:
             record["skipped"] = skipped[form]
         else:
@@ -133,15 +128,10 @@ def _turns(
 
 
 def _too_long(
-    form: str,
-    workload: str,
-    length: int,
-    args: argparse.Namespace,
-    before: Sequence[dict[str, Any]],
+    form: str, length: int, args: argparse.Namespace, before: Sequence[dict[str, Any]]
 ) -> str | None:
     """Why a form is not run at a length: the longest one before it, whose work grows as squares."""
-    same = [row for row in before if (row["workload"], row["form"]) == (workload, form)]
-    known = [row for row in same if "fastest" in row]
+    known = [row for row in before if row["form"] == form and "fastest" in row]
     if not known:
         return None
     last = known[-1]
@@ -153,7 +143,7 @@ def _too_long(
     )
 
 
-def _measure(workload: str, tokens: int, form: str, args: argparse.Namespace) -> dict[str, float]:
+def _measure(tokens: int, form: str, args: argparse.Namespace) -> dict[str, float]:
     """Seconds (median), MiB of working memory and of the whole process, and the result's sum."""
     import torch
 
@@ -166,12 +156,11 @@ def _measure(workload: str, tokens: int, form: str, args: argparse.Namespace) ->
     if on_gpu:
         queries, keys = queries.bfloat16(), keys.bfloat16()
     compute = _forms()[form]
-    compute(queries[:, :64], keys[:64], _edges(workload, 64), workload)  # loads libraries
+    compute(queries[:, :64], keys[:64], 32)  # loads libraries
     before = torch.cuda.memory_allocated() if on_gpu else peak_bytes()
-    edges = _edges(workload, tokens)
 
     def call() -> float:
-        return float(compute(queries, keys, edges, workload).double().sum())
+        return float(compute(queries, keys, tokens // 2).double().sum())
 
     total, first = timed(call, args.device)
     times: list[Seconds] = []
@@ -190,59 +179,32 @@ def _measure(workload: str, tokens: int, form: str, args: argparse.Namespace) ->
     }
 
 
-def _edges(workload: str, tokens: int) -> list[int]:
-    if workload == "cut":
-        return [tokens // 2, tokens]
-    return [tokens * index // INTERVALS for index in range(INTERVALS + 1)]
-
-
-def _forms() -> dict[str, Callable[[Tensor, Tensor, list[int], str], Tensor]]:
-    """Every form as (queries [G, T, D], keys [T, D], edges, workload) -> [E, N] or [N] float32."""
+def _forms() -> dict[str, Callable[[Tensor, Tensor, int], Tensor]]:
+    """Every form as (queries [G, T, D], keys [T, D], tokens cached N) -> [N] float32."""
     import torch
 
-    from kvp.ops.future_attention import blocked, reference
+    from kvp.ops.future_attention import blocked, kernel
 
-    def naive(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:
-        start, tokens = edges[0], len(keys)
-        logits: Tensor = queries[:, start:] @ keys.T / WIDTH**0.5
-        index = torch.arange(tokens, device=keys.device)
-        attention = logits.masked_fill(index > index[start:, None], -torch.inf).softmax(dim=-1)
-        largest = attention.amax(dim=0)
-        if workload == "cut":
-            return largest[:, :start].sum(dim=0)
-        sums = [largest[low:high].sum(dim=0) for low, high in pairwise(edges)]
-        return torch.stack(sums)
+    def naive(queries: Tensor, keys: Tensor, cached: int) -> Tensor:
+        logits: Tensor = queries[:, cached:] @ keys.T / WIDTH**0.5
+        index = torch.arange(len(keys), device=keys.device)
+        attention = logits.masked_fill(index > index[cached:, None], -torch.inf).softmax(dim=-1)
+        return attention.amax(dim=0)[:, :cached].sum(dim=0)
 
-    def definition(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:
-        if workload == "cut":
-            return reference.future_attention(queries, keys, edges[0])
-        return reference.grid_attention(queries, keys, edges)
+    def tiles(queries: Tensor, keys: Tensor, cached: int) -> Tensor:
+        return blocked.interval_attention(queries, keys, [cached, len(keys)], cached)
 
-    def tiles(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:
-        end = edges[0] if workload == "cut" else edges[-1]
-        return blocked.interval_attention(queries, keys, edges, end)
+    def triton(queries: Tensor, keys: Tensor, cached: int) -> Tensor:
+        return kernel.interval_attention(queries, keys, [cached, len(keys)], cached)
 
-    return {
-        "naive": naive,
-        "definition": definition,
-        "blocked": tiles,
-        "triton": _triton,
-        "flex": _flex,
-    }
+    return {"naive": naive, "blocked": tiles, "triton": triton, "flex": _flex}
 
 
-def _triton(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:
-    from kvp.ops.future_attention import kernel
-
-    end = edges[0] if workload == "cut" else edges[-1]
-    return kernel.interval_attention(queries, keys, edges, end)
-
-
-def _flex(queries: Tensor, keys: Tensor, edges: list[int], workload: str) -> Tensor:
+def _flex(queries: Tensor, keys: Tensor, start: int) -> Tensor:
     import torch
     from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
-    start, tokens = edges[0], len(keys)
+    tokens = len(keys)
 
     def causal(batch: Tensor, head: Tensor, query: Tensor, token: Tensor) -> Tensor:
         return token <= query + start

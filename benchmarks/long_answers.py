@@ -26,15 +26,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.measuring import write_report
-from benchmarks.prompts import bench_of
 from eval.evaluate import Bench
 from eval.stats import bootstrap_mean
-from eval.tasks import Prompt
+from eval.tasks import Prompt, load_all
 from kvp.config_groups import split_list
+from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
-from kvp.hf import evicting
+from kvp.hf import evicting, load_model
 from kvp.hf.cache import EvictingCache
-from kvp.hf.cache.base import EMPTY
 from kvp.hf.generation import end_tokens, greedy
 from kvp.ranking import Protection
 from kvp.scoring import Scorer
@@ -67,6 +66,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--told", choices=["prompt", "answer"], default="prompt")
     parser.add_argument("--most", type=int, default=24, help="prompts of each task, after it")
     return parser
+
+
+def bench_of(given: argparse.Namespace) -> tuple[Bench, Sequence[Prompt]]:
+    """Model and prompts of --model, --tasks, --length, --prompts, --split and --max_new_tokens."""
+    model, tokenizer = load_model(given.model)
+    settings: dict[str, Any] = {"split": given.split, "seed": 0, "length": given.length}
+    requested = TaskSettings(tasks=split_list(given.tasks), count=given.prompts, **settings)
+    prompts, _ = load_all(requested, tokenizer)
+    bench = Bench(
+        model=model, tokenizer=tokenizer, name=given.model, decode_batch=64,
+        max_new_tokens=given.max_new_tokens, **settings,
+    )  # fmt: skip
+    return bench, prompts
 
 
 def _scorers(given: argparse.Namespace) -> list[tuple[str, Scorer]]:
@@ -178,13 +190,6 @@ def _percent(units: Mapping[tuple[str, str], float]) -> dict[str, float]:
     mean = bootstrap_mean({None: dict(units)})
     names = ("mean", "low", "high")
     return {name: round(100 * getattr(mean, name), 1) for name in names}
-
-
-def held_per_head(cache: EvictingCache) -> float:
-    """Tokens that a KV head holds, the mean over heads, layers and batch entries."""
-    held = [layer.positions < EMPTY for layer in cache.stored.values() if layer.is_initialized]
-    heads = sum(of_layer.shape[0] * of_layer.shape[1] for of_layer in held)
-    return sum(int(of_layer.sum()) for of_layer in held) / heads if heads else 0.0
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.machine import machine
 from kvp.artifacts.files import atomic_write_text
 
 ROOT = Path(__file__).parents[1]
@@ -118,3 +118,33 @@ def write_json(path: Path, content: Any) -> None:  # noqa: ANN401 - JSON
     """Write a JSON file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """Hardware, versions and commit of a measurement, and the load of the last minute.
+
+    `changed` tells whether files of Python differ from the commit.
+    """
+    code = "import torch; c = torch.cuda; print(torch.__version__, "
+    code += "c.get_device_name() if c.is_available() else '', sep='|')"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    torch_version, gpu = made.stdout.strip().split("|")
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else None,
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "gpu": gpu or None,
+        "torch": torch_version,
+        "commit": _git("rev-parse", "HEAD") or None,
+        "changed": bool(_git("status", "--porcelain", "--", "*.py")),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+
+
+def _git(*words: str) -> str:
+    """What git says of the repository; nothing where there is none."""
+    call = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(call, capture_output=True, text=True, check=False).stdout.strip()

@@ -2,10 +2,8 @@
 
     python -m benchmarks.prompt_pieces --policies FOLDER --out benchmarks/results/prompt_pieces.json
 
-Two parts. Answers: RULER prompts, answered by `generate` inside `evicting(prefill_chunk=)`, for no
-chunk (one eviction, after the whole prompt) and for every chunk of `--chunks`. Length: the same
-prompts as long as `--long` says, read in pieces of the smallest chunk: most tokens that a KV head
-held on average while they were read, and bytes of the cache at the end.
+RULER prompts, answered by `generate` inside `evicting(prefill_chunk=)`, for no chunk (one eviction,
+after the whole prompt) and for every chunk of `--chunks`.
 """
 
 from __future__ import annotations
@@ -17,14 +15,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.long_answers import FULL, by_tasks, held_per_head
+from benchmarks.long_answers import FULL, bench_of, by_tasks
 from benchmarks.measuring import write_report
-from benchmarks.prompts import bench_of
 from eval.evaluate import Bench
 from eval.tasks import Prompt
 from kvp.config_groups import split_list
 from kvp.hf import evicting
-from kvp.hf.cache import EvictingCache
 from kvp.ranking import Protection
 from kvp.scoring import Scorer
 from policies import load_policy, make_scorer
@@ -33,12 +29,11 @@ METHODS = "ring,random,streaming_llm,snapkv,tova,h2o,keydiff,lagkv"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure both parts and write the JSON file."""
+    """Measure every method and write the JSON file."""
     given = _parser().parse_args(arguments)
     scorers = [(name, make_scorer(name)) for name in split_list(given.methods)]
     scorers += [(folder, load_policy(folder)) for folder in split_list(given.policies)]
-    answers, lengths = list(_answers(given, scorers)), list(_lengths(given, scorers))
-    write_report(given, answers=answers, lengths=lengths)
+    write_report(given, answers=list(_answers(given, scorers)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,7 +48,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max_new_tokens", type=int, default=32)
     parser.add_argument("--budgets", default="128,256", help="tokens per KV head")
     parser.add_argument("--chunks", default="128,256,512", help="tokens of a piece")
-    parser.add_argument("--long", default="2048,8192,32768", help="tokens of the longer prompts")
     parser.add_argument("--out", required=True)
     return parser
 
@@ -86,42 +80,6 @@ def _score(
         with evicting(bench.model, scorer, budget, Protection(), prefill_chunk=chunk):
             answer = bench.model.generate(ids, **options)
     return prompt.score(bench.text(answer[0, ids.shape[1] :].tolist()))
-
-
-def _lengths(
-    given: argparse.Namespace, scorers: Sequence[tuple[str, Scorer]]
-) -> Iterator[dict[str, Any]]:
-    """What is held while longer and longer prompts are read."""
-    budget, chunk = int(split_list(given.budgets)[0]), int(split_list(given.chunks)[0])
-    task = split_list(given.tasks)[0]
-    for length in map(int, split_list(given.long)):
-        options = {**vars(given), "length": length, "tasks": task, "prompts": 1}
-        bench, (prompt,) = bench_of(argparse.Namespace(**options))
-        for name, scorer in scorers:
-            row = {"method": name, "tokens": len(prompt.ids), "budget": budget, "chunk": chunk}
-            row |= _held(bench, prompt, scorer, budget, chunk)
-            print(json.dumps(row), flush=True)
-            yield row
-
-
-@torch.inference_mode()
-def _held(
-    bench: Bench, prompt: Prompt, scorer: Scorer, budget: int, chunk: int
-) -> dict[str, float]:
-    """Most tokens per KV head in any pass, new ones included, and bytes after the last."""
-    model, cache, most = bench.model, EvictingCache(), 0.0
-
-    def count(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        nonlocal most
-        most = max(most, held_per_head(cache) + kwargs["input_ids"].shape[1])
-
-    with evicting(model, scorer, budget, Protection(), prefill_chunk=chunk):
-        hook = model.register_forward_pre_hook(count, with_kwargs=True)
-        try:
-            model(input_ids=prompt.ids[None], past_key_values=cache, use_cache=True)
-        finally:
-            hook.remove()
-    return {"most_tokens_per_head": most, "bytes": cache.nbytes}
 
 
 if __name__ == "__main__":

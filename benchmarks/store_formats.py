@@ -1,4 +1,4 @@
-"""Writing and reading a traced sequence: kvp's store next to torch.save, safetensors and HDF5.
+"""Writing and reading a traced sequence: kvp's store next to torch.save and safetensors.
 
     python -m benchmarks.store_formats --out FILE
 
@@ -13,8 +13,8 @@ order; the file is open before, and its bytes are in the page cache, so no disk 
 returned is memory of its own: slices of mapped files are copied. What was read is compared with
 what was written, outside of the times. Libraries use the threads they choose.
 
-`checked`: reading notices a flipped bit. Compressed are kvp's store (zstd after a byte shuffle, a
-shard per tensor, a chunk per head) and HDF5's `gzip` (level 1 after a shuffle, the same chunks).
+`checked`: reading notices a flipped bit. kvp's store alone is compressed (zstd after a byte
+shuffle, a shard per tensor, a chunk per head).
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.measuring import Seconds, in_process, medians, timed, write_report
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
     from kvp.store import SequenceRecord
@@ -274,48 +273,10 @@ class Safetensors(Format):
             )
 
 
-class HDF5(Format):
-    """HDF5 through h5py, a chunk per head; bfloat16, which it lacks, as 16-bit integers."""
-
-    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - those of h5py
-        self.options = options
-        self.checked = bool(options.get("fletcher32"))
-
-    def save(self, path: Path, tensors: Tensors) -> None:
-        """One file."""
-        import h5py
-        import torch
-
-        with h5py.File(path, "w") as file:
-            for name, tensor in tensors.items():
-                chunk = (1, 1, *tensor.shape[2:])
-                bits = tensor.view(torch.uint16).numpy()
-                file.create_dataset(name, data=bits, chunks=chunk, **self.options)
-
-    @contextmanager
-    def opened(self, place: Path) -> Iterator[tuple[ReadAll, ReadHead]]:
-        """Slices of an open file."""
-        import h5py
-
-        with h5py.File(place / "sequence", "r") as file:
-            yield (
-                lambda: {name: _bfloat16(file[name][()]) for name in NAMES},
-                lambda layer, head: {name: _bfloat16(file[name][layer, head]) for name in NAMES},
-            )
-
-
-def _bfloat16(bits: np.ndarray[Any, Any]) -> Tensor:
-    import torch
-
-    return torch.from_numpy(bits).view(torch.bfloat16)
-
-
 FORMATS: Mapping[str, Format] = {
     "kvp store": Store(),
     "torch.save": TorchSave(),
     "safetensors": Safetensors(),
-    "HDF5": HDF5(),
-    "HDF5 gzip": HDF5(compression="gzip", compression_opts=1, shuffle=True, fletcher32=True),
 }
 
 

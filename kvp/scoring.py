@@ -145,7 +145,7 @@ class Scorer(Protocol):
 
     @property
     def name(self) -> str:
-        """Registry name with its options, e.g. `snapkv:kvpress`."""
+        """Name in the registry, with its preset or options."""
         ...
 
     @property

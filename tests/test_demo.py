@@ -63,7 +63,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     tuned = run / "tuned"
     commands = {
         "collect": f"--config {configs}/collect.yaml --out {traces} --train 3 "
-        "--validation 1 --length 192",
+        "--validation 1 --length 192 --tasks niah_single_2",
         "train": f"--config {configs}/train.yaml --traces {traces} --out {policies} "
         "--steps 4 --validate_every 2",
         "tune": f"--config {configs}/tune.yaml --policies {policies} --out {tuned} "

@@ -112,11 +112,6 @@ def test_a_flag_means_one_thing_in_every_program() -> None:
             assert meaning[:2] == first[:2], f"--{flag.name}: {meaning} and {first}"
 
 
-ENTRY_POINTS = {
-    "kvp.tasks", "kvp.sources", "kvp.scorers", "kvp.allocators", "kvp.labels", "kvp.objectives",
-}  # fmt: skip
-
-
 def _missing(name: str) -> bool:
     """Whether a path of the repository, or a dotted name of its packages, does not exist."""
     if "/" in name:
@@ -143,9 +138,5 @@ def test_a_page_names_files_and_modules_that_exist(page: str) -> None:
     named = {match.split("(")[0] for match in re.findall(r"`([^`\n ]+)`", text)}
     files = {name for name in named if re.fullmatch(r"[\w.*-]+(/[\w.*<>-]*)+", name)}
     files -= {"kvp/LABEL", "kvp/seed0"}  # methods in results
-    dotted = {
-        name
-        for name in named - ENTRY_POINTS
-        if re.fullmatch(rf"({'|'.join(PACKAGES)})(\.\w+)+", name)
-    }
+    dotted = {name for name in named if re.fullmatch(rf"({'|'.join(PACKAGES)})(\.\w+)+", name)}
     assert not sorted(filter(_missing, files | dotted))

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.faults.campaign import run
 from benchmarks.faults.harness import table
-from benchmarks.machine import machine
+from benchmarks.measuring import machine
 
 
 def main() -> None:

@@ -1,17 +1,16 @@
-"""The page and the list of its files, from the JSON files alone."""
+"""The page, from the JSON files alone."""
 
 from __future__ import annotations
 
 import json
 import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import ROOT
 from benchmarks.performance.parts import PARTS, Part
-from benchmarks.performance.tables import Table
 from kvp.artifacts.files import atomic_write_text
 
 Report = Mapping[str, Any]
@@ -28,54 +27,31 @@ COMMAND = "python -m benchmarks.performance"
 
 
 def write_pages(results: Path, page: Path) -> None:
-    """Write the page, and README.md of the folder `results`, which lists its files."""
+    """Write the page from the files in `results`."""
     reports = {
         (part.name, device): json.loads(path.read_text(encoding="utf-8"))
         for part in PARTS
         for device in ("cpu", "cuda")
         if (path := results / part.file(device)).is_file()
     }
-    results.mkdir(parents=True, exist_ok=True)
     page.parent.mkdir(parents=True, exist_ok=True)
     speed = os.path.relpath(ROOT / "docs/results/speed.md", page.parent)
     folder = os.path.relpath(results, page.parent)
     atomic_write_text(page, page_text(reports, folder, speed))
-    atomic_write_text(results / "README.md", listing(reports, os.path.relpath(page, results)))
 
 
-def page_text(reports: Reports, folder: str, speed: str, parts: Sequence[Part] = PARTS) -> str:
+def page_text(reports: Reports, folder: str, speed: str) -> str:
     """The page; `folder` and `speed` are the addresses of the files and of docs/results/speed.md.
 
     `reports` are the files by part and kind of device; parts without one are named.
     """
-    text = [INTRODUCTION.format(speed=speed), _overview(reports, parts)]
-    text += [_section(part, reports, folder) for part in parts]
-    return "\n".join(text)
-
-
-def _overview(reports: Reports, parts: Sequence[Part]) -> str:
-    rows = []
-    for part in parts:
-        cells = [f"[{part.title}](#{_anchor(part.title)})"]
-        for device in ("cpu", "cuda"):
-            report = reports.get((part.name, device))
-            if report is not None:
-                cells.append(report["machine"].get("gpu" if device == "cuda" else "cpu") or "yes")
-            else:
-                cells.append("not measured" if device == "cpu" or part.on_gpu else "on a CPU only")
-        rows.append(cells)
-    return Table(headings=["part", "CPU", "GPU"], rows=rows, names=3).markdown() + "\n"
+    sections = [_section(part, reports, folder) for part in PARTS]
+    return "\n".join([INTRODUCTION.format(speed=speed), *sections])
 
 
 def fill(text: str) -> str:
     """Lines of at most 120 characters."""
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
-
-
-def _anchor(title: str) -> str:
-    """The address of a heading, as GitHub makes it."""
-    kept = "".join(letter for letter in title.lower() if letter.isalnum() or letter in " -")
-    return kept.replace(" ", "-")
 
 
 def _section(part: Part, reports: Reports, folder: str) -> str:
@@ -86,9 +62,6 @@ def _section(part: Part, reports: Reports, folder: str) -> str:
             text += [_measured(part, report, f"{folder}/{part.file(device)}", label)]
         elif device == "cuda" and not part.on_gpu:
             continue
-        elif not part.present:
-            if device == "cpu":
-                text.append(f"Not measured: this version has no `{part.module}`.\n")
         elif device == "cuda":
             again = f"{COMMAND} --device cuda --only {part.name}"
             text.append(f"**GPU.** No rows: no GPU was measured. `{again}` adds them.\n")
@@ -113,19 +86,3 @@ def _machine(report: Report) -> str:
     parts = [hardware or "unknown hardware", f"{of['cores']} cores", f"torch {of['torch']}", commit]
     parts += [of["date"], f"{report['seconds']:,.0f} s in all", f"load {of['load']:.1f} at its end"]
     return ", ".join(parts) + "."
-
-
-def listing(reports: Reports, page: str) -> str:
-    """What the folder of the files holds; `page` is the address of the page."""
-    rows = []
-    for part in PARTS:
-        for device in ("cpu", "cuda"):
-            report = reports.get((part.name, device))
-            if report is not None:
-                name = part.file(device)
-                rows.append([f"[{name}]({name})", part.title, f"`{report['command']}`"])
-    table = Table(headings=["file", "part", "command"], rows=rows, names=3).markdown()
-    return (
-        f"# Files of the page on performance\n\nWritten by `{COMMAND}`, with [the page]({page}).\n"
-        f"\n{table}\n"
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.performance import tables
@@ -36,11 +35,6 @@ class Part:
     def on_gpu(self) -> bool:
         """Whether it is measured on a GPU, too."""
         return self.cuda is not None
-
-    @property
-    def present(self) -> bool:
-        """Whether this version has the benchmark."""
-        return find_spec(self.module) is not None
 
     def words(self, device: str, *, quick: bool = False) -> list[str]:
         """The flags, without --out."""
@@ -82,7 +76,6 @@ PARTS: Sequence[Part] = (
             "thread that runs the model."
         ),
         table=tables.collecting,
-        cpu="rate",
         quick="--prompts 2 --shortest 16 --longest 24 --max_new_tokens 2 --width 64 --layers 1 "
         "--batch_size 2 --rounds 1",
     ),
@@ -97,9 +90,9 @@ PARTS: Sequence[Part] = (
             "Nothing is extrapolated."
         ),
         table=tables.labels,
-        cpu="--workloads cut --forms naive,blocked --lengths 1024,4096,16384,32768,65536,131072 "
+        cpu="--forms naive,blocked --lengths 1024,4096,16384,32768,65536,131072 "
         "--rounds 1 --seconds 1 --naive-gib 3 --limit 120",
-        cuda="--workloads cut --forms naive,triton,flex "
+        cuda="--forms naive,triton,flex "
         "--lengths 1024,4096,16384,32768,65536,131072 --rounds 3 --seconds 1",
         quick="--lengths 64 --seconds 0",
     ),

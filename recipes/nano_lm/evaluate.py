@@ -3,8 +3,8 @@
     python recipes/nano_lm/evaluate.py --model kvp/nano --lengths 512 1024 --count 100 --out r.json
 
 Prompts are of the test split, so that no key, value or haystack text was trained on. A length is
-the prompt's, chat template and answer prefix included, the generation comes on top. Perplexities
-are in `perplexity.py`; `card.py` prints the tables of the model card.
+the prompt's, chat template and answer prefix included, the generation comes on top. `card.py`
+prints the table of the model card.
 """
 
 from __future__ import annotations

@@ -10,13 +10,12 @@ import os
 from pathlib import Path
 
 import torch
-from loss import vocabulary_loss
 from model import new_model
-from network import hidden_states
 from optimizer import optimizers
 from phases import Phase
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn import functional as F
 
 AVERAGING = 0.998
 """Share of the moving average kept at each step."""
@@ -76,12 +75,17 @@ class Run:
         of right first tokens of values (weight above 1) and of other answer tokens (weight 1), and
         the loss of running text (weight below 1).
         """
-        hidden = hidden_states(self.model, ids, positions)
         trained = weights[:, 1:] > 0
-        weight = weights[:, 1:][trained]
-        loss, losses, right = vocabulary_loss(
-            hidden[:, :-1][trained], self.model.lm_head.weight, ids[:, 1:][trained], weight
-        )
+        targets, weight = ids[:, 1:][trained], weights[:, 1:][trained]
+        with torch.autocast("cpu", torch.bfloat16):
+            # The mask keeps transformers from reading gaps between positions as packed sequences.
+            hidden = self.model.model(
+                input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=positions
+            ).last_hidden_state
+            logits = self.model.lm_head(hidden[:, :-1][trained]).float()
+        losses = F.cross_entropy(logits, targets, reduction="none")
+        right = logits.argmax(-1) == targets
+        loss = (losses * weight).sum() / weight.sum()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
         for optimizer in self.optimizers:
@@ -98,7 +102,7 @@ class Run:
         for name, which, what in (
             ("first", weight > 1, right.float()),
             ("exact", weight == 1, right.float()),
-            ("text", weight < 1, losses),
+            ("text", weight < 1, losses.detach()),
         ):
             if which.any():
                 measured[name] = float(what[which].mean())

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks.collecting import CLOCKS, main
 
@@ -22,7 +21,7 @@ def _report(out: Path) -> dict[str, Any]:
 def test_ratios_are_medians_of_rounds(tmp_path: Path, store: str) -> None:
     out = tmp_path / "rate.json"
     main([
-        "rate", "--prompts", "3", "--shortest", "6", "--longest", "20", "--max_new_tokens", "4",
+        "--prompts", "3", "--shortest", "6", "--longest", "20", "--max_new_tokens", "4",
         "--batch_size", "2", "--width", "128", "--layers", "1", "--rounds", "1",
         "--store", store, "--out", str(out),
     ])  # fmt: skip
@@ -36,13 +35,3 @@ def test_ratios_are_medians_of_rounds(tmp_path: Path, store: str) -> None:
             found = report["results"]["over_bare"][way][clock]
             assert found == pytest.approx(expected, abs=6e-4)
     assert report["results"]["forward_seconds"]["batch"] > 0
-
-
-def test_memory_is_looked_at_while_sequences_are_written(tmp_path: Path) -> None:
-    out, threads = tmp_path / "memory.json", torch.get_num_threads()
-    main(["memory", "--sequences", "40", "--every", "10", "--length", "48", "--out", str(out)])
-    torch.set_num_threads(threads)
-    results = _report(out)["results"]
-    assert list(results["resident_megabytes"]) == ["10", "20", "30", "40"]
-    assert all(megabytes > 50 for megabytes in results["resident_megabytes"].values())
-    assert 40 * 8 < results["tokens"] <= 40 * (48 + 4)

@@ -6,16 +6,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.performance import run as running
+from benchmarks.performance import __main__ as running
 from benchmarks.performance.__main__ import main
-from benchmarks.performance.page import listing, page_text, write_pages
+from benchmarks.performance.page import page_text, write_pages
 from benchmarks.performance.parts import PARTS
 from benchmarks.performance.tables import number
 
@@ -33,8 +32,7 @@ def _reports() -> dict[tuple[str, str], Any]:
 
 
 def test_the_page_of_fixed_files_is_what_it_was() -> None:
-    parts = [replace(part, module="benchmarks.machine") for part in PARTS]  # all of them there
-    text = page_text(_reports(), "results", "speed.md", parts)
+    text = page_text(_reports(), "results", "speed.md")
     assert text == (FIXED / "expected.md").read_text()
 
 
@@ -43,26 +41,13 @@ def test_devices_that_were_not_measured_are_said_to_be_so() -> None:
     assert ("decoding", "cuda") in reports
     text = page_text(reports, "results", "speed.md")
     missing = "No rows: no GPU was measured."
-    on_gpu = [part for part in PARTS if part.on_gpu and part.present]
+    on_gpu = [part for part in PARTS if part.on_gpu]
     assert text.count(missing) == len(on_gpu) - 1
     without = {key: report for key, report in reports.items() if key[1] == "cpu"}
     assert page_text(without, "results", "speed.md").count(missing) == len(on_gpu)
     nothing = page_text({}, "results", "speed.md")
-    assert nothing.count("Not measured yet: ") == len([part for part in PARTS if part.present])
+    assert nothing.count("Not measured yet: ") == len(PARTS)
     assert "JSON](" not in nothing
-
-
-def test_a_benchmark_that_this_version_lacks_is_said_to_be_so() -> None:
-    absent = replace(PARTS[0], module="benchmarks.not_there")
-    text = page_text({}, "results", "speed.md", [absent])
-    assert "Not measured: this version has no `benchmarks.not_there`." in text
-    assert "--only" not in text
-
-
-def test_files_that_are_there_are_listed() -> None:
-    text = listing(_reports(), "../page.md")
-    for path in FIXED.glob("*.json"):
-        assert f"]({path.name})" in text
 
 
 @pytest.mark.parametrize(
@@ -162,11 +147,8 @@ def test_the_page_is_that_of_the_committed_files() -> None:
     }
     text = page_text(reports, "../benchmarks/results/performance", "results/speed.md")
     assert page.read_text() == text, "run python -m benchmarks.performance --render"
-    expected = listing(reports, "../../../docs/performance.md")
-    assert (folder / "README.md").read_text() == expected
 
 
 def test_pages_are_written_beside_their_files(tmp_path: Path) -> None:
     write_pages(tmp_path / "a" / "results", tmp_path / "b" / "page.md")
-    assert (tmp_path / "a" / "results" / "README.md").is_file()
     assert "Not measured yet" in (tmp_path / "b" / "page.md").read_text()

@@ -8,11 +8,11 @@ from pathlib import Path
 from benchmarks.prompt_pieces import main
 
 
-def test_answers_and_sizes_of_prompts_in_pieces(tmp_path: Path) -> None:
+def test_answers_of_prompts_in_pieces(tmp_path: Path) -> None:
     out = tmp_path / "pieces.json"
     main([
         "--tasks", "niah_single_1", "--prompts", "2", "--length", "384", "--budgets", "96",
-        "--chunks", "64", "--long", "384,768", "--methods", "keydiff,ring",
+        "--chunks", "64", "--methods", "keydiff,ring",
         "--max_new_tokens", "12", "--out", str(out),
     ])  # fmt: skip
     report = json.loads(out.read_text())
@@ -22,7 +22,3 @@ def test_answers_and_sizes_of_prompts_in_pieces(tmp_path: Path) -> None:
     }
     assert found["full", None]["mean"] == 100
     assert found["ring", None]["mean"] < 100
-    keydiff = [row for row in report["lengths"] if row["method"] == "keydiff"]
-    assert keydiff[1]["tokens"] > 1.9 * keydiff[0]["tokens"]
-    assert keydiff[0]["most_tokens_per_head"] == keydiff[1]["most_tokens_per_head"] == 96 + 64
-    assert keydiff[0]["bytes"] == keydiff[1]["bytes"]

@@ -1,0 +1,77 @@
+"""The documentation as a site: `make site` builds it into runs/site (Sphinx, pages in Markdown).
+
+Pages are those of the repository, README.md included, so their links work here and there. The
+tutorial is its notebook with the outputs that it was saved with; the page on the command line has
+what the programs print.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from myst_parser.sphinx_ import Parser
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+project = "kvp"
+html_title = "kvp"
+html_theme = "furo"
+html_copy_source = html_show_copyright = html_show_sphinx = False
+root_doc = "docs/index"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+include_patterns = ["*.md", "docs/**", "recipes/**", "benchmarks/**", "kvp/nano/**", "policies/**"]
+exclude_patterns = ["recipes/*/card.md"]  # ends of the cards of policies
+source_suffix = {".md": "markdown", ".ipynb": "notebook"}
+suppress_warnings = ["toc.not_included"]  # cards and lists of results, which pages link to
+myst_heading_anchors = 4
+default_role = "code"  # docstrings write code in single backticks
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+autodoc_class_signature = "separated"
+
+
+class NotebookParser(Parser):  # type: ignore[misc]
+    """A notebook as Markdown, with the text and the figures that its cells left."""
+
+    supported = ("notebook",)
+
+    def parse(self, inputstring: str, document: nodes.document) -> None:
+        """Parse the JSON of a notebook."""
+        parts: list[str] = []
+        for cell in json.loads(inputstring)["cells"]:
+            text = "".join(cell["source"])
+            parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+            for output in cell.get("outputs", ()):
+                data: dict[str, Any] = output.get("data", {})
+                if "image/png" in data:
+                    image = "".join(data["image/png"]).replace("\n", "")
+                    parts.append(f'<img alt="" src="data:image/png;base64,{image}">')
+                else:
+                    printed = "".join(output.get("text", data.get("text/plain", ())))
+                    parts.append(f"```text\n{printed.rstrip()}\n```")
+        super().parse("\n\n".join(parts), document)
+
+
+def show_help(_: Sphinx, __: str, source: list[str]) -> None:
+    """Put what `kvp PROGRAM --help_all` prints in place of `<!-- help of PROGRAM -->`."""
+
+    def printed(match: re.Match[str]) -> str:
+        command = [sys.executable, "-m", "kvp", *match[1].split(), "--help_all"]
+        made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return f"```text\n{made.stdout}```"
+
+    source[0] = re.sub(r"^<!-- help of (.*) -->$", printed, source[0], flags=re.M)
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.add_source_parser(NotebookParser)
+    app.connect("source-read", show_help)

@@ -1,0 +1,73 @@
+"""The tutorial's cells, README's example and README's four commands run as they are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def _run_python(code: str, folder: Path) -> str:
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_cells_of_the_tutorial_run_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one namespace, as a notebook runs them; IPython is not installed for tests."""
+    notebook = json.loads((ROOT / "docs" / "tutorial.ipynb").read_text(encoding="utf-8"))
+    shown: list[str] = []
+    display = types.SimpleNamespace(Image=lambda path, width: shown.append(path))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)  # type: ignore[arg-type]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    names: dict[str, object] = {"__name__": "__main__"}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] or cell["execution_count"] == 1, "saved without its outputs"
+            exec("".join(cell["source"]), names)
+    assert [Path(path).is_file() for path in shown] == [True]
+    means = names["means"]
+    for budget in ("3%", "6%", "12.5%"):
+        seen = means.loc["query_aware"][budget]  # type: ignore[attr-defined]
+        assert seen["kvp"] > seen["keydiff"]
+
+
+def test_the_example_of_readme_runs(tmp_path: Path) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)
+    full, evicted = _run_python(code, tmp_path).splitlines()
+    assert "4821973" in full
+    assert "4821973" in evicted
+    sizes = [int(line.split()[-2]) for line in (full, evicted)]
+    assert sizes[1] < 0.1 * sizes[0]
+
+
+def test_the_four_commands_of_readme_run(tmp_path: Path) -> None:
+    (commands,) = re.findall(r"^```\n(kvp collect.*?)^```", README, re.M | re.S)
+    lines = commands.replace("\\\n", " ").splitlines()
+    assert [line.split()[1] for line in lines] == ["collect", "train", "eval", "report"]
+    code = "import shlex, sys; from kvp.programs import run_program\n"
+    code += "".join(
+        f"name, *words = shlex.split({line[3:]!r}); assert run_program(name, words) == 0\n"
+        for line in lines
+    )
+    _run_python(code, tmp_path)
+    assert (tmp_path / "runs/report.html").stat().st_size > 100_000
