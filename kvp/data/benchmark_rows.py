@@ -171,6 +171,11 @@ def decoded(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
+def most_tokens(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens of the longest prompt."""
+    return max(encode(sample, tokenizer).prompt_length for sample in samples)
+
+
 def cut_to_length(
     make: Callable[[int], Sequence[Sample]], length: int, tokenizer: PreTrainedTokenizerBase
 ) -> Sequence[Sample]:
@@ -181,7 +186,7 @@ def cut_to_length(
     keep = length
     while keep >= 2:
         samples = make(keep)
-        excess = max(encode(one, tokenizer).prompt_length for one in samples) - length
+        excess = most_tokens(samples, tokenizer) - length
         if excess <= 0:
             return samples
         keep -= excess

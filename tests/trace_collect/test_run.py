@@ -231,34 +231,6 @@ def test_unknown_labels_are_refused(
     assert CollectConfig(out="s", store="importance").trained_labels == (FOURIER.label,)
 
 
-def test_rows_with_other_columns_choices_and_lists_of_questions(
-    run: Collect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = tmp_path / "my.jsonl"
-    rows: list[dict[str, Any]] = [
-        {"passage": f"Text {n}. ", "questions": ["Who?", "Where?"], "answers": ["a", "b"]}
-        for n in range(12)
-    ]
-    rows += [
-        {"passage": f"Other {n}. ", "question": "Who?", "choices": ["x", "y"], "gold": 1}
-        for n in range(12)
-    ]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ("--data", str(data), "--answers=reference", "--train=6", "--validation=0")
-    assert run(*flags, "--columns", "context=passage") == 0
-    reader = TraceReader(tmp_path / "out")
-    assert reader.manifest["identity"]["data"]["columns"] == {"context": "passage"}
-    found = {record.metric: record for record in reader.records()}
-    assert set(found) == {"all", "choice"}
-    assert "@" in found["all"].id
-    assert "@" not in found["choice"].id
-    assert found["choice"].references == ("y",)
-    capsys.readouterr()
-    assert run("--columns", "context=passage", "--out", str(tmp_path / "new")) == 2
-    message = capsys.readouterr().err
-    assert "--columns is about rows of files, and --data ruler names none" in message
-
-
 @pytest.mark.parametrize(
     "flag", ["--where=lang=en", "--tree_paths=all", "--answer_prefix=So:", "--columns=question=q"]
 )

@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass, field
 
 from kvp.data.synthetic import lexicon
-from kvp.data.synthetic.needles import SPLITS, Split, draw_number, split_of
+from kvp.data.synthetic.needles import Split, draw_number, generated_split, split_of
 from kvp.data.synthetic.prose import town
 
 Turn = dict[str, str]
@@ -63,14 +63,11 @@ def dialogue(
 
     Roles alternate from `user` on; the last message is the assistant's and repeats something said
     before. A pure function of its arguments. Names, towns, times and numbers belong to one split.
-    `person` is the user's name and home town, otherwise drawn.
-
-    Raises ValueError for an unknown split or fewer than one exchange.
+    `person` is the user's name and home town, otherwise drawn. Raises UsageError for an unknown
+    split.
     """
-    known = [name for name in SPLITS if name == split]
-    if not known or turns < 1:
-        raise ValueError(f"a dialogue needs a split of {SPLITS} and turns >= 1: {split!r}, {turns}")
-    talk = _Talk(rng=random.Random(f"dialogue/{split}/{seed}/{turns}"), split=known[0])
+    rng = random.Random(f"dialogue/{split}/{seed}/{turns}")
+    talk = _Talk(rng=rng, split=generated_split(split))
     if turns == 1:
         _tell_and_ask(talk)
         return talk.turns

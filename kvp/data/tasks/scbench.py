@@ -22,8 +22,8 @@ from kvp.data.benchmark_rows import (
     column,
     cut_to_length,
     middle_cut,
+    most_tokens,
 )
-from kvp.data.encode import encode
 from kvp.data.fit_amount import largest
 from kvp.data.rows.cells import RowError
 from kvp.data.sample import Sample, Source, context_name
@@ -167,10 +167,6 @@ class _Asker:
             )
         ]
 
-    def prompt_tokens(self, samples: Sequence[Sample]) -> int:
-        """Tokens of the longest prompt."""
-        return max(encode(sample, self.tokenizer).prompt_length for sample in samples)
-
     def _wording(self, shared: SharedContext) -> tuple[str, list[str]]:
         """Text before the context, and the questions as they are asked.
 
@@ -196,7 +192,8 @@ def _generated(task: str, asker: _Asker, settings: TaskSettings) -> Source:
         inputs = SampleInputs(name=name, split=split, length=settings.length, essays=None)
         maker = CONTEXTS[task](inputs)
         return largest(
-            lambda amount: asker.samples(maker(amount)), asker.prompt_tokens,
+            lambda amount: asker.samples(maker(amount)),
+            lambda samples: most_tokens(samples, asker.tokenizer),
             limit=settings.length, smallest=0, what=task,
         )  # fmt: skip
 
