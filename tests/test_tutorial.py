@@ -57,7 +57,7 @@ def test_the_example_of_readme_runs(tmp_path: Path) -> None:
     assert "4821973" in full
     assert "4821973" in evicted
     sizes = [int(line.split()[-2]) for line in (full, evicted)]
-    assert sizes[1] < 0.1 * sizes[0]
+    assert sizes[1] < 0.15 * sizes[0]  # 6 %, and room for new tokens
 
 
 def test_the_four_commands_of_readme_run(tmp_path: Path) -> None:
