@@ -83,7 +83,7 @@ def test_the_index_links_every_page() -> None:
     linked = set(re.findall(r"\]\((\w+\.md)\)", index))
     assert linked == {path.name for path in PAGES.glob("*.md")} - {"README.md"}
     for page, entry in ENTRIES:
-        assert f"[{entry.name}]({page}.md)" in index
+        assert f"[{entry.method}]({page}.md)" in index
 
 
 def test_links_lead_somewhere() -> None:
