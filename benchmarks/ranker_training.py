@@ -235,7 +235,6 @@ class _RandomContexts:
             positions=torch.arange(args.tokens, device=self.device),
             length=args.tokens,
             importance=torch.rand(shape[:2], generator=random, device=self.device).pow(8),
-            future=1,
         )
 
     def context(self, point: object) -> Context:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -29,6 +28,11 @@ from train.validation import evaluate
 
 Metrics = Mapping[str, float]
 """Numbers of a step for the log, by name."""
+
+
+def due(trainer: pl.Trainer, every_steps: int) -> bool:
+    """Whether what is done every so many steps, and at the last, is done after this step."""
+    return trainer.global_step % every_steps == 0 or trainer.global_step == trainer.max_steps
 
 
 class Validation(Callback):
@@ -59,8 +63,7 @@ class Validation(Callback):
         self, trainer: pl.Trainer, module: pl.LightningModule, *args: object
     ) -> None:
         """Validate when due."""
-        step = trainer.global_step
-        if step % self._every and step != trainer.max_steps:
+        if not due(trainer, self._every):
             return
         assert isinstance(module, RankerTraining)
         skill = torch.empty_like(module.best_skill)
@@ -77,7 +80,7 @@ class Validation(Callback):
 
 
 class Log(Callback):
-    """TensorBoard: scalars, settings, and the skill of every head.
+    """TensorBoard: scalars, and the skill of every head.
 
     The folder's name is the run's name in TensorBoard.
     """
@@ -90,7 +93,6 @@ class Log(Callback):
         *,
         heads: range,
         every_steps: int,
-        settings: Mapping[str, Any],
     ) -> None:
         """Write TensorBoard events to `folder`, of these `heads` of a model."""
         self._folder = folder
@@ -98,7 +100,6 @@ class Log(Callback):
         self._heads = heads
         self._validation = validation
         self._every = every_steps
-        self._settings = settings
         self._writer: SummaryWriter | None = None
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -124,11 +125,8 @@ class Log(Callback):
             self._write_skill(skill.cpu(), step)
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Write settings with the skill they reached, and close."""
+        """Close."""
         assert self._writer is not None
-        assert isinstance(module, RankerTraining)
-        reached = {"hparam/skill": float(module.best_skill.nan_to_num(0.0).mean())}
-        self._writer.add_hparams(dict(self._settings), reached, run_name=".")
         self._writer.close()
 
     def _write_skill(self, skill: Tensor, step: int) -> None:
@@ -207,7 +205,7 @@ class Checkpoints(Callback):
         self, trainer: pl.Trainer, module: pl.LightningModule, *args: object
     ) -> None:
         """Save when due, and after the last step."""
-        if trainer.global_step % self._every and trainer.global_step != trainer.max_steps:
+        if not due(trainer, self._every):
             return
         if trainer.is_global_zero:
             with self._target.new_checkpoint() as path:

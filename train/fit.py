@@ -15,7 +15,9 @@ import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
 
+from kvp.errors import UsageError
 from policies.ranker import HeadRankers
 from train.distributed import ALONE, Workers
 from train.job import Job
@@ -81,6 +83,15 @@ def fit(
             if trainer.received_sigterm:
                 raise SystemExit(_TERMINATED) from None
             raise KeyboardInterrupt from None  # Lightning answers Ctrl-C by SystemExit
+
+
+def check_finite(best: nn.Module, *, steps: int, lr: float) -> None:
+    """Raise UsageError where a training has ended in weights that are no numbers."""
+    if not all(bool(weight.isfinite().all()) for weight in best.parameters()):
+        raise UsageError(
+            f"training diverged: weights are not finite after {steps} steps; lower --lr (now "
+            f"{lr:g}), in a new --out"
+        )
 
 
 @contextmanager

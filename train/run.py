@@ -5,19 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from kvp.errors import UsageError
 from kvp.manifest import run_manifest
 from kvp.progress import phase
 from policies.calibration import Calibration
 from policies.policy_files import PolicyMeta, save_policy
-from policies.ranker import HeadRankers
 from train.calibration.fit import TARGET_LABELS, calibrate
 from train.callbacks import Bar, Checkpoints, Log, Validation, skill_note
 from train.config import TrainConfig
 from train.costs.of_job import print_costs_of_job
 from train.data.traces import recorded_model, recorded_text
 from train.distributed import ALONE, Workers, launch, launched, this_worker, together
-from train.fit import fit, new_training
+from train.fit import check_finite, fit, new_training
 from train.head_range import AUTO
 from train.job import Job, Sources, initial_rankers, prepare
 from train.labels import EVALUATED
@@ -114,7 +112,6 @@ def _trained(job: Job) -> RankerTraining:
             validation,
             heads=job.heads,
             every_steps=LOG_EVERY,
-            settings={**job.recipe.to_dict(), "seed": config.seed},
         ),
         Bar("training", skill_note(job.recipe.label)),
     ]
@@ -133,16 +130,33 @@ def _trained(job: Job) -> RankerTraining:
 def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
     """Evaluate the best weights, calibrate and write them."""
     best = module.best.to(job.device)
-    if not all(bool(weight.isfinite().all()) for weight in best.parameters()):
-        raise UsageError(
-            f"training diverged: weights are not finite after {job.recipe.steps} steps; lower "
-            f"--lr (now {job.recipe.lr:g}), in a new --out"
+    check_finite(best, steps=job.recipe.steps, lr=job.recipe.lr)
+
+    def evaluated() -> HeldOut:
+        phase("evaluating the policy and the attention-free heuristics")
+        source = job.source(EVALUATED)  # every policy is evaluated on the same label
+        return evaluate_with_baselines(
+            best,
+            map(source.context, job.held_out(job.config.validation_contexts)),
+            job.traces.geometry,
+            reward_protection=job.protection,
+            heads=job.heads,
         )
+
+    def calibrated() -> Calibration | None:
+        target = job.config.calibration
+        if target == "none":
+            return None
+        phase(f"calibrating to {target}")
+        points = job.held_out(job.config.calibration_contexts)
+        source = job.source(TARGET_LABELS[target])
+        return calibrate(best, source, points, target=target, protection=job.protection)
+
     # Reading another label drops the contexts of training (`Job.source`): the trained one first.
     if job.recipe.label == EVALUATED:
-        result, calibration = _evaluated(job, best), _calibration(job, best)
+        result, calibration = evaluated(), calibrated()
     else:
-        calibration, result = _calibration(job, best), _evaluated(job, best)
+        calibration, result = calibrated(), evaluated()
     meta = PolicyMeta(
         geometry=job.traces.geometry,
         model=recorded_model(job.traces.manifest),
@@ -152,29 +166,3 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
     )
     save_policy(job.target.folder, best, meta, calibration=calibration)
     print_summary(result, module.best_step, job.traces.geometry, job.heads)
-
-
-def _evaluated(job: Job, best: HeadRankers) -> HeldOut:
-    phase("evaluating the policy and the attention-free heuristics")
-    source = job.source(EVALUATED)  # every policy is evaluated on the same label
-    return evaluate_with_baselines(
-        best,
-        map(source.context, job.held_out(job.config.validation_contexts)),
-        job.traces.geometry,
-        reward_protection=job.protection,
-        heads=job.heads,
-    )
-
-
-def _calibration(job: Job, best: HeadRankers) -> Calibration | None:
-    if job.config.calibration == "none":
-        return None
-    phase(f"calibrating to {job.config.calibration}")
-    label = TARGET_LABELS[job.config.calibration]
-    return calibrate(
-        best,
-        job.source(label),
-        job.held_out(job.config.calibration_contexts),
-        target=job.config.calibration,
-        protection=job.protection,
-    )

@@ -145,7 +145,6 @@ def test_training_and_evaluation_give_one_number_for_one_trace(tmp_path: Path) -
                 positions=torch.arange(PREFIX),
                 length=PREFIX,
                 importance=importance.flatten(0, 1),
-                future=LENGTH - PREFIX,
             )
         )
     config = EvalConfig(

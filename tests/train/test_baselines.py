@@ -19,9 +19,7 @@ TOKENS, DIM = 64, 4
 GEOMETRY = Geometry(layers=3, query_heads=4, kv_heads=4, head_dim=DIM)
 
 
-def context(
-    importance: Tensor, *, seed: int = 0, keys: Tensor | None = None, future: int = 5
-) -> Context:
+def context(importance: Tensor, *, seed: int = 0, keys: Tensor | None = None) -> Context:
     heads, tokens = importance.shape
     random = torch.Generator().manual_seed(seed)
     drawn = torch.randn(2, heads, tokens, DIM, generator=random)
@@ -31,7 +29,6 @@ def context(
         positions=torch.arange(tokens),
         length=tokens,
         importance=importance,
-        future=future,
     )
 
 
@@ -131,7 +128,6 @@ def test_some_heads_are_evaluated_as_among_all() -> None:
             positions=whole.positions,
             length=TOKENS,
             importance=whole.importance[part],
-            future=5,
         )
         some = evaluated([shard], heads)
         assert torch.allclose(some.skill, everything.skill[:, part], atol=1e-6), heads

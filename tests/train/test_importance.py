@@ -81,7 +81,6 @@ def test_labels_equal_those_of_the_queries(
                 allowed = {"float32": 1e-6, "float16": 1e-3}[grid_dtype]
                 torch.testing.assert_close(one.importance, other.importance, rtol=allowed, atol=0)
                 assert torch.equal(one.keys, other.keys)
-                assert one.future == other.future
             off = CompressionPoint(sequence=0, prefix_length=45, stop=96)
             with pytest.raises(StoreError, match="at 45 tokens, only at"):
                 source.context(off)

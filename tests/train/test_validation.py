@@ -30,7 +30,6 @@ def context(seed: int, importance: torch.Tensor | None = None) -> Context:
         positions=torch.arange(TOKENS),
         length=TOKENS,
         importance=importance,
-        future=10,
     )
 
 

@@ -43,8 +43,6 @@ class Context:
     """Tokens in the cache; more than N where protected tokens were left out."""
     importance: Tensor
     """[A, N] float32 importance of the tokens, by the label of the source."""
-    future: int
-    """Future tokens whose attention `importance` sums; 1 for labels that are no sums."""
     recent: Tensor | None = None
     """[A, N, features] float32 (`policies.recent_features`), where rankers read them."""
 
@@ -57,7 +55,6 @@ class Context:
             positions=self.positions[kept],
             length=self.length,
             importance=self.importance[:, kept],
-            future=self.future,
             recent=None if self.recent is None else self.recent[:, kept],
         )
 
@@ -116,7 +113,6 @@ class ContextSource:
             positions=torch.arange(point.prefix_length, device=self.device),
             length=point.prefix_length,
             importance=importance.to(self.device),
-            future=point.stop - point.prefix_length if self._label and self._label.summed else 1,
             recent=recent[0].to(self.device) if recent else None,
         )
 

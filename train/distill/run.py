@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from kvp.progress import phase
 from kvp.store import TraceReader
 from policies.policy_files import PolicyMeta, Shard, load_shard, save_policy
 from train.calibration.run import recipe_of
-from train.callbacks import Bar, Checkpoints, Metrics
+from train.callbacks import Bar, Checkpoints, Metrics, due
 from train.data.compression_points import CompressionPoint, held_out_points
 from train.data.contexts import ContextSource
 from train.data.store_checks import check_store, device_of, protection_of, usable
@@ -28,7 +29,7 @@ from train.data.traces import recorded_model
 from train.distill.config import DistillConfig
 from train.distill.distillation import Distillation, Policy
 from train.distill.replies import Replies
-from train.fit import fit
+from train.fit import check_finite, fit
 from train.job import rankers_digest
 from train.labels import EVALUATED
 from train.recipe import Recipe
@@ -73,7 +74,11 @@ def run(config: DistillConfig) -> None:
     manifest = run_manifest(asdict(config), seed=config.seed)
     target.prepare(manifest)
     try:
-        source = _source(config, reader, recipe, device, label=None)
+        sources = partial(
+            ContextSource, reader, memory_bytes=int(config.memory_gb * 1e9), device=device,
+            recent=recipe.reads_queries,
+        )  # fmt: skip
+        source = sources(label=None)
         assert policy.calibration is not None, "checked above"
         module = Distillation(
             Policy(policy.rankers, policy.calibration), replies, source, training, config, recipe,
@@ -87,7 +92,7 @@ def run(config: DistillConfig) -> None:
         ]
         fit(module, callbacks, device=device, steps=config.steps, checkpoint=target.start)
         source.forget()
-        evaluated = _source(config, reader, recipe, device, label=EVALUATED)
+        evaluated = sources(label=EVALUATED)
         _export(config, policy, module, evaluated, points, manifest, target.folder)
         target.finish()
     finally:
@@ -143,20 +148,6 @@ def _model(config: DistillConfig, reader: TraceReader, device: torch.device) -> 
     return model
 
 
-def _source(
-    config: DistillConfig,
-    reader: TraceReader,
-    recipe: Recipe,
-    device: torch.device,
-    *,
-    label: str | None,
-) -> ContextSource:
-    memory = int(config.memory_gb * 1e9)
-    return ContextSource(
-        reader, memory_bytes=memory, device=device, label=label, recent=recipe.reads_queries
-    )
-
-
 def _export(
     config: DistillConfig,
     policy: Shard,
@@ -168,11 +159,7 @@ def _export(
 ) -> None:
     """Evaluate the best weights as kvp-train does, and write them to a folder."""
     best = module.best
-    if not all(bool(weight.isfinite().all()) for weight in best.parameters()):
-        raise UsageError(
-            f"training diverged: weights are not finite after {config.steps} steps; lower --lr "
-            f"(now {config.lr:g}), in a new --out"
-        )
+    check_finite(best, steps=config.steps, lr=config.lr)
     phase("evaluating the policy and the attention-free heuristics")
     recipe = recipe_of(policy.meta.training)
     result = evaluate_with_baselines(
@@ -223,8 +210,7 @@ class HeldOutLoss(Callback):
     ) -> None:
         """Measure when due."""
         assert isinstance(module, Distillation)
-        step = trainer.global_step
-        if step % self._every == 0 or step == trainer.max_steps:
+        if due(trainer, self._every):
             module.keep_best(module.held_out_loss(self._points))
 
 

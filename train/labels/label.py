@@ -19,7 +19,7 @@ from train.labels import LABELS
 FromQueries = Callable[..., Tensor]
 """(queries [L, H, G, T, D], keys [L, H, T, D], prefix_length N, stop) -> importance [L, H, N]
 float32, >= 0, of the first N tokens for the queries at N <= j < stop; both after RoPE. That of a
-`weighted` label takes a fifth argument: [T] float32, what each query counts."""
+label with `reading` below 1 takes a fifth argument: [T] float32, what each query counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +36,9 @@ class Label:
     """Name under which `kvp-collect --labels` stores it."""
     in_grid: str | None = None
     """Name under which stores of importance grids, which have no queries, may hold it."""
-    summed: bool = False
-    """Whether it is a sum over the future's queries, so that a mean per query makes sense."""
     reading: float = 1.0
     """Weight of queries that write none of the assistant's replies (`kvp.store.replies`); those
     that write them have 1."""
-    weighted: bool = False
-    """Whether `from_queries` takes weights of queries, so that replies need no pass of their
-    own."""
 
     def __post_init__(self) -> None:
         """Raise ValueError unless there is exactly one way to get the label."""
@@ -64,28 +59,16 @@ class Label:
 
         Raises UsageError where a user's own label fails or returns what is no importance.
         """
-        if self.weighted and self.reading < 1:
+        assert self.from_queries is not None, "stored labels come with the trace"
+        given = [queries, keys, prefix_length, stop]
+        if self.reading < 1:
             weights = torch.full(keys.shape[-2:-1], self.reading, device=keys.device)
             for first, last in reply_windows(replies, prefix_length, stop):
                 weights[first:last] = 1.0
-            return self._computed(queries, keys, prefix_length, stop, weights)
-        windows = [(self.reading, prefix_length, stop)] if self.reading else []
-        if self.reading < 1:
-            written = reply_windows(replies, prefix_length, stop)
-            windows += [(1 - self.reading if self.summed else 1.0, *window) for window in written]
-        parts = [
-            weight * self._computed(queries, keys, first, last)[..., :prefix_length]
-            for weight, first, last in windows
-        ]  # each [L, H, N]
-        return torch.stack(parts).sum(0) if self.summed else torch.stack(parts).amax(0)
-
-    def _computed(
-        self, queries: Tensor, keys: Tensor, prefix_length: int, stop: int, *weights: Tensor
-    ) -> Tensor:
-        assert self.from_queries is not None, "stored labels come with the trace"
+            given.append(weights)
         what = f"label {getattr(self.from_queries, '__name__', self.from_queries)}"
         with own_errors(self.from_queries, what):
-            importance = self.from_queries(queries, keys, prefix_length, stop, *weights)
+            importance = self.from_queries(*given)
         if (shape := (*keys.shape[:2], prefix_length)) != tuple(importance.shape):
             raise UsageError(f"{what} returned {tuple(importance.shape)}, expected {shape}")
         if not _finite(importance) and _finite(queries) and _finite(keys):  # else: broken traces
@@ -125,7 +108,7 @@ def label_of(name: str) -> Label:
     return label
 
 
-FUTURE_ATTENTION = Label(from_queries=future_attention, in_grid="future_attention", summed=True)
+FUTURE_ATTENTION = Label(from_queries=future_attention, in_grid="future_attention")
 """Attention to a token, summed over future queries (KVP paper, section 3.1.1). Of the query heads
 that share a KV head the largest counts."""
 
@@ -137,7 +120,6 @@ MAX_REPLY_ATTENTION = Label(
     from_queries=max_future_attention,
     in_grid="max_reply_attention",
     reading=READING,
-    weighted=True,
 )
 """Largest attention of the queries that write a reply, and a fifth of that of all others.
 

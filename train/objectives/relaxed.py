@@ -93,7 +93,7 @@ def soft_skill(matrix: Tensor, importance: Tensor) -> Tensor:
     sum_r (r - 1) (P w)_r, important tokens can leave the rows altogether (their columns shrink):
     that loss falls without any better ranking.
     """
-    return skill_of_cost(importance, (importance * (ranks_of(matrix) - 1)).sum(-1))
+    return skill_of_cost(importance, (importance * _mean_rank(matrix, first=0)).sum(-1))
 
 
 def thinned(tokens: int, seed: int) -> Tensor | None:
@@ -139,12 +139,17 @@ def neural_sort(scores: Tensor, temperature: float) -> Tensor:
 
 
 def ranks_of(permutation: Tensor) -> Tensor:
-    """Mean rank of every token under a softened permutation matrix: [..., N, N] -> [..., N].
+    """Mean rank of every token under a softened permutation matrix: [..., N, N] -> [..., N]."""
+    return _mean_rank(permutation, first=1)
+
+
+def _mean_rank(permutation: Tensor, first: int) -> Tensor:
+    """Mean rank, counted from `first`, of every token: [..., N, N] -> [..., N].
 
     A token's column is normalised first: rows sum to 1, columns only in the hard limit.
     """
     tokens = permutation.shape[-1]
-    ranks = torch.arange(1, tokens + 1, dtype=permutation.dtype, device=permutation.device)  # [N]
+    ranks = torch.arange(tokens, dtype=permutation.dtype, device=permutation.device) + first  # [N]
     mass = permutation.sum(-2).clamp_min(torch.finfo(permutation.dtype).tiny)  # [..., N]
     return (ranks[:, None] * permutation).sum(-2) / mass
 

@@ -86,7 +86,6 @@ def context(seed: int, tokens: int = 200) -> Context:
         positions=torch.arange(tokens),
         length=tokens,
         importance=torch.rand(2, tokens, generator=random) ** 8,
-        future=10,
     )
 
 
@@ -97,7 +96,6 @@ def test_norms_after_the_output_projection_by_hand() -> None:
         positions=torch.arange(2),
         length=2,
         importance=torch.tensor([[6.0, 2.0]]),
-        future=4,
     )
     gram = torch.tensor([[[4.0, 0.0], [0.0, 1.0]]])  # norms sqrt(36 + 16) and 1
     torch.testing.assert_close(output_norms(sample, gram), torch.tensor([[52**0.5, 1.0]]))

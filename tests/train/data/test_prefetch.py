@@ -42,7 +42,7 @@ def equal(some: list[Context], others: list[Context]) -> bool:
         and torch.equal(one.values, other.values)
         and torch.equal(one.positions, other.positions)
         and torch.equal(one.importance, other.importance)
-        and (one.length, one.future) == (other.length, other.future)
+        and one.length == other.length
         for one, other in zip(some, others, strict=True)
     )
 

@@ -52,7 +52,6 @@ def test_contexts_carry_the_importance_of_their_label(
     assert callable(expected)
     wanted = expected(trace.queries, trace.keys, 60, 90).flatten(0, 1)
     torch.testing.assert_close(context.importance, wanted)
-    assert context.future == (30 if label == "future_attention" else 1)
 
 
 def test_what_is_no_label_is_refused() -> None:
