@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 export OMP_NUM_THREADS=1
 NEEDLES=niah_single_1,niah_single_2,niah_single_3,niah_multikey_1,niah_multivalue,niah_multiquery
 # The settings that were best on validation prompts (`tune` below).
-RIVALS="kvzip+global,contrastkv(beta=0)+global,snapkv(kernel=31),expected_attention+ada,keydiff+ada"
+RIVALS="kvzip+global,contrastkv(beta=0)+global,snapkv(kernel=31),snapkv(kernel=31)+ada,expected_attention+ada,keydiff+ada"
 REFERENCES="kvp,snapkv,windowkv:llama,streaming_llm,random,oracle+global"
 
 both() { # program, flags: two processes share the work
@@ -31,22 +31,34 @@ collect traces-kvzip 120 --labels kvzip_plus
 "$BIN/kvp-train" --traces "$RUN/traces-kvzip" --label kvzip_plus --objective regress --inputs key,value --neighbours 0 --out "$RUN/kvzap_like"
 POLICIES="seed0=$RUN/seed0,seed1=$RUN/seed1,seed2=$RUN/seed2,$RUN/kvzap_like"
 
-# tune: settings of every rival on validation prompts
-snapkv="snapkv,snapkv(kernel=15),snapkv(kernel=31),snapkv(kernel=63),snapkv(window=64,kernel=31),snapkv(window=16,kernel=31)"
-snapkv="$snapkv,snapkv(kernel=31)+ada,snapkv(kernel=31)+global,snapkv(kernel=31)+pyramid,snapkv(kernel=63)+global"
-others="tova,tova+global,keydiff,keydiff+global,keydiff+ada,lagkv:kvpress,knorm+global,h2o:kvpress,h2o+global"
-others="$others,expected_attention:kvpress,expected_attention+global,expected_attention+ada,windowkv:llama,windowkv:llama+windowkv"
-twice="kvzip+global,kvzip(plus=true)+global,kvzip+ada,contrastkv+global,contrastkv(beta=0)+global,contrastkv+ada"
-twice="$twice,contrastkv(beta=0,scope=head)+global,gvote+global,streaming_llm,streaming_llm+pyramid"
-both kvp-eval --model "$MODEL" --dtype bfloat16 --length 1024 --split validation --seed 11 --tasks niah_multikey_1,niah_multiquery,qa_1 \
-  --squad "$D/squad_train.json" --essays "$D/novels_train" --prompts 3 --max_new_tokens 32 --budgets 6%,12.5%,25% --protection off \
-  --timing_prompts 0 --tokens false --methods "full,$snapkv,$others,$twice" --out "$RUN/tune"
+# tune: settings of every rival, by the likelihood of reference answers to validation prompts
+snapkv="snapkv,snapkv(kernel=15),snapkv(kernel=31),snapkv(kernel=63),snapkv(kernel=127),snapkv(window=8,kernel=31)"
+snapkv="$snapkv,snapkv(window=16,kernel=31),snapkv(window=64,kernel=31),snapkv(kernel=31,pool=avg)"
+snapkv="$snapkv,snapkv(kernel=31)+ada,snapkv(kernel=31)+global,snapkv(kernel=31)+pyramid"
+snapkv="$snapkv,snapkv(kernel=31)+ada(safeguard=0.5),snapkv(kernel=63)+ada"
+keys="keydiff,keydiff+ada,keydiff+ada(safeguard=0.05),keydiff+ada(safeguard=0.5),keydiff+global,keydiff+pyramid,knorm"
+keys="$keys,knorm+ada,knorm+global,lagkv,lagkv:kvpress,lagkv+ada"
+expected="expected_attention,expected_attention:kvpress,expected_attention+ada,expected_attention+ada(safeguard=0.5)"
+expected="$expected,expected_attention+global,expected_attention(future=128)+ada"
+expected="$expected,expected_attention(covariance=false)+ada,expected_attention(values=false)+ada"
+expected="$expected,expected_attention(epsilon=0.1)+ada"
+others="tova,tova+ada,h2o,h2o:kvpress,h2o+ada,h2o+global,streaming_llm,windowkv,windowkv:llama"
+others="$others,windowkv:llama+windowkv,gvote,gvote+global"
+twice="kvzip,kvzip+ada,kvzip+global,kvzip(plus=true)+global,kvzip(plus=true)+ada,kvzip+ada(safeguard=0.05)"
+twice="$twice,contrastkv+global,contrastkv(beta=0)+global,contrastkv(beta=0.02)+global,contrastkv(beta=0)+ada"
+twice="$twice,contrastkv(beta=0,gamma=0)+global,contrastkv(beta=0,gamma=0.3)+global"
+twice="$twice,contrastkv(beta=0,scope=head)+global,contrastkv:paper+global"
+both kvp-eval --model "$MODEL" --dtype bfloat16 --length 1024 --split validation --seed 5 --measure perplexity --prompts 4 \
+  --tasks niah_single_3,niah_multikey_1,niah_multivalue,niah_multiquery --essays "$D/novels_train" --budgets 6%,12.5%,25% \
+  --protection off --timing_prompts 0 --tokens false --policies "$POLICIES,bundled=smollm2-135m-instruct" \
+  --methods "full,kvp,kvp+global,kvp+global(safeguard=0.4),kvp+global(safeguard=0.6),kvp+ada,$snapkv,$keys,$expected,$others,$twice" \
+  --out "$RUN/tune"
 
 # test
-needles=(--essays "$D/novels_test" --squad "$D/squad_test.json" --tasks "$NEEDLES,qa_1" --max_new_tokens 40)
+needles=(--essays "$D/novels_test" --tasks "$NEEDLES" --max_new_tokens 40)
 evaluate needles 1024 "${needles[@]}" --prompts "$PROMPTS" --budgets 2%,3%,4.5%,6%,9%,12.5%,25% --methods "full,kvp+global,$RIVALS"
 evaluate references 1024 "${needles[@]}" --prompts 4 --budgets 2%,6%,12.5%,25%,50% --methods "full,kvp+global,$RIVALS,$REFERENCES"
-evaluate other 1024 --hotpotqa "$D/hotpotqa.json" --tasks vt,fwe,cwe,qa_2 --prompts 8 --max_new_tokens 60 \
+evaluate other 1024 --hotpotqa "$D/hotpotqa.json" --squad "$D/squad_test.json" --tasks vt,fwe,cwe,qa_1,qa_2 --prompts 8 --max_new_tokens 60 \
   --budgets 2%,6%,12.5%,25% --methods "full,kvp+global,$RIVALS"
 long=(--essays "$D/novels_test" --tasks niah_single_2,niah_multikey_1,niah_multivalue --max_new_tokens 40 --budgets 2%,6%,12.5%,25%)
 evaluate long-2048 2048 "${long[@]}" --prompts 20 --methods "full,kvp+global,$RIVALS"

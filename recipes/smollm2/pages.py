@@ -31,8 +31,9 @@ PAGE = Path("docs/results/smollm2.md")
 NUMBERS = Path("benchmarks/results/smollm2")
 ANSWERS = ("needles", "other", "long-2048", "long-4096")
 TEXTS = ("text-wiki", "text-novels", "texts")
+TUNED = "tune"
+"""Settings of rivals on validation prompts: a CSV file without a table."""
 OURS = "kvp+global"
-QUESTIONS = "qa_1"
 TWO_PASSES = ("kvzip", "contrastkv")
 """Methods that read the prompt a second time."""
 REFERENCES = (FULL, "oracle+global")
@@ -59,7 +60,7 @@ def method(record: Record) -> str:
     policy = (record["policy"] or "").rstrip("0123456789")
     if policy not in ("", "seed"):
         name = policy
-    rule = record["allocator"].partition("(")[0].partition(":")[0]
+    rule = record["allocator"].partition(":")[0]
     return name if rule == "uniform" else f"{name}+{rule}"
 
 
@@ -323,9 +324,6 @@ def blocks(run: Path) -> Mapping[str, str | None]:
         name: list(load_results(run / name).records) if (run / name).exists() else []
         for name in (*ANSWERS, *TEXTS)
     }
-    # Questions over passages ran with the needles, but are answered unlike them.
-    found["other"] += [record for record in found["needles"] if record["task"] == QUESTIONS]
-    found["needles"] = [record for record in found["needles"] if record["task"] != QUESTIONS]
     for name, records in found.items():
         contents[name] = "\n".join(table(cells(records), taken)) if records else None
         if name in ANSWERS:
@@ -337,6 +335,8 @@ def blocks(run: Path) -> Mapping[str, str | None]:
         if name == "needles":
             needles = cells(records)
             contents["seeds"] = "\n".join(seeds(records)) if records else None
+    if (run / TUNED).exists():
+        write_csv(load_results(run / TUNED).records, NUMBERS / f"{TUNED}.csv")
     contents["costs"] = "\n".join(costs(timing, taken)) if timing else None
     if timing and needles:
         draw(needles, timing, PAGE.with_suffix(".png"))
