@@ -156,7 +156,7 @@ PROGRAMS = {
         "sequences of a trace store; weights and each head's ranking stay.",
         (
             "kvp calibrate --policy runs/policies --traces runs/traces",
-            "kvp calibrate --policy runs/policies --traces runs/traces --calibration share",
+            "kvp calibrate --policy runs/policies --traces runs/traces --calibration contribution",
             "kvp calibrate --policy runs/policies --traces runs/traces --calibration none",
         ),
     ),
