@@ -20,7 +20,7 @@ ENTRIES = [
 ]
 PARTS = ("## Formula", "## Source", "## Cost", "## When to use it")
 each = pytest.mark.parametrize(
-    ("page", "entry"), ENTRIES, ids=[f"{entry.name}-{page}" for page, entry in ENTRIES]
+    ("page", "entry"), ENTRIES, ids=[f"{entry.method}-{page}" for page, entry in ENTRIES]
 )
 
 
@@ -45,7 +45,7 @@ def test_a_page_with_all_its_parts(page: str, entry: Any) -> None:
     for part in PARTS:
         assert part in text
     assert "Paper and public code" in text or "Open points" in text or "What we decided" in text
-    assert f"`{entry.name}" in text.splitlines()[0]
+    assert f"`{entry.method}" in text.splitlines()[0]
 
 
 @each
@@ -83,7 +83,7 @@ def test_the_index_links_every_page() -> None:
     linked = set(re.findall(r"\]\((\w+\.md)\)", index))
     assert linked == {path.name for path in PAGES.glob("*.md")} - {"README.md"}
     for page, entry in ENTRIES:
-        assert f"[{entry.name}]({page}.md)" in index
+        assert f"[{entry.method}]({page}.md)" in index
 
 
 def test_links_lead_somewhere() -> None:
