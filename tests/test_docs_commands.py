@@ -38,9 +38,9 @@ PAGES = [
     *sorted((ROOT / "configs").rglob("*.yaml")),
 ]
 OTHER_FLAGS = {"extra-index-url", "nproc-per-node", "logdir", "help", "help_all", "config"} | {
-    "print_config", "version", "lambda", "local", "no-deps", "local-dir",
+    "print_config", "version", "lambda", "local", "no-deps", "local-dir", "skip_evaluation",
 }  # fmt: skip
-"""Flags of pip, hf, torchrun and tensorboard, of every program, and kvp's other spellings."""
+"""Flags of pip, hf, torchrun, tensorboard, recipes and every program, and kvp's other spellings."""
 BENCHMARK_FLAGS = {
     flag
     for path in (ROOT / "benchmarks").rglob("*.py")

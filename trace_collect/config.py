@@ -122,7 +122,7 @@ class InspectConfig(Group):
     """Inspect."""
 
     traces: str = field(kw_only=False)
-    """Trace store written by kvp-collect, in a folder or at an address."""
+    """Trace store written by kvp-collect. In a folder or at an address."""
     json: bool = False
     """Print one JSON object instead of YAML."""
 
@@ -134,8 +134,8 @@ class VerifyConfig(Group):
     """Verify."""
 
     traces: str = field(kw_only=False)
-    """Trace store written by kvp-collect, in a folder or at an address."""
+    """Trace store written by kvp-collect. In a folder or at an address."""
     allow_incomplete: bool = False
-    """Accept a store whose collection has not finished."""
+    """Use a store whose collection has not finished."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("traces",)

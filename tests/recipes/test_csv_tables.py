@@ -56,7 +56,8 @@ def test_every_table_becomes_a_file(script: ModuleType, tmp_path: Path) -> None:
 def test_results_are_linked_and_links_lead_somewhere() -> None:
     folders = (ROOT / "docs" / "results", ROOT / "benchmarks" / "results")
     linked = set()
-    for page in [page for folder in folders for page in folder.rglob("*.md")]:
+    pages = [page for folder in folders for page in folder.rglob("*.md")]
+    for page in [*pages, ROOT / "docs" / "performance.md"]:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
             if target.startswith("https://"):
                 continue

@@ -148,8 +148,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--points_per_sequence=4", "--uniform_points=0", "--answers=reference"),
         ("--preset=paper", "--steps=40", "--sequences=101"),
         ("--data=TEXTS", "--min_prefix=40"),
-        ("--source=model", "--sequences=130", "--buffer=20", "--devices=2"),
-        ("--devices=2", "--sequences=9"),
     ],
 )
 def test_every_size_it_recommends_is_accepted(
