@@ -104,8 +104,8 @@ def skills(training: Training, trained: Sequence[Arm]) -> Table:
     ]
     header = ["arm", "tuned", *(f"skill, {split}" for split in SPLITS), "lost at 12.5 %"]
     header += ["rank correlation", "answers, validation", "weights per head", "CPU s", "seeds"]
-    caption = "Skill, and answers on validation prompts (%, mean of all settings)"
-    return Table(caption=caption, header=header, rows=rows)
+    answers = ", and answers on validation prompts (%, mean of all settings)" if chosen else ""
+    return Table(caption=f"Skill{answers}", header=header, rows=rows)
 
 
 def tuned(arm: Arm, result: Result, settings: Settings) -> str:

@@ -6,15 +6,15 @@ computed when a form of attention first needs it, and kept for every token that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-_LONG = 1024  # tokens of a head from which a product of its own costs nothing
-_PADDING = 1024  # padded tokens of a group that cost less than another product
+_LONG = 1024  # tokens of a head from which a call of its own costs nothing
+_PADDING = 1024  # padded tokens of a group that cost less than another call
 _SHORTEST_PIECE = 128  # tokens
 _MOST_PIECES = 32  # per head: they are merged one after the other
 
@@ -46,11 +46,6 @@ class RaggedLayout:
         return max(self.counts, default=0)
 
     @cached_property
-    def has_empty(self) -> bool:
-        """Whether some head has no token."""
-        return min(self.counts, default=0) == 0
-
-    @cached_property
     def starts(self) -> Tensor:
         """[R + 1] int64: head r lies in [starts[r], starts[r + 1])."""
         return torch.nn.functional.pad(self.lengths.flatten().cumsum(0), (1, 0))
@@ -75,20 +70,21 @@ class RaggedLayout:
     def groups(self) -> list[Group]:
         """The heads, the longest first, in groups that are padded by a quarter or by little.
 
-        Heads of `_LONG` tokens or more are by themselves: their tokens are not copied.
+        A head of `_LONG` tokens or more is a group of its own: gathering its tokens would cost more
+        than another call.
         """
-        counts, groups = self.counts, []
-        order = sorted(range(len(counts)), key=lambda head: -counts[head])
-        members: list[int] = []
-        together = 0
-        for head in [*order, None]:
-            if members and (head is None or not _fits(counts, members, together, head)):
-                groups.append(self._group(members))
-                members, together = [], 0
-            if head is not None:
-                members.append(head)
-                together += counts[head]
-        return groups
+        members: list[list[int]] = []
+        width = stored = padded = 0  # of the latest group
+        for head in sorted(range(len(self.counts)), key=lambda head: -self.counts[head]):
+            count = self.counts[head]
+            wasted = padded + width - count
+            if members and width < _LONG and wasted <= max((stored + count) // 4, _PADDING):
+                members[-1].append(head)
+                stored, padded = stored + count, wasted
+            else:
+                members.append([head])
+                width, stored, padded = count, count, 0
+        return [self._group(heads) for heads in members]
 
     def _group(self, members: list[int]) -> Group:
         """Heads `members`, the longest first."""
@@ -104,17 +100,9 @@ class RaggedLayout:
         return Group(heads=heads, width=width, index=index, present=present)
 
 
-def _fits(counts: Sequence[int], members: Sequence[int], together: int, head: int) -> bool:
-    """Whether a further, shorter head belongs to a group of `together` tokens."""
-    width = counts[members[0]]
-    stored = together + counts[head]
-    padded = width * (len(members) + 1) - stored
-    return width < _LONG and padded <= max(stored // 4, _PADDING)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Heads whose tokens are multiplied together, A of them."""
+    """Heads that share a call, A of them."""
 
     heads: Tensor
     """[A] int64, ascending."""
