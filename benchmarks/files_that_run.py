@@ -32,7 +32,7 @@ PRODUCT = tuple(f"{ROOT}/{name}/" for name in ("kvp", "trace_collect", "train", 
 def _files(files: set[str]) -> Iterator[None]:
     """Add the product's files whose functions run inside the block, in any thread."""
 
-    def note(frame: FrameType, event: str, argument: Any) -> None:  # noqa: ANN401, ARG001
+    def note(frame: FrameType, event: str, argument: Any) -> None:  # noqa: ANN401
         name = frame.f_code.co_filename
         if event == "call" and name.startswith(PRODUCT):
             files.add(name[len(f"{ROOT}/") :])
