@@ -204,7 +204,7 @@ def _new_store(folder: Path, model: PreTrainedModel, config: CollectConfig) -> T
         sequences=config.sequences, store=config.store, grid=config.grid_points,
         grid_labels=config.trained_labels,
     )  # fmt: skip
-    return TraceWriter.create(folder / "store", plan, {"identity": {}})
+    return TraceWriter.create_or_resume(folder / "store", plan, {"identity": {}})
 
 
 def memory(args: argparse.Namespace) -> dict[str, Any]:

@@ -200,7 +200,7 @@ class Store(Format):
             layers=layers, query_heads=heads * group, kv_heads=heads, head_dim=width
         )
         plan = StorePlan(geometry=geometry, dtype="bfloat16", max_tokens=tokens, sequences=1)
-        with TraceWriter.create(place / "store", plan, {"identity": {}}) as writer:
+        with TraceWriter.create_or_resume(place / "store", plan, {"identity": {}}) as writer:
             keys, values = tensors["k"], tensors["v"]
             record = _record(tokens)
             writer.write(Trace(record=record, queries=tensors["q"], keys=keys, values=values))

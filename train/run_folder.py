@@ -20,11 +20,10 @@ from typing import Any
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.copies import fetch, send, staging_folder
-from kvp.artifacts.files import PARTIAL, sync_path
-from kvp.artifacts.locks import is_lock
+from kvp.artifacts.files import is_partial, partial_of, sync_path
+from kvp.artifacts.locks import LOCK
 from kvp.errors import UsageError
 from kvp.manifest import digest_json, read_sealed_json, sha256_file, write_sealed_json
-from policies.policy_files import HEAD_FILES
 from policies.sources import INDEX, policy_files
 
 RUN_FILE = "run.json"
@@ -37,9 +36,7 @@ _CHECKPOINT = re.compile(r"step-(?P<step>\d+)-(?P<identity>[0-9a-f]{12})-(?P<sha
 
 def _has_saved_nothing(folder: Place) -> bool:
     """Whether a run can be begun here without loss to the one that is there."""
-    names = {
-        name for name, _ in files_below(folder) if not (name.endswith(PARTIAL) or is_lock(name))
-    }
+    names = {name for name, _ in files_below(folder) if not (is_partial(name) or name == LOCK)}
     return all(name == RUN_FILE or name.startswith(f"{LOGS}/") for name in names)
 
 
@@ -47,7 +44,6 @@ RUN = FolderKind(
     noun="training run",
     marker=RUN_FILE,
     error=UsageError,
-    files=rf"{HEAD_FILES}|{INDEX}|{CHECKPOINTS}/last",
 )
 
 
@@ -60,7 +56,7 @@ class RunFolder:
         self.folder = staging_folder(place) if isinstance(place, ObjectPath) else place
         """Where files are written: the folder itself, or one on this disk in its stead."""
         self.logs = self.folder / LOGS
-        self.aside = self.folder / CHECKPOINTS / f"last{PARTIAL}"
+        self.aside = partial_of(self.folder / CHECKPOINTS / "last")
         """Where a checkpoint is written before `keep`."""
         self._identity = dict(identity)
         self._claim: OutputFolder | None = None

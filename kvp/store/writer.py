@@ -1,14 +1,14 @@
 """Writing a trace store: whole sequences, each visible only when all of it is on disk.
 
-One process writes, or several workers do, each other sequences (`TraceWriter.to_write`). Kill a
-writer at any moment and `TraceWriter.resume` continues: committed sequences stay, everything else
-is written again. Left out: what to collect (`trace_collect`).
+One process writes, or several workers do, each other sequences. Kill a writer at any moment and
+`TraceWriter.resume` continues: committed sequences stay, everything else is written again. Left
+out: what to collect (`trace_collect`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -16,71 +16,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvp.artifacts.addresses import ObjectPath, Place, place
+from kvp.artifacts.addresses import Place, place
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import atomic_write_bytes
-from kvp.artifacts.pieces import Pieces, pieces_to_do
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.manifest import differences
-from kvp.ranks import Rank
 from kvp.store.importance_grid import encode, root_scale
-from kvp.store.paths import shard_path
+from kvp.store.paths import record_path, shard_path
 from kvp.store.schema import DTYPES, GRID_ARRAYS, GRIDS, SequenceRecord, Trace, label_array
-from kvp.store.sequence_records import (
-    Committed,
-    commit_record,
-    committed,
-    has_no_sequence,
-    load_records,
-)
+from kvp.store.sequence_records import commit_record, committed, has_no_sequence, load_records
 from kvp.store.shards import encoded_shard
-from kvp.store.store_manifest import RESERVED, STORE, create_metadata, load_metadata
+from kvp.store.store_manifest import (
+    RESERVED,
+    STORE,
+    create_metadata,
+    load_metadata,
+    remove_metadata,
+)
 from kvp.store.store_plan import StorePlan
 
 
 class TraceWriter:
     """A writer of a store, the only one or one of several workers, until `close`.
 
-    Make one with `create`, `resume` or `create_or_resume`.
+    Make one with `create_or_resume` or `resume`.
     """
 
     def __init__(self, folder: OutputFolder, plan: StorePlan) -> None:
         self.path = folder.path
         self.plan = plan
         self._folder = folder
-        self._committed = Committed(folder.path)
-
-    @classmethod
-    def create(
-        cls,
-        path: str | Place,
-        plan: StorePlan,
-        manifest: Mapping[str, Any],
-        output_gram: Tensor | None = None,
-    ) -> TraceWriter:
-        """Create an empty store.
-
-        Args:
-            path: directory to make; an existing one must be empty (or hold nothing but what an
-                interrupted `create` left).
-            plan: what the store will hold.
-            manifest: what produced the store. Its entry "identity" (a JSON object: model, data,
-                seed, ...) is what a resuming run must repeat exactly.
-            output_gram: Gram matrices of the model's output projection, float32 [L, H, D, D], where
-                they are known (`TraceReader.output_gram`).
-
-        Raises:
-            StoreError: the directory is in use, holds something else, or cannot be written.
-            ValueError: the manifest or the Gram matrices are unusable.
-        """
-        _check_manifest(manifest)
-        _check_gram(output_gram, plan.geometry)
-        folder = OutputFolder.claim(place(path), STORE, _identity(manifest))
-        if folder.existing_marker is not None:
-            folder.release()
-            raise StoreError(f"{path} already holds a trace store; resume it or choose another")
-        return cls._begun(folder, plan, manifest, output_gram)
 
     @classmethod
     def resume(
@@ -88,18 +54,15 @@ class TraceWriter:
     ) -> TraceWriter:
         """Continue an interrupted store, with `shared` beside other workers of the same job.
 
-        Deletes what a killed writer left half-written (`*.partial`).
+        What a killed writer left half-written goes when the last writer closes.
 
         Raises:
             StoreError: not a store, in use, damaged, or begun with another identity; the message
                 names the settings that differ.
         """
         load_metadata(place(path))
-        writer = cls._resumed(
-            OutputFolder.claim(place(path), STORE, _identity(manifest), shared=shared)
-        )
-        writer._folder.end_turn()
-        return writer
+        folder = OutputFolder.claim(place(path), STORE, _identity(manifest), shared=shared)
+        return cls._resumed(folder, manifest)
 
     @classmethod
     def create_or_resume(
@@ -111,25 +74,36 @@ class TraceWriter:
         *,
         shared: bool = False,
     ) -> TraceWriter:
-        """`resume` a store that is there and has this plan, `create` one otherwise.
+        """Continue a store, or create an empty one.
 
-        A store without a single sequence holds nothing to keep: it is begun anew. With `shared`,
-        other workers of the same job may do the same at the same time.
+        A store without a single sequence holds nothing to keep: it is begun anew. Not so with
+        `shared`, as other workers of the same job may do the same at the same time.
+
+        Args:
+            path: directory to make; an existing one must be empty, hold nothing but what an
+                interrupted creation left, or a store of the same plan and identity.
+            plan: what the store will hold.
+            manifest: what produced the store. Its entry "identity" (a JSON object: model, data,
+                seed, ...) is what a resuming run must repeat exactly.
+            output_gram: Gram matrices of the model's output projection, float32 [L, H, D, D], where
+                they are known (`TraceReader.output_gram`).
+            shared: whether this is one of several workers.
 
         Raises:
-            StoreError: as `create` and `resume`, or the plans differ.
+            StoreError: the directory is in use, holds something else or a store of another plan or
+                identity, which is named, or cannot be written.
+            ValueError: the manifest or the Gram matrices are unusable.
         """
         _check_manifest(manifest)
         _check_gram(output_gram, plan.geometry)
         folder = OutputFolder.claim(
             place(path), STORE, _identity(manifest), replaceable=has_no_sequence, shared=shared
         )
-        nothing = folder.first and has_no_sequence(folder.path)
+        nothing = not shared and has_no_sequence(folder.path)
         if folder.existing_marker is None or nothing:
             writer = cls._begun(folder, plan, manifest, output_gram)
         else:
-            writer = cls._resumed(folder)
-        folder.end_turn()
+            writer = cls._resumed(folder, manifest)
         if different := differences(writer.plan.to_dict(), plan.to_dict()):
             writer.close()
             raise StoreError(
@@ -146,17 +120,20 @@ class TraceWriter:
         output_gram: Tensor | None,
     ) -> TraceWriter:
         try:
+            if not folder.shared:
+                remove_metadata(folder.path)
             create_metadata(folder.path, plan, manifest, output_gram)
         except OSError as problem:
             folder.release()
             raise StoreError(
                 f"cannot create {folder.path}: {problem.strerror or problem}"
             ) from None
-        return cls(folder, plan)
+        return cls._resumed(folder, manifest)
 
     @classmethod
-    def _resumed(cls, folder: OutputFolder) -> TraceWriter:
+    def _resumed(cls, folder: OutputFolder, manifest: Mapping[str, Any]) -> TraceWriter:
         try:
+            folder.refresh(_identity(manifest))  # another worker may have begun it meanwhile
             return cls(folder, load_metadata(folder.path)[1])
         except StoreError:
             folder.release()
@@ -172,23 +149,11 @@ class TraceWriter:
         load_records(self.path, self.plan, sorted(present))
         return [index for index in range(self.plan.sequences) if index not in present]
 
-    def to_write(self, rank: Rank) -> Iterator[int]:
-        """Sequences that this worker is to write, one at a time, until all are committed.
-
-        Each must be written before the next is asked for; meanwhile no other worker writes it.
-        """
-        done = self._committed
-        return pieces_to_do(self._folder, rank, self.plan.sequences, done, done.now)
-
-    def to_write_together(self, rank: Rank) -> Pieces:
-        """As `to_write`, any number at a time: each is given back when it is committed."""
-        done = self._committed
-        return Pieces(self._folder, rank, self.plan.sequences, done, done.now)
-
     def write(self, trace: Trace) -> None:
         """Write and commit one sequence; when this returns it survives a power loss.
 
-        Shards are compressed in memory and written whole, the record last.
+        Shards are compressed in memory and written whole, the record last. One that another worker
+        has committed meanwhile is left as it is.
 
         Raises:
             StoreError: the sequence is committed already, or the disk refuses (full, read-only).
@@ -196,19 +161,17 @@ class TraceWriter:
         """
         tensors = self._checked(trace)
         index = trace.record.index
-        by_lease = self._folder.shared and isinstance(self.path, ObjectPath)
-        if not by_lease and self._committed.now(index):
+        if record_path(self.path, index).exists():
+            if self._folder.shared:
+                return
             raise StoreError(f"sequence {index} of {self.path} is committed already")
         try:
             sizes = {}
             for array, tensor in tensors.items():
                 content = encoded_shard(self.plan, array, index, _padded(tensor, self.plan, array))
-                if by_lease and self._committed.now(index):
-                    return  # by a worker that took this one, stopped for long, for dead
                 atomic_write_bytes(shard_path(self.path, array, index), content)
                 sizes[array] = len(content)
             commit_record(self.path, trace.record, sizes)
-            self._committed.add(index)
         except OSError as problem:
             raise StoreError(
                 f"cannot write to {self.path}: {problem.strerror or problem}"

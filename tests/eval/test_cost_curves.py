@@ -47,7 +47,7 @@ def _trace(index: int, split: str = "test") -> Trace:
 
 def _store(path: Path, splits: list[str]) -> Path:
     plan = StorePlan(geometry=GEOMETRY, dtype="float32", max_tokens=LENGTH, sequences=len(splits))
-    with TraceWriter.create(path, plan, {"identity": {}}) as writer:
+    with TraceWriter.create_or_resume(path, plan, {"identity": {}}) as writer:
         for index, split in enumerate(splits):
             writer.write(_trace(index, split))
     return path

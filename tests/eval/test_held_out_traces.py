@@ -28,7 +28,7 @@ def store_of(path: Path, kind: StoreKind, *labels: str) -> str:
         geometry=GEOMETRY, dtype="float32", max_tokens=LENGTH, sequences=2,
         store=kind, grid=8 if gridded else 0, grid_dtype="float32", grid_labels=labels[:gridded],
     )  # fmt: skip
-    with TraceWriter.create(path / kind, plan, {"identity": {}}) as writer:
+    with TraceWriter.create_or_resume(path / kind, plan, {"identity": {}}) as writer:
         for index in range(2):
             random = torch.Generator().manual_seed(index)
             queries = 3 * torch.randn(2, 2, 2, LENGTH, 8, generator=random)

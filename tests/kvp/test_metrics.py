@@ -133,7 +133,9 @@ def test_training_and_evaluation_give_one_number_for_one_trace(tmp_path: Path) -
     Where the question is not seen: with it, evaluation shows scorers the last prompt token, too.
     """
     plan = StorePlan(geometry=GEOMETRY, dtype="float32", max_tokens=LENGTH, sequences=2)
-    with TraceWriter.create(tmp_path / "traces", plan, manifest={"identity": {}}) as writer:
+    with TraceWriter.create_or_resume(
+        tmp_path / "traces", plan, manifest={"identity": {}}
+    ) as writer:
         for index in range(2):
             writer.write(_trace(index))
     contexts = []

@@ -116,7 +116,7 @@ def test_when_retries_are_spent_there_is_one_line_and_the_command_continues(
     faults.reset()
     there = len(list(files_below(out / "sequences")))
     assert 0 < there < 8
-    assert _converted(collected, out) == 0  # waits for the lease that could not be deleted
+    assert _converted(collected, out) == 0
     assert f"{there} of 8 sequences are there" in capsys.readouterr().out
     _same(out, lean)
 

@@ -123,7 +123,7 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
             "model": {"id": "synthetic", "revision": None},
             "rope_frequencies": frequencies and list(frequencies),
         }
-        with TraceWriter.create(path, plan, manifest) as writer:
+        with TraceWriter.create_or_resume(path, plan, manifest) as writer:
             for index, split in list(enumerate(splits))[:write]:
                 trace = synthetic_trace(index, split, geometry=geometry, tokens=tokens, noise=noise)
                 kept = {name: synthetic_label(trace) for name in labels}

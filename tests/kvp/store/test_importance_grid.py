@@ -233,7 +233,9 @@ def test_files_of_a_store_of_the_papers_shape(tmp_path: Path) -> None:
         (plan, Trace(record=plain, queries=queries, keys=keys, values=values)),
         (lean, Trace(record=record, queries=None, keys=keys, values=values, grids=grids)),
     ):
-        with TraceWriter.create(tmp_path / store.store, store, {"identity": {}}) as writer:
+        with TraceWriter.create_or_resume(
+            tmp_path / store.store, store, {"identity": {}}
+        ) as writer:
             writer.write(trace)
     whole, part = (
         sum(file.stat().st_size for file in (tmp_path / kind).rglob("c.*"))

@@ -96,7 +96,7 @@ def make_store(tmp_path: Path) -> MakeStore:
             "seed": seed,
         }
         projection = torch.eye(4).expand(2, 2, 4, 4).contiguous() if gram else None
-        with TraceWriter.create(out, plan, manifest, projection) as writer:
+        with TraceWriter.create_or_resume(out, plan, manifest, projection) as writer:
             for index in range(sequences if write is None else write):
                 writer.write(random_trace(plan, index, seed, SPLITS[index % len(SPLITS)]))
         return out
