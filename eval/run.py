@@ -8,7 +8,7 @@ timing pass, the cost curves and the token ranks; then the closing table.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,23 +39,21 @@ from eval.results.folder import (
     ROWS,
     TIMING,
     TOKENS,
-    is_finished,
     open_folder,
     read_manifest,
     tuned_of,
     write_counts,
     write_manifest,
 )
-from eval.results.parts import SharedRecordFile
+from eval.results.parts import PARTS, RecordParts
 from eval.results.records import Record, RecordFile, merge_records, read_records
 from eval.settings import Setting
 from eval.summary import headlines, print_headlines
 from eval.timing import TIMING_KEY, timing_records
 from eval.token_ranks import token_ranks
-from eval.work_pieces import WorkPieces, groups_of, unfinished
+from eval.work_pieces import WorkPieces
 from kvp.artifacts.addresses import ObjectPath
 from kvp.artifacts.claim import OutputFolder
-from kvp.artifacts.pieces import pieces_to_do
 from kvp.errors import ResultsError, UsageError
 from kvp.hf import load_model
 from kvp.hf.identity import another_model, model_identity
@@ -64,13 +62,12 @@ from kvp.hf.scorer_inputs import check_inputs
 from kvp.manifest import write_sealed_json
 from kvp.portable import recorded_name
 from kvp.progress import Progress, phase, say
-from kvp.ranks import Assigned
+from kvp.ranks import Rank
 from kvp.ray_engine import Pool, check_in_sight, do_pieces
 from kvp.store import TraceReader
 from policies.learned import LearnedScorer
 
-Pieces = Callable[[int, Callable[[int], bool]], Iterator[int]]
-"""Given how many pieces of work there are and which are done: those to do, one at a time."""
+ALONE = Rank()
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -78,6 +75,8 @@ def run(
     config: EvalConfig, loaded: Loaded | None = None, *, temporary: bool = False
 ) -> list[Record]:
     """Run kvp-eval and return the records of rows.jsonl, those of earlier runs included.
+
+    A worker that ends while others are at work returns none: the last one closes the run.
 
     `config.methods` may be a list that holds objects (`eval.methods.Given`); `loaded` is the model
     that `config.model` only names, `temporary` says that nobody will look at the folder. With
@@ -87,6 +86,9 @@ def run(
     config = replace(config, methods=with_objects(config.method_list))
     if config.engine == "ray" and (loaded or not all(isinstance(m, str) for m in config.methods)):
         raise UsageError("engine='ray' takes models and methods by name: objects stay in a process")
+    if temporary and config.engine == "local":  # a launcher's processes have a folder each
+        device = device_of_rank(config.device, config.worker)
+        config = replace(config, device=device, rank=0, world_size=1)
     methods = methods_of(config)
     config = replace(config, methods=",".join(map(spec_of, config.method_list)))
     if config.dry_run:
@@ -99,7 +101,7 @@ def run(
             _evaluate_with_ray(config, prepared, output)
         bench = load_bench(config, prepared.methods, loaded)
         records = _run(config, prepared, bench, output, digests)
-    if not temporary:
+    if records and not temporary:
         if (heatmap := output.path / HEATMAP).exists():
             say(f"scores by depth and length are in {heatmap}")
         say(f"results are in {config.out}; to look at them: kvp-report {config.out}")
@@ -131,24 +133,27 @@ def _run(
 ) -> list[Record]:
     """Evaluate into a claimed folder."""
     rows = _begin(config, prepared, bench, output, digests)
-    evaluate_all(bench, prepared, rows, partial(_pieces, output, config))
-    # One worker closes the run, and another one if that dies: the first that finds all rows there.
-    for _ in pieces_to_do(output, config.worker, 1, lambda _: _is_finished(output)):
-        _close(config, prepared, bench, output, rows)
-    output.pull(*FILES)
+    if config.engine == "local":
+        evaluate_all(bench, prepared, rows, config.worker)
+    if isinstance(rows, RecordParts):
+        rows.refresh()
+        work = WorkPieces(bench, prepared, rows)
+        if left := work.prompts(work.undone(range(len(work)))):
+            if config.engine == "ray":
+                raise ResultsError(
+                    f"--out {output.path} lacks rows that workers wrote: it must be a folder that "
+                    "all machines share"
+                )
+            say(
+                f"{left} of {len(prepared.work)} evaluations are for other ranks; the last one "
+                "that ends closes the run"
+            )
+            return []
+        rows.join(output.local / ROWS)
+    _close(config, prepared, bench, output)
+    if isinstance(rows, RecordParts):
+        rows.delete()
     return list(read_records(output.local / ROWS))
-
-
-def _pieces(
-    output: OutputFolder, config: EvalConfig, total: int, is_done: Callable[[int], bool]
-) -> Iterator[int]:
-    """Pieces that this process is to do; ResultsError where Ray's workers wrote elsewhere."""
-    if config.engine == "ray" and not all(map(is_done, range(total))):
-        raise ResultsError(
-            f"--out {output.path} lacks rows that workers wrote: it must be a folder that all "
-            "machines share"
-        )
-    return pieces_to_do(output, config.worker, total, is_done)
 
 
 def _begin(
@@ -163,12 +168,10 @@ def _begin(
     notes = made_for_others(bench, prepared)
     for note in notes:
         say(f"note: {note}")
-    every_note = [*prepared.notes, *notes]
-    with output.turn():
-        write_manifest(
-            output, config, digests, every_note, digest, prepared.geometry.layer_indices,
-            hub_records(prepared.methods),
-        )  # fmt: skip
+    write_manifest(
+        output, config, digests, [*prepared.notes, *notes], digest,
+        prepared.geometry.layer_indices, hub_records(prepared.methods),
+    )  # fmt: skip
     return _record_file(output)
 
 
@@ -182,15 +185,13 @@ class RayWorker:
         digests = file_digests(config.policy_list, methods)
         self._folder = open_folder(config, digests, shared=True)
         prepared = _prepare(config, methods, None)
-        bench = load_bench(config, prepared.methods)
-        rows = _begin(config, prepared, bench, self._folder, digests)
-        self._work = WorkPieces(bench, prepared, rows)
+        self._bench = load_bench(config, prepared.methods)
+        rows = _begin(config, prepared, self._bench, self._folder, digests)
+        self._work = WorkPieces(self._bench, prepared, rows)
 
-    def __call__(self, numbers: Sequence[int]) -> None:
-        """Evaluate pieces of the work."""
-        rank, total = Assigned(numbers=tuple(numbers)), len(self._work)
-        for number in pieces_to_do(self._folder, rank, total, self._work.is_done):
-            self._work.do(number, say)
+    def __call__(self, number: int) -> None:
+        """Evaluate a piece of the work."""
+        self._work.do(self._bench, number, say)
 
     def close(self) -> None:
         """Leave the folder."""
@@ -198,43 +199,30 @@ class RayWorker:
 
 
 def _evaluate_with_ray(config: EvalConfig, prepared: Prepared, output: OutputFolder) -> None:
-    """Have Ray's workers evaluate what is missing; those that find a piece done pass it by."""
-    pool = Pool.of(config, config.device)
-    groups = groups_of(prepared)
-    output.pull(ROWS)
-    keys = _record_file(output).keys
+    """Have Ray's workers evaluate what is missing."""
     names = RunNames(
         name=recorded_name(config.model), split=config.split, length=config.length, seed=config.seed
     )
-    left = [number for number, group in enumerate(groups) if unfinished(names, group, keys)]
-    total = len(prepared.work)
-    there = total - sum(len(groups[number]) for number in left)
-    with Progress("evaluating", total, completed=there) as progress:
+    work = WorkPieces(names, prepared, _record_file(output))
+    left, total = work.undone(range(len(work))), len(prepared.work)
+    with Progress("evaluating", total, completed=total - work.prompts(left)) as progress:
         do_pieces(
             partial(RayWorker, config),
             left,
-            pool,
-            lambda number: progress.advance(len(groups[number])),
+            Pool.of(config, config.device),
+            lambda number: progress.advance(work.prompts([number])),
         )
 
 
 def _record_file(output: OutputFolder) -> RecordFile:
-    """rows.jsonl, which workers share."""
-    path = output.local / ROWS
-    if isinstance(output.path, ObjectPath):
-        return SharedRecordFile(path, output.path)
-    return RecordFile(path, output.turn)
+    """rows.jsonl, with parts where workers write them, or have left them."""
+    path = output.path
+    if output.shared or isinstance(path, ObjectPath) or (path / PARTS).is_dir():
+        return RecordParts(path)
+    return RecordFile(path / ROWS)
 
 
-def _is_finished(output: OutputFolder) -> bool:
-    """Whether this or another worker has closed the run."""
-    output.pull(MANIFEST)
-    return is_finished(output.local)
-
-
-def _close(
-    config: EvalConfig, prepared: Prepared, bench: Bench, output: OutputFolder, rows: RecordFile
-) -> None:
+def _close(config: EvalConfig, prepared: Prepared, bench: Bench, output: OutputFolder) -> None:
     """What is measured once per run, and the closing table."""
     folder = output.local
     if config.timing_prompts:
@@ -248,11 +236,8 @@ def _close(
         write_sealed_json(folder / TOKENS, content)
     records = list(read_records(folder / ROWS))
     write_heatmaps(folder / HEATMAP, records)
-    with output.turn():
-        write_counts(folder)
-        output.push(*FILES)
-    if isinstance(rows, SharedRecordFile):
-        rows.delete_parts()
+    write_counts(folder)
+    output.push(*FILES)
     shown = headlines(records, resamples=config.bootstrap, seed=config.seed)
     print_headlines(Console(markup=False), shown)
     tuned = tuned_of(folder / MANIFEST, read_manifest(folder / MANIFEST))
@@ -338,24 +323,19 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _in_order(total: int, is_done: Callable[[int], bool]) -> Iterator[int]:
-    return (number for number in range(total) if not is_done(number))
-
-
-def evaluate_all(
-    bench: Bench, prepared: Prepared, file: RecordFile, pieces: Pieces = _in_order
-) -> None:
-    """Append the records that are not there yet, prompt by prompt.
+def evaluate_all(bench: Bench, prepared: Prepared, file: RecordFile, rank: Rank = ALONE) -> None:
+    """Append the records that are not there yet, prompt by prompt, of the share of one process.
 
     A piece of the work is all prompts that share a prefill. Raises ResultsError where the folder
     holds answers to other prompts of the same names.
     """
-    work, total = WorkPieces(bench, prepared, file), len(prepared.work)
-    there = total - sum(len(work.missing(number)) for number in range(len(work)))
+    work = WorkPieces(bench, prepared, file)
+    share = rank.share(range(len(work)))
+    left, total = work.undone(share), work.prompts(share)
+    there = total - sum(len(work.missing(number)) for number in left)
     with Progress("evaluating", total, completed=there) as progress:
-        for number in pieces(len(work), work.is_done):
-            work.do(number, lambda note: progress.advance(note=note))
-        progress.update(total)
+        for number in left:
+            work.do(bench, number, lambda note: progress.advance(note=note))
 
 
 def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) -> None:

@@ -7,11 +7,11 @@ none sees another one, and records are those of each prompt alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from eval.evaluate import Bench, RunNames, evaluate_together, identify
 from eval.prepare import Prepared
-from eval.results.records import Key, RecordFile, key_of
+from eval.results.records import RecordFile, key_of
 from eval.settings import Setting
 from eval.tasks import Prompt
 from kvp.errors import ResultsError
@@ -37,32 +37,11 @@ def by_prefill(work: Iterable[Work]) -> list[list[Work]]:
     return list(groups.values())
 
 
-def groups_of(prepared: Prepared) -> list[list[Work]]:
-    """The pieces of a run; numbered alike in all its processes."""
-    return by_prefill(
-        (prompt, protocol, prepared.settings(prompt, protocol))
-        for prompt, protocol in prepared.work
-    )
-
-
-def unfinished(run: RunNames, group: Sequence[Work], keys: Container[Key]) -> list[Work]:
-    """The prompts of a piece with the settings that have no record, whose keys are given."""
-    left: list[Work] = []
-    for prompt, protocol, planned in group:
-        settings = [
-            setting for setting in planned
-            if key_of(identify(run, prompt, protocol, setting)) not in keys
-        ]  # fmt: skip
-        if settings:
-            left.append((prompt, protocol, settings))
-    return left
-
-
 class WorkPieces:
-    """The pieces of a run, and which of their records are there."""
+    """The pieces of a run, numbered alike in all its processes, and which of them are done."""
 
-    def __init__(self, bench: Bench, prepared: Prepared, file: RecordFile) -> None:
-        """Evaluate with `bench`, append to `file`.
+    def __init__(self, run: RunNames, prepared: Prepared, file: RecordFile) -> None:
+        """Append to `file`.
 
         Raises ResultsError where the file holds answers to other prompts of the same names.
         """
@@ -73,33 +52,43 @@ class WorkPieces:
                     f"{file.path} holds answers to another prompt called {prompt.sample.id}: the "
                     "data or its task has changed since; choose another --out"
                 )
-        self._bench = bench
+        self._run = run
         self._file = file
-        self._groups = groups_of(prepared)
+        self._groups = by_prefill(
+            (prompt, protocol, prepared.settings(prompt, protocol))
+            for prompt, protocol in prepared.work
+        )
 
     def __len__(self) -> int:
         """Number of pieces."""
         return len(self._groups)
 
+    def prompts(self, numbers: Iterable[int]) -> int:
+        """Prompts, per protocol, in some pieces."""
+        return sum(len(self._groups[number]) for number in numbers)
+
     def missing(self, number: int) -> list[Work]:
         """The prompts of a piece with the settings that have no record yet."""
-        return unfinished(self._bench, self._groups[number], self._file.keys)
+        left: list[Work] = []
+        for prompt, protocol, planned in self._groups[number]:
+            settings = [
+                setting for setting in planned
+                if key_of(identify(self._run, prompt, protocol, setting)) not in self._file.keys
+            ]  # fmt: skip
+            if settings:
+                left.append((prompt, protocol, settings))
+        return left
 
-    def is_done(self, number: int) -> bool:
-        """Whether all records of a piece are there, those of other processes included."""
-        self._file.refresh()
-        return not self.missing(number)
+    def undone(self, numbers: Iterable[int]) -> list[int]:
+        """Those of some pieces that lack records."""
+        return [number for number in numbers if self.missing(number)]
 
-    def do(self, number: int, advance: Callable[[str], None]) -> None:
-        """Evaluate what is missing of a piece; `advance` is called with the name of each prompt.
-
-        Another worker may have ended the piece just before this one took it.
-        """
-        self._file.refresh(now=True)
+    def do(self, bench: Bench, number: int, advance: Callable[[str], None]) -> None:
+        """Evaluate what is missing of a piece; `advance` is called with the name of each prompt."""
         for group in by_prefill(self.missing(number)):
             _, protocol, shared = group[0]
             prompts = [prompt for prompt, _, _ in group]
-            together = evaluate_together(self._bench, prompts, protocol, shared)
+            together = evaluate_together(bench, prompts, protocol, shared)
             for prompt, records in zip(prompts, together, strict=True):
                 self._file.append(records)
                 advance(f"{prompt.task} {protocol}")

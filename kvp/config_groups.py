@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
-from kvp.artifacts.addresses import is_address, read_only
+from kvp.artifacts.addresses import is_address
+from kvp.artifacts.objects import read_only
 from kvp.data.rows.cells import renamed_columns
 from kvp.errors import UsageError
 from kvp.ranks import Rank, rank_of

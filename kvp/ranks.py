@@ -1,13 +1,13 @@
 """Which of the processes of one job this is: told by flags, torchrun or Slurm. Imports no torch.
 
-`kvp.artifacts.pieces` shares the work out. What is right never depends on a rank, only who begins
-where: ranks that are given twice, or not at all, cost nothing but waiting.
+Every rank does a fixed share of the numbered pieces of a job. What is there is never done again, so
+any processes, of any number, may go on where others ended.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kvp.errors import UsageError
@@ -29,27 +29,9 @@ class Rank:
         """Whether there may be others."""
         return self.count > 1
 
-    def order(self, total: int) -> list[int]:
-        """All numbers below `total`: its own stripe ascending, then the others from the end."""
-        own = range(self.index, total, self.count)
-        return [*own, *(number for number in reversed(range(total)) if number not in own)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Assigned(Rank):
-    """A worker that an engine tells what to do, instead of a number among others."""
-
-    numbers: tuple[int, ...]
-    """What it is to do; nothing else."""
-
-    @property
-    def shared(self) -> bool:
-        """Whether there may be others; there always may."""
-        return True
-
-    def order(self, total: int) -> list[int]:
-        """The assigned numbers; `total` is of no account."""
-        return list(self.numbers)
+    def share(self, numbers: Iterable[int]) -> list[int]:
+        """Those of some numbers that this process does: every `count`-th."""
+        return [number for number in numbers if number % self.count == self.index]
 
 
 def rank_of(
@@ -94,12 +76,18 @@ def _launched(given: Mapping[str, str], index: str, count: str) -> Rank:
 
 
 def _array_task(given: Mapping[str, str]) -> Rank:
-    """The rank in an array from MIN on, in steps; a list with gaps (1,5,6) wraps around."""
+    """The rank in an array from MIN on, in steps; UsageError for a list with gaps (1,5,6)."""
     step = _number(given, "SLURM_ARRAY_TASK_STEP") if "SLURM_ARRAY_TASK_STEP" in given else 1
     least = _number(given, "SLURM_ARRAY_TASK_MIN") if "SLURM_ARRAY_TASK_MIN" in given else 0
-    count = max(1, _number(given, "SLURM_ARRAY_TASK_COUNT"))
-    place = (_number(given, "SLURM_ARRAY_TASK_ID") - least) // max(1, step)
-    return Rank(index=place % count, count=count)
+    task, count = (_number(given, f"SLURM_ARRAY_TASK_{name}") for name in ("ID", "COUNT"))
+    most = _number(given, "SLURM_ARRAY_TASK_MAX") if "SLURM_ARRAY_TASK_MAX" in given else task
+    index, rest = divmod(task - least, max(1, step))
+    if rest or (most - least) // max(1, step) >= count:
+        raise UsageError(
+            f"array task {task} is one of {count} from {least} to {most}: with gaps the shares of "
+            f"the work are unknown; use -a 0-{count - 1} (what is there is not done again)"
+        )
+    return Rank(index=index, count=count)
 
 
 def _number(given: Mapping[str, str], name: str) -> int:

@@ -1,9 +1,8 @@
-"""`--engine ray`: pieces of a job are handed to actors of Ray, which starts lost ones again.
+"""`--engine ray`: pieces of a job are handed to actors of Ray, those of dead ones once more.
 
-Ray Data keeps a pool of actors. Each makes its worker once (a model is loaded) and is given one
-piece at a time; the piece of an actor that died is given out again. A worker writes into the shared
-folder itself, under the same locks as the processes of any other launcher, so nothing that was
-written is done twice and nothing but numbers travels through Ray. Imports Ray only when used.
+An actor makes its worker once (a model is loaded) and is given one piece at a time. A worker writes
+into the shared folder itself, as the processes of any other launcher do, so nothing but numbers
+travels through Ray. Imports Ray only when used.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ import signal
 import socket
 import sys
 import threading
-import time
-import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +32,8 @@ from kvp.progress import phase, say
 class Work(Protocol):
     """What does pieces in one worker."""
 
-    def __call__(self, numbers: Sequence[int]) -> None:
-        """Do the pieces of these numbers, but those that are there; KvpError or OSError."""
+    def __call__(self, piece: int, /) -> None:
+        """Do the piece of this number, but for what is there; KvpError or OSError."""
 
     def close(self) -> None:
         """Let other processes have the folder, at the end of a worker that is not killed."""
@@ -46,9 +44,7 @@ DEATHS = 3
 OBJECT_STORE_BYTES = 100_000_000
 """Memory of Ray's own store where kvp starts Ray: it holds numbers and errors."""
 CLOSING_SECONDS = 10.0
-"""Longest wait for workers to close at the end of the work; killed ones never do."""
-LAST_WORDS_SECONDS = 3.0
-"""Longest wait for threads of Ray Data after an error; one of them only sleeps and never ends."""
+"""Longest wait for workers to close at the end of the work."""
 _DIED = "--engine ray: a worker died"
 _WHY = "Ray's logs are in /tmp/ray/session_latest/logs of its machine"
 _ENVIRONMENT = {
@@ -61,11 +57,6 @@ _HANDED_ON = re.compile(r"(AWS|GOOGLE|KVP)_\w+|HF_(TOKEN|ENDPOINT|HUB_OFFLINE)")
 """Variables of the command's environment that its workers have, too: how stores are reached."""
 _OF_ONE_MACHINE = "AWS_CONTAINER_"
 """Beginning of those that mean something on one machine only."""
-_DATA_SETTINGS = {
-    "enable_progress_bars": False,
-    "print_on_execution_start": False,
-    "execution_no_progress_timeout_s": -1,  # a piece may take longer than half an hour
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,98 +100,106 @@ def do_pieces(
     with _session(pool) as ray:
         size = min(_pool_size(ray, pool), len(pieces))
         phase(f"starting {size} workers of Ray")
-        tally = ray.remote(num_cpus=0)(_Tally).remote(DEATHS * size)
-        rows = (
-            ray.data.from_items(
-                [{"piece": piece} for piece in pieces], override_num_blocks=len(pieces)
-            )
-            .map_batches(
-                _Actor,
-                fn_constructor_args=(tally, _Command(), pickle.dumps(make)),
-                batch_size=1,
-                compute=ray.data.ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1),
-                num_cpus=1,
-                num_gpus=pool.gpus,
-            )
-            .iter_rows()
-        )
-        with _ended_here(iter(rows)) as results:
-            try:
-                for row in results:
-                    if row["error"]:
-                        raise pickle.loads(row["error"])
-                    if row["deaths"]:
-                        say(f"note: a worker died at piece {row['piece']}, which was done again")
-                    finished(row["piece"])
-                _wait_until_closed(tally)
-            except ray.exceptions.RayError as problem:  # machines or Ray itself, no worker's error
-                raise UsageError(f"--engine ray: {_first_line(problem)}; {_WHY}") from None
+        actor = ray.remote(num_cpus=1, num_gpus=pool.gpus)(_Actor)
+        work = _Work(ray, actor, pickle.dumps(make), deque(pieces), finished, DEATHS * size)
+        try:
+            for _ in range(size):
+                work.start()
+            while work.step():
+                pass
+            work.close()
+        except ray.exceptions.RayTaskError as problem:
+            raise _cause(problem) from None
+        except ray.exceptions.RayError as problem:  # machines or Ray itself, no worker's error
+            raise UsageError(f"--engine ray: {_first_line(problem)}; {_WHY}") from None
+        finally:
+            work.kill()
 
 
-@contextmanager
-def _ended_here(rows: Generator[dict[str, Any]]) -> Iterator[Iterator[dict[str, Any]]]:
-    """Rows of Ray Data whose threads have ended afterwards, also where an error leaves some unread.
+class _Work:
+    """Pieces that are left, and actors that load, do a piece or have none to do."""
 
-    A thread of Ray Data that calls Ray once it is shut down ends the whole process with code 1 and
-    without a word.
-    """
-    earlier = set(threading.enumerate())
-    try:
-        yield rows
-    finally:
-        rows.close()
-        deadline = time.monotonic() + LAST_WORDS_SECONDS
-        for thread in set(threading.enumerate()) - earlier:
-            thread.join(max(0.0, deadline - time.monotonic()))
-
-
-def _wait_until_closed(tally: Any) -> None:  # noqa: ANN401
-    """Wait for workers that Ray Data has let go: Ray kills those it finds when it is shut down."""
-    deadline = time.monotonic() + CLOSING_SECONDS
-    while _asked(tally.open_workers.remote()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
-class _Tally:
-    """Counts, outside of the workers, how often they began: Ray starts dead ones without an end."""
-
-    def __init__(self, most_starts: int) -> None:
-        """Allow so many starts of workers in a row that die before they finish a piece."""
+    def __init__(
+        self,
+        ray: Any,  # noqa: ANN401
+        actor: Any,  # noqa: ANN401
+        make: bytes,
+        left: deque[int],
+        finished: Callable[[int], None],
+        most_starts: int,
+    ) -> None:
+        """`most_starts` in a row may end by a death before a piece is done."""
+        self._ray = ray
+        self._actor = actor
+        self._make = make
+        self._left = left
+        self._finished = finished
         self._most_starts = most_starts
-        self._starts = 0
-        self._begun: dict[int, int] = {}
-        self._open: set[str] = set()
+        self._deaths = Counter[int | None]()
+        """By piece; of actors that were loading, since a piece was done last."""
+        self._busy: dict[Any, tuple[Any, int | None]] = {}
+        """What an actor will answer -> the actor and its piece, None where it loads."""
+        self._idle: list[Any] = []
 
-    def start(self, worker: str) -> bool:
-        """Whether one more worker, an actor of this name, may load a model."""
-        self._open.add(worker)
-        self._starts += 1
-        return self._starts <= self._most_starts
+    def start(self) -> None:
+        """Start an actor."""
+        actor = self._actor.remote()
+        self._busy[actor.load.remote(_Command(), self._make)] = actor, None
 
-    def close(self, worker: str) -> None:
-        """A worker has closed."""
-        self._open.discard(worker)
+    def step(self) -> bool:
+        """Wait for one actor, and give it a piece; False where all pieces are done."""
+        if not self._left and all(piece is None for _, piece in self._busy.values()):
+            return False
+        (answer, *_), _ = self._ray.wait([*self._busy], num_returns=1)
+        actor, piece = self._busy.pop(answer)
+        errors = self._ray.exceptions
+        try:
+            self._ray.get(answer)
+        except (errors.RayActorError, errors.OutOfMemoryError, errors.NodeDiedError):
+            self._bury(piece)
+            if not self._idle:
+                self.start()
+        else:
+            self._idle.append(actor)
+            if piece is not None:
+                if self._deaths[piece]:
+                    say(f"note: a worker died at piece {piece}, which was done again")
+                self._deaths[None] = 0
+                self._finished(piece)
+        while self._left and self._idle:
+            actor, piece = self._idle.pop(), self._left.popleft()
+            self._busy[actor.do.remote(piece)] = actor, piece
+        return True
 
-    def open_workers(self) -> int:
-        """How many have begun and not closed."""
-        return len(self._open)
+    def _bury(self, piece: int | None) -> None:
+        """Count a death; UsageError where there were too many."""
+        self._deaths[piece] += 1
+        deaths = self._deaths[piece]
+        if piece is None:
+            if deaths >= self._most_starts:
+                raise UsageError(
+                    f"{_DIED} before it had done a piece of the work (out of memory?); {_WHY}"
+                )
+        elif deaths > DEATHS:
+            raise UsageError(f"{_DIED} at piece {piece}, {deaths} times (out of memory?); {_WHY}")
+        else:
+            self._left.appendleft(piece)
 
-    def begin(self, piece: int) -> int:
-        """How often a piece was begun before."""
-        self._begun[piece] = self._begun.get(piece, -1) + 1
-        return self._begun[piece]
+    def close(self) -> None:
+        """Let the workers close."""
+        ends = [actor.close.remote() for actor in self._idle]
+        if ends:
+            self._ray.wait(ends, num_returns=len(ends), timeout=CLOSING_SECONDS)
 
-    def finish(self) -> None:
-        """A piece is done."""
-        self._starts = 0
+    def kill(self) -> None:
+        """End all actors."""
+        for actor in [*self._idle, *(actor for actor, _ in self._busy.values())]:
+            with suppress(self._ray.exceptions.RayError):
+                self._ray.kill(actor)
 
 
 class _Command:
-    """What a worker has of the program that started it.
-
-    Credentials are in it. It is no dataclass, no mapping and no text: Ray writes the fields of
-    these arguments of workers into its metadata, of other objects the type alone.
-    """
+    """What a worker has of the program that started it; credentials are in it."""
 
     def __init__(self) -> None:
         """Of this process."""
@@ -219,77 +218,34 @@ class _Command:
 
 
 class _Actor:
-    """What Ray Data makes in each actor, and calls with one piece at a time.
+    """What Ray makes in each of its processes."""
 
-    Errors are handed back as results: what Ray makes of an exception hides it in many lines.
-    """
+    _work: Work
 
-    def __init__(self, tally: Any, command: _Command, make: bytes) -> None:  # noqa: ANN401
+    def load(self, command: _Command, make: bytes) -> None:
         """Make the worker with the command line and in the working folder of the program."""
-        self._tally = tally
-        self._error = b""
-        self._work: Work | None = None
-        try:
-            if not _asked(tally.start.remote(_own_name())):
-                raise UsageError(
-                    f"{_DIED} before it had done a piece of the work (out of memory?); {_WHY}"
-                )
-            command.take_over()
-            prefer_own_packages()
-            self._work = pickle.loads(make)()
-        except Exception as error:
-            self._error = _packed(error)
+        command.take_over()
+        prefer_own_packages()
+        self._work = pickle.loads(make)()
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Do the one piece of a batch; a row with its number, deaths at it, and an error or b""."""
-        (piece,) = (int(number) for number in batch["piece"])
-        deaths, error = 0, self._error
-        if not error:
-            try:
-                deaths = _asked(self._tally.begin.remote(piece))
-                if deaths > DEATHS:
-                    raise UsageError(
-                        f"{_DIED} at piece {piece}, {deaths} times (out of memory?); {_WHY}"
-                    )
-                assert self._work is not None, "an actor without an error has its worker"
-                self._work([piece])
-                _asked(self._tally.finish.remote())
-            except Exception as problem:
-                error = _packed(problem)
-        return {"piece": [piece], "deaths": [deaths], "error": [error]}
+    def do(self, piece: int) -> None:
+        """Do a piece."""
+        self._work(piece)
 
-    def __del__(self) -> None:
-        """Close the worker; Ray Data drops its actors at the end of the work, unless it fails."""
-        if self._work is not None:
-            with suppress(KvpError, OSError):
-                self._work.close()
-        with suppress(Exception):  # Ray may be gone
-            _asked(self._tally.close.remote(_own_name()))
+    def close(self) -> None:
+        """Close the worker."""
+        with suppress(KvpError, OSError):
+            self._work.close()
 
 
-def _own_name() -> str:
-    """Name of the actor that this process is."""
-    import ray
-
-    return str(ray.get_runtime_context().get_actor_id())
-
-
-def _packed(error: Exception) -> bytes:
-    """An error for another process; a bug with its traceback."""
-    if not isinstance(error, KvpError | OSError):
-        error.add_note("in a worker of Ray:\n" + "".join(traceback.format_exception(error)))
-    try:
-        packed = pickle.dumps(error)
-        pickle.loads(packed)  # not every exception can be made again
-    except Exception:
-        packed = pickle.dumps(RuntimeError("".join(traceback.format_exception(error))))
-    return packed
-
-
-def _asked(reply: Any) -> Any:  # noqa: ANN401 - what a method of an actor returns
-    import ray
-
-    return ray.get(reply)
+def _cause(problem: Any) -> Exception:  # noqa: ANN401 - Ray's own hides it in many lines
+    """What a worker raised; a bug with its traceback."""
+    cause = problem.cause
+    if not isinstance(cause, Exception):
+        return RuntimeError(str(problem))
+    if not isinstance(cause, KvpError | OSError):
+        cause.add_note(f"in a worker of Ray:\n{problem}")
+    return cause
 
 
 def check_in_sight(out: str) -> None:
@@ -324,20 +280,12 @@ def _session(pool: Pool) -> Iterator[Any]:
         os.environ.setdefault(name, value)
     try:
         import ray
-        import ray.data
     except ImportError:
         raise UsageError("--engine ray needs Ray: pip install 'kvp-toolkit[ray]'") from None
     started = not ray.is_initialized()
     try:
         if started:
             _start(ray, pool)
-        for handler in logging.getLogger("ray.data").handlers:
-            if isinstance(handler, logging.StreamHandler):
-                handler.setLevel(logging.CRITICAL + 1)
-        context = ray.data.DataContext.get_current()
-        for name, setting in _DATA_SETTINGS.items():
-            if hasattr(context, name):  # some are newer than others
-                setattr(context, name, setting)
         yield ray
     finally:
         if started:

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from kvp.artifacts.claim import FolderKind, OutputFolder
-from kvp.artifacts.files import PARTIAL
 from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
@@ -41,7 +40,6 @@ POLICY = FolderKind(
     error=PolicyError,
     format=FORMAT,
     begun=HEAD_FILES,
-    files=HEAD_FILES,
     read=lambda _: {"identity": {}},  # a policy is replaced, never continued
 )
 
@@ -127,7 +125,7 @@ def save_policy(
     target.mkdir(parents=True, exist_ok=True)
     (target / INDEX).unlink(missing_ok=True)
     for path in target.iterdir():
-        if re.fullmatch(HEAD_FILES, path.name.removesuffix(PARTIAL)):
+        if re.fullmatch(HEAD_FILES, path.name):
             path.unlink()
     files = {}
     names = _head_files(geometry, heads)

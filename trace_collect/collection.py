@@ -63,12 +63,9 @@ class Collection:
     tokenizer: PreTrainedTokenizerBase
     jobs: CollectionPlan
 
-    def traces(self, indices: Iterable[int | None]) -> Iterator[Traced | None]:
-        """Run the model over the prompts of many indices, `batch_size` of them at a time.
-
-        None among `indices`, and among the traces, as `kvp.hf.trace.collect_all` has it.
-        """
-        samples = (None if index is None else (index, self.jobs[index]) for index in indices)
+    def traces(self, indices: Iterable[int]) -> Iterator[Traced]:
+        """Run the model over the prompts of many indices, `batch_size` of them at a time."""
+        samples = ((index, self.jobs[index]) for index in indices)
         return collect_all(
             self.model, self.tokenizer, samples, self._recorded, rows=self.batch_size
         )

@@ -27,7 +27,6 @@ from kvp.hf.trace import check_reach
 from kvp.manifest import run_manifest
 from kvp.portable import recorded_name
 from kvp.progress import Progress, phase
-from kvp.ranks import Assigned, Rank
 from kvp.ray_engine import Pool, check_in_sight, do_pieces, made_meanwhile
 from kvp.store import StorePlan, TraceWriter
 from kvp.store.background import BackgroundWriter
@@ -38,8 +37,6 @@ from trace_collect.config import CollectConfig
 from trace_collect.dry_run import dry_run
 from trace_collect.estimate import estimate
 
-_SECONDS_BETWEEN_COUNTS = 0.5
-"""Between two looks at how many sequences there are, of whichever worker."""
 _LARGEST_GROUP, _GROUPS_EACH = 32, 4
 """Sequences that Ray gives a worker at a time at most, and how often at least."""
 
@@ -76,9 +73,10 @@ def run(config: CollectConfig) -> None:
     else:
         _collect(_loaded(config, jobs), console)
     out = place(config.out)
-    console.print(
-        f"{out}: {len(jobs)} sequences, {decimal(sum(size for _, size in files_below(out)))}"
-    )
+    if (there := len(committed(out))) < len(jobs):
+        console.print(f"{out}: {there} of {len(jobs)} sequences; the others are for other ranks")
+        return
+    console.print(f"{out}: {there} sequences, {decimal(sum(size for _, size in files_below(out)))}")
     console.print(f"next: kvp-train --traces {shlex.quote(str(out))} --out POLICY_FOLDER")
 
 
@@ -133,8 +131,7 @@ def _collect(parts: Collection, console: Console) -> None:
         missing = writer.missing()
         if len(missing) < total:
             console.print(f"{writer.path}: {total - len(missing)} of {total} sequences are there")
-        if missing:
-            write_all(parts, writer, parts.config.worker)
+        write_all(parts, writer, parts.config.worker.share(missing))
 
 
 class RayWorker:
@@ -150,10 +147,11 @@ class RayWorker:
         self._writer = _open(self._parts)
         self._groups = groups
 
-    def __call__(self, numbers: Sequence[int]) -> None:
-        """Collect the sequences of some groups; StoreError where the disk refuses."""
-        indices = tuple(index for number in numbers for index in self._groups[number])
-        write_all(self._parts, self._writer, Assigned(numbers=indices))
+    def __call__(self, number: int) -> None:
+        """Collect what is missing of a group; StoreError where the disk refuses."""
+        there = set(committed(self._writer.path))
+        missing = [index for index in self._groups[number] if index not in there]
+        write_all(self._parts, self._writer, missing)
 
     def close(self) -> None:
         """Leave the store."""
@@ -178,7 +176,7 @@ def _collect_with_ray(config: CollectConfig, total: int) -> None:
             pool,
             lambda group: progress.advance(len(groups[group])),
         )
-    # The last writer of a store deletes the locks of those that were killed.
+    # The last writer of a store deletes what killed ones left half-written.
     manifest, plan = load_metadata(out)
     with TraceWriter.create_or_resume(out, plan, manifest, shared=True) as writer:
         if left := writer.missing():
@@ -188,25 +186,17 @@ def _collect_with_ray(config: CollectConfig, total: int) -> None:
             )
 
 
-def write_all(parts: Collection, writer: TraceWriter, rank: Rank) -> None:
-    """Write what is missing, or a worker's part of it, while the model goes on."""
-    total = len(parts.jobs)
-    there = len(committed(writer.path))
-    with Progress("collecting", total, completed=there) as progress:
-        with (
-            writer.to_write_together(rank) as pieces,
-            BackgroundWriter(writer) as background,
-        ):
-            started, tokens, shown = time.monotonic(), 0, 0.0
-            for traced in parts.traces(pieces.take()):
-                if traced is None:  # other workers are at what is left, or it is being written
-                    background.check()
-                    time.sleep(pieces.pause_seconds)
-                else:
-                    background.write(traced.trace, partial(pieces.give_back, traced.record.index))
-                    tokens += traced.record.length
-                if (now := time.monotonic()) - shown > _SECONDS_BETWEEN_COUNTS:
-                    shown = now
-                    note = f"{tokens / (now - started):.0f} tokens/s"
-                    progress.update(len(committed(writer.path)), note=note)
-        progress.update(total)
+def write_all(parts: Collection, writer: TraceWriter, indices: Sequence[int]) -> None:
+    """Write sequences while the model goes on."""
+    if not indices:
+        return
+    with (
+        Progress("collecting", len(indices)) as progress,
+        BackgroundWriter(writer) as background,
+    ):
+        started, tokens = time.monotonic(), 0
+        for traced in parts.traces(indices):
+            background.write(traced.trace)
+            tokens += traced.record.length
+            rate = tokens / (time.monotonic() - started)
+            progress.advance(note=f"{rate:.0f} tokens/s")

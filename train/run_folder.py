@@ -20,11 +20,10 @@ from zipfile import BadZipFile, ZipFile
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.copies import fetch, send, staging_folder
-from kvp.artifacts.files import PARTIAL, replacing
-from kvp.artifacts.locks import is_lock
+from kvp.artifacts.files import is_partial, replacing
+from kvp.artifacts.locks import LOCK
 from kvp.errors import UsageError
 from kvp.manifest import read_sealed_json, write_sealed_json
-from policies.policy_files import HEAD_FILES
 from policies.sources import INDEX, policy_files
 
 RUN_FILE = "run.json"
@@ -35,9 +34,7 @@ LOGS = "logs"
 
 def _has_saved_nothing(folder: Place) -> bool:
     """Whether a run can be begun here without loss to the one that is there."""
-    names = {
-        name for name, _ in files_below(folder) if not (name.endswith(PARTIAL) or is_lock(name))
-    }
+    names = {name for name, _ in files_below(folder) if not (is_partial(name) or name == LOCK)}
     return all(name == RUN_FILE or name.startswith(f"{LOGS}/") for name in names)
 
 
@@ -45,7 +42,6 @@ RUN = FolderKind(
     noun="training run",
     marker=RUN_FILE,
     error=UsageError,
-    files=rf"{HEAD_FILES}|{INDEX}|{CHECKPOINT}",
 )
 
 

@@ -21,7 +21,6 @@ from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.jsonl import JsonLines
 from kvp.errors import ResultsError
 from kvp.manifest import read_sealed_json, write_sealed_json
-from policies.budget_files import BUDGET_FILE
 
 FORMAT = "kvp-search"
 FORMAT_VERSION = 2
@@ -44,7 +43,6 @@ SEARCH = FolderKind(
     marker=MANIFEST,
     error=ResultsError,
     format=FORMAT,
-    files=f"{JOURNAL}|{BUDGET_FILE}",
     read=_read_manifest,
     optional=("model_digest",),
 )
@@ -52,7 +50,7 @@ SEARCH = FolderKind(
 
 def begin_search(folder: OutputFolder, identity: Mapping[str, Any], run: Mapping[str, Any]) -> None:
     """Write the manifest of a claimed folder, unless it is there; else compare the identity."""
-    folder.require(identity)
+    folder.refresh(identity)
     if folder.existing_marker is None:
         content = {"format": FORMAT, "format_version": FORMAT_VERSION, "identity": dict(identity)}
         write_sealed_json(folder.path / MANIFEST, {**content, "run": dict(run)})

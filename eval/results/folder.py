@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.config import EvalConfig
-from eval.tune.settings_file import SETTINGS, TunedSettings, load_settings, tuned_files
+from eval.tune.settings_file import TunedSettings, load_settings, tuned_files
 from kvp.artifacts.addresses import Place, place
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.errors import ResultsError
@@ -87,11 +87,6 @@ def write_counts(folder: Path) -> None:
     write_sealed_json(folder / MANIFEST, {**manifest, "records": count_records(folder)})
 
 
-def is_finished(folder: Path) -> bool:
-    """Whether the latest run has come to its end: its manifest is sealed with the counts."""
-    return "records" in read_manifest(folder / MANIFEST)
-
-
 def lost_records(folder: Path, manifest: Mapping[str, Any]) -> str | None:
     """Name the file that holds fewer records than its finished run wrote; None if none does."""
     there = count_records(folder)
@@ -108,7 +103,6 @@ RESULTS = FolderKind(
     marker=MANIFEST,
     error=ResultsError,
     format=FORMAT,
-    files="|".join((ROWS, TIMING, CURVES, KEPT, TOKENS, HEATMAP, SETTINGS, r"settings\.csv")),
     read=read_manifest,
     optional=("model_digest",),
 )
@@ -129,7 +123,6 @@ def open_folder(
     except ResultsError:
         folder.release()
         raise
-    folder.end_turn()
     return folder
 
 
@@ -163,7 +156,7 @@ def write_manifest(
     layers: Sequence[int] = (),
     hub: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
-    """Write the manifest of a claimed folder before any record of this run; workers in a turn.
+    """Write the manifest of a claimed folder before any record of this run; every worker does.
 
     Fetches what is there, where the folder lies in an object store.
 
@@ -174,7 +167,8 @@ def write_manifest(
     """
     folder.pull(*FILES)
     digest = {} if model_digest is None else {"model_digest": dict(model_digest)}
-    folder.require(digest)
+    identity = {**config.identity(), "input_files": input_digests(config), **digest}
+    folder.refresh(identity)
     _check_policies(folder, policies)
     earlier = folder.existing_marker or {}
     if (lost := lost_records(folder.local, earlier)) is not None:
@@ -184,7 +178,6 @@ def write_manifest(
     runs = list(earlier.get("earlier_runs", []))
     if earlier and earlier["config"] != settings:
         runs.append({name: earlier[name] for name in ("config", "created", "command")})
-    identity = {**config.identity(), "input_files": input_digests(config), **digest}
     repositories = {**earlier.get("policy_repositories", {}), **(hub or {})}
     paths = tuned_files(config.method_list)
     tuned = dict(earlier.get("tuned", {}))

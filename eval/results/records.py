@@ -6,11 +6,11 @@ repeats whole prompts. `docs/formats.md` defines the fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvp.artifacts.addresses import Place
 from kvp.artifacts.jsonl import JsonLines
 from kvp.errors import ResultsError
 
@@ -100,59 +100,32 @@ def without_seed(label: str, seed: float | None) -> str:
 
 
 class RecordFile:
-    """rows.jsonl of a results folder, and the keys of the records that it already holds.
+    """rows.jsonl of a results folder, and the keys of the records that it already holds."""
 
-    Workers append to one file, each in its turn, and never a record that is there.
-    """
-
-    def __init__(
-        self, path: Path, turn: Callable[[], AbstractContextManager[None]] = nullcontext
-    ) -> None:
-        """Open or create the file, dropping a torn last line; raises ResultsError on damage.
-
-        `turn` keeps other workers from writing, in the block of a `with` (`OutputFolder.turn`).
-        """
-        self.path = path
-        self._lines = JsonLines(path)
-        self._turn = turn
+    def __init__(self, path: Path) -> None:
+        """Open or create the file, dropping a torn last line; raises ResultsError on damage."""
+        self.path: Place = path
         self.keys: set[Key] = set()
         self.digests: dict[tuple[str, str], str] = {}
         """Task and example -> digest of the prompt (`Sample.digest`)."""
-        self._bytes = self._count = 0
-        with turn():
-            self._lines.cut_torn_line()
-            for record in read_records(path, KEY_FIELDS) if path.exists() else ():
-                self._remember(record)
-            self._bytes = path.stat().st_size if path.exists() else 0
-
-    def refresh(self, *, now: bool = False) -> None:
-        """Read what other workers have appended; raises ResultsError on damage.
-
-        Without `now` that of the last second may be missing, where looking costs a request.
-        """
-        if self.path.exists() and self.path.stat().st_size > self._bytes:
-            records, self._bytes = self._lines.added(self._bytes, self._count)
-            for record in records:
-                self._remember(record)
+        self._lines = JsonLines(path)
+        self._lines.cut_torn_line()
+        for record in read_records(path, KEY_FIELDS) if path.exists() else ():
+            self._remember(record)
 
     def append(self, records: Iterable[Record]) -> None:
-        """Append records in one write, flushed to the disk, but those that are there already."""
-        with self._turn():
-            self._lines.cut_torn_line()
-            self.refresh()
-            new = [record for record in records if key_of(record) not in self.keys]
-            self._lines.append(new)
-            for record in new:
-                self._remember(record)
-            self._bytes = self.path.stat().st_size
+        """Append records in one write, flushed to the disk."""
+        records = list(records)
+        self._lines.append(records)
+        for record in records:
+            self._remember(record)
 
     def _remember(self, record: Record) -> None:
-        self._count += 1
         self.keys.add(key_of(record))
         self.digests[record["task"], record["example"]] = record["prompt_digest"]
 
 
-def read_records(path: Path, key_fields: Sequence[str] = ()) -> Iterator[Record]:
+def read_records(path: Place, key_fields: Sequence[str] = ()) -> Iterator[Record]:
     """Records of a JSON-lines file in order, without a torn last line.
 
     Raises ResultsError, naming file and line, on a missing file, on a damaged line before the last,

@@ -17,12 +17,11 @@ from functools import total_ordering
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from kvp.artifacts.objects import Bucket, HubFiles, opened
 from kvp.errors import AddressError
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
-
-    from kvp.artifacts.objects import ObjectFacts, Objects
 
 SCHEMES = ("s3", "gs", "hf")
 """Kinds of addresses."""
@@ -32,20 +31,6 @@ _ROOT_PARTS = {"s3": 1, "gs": 1, "hf": 2}
 """Parts of an address that name the bucket or the repository."""
 _HUB_KINDS = ("datasets", "buckets", "spaces")
 """First parts of addresses on the hub that stand before `org/name`."""
-
-
-def read_only(address: str) -> str | None:
-    """Why nothing can be written to an address, and what to do; None where it can be."""
-    if not address.startswith("hf://"):
-        return None
-    kind, *parts = address.removeprefix("hf://").split("/")
-    name = "/".join(parts[:2])
-    how = (
-        f"hf upload {name} FOLDER --repo-type dataset"
-        if kind == "datasets"
-        else f"hf buckets sync FOLDER hf://{kind}/{name}"
-    )
-    return f"{address}: kvp only reads from the hub; write to a local folder, then {how}"
 
 
 @total_ordering
@@ -125,41 +110,22 @@ class ObjectPath:
         """Itself."""
         return self
 
-    def resolve(self) -> ObjectPath:
-        """Itself."""
-        return self
-
-    def with_name(self, name: str) -> ObjectPath:
-        """A path beside it."""
-        return self.parent / name
+    resolve = absolute
 
     @property
-    def objects(self) -> Objects:
+    def objects(self) -> Bucket | HubFiles:
         """The bucket that it lies in, opened once per process."""
-        from kvp.artifacts.objects import opened
-
         return opened(self.root)
-
-    @property
-    def facts(self) -> ObjectFacts | None:
-        """Size, time and tag of the object; None where there is none."""
-        return self.objects.facts(self.key) if self.key else None
 
     def exists(self) -> bool:
         """Whether there is an object of this name."""
-        return self.facts is not None
+        return size_of(self) is not None
 
-    def is_file(self) -> bool:
-        """Whether there is an object of this name."""
-        return self.facts is not None
+    is_file = exists
 
     def is_dir(self) -> bool:
         """Whether there is an object below it."""
         return any(True for _ in self.objects.listed(self.key))
-
-    def is_symlink(self) -> bool:
-        """Object stores have none."""
-        return False
 
     def read_bytes(self) -> bytes:
         """The whole object; raises FileNotFoundError where there is none."""
@@ -214,7 +180,7 @@ def make_folder(folder: Place) -> None:
 def size_of(path: Place) -> int | None:
     """Bytes of a file; None where there is no file of that name."""
     if isinstance(path, ObjectPath):
-        return None if (facts := path.facts) is None else facts.size
+        return path.objects.size(path.key) if path.key else None
     return path.stat().st_size if path.is_file() else None
 
 
@@ -225,7 +191,7 @@ def files_below(folder: Place) -> Iterator[tuple[str, int]]:
     """
     if isinstance(folder, ObjectPath):
         start = len(folder.key) + 1 if folder.key else 0
-        yield from ((each.key[start:], each.size) for each in folder.objects.listed(folder.key))
+        yield from ((key[start:], size) for key, size in folder.objects.listed(folder.key))
         return
     for parent, _, names in os.walk(folder):
         for path in (Path(parent, name) for name in names):

@@ -3,18 +3,15 @@
 The same four rules hold for every program that writes a folder. It must be new, empty, or of the
 same kind and identity (all that decides its content); a folder with anything else in it is refused,
 untouched. It must not lie inside another artefact. One process writes it at a time, or several
-workers that share it and all take the same rules. All this holds in an object store, too
-(`kvp.artifacts.leases`). What an interrupted writer left half-written
-(`*.partial` of the files a folder of the kind holds) is deleted by the next one, or by the last
-worker.
+workers that share it and all take the same rules. What an interrupted writer left half-written is
+deleted by the next one, or by the last worker, when it ends.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,9 +20,8 @@ from typing import Any
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
 from kvp.artifacts.copies import fetch, send
-from kvp.artifacts.files import PARTIAL
-from kvp.artifacts.leases import FolderLease, PieceLease
-from kvp.artifacts.locks import CLAIMS, FileLock, FolderLock, is_lock
+from kvp.artifacts.files import is_partial
+from kvp.artifacts.locks import LOCK, FolderLock
 from kvp.errors import KvpError
 from kvp.manifest import differences, read_json, read_sealed_json
 
@@ -48,35 +44,20 @@ class FolderKind:
     begun: str = r"(?!)"
     """Regular expression of the files, as POSIX paths inside the folder, that an interrupted
     creation may leave without a marker."""
-    files: str = r"(?!)"
-    """Regular expression of the files, as POSIX paths inside the folder, that its writers write
-    aside as `*.partial`; the marker always is."""
     read: Callable[[Place], Mapping[str, Any]] | None = None
     """Reads the content of a marker, its entry "identity" among it; sealed JSON as a rule."""
     optional: tuple[str, ...] = ()
     """Entries of the identity that are compared only where both sides have them: programs know
     them only when the model is loaded."""
 
-    def left_over(self, name: str) -> bool:
-        """Whether an interrupted writer leaves a file of this name, a POSIX path in the folder."""
-        whole = name.removesuffix(PARTIAL)
-        if whole == name:
-            return is_lock(name)
-        return whole == self.marker or re.fullmatch(self.files, whole) is not None
-
     def read_marker(self, folder: Place) -> dict[str, Any] | None:
         """Content of the marker, None where there is none; raises `error` where it is damaged."""
         path = folder / self.marker
         if not path.exists():
             return None
-        try:
-            if self.format not in (None, read_json(path, self.error).get("format")):
-                raise self.error(f"{path} does not belong to a {self.noun}; name a new folder")
-            return dict(self.read(path) if self.read else read_sealed_json(path, self.error))
-        except self.error:
-            if not path.exists():  # a worker is beginning the folder anew
-                return None
-            raise
+        if self.format not in (None, read_json(path, self.error).get("format")):
+            raise self.error(f"{path} does not belong to a {self.noun}; name a new folder")
+        return dict(self.read(path) if self.read else read_sealed_json(path, self.error))
 
     def differences(self, marker: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
         """Entries in which a folder with this marker differs from an identity, with both values."""
@@ -95,23 +76,24 @@ def _never(_: Place) -> bool:
 class OutputFolder:
     """A folder that this process writes, until `release` (or the end of a `with` block)."""
 
-    def __init__(
-        self,
-        path: Place,
-        kind: FolderKind,
-        lock: FolderLock | FolderLease,
-        identity: Mapping[str, Any],
-        made: Sequence[Path] = (),
-    ) -> None:
-        """Made by `claim`; `made` are the folders that it had to make, innermost first."""
+    def __init__(self, path: Place, kind: FolderKind, *, shared: bool) -> None:
+        """Made by `claim`: lock the folder; raises the kind's error."""
         self.path = path
+        self.shared = shared
+        """Whether this process is one of several workers, which may write it, too."""
         self.existing_marker: dict[str, Any] | None = None
-        """Content of the marker when the folder was claimed; None for a new folder."""
+        """Content of the marker when the folder was claimed, or at `refresh`; None for a new
+        folder."""
         self._kind = kind
-        self._lock = lock
-        self._identity = identity
-        self._made = made
         self._copy: TemporaryDirectory[str] | None = None
+        self._made: list[Path] = []
+        if isinstance(path, Path):
+            self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as problem:
+                raise kind.error(f"cannot write --out {path}: {problem.strerror}") from None
+        self._lock = FolderLock(path, kind.error, shared=shared)
 
     @classmethod
     def claim(
@@ -125,84 +107,43 @@ class OutputFolder:
     ) -> OutputFolder:
         """Make or take over a folder for this process.
 
-        With `shared`, other workers may write it, too, and the one that claims it has its turn
-        (`turn`) until it calls `end_turn`: in it the first one prepares the folder.
-
         Args:
             path: the folder.
             kind: kind of folder that it becomes.
-            identity: JSON values; `optional` ones may be left to `require`.
+            identity: JSON values; `optional` ones may be left to `refresh`.
             replaceable: whether a folder of another identity holds nothing to keep; it then
-                counts as new, unless other workers are at work in it.
-            shared: whether this process is one of several workers.
+                counts as new, unless workers share it.
+            shared: whether this process is one of several workers, which may write it, too.
 
         Raises:
             KvpError: the kind's error, in one line: a file, another kind or identity, inside
                 another artefact, being written by another process, or it cannot be made.
         """
-        refusal = check_folder(path, kind, identity, replaceable=replaceable)
-        if refusal:
-            raise kind.error(refusal)
-        lock, made = _locked(path, kind, shared=shared)
-        folder = cls(path, kind, lock, identity, made)
-        if not lock.first:
+        if shared:
             replaceable = _never
-        # Another process may have been quicker between the check and the lock.
         if refusal := check_folder(path, kind, identity, replaceable=replaceable):
-            folder.release()
             raise kind.error(refusal)
-        marker = kind.read_marker(path)
+        folder = cls(path, kind, shared=shared)
+        try:
+            # Another process may have been quicker between the check and the lock.
+            if refusal := check_folder(path, kind, identity, replaceable=replaceable):
+                raise kind.error(refusal)
+            marker = kind.read_marker(path)
+        except BaseException:
+            folder.release()
+            raise
         if marker is None or not kind.differences(marker, identity):
             folder.existing_marker = marker
-        if lock.first:
-            _sweep(path, kind, lock)
         return folder
 
-    @property
-    def shared(self) -> bool:
-        """Whether other workers may write it, too."""
-        return self._lock.shared
+    def refresh(self, identity: Mapping[str, Any]) -> None:
+        """Read the marker again, and compare it with what is known of the identity by now.
 
-    @property
-    def first(self) -> bool:
-        """Whether no other worker was at work when this one claimed it."""
-        return self._lock.first
-
-    def end_turn(self) -> None:
-        """Let other workers have their turn, after `claim`; safe to call twice."""
-        self._lock.end_turn()
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """What is done in the block, no other worker does meanwhile; `existing_marker` is fresh.
-
-        Raises the kind's error where another worker has begun the folder with other settings.
+        Raises the kind's error where `optional` entries differ, which the claim did not know yet,
+        or where another worker has begun the folder with other settings meanwhile.
         """
-        with self._lock.turn():
-            if self.shared:
-                marker = self.existing_marker = self._kind.read_marker(self.path)
-                if marker and (different := self._kind.differences(marker, self._identity)):
-                    raise self._kind.error(_others(self.path, different))
-            yield
-
-    @property
-    def pause_seconds(self) -> float:
-        """Between two looks at what other workers are doing."""
-        return self._lock.pause_seconds
-
-    def piece(self, number: int) -> FileLock | PieceLease | None:
-        """The lock of one piece of work; None while another worker does it."""
-        return self._lock.piece(number)
-
-    def require(self, identity: Mapping[str, Any]) -> None:
-        """Compare `optional` entries of the identity, which the claim did not know yet.
-
-        Raises the kind's error where one differs.
-        """
-        if self.existing_marker is None:
-            return
-        whole = {**self.existing_marker["identity"], **identity}
-        if different := self._kind.differences(self.existing_marker, whole):
+        marker = self.existing_marker = self._kind.read_marker(self.path)
+        if marker and (different := self._kind.differences(marker, identity)):
             raise self._kind.error(_others(self.path, different))
 
     @property
@@ -230,14 +171,20 @@ class OutputFolder:
     def release(self) -> None:
         """Let other writers in; a folder made for nothing goes. Safe to call twice.
 
-        The last of several workers deletes what killed ones left.
+        Who leaves last deletes what killed writers left half-written.
         """
         if self._copy is not None:
             self._copy.cleanup()
             self._copy = None
-        self._lock.release(lambda: _sweep(self.path, self._kind, self._lock))
+        self._lock.release(self._sweep)
         for empty in self._made:
-            _remove_empty(empty)
+            with suppress(OSError):  # something is in it
+                empty.rmdir()
+
+    def _sweep(self) -> None:
+        if isinstance(self.path, Path):
+            for name in [name for name, _ in files_below(self.path) if is_partial(name)]:
+                (self.path / name).unlink(missing_ok=True)
 
     def __enter__(self) -> OutputFolder:
         """Return itself."""
@@ -251,22 +198,6 @@ class OutputFolder:
     ) -> None:
         """Release."""
         self.release()
-
-
-def _locked(
-    path: Place, kind: FolderKind, *, shared: bool
-) -> tuple[FolderLock | FolderLease, list[Path]]:
-    """Lock a folder, and the folders that had to be made for it; raises the kind's error."""
-    if isinstance(path, ObjectPath):
-        return FolderLease(path, kind.error, shared=shared), []
-    made = [parent for parent in (path, *path.parents) if not parent.exists()]
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        return FolderLock(path, kind.error, shared=shared), made
-    except OSError as problem:
-        for empty in made:
-            _remove_empty(empty)
-        raise kind.error(f"cannot write --out {path}: {problem.strerror}") from None
 
 
 def check_folder(
@@ -304,36 +235,13 @@ def _others(path: Place, different: list[str]) -> str:
 
 
 def _foreign(path: Place, kind: FolderKind) -> str | None:
-    """A file that no interrupted writer of this kind left, None if there is none.
-
-    Files may come and go meanwhile, where workers begin the folder.
-    """
-    if isinstance(path, ObjectPath):
-        names = (name for name, _ in files_below(path))
-        return next((name for name in names if not _known(name, kind)), None)
-    for folder, folders, files in os.walk(path):
-        folders.sort()
-        for entry in (Path(folder, name) for name in sorted((*folders, *files))):
-            if (name := _foreign_name(path, entry, kind)) is not None:
-                return name
-    return None
-
-
-def _foreign_name(path: Path, entry: Path, kind: FolderKind) -> str | None:
-    """Path of an entry in the folder, None where an interrupted writer may have left it."""
-    name = entry.relative_to(path).as_posix()
-    if not entry.is_dir() or entry.is_symlink():
-        return None if _known(name, kind) or not os.path.lexists(entry) else name
-    if name == CLAIMS or re.fullmatch(kind.begun, f"{name}/"):
-        return None
-    with suppress(FileNotFoundError):
-        return None if any(entry.iterdir()) else name
-    return None
+    """A file that no interrupted writer of this kind left, None if there is none."""
+    return next((name for name, _ in files_below(path) if not _known(name, kind)), None)
 
 
 def _known(name: str, kind: FolderKind) -> bool:
     """Whether an interrupted writer may have left a file of this name."""
-    return re.fullmatch(kind.begun, name) is not None or kind.left_over(name)
+    return name == LOCK or is_partial(name) or re.fullmatch(kind.begun, name) is not None
 
 
 def _is_artefact(folder: Place) -> bool:
@@ -350,20 +258,3 @@ def _is_artefact(folder: Place) -> bool:
         except KvpError:
             continue
     return False
-
-
-def _sweep(folder: Place, kind: FolderKind, lock: FolderLock | FolderLease) -> None:
-    """Delete half-written files of the kind and locks of dead processes, and nothing else.
-
-    Only for the holder of the lock, or for the one worker that is there, in its turn.
-    """
-    for name, _ in [*files_below(folder)]:
-        if kind.left_over(name) and not (is_lock(name) and lock.in_use(name)):
-            (folder / name).unlink(missing_ok=True)
-    if isinstance(folder, Path):
-        _remove_empty(folder / CLAIMS)
-
-
-def _remove_empty(folder: Path) -> None:
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()

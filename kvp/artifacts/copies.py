@@ -13,20 +13,16 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from kvp.artifacts.addresses import ObjectPath, files_below
-from kvp.artifacts.files import PARTIAL, atomic_write_bytes
-from kvp.artifacts.locks import is_lock
+from kvp.artifacts.addresses import ObjectPath, Place, files_below
+from kvp.artifacts.files import atomic_write_bytes, is_partial
 
 
-def fetch(source: ObjectPath, folder: Path, names: Iterable[str] | None = None) -> None:
-    """Fetch files, by their POSIX path in `source`: these, or all but locks.
+def fetch(source: Place, folder: Path, names: Iterable[str] | None = None) -> None:
+    """Fetch files, by their POSIX path in `source`: these or all.
 
     Those that are not there are left out.
     """
-    every = (
-        [name for name, _ in files_below(source) if not is_lock(name)] if names is None else names
-    )
-    for name in every:
+    for name in [name for name, _ in files_below(source)] if names is None else names:
         with suppress(FileNotFoundError):
             content = (source / name).read_bytes()
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -41,14 +37,14 @@ def send(folder: Path, target: ObjectPath, names: Iterable[str]) -> None:
     for name in names:
         if (folder / name).is_dir():
             inner = (f"{name}/{one}" for one, _ in files_below(folder / name))
-            send(folder, target, sorted(one for one in inner if not one.endswith(PARTIAL)))
+            send(folder, target, sorted(one for one in inner if not is_partial(one)))
         elif (folder / name).exists():
             atomic_write_bytes(target / name, (folder / name).read_bytes())
 
 
-def staging_folder(address: ObjectPath) -> Path:
+def staging_folder(address: Place) -> Path:
     """Where all processes of this user on this machine make what goes to an address."""
-    return cache_folder() / "staging" / sha256(str(address).encode()).hexdigest()[:16]
+    return cache_folder() / "staging" / sha256(str(address.absolute()).encode()).hexdigest()[:16]
 
 
 def cache_folder() -> Path:

@@ -1,22 +1,33 @@
 """Atomic writing of a file: after any crash it has its old or its whole new content.
 
-Written aside as `NAME.partial`, flushed to the disk, renamed, and the folder flushed as well. Files
-are made as `open` makes them, so the user's umask decides who may read them. Not for two writers of
-one path: `kvp.artifacts.claim` lets only one in. In an object store one request writes a file, as a
-whole. Imports no torch.
+Written aside under a name of its own, flushed to the disk, renamed, and the folder flushed as well:
+of two writers of one path the later one wins. Files are made as `open` makes them, so the user's
+umask decides who may read them. In an object store one request writes a file, as a whole. Imports
+no torch.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from kvp.artifacts.addresses import ObjectPath, Place
 
-PARTIAL = ".partial"
-"""Ending of a file that is not complete."""
+_PARTIAL = re.compile(r".+\.[0-9a-f]{8}\.partial", re.DOTALL)
+
+
+def partial_of(path: Path) -> Path:
+    """Where to write new content of a file: beside it, under another name each time."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
+
+
+def is_partial(name: str) -> bool:
+    """Whether a file of this name, or path, is not complete."""
+    return _PARTIAL.fullmatch(name) is not None
 
 
 @contextmanager
@@ -25,7 +36,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     When the block fails, the old file stays and what was written is deleted.
     """
-    partial = path.with_name(f"{path.name}{PARTIAL}")
+    partial = partial_of(path)
     with naming(path):
         try:
             yield partial

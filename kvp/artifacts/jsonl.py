@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kvp.artifacts.addresses import Place
 from kvp.artifacts.files import atomic_write_bytes, naming
 from kvp.errors import KvpError, ResultsError
 
@@ -24,9 +25,12 @@ CHECKSUM = "checksum"
 
 
 class JsonLines:
-    """The records of one file. Reading changes nothing; see `cut_torn_line` for writers."""
+    """The records of one file. Reading changes nothing; see `cut_torn_line` for writers.
 
-    def __init__(self, path: Path, error: type[KvpError] = ResultsError) -> None:
+    In an object store it is only read and replaced.
+    """
+
+    def __init__(self, path: Place, error: type[KvpError] = ResultsError) -> None:
         """Open nothing yet; `error` is raised on damage."""
         self.path = path
         self._error = error
@@ -53,37 +57,19 @@ class JsonLines:
                 raise self._damaged(number, f"repeats line {first}")
             yield number, record
 
-    def added(self, start: int, number: int) -> tuple[list[Record], int]:
-        """Records that a file has got since it ended at byte `start`, after `number` lines.
-
-        Another process may be appending: a last line without end is left out. Also returns the
-        byte to go on from. Raises the error of `numbered` on a damaged line.
-        """
-        with self.path.open("rb") as stream:
-            stream.seek(start)
-            data = stream.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        lines = enumerate(whole.split(b"\n")[:-1], start=number + 1)
-        return [self._record(place, line)[0] for place, line in lines], start + len(whole)
-
     @property
     def torn(self) -> bool:
         """Whether the last line has no end."""
-        if not self.path.exists():
-            return False
-        with self.path.open("rb") as stream:
-            if not stream.seek(0, os.SEEK_END):
-                return False
-            stream.seek(-1, os.SEEK_END)
-            return stream.read(1) != b"\n"
+        return self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
 
     def cut_torn_line(self) -> None:
         """Delete a torn last line; only for the file's writer."""
-        if self.torn:
+        if isinstance(self.path, Path) and self.torn:
             os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Add records in one write and bring them to the disk."""
+        assert isinstance(self.path, Path), "an object is only replaced as a whole"
         with naming(self.path), self.path.open("ab") as stream:
             stream.write(b"".join(map(_line, records)))
             stream.flush()

@@ -13,13 +13,11 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvp.artifacts.addresses import read_only
 from kvp.errors import AddressError
 
 if TYPE_CHECKING:
@@ -29,62 +27,33 @@ T = TypeVar("T")
 
 RETRY_VARIABLE = "KVP_RETRY_SECONDS"
 _RETRY_SECONDS = 180.0
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for another server, AWS_ENDPOINT_URL",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT",
 }
 
 
-@dataclass(frozen=True)
-class ObjectFacts:
-    """What a store says about an object."""
-
-    key: str
-    size: int
-    """Bytes."""
-    modified: datetime
-    """When it was last written, by the server's clock, to the second."""
-    version: tuple[tuple[str, str], ...] = ()
-    """What tells this content from a later one, for `write_if`: `e_tag`, `version`."""
-
-
-class Objects(Protocol):
-    """A bucket; keys are paths in it. All raise AddressError when it cannot be asked."""
-
-    def facts(self, key: str) -> ObjectFacts | None:
-        """Size and time of an object, None where there is none."""
-
-    def listed(self, folder: str) -> Iterator[ObjectFacts]:
-        """All objects below a folder."""
-
-    def read(self, key: str) -> bytes:
-        """A whole object; FileNotFoundError where there is none."""
-
-    def write(self, key: str, content: bytes) -> None:
-        """Write a whole object."""
-
-    def write_if(self, key: str, content: bytes, there: ObjectFacts | None) -> bool:
-        """Write unless another writer was quicker.
-
-        The object must still be the one of `there`, or absent for None; False, and nothing
-        written, otherwise.
-        """
-
-    def delete(self, key: str) -> None:
-        """Delete an object, if it is there."""
-
-    def zarr_store(self, folder: str) -> Store:
-        """A folder as a read-only store of zarr."""
+def read_only(address: str) -> str | None:
+    """Why nothing can be written to an address, and what to do; None where it can be."""
+    if not address.startswith("hf://"):
+        return None
+    kind, *parts = address.removeprefix("hf://").split("/")
+    name = "/".join(parts[:2])
+    how = (
+        f"hf upload {name} FOLDER --repo-type dataset"
+        if kind == "datasets"
+        else f"hf buckets sync FOLDER hf://{kind}/{name}"
+    )
+    return f"{address}: kvp only reads from the hub; write to a local folder, then {how}"
 
 
-def opened(root: str) -> Objects:
+def opened(root: str) -> Bucket | HubFiles:
     """The bucket of an address without a path (`s3://bucket`), opened once per process."""
     return _opened(root, os.getpid())
 
 
 @lru_cache(maxsize=64)
-def _opened(root: str, process: int) -> Objects:
+def _opened(root: str, process: int) -> Bucket | HubFiles:
     del process  # connections do not survive a fork
     return HubFiles(root) if root.startswith("hf://") else Bucket(root)
 
@@ -95,7 +64,10 @@ def forget_connections() -> None:
 
 
 class Bucket:
-    """A bucket of S3 or of a server that speaks its protocol, or of Google Cloud Storage."""
+    """A bucket of S3 or of a server that speaks its protocol, or of Google Cloud Storage.
+
+    Keys are paths in it. All methods raise AddressError when it cannot be asked.
+    """
 
     def __init__(self, root: str) -> None:
         """Ask nothing yet; AddressError where obstore is not installed or the address is none."""
@@ -130,10 +102,10 @@ class Bucket:
                 },
             )
 
-    def facts(self, key: str) -> ObjectFacts | None:
-        """As `Objects`."""
+    def size(self, key: str) -> int | None:
+        """Bytes of an object, None where there is none."""
         try:
-            found = _facts(self._ask(key, lambda: self._api.head(self._store, key)))
+            found: int = self._ask(key, lambda: self._api.head(self._store, key)["size"])
         except FileNotFoundError:
             if not self._answered:  # this answer has no text: it may be the bucket that is missing
                 next(self.listed(key), None)
@@ -141,8 +113,8 @@ class Bucket:
         self._answered = True
         return found
 
-    def listed(self, folder: str) -> Iterator[ObjectFacts]:
-        """As `Objects`."""
+    def listed(self, folder: str) -> Iterator[tuple[str, int]]:
+        """Keys and bytes of all objects below a folder."""
         patience, prefix, last = Patience(), f"{folder}/" if folder else None, None
         with told(self._address(folder)):
             while True:
@@ -150,48 +122,27 @@ class Bucket:
                     for batch in self._api.list(self._store, prefix=prefix, offset=last):
                         for entry in batch:
                             last = entry["path"]
-                            yield _facts(entry)
+                            yield last, entry["size"]
                     break
                 except self._api.exceptions.BaseError as problem:
                     time.sleep(patience.pause(problem))
         self._answered = True
 
     def read(self, key: str) -> bytes:
-        """As `Objects`."""
-
-        def content() -> bytes:
-            return bytes(self._api.get(self._store, key).bytes())
-
-        return self._ask(key, content)
+        """A whole object; FileNotFoundError where there is none."""
+        return self._ask(key, lambda: bytes(self._api.get(self._store, key).bytes()))
 
     def write(self, key: str, content: bytes) -> None:
-        """As `Objects`."""
+        """Write a whole object."""
         self._ask(key, lambda: self._api.put(self._store, key, content))
 
-    def write_if(self, key: str, content: bytes, there: ObjectFacts | None) -> bool:
-        """As `Objects`."""
-        mode: Any = "create" if there is None else dict(there.version)
-        errors = self._api.exceptions
-
-        def write() -> bool:
-            try:
-                self._api.put(self._store, key, content, mode=mode, use_multipart=False)
-            except (errors.AlreadyExistsError, errors.PreconditionError):
-                return False
-            return True
-
-        try:
-            return self._ask(key, write)
-        except FileNotFoundError:  # what was there has been deleted meanwhile
-            return False
-
     def delete(self, key: str) -> None:
-        """As `Objects`."""
+        """Delete an object, if it is there."""
         with suppress(FileNotFoundError):
             self._ask(key, lambda: self._api.delete(self._store, key))
 
     def zarr_store(self, folder: str) -> Store:
-        """As `Objects`."""
+        """A folder as a read-only store of zarr."""
         from zarr.storage import ObjectStore
 
         return ObjectStore(self._opened(self._address(folder)), read_only=True)
@@ -211,7 +162,10 @@ class Bucket:
 
 
 class HubFiles:
-    """A repository or a bucket of the Hugging Face hub, read through its file system; read-only."""
+    """A repository or a bucket of the Hugging Face hub, read through its file system; read-only.
+
+    Methods are those of `Bucket`.
+    """
 
     def __init__(self, root: str) -> None:
         """Ask nothing yet."""
@@ -220,28 +174,27 @@ class HubFiles:
         self._root = root
         self._files: Any = HfFileSystem(expand_info=False)
 
-    def facts(self, key: str) -> ObjectFacts | None:
-        """As `Objects`; no time."""
+    def size(self, key: str) -> int | None:
+        """As `Bucket`."""
         try:
             with told(self._address(key)):
                 found = self._files.info(self._address(key))
         except FileNotFoundError:
             return None
-        return _hub_facts(key, found) if found["type"] == "file" else None
+        return int(found["size"]) if found["type"] == "file" else None
 
-    def listed(self, folder: str) -> Iterator[ObjectFacts]:
-        """As `Objects`."""
+    def listed(self, folder: str) -> Iterator[tuple[str, int]]:
+        """As `Bucket`."""
         try:
             with told(self._address(folder)):
                 found = self._files.find(self._address(folder), detail=True)
         except FileNotFoundError:
             return
         start = len(self._root.removeprefix("hf://")) + 1
-        for path, entry in found.items():
-            yield _hub_facts(path[start:], entry)
+        yield from ((path[start:], int(entry["size"])) for path, entry in found.items())
 
     def read(self, key: str) -> bytes:
-        """As `Objects`."""
+        """As `Bucket`."""
         with told(self._address(key)):
             content: bytes = self._files.cat_file(self._address(key))
             return content
@@ -250,16 +203,12 @@ class HubFiles:
         """Refused."""
         raise AddressError(str(read_only(self._address(key))))
 
-    def write_if(self, key: str, content: bytes, there: ObjectFacts | None) -> bool:
-        """Refused."""
-        raise AddressError(str(read_only(self._address(key))))
-
     def delete(self, key: str) -> None:
         """Refused."""
         raise AddressError(str(read_only(self._address(key))))
 
     def zarr_store(self, folder: str) -> Store:
-        """As `Objects`."""
+        """As `Bucket`."""
         from zarr.storage import FsspecStore
 
         address = self._address(folder).removeprefix("hf://")
@@ -346,12 +295,3 @@ def _reason(address: str, problem: Exception, text: str) -> str:
         f"the store could not be reached, or refused ({first or type(problem).__name__}); "
         "the same command continues once it answers"
     )
-
-
-def _facts(entry: Any) -> ObjectFacts:  # noqa: ANN401 - obstore's dictionary
-    version = tuple((name, entry[name]) for name in ("e_tag", "version") if entry[name])
-    return ObjectFacts(entry["path"], entry["size"], entry["last_modified"], version)
-
-
-def _hub_facts(key: str, entry: Any) -> ObjectFacts:  # noqa: ANN401 - fsspec's dictionary
-    return ObjectFacts(key, int(entry["size"]), _EPOCH)

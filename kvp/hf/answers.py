@@ -93,11 +93,10 @@ class Answers:
         self._more = True  # whether there may be prompts left
         self._batch = DecodingBatch(model)
 
-    def of(self, prompts: Iterable[Prompt | None]) -> Iterator[Answered | None]:
+    def of(self, prompts: Iterable[Prompt]) -> Iterator[Answered]:
         """Answer prompts in the order in which their answers end.
 
-        A prompt is taken when there is room for it. Where `prompts` yields None, there is none at
-        the moment: answers go on, and where none is in progress, None is yielded.
+        A prompt is taken when there is room for it.
         """
         source = iter(prompts)
         while self._more or self._rows or self._arrivals:
@@ -105,23 +104,19 @@ class Answers:
             self._arrange()
             if self._rows:
                 yield from self._step()
-            elif self._more:
-                yield None
 
-    def _take(self, source: Iterator[Prompt | None]) -> Iterator[Answered]:
+    def _take(self, source: Iterator[Prompt]) -> Iterator[Answered]:
         """Prefill prompts as long as there is room; yields those whose answer ends at once."""
         while self._more and len(self._kept) + len(self._arrivals) < self._limit:
-            prompt = next(source, _END)
-            if isinstance(prompt, _End):
+            prompt = next(source, None)
+            if prompt is None:
                 self._more = False
-            elif prompt is None:
                 return
+            row, prefix = self._prefilled(prompt)
+            if self._ended(row):
+                yield self._recorded(row, prefix)
             else:
-                row, prefix = self._prefilled(prompt)
-                if self._ended(row):
-                    yield self._recorded(row, prefix)
-                else:
-                    self._arrivals.append((row, prefix))
+                self._arrivals.append((row, prefix))
 
     def _arrange(self) -> None:
         """Put together the batch of the rows that go on and of those that arrive."""
@@ -174,10 +169,3 @@ class Answers:
             prompt_queries=row.queries,
             reply_queries=reply_queries,
         )
-
-
-class _End:
-    """What comes after the last prompt."""
-
-
-_END = _End()

@@ -66,26 +66,25 @@ class Recorded:
 def collect_all(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    samples: Iterable[tuple[int, Sample] | None],
+    samples: Iterable[tuple[int, Sample]],
     recorded: Recorded,
     *,
     rows: int,
-) -> Iterator[Traced | None]:
+) -> Iterator[Traced]:
     """Traces of samples, each given with its index in the store, in the order in which they end.
 
     Answers of the model are made up to `rows` at a time (`kvp.hf.answers`), without their end
     token, which a model never reads while it answers. Prompt and answer are recorded by passes of
     the sequence alone, so a trace depends on the others by rounding only: where two tokens are as
     likely up to it, the answer may be another one. A reference is recorded in one
-    pass with its prompt. Where `samples` yields None, there is none at the moment; None is yielded
-    then once no answer is in progress.
+    pass with its prompt.
 
     Raises UsageError when references are requested and a sample has none.
     """
     collector = _Collector(model, tokenizer, recorded)
     if recorded.continuation == "reference":
         for job in samples:
-            yield None if job is None else collector.referenced(*job)
+            yield collector.referenced(*job)
         return
     answers = Answers(
         model,
@@ -95,7 +94,7 @@ def collect_all(
         host=None if recorded.grid else collector.host,
     )
     for answered in answers.of(collector.prompts(samples, rows)):
-        yield None if answered is None else collector.answered(answered)
+        yield collector.answered(answered)
         yield from collector.left_out()
     yield from collector.left_out()
 
@@ -114,22 +113,12 @@ class _Collector:
         self._asked: dict[int, tuple[Sample, Encoded]] = {}
         self._left_out: list[int] = []
 
-    def prompts(
-        self, samples: Iterable[tuple[int, Sample] | None], window: int
-    ) -> Iterator[Prompt | None]:
+    def prompts(self, samples: Iterable[tuple[int, Sample]], window: int) -> Iterator[Prompt]:
         """Prompts of samples; of every `window` samples the longest first."""
-        source, more = iter(samples), True
-        while more:
-            prompts, job = list[Prompt](), None
-            for job in islice(source, window):
-                if job is None:
-                    break
-                prompts += self._prompt(*job)
-            else:
-                more = job is not None
+        source = iter(samples)
+        while jobs := list(islice(source, window)):
+            prompts = [prompt for job in jobs for prompt in self._prompt(*job)]
             yield from sorted(prompts, key=lambda prompt: len(prompt.ids), reverse=True)
-            if more and job is None:
-                yield None
 
     def _prompt(self, index: int, sample: Sample) -> list[Prompt]:
         """The prompt of a sample; none where it is left out."""

@@ -31,20 +31,15 @@ class BackgroundWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvp store")
         self._error: BaseException | None = None
 
-    def write(self, make: Callable[[], Trace], done: Callable[[], None]) -> None:
-        """Write the trace that `make` returns and call `done`, both in the thread.
+    def write(self, make: Callable[[], Trace]) -> None:
+        """Write the trace that `make` returns, both in the thread.
 
         Waits while as many traces as allowed are waiting. Raises what `TraceWriter.write` raised of
         an earlier sequence.
         """
         self._room.acquire()
-        self.check()
-        self._thread.submit(self._write, make, done)
-
-    def check(self) -> None:
-        """Raise the error of a sequence that could not be written."""
-        if self._error is not None:
-            raise self._error
+        self._check()
+        self._thread.submit(self._write, make)
 
     def __enter__(self) -> BackgroundWriter:
         """Return itself."""
@@ -54,13 +49,16 @@ class BackgroundWriter:
         """Wait for all sequences, after an error only for the one that is being written."""
         self._thread.shutdown(cancel_futures=kind is not None)
         if kind is None:
-            self.check()
+            self._check()
 
-    def _write(self, make: Callable[[], Trace], done: Callable[[], None]) -> None:
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _write(self, make: Callable[[], Trace]) -> None:
         try:
             if self._error is None:
                 self._writer.write(make())
-                done()
         except BaseException as error:  # the caller raises it
             self._error = error
         finally:

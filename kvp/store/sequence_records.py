@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,8 +15,6 @@ from kvp.store.store_plan import StorePlan
 
 _REQUESTS = 16
 """Records that are fetched from an object store at the same time."""
-_LIST_SECONDS = 1.0
-"""For how long a list of an object store is believed, while others write."""
 
 
 def commit_record(store: Place, record: SequenceRecord) -> None:
@@ -61,38 +58,3 @@ def committed(store: Place) -> list[int]:
     """Indices of the committed sequences, ascending; files of other names are not records."""
     names = (name for name, _ in files_below(store / SEQUENCES))
     return sorted(int(name[:-5]) for name in names if re.fullmatch(r"\d{6,}\.json", name))
-
-
-class Committed:
-    """Which sequences are committed, asked often while several processes write.
-
-    Of an object store from one list for all, so other processes' are known a second later
-    (`now` asks the store); what this process commits is to be said by `add`.
-    """
-
-    def __init__(self, store: Place) -> None:
-        """Look at nothing yet."""
-        self._store = store
-        self._known: set[int] = set()
-        self._listed: float | None = None
-
-    def __call__(self, index: int) -> bool:
-        """Whether a sequence is committed."""
-        if not isinstance(self._store, ObjectPath):
-            return self.now(index)
-        old = self._listed is None or time.monotonic() - self._listed > _LIST_SECONDS
-        if index not in self._known and old:
-            self._known.update(committed(self._store))
-            self._listed = time.monotonic()
-        return index in self._known
-
-    def now(self, index: int) -> bool:
-        """Whether a sequence is committed at this moment."""
-        there = record_path(self._store, index).exists()
-        if there:
-            self.add(index)
-        return there
-
-    def add(self, index: int) -> None:
-        """Remember that a sequence is committed."""
-        self._known.add(index)

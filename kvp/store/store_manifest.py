@@ -30,20 +30,25 @@ STORE = FolderKind(
     marker=MANIFEST,
     error=StoreError,
     format=FORMAT,
-    begun=rf"(({'|'.join(ARRAYS)})/)?zarr\.json|({'|'.join((*ARRAYS, SEQUENCES))})/|{OUTPUT}",
-    files=rf"(({'|'.join(ARRAYS)})/)?(zarr|c)[.\w]*|{SEQUENCES}/\d+\.json|{OUTPUT}",
+    begun=rf"(({'|'.join(ARRAYS)})/)?zarr\.json|{OUTPUT}",
 )
+
+
+def remove_metadata(store: Place) -> None:
+    """Delete a store that has no sequence, but for what is not its own."""
+    for leftover in (MANIFEST, "zarr.json", OUTPUT):  # no more a store from the first on
+        (store / leftover).unlink(missing_ok=True)
+    for array in ARRAYS:
+        _remove_array(store / array)
 
 
 def create_metadata(
     store: Place, plan: StorePlan, manifest: Mapping[str, Any], output_gram: Tensor | None = None
 ) -> None:
-    """Create the arrays (no data) and, last, the manifest that makes the directory a store."""
-    # Of a store that was begun and has no sequence; zarr's own overwrite would empty the directory.
-    for leftover in (MANIFEST, "zarr.json", OUTPUT):
-        (store / leftover).unlink(missing_ok=True)
-    for array in ARRAYS:
-        _remove_array(store / array)
+    """Create the arrays (no data) and, last, the manifest that makes the directory a store.
+
+    Workers of the same job may do so at the same time.
+    """
     metadata = _zarr_files(plan)
     for name, content in metadata.items():
         make_folder((store / name).parent)

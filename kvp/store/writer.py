@@ -1,14 +1,14 @@
 """Writing a trace store: whole sequences, each visible only when all of it is on disk.
 
-One process writes, or several workers do, each other sequences (`TraceWriter.to_write`). Kill a
-writer at any moment and a new one continues: committed sequences stay, everything else is written
-again. Left out: what to collect (`trace_collect`).
+One process writes, or several workers do, each other sequences. Kill a writer at any moment and a
+new one continues: committed sequences stay, everything else is written again. Left out: what to
+collect (`trace_collect`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -16,25 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvp.artifacts.addresses import ObjectPath, Place, place
+from kvp.artifacts.addresses import Place, place
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import atomic_write_bytes
-from kvp.artifacts.pieces import Pieces, pieces_to_do
 from kvp.errors import StoreError
 from kvp.manifest import differences
-from kvp.ranks import Rank
 from kvp.store.importance_grid import encode, root_scale
-from kvp.store.paths import shard_path
+from kvp.store.paths import record_path, shard_path
 from kvp.store.schema import DTYPES, GRID_ARRAYS, GRIDS, SequenceRecord, Trace, label_array
-from kvp.store.sequence_records import (
-    Committed,
-    commit_record,
-    committed,
-    has_no_sequence,
-    load_records,
-)
+from kvp.store.sequence_records import commit_record, committed, has_no_sequence, load_records
 from kvp.store.shards import encoded_shard
-from kvp.store.store_manifest import STORE, create_metadata, load_metadata
+from kvp.store.store_manifest import STORE, create_metadata, load_metadata, remove_metadata
 from kvp.store.store_plan import StorePlan
 
 
@@ -48,7 +40,6 @@ class TraceWriter:
         self.path = folder.path
         self.plan = plan
         self._folder = folder
-        self._committed = Committed(folder.path)
 
     @classmethod
     def create_or_resume(
@@ -62,8 +53,9 @@ class TraceWriter:
     ) -> TraceWriter:
         """Begin a store, or continue one of the same identity and plan.
 
-        What a killed writer left half-written (`*.partial`) is deleted. A store without a single
-        sequence holds nothing to keep: it is begun anew.
+        A store without a single sequence holds nothing to keep: it is begun anew, unless workers
+        share it. What a killed writer left half-written (`*.partial`) goes when the last writer
+        closes.
 
         Args:
             path: directory to make; an existing one must be empty, or hold a store.
@@ -81,23 +73,21 @@ class TraceWriter:
         folder = OutputFolder.claim(
             place(path), STORE, _identity(manifest), replaceable=has_no_sequence, shared=shared
         )
-        nothing = folder.first and has_no_sequence(folder.path)
-        if folder.existing_marker is None or nothing:
-            try:
+        try:
+            if folder.existing_marker is None or (not shared and has_no_sequence(folder.path)):
+                if not shared:
+                    remove_metadata(folder.path)
                 create_metadata(folder.path, plan, manifest, output_gram)
-            except OSError as problem:
-                folder.release()
-                raise StoreError(
-                    f"cannot create {folder.path}: {problem.strerror or problem}"
-                ) from None
-            writer = cls(folder, plan)
-        else:
-            try:
-                writer = cls(folder, load_metadata(folder.path)[1])
-            except StoreError:
-                folder.release()
-                raise
-        folder.end_turn()
+            folder.refresh(_identity(manifest))  # another worker may have begun it meanwhile
+            writer = cls(folder, load_metadata(folder.path)[1])
+        except OSError as problem:
+            folder.release()
+            raise StoreError(
+                f"cannot create {folder.path}: {problem.strerror or problem}"
+            ) from None
+        except StoreError:
+            folder.release()
+            raise
         if different := differences(writer.plan.to_dict(), plan.to_dict()):
             writer.close()
             raise StoreError(
@@ -115,23 +105,11 @@ class TraceWriter:
         load_records(self.path, self.plan, sorted(present))
         return [index for index in range(self.plan.sequences) if index not in present]
 
-    def to_write(self, rank: Rank) -> Iterator[int]:
-        """Sequences that this worker is to write, one at a time, until all are committed.
-
-        Each must be written before the next is asked for; meanwhile no other worker writes it.
-        """
-        done = self._committed
-        return pieces_to_do(self._folder, rank, self.plan.sequences, done, done.now)
-
-    def to_write_together(self, rank: Rank) -> Pieces:
-        """As `to_write`, any number at a time: each is given back when it is committed."""
-        done = self._committed
-        return Pieces(self._folder, rank, self.plan.sequences, done, done.now)
-
     def write(self, trace: Trace) -> None:
         """Write and commit one sequence; when this returns it survives a power loss.
 
-        Shards are compressed in memory and written whole, the record last.
+        Shards are compressed in memory and written whole, the record last. One that another worker
+        has committed meanwhile is left as it is.
 
         Raises:
             StoreError: the sequence is committed already, or the disk refuses (full, read-only).
@@ -139,17 +117,15 @@ class TraceWriter:
         """
         tensors = self._checked(trace)
         index = trace.record.index
-        by_lease = self._folder.shared and isinstance(self.path, ObjectPath)
-        if not by_lease and self._committed.now(index):
+        if record_path(self.path, index).exists():
+            if self._folder.shared:
+                return
             raise StoreError(f"sequence {index} of {self.path} is committed already")
         try:
             for array, tensor in tensors.items():
                 content = encoded_shard(self.plan, array, index, _padded(tensor, self.plan, array))
-                if by_lease and self._committed.now(index):
-                    return  # by a worker that took this one, stopped for long, for dead
                 atomic_write_bytes(shard_path(self.path, array, index), content)
             commit_record(self.path, trace.record)
-            self._committed.add(index)
         except OSError as problem:
             raise StoreError(
                 f"cannot write to {self.path}: {problem.strerror or problem}"

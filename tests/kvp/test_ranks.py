@@ -10,6 +10,7 @@ from kvp.ranks import Rank, local_rank, rank_of
 ARRAY = {
     "SLURM_ARRAY_TASK_ID": "7",
     "SLURM_ARRAY_TASK_MIN": "3",
+    "SLURM_ARRAY_TASK_MAX": "9",
     "SLURM_ARRAY_TASK_STEP": "2",
     "SLURM_ARRAY_TASK_COUNT": "4",
 }
@@ -29,16 +30,11 @@ def test_flags_come_before_torchrun_before_arrays_before_srun() -> None:
     assert local_rank({}) == 0
 
 
-def test_an_array_with_gaps_has_ranks_below_its_count() -> None:
-    gaps = {**ARRAY, "SLURM_ARRAY_TASK_ID": "90"}
-    del gaps["SLURM_ARRAY_TASK_STEP"]
-    assert rank_of(None, None, gaps) == Rank(index=87 % 4, count=4)
-
-
-def test_every_rank_does_its_stripe_first_and_then_what_others_left() -> None:
-    assert Rank().order(4) == [0, 1, 2, 3]
-    assert Rank(index=1, count=3).order(8) == [1, 4, 7, 6, 5, 3, 2, 0]
-    assert Rank(index=5, count=6).order(2) == [1, 0]
+def test_shares_are_fixed_and_cover_all() -> None:
+    assert Rank().share(range(4)) == [0, 1, 2, 3]
+    assert Rank(index=1, count=3).share(range(8)) == [1, 4, 7]
+    assert Rank(index=1, count=3).share([0, 3, 4, 7]) == [4, 7]  # of what is missing
+    assert Rank(index=5, count=6).share(range(2)) == []
 
 
 @pytest.mark.parametrize(
@@ -50,6 +46,8 @@ def test_every_rank_does_its_stripe_first_and_then_what_others_left() -> None:
         ((None, None), {"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x' in the environment is no num"),
         ((None, None), {"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 and WORLD_SIZE=2 in the env"),
         ((None, None), {**ARRAY, "SLURM_ARRAY_TASK_COUNT": "-"}, "SLURM_ARRAY_TASK_COUNT='-'"),
+        ((None, None), {**ARRAY, "SLURM_ARRAY_TASK_MAX": "11"}, "with gaps .* use -a 0-3"),
+        ((None, None), {**ARRAY, "SLURM_ARRAY_TASK_ID": "90"}, "with gaps"),
     ],
 )
 def test_what_does_not_fit_is_named(

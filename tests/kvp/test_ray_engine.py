@@ -9,7 +9,6 @@ import pytest
 
 from kvp.config_groups import WorkersConfig
 from kvp.errors import UsageError
-from kvp.ranks import Assigned
 from kvp.ray_engine import Pool, do_pieces
 
 
@@ -43,12 +42,6 @@ def test_the_pool_follows_the_device() -> None:
     assert Pool.of(half, "cuda") == Pool(size=None, gpus=0.5)
     with pytest.raises(UsageError, match="with --engine ray say --device cuda"):
         Pool.of(config, "cuda:1")
-
-
-def test_an_assigned_worker_does_its_numbers_alone() -> None:
-    worker = Assigned(numbers=(4, 2))
-    assert worker.order(10) == [4, 2]
-    assert worker.shared
 
 
 def test_without_ray_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

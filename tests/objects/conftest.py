@@ -27,7 +27,8 @@ def watch_objects() -> Callable[[ObjectPath], Callable[[int, int], None]]:
 
         def wait(wanted: int, child: int) -> None:
             new: set[str] = set()
-            while len(new) < wanted and Path(f"/proc/{child}").exists():
+            # A process that has ended and is not waited for has no command line.
+            while len(new) < wanted and Path(f"/proc/{child}/cmdline").read_bytes():
                 new |= {name for name, _ in files_below(folder)} - known
                 time.sleep(0.002)
 

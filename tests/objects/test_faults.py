@@ -113,7 +113,7 @@ def test_when_retries_are_spent_there_is_one_line_and_the_command_continues(
     faults.reset()
     there = len(list(files_below(out / "sequences")))
     assert 0 < there < 8
-    _copy(collected, out)  # waits for the lease that could not be deleted
+    _copy(collected, out)
     _same(out, collected)
 
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from kvp.artifacts.addresses import ObjectPath, files_below
-from kvp.artifacts.locks import is_lock
+from kvp.artifacts.addresses import ObjectPath
 
-KILLS = 10
+KILLS = 6
 
 Launchers = dict[str, list[dict[str, str]]]
 
@@ -52,10 +51,9 @@ def test_collected_onto_s3_as_onto_a_disk(
     ends = [collectors.end(collector) for collector in started]
     assert ends == [0] * len(started), collectors.errors.read_text()
     assert_same_files(prefix, whole)
-    assert not [name for name, _ in files_below(prefix) if is_lock(name)]
 
 
-def test_killed_collectors_are_replaced(
+def test_killed_collectors_are_started_again(
     collectors: Any,
     whole: Path,
     prefix: ObjectPath,
@@ -71,13 +69,14 @@ def test_killed_collectors_are_replaced(
         wait = watch_objects(store)
         first, second = launchers[("torchrun", "array")[attempt // 2 % 2]]
         killed = collectors.start(store, s3_environment | first)
-        wait(draw.randint(1, 40), killed)
+        wait(draw.randint(1, 18), killed)  # fewer than one of two writes
         time.sleep(draw.uniform(0, 0.02))
         os.kill(killed, signal.SIGKILL)
         ends.append(collectors.end(killed))
         if attempt % 2:
-            other = collectors.start(store, s3_environment | second)
-            assert collectors.end(other) == 0, collectors.errors.read_text()
+            for environment in (second, first):
+                other = collectors.start(store, s3_environment | environment)
+                assert collectors.end(other) == 0, collectors.errors.read_text()
             assert_same_files(store, whole)
     assert set(ends) <= {signal.SIGKILL, 0}
     assert signal.SIGKILL in ends

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from eval.results.parts import SharedRecordFile
-from eval.results.records import KEY_FIELDS
 from kvp.artifacts.addresses import ObjectPath
 from kvp.artifacts.copies import send
 from kvp.programs import report
 
-KILLS = 10
+KILLS = 6
 
 Launchers = dict[str, list[dict[str, str]]]
 
@@ -74,7 +72,7 @@ def test_evaluated_onto_s3_as_onto_a_disk(
     assert_same_results(out, whole, but=("out", "policies"))
 
 
-def test_killed_evaluations_are_replaced(
+def test_killed_evaluations_are_started_again(
     evaluations: Any,
     whole: Path,
     policy: ObjectPath,
@@ -91,26 +89,17 @@ def test_killed_evaluations_are_replaced(
         wait = watch_objects(out)
         first, second = launchers[("torchrun", "array")[attempt // 2 % 2]]
         killed = evaluations.start(out, given | first, "--policies", str(policy))
-        wait(draw.randint(1, 14), killed)
+        wait(draw.randint(1, 4), killed)  # fewer than one of two writes
         time.sleep(draw.uniform(0, 0.05))
         os.kill(killed, signal.SIGKILL)
         ends.append(evaluations.end(killed))
         if attempt % 2:
-            other = evaluations.start(out, given | second, "--policies", str(policy))
-            assert evaluations.end(other) == 0, evaluations.errors.read_text()
+            for environment in (second, first):
+                other = evaluations.start(out, given | environment, "--policies", str(policy))
+                assert evaluations.end(other) == 0, evaluations.errors.read_text()
             assert_same_results(out, whole, but=("out", "policies"))
     assert set(ends) <= {signal.SIGKILL, 0}
     assert signal.SIGKILL in ends
-
-
-def test_what_another_worker_did_a_moment_ago_is_seen(prefix: ObjectPath, tmp_path: Path) -> None:
-    ours, theirs = (
-        SharedRecordFile(tmp_path / name, prefix / "results") for name in ("ours", "theirs")
-    )
-    theirs.append([dict.fromkeys(KEY_FIELDS) | {"prompt_digest": "0"}])
-    ours.refresh(now=True)
-    assert ours.keys == theirs.keys
-    assert len(ours.keys) == 1
 
 
 def test_a_report_is_made_of_results_on_s3(

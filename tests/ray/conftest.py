@@ -91,7 +91,7 @@ class Cluster:
         raylets = [child for child in _children(self.holder) if b"raylet/raylet" in _command(child)]
         return [
             worker for raylet in raylets for worker in _children(raylet)
-            if _command(worker).startswith(b"ray::MapWorker")
+            if _command(worker).startswith(b"ray::_Actor")
         ]  # fmt: skip
 
     def kill_actors(

@@ -20,8 +20,8 @@ class Worker:
         self.dies = dies
         self.meet("start")
 
-    def __call__(self, numbers):
-        self.meet(str(numbers[0]))
+    def __call__(self, number):
+        self.meet(str(number))
 
     def close(self):
         pass

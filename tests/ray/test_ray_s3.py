@@ -15,11 +15,9 @@ from typing import Any
 import pytest
 
 from kvp.artifacts.addresses import ObjectPath, files_below
-from kvp.artifacts.locks import is_lock
 
 pytestmark = pytest.mark.ray
 
-KILLS, MOST_RUNS = 10, 4
 End = Callable[[subprocess.Popen[str]], tuple[int, str, str]]
 
 
@@ -27,11 +25,7 @@ def _count(folder: ObjectPath) -> int:
     return sum(1 for _ in files_below(folder))
 
 
-def _locks(folder: ObjectPath) -> list[str]:
-    return [name for name, _ in files_below(folder) if is_lock(name)]
-
-
-def test_two_actors_collect_onto_s3_and_leave_no_lease(
+def test_two_actors_collect_onto_s3(
     cluster: Any,
     end: End,
     whole_store: Path,
@@ -39,39 +33,10 @@ def test_two_actors_collect_onto_s3_and_leave_no_lease(
     s3_environment: dict[str, str],
     assert_same_files: Any,
 ) -> None:
-    # A lease that a worker does not give back would be there for a long time.
-    program = cluster.collect(prefix, s3_environment | {"KVP_LEASE_SECONDS": "60"})
-    code, output, errors = end(program)
+    code, output, errors = end(cluster.collect(prefix, s3_environment))
     assert code == 0, errors
     assert f"{prefix}: 12 sequences" in output
-    assert not _locks(prefix)
     assert_same_files(prefix, whole_store)
-
-
-def test_killed_actors_collect_onto_s3_as_one_process_onto_a_disk(
-    cluster: Any,
-    end: End,
-    whole_store: Path,
-    prefix: ObjectPath,
-    s3_environment: dict[str, str],
-    assert_same_files: Any,
-) -> None:
-    draw, kills = random.Random(2), list[int]()
-    for number in range(MOST_RUNS):
-        store = prefix / f"store{number}"
-        program = cluster.collect(store, s3_environment)
-        kills += cluster.kill_actors(program, partial(_count, store / "sequences"), draw)
-        code, _, errors = end(program)
-        assert code == 0, errors
-        assert_same_files(store, whole_store)
-        if len(kills) >= KILLS:
-            break
-    assert len(kills) >= KILLS
-    # Again, with all that the killed ones left: nothing is missing, no worker is started.
-    code, _, errors = end(cluster.collect(store, s3_environment))
-    assert code == 0, errors
-    assert "workers of Ray" not in errors
-    assert not _locks(store)
 
 
 def test_killed_actors_evaluate_onto_s3_as_one_process_onto_a_disk(

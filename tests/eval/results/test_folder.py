@@ -107,7 +107,7 @@ def test_folders_that_hold_no_results_are_left_alone(tmp_path: Path) -> None:
     results = tmp_path / "results"
     results.mkdir()
     open_folder(config, {}).release()
-    (results / "manifest.json.partial").touch()  # a kill left it
+    (results / "manifest.json.0123abcd.partial").touch()  # a kill left it
     open_folder(config, {}).release()
     assert list(results.iterdir()) == []
     (results / "letter.txt").touch()

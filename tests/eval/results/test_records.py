@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from eval.results.parts import RecordParts
 from eval.results.records import (
     KEY_FIELDS,
     RecordFile,
@@ -112,29 +113,28 @@ assert policy_groups(records) == {None: "", **labels}
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_two_writers_of_one_file_see_each_other_and_repeat_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    first, second = RecordFile(path), RecordFile(path)
+def test_parts_of_several_workers_are_joined_to_the_same_file_twice(tmp_path: Path) -> None:
+    first, second = RecordParts(tmp_path), RecordParts(tmp_path)
     first.append([_record("a"), _record("b", prompt_digest="x")])
-    assert second.keys == set()
-    second.refresh()
-    assert second.keys == first.keys
-    assert second.digests == {(None, "a"): "0", (None, "b"): "x"}
-    second.append([_record("b"), _record("c")])
-    with path.open("ab") as stream:
-        stream.write(b'{"half": ')  # what a killed writer leaves
+    second.append([_record("b", prompt_digest="x"), _record("c")])  # a rank started twice
+    (tmp_path / "rows" / "half.0123abcd.partial").write_bytes(b'{"half": ')  # what a kill leaves
     first.refresh()
-    assert first.keys == second.keys == {key_of(_record(name)) for name in "abc"}
-    first.append([_record("d")])
-    second.append([_record("e")])
-    assert [record["example"] for record in read_records(path, KEY_FIELDS)] == list("abcde")
+    assert first.keys == {key_of(_record(name)) for name in "abc"}
+    assert first.digests == {(None, "a"): "0", (None, "b"): "x", (None, "c"): "0"}
+    rows = tmp_path / "rows.jsonl"
+    first.join(rows)
+    content = rows.read_bytes()
+    assert [record["example"] for record in read_records(rows, KEY_FIELDS)] == list("abc")
+    second.join(rows)
+    assert rows.read_bytes() == content
+    first.delete()
+    second.join(rows)  # the parts are gone, the records are not
+    assert rows.read_bytes() == content
+    assert RecordParts(tmp_path).keys == first.keys
 
 
-def test_damage_that_another_writer_appends_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    file = RecordFile(path)
-    file.append([_record("a")])
-    with path.open("ab") as stream:
-        stream.write(b'{"half": \n')
-    with pytest.raises(ResultsError, match=r"rows\.jsonl line 2 is damaged"):
-        file.refresh()
+def test_a_damaged_part_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.jsonl").write_bytes(b'{"half": \n')
+    with pytest.raises(ResultsError, match=r"rows/a\.jsonl line 1 is damaged"):
+        RecordParts(tmp_path)

@@ -19,8 +19,7 @@ KIND = FolderKind(
     marker="manifest.json",
     error=ResultsError,
     format="kvp-trial",
-    begun=r"data/|data/part-\d+",
-    files=r"data/part-\d+|zarr\.\w+",
+    begun=r"data/part-\d+",
     optional=("digest",),
 )
 IDENTITY: dict[str, Any] = {"seed": 0, "data": {"length": 16}}
@@ -74,12 +73,12 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
 def test_what_is_known_late_is_compared_late_and_only_where_it_is_recorded(tmp_path: Path) -> None:
     _begin(tmp_path / "old")
     with OutputFolder.claim(tmp_path / "old", KIND, IDENTITY) as folder:
-        folder.require({"digest": "aa"})
+        folder.refresh({**IDENTITY, "digest": "aa"})
     _begin(tmp_path / "new", {**IDENTITY, "digest": "aa"})
     with OutputFolder.claim(tmp_path / "new", KIND, IDENTITY) as folder:
-        folder.require({"digest": "aa"})
+        folder.refresh({**IDENTITY, "digest": "aa"})
         with pytest.raises(ResultsError, match="digest: aa there, bb here"):
-            folder.require({"digest": "bb"})
+            folder.refresh({**IDENTITY, "digest": "bb"})
     assert "digest" in _refused(tmp_path / "new", {**IDENTITY, "digest": "bb"})
 
 
@@ -99,10 +98,9 @@ def test_what_is_not_kvps_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "left",
     [
-        "manifest.json.partial",
-        "zarr.1a2b.partial",
+        "manifest.json.0123abcd.partial",
         "data/part-3",
-        "data/part-3.partial",
+        "data/part-3.0123abcd.partial",
         "writer.lock",
     ],
 )
@@ -116,11 +114,9 @@ def test_what_an_interrupted_writer_left_is_no_reason_to_refuse(tmp_path: Path, 
 
 
 def test_half_written_files_of_others_stay(tmp_path: Path) -> None:
-    """A download of a browser, a folder, and a file that lies where this kind writes none."""
     path = tmp_path / "t"
     _begin(path)
     (path / "data").mkdir()
-    (path / "part-3.partial").mkdir()
     mine = [path / name for name in ("film.partial", "data/notes.partial")]
     for file in mine:
         file.touch()
@@ -155,14 +151,49 @@ def test_a_second_process_is_refused_by_name_until_the_first_one_ends(tmp_path: 
     OutputFolder.claim(path, KIND, IDENTITY).release()
 
 
-def test_a_lock_is_let_go_once_and_with_its_object(tmp_path: Path) -> None:
+def test_workers_share_a_folder_and_the_last_one_deletes_what_killed_ones_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t"
+    _begin(path)
+    first, second = (OutputFolder.claim(path, KIND, IDENTITY, shared=True) for _ in range(2))
+    assert f"{path} is being written by process" in _refused(path)
+    half = path / "part.0123abcd.partial"
+    half.touch()
+    first.release()
+    assert half.exists(), "the other worker may be writing it"
+    assert f"{path} is being written by process" in _refused(path)
+    second.release()
+    second.release()
+    assert [entry.name for entry in path.iterdir()] == ["manifest.json"]
+    monkeypatch.setattr("kvp.artifacts.locks._SWEEP_SECONDS", 0)
+    with (
+        OutputFolder.claim(path, KIND, IDENTITY),
+        pytest.raises(ResultsError, match="is being written by process"),
+    ):
+        OutputFolder.claim(path, KIND, IDENTITY, shared=True)
+
+
+def test_a_worker_of_other_settings_is_refused_though_nothing_is_kept_yet(tmp_path: Path) -> None:
+    first, second = (
+        OutputFolder.claim(tmp_path / "t", KIND, {"seed": seed}, shared=True) for seed in (0, 1)
+    )
+    marker = {"format": "kvp-trial", "identity": {"seed": 0}}
+    write_sealed_json(tmp_path / "t" / KIND.marker, marker)
+    first.refresh({"seed": 0})
+    with pytest.raises(ResultsError, match=r"begun with other settings .seed: 0 there, 1 here"):
+        second.refresh({"seed": 1})
+    with pytest.raises(ResultsError, match="begun with other settings"):
+        OutputFolder.claim(
+            tmp_path / "t", KIND, {"seed": 1}, replaceable=lambda _: True, shared=True
+        )
+    first.release()
+    second.release()
+
+
+def test_a_lock_goes_with_its_object(tmp_path: Path) -> None:
     first = FolderLock(tmp_path, ResultsError)
-    with pytest.raises(ResultsError, match="is being written by process"):
-        FolderLock(tmp_path, ResultsError)
-    first.release()
-    first.release()
-    second = FolderLock(tmp_path, ResultsError)
-    del second
+    del first
     FolderLock(tmp_path, ResultsError).release()
     assert list(tmp_path.iterdir()) == []
 

@@ -72,11 +72,23 @@ def test_an_interrupted_creation_is_begun_anew(
     (begun / "v").mkdir()
     for name in ("zarr.json", "k/zarr.json"):
         (begun / name).write_bytes((store / name).read_bytes()[:40])
-    (begun / "v" / "zarr.1234.partial").write_bytes(b"")
-    (begun / "manifest.json.partial").write_text("{")
+    (begun / "v" / "zarr.json.0123abcd.partial").write_bytes(b"")
+    (begun / "manifest.json.0123abcd.partial").write_text("{")
     with TraceWriter.create_or_resume(begun, plan, manifest) as writer:
         assert writer.missing() == [0, 1, 2]
     assert TraceReader(begun).plan == plan
+
+
+def test_half_written_files_are_swept(
+    store: Path, plan: StorePlan, manifest: dict[str, Any]
+) -> None:
+    names = ("k/c.1.0.0.0.0.0123abcd.partial", "sequences/000001.json.0123abcd.partial")
+    partials = [store / name for name in names]
+    for partial in partials:
+        partial.write_bytes(b"half")
+    assert [record.index for record in TraceReader(store).records()] == [0, 2]
+    TraceWriter.create_or_resume(store, plan, manifest).close()
+    assert not any(partial.exists() for partial in partials)
 
 
 def test_one_writer_at_a_time(store: Path, plan: StorePlan, manifest: dict[str, Any]) -> None:
@@ -86,6 +98,38 @@ def test_one_writer_at_a_time(store: Path, plan: StorePlan, manifest: dict[str, 
     first.close()
     first.close()
     TraceWriter.create_or_resume(store, plan, manifest).close()
+
+
+def test_workers_begin_and_fill_a_store_together(
+    tmp_path: Path, plan: StorePlan, manifest: dict[str, Any], make_trace: MakeTrace
+) -> None:
+    path = tmp_path / "store"
+    first = TraceWriter.create_or_resume(path, plan, manifest, shared=True)
+    first.write(make_trace(plan, 0))
+    second = TraceWriter.create_or_resume(path, plan, manifest, shared=True)
+    second.write(make_trace(plan, 1))
+    shard = (path / "k" / "c.0.0.0.0.0").stat()
+    second.write(make_trace(plan, 0))  # a rank that was started twice
+    assert (path / "k" / "c.0.0.0.0.0").stat().st_ino == shard.st_ino, "it is left as it is"
+    first.write(make_trace(plan, 2))
+    with pytest.raises(StoreError, match="is being written by process"):
+        TraceWriter.create_or_resume(path, plan, manifest)
+    first.close()
+    second.close()
+    assert TraceReader(path).complete
+    assert not (path / "writer.lock").exists()
+
+
+def test_workers_do_not_begin_a_store_of_others_anew(
+    tmp_path: Path, plan: StorePlan, manifest: dict[str, Any]
+) -> None:
+    path, other = tmp_path / "store", {**manifest, "identity": {"seed": 1}}
+    with TraceWriter.create_or_resume(path, plan, manifest, shared=True):
+        with pytest.raises(StoreError, match="begun with other settings"):
+            TraceWriter.create_or_resume(path, plan, other, shared=True)
+        with pytest.raises(StoreError, match="planned differently"):
+            TraceWriter.create_or_resume(path, replace(plan, sequences=4), manifest, shared=True)
+    TraceWriter.create_or_resume(path, plan, other).close()  # a single writer may: it is empty
 
 
 def test_a_committed_sequence_is_not_overwritten(
