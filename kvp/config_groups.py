@@ -22,7 +22,6 @@ from kvp.ranks import Rank, rank_of
 DtypeName = Literal["float32", "bfloat16", "float16"]
 QuantizationName = Literal["none", "8bit", "4bit"]
 AnswersName = Literal["model", "reference"]
-RatesName = Literal["measured", "a100", "h100", "h200"]
 
 GroupT = TypeVar("GroupT")
 _DEVICE = re.compile(r"(cpu|mps|(cuda|xpu)(:\d+)?)")
@@ -298,23 +297,6 @@ class DryRunConfig(Group):
 
     dry_run: bool = False
     """Print what the run would do and cost, and stop; nothing is written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CostConfig(DryRunConfig):
-    """Costs in a dry run."""
-
-    rates: RatesName = "measured"
-    """Where a dry run's times come from: measured (some seconds on --device; no weights needed), or
-    the data sheet of an accelerator that need not be there, of which a share is assumed."""
-    rate: float | None = None
-    """Tokens per second of the model in a dry run, answers included, instead of those."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError on a rate that no model has."""
-        super().__post_init__()
-        if self.rate is not None and not 0 < self.rate < float("inf"):
-            raise ValueError(f"--rate must be positive, got {self.rate}")
 
 
 def split_list(text: str) -> tuple[str, ...]:

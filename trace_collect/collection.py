@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.artifacts.addresses import place
 from kvp.data.collection_plan import CollectionPlan
@@ -54,6 +54,13 @@ def planned(
     return jobs
 
 
+def batch_size_of(config: CollectConfig, model_config: PreTrainedConfig) -> int:
+    """Prompts whose answers are decoded together."""
+    if config.batch_size is not None:
+        return config.batch_size
+    return default_batch_size(model_config, dtype=config.dtype, max_tokens=config.max_tokens)
+
+
 @dataclass(frozen=True)
 class Collection:
     """What every sequence is collected with."""
@@ -73,12 +80,7 @@ class Collection:
     @property
     def batch_size(self) -> int:
         """Prompts whose answers are decoded together."""
-        config = self.config
-        if config.batch_size is not None:
-            return config.batch_size
-        return default_batch_size(
-            self.model.config, dtype=config.dtype, max_tokens=config.max_tokens
-        )
+        return batch_size_of(self.config, self.model.config)
 
     @property
     def _recorded(self) -> Recorded:

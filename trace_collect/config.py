@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 from kvp.config_groups import (
     AnswerConfig,
-    CostConfig,
     DataConfig,
+    DryRunConfig,
     Group,
     ModelConfig,
     RunConfig,
@@ -25,7 +25,7 @@ STORED_LABELS = ("kvzip", "kvzip_plus")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersConfig, CostConfig):
+class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersConfig, DryRunConfig):
     """Which samples are collected, and which tensors are stored."""
 
     out: str
@@ -60,7 +60,7 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
     VISIBLE: ClassVar[tuple[str, ...]] = (
         "out", "model", "dtype", "quantization", "device", "data", "where", "tasks",
         "length", "answers", "max_new_tokens", "train", "validation", "test", "store",
-        "grid", "labels", "batch_size", "engine", "workers", "seed", "dry_run", "rates",
+        "grid", "labels", "batch_size", "engine", "workers", "seed", "dry_run",
     )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
     MINIMUMS: ClassVar[Mapping[str, float]] = {

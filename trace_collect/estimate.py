@@ -1,16 +1,19 @@
-"""Bytes and hours of a store before any work."""
+"""Bytes of a store, and of the memory that collecting it takes, before any work."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.filesize import decimal
 from transformers import PreTrainedConfig
 
-from kvp.costs import COMPRESSED, span
+from kvp.config_groups import split_list
+from kvp.costs import AT_WORK, COMPRESSED
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of
+from kvp.hf.model_size import running_bytes
 from kvp.store import GridDtype, StoreKind, planned_bytes
+from trace_collect.collection import batch_size_of
 from trace_collect.config import CollectConfig
 
 
@@ -25,8 +28,8 @@ class StoreEstimate:
     """Tokens of all sequences."""
     store: StoreKind = "qkv"
     """Tensors kept next to keys and values."""
-    grid: int = 0
-    """Compression points of an importance grid, 0 in a store without."""
+    grid: int = CollectConfig.grid
+    """Compression points of an importance grid, in a store with one."""
     grid_dtype: GridDtype = "float16"
     grid_labels: int = 1
     """Labels that the grid holds at all of its points."""
@@ -34,38 +37,13 @@ class StoreEstimate:
     """Labels kept per token."""
 
     @property
-    def key_bytes(self) -> int:
-        """Bytes of all keys; the values have as many."""
-        return planned_bytes(self.geometry, dtype=self.dtype, tokens=self.tokens, store="kv") // 2
-
-    @property
-    def query_bytes(self) -> int:
-        """Bytes of all queries, whether or not they are kept."""
-        return self.key_bytes * self.geometry.group
-
-    @property
-    def grid_bytes(self) -> int:
-        """Bytes of all importance grids, 0 in a store without."""
-        if self.store != "importance":
-            return 0
-        return self._planned(self.store) - self._planned("kv")
-
-    @property
     def raw_bytes(self) -> int:
         """Bytes of all tensors, grids and labels before compression."""
-        return self._planned(self.store)
-
-    @property
-    def share(self) -> float:
-        """Raw bytes over those of a store with queries."""
-        return self.raw_bytes / self._planned("qkv")
-
-    def _planned(self, store: StoreKind) -> int:
         return planned_bytes(
             self.geometry,
             dtype=self.dtype,
             tokens=self.tokens,
-            store=store,
+            store=self.store,
             grid=self.grid,
             grid_dtype=self.grid_dtype,
             grid_labels=self.grid_labels,
@@ -73,40 +51,26 @@ class StoreEstimate:
         )
 
     @property
-    def label_bytes(self) -> int:
-        """Bytes of all labels."""
-        return self.tokens * self.geometry.total_kv_heads * 4 * self.labels
-
-    @property
     def disk_bytes(self) -> int:
         """Bytes expected on disk."""
         return round(self.raw_bytes * COMPRESSED[self.dtype])
 
-    def lines(self, rate: float | None) -> list[str]:
-        """What to tell the user; `rate` in tokens per second, if known."""
-        parts = {"queries": self.query_bytes} if self.store == "qkv" else {}
-        parts |= {"keys": self.key_bytes, "values": self.key_bytes}
-        parts |= {"importance": self.grid_bytes} if self.store == "importance" else {}
-        parts |= {"labels": self.label_bytes} if self.labels else {}
-        named = ", ".join(f"{name} {decimal(count)}" for name, count in parts.items())
+    def lines(self) -> list[str]:
+        """What to tell the user: bytes of this store, and of the others with the same sequences."""
+        stores: tuple[StoreKind, ...] = ("qkv", "importance", "kv")
+        others = [replace(self, store=store) for store in stores if store != self.store]
+        named = ", ".join(f"{decimal(one.disk_bytes)} with --store {one.store}" for one in others)
         lines = [
             f"{self.sequences} sequences, at most {self.tokens} tokens; {self.geometry}, "
             f"{self.dtype}",
-            f"at most {decimal(self.raw_bytes)}: {named}; about "
-            f"{decimal(self.disk_bytes)} on disk after lossless compression",
+            f"at most {decimal(self.raw_bytes)}, about {decimal(self.disk_bytes)} on disk after "
+            f"lossless compression ({named})",
         ]
-        if self.store != "qkv":
-            floor = 2 / (self.geometry.group + 2)
+        if self.store == "importance" and self.raw_bytes > others[0].raw_bytes:
             lines.append(
-                f"{self.share:.3f} of the bytes with queries (keys and values alone: {floor:.3f})"
+                "warning: --store importance is larger than --store qkv for this model; take qkv, "
+                "fewer --grid_labels, or a smaller --grid"
             )
-        if self.share > 1:
-            lines.append(
-                f"warning: --store {self.store} is larger than --store qkv for this model; take "
-                "qkv, fewer --grid_labels, or a smaller --grid"
-            )
-        if rate is not None:
-            lines.append(f"about {span(self.tokens / rate)} at {rate:.0f} tokens/s")
         return lines
 
 
@@ -118,8 +82,31 @@ def estimate(config: CollectConfig, model: PreTrainedConfig, sequences: int) -> 
         sequences=sequences,
         tokens=sequences * config.max_tokens,
         store=config.store,
-        grid=config.grid_points,
+        grid=config.grid,
         grid_dtype=config.grid_dtype,
-        grid_labels=len(config.trained_labels),
+        grid_labels=len(split_list(config.grid_labels)),
         labels=len(config.label_list),
     )
+
+
+def collecting_bytes(config: CollectConfig, model: PreTrainedConfig) -> tuple[int, int]:
+    """Peak bytes where the model runs, and of RAM beside it.
+
+    Queries of prompts that are being answered wait in RAM, or where the model runs if a grid needs
+    them; two sequences are on their way to the disk.
+    """
+    one = estimate(config, model, 1)
+    together = batch_size_of(config, model) if config.answers == "model" else 0
+    kv, qkv = (replace(one, store=store, labels=0).raw_bytes for store in ("kv", "qkv"))
+    waiting = together * (qkv - kv)
+    running = running_bytes(
+        model,
+        dtype=config.dtype,
+        quantization=config.quantization,
+        tokens=config.max_tokens,
+        together=together,
+    )
+    beside = 2 * one.raw_bytes + AT_WORK
+    if config.store == "importance":
+        return running + waiting + 2 * (one.raw_bytes - kv), beside
+    return running, beside + waiting

@@ -6,17 +6,21 @@ Everything that can be refused is refused before the weights are loaded.
 from __future__ import annotations
 
 import shlex
+import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
 from rich.filesize import decimal
+from transformers import PreTrainedConfig
 
 from kvp.artifacts.addresses import files_below, place
 from kvp.artifacts.disk_space import check_disk
+from kvp.costs import how_measured, seconds_of, span
 from kvp.data.collection_plan import CollectionPlan
-from kvp.errors import StoreError
+from kvp.errors import ModelError, StoreError, UsageError
 from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
 from kvp.hf.identity import weights_digest
 from kvp.hf.loading import check_quantization, torch_device
@@ -34,15 +38,14 @@ from kvp.store.sequence_records import committed
 from kvp.store.store_manifest import load_metadata
 from trace_collect.collection import Collection, check_out, planned, store_request
 from trace_collect.config import CollectConfig
-from trace_collect.dry_run import dry_run
-from trace_collect.estimate import estimate
+from trace_collect.estimate import collecting_bytes, estimate
 
 _LARGEST_GROUP, _GROUPS_EACH = 32, 4
 """Sequences that Ray gives a worker at a time at most, and how often at least."""
 
 
 def run(config: CollectConfig) -> None:
-    """Collect a trace store, or with `dry_run` print its size and stop.
+    """Collect a trace store, or with `dry_run` print what that takes and stop.
 
     Raises:
         ModelError: the model or its tokenizer cannot be used.
@@ -52,20 +55,17 @@ def run(config: CollectConfig) -> None:
     console = plain_console()
     model_config = load_config(config.model, revision=config.revision)
     check_reach(model_config, config.model, config.length, config.max_new_tokens)
-    if config.dry_run and config.rates != "measured":  # of a device that need not be there
-        dry_run(config, model_config, console)
+    if config.dry_run:
+        _dry_run(config, model_config, console)
         return
     if config.engine == "local":  # Ray's workers have devices of their own
         check_quantization(config.quantization, torch_device(config.device))
-    if config.dry_run:
-        dry_run(config, model_config, console)
-        return
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     jobs = planned(config, tokenizer, console)
     missing = len(jobs) - check_out(config, jobs, tokenizer)
     if missing:
         expected = estimate(config, model_config, missing)
-        for line in expected.lines(config.rate):
+        for line in expected.lines():
             console.print(line)
         check_disk(place(config.out), expected.disk_bytes)
     if config.engine == "ray" and missing:
@@ -78,6 +78,54 @@ def run(config: CollectConfig) -> None:
         return
     console.print(f"{out}: {there} sequences, {decimal(sum(size for _, size in files_below(out)))}")
     console.print(f"next: kvp-train --traces {shlex.quote(str(out))} --out POLICY_FOLDER")
+
+
+def _dry_run(config: CollectConfig, model_config: PreTrainedConfig, console: Console) -> None:
+    """Print bytes and memory, and where model and device are there the seconds of a few sequences.
+
+    Raises as the collection itself would where it can be known.
+    """
+    jobs, count, absent = None, config.sequences, ""
+    try:
+        tokenizer = load_tokenizer(config.model, revision=config.revision)
+    except ModelError as error:
+        absent = str(error)
+    else:
+        jobs = planned(config, tokenizer, console)
+        check_out(config, jobs, tokenizer)
+        count = len(jobs)
+    for line in estimate(config, model_config, count).lines():
+        console.print(line)
+    running, beside = (decimal(part) for part in collecting_bytes(config, model_config))
+    console.print(f"memory: {running} where the model runs and {beside} of RAM beside it")
+    if jobs is not None:
+        try:
+            check_quantization(config.quantization, torch_device(config.device))
+            with tempfile.TemporaryDirectory() as folder:
+                there = replace(config, out=folder)
+                console.print(_measured(_loaded(there, jobs)))
+        except (ModelError, UsageError) as error:
+            absent = str(error)
+    if absent:
+        console.print(f"no times, which are measured on the model itself: {absent}")
+    console.print("dry run: nothing was written")
+
+
+def _measured(parts: Collection) -> str:
+    """Collect a batch of sequences after one to warm up, and say what all of them take."""
+    total = len(parts.jobs)
+    few = min(parts.batch_size + 1, total)
+    numbers = tuple(number * total // few for number in range(few))
+    with _open(parts) as writer:
+        if few > 1:
+            write_all(parts, writer, numbers[:1])
+            numbers = numbers[1:]
+        seconds = seconds_of(lambda: write_all(parts, writer, numbers), parts.model.device)
+    each = seconds / len(numbers)
+    return (
+        f"{total} sequences of {each:.3g} s: {span(total * each)} "
+        f"({how_measured(parts.model.device)})"
+    )
 
 
 def plain_console() -> Console:

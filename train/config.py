@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvp.config_groups import (
     AnswerConfig,
-    CostConfig,
     DataConfig,
+    DryRunConfig,
     Group,
     MemoryConfig,
     ModelConfig,
@@ -23,7 +23,7 @@ from kvp.config_groups import (
 from train.calibration.config import CalibrationConfig, calibration_target
 from train.head_range import AUTO, parse_heads
 from train.objectives import READ_BY
-from train.online.settings import BufferConfig, OnlineSettings
+from train.online.settings import OnlineConfig, OnlineSettings
 from train.recipe import (
     PRESETS,
     ContextSettings,
@@ -84,7 +84,7 @@ class TrainConfig(
     RunConfig,
     ComputeConfig,
     MemoryConfig,
-    CostConfig,
+    DryRunConfig,
     ValidationConfig,
     CalibrationConfig,
     ObjectiveFlags,
@@ -94,7 +94,7 @@ class TrainConfig(
     ModelConfig,
     DataConfig,
     AnswerConfig,
-    BufferConfig,
+    OnlineConfig,
 ):
     """Inputs and outputs of a training.
 
@@ -104,7 +104,7 @@ class TrainConfig(
     out: str
     """What is written. A policy directory; an unfinished run of the same settings is continued."""
     source: Literal["traces", "model"] = "traces"
-    """Where traces come from: a store, or a model that runs meanwhile and leaves none on disk (its
+    """Where traces come from: a store, or a model that runs first and leaves none on disk (its
     settings: Model, Data, Answers and Online collection)."""
     traces: str | None = None
     """Trace store written by kvp-collect. Required with --source traces."""
@@ -170,15 +170,9 @@ class TrainConfig(
             raise ValueError("--traces cannot be used with --source model")
         if self.allow_incomplete:
             raise ValueError("--allow_incomplete needs --source traces")
-        sequences = self.recipe().sequences
-        if sequences > self.buffer and not self.epochs_per_sequence and not self.only_costs:
-            raise ValueError(
-                f"--sequences {sequences} are more than --buffer {self.buffer} holds: give "
-                f"--buffer {sequences}, or --epochs_per_sequence 8 to replace them as they are used"
-            )
 
     def _check_online_unused(self) -> None:
-        """Raise ValueError for settings of a model, or of a buffer, that a store does not need."""
+        """Raise ValueError for settings of a model that a store does not need."""
         defaults = OnlineSettings()
         for name in [one.name for one in reversed(fields(OnlineSettings))]:
             if getattr(self, name) != getattr(defaults, name):

@@ -131,7 +131,7 @@ def initial_rankers(job: Job) -> HeadRankers:
     if job.initial is not None:
         return job.initial
     recipe, geometry = job.recipe, job.traces.geometry
-    first = spread(job.training_data.first)
+    first = spread(job.training_data.training)
     longest = max(record.length for record in first)
     spec = _spec(recipe, job.training_data, reference_length=longest)
     generator = torch.Generator().manual_seed(job.config.seed)

@@ -12,7 +12,7 @@ from policies.policy_files import PolicyMeta, save_policy
 from train.calibration.fit import TARGET_LABELS, calibrate
 from train.callbacks import Bar, Checkpoints, Log, Validation, skill_note
 from train.config import TrainConfig
-from train.costs.of_job import print_costs_of_job
+from train.costs import print_costs_of_job
 from train.data.traces import recorded_model, recorded_text
 from train.distributed import ALONE, Workers, launch, launched, this_worker, together
 from train.fit import check_finite, fit, new_training
@@ -57,8 +57,7 @@ def train(config: TrainConfig, workers: Workers, sources: Sources | None = None)
     """Train as one of the processes that train together; the first one writes. Raises as `run`."""
     job = prepare(config, workers, sources)
     if config.dry_run:
-        with together(workers, job.device):
-            print_costs_of_job(job)
+        print_costs_of_job(job)
         return
     if job.target.finished():
         job.target.check_calibration(config.calibration, config.calibration_contexts)
@@ -93,7 +92,7 @@ def _trained(job: Job) -> RankerTraining:
     """The module after the last step."""
     config, source = job.config, job.source(job.recipe.label)
     if job.workers.first:
-        phase("reading the first training sequences")
+        phase("reading training sequences")
     rankers = initial_rankers(job)
     if job.workers.first:
         print_start(job, rankers)

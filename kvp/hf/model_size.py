@@ -1,4 +1,4 @@
-"""The size of a model from its configuration: weights are counted on a model without storage."""
+"""The memory of a running model from its configuration, without its weights."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.initialization import no_init_weights
 
-from kvp.costs import ModelSize
 from kvp.errors import ModelError
 from kvp.hf.model_geometry import geometry_of
 from kvp.quiet_logs import quiet_logs
+from kvp.store import planned_bytes
+from kvp.store.schema import DTYPES
+
+_QUANTISED = {"8bit": 1.0, "4bit": 0.5}
+"""Bytes per quantised weight."""
 
 
-def size_of(config: PreTrainedConfig) -> ModelSize:
-    """Count the weights of a configuration's model; of experts, those that a token meets.
+def parameters_of(config: PreTrainedConfig) -> int:
+    """Count the weights of a configuration's model on a model without storage.
 
     Raises ModelError for a configuration that makes no causal language model.
     """
@@ -23,23 +27,23 @@ def size_of(config: PreTrainedConfig) -> ModelSize:
             model.tie_weights()
     except (ValueError, KeyError, AttributeError, RuntimeError) as error:
         raise ModelError(f"model type {config.model_type!r} makes no language model") from error
-    text = config.get_text_config(decoder=True)
-    experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None) or 0
-    active = (getattr(text, "num_experts_per_tok", None) or experts) / experts if experts else 1.0
-    embedding = model.get_input_embeddings().weight
-    head = model.get_output_embeddings().weight
-    named = [
-        (name, weight.numel())
-        for name, weight in model.named_parameters()
-        if weight is not embedding and weight is not head
-    ]
-    multiplied = sum(count * (active if ".experts." in name else 1.0) for name, count in named)
-    return ModelSize(
-        geometry=geometry_of(config),
-        layers=text.num_hidden_layers,
-        parameters=sum(weight.numel() for weight in model.parameters()),
-        layer_parameters=round(multiplied / text.num_hidden_layers),
-        head_parameters=head.numel(),
-        hidden=text.hidden_size,
-        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def running_bytes(
+    config: PreTrainedConfig, *, dtype: str, quantization: str, tokens: int, together: int
+) -> int:
+    """Peak bytes of a model while it traces sequences of so many tokens.
+
+    Weights, activations of a layer, queries, keys and values of a sequence, and keys and values of
+    what is decoded `together`, twice while one answer takes another's place.
+    """
+    text, geometry = config.get_text_config(decoder=True), geometry_of(config)
+    itemsize = DTYPES[dtype][0].itemsize
+    weights = parameters_of(config) * _QUANTISED.get(quantization, itemsize)
+    intermediate = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    activations: int = tokens * (4 * text.hidden_size + 3 * intermediate) * itemsize
+    kv, qkv = (
+        planned_bytes(geometry, dtype=dtype, tokens=tokens, store=store) for store in ("kv", "qkv")
     )
+    return round(weights) + activations + qkv + 2 * together * kv

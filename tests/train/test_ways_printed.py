@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from train.costs.memory import Memory
+from train.costs.of_model import assumed_seconds
+from train.costs.plan import Plan
+from train.costs.table import commands
+from train.costs.ways import Cost, costs_of
 
 from kvp.cli import parse
 from kvp.data.synthetic.prose import prose
@@ -19,11 +24,6 @@ from kvp.hf import load_config
 from kvp.programs import collect
 from kvp.programs import train as main
 from train.config import TrainConfig
-from train.costs.memory import Memory
-from train.costs.of_model import assumed_seconds
-from train.costs.plan import Plan
-from train.costs.table import commands
-from train.costs.ways import Cost, costs_of
 from train.dry_run import planned
 from train.online.training_data import OnlineTrainingData, open_online_training_data
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,16 +31,6 @@ class CompressionPoint:
     """N, tokens in the cache, at least 1."""
     stop: int
     """End of the future window; queries at prefix_length <= j < stop count."""
-
-
-class Rolling(Protocol):
-    """Sequences to train on of which each pass has others (`train.online`)."""
-
-    def __len__(self) -> int:
-        """Sequences of a pass."""
-
-    def during(self, passes: int) -> Sequence[SequenceRecord]:
-        """The sequences of a pass, counted from 0."""
 
 
 def points_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int]]:
@@ -82,7 +71,7 @@ def _protected(recipe: Recipe) -> int:
 
 
 def drawn_points(
-    records: Sequence[SequenceRecord] | Rolling,
+    records: Sequence[SequenceRecord],
     recipe: Recipe,
     *,
     seed: int,
@@ -98,9 +87,8 @@ def drawn_points(
     for slot in range(recipe.contexts) if slots is None else slots:
         draw = step * recipe.contexts + slot
         passes, index = divmod(draw // recipe.points_per_sequence, len(records))
-        candidates = records if isinstance(records, Sequence) else records.during(passes)
         order = sequence_order(len(records), seed=seed, passes=passes)
-        yield draw_point(candidates[int(order[index])], recipe, seed=seed, draw=draw)
+        yield draw_point(records[int(order[index])], recipe, seed=seed, draw=draw)
 
 
 def sequence_order(sequences: int, *, seed: int, passes: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Interface of traces for training; they come from a store or from a model that runs meanwhile."""
+"""Interface of traces for training; they come from a store or from a model that runs first."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from kvp.store import SequenceRecord, StorePlan, Trace
 class Traces(Protocol):
     """Traces by sequence; `kvp.store.TraceReader` documents shapes and errors."""
 
-    in_memory: bool
-    """Whether all tensors lie in RAM anyway, so that nobody else needs to remember any."""
+    @property
+    def in_memory(self) -> bool:
+        """Whether all tensors lie in RAM anyway, so that nobody else needs to remember any."""
 
     @property
     def geometry(self) -> Geometry:

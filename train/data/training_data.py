@@ -13,7 +13,6 @@ from kvp.errors import UsageError
 from kvp.manifest import digest_json
 from kvp.store import SequenceRecord, TraceReader
 from train.config import TrainConfig
-from train.data.compression_points import Rolling
 from train.data.store_checks import check_label, check_store, usable
 from train.data.traces import Traces
 from train.distributed import Workers
@@ -29,12 +28,8 @@ class TrainingData(Protocol):
         """Tensors by sequence."""
 
     @property
-    def training(self) -> Sequence[SequenceRecord] | Rolling:
+    def training(self) -> Sequence[SequenceRecord]:
         """Sequences to draw contexts from."""
-
-    @property
-    def first(self) -> Sequence[SequenceRecord]:
-        """Sequences that feature statistics are taken from: the training ones, as a rule."""
 
     @property
     def validation(self) -> Sequence[SequenceRecord]:
@@ -52,11 +47,6 @@ class StoreTrainingData:
     traces: TraceReader
     training: list[SequenceRecord]
     validation: list[SequenceRecord]
-
-    @property
-    def first(self) -> list[SequenceRecord]:
-        """The training sequences."""
-        return self.training
 
     @property
     def identity(self) -> dict[str, Any]:

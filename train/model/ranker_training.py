@@ -24,7 +24,7 @@ from kvp.errors import UsageError
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord
 from policies.ranker import HeadRankers, bytes_per_token
-from train.data.compression_points import Rolling, drawn_points, noise_seed
+from train.data.compression_points import drawn_points, noise_seed
 from train.data.contexts import Context, ContextSource, StepContexts
 from train.distributed import ALONE, Workers
 from train.objectives.objective_batch import (
@@ -58,7 +58,7 @@ class RankerTraining(pl.LightningModule):
         rankers: HeadRankers,
         recipe: Recipe,
         source: ContextSource,
-        records: Sequence[SequenceRecord] | Rolling,
+        records: Sequence[SequenceRecord],
         *,
         seed: int,
         activation_bytes: float = 8e9,

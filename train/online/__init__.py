@@ -1,1 +1,1 @@
-"""Training from a running model: traces pass through a bounded buffer, or fill a store."""
+"""Training from a running model: its traces stay in RAM, and none lies on a disk."""

@@ -1,4 +1,4 @@
-"""Settings of `kvp-train --source model`: kvp-collect's groups, and the buffer's."""
+"""Settings of `kvp-train --source model`: kvp-collect's groups, and the number of sequences."""
 
 from __future__ import annotations
 
@@ -8,29 +8,25 @@ from typing import ClassVar
 
 from kvp.config_groups import AnswerConfig, DataConfig, Group, ModelConfig
 
+SEQUENCES = 100
+"""Training sequences where `--sequences` names no number: learning curves are flat from twenty on
+(docs/results/training.md)."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class BufferConfig(Group):
+class OnlineConfig(Group):
     """Online collection."""
 
     validation_sequences: int = 40
-    """Sequences of the validation split, kept for the whole run."""
-    buffer: int = 100
-    """Training sequences held in RAM at a time, by each of several --devices."""
-    epochs_per_sequence: int = 0
-    """Epochs that a training sequence takes part in until a new one replaces it; 0: none is
-    replaced, so that each runs through the model once."""
+    """Sequences of the validation split. Those of the training split are --sequences, 100 where it
+    names no number; each runs through the model once, and all stay in RAM."""
 
-    MINIMUMS: ClassVar[Mapping[str, float]] = {
-        "validation_sequences": 1,
-        "buffer": 1,
-        "epochs_per_sequence": 0,
-    }
+    MINIMUMS: ClassVar[Mapping[str, float]] = {"validation_sequences": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnlineSettings(ModelConfig, DataConfig, AnswerConfig, BufferConfig):
-    """Prompts, model and buffer of online collection."""
+class OnlineSettings(ModelConfig, DataConfig, AnswerConfig, OnlineConfig):
+    """Prompts and model of online collection."""
 
     @property
     def max_tokens(self) -> int:

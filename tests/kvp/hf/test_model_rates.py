@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kvp.hf.model_rates import sequence_seconds
 from transformers import GPT2Config, PreTrainedConfig, Qwen2Config
 
 from kvp.costs import Lengths, ModelSize
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
-from kvp.hf.model_rates import sequence_seconds
 from kvp.hf.model_size import size_of
 
 CPU = torch.device("cpu")

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from kvp.hf import load_config
-from train.config import TrainConfig
 from train.costs.of_model import assumed_seconds
 from train.costs.plan import Plan
 from train.costs.table import recommendation, table_lines
 from train.costs.ways import costs_of, recommended
+
+from kvp.hf import load_config
+from train.config import TrainConfig
 from train.dry_run import planned
 
 

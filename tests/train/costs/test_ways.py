@@ -5,11 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-from kvp.costs import Lengths, ModelSize, span
-from kvp.geometry import Geometry
-from kvp.store import planned_bytes
-from train.config import TrainConfig
 from train.costs.memory import Memory, collecting_memory, online_memory, training_memory
 from train.costs.plan import Plan
 from train.costs.ways import (
@@ -20,6 +15,11 @@ from train.costs.ways import (
     costs_of,
     recommended,
 )
+
+from kvp.costs import Lengths, ModelSize, span
+from kvp.geometry import Geometry
+from kvp.store import planned_bytes
+from train.config import TrainConfig
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 MODEL = ModelSize(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from rich.filesize import decimal
 from safetensors.torch import load_file
+from train.online.trace_buffer import ModelTraces
 
 from kvp.data.synthetic.prose import prose
 from kvp.errors import KvpError
@@ -19,7 +20,6 @@ from kvp.hf.traced import Traced
 from kvp.programs import collect as collect_main
 from kvp.programs import train as main
 from policies.policy_files import load_policy
-from train.online.trace_buffer import ModelTraces
 
 TRAIN = {
     "inputs": "key,value,position,distance",

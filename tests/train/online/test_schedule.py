@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from train.online.schedule import Schedule
 
 from train.data.compression_points import sequence_order
-from train.online.schedule import Schedule
 from train.recipe import PRESETS
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from train.online.trace_buffer import Attention, ModelTraces, RecordWindow, Tracing
 
 from kvp.geometry import Geometry
 from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.store import SequenceRecord, StorePlan, Trace
-from train.online.trace_buffer import Attention, ModelTraces, RecordWindow, Tracing
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 POINTS: list[Attention] = [
