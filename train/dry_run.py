@@ -99,17 +99,19 @@ def ways(config: TrainConfig, model_config: PreTrainedConfig, sequences: int) ->
         f"{geometry}, {config.dtype}; {sequences} training and {validation} validation sequences "
         f"of at most {config.length} + {config.max_new_tokens} tokens; {recipe.steps:,} steps of "
         f"{recipe.contexts} contexts",
-        f"kvp-train --source model: no disk, {decimal(kept)} of RAM (--memory_gb "
+        f"no store (--source model): no disk, {decimal(kept)} of RAM (--memory_gb "
         f"{max(memory_gb_for(kept), config.memory_gb):g}), {decimal(running)} where the model runs "
         f"and {decimal(step(plan.store_queries))} of training",
     ]
-    stores: dict[StoreKind, str] = {"importance": " --store importance", "qkv": ""}
-    for store, flags in stores.items():
+    stores: dict[StoreKind, str] = {
+        "importance": "importance store (kvp-collect --store importance)",
+        "qkv": "full traces (kvp-collect)",
+    }
+    for store, name in stores.items():
         if store == "importance" and recipe.needs_queries:
             continue  # it has no queries for --inputs recent
         lines.append(
-            f"kvp-collect{flags}, then kvp-train: "
-            f"{decimal(round(raw(store) * COMPRESSED[config.dtype]))} on disk, "
+            f"{name}: {decimal(round(raw(store) * COMPRESSED[config.dtype]))} on disk, "
             f"{decimal(running)} where the model runs; then up to --memory_gb of RAM and "
             f"{decimal(step(store == 'qkv'))} of training"
         )

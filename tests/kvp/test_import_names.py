@@ -87,7 +87,7 @@ def test_programs_from_python_take_the_flags_as_keywords(tmp_path: Path) -> None
         kvp.train(out="o", traces="t", lenght=3)
     with pytest.raises(ValueError, match="no protocol 'b'"):
         kvp.evaluate(out="o", protocols=["query_aware", "b"])  # a list in place of commas
-    assert kvp.collect(out=str(tmp_path / "traces"), dry_run=True, rate=100.0) is None
+    assert kvp.collect(out=str(tmp_path / "traces"), dry_run=True) is None
 
 
 def test_evaluate_takes_names_and_scorer_objects_in_one_list(

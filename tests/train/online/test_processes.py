@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from kvp.programs import train as main
 
 TINY = {
-    "source": "model", "buffer": 4, "epochs_per_sequence": 2, "steps": 12, "contexts": 3,
+    "source": "model", "sequences": 4, "steps": 12, "contexts": 3,
     "hidden": 16, "permutations": 4, "min_prefix": 40, "lr": 0.01, "validate_every": 6,
     "validation_contexts": 4, "calibration_contexts": 4, "checkpoint_every": 2, "length": 300,
     "max_new_tokens": 4, "validation_sequences": 2, "tasks": "niah_single_1",
@@ -27,9 +27,9 @@ _COUNTED = textwrap.dedent(
     import os, sys
     from pathlib import Path
     from kvp.programs import train as main
-    from train.online import model_runner
+    from train.online import training_data
 
-    collect_all = model_runner.collect_all
+    collect_all = training_data.collect_all
 
     def counted(*args, rows):
         for traced in collect_all(*args, rows=rows):
@@ -37,7 +37,7 @@ _COUNTED = textwrap.dedent(
                 file.write(f"{traced.record.index}\\n")
             yield traced
 
-    model_runner.collect_all = counted
+    training_data.collect_all = counted
     if __name__ == "__main__":
         sys.exit(main())
     """
@@ -53,7 +53,7 @@ def flags(model: Path, out: Path, **settings: object) -> list[str]:
 def traced(folder: Path) -> list[list[int]]:
     """Numbers of the sequences that each process has traced; forgotten by reading them."""
     files = sorted(folder.glob("traced-*"))
-    numbers = [[int(line) for line in file.read_text().split()] for file in files]
+    numbers = [sorted(int(line) for line in file.read_text().split()) for file in files]
     for file in files:
         file.unlink()
     return numbers
@@ -92,21 +92,13 @@ def alone(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_each_process_runs_the_model_over_what_its_contexts_need(
-    model_folder: Path, alone: Path, tmp_path: Path
-) -> None:
+def test_each_process_runs_the_model(model_folder: Path, alone: Path, tmp_path: Path) -> None:
     code, said = torchrun(tmp_path, flags(model_folder, tmp_path / "two", devices=2))
     assert code == 0, said
-    shares = [set(share) for share in traced(tmp_path)]
-    # 36 draws are 9 passes of 4; each but the first brings 2 new sequences; 2 for validation
-    assert shares[0] | shares[1] == set(range(4 + 8 * 2 + 2))
-    assert all({0, 1, 2, 3} <= share for share in shares), "the first pass, for statistics"
-    assert {20, 21} <= shares[0], "the first one validates"
-    assert not {20, 21} & shares[1]
+    assert traced(tmp_path) == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3]], "the first one validates"
     assert_close(alone, tmp_path / "two")
-    assert "4 sequences and 2 for validation, at most" in said
     assert "of RAM in each of 2 processes" in said
-    assert said.count("buffer: ") == said.count("loading ") == 1, "the first one speaks"
+    assert said.count("will run through") == said.count("loading ") == 1, "the first one speaks"
     assert "tokens/s in each of 2 processes" in said
 
 

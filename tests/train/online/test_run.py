@@ -11,7 +11,6 @@ import pytest
 import torch
 from rich.filesize import decimal
 from safetensors.torch import load_file
-from train.online.trace_buffer import ModelTraces
 
 from kvp.data.synthetic.prose import prose
 from kvp.errors import KvpError
@@ -35,7 +34,7 @@ TRAIN = {
     "checkpoint_every": 2,
 }
 MODEL = {"length": 110, "max_new_tokens": 8, "validation_sequences": 2}
-STREAM = {"source": "model", "buffer": 4, "epochs_per_sequence": 2}
+ONLINE = {"source": "model", "sequences": 4}
 
 
 @pytest.fixture(scope="session")
@@ -75,34 +74,20 @@ def assert_same(first: Path, second: Path) -> None:
 
 
 class Watch:
-    """What ran through the model, and how much the buffer ever held."""
+    """What ran through the model; the power goes out after `stop_after` sequences."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.numbers: list[int] = []
-        self.together: list[int] = []
-        self.most_bytes = 0
-        self.most_buffered = 0
         self.stop_after = 10**6
-        kv = ModelTraces.kv
 
-        def counted(*args: Any, rows: int) -> Iterator[Traced | None]:
-            self.together.append(0)
+        def counted(*args: Any, rows: int) -> Iterator[Traced]:
             for traced in collect_all(*args, rows=rows):
                 if len(self.numbers) == self.stop_after:
                     raise KvpError("the power went out")
-                assert traced is not None
                 self.numbers.append(traced.record.index)
-                self.together[-1] += 1
                 yield traced
 
-        def watched(traces: ModelTraces, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-            result = kv(traces, index)
-            self.most_bytes = max(self.most_bytes, traces.used_bytes)
-            self.most_buffered = max(self.most_buffered, len(traces.sequences))
-            return result
-
-        monkeypatch.setattr("train.online.model_runner.collect_all", counted)
-        monkeypatch.setattr(ModelTraces, "kv", watched)
+        monkeypatch.setattr("train.online.training_data.collect_all", counted)
 
 
 @pytest.fixture
@@ -114,48 +99,46 @@ def test_a_policy_without_a_store(
     base: dict[str, Any], tmp_path: Path, watch: Watch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "policy"
-    assert main(flags(out=out, **STREAM, **TRAIN, **base)) == 0
-    # 36 draws are 9 passes of 4; each but the first brings 2 new sequences; 2 for validation
-    needed = 4 + 8 * 2
-    assert sorted(watch.numbers) == list(range(needed + 2)), "each once"
-    assert watch.together == [4, 2, *8 * [2]], "the first pass, validation, what each pass brings"
-    assert watch.most_buffered == 4 + 2
+    assert main(flags(out=out, **ONLINE, **TRAIN, **base)) == 0
+    assert sorted(watch.numbers) == list(range(4 + 2)), "each once, and 2 for validation"
     output = capsys.readouterr().out
-    # 118 tokens of 4 heads, each: keys and values of 8 channels, attention at 2 points or 6
-    most = 118 * 4 * (4 * (2 * 8 + 2) + 2 * (2 * 8 + 6)) * 4
-    assert watch.most_bytes <= most
+    # 118 tokens of 4 heads, each: keys and values of 8 channels, attention at 9 points or 6
+    most = 118 * 4 * (4 * (2 * 8 + 9) + 2 * (2 * 8 + 6)) * 4
     assert f"at most {decimal(most)} of RAM (keys, values and their attention" in output
-    assert f"{needed + 2} sequences of at most 118 tokens" in output
-    assert ", the first 4 before the first step, for the statistics" in output
-    assert "tokens/s; the 16 that follow" in output
+    assert "4 sequences and 2 for validation, of at most 118 tokens" in output
+    assert "4 sequences through the model at" in output
     assert load_policy(out).rankers.total_kv_heads == 4
     content = json.loads((out / "policy.json").read_text())
     assert content["model"].pop("id") == base["model"].name
     assert content["model"].pop("revision") is None
     assert set(content["model"]) == {"weights", "tokenizer"}  # digests
     identity = content["training"]["traces"]
-    assert (identity["buffer"], identity["visits"], identity["validation"]) == (4, 2, 2)
+    assert (identity["train"], identity["validation"]) == (4, 2)
     assert {entry.name for entry in tmp_path.iterdir()} == {"policy"}
 
 
 def test_a_run_that_stopped_continues_to_the_same_weights(
-    base: dict[str, Any], tmp_path: Path, watch: Watch, capsys: pytest.CaptureFixture[str]
+    base: dict[str, Any], tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert main(flags(out=whole, **STREAM, **TRAIN, **base)) == 0
-    watch.stop_after = len(watch.numbers) + 14
-    assert main(flags(out=stopped, **STREAM, **TRAIN, **base)) == 2
-    assert "the power went out" in capsys.readouterr().err
+    assert main(flags(out=whole, **ONLINE, **TRAIN, **base)) == 0
+
+    def no_policy(*_: object, **__: object) -> None:
+        raise KvpError("the power went out")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("train.run.save_policy", no_policy)
+        assert main(flags(out=stopped, **ONLINE, **TRAIN, **base)) == 2
     assert list(stopped.glob("checkpoints/*.ckpt"))
     assert not (stopped / "policy.json").exists()
-    watch.stop_after, before = 10**6, len(watch.numbers)
-    assert main(flags(out=stopped, **STREAM, **TRAIN, **base)) == 0
-    assert len(watch.numbers) - before < 22, "what the checkpoint has behind it is not run again"
+    watch.numbers.clear()
+    assert main(flags(out=stopped, **ONLINE, **TRAIN, **base)) == 0
+    assert sorted(watch.numbers) == list(range(4 + 2)), "the model runs again"
     assert_same(stopped, whole)
 
 
 @pytest.mark.parametrize("label", ["max_future_attention", "kvzip"])
-def test_a_buffer_that_holds_all_is_a_store(
+def test_a_store_gives_the_same_policy(
     base: dict[str, Any], tmp_path: Path, watch: Watch, label: str
 ) -> None:
     """The same sequences, collected first, give the same policy bit for bit."""
@@ -163,29 +146,14 @@ def test_a_buffer_that_holds_all_is_a_store(
     store, recipe = tmp_path / "store", {**TRAIN, "label": label}
     assert collect_main(collected(store, base, train=5, **labels)) == 0
     assert main(flags(out=tmp_path / "offline", traces=store, **recipe)) == 0
-    stream = {**STREAM, "buffer": 6, "sequences": 5}
-    assert main(flags(out=tmp_path / "online", **stream, **recipe, **base)) == 0
+    online = {**ONLINE, "sequences": 5}
+    assert main(flags(out=tmp_path / "online", **online, **recipe, **base)) == 0
     assert sorted(watch.numbers) == list(range(5 + 2))
     assert_same(tmp_path / "online", tmp_path / "offline")
     ours, theirs = (
         json.loads((tmp_path / name / "policy.json").read_text()) for name in ("online", "offline")
     )
     assert ours["held_out"] == theirs["held_out"]
-
-
-def test_by_default_each_sequence_runs_through_the_model_once(
-    base: dict[str, Any], tmp_path: Path, watch: Watch
-) -> None:
-    """The buffer is trained on throughout; what is drawn again is kept once."""
-    long = {**TRAIN, "steps": 60, "uniform_points": 2}
-    given = {"source": "model", "buffer": 5}
-    assert main(flags(out=tmp_path / "online", **given, **long, **base)) == 0
-    assert sorted(watch.numbers) == list(range(5 + 2))
-    # 36 passes, but only a prompt, a context and two uniform points to draw of each; or 6
-    assert watch.most_bytes <= 118 * 4 * (5 * (2 * 8 + 4) + 2 * (2 * 8 + 6)) * 4
-    assert collect_main(collected(tmp_path / "store", base, train=5)) == 0
-    assert main(flags(out=tmp_path / "offline", traces=tmp_path / "store", **long)) == 0
-    assert_same(tmp_path / "online", tmp_path / "offline")
 
 
 def test_attention_kept_and_queries_kept_give_the_same(
@@ -196,8 +164,7 @@ def test_attention_kept_and_queries_kept_give_the_same(
     many = {**few, "contexts": 24, "points_per_sequence": 8}
     for recipe, kept in ((few, "their attention"), (many, "queries")):
         out = tmp_path / kept.split()[-1]
-        stream = {**STREAM, "buffer": 6, "sequences": 3}
-        assert main(flags(out=out, **stream, **recipe, **base)) == 0
+        assert main(flags(out=out, source="model", sequences=3, **recipe, **base)) == 0
         assert f"values and {kept}" in capsys.readouterr().out
     store = tmp_path / "store"
     assert collect_main(collected(store, base, train=3)) == 0
@@ -207,8 +174,8 @@ def test_attention_kept_and_queries_kept_give_the_same(
 
 def test_some_heads(base: dict[str, Any], tmp_path: Path) -> None:
     short = {**TRAIN, "steps": 4}
-    assert main(flags(out=tmp_path / "whole", **STREAM, **short, **base)) == 0
-    assert main(flags(out=tmp_path / "part", heads="1:3", **STREAM, **short, **base)) == 0
+    assert main(flags(out=tmp_path / "whole", **ONLINE, **short, **base)) == 0
+    assert main(flags(out=tmp_path / "part", heads="1:3", **ONLINE, **short, **base)) == 0
     part, whole = weights(tmp_path / "part"), weights(tmp_path / "whole")
     assert len(part) == 2
     for name, state in part.items():
@@ -230,15 +197,15 @@ def test_prompts_too_short_to_compress_are_skipped(
     data.write_text("\n".join(row for pair in zip(long, short, strict=True) for row in pair))
     given = {"model": model_folder, "data": data, **MODEL, "validation_sequences": 8}
     few = {**TRAIN, "steps": 4}
-    assert main(flags(out=tmp_path / "policy", **STREAM, **few, **given)) == 0
+    assert main(flags(out=tmp_path / "policy", **ONLINE, **few, **given)) == 0
     none = {**given, "data": tmp_path / "none.jsonl"}
     none["data"].write_text("\n".join(short))
     out = tmp_path / "none"
-    assert main(flags(out=out, **STREAM, **few, **none)) == 2
+    assert main(flags(out=out, **ONLINE, **few, **none)) == 2
     message = "no prompt is longer than --min_prefix 40; lower it or raise --length 110"
     assert message in capsys.readouterr().err
     # what has saved nothing does not occupy its directory
-    assert main(flags(out=out, **STREAM, **few, **given)) == 0
+    assert main(flags(out=out, **ONLINE, **few, **given)) == 0
     assert_same(out, tmp_path / "policy")
 
 
@@ -247,12 +214,6 @@ def test_prompts_too_short_to_compress_are_skipped(
     [
         ({"source": "traces"}, "--model needs --source model"),
         ({"traces": "x"}, "--traces cannot be used with --source model"),
-        ({"buffer": 0}, "--buffer must be at least 1, got 0"),
-        ({"epochs_per_sequence": -1}, "--epochs_per_sequence must be at least 0, got -1"),
-        (
-            {"epochs_per_sequence": 0, "sequences": 5},
-            "--sequences 5 are more than --buffer 4 holds: give --buffer 5, or",
-        ),
         ({"validation_sequences": 0}, "--validation_sequences must be at least 1, got 0"),
         ({"allow_incomplete": "true"}, "--allow_incomplete needs --source traces"),
         ({"min_prefix": 600}, "longer than --min_prefix 600; lower it or raise --length 110"),
@@ -260,9 +221,8 @@ def test_prompts_too_short_to_compress_are_skipped(
         ({"data": "ruler", "tasks": "niah_single_9"}, "--tasks: unknown task 'niah_single_9'"),
         ({"data": "none.jsonl"}, "--data none.jsonl: no such file or folder"),
         ({"model": "/no/such/folder"}, "--model /no/such/folder: no such folder"),
-        ({"memory_gb": "0.0001"}, "--memory_gb 0.0001 are 75.0 kB; use --memory_gb 0.1"),
-        ({"memory_gb": "0.0002", "buffer": 64}, "use --buffer 2 or --memory_gb 0.1"),
-        ({"sequences": 90, "steps": 2000}, "--sequences 90: --data"),
+        ({"memory_gb": "0.0001"}, "--memory_gb 0.0001 are 75.0 kB; use fewer, or --memory_gb"),
+        ({"sequences": 90}, "--sequences 90: --data"),
         ({"heads": "2:9"}, "--heads 2:9: the model has 4 KV heads"),
         ({"device": "cuda:99"}, "--device cuda:99"),
         ({"quantization": "8bit"}, "--quantization 8bit needs"),
@@ -275,7 +235,7 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(
     changes: dict[str, Any],
     message: str,
 ) -> None:
-    assert main(flags(**{"out": tmp_path / "out", **STREAM, **TRAIN, **base, **changes})) == 2
+    assert main(flags(**{"out": tmp_path / "out", **ONLINE, **TRAIN, **base, **changes})) == 2
     lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("kvp-train:")]
     assert len(lines) == 1
     assert message in lines[0]
@@ -293,8 +253,8 @@ def test_other_settings_do_not_continue_a_run(
     base: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, short = tmp_path / "policy", {**TRAIN, "steps": 2}
-    assert main(flags(out=out, **STREAM, **short, **base)) == 0
-    assert main(flags(out=out, **STREAM, **short, **base)) == 0
+    assert main(flags(out=out, **ONLINE, **short, **base)) == 0
+    assert main(flags(out=out, **ONLINE, **short, **base)) == 0
     assert "already holds the finished policy" in capsys.readouterr().out
-    assert main(flags(out=out, **{**STREAM, "epochs_per_sequence": 3}, **short, **base)) == 2
-    assert "traces.visits: 2 there, 3 here" in capsys.readouterr().err
+    assert main(flags(out=out, **{**ONLINE, "sequences": 3}, **short, **base)) == 2
+    assert "traces.train: 4 there, 3 here" in capsys.readouterr().err
