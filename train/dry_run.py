@@ -104,8 +104,8 @@ def ways(config: TrainConfig, model_config: PreTrainedConfig, sequences: int) ->
         f"and {decimal(step(plan.store_queries))} of training",
     ]
     stores: dict[StoreKind, str] = {
-        "importance": "importance store (kvp-collect --store importance)",
-        "qkv": "full traces (kvp-collect)",
+        "importance": "importance store (--store importance)",
+        "qkv": "full traces",
     }
     for store, name in stores.items():
         if store == "importance" and recipe.needs_queries:

@@ -29,8 +29,8 @@ def test_a_7b_model_from_its_configuration_alone(
     assert online.startswith(
         "no store (--source model): no disk, 36.6 GB of RAM (--memory_gb 48.9)"
     )
-    assert importance.startswith("importance store (kvp-collect --store importance): 28.9 GB on")
-    assert full.startswith("full traces (kvp-collect): 106.8 GB on disk")
+    assert importance.startswith("importance store (--store importance): 28.9 GB on")
+    assert full.startswith("full traces: 106.8 GB on disk")
     assert absent.startswith(f"no times, which are measured on the model itself: --model {QWEN}")
     assert nothing == "dry run: nothing was written"
     assert not (tmp_path / "p").exists()
