@@ -14,8 +14,8 @@ from kvp.errors import StoreError
 from kvp.hf.batch_size import default_batch_size
 from kvp.hf.store_request import StoreRequest
 from kvp.hf.trace import Recorded, collect_all
-from kvp.hf.traced import Traced
 from kvp.progress import phase
+from kvp.store import Trace
 from kvp.store.sequence_records import committed
 from kvp.store.store_manifest import STORE
 from trace_collect.config import CollectConfig
@@ -70,7 +70,7 @@ class Collection:
     tokenizer: PreTrainedTokenizerBase
     jobs: CollectionPlan
 
-    def traces(self, indices: Iterable[int]) -> Iterator[Traced]:
+    def traces(self, indices: Iterable[int]) -> Iterator[Trace]:
         """Run the model over the prompts of many indices, `batch_size` of them at a time."""
         samples = ((index, self.jobs[index]) for index in indices)
         return collect_all(

@@ -243,8 +243,8 @@ def write_all(parts: Collection, writer: TraceWriter, indices: Sequence[int]) ->
         BackgroundWriter(writer) as background,
     ):
         started, tokens = time.monotonic(), 0
-        for traced in parts.traces(indices):
-            background.write(traced.trace)
-            tokens += traced.record.length
+        for trace in parts.traces(indices):
+            background.write(trace)
+            tokens += trace.record.length
             rate = tokens / (time.monotonic() - started)
             progress.advance(note=f"{rate:.0f} tokens/s")

@@ -18,7 +18,7 @@ def default_batch_size(config: PreTrainedConfig, *, dtype: str, max_tokens: int)
     """Prompts whose answers are decoded together, of sequences of at most `max_tokens`.
 
     1 for models with layers that nothing is evicted from: they answer one at a time
-    (`kvp.hf.answers`). Raises ModelError for a model without a known geometry.
+    (`kvp.hf.trace`). Raises ModelError for a model without a known geometry.
     """
     if other_layers(config):
         return 1

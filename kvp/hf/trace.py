@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Literal
 
 import torch
@@ -19,16 +19,13 @@ from transformers import (
 from kvp.data.encode import Encoded, encode
 from kvp.data.sample import Sample
 from kvp.errors import UsageError
-from kvp.hf import observe
-from kvp.hf.answers import Answered, Answers, Prompt
-from kvp.hf.decoding_batch import Prefix
 from kvp.hf.generation import end_tokens
-from kvp.hf.host_copies import HostCopies, OnHost
+from kvp.hf.layer_kinds import other_layers
 from kvp.hf.limits import context_limit, rope_switch
+from kvp.hf.observe import observe
 from kvp.hf.scorer_inputs import ScorerInputs
-from kvp.hf.traced import Traced
 from kvp.scoring import ALL_QUERIES, Reconstruction
-from kvp.store import SequenceRecord
+from kvp.store import SequenceRecord, Trace
 from kvp.store.importance_grid import edges_of, label_grids
 
 LABEL_PASSES = {"kvzip": Reconstruction(), "kvzip_plus": Reconstruction(weighted=True)}
@@ -70,168 +67,107 @@ def collect_all(
     recorded: Recorded,
     *,
     rows: int,
-) -> Iterator[Traced]:
-    """Traces of samples, each given with its index in the store, in the order in which they end.
+) -> Iterator[Trace]:
+    """Traces of samples, in their order; each sample comes with its index in the store.
 
-    Answers of the model are made up to `rows` at a time (`kvp.hf.answers`), without their end
-    token, which a model never reads while it answers. Prompt and answer are recorded by passes of
-    the sequence alone, so a trace depends on the others by rounding only: where two tokens are as
-    likely up to it, the answer may be another one. A reference is recorded in one
-    pass with its prompt.
+    Answers of the model are generated for `rows` prompts together, without their end token. One
+    pass of the sequence alone then records prompt and answer, so a trace depends on the batch by
+    rounding only: where two tokens are as likely up to it, the answer may be another one. Models
+    whose layers or RoPE depend on a batch's padding answer one prompt at a time.
 
     Raises UsageError when references are requested and a sample has none.
     """
-    collector = _Collector(model, tokenizer, recorded)
-    if recorded.continuation == "reference":
-        for job in samples:
-            yield collector.referenced(*job)
-        return
-    answers = Answers(
-        model,
-        ends=end_tokens(model, tokenizer),
-        rows=rows,
-        queries=collector.needs_queries,
-        host=None if recorded.grid else collector.host,
+    if other_layers(model.config) or rope_switch(model.config) is not None:
+        rows = 1
+    source = iter(samples)
+    while batch := list(islice(source, rows)):
+        prompts = [encode(sample, tokenizer) for _, sample in batch]
+        limits = [min(recorded.max_new_tokens, sample.max_new_tokens) for _, sample in batch]
+        if recorded.continuation == "reference":
+            replies = [_reference(*pair) for pair in zip(batch, prompts, strict=True)]
+        else:
+            replies = greedy(model, tokenizer, [prompt.ids for prompt in prompts], max(limits))
+        for (index, sample), prompt, reply, limit in zip(
+            batch, prompts, replies, limits, strict=True
+        ):
+            record = _record(sample, prompt, reply[:limit], index, recorded.grid)
+            yield _traced(model, tokenizer, record, recorded)
+
+
+def _reference(job: tuple[int, Sample], prompt: Encoded) -> tuple[int, ...]:
+    if not prompt.reply_ids:
+        raise UsageError(f"--answers reference: {job[1].id} has no reference; use --answers model")
+    return prompt.reply_ids
+
+
+@torch.no_grad()
+def _traced(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    record: SequenceRecord,
+    recorded: Recorded,
+) -> Trace:
+    """What attention saw of one sequence, on the CPU."""
+    ids = torch.tensor([record.token_ids], device=model.device)
+    needed = ALL_QUERIES if recorded.queries or recorded.grid else 0
+    seen = observe(model, ids, queries=needed, last_logits=True)
+    grouped = [
+        queries.reshape(*keys.shape[:2], -1, *keys.shape[2:])  # [1, H, G, T, D]
+        for queries, keys in zip(seen.queries, seen.keys, strict=bool(needed))
+    ]
+    grids: dict[str, Tensor] = {}
+    if recorded.grid:
+        layers = [
+            label_grids(queries, keys.contiguous(), record, recorded.grid_labels)
+            for queries, keys in zip(grouped, seen.keys, strict=True)
+        ]
+        grids = {label: _on_cpu([layer[label] for layer in layers]) for label in layers[0]}
+    labels: dict[str, Tensor] = {}
+    if recorded.labels:
+        labels = _labels(model, tokenizer, ids[:, : record.prompt_length], recorded.labels)
+    return Trace(
+        record=record,
+        queries=_on_cpu(grouped) if recorded.queries else None,
+        keys=_on_cpu(seen.keys),
+        values=_on_cpu(seen.values),
+        grids=grids,
+        labels=labels,
     )
-    for answered in answers.of(collector.prompts(samples, rows)):
-        yield collector.answered(answered)
-        yield from collector.left_out()
-    yield from collector.left_out()
 
 
-class _Collector:
-    """Makes traces of samples, and prompts of them whose answers are made together."""
+def _on_cpu(layers: Sequence[Tensor]) -> Tensor:
+    """Layers of [1, ...] as [L, ...]."""
+    return torch.cat([layer.cpu() for layer in layers])
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, recorded: Recorded
-    ) -> None:
-        self.host = HostCopies(model.device)
-        self.needs_queries = recorded.queries or recorded.grid > 0
-        self._model = model
-        self._tokenizer = tokenizer
-        self._recorded = recorded
-        self._asked: dict[int, tuple[Sample, Encoded]] = {}
-        self._left_out: list[int] = []
 
-    def prompts(self, samples: Iterable[tuple[int, Sample]], window: int) -> Iterator[Prompt]:
-        """Prompts of samples; of every `window` samples the longest first."""
-        source = iter(samples)
-        while jobs := list(islice(source, window)):
-            prompts = [prompt for job in jobs for prompt in self._prompt(*job)]
-            yield from sorted(prompts, key=lambda prompt: len(prompt.ids), reverse=True)
+def _labels(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Tensor,
+    names: Sequence[str],
+) -> dict[str, Tensor]:
+    """Labels of a prompt [1, P]: name -> [L, H, P] float32 on the CPU.
 
-    def _prompt(self, index: int, sample: Sample) -> list[Prompt]:
-        """The prompt of a sample; none where it is left out."""
-        encoded = encode(sample, self._tokenizer)
-        self._asked[index] = (sample, encoded)
-        limit = min(self._recorded.max_new_tokens, sample.max_new_tokens)
-        switch = rope_switch(self._model.config)
-        if switch is not None and len(encoded.ids) <= switch < len(encoded.ids) + limit:
-            self._left_out.append(index)
-            return []
-        return [Prompt(number=index, ids=encoded.ids, max_new_tokens=limit)]
-
-    def left_out(self) -> Iterator[Traced]:
-        """Traces of the prompts left out: their answers may reach the length that changes RoPE."""
-        while self._left_out:
-            index = self._left_out.pop()
-            sample, encoded = self._asked.pop(index)
-            limit = min(self._recorded.max_new_tokens, sample.max_new_tokens)
-            reply = greedy(self._model, self._tokenizer, encoded.ids, limit)
-            yield self._in_one_pass(index, sample, encoded, reply)
-
-    def referenced(self, index: int, sample: Sample) -> Traced:
-        """The trace of a sample with its reference."""
-        encoded = encode(sample, self._tokenizer)
-        if not encoded.reply_ids:
-            raise UsageError(
-                f"--answers reference: {sample.id} has no reference; use --answers model"
-            )
-        limit = min(self._recorded.max_new_tokens, sample.max_new_tokens)
-        return self._in_one_pass(index, sample, encoded, encoded.reply_ids[:limit])
-
-    def answered(self, answered: Answered) -> Traced:
-        """The trace of a prompt and its answer."""
-        sample, encoded = self._asked.pop(answered.prompt.number)
-        record = _record(
-            sample, encoded, answered.reply, answered.prompt.number, self._recorded.grid
-        )
-        labels = self._labels(encoded, answered.prefix)
-        pieces = [answered.prompt_queries, answered.reply_queries]
-        return self._traced(record, answered.prefix, [piece for piece in pieces if piece], labels)
-
-    def _in_one_pass(
-        self, index: int, sample: Sample, encoded: Encoded, reply: tuple[int, ...]
-    ) -> Traced:
-        device, queries = self._model.device, ALL_QUERIES if self.needs_queries else 0
-        ids = torch.tensor([encoded.ids + reply], device=device)
-        seen = observe(self._model, ids, queries=queries, last_logits=True)
-        labels = {}
-        if self._recorded.labels:
-            prompt = observe(self._model, ids[:, : len(encoded.ids)], queries=0, last_logits=True)
-            labels = self._labels(encoded, Prefix.of(prompt))
-        record = _record(sample, encoded, reply, index, self._recorded.grid)
-        return self._traced(record, Prefix.of(seen), [seen.queries], labels)
-
-    def _traced(
-        self,
-        record: SequenceRecord,
-        held: Prefix,
-        queries: Sequence[OnHost | tuple[Tensor, ...]],
-        labels: dict[str, Tensor],
-    ) -> Traced:
-        """Begin the copies of what was recorded; `queries` are pieces of the sequence."""
-        grids = {}
-        if self._recorded.grid:
-            whole = tuple(torch.cat(pieces, dim=2) for pieces in zip(*queries, strict=True))
-            keys = tuple(layer.contiguous() for layer in held.keys)  # as they are in a store
-            seen = _Seen(queries=whole, keys=keys)
-            labelled = _grids(seen, record, self._recorded.grid_labels)
-            grids = {label: self.host.start([grid]) for label, grid in labelled.items()}
-        kept = queries if self._recorded.queries else ()
-        return Traced(
-            record=record,
-            keys=self.host.start(held.keys),
-            values=self.host.start(held.values),
-            queries=[
-                piece if isinstance(piece, OnHost) else self.host.start(piece) for piece in kept
-            ],
-            grids=grids,
-            labels=labels,
-        )
-
-    @torch.no_grad()
-    def _labels(self, encoded: Encoded, held: Prefix) -> dict[str, Tensor]:
-        """Labels of a prompt of P tokens: name -> [L, H, P] float32 on the CPU.
-
-        From passes over the cache of the prompt, whose tokens `held` begins with, in which the
-        model repeats it. Raises ModelError for a model these passes do not know.
-        """
-        if not self._recorded.labels:
-            return {}
-        prompt = slice(len(encoded.ids))
-        scorer_inputs = ScorerInputs(
-            self._model,
-            torch.tensor([encoded.ids], device=self._model.device),
-            [keys[:, :, prompt] for keys in held.keys],
-            [values[:, :, prompt] for values in held.values],
-            others=held.others,
-            tokenizer=self._tokenizer,
-        )
-        return {
-            name: torch.cat(scorer_inputs.reconstruction(LABEL_PASSES[name])).float().cpu()
-            for name in self._recorded.labels
-        }
+    From passes over the cache of the prompt in which the model repeats it. Raises ModelError for a
+    model these passes do not know.
+    """
+    seen = observe(model, prompt, queries=0, last_logits=True)
+    inputs = ScorerInputs(
+        model, prompt, seen.keys, seen.values, others=seen.others, tokenizer=tokenizer
+    )
+    return {
+        name: torch.cat(inputs.reconstruction(LABEL_PASSES[name])).float().cpu() for name in names
+    }
 
 
 @torch.inference_mode()
 def greedy(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompt: tuple[int, ...],
+    prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
-) -> tuple[int, ...]:
-    """The model's greedy continuation, without the end token.
+) -> list[tuple[int, ...]]:
+    """The model's greedy continuations of prompts, padded on the left, without the end token.
 
     Penalties that the model's generation configuration sets are off: evaluation compares
     plain arg-max answers, and traces should show the same ones.
@@ -249,29 +185,21 @@ def greedy(
         eos_token_id=list(ends) or None,
         pad_token_id=ends[0] if ends else 0,
     )
-    ids = torch.tensor([prompt], device=model.device)
+    longest = max(map(len, prompts))
+    ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+        mask[row, longest - len(prompt) :] = 1
     made = model.generate(  # type: ignore[operator]
-        input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings
+        input_ids=ids.to(model.device),
+        attention_mask=mask.to(model.device),
+        generation_config=settings,
     )
-    answer = [int(token) for token in made[0, len(prompt) :]]
-    return tuple(answer[:-1] if answer and answer[-1] in ends else answer)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Seen:
-    """What a grid is computed from, per layer: queries [1, Q, T, D], keys [1, H, T, D]."""
-
-    queries: tuple[Tensor, ...]
-    keys: tuple[Tensor, ...]
-
-
-def _grids(seen: _Seen, record: SequenceRecord, labels: Sequence[str]) -> dict[str, Tensor]:
-    """Label -> grid of all layers, [L, H, intervals, T], each layer computed where the model is."""
-    layers = []
-    for queries, keys in zip(seen.queries, seen.keys, strict=True):
-        grouped = queries.reshape(*keys.shape[:2], -1, *keys.shape[2:])  # [1, H, G, T, D]
-        layers.append(label_grids(grouped, keys, record, labels))
-    return {label: torch.cat([layer[label] for layer in layers]) for label in layers[0]}
+    return [
+        tuple(takewhile(lambda token: token not in ends, answer))
+        for answer in made[:, longest:].tolist()
+    ]
 
 
 def _record(

@@ -5,7 +5,6 @@ One thread writes, sequence after sequence; few wait for it, so memory stays bou
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Semaphore
 
@@ -31,15 +30,15 @@ class BackgroundWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvp store")
         self._error: BaseException | None = None
 
-    def write(self, make: Callable[[], Trace]) -> None:
-        """Write the trace that `make` returns, both in the thread.
+    def write(self, trace: Trace) -> None:
+        """Write a trace in the thread.
 
         Waits while as many traces as allowed are waiting. Raises what `TraceWriter.write` raised of
         an earlier sequence.
         """
         self._room.acquire()
         self._check()
-        self._thread.submit(self._write, make)
+        self._thread.submit(self._write, trace)
 
     def __enter__(self) -> BackgroundWriter:
         """Return itself."""
@@ -55,10 +54,10 @@ class BackgroundWriter:
         if self._error is not None:
             raise self._error
 
-    def _write(self, make: Callable[[], Trace]) -> None:
+    def _write(self, trace: Trace) -> None:
         try:
             if self._error is None:
-                self._writer.write(make())
+                self._writer.write(trace)
         except BaseException as error:  # the caller raises it
             self._error = error
         finally:

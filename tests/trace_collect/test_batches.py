@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvp.hf.decoding_batch import DecodingBatch
+from kvp.hf import trace
 from kvp.store import TraceReader, writer
 
 Collect = Callable[..., int]
@@ -37,13 +37,13 @@ def test_the_batch_size_changes_no_byte(
     run: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: tuple[str, ...]
 ) -> None:
     """In float32, where no two tokens are as likely up to rounding."""
-    step, rows = DecodingBatch.step, []
+    greedy, rows = trace.greedy, []
 
-    def watched(batch: DecodingBatch, tokens: list[int]) -> list[int]:
-        rows.append(len(tokens))
-        return step(batch, tokens)
+    def watched(model: Any, tokenizer: Any, prompts: Any, most: int) -> list[tuple[int, ...]]:
+        rows.append(len(prompts))
+        return greedy(model, tokenizer, prompts, most)
 
-    monkeypatch.setattr(DecodingBatch, "step", watched)
+    monkeypatch.setattr(trace, "greedy", watched)
     data = tmp_path / "texts.jsonl"
     texts = (f"Text {n} has {'very ' * (n * 3)} many words." for n in range(30))
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -89,16 +89,16 @@ def test_a_full_disk_stops_the_run_in_one_line_and_keeps_what_is_there(
 def test_ctrl_c_keeps_what_is_committed(
     run: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step, calls = DecodingBatch.step, [0]
+    greedy, calls = trace.greedy, [0]
 
-    def interrupted(batch: DecodingBatch, tokens: list[int]) -> list[int]:
+    def interrupted(*given: Any) -> list[tuple[int, ...]]:
         calls[0] += 1
-        if calls[0] == 9:
+        if calls[0] == 3:
             raise KeyboardInterrupt
-        return step(batch, tokens)
+        return greedy(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(DecodingBatch, "step", interrupted)
+        patch.setattr(trace, "greedy", interrupted)
         assert run("--train=8", "--batch_size=2") == 130
     there = len(_digests(tmp_path / "out"))
     assert 0 < there < 10

@@ -19,7 +19,6 @@ def test_lists_and_counts() -> None:
         ({"train": 0, "validation": 0}, "nothing to collect"),
         ({"length": 0}, "--length"),
         ({"max_new_tokens": 0}, "--max_new_tokens"),
-        ({"rate": 0.0}, "--rate"),
         ({"tasks": " ,"}, "--tasks"),
     ],
 )

@@ -155,8 +155,8 @@ class OnlineTrainingData:
         )
         samples = ((number, self.prompts[number]) for number in numbers)
         records = []
-        for traced in collect_all(self.model, self.tokenizer, samples, recorded, rows=rows):
-            records.append(self.traces.keep(traced.trace()))
+        for trace in collect_all(self.model, self.tokenizer, samples, recorded, rows=rows):
+            records.append(self.traces.keep(trace))
         return sorted(records, key=lambda record: record.index)
 
 

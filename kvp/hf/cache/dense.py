@@ -6,8 +6,8 @@ behind, carry the position `EMPTY`, which no query ever sees.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,30 +29,6 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
         self._key_storage: Tensor
         self._value_storage: Tensor
         self._position_storage: Tensor  # [B, H, capacity], or [B, 1, capacity] while heads agree
-
-    @classmethod
-    def of_sequences(
-        cls, entries: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]], *, spare: int
-    ) -> Self:
-        """A batch of whole sequences of different lengths, room for `spare` tokens behind them.
-
-        Each entry is pieces of keys and as many of values, [H, N, D], that together hold the
-        tokens at positions 0, 1, ... Shorter entries end with slots that hold no token.
-        """
-        lengths = [sum(piece.shape[1] for piece in keys) for keys, _ in entries]
-        longest, device = max(lengths), entries[0][0][0].device
-        layer = cls()
-        layer._key_storage = _side_by_side([keys for keys, _ in entries], longest + spare)
-        layer._value_storage = _side_by_side([values for _, values in entries], longest + spare)
-        held = torch.tensor(lengths, device=device)
-        slots = torch.arange(longest + spare, device=device)[None]
-        layer._position_storage = slots.where(slots < held[:, None], EMPTY)[:, None]
-        layer.lazy_initialization(layer._key_storage, layer._value_storage)
-        layer._stored = layer.seen = longest
-        layer._newest = held - 1
-        layer.evicted = layer._gaps = True
-        layer._show()
-        return layer
 
     @property
     def batch(self) -> int:
@@ -154,18 +130,6 @@ class EvictingLayer(StoredLayer):  # type: ignore[no-untyped-call]
         self._value_storage = take(self._value_storage)
         self._position_storage = take(self._position_storage)
         self._show()
-
-
-def _side_by_side(entries: Sequence[Sequence[Tensor]], capacity: int) -> Tensor:
-    """Entries of pieces [H, N, D], each behind the one before: [B, H, capacity, D], then zeros."""
-    heads, _, width = entries[0][0].shape
-    storage = entries[0][0].new_zeros(len(entries), heads, capacity, width)
-    for row, pieces in zip(storage, entries, strict=True):
-        start = 0
-        for piece in pieces:
-            row[:, start : start + piece.shape[1]] = piece
-            start += piece.shape[1]
-    return storage
 
 
 def selected_layer(

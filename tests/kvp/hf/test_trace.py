@@ -40,9 +40,8 @@ def trace_of(loaded: Loaded, sample: Sample | str = "ruler", **settings: Any) ->
     """The trace of a sample, or of the first one of a source of data."""
     recorded = Recorded(**{"continuation": "model", "max_new_tokens": 6, **settings})
     chosen = sample_of(loaded, sample) if isinstance(sample, str) else sample
-    (traced,) = collect_all(*loaded, [(0, chosen)], recorded, rows=1)
-    assert traced is not None
-    return traced.trace()
+    (trace,) = collect_all(*loaded, [(0, chosen)], recorded, rows=1)
+    return trace
 
 
 def rotated(projected: np.ndarray[Any, Any], base: float) -> np.ndarray[Any, Any]:
@@ -106,14 +105,14 @@ def test_the_models_own_penalties_are_off_and_the_end_token_is_not_kept(
 ) -> None:
     model, tokenizer = loaded
     prompt = tuple(range(10, 40))
-    plain = greedy(model, tokenizer, prompt, 8)
+    plain = greedy(model, tokenizer, [prompt], 8)[0]
     assert len(plain) == 8
     monkeypatch.setattr(model.generation_config, "repetition_penalty", 5.0)
     monkeypatch.setattr(model.generation_config, "do_sample", True)
-    assert greedy(model, tokenizer, prompt, 8) == plain
+    assert greedy(model, tokenizer, [prompt], 8)[0] == plain
     stop = plain[3]
     monkeypatch.setattr(model, "generation_config", GenerationConfig(eos_token_id=[stop, 2]))
-    assert greedy(model, tokenizer, prompt, 8) == plain[: plain.index(stop)]
+    assert greedy(model, tokenizer, [prompt], 8)[0] == plain[: plain.index(stop)]
 
 
 def test_boundaries_and_spans_of_a_question(loaded: Loaded) -> None:

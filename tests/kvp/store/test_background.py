@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -47,7 +46,7 @@ def test_all_are_committed_when_the_block_ends(
     held.go.set()
     with BackgroundWriter(held) as background:
         for index in (2, 0, 1):
-            background.write(partial(make_trace, plan, index))
+            background.write(make_trace(plan, index))
     reader = TraceReader(held.path)
     reader.verify()
     assert reader.complete
@@ -59,7 +58,7 @@ def test_no_more_wait_than_allowed(held: Held, plan: StorePlan, make_trace: Make
 
         def give() -> None:
             for index in range(3):
-                background.write(partial(make_trace, plan, index))
+                background.write(make_trace(plan, index))
                 given.append(index)
 
         giver = Thread(target=give)
@@ -82,7 +81,7 @@ def test_an_error_reaches_the_caller_and_nothing_is_written_after_it(
     def write_all() -> None:
         with BackgroundWriter(held) as background:
             for index in range(3):
-                background.write(partial(make_trace, plan, index))
+                background.write(make_trace(plan, index))
 
     with pytest.raises(StoreError, match="the disk is full"):
         write_all()
@@ -95,7 +94,7 @@ def test_what_waits_is_dropped_when_the_block_ends_by_an_error(
     def interrupted() -> None:
         with BackgroundWriter(held) as background:
             for index in range(3):
-                background.write(partial(make_trace, plan, index))
+                background.write(make_trace(plan, index))
             assert held.began.wait(60)
             Thread(target=lambda: (Event().wait(0.2), held.go.set())).start()
             raise KeyboardInterrupt

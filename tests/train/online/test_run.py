@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from kvp.data.synthetic.prose import prose
 from kvp.errors import KvpError
 from kvp.hf.trace import collect_all
-from kvp.hf.traced import Traced
 from kvp.programs import collect as collect_main
 from kvp.programs import train as main
+from kvp.store import Trace
 from policies.policy_files import load_policy
 
 TRAIN = {
@@ -80,7 +80,7 @@ class Watch:
         self.numbers: list[int] = []
         self.stop_after = 10**6
 
-        def counted(*args: Any, rows: int) -> Iterator[Traced]:
+        def counted(*args: Any, rows: int) -> Iterator[Trace]:
             for traced in collect_all(*args, rows=rows):
                 if len(self.numbers) == self.stop_after:
                     raise KvpError("the power went out")
