@@ -139,13 +139,11 @@ PROGRAMS = {
     ),
     "evolve": Program(
         "eval.evolve.config:EvolveConfig",
-        "eval.evolve:choose_budgets",
-        "Choose budgets per layer by evolution (EvolKV). Or per layer or head from the cost curves "
-        "of a results folder (--cost_curves, no model). Writes budgets.json, which any method uses "
-        "as allocator `evolved:FILE`. Interrupted searches resume.",
+        "eval.evolve.run:run_search",
+        "Choose budgets per layer by evolution (EvolKV). Writes budgets.json, which any method "
+        "uses as allocator `evolved:FILE`. Interrupted searches resume.",
         (
             "kvp evolve --scorer snapkv --tasks niah_multikey_1 --budget 12.5% --out runs/budgets",
-            "kvp evolve --cost_curves runs/results --scorer keydiff --out runs/budgets",
             "kvp-eval --methods snapkv,snapkv+evolved:runs/budgets --out runs/results",
         ),
     ),

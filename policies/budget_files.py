@@ -1,17 +1,16 @@
-"""Budget files: tokens per layer (or KV head), chosen once, sealed, for any later budget.
+"""Budget files: tokens per layer, chosen once, sealed, for any later budget.
 
-Normative description: docs/formats.md. What chose them is `kvp evolve` (a search or stored cost
-curves); what applies them is `policies.allocators.evolved`. A file names the model it was made for
-but is refused only for another number of layers or KV heads: fine-tuned models may use it.
+Normative description: docs/formats.md. What chose them is `kvp evolve`; what applies them is
+`policies.allocators.evolved`. A file names the model it was made for but is refused only for
+another number of layers or KV heads: fine-tuned models may use it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kvp.errors import PolicyError
 from kvp.manifest import read_sealed_json, write_sealed_json
@@ -21,25 +20,6 @@ FORMAT = "kvp-budgets"
 FORMAT_VERSION = 1
 BUDGET_FILE = "budgets.json"
 """Name of the file in a folder; the folder may be named in its stead."""
-
-Level = Literal["layer", "head"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BudgetPoint:
-    """One split of one budget."""
-
-    budget: int
-    """Requested tokens per KV head, on average over heads."""
-    cached_tokens: int
-    """Tokens in the cache that the counts were chosen for, before eviction."""
-    counts: tuple[int, ...]
-    """Tokens of every layer [L], or of every KV head [L * H], layer-major."""
-
-    @property
-    def share(self) -> float:
-        """Mean count as a share of the cache."""
-        return sum(self.counts) / len(self.counts) / self.cached_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,39 +36,28 @@ class BudgetFile:
     """`query_aware` or `query_agnostic`; a record."""
     protection: Protection
     """Tokens always kept while the counts were chosen; a record."""
-    level: Level
-    """One count per layer (the same for all its KV heads) or one per KV head."""
-    points: tuple[BudgetPoint, ...]
-    """At least one, ascending in `share`."""
+    budget: int
+    """Tokens per KV head on average that the counts were chosen for."""
+    cached_tokens: int
+    """Tokens in the cache before eviction that the counts were chosen for."""
+    counts: tuple[int, ...]
+    """Tokens of every KV head of a layer, [L]."""
     seed: int
     made_by: Mapping[str, Any] = field(default_factory=dict)
-    """How the counts were chosen: `kind` search or curves, and its summary."""
+    """How the counts were chosen: settings and summary of the search."""
     held_out: Mapping[str, Any] | None = None
     """The counts compared with uniform ones on other prompts, None where nothing was run."""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Which prompts or curves the counts were chosen on."""
+    """Which prompts the counts were chosen on."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError on points that do not fit the geometry or each other."""
-        if self.level not in ("layer", "head"):
-            raise ValueError(f"level {self.level!r} is neither layer nor head")
-        if min(self.layers, self.kv_heads) < 1:
-            raise ValueError("no layers or no KV heads")
-        if not self.points:
-            raise ValueError("it has no points")
-        for point in self.points:
-            if len(point.counts) != self.units or sum(point.counts) < 1:
-                raise ValueError(f"a point does not have {self.units} counts")
-            if min(point.counts) < 0 or max(point.counts) > point.cached_tokens:
-                raise ValueError(f"a point keeps none to {point.cached_tokens} tokens")
-        shares = [point.share for point in self.points]
-        if any(second <= first for first, second in pairwise(shares)):
-            raise ValueError("its points do not grow")
-
-    @property
-    def units(self) -> int:
-        """Counts of a point: layers, or layers times KV heads."""
-        return self.layers * (self.kv_heads if self.level == "head" else 1)
+        """Raise ValueError on counts that do not fit the geometry."""
+        if min(self.layers, self.kv_heads) < 1 or len(self.counts) != self.layers:
+            raise ValueError(f"{len(self.counts)} counts for {self.layers} layers")
+        if not all(type(count) is int for count in self.counts) or sum(self.counts) < 1:
+            raise ValueError("counts must be integers, one of them positive")
+        if min(self.counts) < 0 or max(self.counts) > self.cached_tokens:
+            raise ValueError(f"a count is not within 0 and {self.cached_tokens}")
 
 
 def budget_path(file: str | Path) -> Path:
@@ -110,8 +79,9 @@ def save_budgets(path: Path, budgets: BudgetFile, run: Mapping[str, Any]) -> Non
             "sinks": budgets.protection.sinks,
             "recents": budgets.protection.recents,
         },
-        "level": budgets.level,
-        "points": [_point_record(point, budgets) for point in budgets.points],
+        "budget": budgets.budget,
+        "cached_tokens": budgets.cached_tokens,
+        "counts": list(budgets.counts),
         "seed": budgets.seed,
         "made_by": dict(budgets.made_by),
         "held_out": None if budgets.held_out is None else dict(budgets.held_out),
@@ -141,8 +111,9 @@ def load_budgets(file: str | Path) -> BudgetFile:
             scorer=content["scorer"],
             protocol=content["protocol"],
             protection=Protection(**content["protection"]),
-            level=content["level"],
-            points=tuple(_point(record, content["level"]) for record in content["points"]),
+            budget=content["budget"],
+            cached_tokens=content["cached_tokens"],
+            counts=tuple(content["counts"]),
             seed=content["seed"],
             made_by=content["made_by"],
             held_out=content["held_out"],
@@ -161,28 +132,3 @@ def check_budget_geometry(
             f"{label} holds budgets for {budgets.layers} layers x {budgets.kv_heads} KV heads, "
             f"the model has {layers} x {kv_heads}"
         )
-
-
-def _point_record(point: BudgetPoint, budgets: BudgetFile) -> dict[str, Any]:
-    counts: Sequence[Any] = point.counts
-    if budgets.level == "head":
-        width = budgets.kv_heads
-        counts = [counts[start : start + width] for start in range(0, len(counts), width)]
-    return {
-        "budget": point.budget,
-        "cached_tokens": point.cached_tokens,
-        "counts": [list(count) if budgets.level == "head" else count for count in counts],
-    }
-
-
-def _point(record: Mapping[str, Any], level: str) -> BudgetPoint:
-    counts = record["counts"]
-    if level == "head":
-        counts = [count for layer in counts for count in layer]
-    if not all(type(count) is int for count in counts):
-        raise ValueError("counts must be integers")
-    return BudgetPoint(
-        budget=int(record["budget"]),
-        cached_tokens=int(record["cached_tokens"]),
-        counts=tuple(counts),
-    )

@@ -172,7 +172,7 @@ def read_budgets(folder: Path) -> str:
     from policies.budget_files import load_budgets
 
     budgets = load_budgets(folder)
-    return digest(str((budgets.points, budgets.level, budgets.scorer, budgets.protection)))
+    return digest(str((budgets.counts, budgets.scorer, budgets.protection)))
 
 
 def read_results(folder: Path) -> str:

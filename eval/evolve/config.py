@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from eval.config import MeasureConfig, PromptConfig
-from kvp.budgets import Budget, parse_budget, parse_budgets
+from kvp.budgets import Budget, parse_budget
 from kvp.config_groups import MemoryConfig, ModelConfig, ProtectionConfig, RunConfig, split_list
 from kvp.errors import UsageError
 from kvp.known_names import check_methods
 
 RUN_ONLY = (
-    "out", "device", "decode_batch", "memory_gb", "bootstrap", "cost_curves", "level", "budgets",
+    "out", "device", "decode_batch", "memory_gb", "bootstrap",
 )  # fmt: skip
 """Settings that do not decide what a search finds, or that it does not read."""
 
@@ -29,7 +29,7 @@ class EvolveConfig(
     resume."""
     scorer: str = "snapkv"
     """Method that ranks the tokens: `name`, `name:preset`, `name(option=value)`, or `kvp` with
-    --policies. With --cost_curves its label in the results, such as `kvp/seed0`."""
+    --policies."""
     budget: str = "12.5%"
     """Tokens kept per KV head on average, protected ones included; `%` is of the tokens in the
     cache."""
@@ -55,18 +55,11 @@ class EvolveConfig(
     """Weight of the cache score in the fitness (also spelled --lambda)."""
     gamma: float = 0.2
     """Slope of the cache score below the target; 0: smaller budgets score like the target."""
-    cost_curves: str | None = None
-    """Results folder of kvp-eval with cost curves: choose from those, without a model."""
-    level: Literal["layer", "head"] = "layer"
-    """With --cost_curves: a count per layer, or per KV head."""
-    budgets: str = "3%,6%,9%,12.5%,19%,25%,37.5%,50%,75%"
-    """Tokens kept per KV head on average, comma separated, protected ones included; `%` is of the
-    tokens in the cache. Read with --cost_curves, where counts are chosen for each."""
 
     VISIBLE: ClassVar[tuple[str, ...]] = (
         "out", "scorer", "policies", "budget", "protocol", "protection", "tasks", "length",
         "data", "model", "dtype", "device", "split", "search_prompts", "holdout", "group",
-        "generations", "cost_curves", "level", "budgets", "seed",
+        "generations", "seed",
     )  # fmt: skip
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "search_prompts": 1,
@@ -85,19 +78,15 @@ class EvolveConfig(
             raise ValueError(f"--sigma must be positive, got {self.sigma}")
         if not split_list(self.scorer):
             raise ValueError("--scorer is empty")
-        if self.level == "head" and self.cost_curves is None:
-            raise ValueError("--level head needs --cost_curves: the search is over layers")
-        for flag, parse in (("budget", parse_budget), ("budgets", parse_budgets)):
-            try:
-                parse(getattr(self, flag))
-            except UsageError as error:
-                raise UsageError(f"--{flag}: {error}") from None
+        try:
+            parse_budget(self.budget)
+        except UsageError as error:
+            raise UsageError(f"--budget: {error}") from None
 
     def check_names(self) -> None:
         """Raise UsageError on an unknown task or scorer."""
         super().check_names()
-        if self.cost_curves is None:
-            check_methods([self.scorer], "scorer")
+        check_methods([self.scorer], "scorer")
 
     @property
     def target(self) -> Budget:

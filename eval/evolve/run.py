@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
 from eval.decode import Decoder
 from eval.evolve.candidates import PromptSet, Target, target_of
 from eval.evolve.config import EvolveConfig
-from eval.evolve.print_budgets import print_budgets
 from eval.evolve.search import Elite, SearchPlan, layer_groups, search
 from eval.evolve.search_folder import (
     JOURNAL,
@@ -47,13 +48,13 @@ from kvp.progress import phase, say
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import Scorer
 from policies import load_policy
-from policies.budget_files import BUDGET_FILE, BudgetFile, BudgetPoint, load_budgets, save_budgets
+from policies.budget_files import BUDGET_FILE, BudgetFile, load_budgets, save_budgets
 from policies.policy_files import check_geometry
 from policies.sources import INDEX, find_policy
 
 
 def run_search(config: EvolveConfig) -> None:
-    """Run kvp evolve without --cost_curves; raises KvpError on anything the user can mend."""
+    """Run kvp evolve; raises KvpError on anything the user can mend."""
     identity = {**config.identity(), "input_files": input_digests(config)}
     if config.scorer == LEARNED and config.policies:
         identity["policy"] = _policy_digest(config.policies)
@@ -113,8 +114,9 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         scorer=config.scorer,
         protocol=config.protocol,
         protection=target.protection,
-        level="layer",
-        points=(BudgetPoint(budget=target.tokens, cached_tokens=reference, counts=elite.scheme),),
+        budget=target.tokens,
+        cached_tokens=reference,
+        counts=elite.scheme,
         seed=config.seed,
         made_by=_summary(plan, journal, elite),
         held_out=_held_out(others, plan, elite, resamples=config.bootstrap),
@@ -243,7 +245,6 @@ def _line(plan: SearchPlan, entry: Generation) -> str:
 def _summary(plan: SearchPlan, journal: Journal, elite: Elite) -> dict[str, Any]:
     start = journal.generations[0]
     return {
-        "kind": "search",
         "constraint": plan.constraint,
         "lambda": plan.lambda_,
         "gamma": plan.gamma,
@@ -292,3 +293,34 @@ def _data(prompts: Sequence[Prompt], *, split: str, length: int) -> dict[str, An
         "prompts": len(prompts),
         "sha256": digest_json([prompt.ids.tolist() for prompt in prompts]),
     }
+
+
+def print_budgets(budgets: BudgetFile) -> None:
+    """Print counts, and how they scored; from the budget file alone."""
+    console = Console(highlight=False, soft_wrap=True)
+    counts = " ".join(map(str, budgets.counts))
+    console.print(
+        f"{budgets.budget} of {budgets.cached_tokens} tokens per KV head, by layer: {counts}"
+    )
+    made, held_out = budgets.made_by, budgets.held_out
+    result = Table("prompts", "", "uniform", "evolved", "difference (95 %)", box=None)
+    scores = (made["uniform"]["score"], made["elite"]["score"])
+    result.add_row(
+        str(budgets.data["prompts"]), "searched on", *(f"{score:.4f}" for score in scores), ""
+    )
+    if held_out is not None:
+        low, high = held_out["interval"]
+        result.add_row(
+            str(held_out["prompts"]), "held out", f"{held_out['uniform']:.4f}",
+            f"{held_out['score']:.4f}",
+            f"{held_out['difference']:+.4f} ({low:+.4f} to {high:+.4f})",
+        )  # fmt: skip
+    console.print(result)
+    console.print(
+        f"fitness {made['uniform']['fitness']:.4f} -> {made['elite']['fitness']:.4f}; "
+        f"{made['evaluations']} schemes evaluated in {made['seconds']:.0f} s"
+    )
+    if held_out is not None and low <= 0:
+        console.print(
+            "note: on held-out prompts the interval includes 0: not shown to beat uniform"
+        )

@@ -1,10 +1,8 @@
 """EvolKV's budgets applied: counts from a budget file, rescaled to any budget (paper, section 3).
 
-One point (the result of a search): counts k_i become b_i = k_i T / A with A = sum of k, T = budget
-times layers, the paper's completion. Several points (from cost curves): shares of the cache, linear
-between neighbours, with nothing and everything kept as the outermost points. Costs nothing.
-Differences to the paper: it rounds every b_i up and so overshoots T by up to L - 1 tokens
-(`rounding=faithful`); by default the sum is exact, by largest remainders.
+Counts k_i become b_i = k_i T / A with A = sum of k, T = budget times layers, the paper's
+completion. Costs nothing. Differences to the paper: it rounds every b_i up and so overshoots T by
+up to L - 1 tokens (`rounding=faithful`); by default the sum is exact, by largest remainders.
 """
 
 from __future__ import annotations
@@ -19,15 +17,15 @@ from torch import Tensor
 from kvp.allocation import Request, apportion
 from policies.allocators.per_layer import ROUNDINGS
 from policies.base import BaseAllocator, check_choice
-from policies.budget_files import BudgetFile, BudgetPoint, check_budget_geometry, load_budgets
+from policies.budget_files import BudgetFile, check_budget_geometry, load_budgets
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evolved(BaseAllocator):
-    """Counts of a budget file; equal for all KV heads of a layer unless the file is per head."""
+    """Counts of a budget file, equal for all KV heads of a layer."""
 
     method: ClassVar[str] = "evolved"
-    line: ClassVar[str] = "what a search or cost curves chose (kvp evolve)"
+    line: ClassVar[str] = "what a search chose (kvp evolve)"
     cost: ClassVar[str] = "nothing per prompt; the search before it"
     reads: ClassVar[str] = "a budget file"
     file_option: ClassVar[str] = "file"
@@ -66,41 +64,19 @@ class Evolved(BaseAllocator):
         """Counts [L, H] int64; sum `request.total`, up to L - 1 more per KV head if faithful."""
         layers, heads, tokens = request.scores.shape
         self.check(layers=layers, kv_heads=heads)
-        parts = parts_at(self.budgets, request.budget / tokens)
-        total = request.budget * len(parts)
+        chosen = torch.tensor(self.budgets.counts, dtype=torch.float64)
+        total = request.budget * layers
         if self.rounding == "faithful":
-            counts = completed(parts, total).clamp(request.floor, tokens)
+            counts = completed(chosen, total).clamp(request.floor, tokens)
         else:
-            counts = apportion(parts, total, minimum=request.floor, maximum=tokens)
-        return counts.view(layers, -1).expand(layers, heads).contiguous()
-
-
-def parts_at(budgets: BudgetFile, share: float) -> Tensor:
-    """Shares of the budget of units (layers or heads), unnormalised: [units] float64, not all 0.
-
-    `share` is the mean budget as a share of the cache; it does not matter with a single point.
-    """
-    points = [(point.share, _shares(point)) for point in budgets.points]
-    if len(points) == 1:
-        return points[0][1]
-    whole = torch.ones(budgets.units, dtype=torch.float64)
-    points = [(0.0, 0 * whole), *points]
-    if points[-1][0] < 1:
-        points.append((1.0, whole))
-    upper = next((index for index, (at, _) in enumerate(points) if at >= share), len(points) - 1)
-    (low, below), (high, above) = points[upper - 1], points[upper]
-    weight = (share - low) / (high - low)
-    return below + weight * (above - below)
+            counts = apportion(chosen, total, minimum=request.floor, maximum=tokens)
+        return counts[:, None].expand(layers, heads).contiguous()
 
 
 def completed(counts: Tensor, total: int) -> Tensor:
-    """The paper's budget completion: counts scaled to `total` and rounded up, [units] int64.
+    """The paper's budget completion: counts scaled to `total` and rounded up, [L] int64.
 
-    The sum is `total` to `total` + units - 1.
+    The sum is `total` to `total` + L - 1.
     """
     scaled = counts.double() * total / counts.sum()
     return (scaled - 1e-9 * scaled.clamp_min(1)).ceil().long()
-
-
-def _shares(point: BudgetPoint) -> Tensor:
-    return torch.tensor(point.counts, dtype=torch.float64) / point.cached_tokens

@@ -15,7 +15,7 @@ from reference.ranking import kept
 
 from kvp.allocation import EMPTY_SLOT, Request, allocated_tokens, protected_scores
 from kvp.ranking import UNPROTECTED, Protection, keep_tokens
-from policies.budget_files import BudgetFile, BudgetPoint, save_budgets
+from policies.budget_files import BudgetFile, save_budgets
 from policies.registry import ALLOCATORS, make_allocator, make_scorer
 
 Array = np.ndarray
@@ -147,10 +147,10 @@ def test_falling_budgets_meet_sum_and_bounds(
 @pytest.mark.parametrize("budget", [60, 128, 500])
 def test_evolved_completion(tmp_path: Path, budget: int, rounding: str) -> None:
     layer_counts = (40, 33, 97, 70, 11, 12, 21, 50)
-    point = BudgetPoint(budget=42, cached_tokens=900, counts=layer_counts)
     file = BudgetFile(
         model={"id": "any", "revision": None}, layers=8, kv_heads=2, scorer="snapkv",
-        protocol="query_aware", protection=UNPROTECTED, level="layer", points=(point,), seed=0,
+        protocol="query_aware", protection=UNPROTECTED, budget=42, cached_tokens=900,
+        counts=layer_counts, seed=0,
     )  # fmt: skip
     save_budgets(tmp_path / "budgets.json", file, {})
     spec = f"evolved:{tmp_path / 'budgets.json'}"

@@ -10,7 +10,7 @@ from kvp.errors import UsageError
 from kvp.ranking import UNPROTECTED
 from kvp.scoring import AUTO_GROUP, Needs, Noise, Reconstruction
 from policies import make_allocator, make_method, make_scorer, split_method
-from policies.budget_files import BudgetFile, BudgetPoint, save_budgets
+from policies.budget_files import BudgetFile, save_budgets
 from policies.method_spec import needs_in_words
 
 
@@ -43,10 +43,9 @@ def test_both_sides_are_built_and_names_rebuild_them(
 def test_files_may_have_any_name_without_comma_plus_and_parentheses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    point = BudgetPoint(budget=8, cached_tokens=64, counts=(12, 4))
     budgets = BudgetFile(
-        model={"id": "m", "revision": None}, layers=2, kv_heads=1, scorer="snapkv", level="layer",
-        protocol="query_aware", protection=UNPROTECTED, points=(point,), seed=0,
+        model={"id": "m", "revision": None}, layers=2, kv_heads=1, scorer="snapkv", budget=8,
+        protocol="query_aware", protection=UNPROTECTED, cached_tokens=64, counts=(12, 4), seed=0,
     )  # fmt: skip
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -58,11 +58,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Pat
 
 def test_a_run_ends_in_a_budget_file(finished: Path, tiny_folder: Path) -> None:
     budgets = load_budgets(finished)
-    (point,) = budgets.points
-    assert (budgets.layers, budgets.kv_heads, budgets.level) == (2, 2, "layer")
-    assert sum(point.counts) == 2 * point.budget
-    assert point.budget == parse_budget("20%").tokens(point.cached_tokens)
-    assert min(point.counts) >= 20
+    assert (budgets.layers, budgets.kv_heads) == (2, 2)
+    assert sum(budgets.counts) == 2 * budgets.budget
+    assert budgets.budget == parse_budget("20%").tokens(budgets.cached_tokens)
+    assert min(budgets.counts) >= 20
     assert (budgets.model["id"], budgets.scorer) == (tiny_folder.name, "keydiff")
     made = budgets.made_by
     assert made["generations"] == 2
@@ -77,7 +76,7 @@ def test_a_run_ends_in_a_budget_file(finished: Path, tiny_folder: Path) -> None:
 
 
 def test_the_allocator_gives_what_was_searched(finished: Path) -> None:
-    (point,) = load_budgets(finished).points
+    point = load_budgets(finished)
     scores = torch.zeros(2, 2, point.cached_tokens)
     request = Request(scores=scores, budget=point.budget, floor=20)
     counts = Evolved(file=str(finished)).allocate(request)
@@ -85,7 +84,7 @@ def test_the_allocator_gives_what_was_searched(finished: Path) -> None:
 
 
 def test_the_cache_really_keeps_what_was_searched(finished: Path, tiny_folder: Path) -> None:
-    (point,) = load_budgets(finished).points
+    point = load_budgets(finished)
     scorer, allocator = make_method(f"keydiff+evolved:{finished}")
     model, _ = load_model(str(tiny_folder))
     ids = torch.arange(point.cached_tokens)[None] % 300
@@ -145,7 +144,7 @@ def test_a_run_killed_between_generations_resumes(
     assert main(_arguments(tiny_folder, out)) == 0
     assert _journal(out) == _journal(finished)
     ours, theirs = load_budgets(out), load_budgets(finished)
-    assert (ours.points, ours.held_out) == (theirs.points, theirs.held_out)
+    assert (ours.counts, ours.held_out) == (theirs.counts, theirs.held_out)
 
 
 def test_prompts_that_do_not_fit_the_memory_change_nothing(
@@ -170,7 +169,6 @@ def test_prompts_that_do_not_fit_the_memory_change_nothing(
         ({"budget": "0"}, "--budget: a budget keeps at least 1 token"),
         ({"budget": "12"}, "--budget 12 is 12 tokens, below the 20 protected ones"),
         ({"budget": "5000"}, "--budget 5000 evicts nothing"),
-        ({"level": "head"}, "--level head needs --cost_curves"),
         ({"lambda": "-1"}, "--lambda must be at least 0"),
         ({"model": "./nowhere"}, "--model ./nowhere: no such folder"),
     ],
