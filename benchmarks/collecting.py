@@ -69,7 +69,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--store", choices=("qkv", "kv", "importance"), default="qkv")
+    parser.add_argument("--store", choices=("qkv", "kv"), default="qkv")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args(argv)
 
@@ -185,8 +185,7 @@ def _collected(
 def _new_store(folder: Path, model: PreTrainedModel, config: CollectConfig) -> TraceWriter:
     plan = StorePlan(
         geometry=geometry_of(model.config), dtype="float32", max_tokens=config.max_tokens,
-        sequences=config.sequences, store=config.store, grid=config.grid_points,
-        grid_labels=config.trained_labels,
+        sequences=config.sequences, store=config.store,
     )  # fmt: skip
     return TraceWriter.create_or_resume(folder / "store", plan, {"identity": {}})
 

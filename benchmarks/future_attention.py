@@ -192,10 +192,10 @@ def _forms() -> dict[str, Callable[[Tensor, Tensor, int], Tensor]]:
         return attention.amax(dim=0)[:, :cached].sum(dim=0)
 
     def tiles(queries: Tensor, keys: Tensor, cached: int) -> Tensor:
-        return blocked.interval_attention(queries, keys, [cached, len(keys)], cached)
+        return blocked.received_attention(queries, keys, cached, len(keys), cached)
 
     def triton(queries: Tensor, keys: Tensor, cached: int) -> Tensor:
-        return kernel.interval_attention(queries, keys, [cached, len(keys)], cached)
+        return kernel.received_attention(queries, keys, cached, len(keys), cached)
 
     return {"naive": naive, "blocked": tiles, "triton": triton, "flex": _flex}
 

@@ -33,7 +33,6 @@ from kvp.reward import cost_curve
 from kvp.scoring import Needs
 from kvp.selection import Selection
 from kvp.store import SequenceRecord, Trace, TraceReader
-from kvp.store.importance_grid import importance_at
 
 GRID_STEPS = 64
 """A curve has one point per 1/64 of the cache, both ends included."""
@@ -219,12 +218,10 @@ class TracedPrompt:
         """Compute the importance of its tokens; `layers` are as `Geometry.model_layers`."""
         self.prefix_length = prefix_length
         self._stored = stored_prefill(trace, prefix_length, device, layers)
-        if trace.queries is None:
-            future = importance_at(trace, "future_attention", prefix_length).to(device)
-        else:
-            future = future_attention(
-                trace.queries.to(device), trace.keys.to(device), prefix_length=prefix_length
-            )
+        assert trace.queries is not None, "checked by eval.held_out_traces.open_traces"
+        future = future_attention(
+            trace.queries.to(device), trace.keys.to(device), prefix_length=prefix_length
+        )
         self._future = [layer[None] for layer in future]  # per layer [1, H, N]
         self.importance = future.cpu().double()
         """[L, H, N] float64, future attention of every token."""

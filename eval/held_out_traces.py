@@ -6,33 +6,23 @@ hidden states, text) comes from running the model over the stored tokens again (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from eval.methods import Method
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.hf import Prefill
 from kvp.store import SequenceRecord, Trace, TraceReader
 
 
-def open_traces(path: str, geometry: Geometry, methods: Iterable[Method] = ()) -> TraceReader:
-    """The store of `--traces`; StoreError unless it gives curves for this geometry and `methods`.
-
-    An importance grid holds the importance of tokens; methods that read queries need those, too.
-    """
+def open_traces(path: str, geometry: Geometry) -> TraceReader:
+    """The store of `--traces`; StoreError unless it gives curves for this geometry."""
     reader = TraceReader(path)
     if reader.geometry != geometry:
         raise StoreError(f"--traces {path} holds traces of {reader.geometry}, not of {geometry}")
-    if reader.plan.store == "kv":
+    if not reader.plan.store_queries:
         raise StoreError(f"--traces {path} holds no queries; collect traces with them")
-    reading = [each.name for each in methods if each.scorer and each.scorer.needs.queries]
-    if reading and not reader.plan.store_queries:
-        raise StoreError(
-            f"--traces {path} holds no queries, which {', '.join(dict.fromkeys(reading))} read; "
-            "collect with kvp-collect --store qkv, or leave them out of --methods"
-        )
     held_out(reader)
     return reader
 

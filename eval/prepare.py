@@ -88,7 +88,7 @@ def prepare(
         model_config = loaded.model.config
     geometry = geometry_of(model_config)
     check_methods(methods, geometry)
-    traces = open_traces(config.traces, geometry, methods) if config.traces else None
+    traces = open_traces(config.traces, geometry) if config.traces else None
     if loaded is None:
         tokenizer = load_tokenizer(config.model, revision=config.revision)
     else:

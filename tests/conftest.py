@@ -338,9 +338,7 @@ def assert_same_tensors() -> Callable[[TraceReader, int, TraceReader, int], None
     def compare(one: TraceReader, index: int, other: TraceReader, there: int) -> None:
         first, second = one.trace(index), other.trace(there)
         assert set(first.labels) == set(second.labels)
-        assert set(first.grids) == set(second.grids)
         pairs = [(first.labels[name], second.labels[name]) for name in first.labels]
-        pairs += [(first.grids[name], second.grids[name]) for name in first.grids]
         for name in ("queries", "keys", "values"):
             ours, theirs = getattr(first, name), getattr(second, name)
             assert (ours is None) == (theirs is None), name

@@ -88,7 +88,5 @@ class Collection:
             continuation=self.config.answers,
             max_new_tokens=self.config.max_new_tokens,
             queries=self.config.store == "qkv",
-            grid=self.config.grid_points,
-            grid_labels=self.config.trained_labels,
             labels=self.config.label_list,
         )

@@ -17,8 +17,6 @@ from kvp.config_groups import (
     split_list,
 )
 
-GRID_LABELS = ("future_attention", "max_future_attention", "max_reply_attention")
-"""As `kvp.store.GRIDS`, without torch."""
 SPLITS = ("train", "validation", "test")
 STORED_LABELS = ("kvzip", "kvzip_plus")
 """As `kvp.store.STORED_LABELS`, without torch."""
@@ -38,18 +36,9 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
     """Sequences of the validation split, which training is validated on."""
     test: int = 0
     """Sequences of the test split."""
-    store: Literal["qkv", "kv", "importance"] = "qkv"
-    """What to keep: queries, keys and values (qkv, for everything); `importance`, for training
-    alone and a fraction of the bytes: in place of queries the label of --grid_labels, exact at the
-    compression points of a grid; or keys and values (kv)."""
-    grid: int = 48
-    """Points of the importance grid of each sequence, both compression boundaries among them."""
-    grid_labels: str = "max_reply_attention"
-    """Labels that can be trained on the grid, comma separated, some of future_attention,
-    max_future_attention and max_reply_attention, the default of kvp-train. Each takes its bytes;
-    the grid holds the others at four points, for evaluation and calibration."""
-    grid_dtype: Literal["float16", "float32"] = "float16"
-    """Dtype of the grid; float16 keeps it to 1e-3 of each value."""
+    store: Literal["qkv", "kv"] = "qkv"
+    """What to keep: queries, keys and values (qkv), or keys and values (kv), for labels of --labels
+    alone."""
     labels: str = ""
     """What else to store for every prompt token, for `kvp-train --label`, comma separated: kvzip,
     kvzip_plus (each an extra pass over the prompt)."""
@@ -60,14 +49,13 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
     VISIBLE: ClassVar[tuple[str, ...]] = (
         "out", "model", "dtype", "quantization", "device", "data", "where", "tasks",
         "length", "answers", "max_new_tokens", "train", "validation", "test", "store",
-        "grid", "labels", "batch_size", "engine", "workers", "seed", "dry_run",
+        "labels", "batch_size", "engine", "workers", "seed", "dry_run",
     )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
     MINIMUMS: ClassVar[Mapping[str, float]] = {
         "train": 0,
         "validation": 0,
         "test": 0,
-        "grid": 2,
         "batch_size": 1,
     }
 
@@ -79,27 +67,11 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
         for label in split_list(self.labels):
             if label not in STORED_LABELS:
                 raise ValueError(f"--labels: no label {label!r}; use {', '.join(STORED_LABELS)}")
-        for label in split_list(self.grid_labels) or ("",):
-            if label not in GRID_LABELS:
-                raise ValueError(
-                    f"--grid_labels: no label {label!r}; use some of {', '.join(GRID_LABELS)}"
-                )
 
     @property
     def label_list(self) -> tuple[str, ...]:
         """Labels of `--labels`, in the order of `STORED_LABELS`."""
         return tuple(label for label in STORED_LABELS if label in split_list(self.labels))
-
-    @property
-    def grid_points(self) -> int:
-        """Points of the importance grid, 0 where none is stored."""
-        return self.grid if self.store == "importance" else 0
-
-    @property
-    def trained_labels(self) -> tuple[str, ...]:
-        """Labels at all points of the grid, none where no grid is stored."""
-        named = split_list(self.grid_labels) if self.store == "importance" else ()
-        return tuple(label for label in GRID_LABELS if label in named)
 
     @property
     def counts(self) -> dict[str, int]:

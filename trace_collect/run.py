@@ -155,9 +155,6 @@ def _open(parts: Collection) -> TraceWriter:
         max_tokens=config.max_tokens,
         sequences=len(jobs),
         store=config.store,
-        grid=config.grid_points,
-        grid_dtype=config.grid_dtype,
-        grid_labels=config.trained_labels,
         labels=config.label_list,
     )
     manifest = run_manifest(

@@ -52,7 +52,6 @@ def facts(path: Place) -> dict[str, Any]:
         "damaged": ranges(damaged),
         "model": {**manifest.get("model", {}), **identity.get("model", {})},
         "plan": plan.to_dict(),
-        "grid_points": plan.grid_points,
         "splits": {split: _lengths(records, split) for split in SPLITS},
         "tasks": dict(Counter(record.task for record in records)),
         "tokens": sum(record.length for record in records),

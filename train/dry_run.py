@@ -18,7 +18,7 @@ from kvp.hf.batch_size import default_batch_size
 from kvp.hf.loading import torch_device
 from kvp.hf.model_size import running_bytes
 from kvp.hf.trace import check_reach
-from kvp.store import StoreKind, planned_bytes
+from kvp.store import planned_bytes
 from train.config import TrainConfig
 from train.costs import training_bytes, training_seconds
 from train.distributed import ALONE
@@ -26,8 +26,6 @@ from train.job import prepare
 from train.online.settings import SEQUENCES
 from train.online.training_data import Prompts, kept_bytes, memory_gb_for, plan_of
 
-_GRID = 48
-"""Points of the importance grids that kvp-collect makes by default."""
 _VALIDATION = 2
 """Validation sequences that are traced."""
 
@@ -66,7 +64,7 @@ def print_costs(config: TrainConfig) -> None:
 
 
 def ways(config: TrainConfig, model_config: PreTrainedConfig, sequences: int) -> list[str]:
-    """Bytes of every way to the traces of a training: no store, one of importance, and a full one.
+    """Bytes of both ways to the traces of a training: without a store, and with one.
 
     Rankers read recent queries (`recent`, with `--inputs auto`) where full traces hold them alone.
     """
@@ -81,41 +79,23 @@ def ways(config: TrainConfig, model_config: PreTrainedConfig, sequences: int) ->
         together=together if config.answers == "model" else 0,
     )
 
-    def raw(store: StoreKind) -> int:
-        return planned_bytes(
-            geometry,
-            dtype=config.dtype,
-            tokens=(sequences + validation) * tokens,
-            store=store,
-            grid=_GRID,
-        )
-
     def step(queries: bool) -> int:
         return training_bytes(recipe.for_traces(queries=queries), config, geometry, tokens)
 
     plan = plan_of(geometry, settings, recipe, sequences, validation)
-    kept = kept_bytes(plan, sequences, validation)
-    lines = [
+    kept = kept_bytes(plan, recipe, sequences, validation)
+    raw = planned_bytes(geometry, dtype=config.dtype, tokens=(sequences + validation) * tokens)
+    return [
         f"{geometry}, {config.dtype}; {sequences} training and {validation} validation sequences "
         f"of at most {config.length} + {config.max_new_tokens} tokens; {recipe.steps:,} steps of "
         f"{recipe.contexts} contexts",
         f"no store (--source model): no disk, {decimal(kept)} of RAM (--memory_gb "
         f"{max(memory_gb_for(kept), config.memory_gb):g}), {decimal(running)} where the model runs "
         f"and {decimal(step(plan.store_queries))} of training",
+        f"full traces: {decimal(round(raw * COMPRESSED[config.dtype]))} on disk, "
+        f"{decimal(running)} where the model runs; then up to --memory_gb of RAM and "
+        f"{decimal(step(queries=True))} of training",
     ]
-    stores: dict[StoreKind, str] = {
-        "importance": "importance store (--store importance)",
-        "qkv": "full traces",
-    }
-    for store, name in stores.items():
-        if store == "importance" and recipe.needs_queries:
-            continue  # it has no queries for --inputs recent
-        lines.append(
-            f"{name}: {decimal(round(raw(store) * COMPRESSED[config.dtype]))} on disk, "
-            f"{decimal(running)} where the model runs; then up to --memory_gb of RAM and "
-            f"{decimal(step(store == 'qkv'))} of training"
-        )
-    return lines
 
 
 def _times(config: TrainConfig, model_config: PreTrainedConfig, sequences: int) -> str:

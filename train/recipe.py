@@ -97,7 +97,7 @@ class ObjectiveSettings:
     """Importance of a token: future_attention (the sum over all future queries),
     max_future_attention (the largest of any future query), max_reply_attention (the same, queries
     that write no reply counted a fifth), kvzip or kvzip_plus where kvp-collect stored it with
-    --labels, or package.module:NAME. A store of importance has those of its --grid_labels."""
+    --labels, or package.module:NAME."""
     permutations: int = 32
     """Permutations sampled per context and head (rloo, at least 2; rloo_batch)."""
     sort_loss: SortLossName = "cost"
@@ -145,8 +145,7 @@ class ContextSettings:
     uniform_points: int = 16
     """Evenly spaced compression points per sequence for compress_uniform; 0 = every position."""
     future_max: int = 512
-    """Future tokens whose attention counts; 0 = all. In a store of importance the window ends at
-    the next point of its grid."""
+    """Future tokens whose attention counts; 0 = all."""
 
 
 @dataclass(frozen=True, kw_only=True)

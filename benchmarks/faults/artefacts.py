@@ -65,11 +65,6 @@ class Artefacts:
         return self.base / "traces"
 
     @property
-    def importance(self) -> Path:
-        """Trace store with an importance grid."""
-        return self.base / "importance"
-
-    @property
     def policy(self) -> Path:
         """Trained policy."""
         return self.base / "policy"
@@ -100,7 +95,6 @@ def make(base: Path) -> Artefacts:
     import_programs()
     made = Artefacts(base)
     _run("kvp-collect", f"{COLLECT} --labels kvzip --out {made.traces}")
-    _run("kvp-collect", f"{COLLECT} --store importance --grid 6 --out {made.importance}")
     train = f"{TRAIN} --traces {made.traces} --out"
     _run("kvp-train", f"{train} {made.policy}")
     _interrupt("kvp-train", f"{train} {made.unfinished}", "train.run", "_export")
@@ -149,8 +143,6 @@ def read_traces(folder: Path) -> str:
             parts += [_tensor(part) for part in reader.head(record.index, 1, 1)]
             parts += [_tensor(part) for part in reader.head(record.index, 0, 0)]
         parts += [_tensor(reader.label(name, record.index)) for name in reader.plan.labels]
-        for label in reader.plan.grid_points:
-            parts.append(_tensor(reader.importance(label, record.index, record.common_edges[-1])))
     return digest([str(part) for part in parts])
 
 

@@ -18,7 +18,7 @@ from benchmarks.faults.artefacts import EVOLVE, TRAIN, Artefacts
 from benchmarks.faults.harness import Area
 
 AREAS = (
-    "store", "importance", "policy", "budgets", "results", "checkpoint", "search", "data", "flags",
+    "store", "policy", "budgets", "results", "checkpoint", "search", "data", "flags",
     "kill", "disk",
 )  # fmt: skip
 
@@ -35,9 +35,6 @@ def run(scratch: Path, trials: int, names: Sequence[str] = ()) -> Iterator[Area]
     train = ("kvp-train", f"{TRAIN} --traces {made.traces}")
     kinds: dict[str, Callable[[], Iterable[Area]]] = {
         "store": lambda: [damage_read("store", made.traces, artefacts.read_traces, trials, work)],
-        "importance": lambda: [
-            damage_read("importance store", made.importance, artefacts.read_traces, trials, work)
-        ],
         "policy": lambda: [_policy(made, trials, work)],
         "budgets": lambda: [
             damage_read("budget file", made.budgets, artefacts.read_budgets, trials // 2, work)

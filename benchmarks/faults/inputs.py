@@ -13,7 +13,7 @@ VALUES = ("-1", "0", "nan", "inf", "1e30", "99999999999", "", "x", "[/x]", "{", 
 
 FLAGS = {
     "kvp-collect": "tasks length train validation test max_new_tokens seed device dtype data "
-    "answers store grid grid_dtype labels essays model revision rate out",
+    "answers store labels essays model revision out",
     "kvp-train": "steps lr hidden contexts seed device devices heads label objective preset "
     "permutations temperature reward blocks inputs key_frame "
     "optimizer compress_prompt "

@@ -26,7 +26,6 @@ from kvp.hf.observe import observe
 from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.scoring import ALL_QUERIES, Reconstruction
 from kvp.store import SequenceRecord, Trace
-from kvp.store.importance_grid import edges_of, label_grids
 
 LABEL_PASSES = {"kvzip": Reconstruction(), "kvzip_plus": Reconstruction(weighted=True)}
 """Labels that are the attention a token receives while the model repeats its prompt."""
@@ -52,10 +51,6 @@ class Recorded:
     """Most tokens of it; a sample's own number may be smaller."""
     queries: bool = True
     """Whether traces have queries."""
-    grid: int = 0
-    """Compression points of the grid of importance, 0 for none (`kvp.store.importance_grid`)."""
-    grid_labels: Sequence[str] = ()
-    """Labels that the grid holds at all of its points."""
     labels: Sequence[str] = ()
     """Names of `LABEL_PASSES`."""
 
@@ -90,7 +85,7 @@ def collect_all(
         for (index, sample), prompt, reply, limit in zip(
             batch, prompts, replies, limits, strict=True
         ):
-            record = _record(sample, prompt, reply[:limit], index, recorded.grid)
+            record = _record(sample, prompt, reply[:limit], index)
             yield _traced(model, tokenizer, record, recorded)
 
 
@@ -109,28 +104,20 @@ def _traced(
 ) -> Trace:
     """What attention saw of one sequence, on the CPU."""
     ids = torch.tensor([record.token_ids], device=model.device)
-    needed = ALL_QUERIES if recorded.queries or recorded.grid else 0
-    seen = observe(model, ids, queries=needed, last_logits=True)
-    grouped = [
-        queries.reshape(*keys.shape[:2], -1, *keys.shape[2:])  # [1, H, G, T, D]
-        for queries, keys in zip(seen.queries, seen.keys, strict=bool(needed))
-    ]
-    grids: dict[str, Tensor] = {}
-    if recorded.grid:
-        layers = [
-            label_grids(queries, keys.contiguous(), record, recorded.grid_labels)
-            for queries, keys in zip(grouped, seen.keys, strict=True)
-        ]
-        grids = {label: _on_cpu([layer[label] for layer in layers]) for label in layers[0]}
+    seen = observe(model, ids, queries=ALL_QUERIES if recorded.queries else 0, last_logits=True)
+    queries = None
+    if recorded.queries:
+        heads = seen.keys[0].shape[1]
+        queries = _on_cpu(seen.queries)  # [L, Q, T, D]
+        queries = queries.view(len(queries), heads, -1, *queries.shape[2:])
     labels: dict[str, Tensor] = {}
     if recorded.labels:
         labels = _labels(model, tokenizer, ids[:, : record.prompt_length], recorded.labels)
     return Trace(
         record=record,
-        queries=_on_cpu(grouped) if recorded.queries else None,
+        queries=queries,
         keys=_on_cpu(seen.keys),
         values=_on_cpu(seen.values),
-        grids=grids,
         labels=labels,
     )
 
@@ -202,13 +189,8 @@ def greedy(
     ]
 
 
-def _record(
-    sample: Sample, encoded: Encoded, reply: tuple[int, ...], index: int, grid: int
-) -> SequenceRecord:
+def _record(sample: Sample, encoded: Encoded, reply: tuple[int, ...], index: int) -> SequenceRecord:
     start = encoded.prompt_length
-    edges, common_edges = (
-        edges_of(start + len(reply), encoded.context_length, start, grid) if grid else ((), ())
-    )
     spans = encoded.reply_spans + (((start, start + len(reply)),) if reply else ())
     return SequenceRecord(
         index=index,
@@ -223,6 +205,4 @@ def _record(
         references=sample.references,
         max_new_tokens=sample.max_new_tokens,
         metric=sample.metric,
-        edges=edges,
-        common_edges=common_edges,
     )

@@ -1,14 +1,12 @@
 """The trace store: queries, keys and values of collected sequences (`docs/formats.md`)."""
 
 from kvp.store.reader import TraceReader
-from kvp.store.schema import GRIDS, STORED_LABELS, SequenceRecord, Trace
-from kvp.store.store_plan import GridDtype, StoreKind, StorePlan, planned_bytes
+from kvp.store.schema import STORED_LABELS, SequenceRecord, Trace
+from kvp.store.store_plan import StoreKind, StorePlan, planned_bytes
 from kvp.store.writer import TraceWriter
 
 __all__ = [
-    "GRIDS",
     "STORED_LABELS",
-    "GridDtype",
     "SequenceRecord",
     "StoreKind",
     "StorePlan",

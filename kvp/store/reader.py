@@ -17,9 +17,8 @@ from kvp.artifacts.addresses import Place, place
 from kvp.artifacts.tensors import read_safetensors
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from kvp.store.importance_grid import decode, importance_of, intervals_between, root_scale
 from kvp.store.paths import OUTPUT, record_path, shard_path
-from kvp.store.schema import GRID_ARRAYS, GRIDS, SequenceRecord, Trace, label_array
+from kvp.store.schema import SequenceRecord, Trace, label_array
 from kvp.store.sequence_records import committed, load_record, load_records
 from kvp.store.shards import open_array
 from kvp.store.store_manifest import load_metadata
@@ -122,34 +121,8 @@ class TraceReader:
 
     def importance(
         self, label: str, index: int, prefix_length: int, stop: int | None = None
-    ) -> Tensor:
-        """A label of the first `prefix_length` tokens from queries before `stop` (or all).
-
-        [L, H, prefix_length] float32, as computed from the queries that are not kept; a `stop` that
-        is no edge of the label's grid counts as the next one. Raises StoreError as `head`, in a
-        store without an importance grid, or for a label or a compression point it does not hold.
-        """
-        if label not in self._plan.grid_points:
-            held = ", ".join(self._plan.grid_points)
-            raise StoreError(
-                f"{self.path} holds no {label}, only {held}: collect with kvp-collect --store qkv"
-                if held
-                else f"{self.path} was collected without an importance grid"
-            )
-        record = self.record(index)
-        edges = self._plan.edges_of(label, record)
-        end = record.length if stop is None else stop
-        try:
-            intervals = intervals_between(edges, prefix_length, end)
-        except ValueError:
-            points = ", ".join(map(str, edges[:-1]))
-            raise StoreError(
-                f"{self.path} holds no {label} of sequence {index} at {prefix_length} tokens, only "
-                f"at {points}; collect with --store qkv to compress anywhere"
-            ) from None
-        window = prefix_length, edges[intervals.stop]
-        read = self._read(GRIDS[label], index, intervals=intervals, tokens=prefix_length)
-        return importance_of(label, read, record.reply_spans, *window)
+    ) -> None:
+        """Stores keep queries, not importance in their place (`train.data.traces.Traces`)."""
 
     def output_gram(self) -> Tensor | None:
         """Gram matrices of the model's output projection, [L, H, D, D] float32; None where unknown.
@@ -166,14 +139,12 @@ class TraceReader:
         keys, values = self.kv(index)
         queries = self._read("q", index) if self._plan.store_queries else None
         labels = {name: self.label(name, index) for name in self._plan.labels}
-        grids = {label: self._read(GRIDS[label], index) for label in self._plan.grid_points}
         return Trace(
             record=self.record(index),
             queries=queries,
             keys=keys,
             values=values,
             labels=labels,
-            grids=grids,
         )
 
     def verify(self) -> None:
@@ -181,22 +152,11 @@ class TraceReader:
         for index in committed(self.path):
             self.trace(index)
 
-    def _read(
-        self,
-        array: str,
-        index: int,
-        where: tuple[int | slice, ...] = (),
-        intervals: slice | None = None,
-        tokens: int | None = None,
-    ) -> Tensor:
-        """Unpadded; of a grid, these intervals and the first tokens only."""
+    def _read(self, array: str, index: int, where: tuple[int | slice, ...] = ()) -> Tensor:
+        """Unpadded."""
         if self._heads is not None and not where:
-            parts = [self._read(array, index, some, intervals, tokens) for some in self._slices()]
-            return torch.cat(parts)[None]
-        shape = self._plan.shape(array, self.record(index))
-        kept: list[int | slice] = [slice(size) for size in shape]
-        if array in GRID_ARRAYS:
-            kept[-2:] = [intervals or kept[-2], slice(tokens or shape[-1])]
+            return torch.cat([self._read(array, index, some) for some in self._slices()])[None]
+        kept = [slice(size) for size in self._plan.shape(array, self.record(index))]
         selection: tuple[int | slice, ...] = (index, *where, *kept[len(where) :])
         shard = shard_path(self.path, array, index)
         if array not in self._arrays:
@@ -211,8 +171,6 @@ class TraceReader:
                 f"{record_path(self.path, index)} to collect this sequence again"
             ) from None
         tensor = torch.from_numpy(np.asarray(stored))
-        if array in GRID_ARRAYS:
-            return decode(tensor, root_scale(self._plan.max_tokens))
         return tensor.view(torch.bfloat16) if self._plan.dtype_of(array) == "bfloat16" else tensor
 
     def _slices(self) -> list[tuple[int, slice]]:

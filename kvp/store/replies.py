@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 READING = 0.2
-"""Weight of queries that write no reply in the label `max_reply_attention`; those that do have 1.
-
-Part of the trace store's format: its grids hold weighted attention."""
+"""Weight of queries that write no reply in `max_reply_attention`; those that do have 1."""
 
 
 def written_windows(

@@ -19,14 +19,7 @@ FORMAT_VERSION = 3
 TENSORS = ("q", "k", "v")
 STORED_LABELS = ("kvzip", "kvzip_plus")
 """Labels a store may hold: importance of every prompt token by another method."""
-GRIDS = {
-    "future_attention": "importance",
-    "max_future_attention": "peak",
-    "max_reply_attention": "reply_peak",
-}
-"""Labels that importance grids hold -> the array of each (`kvp.store.importance_grid`)."""
-GRID_ARRAYS = tuple(GRIDS.values())
-ARRAYS = (*TENSORS, *GRID_ARRAYS, *(f"label_{name}" for name in STORED_LABELS))
+ARRAYS = (*TENSORS, *(f"label_{name}" for name in STORED_LABELS))
 """Every array a store may have."""
 
 DTYPES: dict[str, tuple[torch.dtype, str]] = {
@@ -72,10 +65,6 @@ class SequenceRecord:
     """Tokens an answer may take."""
     metric: str = ""
     """Name of the metric that scores an answer."""
-    edges: tuple[int, ...] = ()
-    """Compression points of the importance grid, ascending, then T; empty in other stores."""
-    common_edges: tuple[int, ...] = ()
-    """Those of the points at which the grid holds every label, ascending."""
 
     def fed_again(self, prefix_length: int) -> int:
         """Tokens after a prefix that scorers see: the prompt's last one, where it comes next."""
@@ -92,25 +81,18 @@ class SequenceRecord:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dictionary for JSON; without edges where there is no grid."""
-        data = asdict(self)
-        data["peak_edges"] = data.pop("common_edges")  # its name in files
-        if not self.edges:
-            del data["edges"], data["peak_edges"]
-        return data
+        """Plain dictionary for JSON."""
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SequenceRecord:
         """Inverse of `to_dict`."""
-        known = {name: value for name, value in data.items() if name != "peak_edges"}
         return cls(
             **{
-                **known,
+                **data,
                 "token_ids": tuple(data["token_ids"]),
                 "reply_spans": tuple((start, stop) for start, stop in data["reply_spans"]),
                 "references": tuple(data["references"]),
-                "edges": tuple(data.get("edges", ())),
-                "common_edges": tuple(data.get("peak_edges", ())),
             }
         )
 
@@ -128,9 +110,6 @@ class Trace:
     """[L, H, T, D] values."""
     labels: Mapping[str, Tensor] = field(default_factory=dict)
     """Name -> [L, H, P] float32, P = `record.prompt_length`; those of the store's plan."""
-    grids: Mapping[str, Tensor] = field(default_factory=dict)
-    """Label -> [L, H, intervals, T] float32 (`kvp.store.importance_grid.label_grids`); those of the
-    store's plan, none in a store without a grid."""
 
 
 def label_array(name: str) -> str:

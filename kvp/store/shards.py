@@ -19,9 +19,8 @@ from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from kvp.artifacts.addresses import ObjectPath, Place
 from kvp.artifacts.objects import Patience, told
-from kvp.store.importance_grid import root_scale
 from kvp.store.paths import shard_name
-from kvp.store.schema import DTYPES, GRID_ARRAYS, is_label
+from kvp.store.schema import DTYPES, is_label
 from kvp.store.store_plan import StorePlan
 
 
@@ -32,10 +31,6 @@ def array_settings(plan: StorePlan, array: str) -> dict[str, Any]:
     itemsize = DTYPES[dtype][0].itemsize
     axes = ["sequence", "layer", "kv_head", *(["group"] if array == "q" else []), "token"]
     axes += [] if is_label(array) else ["head_dim"]
-    attributes: dict[str, Any] = {"kvp_dtype": dtype}
-    if array in GRID_ARRAYS:
-        axes = ["sequence", "layer", "kv_head", "interval", "token"]
-        attributes |= {} if dtype == "float32" else {"kvp_root_scale": root_scale(plan.max_tokens)}
     blosc = BloscCodec(
         cname="zstd", clevel=1, shuffle="shuffle", typesize=itemsize, blocksize=1 << 20
     )
@@ -48,7 +43,7 @@ def array_settings(plan: StorePlan, array: str) -> dict[str, Any]:
         "fill_value": 0,
         "dimension_names": axes,
         "chunk_key_encoding": {"name": "default", "separator": "."},
-        "attributes": attributes,
+        "attributes": {"kvp_dtype": dtype},
     }
 
 

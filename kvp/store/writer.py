@@ -21,9 +21,8 @@ from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import atomic_write_bytes
 from kvp.errors import StoreError
 from kvp.manifest import differences
-from kvp.store.importance_grid import encode, root_scale
 from kvp.store.paths import record_path, shard_path
-from kvp.store.schema import DTYPES, GRID_ARRAYS, GRIDS, SequenceRecord, Trace, label_array
+from kvp.store.schema import DTYPES, SequenceRecord, Trace, label_array
 from kvp.store.sequence_records import commit_record, committed, has_no_sequence, load_records
 from kvp.store.shards import encoded_shard
 from kvp.store.store_manifest import STORE, create_metadata, load_metadata, remove_metadata
@@ -155,14 +154,13 @@ class TraceWriter:
                 f"sequence {record.index} of {record.length} tokens does not fit {plan}"
             )
         labels = {label_array(name): label for name, label in trace.labels.items()}
-        grids = {GRIDS[label]: grid for label, grid in trace.grids.items()}
-        given = {"q": trace.queries, "k": trace.keys, "v": trace.values, **grids, **labels}
+        given = {"q": trace.queries, "k": trace.keys, "v": trace.values, **labels}
         tensors = {array: tensor for array, tensor in given.items() if tensor is not None}
         if set(tensors) != set(plan.arrays):
             raise ValueError(f"a trace carries what its store keeps: {plan.arrays}")
         for array, tensor in tensors.items():
             shape = list(plan.shape(array, record))
-            dtype = "float32" if array in GRID_ARRAYS else plan.dtype_of(array)
+            dtype = plan.dtype_of(array)
             if list(tensor.shape) != shape or tensor.dtype != DTYPES[dtype][0]:
                 raise ValueError(
                     f"{array} of sequence {record.index} is {tensor.dtype} {list(tensor.shape)}, "
@@ -174,15 +172,9 @@ class TraceWriter:
 
 
 def _padded(tensor: Tensor, plan: StorePlan, array: str) -> np.ndarray[Any, Any]:
-    """Padded to the store's length with zeros, as the stored numpy dtype, bits untouched.
-
-    Only grids are recoded (`kvp.store.importance_grid.encode`).
-    """
+    """Padded to the store's length with zeros, as the stored numpy dtype, bits untouched."""
     dtype, numpy_dtype = DTYPES[plan.dtype_of(array)]
-    bits = tensor.detach()
-    if array in GRID_ARRAYS:
-        bits = encode(bits, dtype, root_scale(plan.max_tokens))
-    bits = bits.cpu()
+    bits = tensor.detach().cpu()
     if dtype == torch.bfloat16:
         bits = bits.view(torch.uint16)
     full = np.zeros(plan.shape(array), dtype=numpy_dtype)

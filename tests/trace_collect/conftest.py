@@ -13,7 +13,6 @@ from kvp.geometry import Geometry
 from kvp.programs import collect as main
 from kvp.programs import main as kvp
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
-from kvp.store.importance_grid import edges_of, label_grids
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +56,6 @@ def random_trace(plan: StorePlan, index: int, seed: int, split: str) -> Trace:
     generator = torch.Generator().manual_seed(1000 * seed + index)
     length, size = plan.max_tokens - index % 3, plan.geometry
     context, prompt = length - 8, length - 4
-    edges, common = edges_of(length, context, prompt, plan.grid) if plan.grid else ((), ())
     shape = (size.layers, size.kv_heads)
 
     def noise(*inner: int) -> torch.Tensor:
@@ -80,8 +78,6 @@ def random_trace(plan: StorePlan, index: int, seed: int, split: str) -> Trace:
         references=("naïve ✓",),
         max_new_tokens=4,
         metric="all",
-        edges=edges,
-        common_edges=common,
     )
     return Trace(
         record=record,
@@ -89,7 +85,6 @@ def random_trace(plan: StorePlan, index: int, seed: int, split: str) -> Trace:
         keys=keys,
         values=noise(),
         labels={name: label for name in plan.labels},
-        grids=label_grids(queries, keys, record, plan.grid_labels) if plan.grid else {},
     )
 
 

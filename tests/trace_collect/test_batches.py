@@ -30,9 +30,7 @@ def _shards(store: Path, index: int) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in store.glob(f"*/c.{index}.*")}
 
 
-@pytest.mark.parametrize(
-    "kind", [("--store=qkv", "--labels=kvzip"), ("--store=importance",), ("--store=kv",)]
-)
+@pytest.mark.parametrize("kind", [("--store=qkv", "--labels=kvzip"), ("--store=kv",)])
 def test_the_batch_size_changes_no_byte(
     run: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: tuple[str, ...]
 ) -> None:

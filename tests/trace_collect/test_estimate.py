@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,27 +24,6 @@ def test_a_store_without_queries() -> None:
     geometry = Geometry(layers=1, query_heads=2, kv_heads=1, head_dim=4)
     estimate = StoreEstimate(geometry=geometry, dtype="float32", sequences=1, tokens=10, store="kv")
     assert estimate.raw_bytes == 2 * 10 * 4 * 4
-
-
-def test_an_importance_grid_in_place_of_queries() -> None:
-    # per token and head 2 x 128 numbers of keys and values and 48 + 2 x 4 of the grid, all 2 bytes,
-    # instead of 9 x 128
-    geometry = Geometry(layers=28, query_heads=28, kv_heads=4, head_dim=128)
-    estimate = StoreEstimate(
-        geometry=geometry, dtype="bfloat16", sequences=1, tokens=4500, store="importance", grid=48
-    )
-    assert estimate.raw_bytes == 4500 * 28 * 4 * 312 * 2
-    two = replace(estimate, grid_labels=2)
-    assert two.raw_bytes == 4500 * 28 * 4 * (256 + 2 * 48 + 4) * 2
-
-
-def test_a_grid_larger_than_the_queries_is_reported() -> None:
-    geometry = Geometry(layers=5, query_heads=8, kv_heads=4, head_dim=8)
-    plain = StoreEstimate(geometry=geometry, dtype="float32", sequences=1, tokens=9)
-    assert not any("warning" in line for line in plain.lines())
-    large = replace(plain, store="importance", grid=48)
-    assert large.raw_bytes > plain.raw_bytes
-    assert any("larger than --store qkv" in line for line in large.lines())
 
 
 def test_a_full_disk_is_refused(tmp_path: Path) -> None:

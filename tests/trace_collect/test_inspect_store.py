@@ -44,15 +44,12 @@ def test_the_facts_of_a_store(make_store: MakeStore, kvp_store: Program) -> None
 def test_damaged_and_missing_sequences_are_counted_and_nothing_is_written(
     make_store: MakeStore, kvp_store: Program
 ) -> None:
-    store = make_store(
-        "traces", write=5, store="importance", grid=6, grid_labels=("max_reply_attention",)
-    )
+    store = make_store("traces", write=5)
     (store / "sequences" / "000002.json").write_text("{}")
     before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
     found = json.loads(kvp_store("inspect", store, "--json")[1])
     assert (found["sequences"], found["damaged"], found["missing"]) == (4, "2", "5")
     assert found["complete"] is False
-    assert found["grid_points"]["max_reply_attention"] == 6
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
 
 

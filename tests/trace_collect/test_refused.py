@@ -41,9 +41,6 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--train=0", "--validation=0"], "nothing to collect"),
         (["--device=cuda:99"], "--device cuda:99"),
         (["--quantization=4bit"], "--quantization 4bit needs"),
-        (["--store=importance", "--grid=1"], "--grid must be at least 2, got 1"),
-        (["--grid_labels=kvzip"], "--grid_labels: no label 'kvzip'; use some of future_attention"),
-        (["--grid_labels="], "--grid_labels: no label ''"),
     ],
 )
 def test_what_cannot_work_is_one_line_before_the_weights_are_loaded(

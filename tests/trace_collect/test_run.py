@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,11 @@ from kvp.hf import load_model, observe
 from kvp.hf.output_projection import output_gram
 from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.hf.trace import Recorded, collect_all
-from kvp.ops.future_attention import reference
 from kvp.scoring import Reconstruction
-from kvp.store import GRIDS, STORED_LABELS, Trace, TraceReader
+from kvp.store import STORED_LABELS, TraceReader
 from trace_collect.collection import store_request
-from trace_collect.config import GRID_LABELS, CollectConfig
 from trace_collect.config import STORED_LABELS as CONFIG_LABELS
-from train.recipe import FOURIER
+from trace_collect.config import CollectConfig
 
 Collect = Callable[..., int]
 
@@ -152,71 +149,12 @@ def test_labels_are_the_scorer_inputs_of_the_prompt(
     assert "labels: ['kvzip', 'kvzip_plus'] there, ['kvzip'] here" in refused(capsys)
 
 
-@pytest.mark.parametrize(
-    ("names", "grid_dtype", "allowed"),
-    [
-        ("max_future_attention,future_attention", "float32", 1e-5),
-        ("future_attention,max_reply_attention", "float16", 1e-3),
-    ],
-)
-def test_importance_is_that_of_the_queries_at_every_point(
-    run: Collect, tmp_path: Path, names: str, grid_dtype: str, allowed: float
-) -> None:
-    flags = ("--train=2", "--validation=0")
-    lean = (
-        "--store=importance",
-        "--grid=9",
-        f"--grid_dtype={grid_dtype}",
-        f"--grid_labels={names}",
-    )
-    assert run(*flags) == 0
-    assert run(*flags, *lean, "--out", str(tmp_path / "lean")) == 0
-    whole, short = TraceReader(tmp_path / "out"), TraceReader(tmp_path / "lean")
-    assert not (tmp_path / "lean" / "q").exists()
-    for record in short.records():
-        trace = whole.trace(record.index)
-        assert trace.queries is not None
-        assert replace(record, edges=(), common_edges=()) == trace.record
-        assert len(record.edges) == 10
-        assert {record.prompt_length - 1, record.context_length} <= set(record.common_edges)
-        assert torch.equal(short.kv(record.index)[0], trace.keys)
-        assert torch.equal(short.kv(record.index)[1], trace.values)
-        for label in GRIDS:
-            everywhere = label in names.split(",")
-            for prefix in record.edges[:-1] if everywhere else record.common_edges:
-                torch.testing.assert_close(
-                    short.importance(label, record.index, prefix),
-                    by_definition(label, trace, prefix),
-                    rtol=allowed,
-                    atol=0,
-                )
-
-
-def by_definition(label: str, trace: Trace, prefix: int) -> torch.Tensor:
-    """A label from the queries of a whole prompt and its answer, by the reference operators."""
-    assert trace.queries is not None
-    if label == "future_attention":
-        return reference.future_attention(trace.queries, trace.keys, prefix)
-    largest = reference.max_future_attention(trace.queries, trace.keys, prefix)
-    if label == "max_future_attention":
-        return largest
-    (start, stop) = trace.record.reply_spans[-1]
-    first = max(start - 1, prefix)
-    written = reference.max_future_attention(trace.queries, trace.keys, first, stop)
-    return torch.maximum(written[..., :prefix], 0.2 * largest)
-
-
 def test_another_store_does_not_continue_this_one(
     run: Collect, capsys: pytest.CaptureFixture[str], refused: Any
 ) -> None:
-    flags = ("--train=1", "--validation=0", "--store=importance")
-    assert run(*flags, "--grid=5") == 0
-    assert run(*flags, "--grid=6") == 2
-    assert "planned differently (grid: 5 there, 6 here)" in refused(capsys)
-    assert run(*flags, "--grid=5", "--grid_labels=future_attention") == 2
-    assert "['max_reply_attention'] there, ['future_attention'] here" in refused(capsys)
+    assert run("--train=1", "--validation=0", "--store=kv") == 0
     assert run("--train=1", "--validation=0") == 2
-    assert "store: importance there, qkv here" in refused(capsys)
+    assert "store: kv there, qkv here" in refused(capsys)
 
 
 def test_unknown_labels_are_refused(
@@ -225,8 +163,6 @@ def test_unknown_labels_are_refused(
     assert run("--labels=kvzip,snap") == 2
     assert "--labels: no label 'snap'; use kvzip, kvzip_plus" in refused(capsys)
     assert CONFIG_LABELS == STORED_LABELS
-    assert tuple(GRIDS) == GRID_LABELS
-    assert CollectConfig(out="s", store="importance").trained_labels == (FOURIER.label,)
 
 
 @pytest.mark.parametrize(

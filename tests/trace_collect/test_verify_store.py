@@ -76,9 +76,7 @@ def test_damaged_metadata_is_one_line_that_names_the_file(
 
 
 def test_a_missing_sequence_can_be_allowed(make_store: MakeStore, kvp_store: Program) -> None:
-    store = make_store(
-        "traces", write=4, store="importance", grid=5, grid_labels=("max_reply_attention",)
-    )
+    store = make_store("traces", write=4)
     code, output, error = kvp_store("verify", store)
     assert code == 2
     assert output.splitlines() == ["missing: 4-5"]

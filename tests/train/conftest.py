@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from kvp.geometry import Geometry
-from kvp.store import GridDtype, SequenceRecord, StorePlan, Trace, TraceWriter
-from kvp.store.importance_grid import edges_of, label_grids
+from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 TOKENS, CONTEXT, PROMPT = 96, 70, 80
@@ -75,16 +74,6 @@ def synthetic_label(trace: Trace) -> torch.Tensor:
     return torch.stack([torch.stack(row) for row in rows]).exp()
 
 
-def with_grid(trace: Trace, points: int, labels: Sequence[str]) -> Trace:
-    """The same trace as `kvp-collect --store importance` keeps it."""
-    record = trace.record
-    edges, common = edges_of(record.length, record.context_length, record.prompt_length, points)
-    record = replace(record, edges=edges, common_edges=common)
-    assert trace.queries is not None
-    grids = label_grids(trace.queries, trace.keys, record, labels)
-    return replace(trace, record=record, queries=None, grids=grids)
-
-
 @pytest.fixture(scope="session")
 def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
     """Write a store of `train` training and `validation` validation sequences."""
@@ -99,9 +88,6 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
         noise: int = 0,
         queries: bool = True,
         labels: tuple[str, ...] = (),
-        grid: int = 0,
-        grid_dtype: GridDtype = "float32",
-        grid_labels: tuple[str, ...] = ("max_reply_attention",),
         replies: tuple[tuple[int, int], ...] = (),
         frequencies: Sequence[float] | None = (0.0,),
     ) -> Path:
@@ -112,10 +98,7 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
             dtype="float32",
             max_tokens=tokens,
             sequences=len(splits),
-            store="importance" if grid else "qkv" if queries else "kv",
-            grid=grid,
-            grid_dtype=grid_dtype,
-            grid_labels=grid_labels if grid else (),
+            store="qkv" if queries else "kv",
             labels=labels,
         )
         manifest = {
@@ -128,7 +111,6 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
                 trace = synthetic_trace(index, split, geometry=geometry, tokens=tokens, noise=noise)
                 kept = {name: synthetic_label(trace) for name in labels}
                 trace = replace(trace, record=replace(trace.record, reply_spans=replies))
-                trace = with_grid(trace, grid, grid_labels) if grid else trace
                 writer.write(
                     replace(trace, queries=trace.queries if queries else None, labels=kept)
                 )

@@ -23,25 +23,16 @@ def test_a_7b_model_from_its_configuration_alone(
 ) -> None:
     flags = ("--model", str(QWEN), "--dtype=bfloat16", "--length=4096")
     assert main(["--dry-run", "--out", str(tmp_path / "p"), *flags]) == 0
-    head, online, importance, full, absent, nothing = capsys.readouterr().out.splitlines()
+    head, online, full, absent, nothing = capsys.readouterr().out.splitlines()
     assert "100 training and 40 validation sequences of at most 4096 + 128 tokens" in head
     assert "300 steps of 4 contexts" in head
     assert online.startswith(
         "no store (--source model): no disk, 36.6 GB of RAM (--memory_gb 48.9)"
     )
-    assert importance.startswith("importance store (--store importance): 28.9 GB on")
     assert full.startswith("full traces: 106.8 GB on disk")
     assert absent.startswith(f"no times, which are measured on the model itself: --model {QWEN}")
     assert nothing == "dry run: nothing was written"
     assert not (tmp_path / "p").exists()
-
-
-def test_rankers_that_read_queries_have_no_importance_store(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ("--dry-run", "--model", str(QWEN), "--inputs=key,value,recent")
-    assert main([*flags, "--out", str(tmp_path / "p")]) == 0
-    assert "--store importance" not in capsys.readouterr().out
 
 
 def test_the_memory_it_names_is_enough(

@@ -39,7 +39,7 @@ class CalibrateConfig(CalibrationConfig, MemoryConfig, DeviceConfig):
     """Policy directory written by kvp-train or kvp distill."""
     traces: str
     """Trace store written by kvp-collect. Of the policy's model, with validation sequences, and
-    with queries or an importance grid."""
+    with queries."""
     allow_incomplete: bool = False
     """Use a store whose collection has not finished."""
 

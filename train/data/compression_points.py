@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,19 +37,15 @@ def points_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int
     """Possible compression points (as prefix lengths) of a sequence by kind.
 
     Kinds are `prompt`, `context` and `uniform`. A point is possible when at least
-    `shortest_prefix` tokens come before it and one after it. Where the store keeps an importance
-    grid, uniform points are points of the grid.
+    `shortest_prefix` tokens come before it and one after it.
     """
     first, last = shortest_prefix(recipe), record.length - 1
     if label_of(recipe.label).stored is not None:  # stored labels end with the prompt
         last = min(last, record.prompt_length)
-    exact = [edge for edge in record.edges if first <= edge <= last]
     candidates = {
         "prompt": [record.prompt_length - 1],
         "context": [record.context_length],
-        "uniform": [exact[index] for index in _grid(0, len(exact) - 1, recipe.uniform_points)]
-        if record.edges
-        else _grid(first, last, recipe.uniform_points),
+        "uniform": _evenly(first, last, recipe.uniform_points),
     }
     weights = _weights(recipe)
     possible = {
@@ -103,7 +99,7 @@ def draw_point(record: SequenceRecord, recipe: Recipe, *, seed: int, draw: int) 
     weights = np.array([_weights(recipe)[kind] for kind in kinds])
     kind = list(kinds)[int(random.choice(len(kinds), p=weights / weights.sum()))]
     point = kinds[kind][int(random.integers(len(kinds[kind])))]
-    return _point(record, point, recipe, record.edges)
+    return _point(record, point, recipe)
 
 
 def noise_seed(seed: int, step: int, index: int) -> int:
@@ -119,9 +115,6 @@ def held_out_points(
     Boundary points where the recipe trains on them, else the middle of the uniform ones. The second
     point of a sequence is used only after every sequence has given its first, and the sequences of
     a task take turns in which boundary that is, so that few points, too, show both.
-
-    Of an importance grid they are points at which it holds every label, and windows end at such:
-    policies are evaluated and calibrated on other labels than they were trained on.
     """
     rounds: list[list[CompressionPoint]] = [[], []]
     turns: Counter[str] = Counter()
@@ -132,22 +125,17 @@ def held_out_points(
         turn = turns[record.task] % len(fixed)
         turns[record.task] += 1
         for index, prefix_length in enumerate(fixed[turn:] + fixed[:turn]):
-            edges = (*record.common_edges, record.length)
-            rounds[index].append(_point(record, prefix_length, recipe, edges))
+            rounds[index].append(_point(record, prefix_length, recipe))
     return (rounds[0] + rounds[1])[:limit]
 
 
-def _point(
-    record: SequenceRecord, prefix_length: int, recipe: Recipe, edges: Sequence[int]
-) -> CompressionPoint:
-    """A point whose window ends at one of `edges`, if the record has any."""
+def _point(record: SequenceRecord, prefix_length: int, recipe: Recipe) -> CompressionPoint:
     stop = prefix_length + (recipe.future_max or record.length)
     if label_of(recipe.label).reading < 1:  # at least one reply is seen
         stop = max(stop, next((b for _, b in record.reply_spans if b > prefix_length), stop))
-    stop = min(stop, record.length)
-    if record.edges:  # a grid holds the future up to its edges only
-        stop = min(edge for edge in edges if edge >= stop)
-    return CompressionPoint(sequence=record.index, prefix_length=prefix_length, stop=stop)
+    return CompressionPoint(
+        sequence=record.index, prefix_length=prefix_length, stop=min(stop, record.length)
+    )
 
 
 def _weights(recipe: Recipe) -> dict[str, float]:
@@ -158,7 +146,7 @@ def _weights(recipe: Recipe) -> dict[str, float]:
     }
 
 
-def _grid(first: int, last: int, points: int) -> list[int]:
+def _evenly(first: int, last: int, points: int) -> list[int]:
     if last < first:
         return []
     if points == 0:
@@ -168,12 +156,7 @@ def _grid(first: int, last: int, points: int) -> list[int]:
 
 def _middle(record: SequenceRecord, recipe: Recipe) -> int:
     uniform = points_by_kind(record, recipe)["uniform"]
-    middle = uniform[len(uniform) // 2]
-    if not record.common_edges:
-        return middle
-    possible = points_by_kind(record, replace(recipe, uniform_points=0))["uniform"]
-    common = [point for point in record.common_edges if possible[0] <= point <= possible[-1]]
-    return min(common, key=lambda point: abs(point - middle), default=middle)
+    return uniform[len(uniform) // 2]
 
 
 def _generator(*key: int) -> np.random.Generator:

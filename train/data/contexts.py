@@ -1,8 +1,8 @@
 """Contexts a ranker learns from, read from a trace store and cached within a bound of RAM.
 
 A context is a sequence at a compression point: keys and values of the cached tokens of every head,
-and their importance (`train.labels`), computed from the stored queries, read from the importance
-grid that a store keeps in their place, or stored as it is. Labels depend on sequence and point
+and their importance (`train.labels`), computed from the stored queries, kept in their place
+(`train.online`), or stored as it is. Labels depend on sequence and point
 only, so they are cached while they fit and recomputed afterwards, with the same result. Traces stay
 in their stored dtype and become float32 when a context is made.
 """
@@ -187,10 +187,9 @@ class ContextSource:
         if label.from_queries is None:
             assert label.stored is not None, "a label is computed or stored"
             return traces.label(label.stored, point.sequence)[..., : point.prefix_length]
-        if not traces.plan.store_queries:
-            return traces.importance(
-                self._label_name, point.sequence, point.prefix_length, point.stop
-            )
+        kept = traces.importance(self._label_name, point.sequence, point.prefix_length, point.stop)
+        if kept is not None:
+            return kept
         queries, keys = self._queries_and_keys(point.sequence)
         replies = traces.record(point.sequence).reply_spans
         return label.computed(queries, keys, point.prefix_length, point.stop, replies).cpu()

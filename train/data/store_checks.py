@@ -24,12 +24,7 @@ def check_store(reader: TraceReader, recipe: Recipe, *, allow_incomplete: bool) 
     if reader.plan.store == "kv":
         raise StoreError(
             f"--traces {reader.path} was collected without queries; future attention needs them: "
-            "kvp-collect --store qkv or importance"
-        )
-    if recipe.needs_queries and not reader.plan.store_queries:
-        raise StoreError(
-            f"--inputs {recipe.inputs}: --traces {reader.path} was collected without queries; "
-            "leave recent out, or collect with kvp-collect --store qkv"
+            "kvp-collect --store qkv"
         )
     if "model" not in reader.manifest:
         raise StoreError(f"--traces {reader.path}: its manifest does not name the model")

@@ -44,8 +44,11 @@ class Traces(Protocol):
 
     def importance(
         self, label: str, index: int, prefix_length: int, stop: int | None = None
-    ) -> Tensor:
-        """Importance kept in place of queries: a label at a compression point, [L, H, N]."""
+    ) -> Tensor | None:
+        """Importance kept in place of queries: a label at a compression point, [L, H, N].
+
+        None where queries are kept, and in stores.
+        """
 
     def output_gram(self) -> Tensor | None:
         """Gram matrices of the model's output projection."""

@@ -34,8 +34,6 @@ class Label:
     """Computes the label from the queries of a trace."""
     stored: str | None = None
     """Name under which `kvp-collect --labels` stores it."""
-    in_grid: str | None = None
-    """Name under which stores of importance grids, which have no queries, may hold it."""
     reading: float = 1.0
     """Weight of queries that write none of the assistant's replies (`kvp.store.replies`); those
     that write them have 1."""
@@ -83,16 +81,9 @@ class Label:
             if self.stored in plan.labels:
                 return None
             return f"holds no such label; collect it with kvp-collect --labels {self.stored}"
-        if plan.store == "qkv" or self.in_grid in plan.grid_labels:
+        if plan.store_queries:
             return None
-        if plan.store != "importance":
-            return "was collected without queries; collect with kvp-collect --store qkv"
-        held = ", ".join(plan.grid_labels)
-        other = "qkv" if self.in_grid is None else f"importance --grid_labels {self.in_grid}"
-        return (
-            f"keeps no queries, and of labels only {held} at every point of its grid; use "
-            f"--label {plan.grid_labels[0]}, or collect with kvp-collect --store {other}"
-        )
+        return "was collected without queries; collect with kvp-collect --store qkv"
 
 
 def _finite(tensor: Tensor) -> bool:
@@ -108,19 +99,15 @@ def label_of(name: str) -> Label:
     return label
 
 
-FUTURE_ATTENTION = Label(from_queries=future_attention, in_grid="future_attention")
+FUTURE_ATTENTION = Label(from_queries=future_attention)
 """Attention to a token, summed over future queries (KVP paper, section 3.1.1). Of the query heads
 that share a KV head the largest counts."""
 
-MAX_FUTURE_ATTENTION = Label(from_queries=max_future_attention, in_grid="max_future_attention")
+MAX_FUTURE_ATTENTION = Label(from_queries=max_future_attention)
 """The most that any single future query pays to a token: one that a query depends on is more
 important than one that many attend to a little (docs/decisions.md#default-label)."""
 
-MAX_REPLY_ATTENTION = Label(
-    from_queries=max_future_attention,
-    in_grid="max_reply_attention",
-    reading=READING,
-)
+MAX_REPLY_ATTENTION = Label(from_queries=max_future_attention, reading=READING)
 """Largest attention of the queries that write a reply, and a fifth of that of all others.
 
 Queries of the question and of an answer's prefix are read, not written: asked for the value of a

@@ -91,11 +91,13 @@ class ModelTraces:
 
     def importance(
         self, label: str, index: int, prefix_length: int, stop: int | None = None
-    ) -> Tensor:
+    ) -> Tensor | None:
         """A label of the first N = `prefix_length` tokens, of the queries before `stop` (all).
 
-        [L, H, N] float32. KeyError where `attention` did not name it.
+        [L, H, N] float32, None where queries are kept. KeyError where `attention` did not name it.
         """
+        if self.plan.store_queries:
+            return None
         trace, computed = self._kept[index]
         return computed[label, prefix_length, trace.record.length if stop is None else stop]
 

@@ -225,7 +225,7 @@ def open_online_training_data(
     heads = None
     if config.heads is not None:
         heads = heads_within(parse_heads(config.heads), plan.geometry)
-    most_bytes = kept_bytes(plan, *sequences)
+    most_bytes = kept_bytes(plan, recipe, *sequences)
     if heads is not None:
         most_bytes = most_bytes * len(heads) // plan.geometry.total_kv_heads
     _check_memory(config, most_bytes, *sequences)
@@ -270,41 +270,40 @@ def plan_of(
 
     Whichever takes less, where rankers do not read queries.
     """
-    each = recipe.points_per_sequence
-    points = -(-recipe.steps * recipe.contexts // (each * train)) * each
-    if recipe.uniform_points:
-        points = min(points, recipe.uniform_points + len(("prompt", "context")))
     stored = label_of(recipe.label).stored
     plan = StorePlan(
         geometry=geometry,
         dtype=settings.dtype,
         max_tokens=settings.max_tokens,
         sequences=train + validation,
-        store="importance",
-        grid=points,
-        grid_dtype="float32",
+        store="kv",
         labels=() if stored is None else (stored,),
     )
-    with_queries = replace(plan, store="qkv", grid=0)
-    if recipe.needs_queries or kept_bytes(plan, 1, 0) > kept_bytes(with_queries, 1, 0):
+    with_queries = replace(plan, store="qkv")
+    if recipe.needs_queries or kept_bytes(plan, recipe, train, 0) > kept_bytes(
+        with_queries, recipe, train, 0
+    ):
         return with_queries
     return plan
 
 
-def kept_bytes(plan: StorePlan, train: int, validation: int) -> int:
+def kept_bytes(plan: StorePlan, recipe: Recipe, train: int, validation: int) -> int:
     """Maximum bytes of so many sequences in RAM."""
-    each = planned_bytes(
+    total = planned_bytes(
         plan.geometry,
         dtype=plan.dtype,
-        tokens=plan.max_tokens,
-        store="qkv" if plan.store_queries else "kv",
+        tokens=(train + validation) * plan.max_tokens,
+        store=plan.store,
         labels=len(plan.labels),
     )
-    held_out = 0 if plan.store_queries else _HELD_OUT_ATTENTION
-    points = train * plan.grid + validation * held_out
-    return (train + validation) * each + points * (
-        4 * plan.max_tokens * plan.geometry.total_kv_heads
-    )
+    if plan.store_queries:
+        return total
+    each = recipe.points_per_sequence
+    points = -(-recipe.steps * recipe.contexts // (each * train)) * each
+    if recipe.uniform_points:
+        points = min(points, recipe.uniform_points + len(("prompt", "context")))
+    importances = train * points + validation * _HELD_OUT_ATTENTION
+    return total + importances * 4 * plan.max_tokens * plan.geometry.total_kv_heads
 
 
 def long_enough(sample: Sample, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> bool:

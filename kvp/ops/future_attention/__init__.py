@@ -1,16 +1,10 @@
 """Future attention: how much attention every cached token will receive (KVP paper, section 3.1.1).
 
 `reference.py` is the definition, `blocked.py` the same numbers on CPUs, `kernel.py` on CUDA devices
-where triton is installed; `dispatch.py` takes the one for the device. `future_attention` and
-`max_future_attention` serve one compression point, `grid_attention` and `max_grid_attention` a grid
-of them in one pass. All take a weight per query, such as less for queries that write no reply.
+where triton is installed; `dispatch.py` takes the one for the device. All take a weight per query,
+such as less for queries that write no reply.
 """
 
-from kvp.ops.future_attention.dispatch import (
-    future_attention,
-    grid_attention,
-    max_future_attention,
-    max_grid_attention,
-)
+from kvp.ops.future_attention.dispatch import future_attention, max_future_attention
 
-__all__ = ["future_attention", "grid_attention", "max_future_attention", "max_grid_attention"]
+__all__ = ["future_attention", "max_future_attention"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Literal
 
@@ -19,8 +18,7 @@ def future_attention(
     weights: Tensor | None = None,
 ) -> Tensor:
     """[..., N] float32 importance; `reference.future_attention` is the definition."""
-    edges = (prefix_length, keys.shape[-2] if stop is None else stop)
-    return _interval_attention(queries, keys, edges, prefix_length, "sum", weights)[..., 0, :]
+    return _received(queries, keys, prefix_length, stop, "sum", weights)
 
 
 def max_future_attention(
@@ -31,37 +29,22 @@ def max_future_attention(
     weights: Tensor | None = None,
 ) -> Tensor:
     """[..., N] float32 largest attention; `reference.max_future_attention` is the definition."""
-    edges = (prefix_length, keys.shape[-2] if stop is None else stop)
-    return _interval_attention(queries, keys, edges, prefix_length, "max", weights)[..., 0, :]
+    return _received(queries, keys, prefix_length, stop, "max", weights)
 
 
-def grid_attention(
-    queries: Tensor, keys: Tensor, edges: Sequence[int], weights: Tensor | None = None
-) -> Tensor:
-    """[..., E, edges[-1]] float32; `reference.grid_attention` is the definition."""
-    tokens = edges[-1] if len(edges) else 0
-    return _interval_attention(queries, keys, edges, tokens, "sum", weights)
-
-
-def max_grid_attention(
-    queries: Tensor, keys: Tensor, edges: Sequence[int], weights: Tensor | None = None
-) -> Tensor:
-    """[..., E, edges[-1]] float32; `reference.max_grid_attention` is the definition."""
-    tokens = edges[-1] if len(edges) else 0
-    return _interval_attention(queries, keys, edges, tokens, "max", weights)
-
-
-def _interval_attention(
+def _received(
     queries: Tensor,
     keys: Tensor,
-    edges: Sequence[int],
-    tokens: int,
+    prefix_length: int,
+    stop: int | None,
     reduction: Literal["sum", "max"],
     weights: Tensor | None,
 ) -> Tensor:
+    last = keys.shape[-2] if stop is None else stop
+    window = (prefix_length, last, prefix_length)
     if keys.is_cuda and find_spec("triton") is not None:
         # Imported here because triton is an extra, and nobody without a GPU should wait for it.
         from kvp.ops.future_attention import kernel
 
-        return kernel.interval_attention(queries, keys, edges, tokens, reduction, weights=weights)
-    return blocked.interval_attention(queries, keys, edges, tokens, reduction, weights=weights)
+        return kernel.received_attention(queries, keys, *window, reduction, weights=weights)
+    return blocked.received_attention(queries, keys, *window, reduction, weights=weights)

@@ -1,7 +1,7 @@
 """Future attention as two Triton kernels: the form for CUDA devices.
 
 The first pass finds the softmax statistics of every query, the second gives each program a
-block of keys and one interval of queries, recomputes the probabilities and sums them, so no two
+block of keys, recomputes the probabilities and sums them, so no two
 programs write the same number and nothing is added atomically. Logits and sums are float32
 whatever the inputs are; neither pass computes a tile that causality hides. Imported only where
 triton is: it is the optional extra `gpu`.
@@ -9,7 +9,6 @@ triton is: it is the optional extra `gpu`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -24,16 +23,17 @@ LOG2_E = 1.4426950408889634
 
 
 @torch.no_grad()
-def interval_attention(
+def received_attention(
     queries: Tensor,
     keys: Tensor,
-    edges: Sequence[int],
+    start: int,
+    stop: int,
     tokens: int,
     reduction: Literal["sum", "max"] = "sum",
     block: int | None = None,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """`blocked.interval_attention`, arguments, result and errors included.
+    """`blocked.received_attention`, arguments, result and errors included.
 
     `block` queries and `block` keys make a tile (a power of two, at least 16); None takes 64, or 32
     for float32, so that a tile of 256 channels fits the shared memory of every device since 2018.
@@ -43,15 +43,15 @@ def interval_attention(
         queries, keys = queries.float(), keys.float()
     if block is None:
         block = 32 if keys.dtype == torch.float32 else 64
-    check_queries(queries, keys, edges, block)
+    check_queries(queries, keys, start, stop, block)
     check_weights(weights, keys)
     group, length, width = queries.shape[-3:]
     flat_queries = queries.reshape(-1, group, length, width).contiguous()
     flat_keys = keys.reshape(-1, length, width).contiguous()
-    heads, intervals, count = len(flat_keys), len(edges) - 1, edges[-1] - edges[0]
-    result = keys.new_zeros(heads, intervals, tokens, dtype=torch.float32)
+    heads, count = len(flat_keys), stop - start
+    result = keys.new_zeros(heads, tokens, dtype=torch.float32)
     if not heads or not count or not tokens:
-        return result.reshape(*keys.shape[:-2], intervals, tokens)
+        return result.reshape(*keys.shape[:-2], tokens)
     largest = keys.new_empty(heads, group, count, dtype=torch.float32)
     log_sum = torch.empty_like(largest)
     of_query = largest if weights is None else weights.to(largest).contiguous()
@@ -67,15 +67,13 @@ def interval_attention(
     }
     with torch.cuda.device(keys.get_device()):  # Triton launches on the current device
         _query_statistics[(triton.cdiv(count, block), heads * group)](
-            flat_queries, flat_keys, largest, log_sum, scale, length, edges[0], count, **sizes
+            flat_queries, flat_keys, largest, log_sum, scale, length, start, count, **sizes
         )
-        every_edge = torch.tensor(edges, dtype=torch.int32, device=keys.device)
-        _interval_sums[(triton.cdiv(tokens, block), intervals, heads)](
-            flat_queries, flat_keys, largest, log_sum, every_edge, of_query, result, scale, length,
-            edges[0], count, tokens, is_sum=reduction == "sum", weighted=weights is not None,
-            **sizes,
+        _sums[(triton.cdiv(tokens, block), heads)](
+            flat_queries, flat_keys, largest, log_sum, of_query, result, scale, length, start,
+            count, tokens, is_sum=reduction == "sum", weighted=weights is not None, **sizes,
         )  # fmt: skip
-    return result.reshape(*keys.shape[:-2], intervals, tokens)
+    return result.reshape(*keys.shape[:-2], tokens)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -127,12 +125,11 @@ def _query_statistics(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _interval_sums(
+def _sums(
     queries: tl.tensor,
     keys: tl.tensor,
     largest: tl.tensor,
     log_sum: tl.tensor,
-    edges: tl.tensor,
     weights: tl.tensor,
     result: tl.tensor,
     scale: tl.tensor,
@@ -147,9 +144,9 @@ def _interval_sums(
     is_sum: tl.constexpr,
     weighted: tl.constexpr,
 ) -> None:
-    # One program: the keys key_start..key_start+block-1 of one KV head and one interval of queries.
-    key_start, interval = tl.program_id(0) * block, tl.program_id(1)
-    head = tl.program_id(2).to(tl.int64)
+    # One program: the keys key_start..key_start+block-1 of one KV head.
+    key_start = tl.program_id(0) * block
+    head = tl.program_id(1).to(tl.int64)
     token = key_start + tl.arange(0, block)
     column = tl.arange(0, padded_width)
     key = tl.load(
@@ -157,10 +154,10 @@ def _interval_sums(
         mask=(token < tokens)[None, :] & (column < width)[:, None],
         other=0.0,
     )
-    stop = tl.load(edges + interval + 1)
+    stop = start + count
     paid = tl.zeros([block], tl.float32)
     # Queries before the first of these keys see none of them.
-    for first in range(tl.maximum(tl.load(edges + interval), key_start), stop, block):
+    for first in range(tl.maximum(start, key_start), stop, block):
         position = first + tl.arange(0, block)
         inside = position < stop
         best = tl.full([block, block], -float("inf"), tl.float32)
@@ -185,5 +182,4 @@ def _interval_sums(
             paid += tl.sum(attention, 0)
         else:
             paid = tl.maximum(paid, tl.max(attention, 0))
-    row = head * tl.num_programs(1) + interval
-    tl.store(result + row * tokens + token, paid, mask=token < tokens)
+    tl.store(result + head * tokens + token, paid, mask=token < tokens)

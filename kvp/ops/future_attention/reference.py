@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
-from kvp.ops.streaming_softmax import attention_blocks, check_queries
+from kvp.ops.streaming_softmax import attention_blocks
 
 
 @torch.no_grad()
@@ -74,69 +71,6 @@ def max_future_attention(
         paid = _weighted(attention[..., :prefix_length].amax(dim=-3), weights, attention.shape[-1])
         largest = torch.maximum(largest, paid.amax(dim=-2))
     return largest
-
-
-@torch.no_grad()
-def grid_attention(
-    queries: Tensor,
-    keys: Tensor,
-    edges: Sequence[int],
-    block: int = 256,
-    weights: Tensor | None = None,
-) -> Tensor:
-    """Attention paid by the queries of each interval: the sum over j in
-    [edges[g], edges[g+1]) of max softmax_i.
-
-    Importance is a sum over queries, so one pass over a grid of edges holds the labels of all its
-    compression points: `future_attention` of prefix_length = edges[a] and stop = edges[b] is
-    [..., a:b, :edges[a]] summed over the intervals.
-
-    Args:
-        queries: [..., G, T, D] float after RoPE. Only queries edges[0]..edges[-1]-1 are read.
-        keys: [..., T, D] float after RoPE. Only keys 0..edges[-1]-1 are read.
-        edges: E + 1 >= 2 query positions that never fall, 0 <= edges[0], edges[-1] <= T.
-        block: queries handled at a time; bounds memory at [..., G, block, T] float32.
-        weights: [T] float, >= 0: what the attention of each query counts; None = 1 for all.
-
-    Returns:
-        [..., E, edges[-1]] float32; zero for tokens that no query of the interval may see.
-
-    Raises:
-        ValueError: shapes disagree, or edges fall or leave the sequence.
-    """
-    check_queries(queries, keys, edges, block)
-    check_weights(weights, keys)
-    grid = keys.new_zeros(*keys.shape[:-2], len(edges) - 1, edges[-1], dtype=torch.float32)
-    for interval, (start, stop) in enumerate(pairwise(edges)):
-        for attention in attention_blocks(queries, keys, start, stop, block):
-            paid = _weighted(attention.amax(dim=-3), weights, attention.shape[-1])
-            grid[..., interval, : attention.shape[-1]] += paid.sum(dim=-2)
-    return grid
-
-
-@torch.no_grad()
-def max_grid_attention(
-    queries: Tensor,
-    keys: Tensor,
-    edges: Sequence[int],
-    block: int = 256,
-    weights: Tensor | None = None,
-) -> Tensor:
-    """The largest (weighted) attention that any query of each interval pays.
-
-    `grid_attention` with the maximum over queries in place of their sum, so
-    `max_future_attention` of prefix_length = edges[a] and stop = edges[b] is
-    [..., a:b, :edges[a]] maximised over the intervals. Arguments, shapes and errors as there.
-    """
-    check_queries(queries, keys, edges, block)
-    check_weights(weights, keys)
-    grid = keys.new_zeros(*keys.shape[:-2], len(edges) - 1, edges[-1], dtype=torch.float32)
-    for interval, (start, stop) in enumerate(pairwise(edges)):
-        for attention in attention_blocks(queries, keys, start, stop, block):
-            paid = _weighted(attention.amax(dim=-3), weights, attention.shape[-1]).amax(dim=-2)
-            part = grid[..., interval, : attention.shape[-1]]
-            part.copy_(torch.maximum(part, paid))
-    return grid
 
 
 def check_weights(weights: Tensor | None, keys: Tensor) -> None:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 import kvp.ops.future_attention.blocked as blocked_module
-from kvp.ops.future_attention import (
-    future_attention,
-    grid_attention,
-    max_future_attention,
-    max_grid_attention,
-)
+from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.ops.future_attention import reference as definition
-from kvp.ops.future_attention.blocked import interval_attention
+from kvp.ops.future_attention.blocked import received_attention
 
 FullAttention = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -45,7 +37,7 @@ def test_one_compression_point(
     q, k = _single(queries), _single(keys)
     for result in (
         definition.future_attention(q, k, prefix, stop, block),
-        interval_attention(q, k, (prefix, stop), prefix, block=block)[0],
+        received_attention(q, k, prefix, stop, prefix, block=block),
         future_attention(q, k, prefix, stop),
     ):
         assert result.dtype == torch.float32
@@ -53,70 +45,11 @@ def test_one_compression_point(
         np.testing.assert_allclose(result, largest.sum(axis=0), rtol=2e-5, atol=2e-6)
     for largest_of_any in (
         definition.max_future_attention(q, k, prefix, stop, block),
-        interval_attention(q, k, (prefix, stop), prefix, "max", block)[0],
+        received_attention(q, k, prefix, stop, prefix, "max", block),
         max_future_attention(q, k, prefix, stop),
     ):
         assert largest_of_any.shape == (prefix,)
         np.testing.assert_allclose(largest_of_any, largest.max(axis=0), rtol=2e-5, atol=2e-6)
-
-
-@pytest.mark.parametrize("group", [1, 3])
-@pytest.mark.parametrize("edges", [(0, 37), (0, 1, 2, 3), (4, 4, 9, 9, 20), (5, 30, 36), (0, 0)])
-@pytest.mark.parametrize("block", [1, 4, 256])
-def test_grid(
-    full_attention: FullAttention, group: int, edges: tuple[int, ...], block: int
-) -> None:
-    queries, keys = _case(group, 37)
-    largest = full_attention(queries, keys).max(axis=0)
-    expected = np.stack([largest[low:high, : edges[-1]].sum(0) for low, high in pairwise(edges)])
-    q, k = _single(queries), _single(keys)
-    for result in (
-        definition.grid_attention(q, k, edges, block),
-        interval_attention(q, k, edges, edges[-1], block=block),
-        grid_attention(q, k, edges),
-    ):
-        assert result.dtype == torch.float32
-        assert result.shape == (len(edges) - 1, edges[-1])
-        np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-6)
-    for interval, last in enumerate(edges[1:]):
-        assert not grid_attention(q, k, edges)[interval, last:].any()
-    padded = np.concatenate(
-        [np.zeros((1, 37)), largest]
-    )  # an interval without queries pays nothing
-    expected = np.stack([
-        padded[[0, *range(low + 1, high + 1)], : edges[-1]].max(0) for low, high in pairwise(edges)
-    ])  # fmt: skip
-    for result in (
-        definition.max_grid_attention(q, k, edges, block),
-        interval_attention(q, k, edges, edges[-1], "max", block),
-        max_grid_attention(q, k, edges),
-    ):
-        assert result.shape == (len(edges) - 1, edges[-1])
-        np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-6)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    edges=st.lists(st.integers(0, 24), min_size=2, max_size=6).map(sorted),
-    group=st.integers(1, 3),
-    data=st.data(),
-)
-def test_a_grid_holds_the_labels_of_its_points(
-    edges: Sequence[int], group: int, data: st.DataObject
-) -> None:
-    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
-    queries = torch.randn(2, group, 24, 4, generator=generator) * 3
-    keys = torch.randn(2, 24, 4, generator=generator)
-    first = data.draw(st.integers(0, len(edges) - 1))
-    last = data.draw(st.integers(first, len(edges) - 1))
-    prefix, stop = edges[first], edges[last]
-    grid = grid_attention(queries, keys, edges)[..., first:last, :prefix].sum(dim=-2)
-    expected = definition.future_attention(queries, keys, prefix, stop)
-    torch.testing.assert_close(grid, expected, rtol=1e-5, atol=1e-6)
-    if first < last:
-        grid = max_grid_attention(queries, keys, edges)[..., first:last, :prefix].amax(dim=-2)
-        expected = definition.max_future_attention(queries, keys, prefix, stop)
-        torch.testing.assert_close(grid, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_one_query_by_hand() -> None:
@@ -124,9 +57,8 @@ def test_one_query_by_hand() -> None:
     keys = torch.tensor([[np.log(3.0)], [0.0]], dtype=torch.float32)
     queries = torch.ones(1, 2, 1)
     assert future_attention(queries, keys, prefix_length=1).item() == pytest.approx(0.75)
-    np.testing.assert_allclose(
-        grid_attention(queries, keys, [0, 1, 2]), [[1, 0], [0.75, 0.25]], rtol=1e-6
-    )
+    both = received_attention(queries, keys, 0, 2, 2)  # query 0 sees itself alone
+    np.testing.assert_allclose(both, [1.75, 0.25], rtol=1e-6)
 
 
 def test_the_maximum_over_query_heads_is_taken_per_query() -> None:
@@ -153,16 +85,12 @@ def test_leading_axes_are_independent(monkeypatch: pytest.MonkeyPatch, tile: int
     monkeypatch.setattr(blocked_module, "TILE", tile)
     monkeypatch.setattr(blocked_module, "SMALL_TILE", tile)
     queries, keys = torch.randn(2, 3, 2, 19, 8), torch.randn(2, 3, 19, 8)
-    future, grid = future_attention(queries, keys, 11), grid_attention(queries, keys, [0, 5, 11])
+    future = future_attention(queries, keys, 11)
     assert future.shape == (2, 3, 11)
-    assert grid.shape == (2, 3, 2, 11)
     for layer in range(2):
         for head in range(3):
             q, k = queries[layer, head], keys[layer, head]
             torch.testing.assert_close(future[layer, head], definition.future_attention(q, k, 11))
-            torch.testing.assert_close(
-                grid[layer, head], definition.grid_attention(q, k, [0, 5, 11])
-            )
     assert future_attention(queries[:0], keys[:0], 11).shape == (0, 3, 11)
 
 
@@ -180,11 +108,11 @@ def test_padding_and_past_queries_are_never_read(attention: Callable[..., Tensor
 def test_unset_memory_is_never_read() -> None:
     # With deterministic algorithms, memory that nobody wrote holds NaN.
     queries, keys = torch.randn(2, 3, 40, 8), torch.randn(2, 40, 8)
-    expected = definition.grid_attention(queries, keys, [3, 12, 33])
+    expected = definition.future_attention(queries, keys, 3, 33)
     torch.use_deterministic_algorithms(True)
     try:
         assert torch.empty(3).isnan().all()
-        result = interval_attention(queries, keys, [3, 12, 33], 33, block=7)
+        result = received_attention(queries, keys, 3, 33, 3, block=7)
     finally:
         torch.use_deterministic_algorithms(False)
     torch.testing.assert_close(result, expected)
@@ -193,7 +121,7 @@ def test_unset_memory_is_never_read() -> None:
 def test_arguments_are_left_alone() -> None:
     queries, keys = torch.randn(1, 12, 4), torch.randn(12, 4)
     before = queries.clone(), keys.clone()
-    grid_attention(queries, keys, [0, 5, 12])
+    future_attention(queries, keys, 5)
     assert torch.equal(queries, before[0])
     assert torch.equal(keys, before[1])
 
@@ -241,12 +169,3 @@ def test_wrong_shapes_and_ranges_are_refused() -> None:
         for prefix, stop in ((5, 4), (3, 11), (11, None)):
             with pytest.raises(ValueError, match="no queries"):
                 attention(queries, keys, prefix, stop)
-    for grid in (
-        grid_attention,
-        max_grid_attention,
-        definition.grid_attention,
-        definition.max_grid_attention,
-    ):
-        for edges in ([5, 4], [-1, 4], [0, 5, 11], [3], []):
-            with pytest.raises(ValueError, match="no queries"):
-                grid(queries, keys, edges)

@@ -6,19 +6,18 @@ The interpreter gets bfloat16 wrong, so that is tested on devices only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from kvp.ops.future_attention import grid_attention
+from kvp.ops.future_attention import future_attention
 from kvp.ops.future_attention import reference as definition
 
 pytest.importorskip("triton", reason="triton, the extra `gpu`, is not installed")
 
-from kvp.ops.future_attention.kernel import interval_attention
+from kvp.ops.future_attention.kernel import received_attention
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -41,21 +40,11 @@ def _attention(queries: Tensor, keys: Tensor) -> Tensor:
     return logits.masked_fill(hidden, -torch.inf).softmax(dim=-1).amax(dim=1)
 
 
-def _reduced(attention: Tensor, edges: tuple[int, ...], tokens: int) -> Tensor:
-    parts = [attention[:, low:high, :tokens].sum(dim=1) for low, high in pairwise(edges)]
-    return torch.stack(parts, dim=1)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scale", [1.0, 20.0])
 @pytest.mark.parametrize(
-    ("group", "tokens", "width", "edges"),
-    [
-        (1, 16, 16, (0, 16)),
-        (7, 37, 8, (20, 37)),
-        (2, 67, 24, (0, 1, 33, 33, 65)),
-        (3, 50, 64, (1, 50)),
-    ],
+    ("group", "tokens", "width", "window"),
+    [(1, 16, 16, (0, 16)), (7, 37, 8, (20, 37)), (2, 67, 24, (33, 65)), (3, 50, 64, (1, 50))],
 )
 def test_the_error_is_that_of_float32_logits(
     dtype: torch.dtype,
@@ -63,7 +52,7 @@ def test_the_error_is_that_of_float32_logits(
     group: int,
     tokens: int,
     width: int,
-    edges: tuple[int, ...],
+    window: tuple[int, int],
 ) -> None:
     """Every column, relative to its own value.
 
@@ -72,9 +61,10 @@ def test_the_error_is_that_of_float32_logits(
     measured on CPUs with and without AVX. Logits of float16 are off by more than 900.
     """
     queries, keys = (x.to(DEVICE, dtype) for x in _case(group, tokens, width, scale))
-    exact = _reduced(_attention(queries.double(), keys.double()), edges, edges[-1])
+    start, stop = window
+    exact = _attention(queries.double(), keys.double())[:, start:stop, :stop].sum(dim=1)
     magnitudes = queries.double().abs() @ keys.double().abs()[:, None].mT * width**-0.5
-    result = interval_attention(queries, keys, edges, edges[-1], block=16)
+    result = received_attention(queries, keys, start, stop, stop, block=16)
     assert result.dtype == torch.float32
     bound = 8 * 2**-24 * magnitudes.max().item()
     torch.testing.assert_close(result.double(), exact, rtol=bound, atol=1e-37)
@@ -86,24 +76,23 @@ def test_the_error_is_that_of_float32_logits(
 )
 def test_one_compression_point(reduction: Literal["sum", "max"], prefix: int, stop: int) -> None:
     queries, keys = (x.to(DEVICE) for x in _case(3, 37, 8, scale=3.0))
-    result = interval_attention(queries, keys, (prefix, stop), prefix, reduction, block=16)
+    result = received_attention(queries, keys, prefix, stop, prefix, reduction, block=16)
     form = definition.future_attention if reduction == "sum" else definition.max_future_attention
     torch.testing.assert_close(
-        result[:, 0], form(queries, keys, prefix, stop), rtol=1e-5, atol=1e-6, check_stride=False
+        result, form(queries, keys, prefix, stop), rtol=1e-5, atol=1e-6, check_stride=False
     )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("reduction", ["sum", "max"])
 @pytest.mark.parametrize(
-    ("group", "tokens", "width", "edges"),
+    ("group", "tokens", "width", "window"),
     [
         (7, 37, 128, (20, 37)),
         (8, 33, 256, (1, 33)),
-        (2, 50, 80, (0, 9, 9, 33, 50)),
-        (5, 41, 96, (16, 32, 41)),
-        (1, 70, 32, (0, 64, 70)),
-        (3, 1, 32, (0, 1)),
+        (2, 50, 80, (9, 33)),
+        (5, 41, 96, (16, 32)),
+        (1, 70, 32, (64, 70)),
     ],
 )
 def test_weights_of_queries(
@@ -112,26 +101,27 @@ def test_weights_of_queries(
     group: int,
     tokens: int,
     width: int,
-    edges: tuple[int, ...],
+    window: tuple[int, int],
 ) -> None:
     """Heads and groups as models have them; some queries count nothing, padding is never read."""
     queries, keys = (x.to(DEVICE, dtype) for x in _case(group, tokens, width, 3.0, heads=2))
     weights = torch.rand(tokens, generator=torch.Generator().manual_seed(tokens)).to(DEVICE)
     weights[::5] = 0.0
-    form = definition.grid_attention if reduction == "sum" else definition.max_grid_attention
-    expected = form(queries, keys, edges, weights=weights)
-    weights[: edges[0]], weights[edges[-1] :] = torch.nan, torch.nan
-    result = interval_attention(queries, keys, edges, edges[-1], reduction, 16, weights)
+    form = definition.future_attention if reduction == "sum" else definition.max_future_attention
+    start, stop = window
+    expected = form(queries, keys, start, stop, weights=weights)
+    weights[:start], weights[stop:] = torch.nan, torch.nan
+    result = received_attention(queries, keys, start, stop, start, reduction, 16, weights)
     assert result.dtype == torch.float32
     torch.testing.assert_close(result, expected, rtol=2e-5, atol=1e-6)
 
 
 def test_leading_axes_and_the_default_block() -> None:
     queries, keys = (x.to(DEVICE).unflatten(0, (2, 2)) for x in _case(2, 70, 8, heads=4))
-    result = interval_attention(queries, keys, (5, 40, 66), 66)
-    assert result.shape == (2, 2, 2, 66)
-    torch.testing.assert_close(result, definition.grid_attention(queries, keys, (5, 40, 66)))
-    assert interval_attention(queries[:0], keys[:0], (5, 40), 40).shape == (0, 2, 1, 40)
+    result = received_attention(queries, keys, 5, 66, 5)
+    assert result.shape == (2, 2, 5)
+    torch.testing.assert_close(result, definition.future_attention(queries, keys, 5, 66))
+    assert received_attention(queries[:0], keys[:0], 5, 40, 40).shape == (0, 2, 40)
 
 
 def test_transposed_inputs_and_other_precisions() -> None:
@@ -139,18 +129,18 @@ def test_transposed_inputs_and_other_precisions() -> None:
     expected = definition.future_attention(queries, keys, 17)
     views = queries.mT.contiguous().mT, keys.mT.contiguous().mT
     for q, k in (views, (queries.double(), keys), (queries, keys.double())):
-        result = interval_attention(q, k, (17, 33), 17, block=16)[:, 0]
+        result = received_attention(q, k, 17, 33, 17, block=16)
         torch.testing.assert_close(result, expected)
 
 
 def test_neither_unset_memory_nor_padding_is_read() -> None:
     queries, keys = (x.to(DEVICE) for x in _case(2, 40, 8))
-    expected = definition.grid_attention(queries, keys, (9, 20, 33))
+    expected = definition.future_attention(queries, keys, 9, 33)
     queries[..., 33:, :], keys[..., 33:, :], queries[..., :9, :] = torch.nan, torch.nan, torch.nan
     torch.use_deterministic_algorithms(True)
     try:
         assert torch.empty(3, device=DEVICE).isnan().all()
-        result = interval_attention(queries, keys, (9, 20, 33), 33, block=16)
+        result = received_attention(queries, keys, 9, 33, 9, block=16)
     finally:
         torch.use_deterministic_algorithms(False)
     torch.testing.assert_close(result, expected)
@@ -159,20 +149,18 @@ def test_neither_unset_memory_nor_padding_is_read() -> None:
 def test_wrong_shapes_and_ranges_are_refused() -> None:
     queries, keys = _case(2, 10, 4)
     with pytest.raises(ValueError, match="disagree"):
-        interval_attention(queries, keys[:, :9], (0, 5), 5)
+        received_attention(queries, keys[:, :9], 0, 5, 5)
     with pytest.raises(ValueError, match="no queries"):
-        interval_attention(queries, keys, (5, 11), 5)
+        received_attention(queries, keys, 5, 11, 5)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 def test_long_sequences_on_a_gpu_are_labelled_by_the_kernel() -> None:
     queries, keys = (x.to(DEVICE, torch.bfloat16) for x in _case(7, 2500, 128, 3.0, heads=2))
-    edges = (0, 700, 701, 2300)
-    result = grid_attention(queries, keys, edges)
-    torch.testing.assert_close(
-        result, definition.grid_attention(queries, keys, edges), rtol=1e-4, atol=1e-5
-    )
+    expected = definition.future_attention(queries, keys, 700, 2300)
+    result = future_attention(queries, keys, 700, 2300)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
 
 COMPILE = """
@@ -182,12 +170,12 @@ from triton.compiler import ASTSource
 from kvp.ops.future_attention import kernel
 
 pointers = dict.fromkeys(("largest", "log_sum", "weights", "result"), "*fp32")
-pointers |= {"queries": "*bf16", "keys": "*bf16", "edges": "*i32", "scale": "fp32"}
+pointers |= {"queries": "*bf16", "keys": "*bf16", "scale": "fp32"}
 constants = {"group": 7, "width": 128, "padded_width": 128, "block": 64}
 for function, capability, more in (
     (kernel._query_statistics, 80, {}),
-    (kernel._interval_sums, 80, {"is_sum": True, "weighted": False}),
-    (kernel._interval_sums, 90, {"is_sum": False, "weighted": True}),
+    (kernel._sums, 80, {"is_sum": True, "weighted": False}),
+    (kernel._sums, 90, {"is_sum": False, "weighted": True}),
 ):
     names, values = function.arg_names, constants | more
     types = {n: "constexpr" if n in values else pointers.get(n, "i32") for n in names}

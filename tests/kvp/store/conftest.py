@@ -11,7 +11,6 @@ import torch
 
 from kvp.geometry import Geometry
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
-from kvp.store.importance_grid import common_edges, grid_edges, label_grids
 
 MakeTrace = Callable[..., Trace]
 
@@ -37,9 +36,6 @@ def make_trace() -> MakeTrace:
         def noise(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, size.head_dim, generator=generator).to(dtype)
 
-        boundaries = (tokens - 6, tokens - 5)
-        edges = grid_edges(tokens, boundaries, plan.grid) if plan.grid else ()
-        common = common_edges(edges, boundaries) if plan.grid else ()
         record = SequenceRecord(
             index=index,
             id=f"sample-{index}",
@@ -53,8 +49,6 @@ def make_trace() -> MakeTrace:
             references=("naïve ✓", "two"),
             max_new_tokens=8,
             metric="string_match_all",
-            edges=edges,
-            common_edges=common,
         )
         heads = (size.layers, size.kv_heads)
         queries, keys = noise(*heads, size.group, tokens), noise(*heads, tokens)
@@ -63,7 +57,6 @@ def make_trace() -> MakeTrace:
             queries=queries if plan.store_queries else None,
             keys=keys,
             values=noise(*heads, tokens),
-            grids=label_grids(queries, keys, record, plan.grid_labels) if plan.grid else {},
         )
 
     return build

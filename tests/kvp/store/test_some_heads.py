@@ -11,25 +11,23 @@ from typing import Any
 import pytest
 import torch
 
-from kvp.store import GRIDS, StorePlan, Trace, TraceReader, TraceWriter
+from kvp.store import StorePlan, Trace, TraceReader, TraceWriter
 
 
 @pytest.fixture
-def grids(
+def labelled(
     tmp_path: Path,
     plan: StorePlan,
     manifest: dict[str, Any],
     make_trace: Callable[[StorePlan, int], Trace],
 ) -> Path:
-    """A store with an importance grid and a label."""
-    plan = replace(
-        plan, store="importance", grid=6, grid_labels=("max_reply_attention",), labels=("kvzip",)
-    )
-    with TraceWriter.create_or_resume(tmp_path / "grids", plan, manifest) as writer:
+    """A store with a label."""
+    plan = replace(plan, labels=("kvzip",))
+    with TraceWriter.create_or_resume(tmp_path / "labelled", plan, manifest) as writer:
         trace = make_trace(plan, 0)
         label = torch.rand(2, 2, trace.record.prompt_length)
         writer.write(replace(trace, labels={"kvzip": label}))
-    return tmp_path / "grids"
+    return tmp_path / "labelled"
 
 
 @pytest.mark.parametrize("heads", [slice(0, 1), slice(1, 3), slice(2, 4), slice(0, 4)])
@@ -46,14 +44,6 @@ def test_tensors_are_those_of_the_heads(heads: slice, store: Path) -> None:
     assert torch.equal(part.head(0, 1, 1)[1], whole.head(0, 1, 1)[1])
 
 
-def test_labels_and_grids_are_those_of_the_heads(grids: Path) -> None:
-    whole, part = TraceReader(grids), TraceReader(grids, heads=slice(1, 3))
-    prefix = whole.record(0).common_edges[0]
-    for ours, theirs in (
-        (part.label("kvzip", 0), whole.label("kvzip", 0)),
-        *(
-            (part.importance(label, 0, prefix), whole.importance(label, 0, prefix))
-            for label in GRIDS
-        ),
-    ):
-        assert torch.equal(ours, theirs.flatten(0, 1)[1:3][None])
+def test_labels_are_those_of_the_heads(labelled: Path) -> None:
+    whole, part = TraceReader(labelled), TraceReader(labelled, heads=slice(1, 3))
+    assert torch.equal(part.label("kvzip", 0), whole.label("kvzip", 0).flatten(0, 1)[1:3][None])

@@ -149,35 +149,3 @@ def test_few_validation_points_show_both_boundaries_of_every_task() -> None:
     assert Counter(shown) == {(task, tokens): 2 for task in "ab" for tokens in (400, 499)}
     twice = held_out_points(records, RECIPE, limit=99)
     assert len(set(twice)) == 16
-
-
-def test_points_of_an_importance_grid_are_its_edges() -> None:
-    edges = (50, 100, 150, 200, 250, 300, 350, 400, 499, 550, 600)
-    gridded = replace(record(), edges=edges, common_edges=(300, 400, 499, 550))
-    kinds = points_by_kind(gridded, replace(RECIPE, uniform_points=3))
-    assert kinds == {"prompt": [499], "context": [400], "uniform": [100, 300, 550]}
-    assert points_by_kind(gridded, replace(RECIPE, uniform_points=0))["uniform"] == list(
-        edges[1:-1]
-    )
-    windows = replace(RECIPE, future_max=120, contexts=40, compress_context=0, compress_prompt=0)
-    stops = {
-        point.prefix_length: point.stop
-        for point in drawn_points([gridded], windows, seed=0, step=0)
-    }
-    # 100 + 120 lies before the edge at 250, 400 + 120 before the one at 550
-    assert (stops[100], stops[200], stops[400], stops[499]) == (250, 350, 550, 600)
-    assert (
-        points_by_kind(replace(gridded, edges=(600,), common_edges=()), RECIPE).get("uniform")
-        is None
-    )
-
-
-def test_validation_of_a_grid_uses_points_that_calibration_can() -> None:
-    edges = (50, 100, 150, 200, 250, 300, 350, 400, 499, 550, 600)
-    gridded = replace(record(), edges=edges, common_edges=(300, 400, 499, 550))
-    uniform = replace(RECIPE, compress_prompt=0, compress_context=0)
-    assert [point.prefix_length for point in held_out_points([gridded], uniform, limit=9)] == [300]
-    one = replace(uniform, uniform_points=1)  # the edge at 50, of which no maximum is known
-    assert [point.prefix_length for point in held_out_points([gridded], one, limit=9)] == [300]
-    late = replace(uniform, min_prefix=510)
-    assert [point.prefix_length for point in held_out_points([gridded], late, limit=9)] == [550]

@@ -35,10 +35,10 @@ def trace() -> Trace:
     )
 
 
-def traces(store: str = "importance", heads: range | None = None) -> ModelTraces:
+def traces(store: str = "kv", heads: range | None = None) -> ModelTraces:
     plan = StorePlan(
         geometry=GEOMETRY, dtype="float32", max_tokens=48, sequences=5, labels=("kvzip",),
-        store=store, grid=4 if store == "importance" else 0,  # type: ignore[arg-type]
+        store=store,  # type: ignore[arg-type]
     )  # fmt: skip
     kept = ModelTraces(
         plan=plan, manifest={"model": {}}, gram=GRAM, attention=lambda record: POINTS,
@@ -48,15 +48,17 @@ def traces(store: str = "importance", heads: range | None = None) -> ModelTraces
     return kept
 
 
-@pytest.mark.parametrize("store", ["importance", "qkv"])
+@pytest.mark.parametrize("store", ["kv", "qkv"])
 def test_what_is_read_is_what_ran(store: str) -> None:
     kept, whole = traces(store), trace()
     assert whole.queries is not None
     assert torch.equal(kept.kv(3)[0], whole.keys)
     assert torch.equal(kept.kv(3)[1], whole.values)
     assert torch.equal(kept.label("kvzip", 3), whole.labels["kvzip"])
-    assert (kept.trace(3).queries is None) == (store == "importance")
-    if store == "importance":
+    assert (kept.trace(3).queries is None) == (store == "kv")
+    if store == "qkv":
+        assert kept.importance("future_attention", 3, 20) is None
+    else:
         expected = future_attention(whole.queries, whole.keys, 20)
         assert torch.equal(kept.importance("future_attention", 3, 20), expected)
         largest = max_future_attention(whole.queries, whole.keys, 30, 40)
@@ -69,6 +71,7 @@ def test_some_heads_only() -> None:
         assert torch.equal(some, full.flatten(0, 1)[1:3][None])
     full = whole.importance("future_attention", 3, 20)
     some = part.importance("future_attention", 3, 20)
+    assert full is not None
     torch.testing.assert_close(some, full.flatten(0, 1)[1:3][None])
     assert part.label("kvzip", 3).shape == (1, 2, 40)
     gram = part.output_gram()
