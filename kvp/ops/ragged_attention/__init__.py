@@ -1,8 +1,7 @@
 """Attention over heads that store different numbers of tokens.
 
 `reference.py` is the definition. On CUDA devices where triton is installed, `kernel.py` decodes;
-`by_flashinfer.py` does where it is asked for. In plain PyTorch, `by_mask.py` and `by_blocks.py`
-decode with few and with many tokens, `by_heads.py` takes chunks. `dispatch.py` chooses.
+everywhere else `by_size.py` computes, in plain PyTorch. `dispatch.py` chooses.
 """
 
 from kvp.ops.ragged_attention.dispatch import Backend, ragged_attention, ragged_backend

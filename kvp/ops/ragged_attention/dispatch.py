@@ -17,11 +17,10 @@ from kvp.ops.ragged_attention.by_size import attend_by_size
 from kvp.ops.ragged_attention.layout import RaggedLayout
 from kvp.ops.ragged_attention.reference import check_shapes, ragged_attention_reference
 
-Backend = Literal["auto", "torch", "triton", "flashinfer"]
+Backend = Literal["auto", "torch", "triton"]
 """What computes attention of single tokens: `auto` is `triton` on CUDA devices where that is
-installed, else `torch`; `flashinfer` is taken only where it is asked for."""
+installed, else `torch`."""
 
-_PACKAGES = {"triton": "triton", "flashinfer": "flashinfer-python"}  # module -> distribution
 _BACKEND: ContextVar[Backend] = ContextVar("ragged_backend", default="auto")
 
 
@@ -43,7 +42,7 @@ class _Form(Protocol):
 def ragged_backend(backend: Backend) -> Iterator[None]:
     """Choose the backend of every `ragged_attention` in the block that is not given one.
 
-        with ragged_backend("flashinfer"), evicting(model, policy, budget=128, allocator=...):
+        with ragged_backend("torch"), evicting(model, policy, budget=128, allocator=...):
             model.generate(...)
 
     It holds for the current thread or task. Raises UsageError on an unknown name.
@@ -108,21 +107,16 @@ def _single(query: Tensor, backend: Backend) -> _Form:
 def _kernel(query: Tensor, backend: Backend) -> _Form | None:
     """The fused kernel that was asked for, or that `auto` takes; None: there is none."""
     _known(backend)
-    package = "flashinfer" if backend == "flashinfer" else "triton"
-    if not _installed(package):
+    if not _installed("triton"):
         if backend == "auto":
             return None
         raise UsageError(
-            f"ragged backend {backend!r} needs the package {package}, which is not installed: "
-            f"run pip install {_PACKAGES[package]}, or choose 'auto'"
+            f"ragged backend {backend!r} needs the package triton, which is not installed: run "
+            "pip install triton, or choose 'auto'"
         )
     if backend != "auto" and not query.is_cuda:
         raise UsageError(f"ragged backend {backend!r} needs a CUDA device: choose 'auto'")
-    # Imported here because both are extras, and nobody without a GPU should wait for them.
-    if backend == "flashinfer":
-        from kvp.ops.ragged_attention.by_flashinfer import attend_by_flashinfer
-
-        return attend_by_flashinfer
+    # Imported here because it is an extra, and nobody without a GPU should wait for it.
     from kvp.ops.ragged_attention import kernel
 
     if query.dtype in kernel.DTYPES and query.shape[-1] <= kernel.WIDEST:
