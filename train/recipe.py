@@ -116,7 +116,7 @@ class ObjectiveSettings:
 class OptimizerSettings:
     """Optimizer."""
 
-    steps: int = 300
+    steps: int = 600
     """Optimiser steps."""
     optimizer: OptimizerName = "muon"
     """adamw, or muon (its steps for the weight matrices, AdamW's for the rest)."""

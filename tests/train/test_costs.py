@@ -25,7 +25,7 @@ def test_a_7b_model_from_its_configuration_alone(
     assert main(["--dry-run", "--out", str(tmp_path / "p"), *flags]) == 0
     head, online, full, absent, nothing = capsys.readouterr().out.splitlines()
     assert "100 training and 40 validation sequences of at most 4096 + 128 tokens" in head
-    assert "300 steps of 4 contexts" in head
+    assert "600 steps of 4 contexts" in head
     assert online.startswith(
         "no store (--source model): no disk, 36.6 GB of RAM (--memory_gb 48.9)"
     )
