@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from eval.report.choose_settings import choose
 from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED
-from eval.stats import bootstrap_mean, holm, paired_difference, prompts_of
+from eval.stats import holm, paired_difference, prompts_of
 from eval.summary import FULL_COLUMN, Headlines, Line, budget_order
 from eval.tune.settings_file import TunedSettings
-from eval.whole_curve import ENOUGH, areas, enough
 from policies.registry import NULLS, attention_free
 
 USUAL_BUDGET = "12.5%"
@@ -24,6 +23,8 @@ independently of each other."""
 Z, POWER = 1.959964, 2.801585
 """Standard errors to the end of a 95 % interval, and from 0 to a difference whose interval leaves
 out 0 in 80 % of runs."""
+ENOUGH = 0.95
+"""Of the full cache's answers, that is enough."""
 WANTED = 0.05
 """Difference of mean scores that a dry run says the number of prompts for."""
 
@@ -175,25 +176,34 @@ def main_sentence(best: Best, *, losses: bool, where: bool = True) -> str:
 
 
 def curve_sentences(best: Best) -> list[str]:
-    """The budget that is enough for each named method, and the area under its curve.
+    """The budget that is enough for each named method.
 
     Nothing where fewer than two budgets were run, or the full cache was not.
     """
-    curves = {line.label: areas(line.scores) for line in best.lines}
-    if not best.full or any(curve is None for curve in curves.values()):
+    if not best.full or any(len(line.scores) < 2 for line in best.lines):
         return []
-    needed, sizes = [], []
+    needed = []
     for line in best.lines:
-        means = {budget: cell.mean for budget, cell in line.cells.items()}
-        least = enough(means, best.full)
+        least = enough({budget: cell.mean for budget, cell in line.cells.items()}, best.full)
         unit = "" if least is None or least.endswith("%") else " tokens"
         needed.append(f"{least or 'more than was measured'}{unit} with {line.label}")
-        area = bootstrap_mean(curves[line.label] or {}, resamples=1).mean
-        sizes.append(f"{line.label} {100 * area:.1f}")
-    return [
-        f"{ENOUGH:.0%} of the full cache's answers take {', '.join(needed)}. "
-        f"Area under the curve, % (mean over the logarithm of the budget): {', '.join(sizes)}."
-    ]
+    return [f"{ENOUGH:.0%} of the full cache's answers take {', '.join(needed)}."]
+
+
+def enough(means: Mapping[str, float], full: float) -> str | None:
+    """The smallest budget from which on means are `ENOUGH` of the full cache's; None for none.
+
+    Of shares (`12.5%`) and token numbers, those that there are more of.
+    """
+    shares = [spec for spec in means if spec.endswith("%")]
+    tokens = [spec for spec in means if spec.isdecimal()]
+    specs = shares if len(shares) >= len(tokens) else tokens
+    least = None
+    for spec in sorted(specs, key=lambda spec: -float(spec.removesuffix("%"))):
+        if means[spec] < ENOUGH * full:
+            break
+        least = spec
+    return least
 
 
 def difference_sentences(best: Best, *, resamples: int, seed: int) -> list[str]:
