@@ -56,14 +56,14 @@ both kvp-eval --model "$MODEL" --dtype bfloat16 --length 1024 --split validation
 
 # test
 needles=(--essays "$D/novels_test" --tasks "$NEEDLES" --max_new_tokens 40)
-evaluate needles 1024 "${needles[@]}" --prompts "$PROMPTS" --budgets 2%,3%,4.5%,6%,9%,12.5%,25% --methods "full,kvp+global,$RIVALS"
-evaluate references 1024 "${needles[@]}" --prompts 4 --budgets 2%,6%,12.5%,25%,50% --methods "full,kvp+global,$RIVALS,$REFERENCES"
+evaluate needles 1024 "${needles[@]}" --prompts "$PROMPTS" --budgets 2%,3%,4.5%,6%,9%,12.5%,25% --methods "full,kvp+ada,$RIVALS"
+evaluate references 1024 "${needles[@]}" --prompts 4 --budgets 2%,6%,12.5%,25%,50% --methods "full,kvp+ada,$RIVALS,$REFERENCES"
 evaluate other 1024 --hotpotqa "$D/hotpotqa.json" --squad "$D/squad_test.json" --tasks vt,fwe,cwe,qa_1,qa_2 --prompts 8 --max_new_tokens 60 \
-  --budgets 2%,6%,12.5%,25% --methods "full,kvp+global,$RIVALS"
+  --budgets 2%,6%,12.5%,25% --methods "full,kvp+ada,$RIVALS"
 long=(--essays "$D/novels_test" --tasks niah_single_2,niah_multikey_1,niah_multivalue --max_new_tokens 40 --budgets 2%,6%,12.5%,25%)
-evaluate long-2048 2048 "${long[@]}" --prompts 20 --methods "full,kvp+global,$RIVALS"
-evaluate long-4096 4096 "${long[@]}" --prompts 20 --methods "full,kvp+global,kvzip+global,snapkv(kernel=31),keydiff+ada"
-texts=(--split all --protocols query_agnostic --methods "full,kvp+global,kvp,$RIVALS,snapkv,tova,streaming_llm")
+evaluate long-2048 2048 "${long[@]}" --prompts 20 --methods "full,kvp+ada,$RIVALS"
+evaluate long-4096 4096 "${long[@]}" --prompts 20 --methods "full,kvp+ada,kvzip+global,snapkv(kernel=31),keydiff+ada"
+texts=(--split all --protocols query_agnostic --methods "full,kvp+ada,kvp,$RIVALS,snapkv,tova,streaming_llm")
 chats=(--tasks chat --chat "$D/oasst.jsonl" --prompts 24)
 evaluate texts 1024 "${texts[@]}" "${chats[@]}" --budgets 6%,12.5%,25%,50%
 evaluate texts 1024 "${texts[@]:0:4}" "${chats[@]}" --budgets 4 --methods streaming_llm    # the last turn alone
@@ -72,4 +72,4 @@ for text in wiki_test.jsonl novels_test; do
 done
 "$BIN/kvp-eval" --model "$MODEL" --dtype bfloat16 --length 1024 --essays "$D/novels_test" --tasks niah_multikey_1 --prompts 1 \
   --max_new_tokens 8 --protection off --tokens false --timing_prompts 6 --budgets 12.5% --protocols query_agnostic \
-  --policies "seed0=$RUN/seed0" --methods "full,kvp+global,$RIVALS,$REFERENCES" --out "$RUN/timing"
+  --policies "seed0=$RUN/seed0" --methods "full,kvp+ada,$RIVALS,$REFERENCES" --out "$RUN/timing"

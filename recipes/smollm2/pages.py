@@ -33,7 +33,7 @@ ANSWERS = ("needles", "other", "long-2048", "long-4096")
 TEXTS = ("text-wiki", "text-novels", "texts")
 TUNED = "tune"
 """Settings of rivals on validation prompts: a CSV file without a table."""
-OURS = "kvp+global"
+OURS = "kvp+ada"
 TWO_PASSES = ("kvzip", "contrastkv")
 """Methods that read the prompt a second time."""
 REFERENCES = (FULL, "oracle+global")

@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../.."
 : "${DATA:=ruler:0.6,chat:0.4}"
 : "${FILES:=}"       # further flags of the prompts, such as --squad FILE --essays FOLDER
 : "${EVALUATED:=$TASKS}" "${BUDGETS:=2%,6%,12.5%,25%}"
-: "${METHODS:=full,kvp+global,kvzip+global,snapkv(kernel=31),keydiff+global,streaming_llm}"
+: "${METHODS:=full,kvp+ada,kvzip+global,snapkv(kernel=31),keydiff+global,streaming_llm}"
 common=(--model "$MODEL" --dtype bfloat16 --length "$LENGTH" $FILES)
 
 [ -d "$MODEL" ] || "$BIN/python" recipes/smollm2/fetch.py --to "$MODEL"
