@@ -1,6 +1,6 @@
 """`--engine ray`: pieces of a job are handed to actors of Ray, those of dead ones once more.
 
-An actor makes its worker once (a model is loaded) and is given one piece at a time. A worker writes
+An actor makes its worker once (a model is loaded) and does one piece at a time. A worker writes
 into the shared folder itself, as the processes of any other launcher do, so nothing but numbers
 travels through Ray. Imports Ray only when used.
 """
@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import threading
-from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -40,13 +39,11 @@ class Work(Protocol):
 
 
 DEATHS = 3
-"""How often workers may die at the same piece, or, each of them, before any piece is done."""
+"""How often workers may die at the same piece."""
 OBJECT_STORE_BYTES = 100_000_000
 """Memory of Ray's own store where kvp starts Ray: it holds numbers and errors."""
 CLOSING_SECONDS = 10.0
 """Longest wait for workers to close at the end of the work."""
-_DIED = "--engine ray: a worker died"
-_WHY = "Ray's logs are in /tmp/ray/session_latest/logs of its machine"
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
@@ -85,6 +82,8 @@ def do_pieces(
 ) -> None:
     """Have Ray's actors do pieces of a job; all of them are done when this returns.
 
+    Ray starts actors that die anew, and does their pieces once more.
+
     Args:
         make: called once in each actor, in the working folder of this process; it can be pickled.
         pieces: numbers of the pieces.
@@ -100,102 +99,29 @@ def do_pieces(
     with _session(pool) as ray:
         size = min(_pool_size(ray, pool), len(pieces))
         phase(f"starting {size} workers of Ray")
-        actor = ray.remote(num_cpus=1, num_gpus=pool.gpus)(_Actor)
-        work = _Work(ray, actor, pickle.dumps(make), deque(pieces), finished, DEATHS * size)
+        actor = ray.remote(
+            num_cpus=1, num_gpus=pool.gpus, max_restarts=-1, max_task_retries=DEATHS
+        )(_Actor)
+        actors = [actor.remote(_Command(), pickle.dumps(make)) for _ in range(size)]
         try:
-            for _ in range(size):
-                work.start()
-            while work.step():
-                pass
-            work.close()
+            of_ray = ray.util.ActorPool(actors)
+            for piece in of_ray.map_unordered(lambda one, piece: one.do.remote(piece), pieces):
+                finished(piece)
+            ends = [one.close.remote() for one in actors]
+            ray.wait(ends, num_returns=len(ends), timeout=CLOSING_SECONDS)
         except ray.exceptions.RayTaskError as problem:
             raise _cause(problem) from None
+        except ray.exceptions.RayActorError:
+            raise UsageError(
+                f"--engine ray: workers died {DEATHS + 1} times at one piece of the work (out of "
+                "memory?); Ray's logs are in /tmp/ray/session_latest/logs of their machine"
+            ) from None
         except ray.exceptions.RayError as problem:  # machines or Ray itself, no worker's error
-            raise UsageError(f"--engine ray: {_first_line(problem)}; {_WHY}") from None
+            raise UsageError(f"--engine ray: {_first_line(problem)}") from None
         finally:
-            work.kill()
-
-
-class _Work:
-    """Pieces that are left, and actors that load, do a piece or have none to do."""
-
-    def __init__(
-        self,
-        ray: Any,  # noqa: ANN401
-        actor: Any,  # noqa: ANN401
-        make: bytes,
-        left: deque[int],
-        finished: Callable[[int], None],
-        most_starts: int,
-    ) -> None:
-        """`most_starts` in a row may end by a death before a piece is done."""
-        self._ray = ray
-        self._actor = actor
-        self._make = make
-        self._left = left
-        self._finished = finished
-        self._most_starts = most_starts
-        self._deaths = Counter[int | None]()
-        """By piece; of actors that were loading, since a piece was done last."""
-        self._busy: dict[Any, tuple[Any, int | None]] = {}
-        """What an actor will answer -> the actor and its piece, None where it loads."""
-        self._idle: list[Any] = []
-
-    def start(self) -> None:
-        """Start an actor."""
-        actor = self._actor.remote()
-        self._busy[actor.load.remote(_Command(), self._make)] = actor, None
-
-    def step(self) -> bool:
-        """Wait for one actor, and give it a piece; False where all pieces are done."""
-        if not self._left and all(piece is None for _, piece in self._busy.values()):
-            return False
-        (answer, *_), _ = self._ray.wait([*self._busy], num_returns=1)
-        actor, piece = self._busy.pop(answer)
-        errors = self._ray.exceptions
-        try:
-            self._ray.get(answer)
-        except (errors.RayActorError, errors.OutOfMemoryError, errors.NodeDiedError):
-            self._bury(piece)
-            if not self._idle:
-                self.start()
-        else:
-            self._idle.append(actor)
-            if piece is not None:
-                if self._deaths[piece]:
-                    say(f"note: a worker died at piece {piece}, which was done again")
-                self._deaths[None] = 0
-                self._finished(piece)
-        while self._left and self._idle:
-            actor, piece = self._idle.pop(), self._left.popleft()
-            self._busy[actor.do.remote(piece)] = actor, piece
-        return True
-
-    def _bury(self, piece: int | None) -> None:
-        """Count a death; UsageError where there were too many."""
-        self._deaths[piece] += 1
-        deaths = self._deaths[piece]
-        if piece is None:
-            if deaths >= self._most_starts:
-                raise UsageError(
-                    f"{_DIED} before it had done a piece of the work (out of memory?); {_WHY}"
-                )
-        elif deaths > DEATHS:
-            raise UsageError(f"{_DIED} at piece {piece}, {deaths} times (out of memory?); {_WHY}")
-        else:
-            self._left.appendleft(piece)
-
-    def close(self) -> None:
-        """Let the workers close."""
-        ends = [actor.close.remote() for actor in self._idle]
-        if ends:
-            self._ray.wait(ends, num_returns=len(ends), timeout=CLOSING_SECONDS)
-
-    def kill(self) -> None:
-        """End all actors."""
-        for actor in [*self._idle, *(actor for actor, _ in self._busy.values())]:
-            with suppress(self._ray.exceptions.RayError):
-                self._ray.kill(actor)
+            for one in actors:
+                with suppress(ray.exceptions.RayError):
+                    ray.kill(one)
 
 
 class _Command:
@@ -220,22 +146,25 @@ class _Command:
 class _Actor:
     """What Ray makes in each of its processes."""
 
-    _work: Work
-
-    def load(self, command: _Command, make: bytes) -> None:
-        """Make the worker with the command line and in the working folder of the program."""
+    def __init__(self, command: _Command, make: bytes) -> None:
+        """Take over the command line and the working folder of the program."""
         command.take_over()
-        prefer_own_packages()
-        self._work = pickle.loads(make)()
+        self._make = make
+        self._work: Work | None = None
 
-    def do(self, piece: int) -> None:
-        """Do a piece."""
+    def do(self, piece: int) -> int:
+        """Do a piece, the first time with a new worker; returns its number."""
+        if self._work is None:
+            prefer_own_packages()
+            self._work = pickle.loads(self._make)()
         self._work(piece)
+        return piece
 
     def close(self) -> None:
         """Close the worker."""
         with suppress(KvpError, OSError):
-            self._work.close()
+            if self._work is not None:
+                self._work.close()
 
 
 def _cause(problem: Any) -> Exception:  # noqa: ANN401 - Ray's own hides it in many lines
@@ -344,8 +273,8 @@ def _pool_size(ray: Any, pool: Pool) -> int:  # noqa: ANN401
             f"{pool.gpus:g}; set --gpus_per_worker, or RAY_ADDRESS to a cluster that has them"
         )
     if pool.size is not None and pool.size > room:
-        say(f"note: Ray has room for {room} of {pool.size} workers; the others wait for it")
-    return pool.size or room
+        say(f"note: Ray has room for {room} of {pool.size} workers")
+    return min(pool.size or room, room)
 
 
 def _first_line(problem: BaseException) -> str:
