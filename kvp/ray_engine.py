@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvp.artifacts.addresses import ObjectPath, Place, is_address
+from kvp.artifacts.addresses import is_address
 from kvp.config_groups import WorkersConfig
 from kvp.errors import KvpError, UsageError
 from kvp.own_packages import prefer_own_packages
@@ -45,7 +45,6 @@ OBJECT_STORE_BYTES = 100_000_000
 """Memory of Ray's own store where kvp starts Ray: it holds numbers and errors."""
 CLOSING_SECONDS = 10.0
 """Longest wait for workers to close at the end of the work."""
-_DIED = "--engine ray: a worker died"
 _WHY = "Ray's logs are in /tmp/ray/session_latest/logs of its machine"
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -100,102 +99,85 @@ def do_pieces(
     with _session(pool) as ray:
         size = min(_pool_size(ray, pool), len(pieces))
         phase(f"starting {size} workers of Ray")
-        actor = ray.remote(num_cpus=1, num_gpus=pool.gpus)(_Actor)
-        work = _Work(ray, actor, pickle.dumps(make), deque(pieces), finished, DEATHS * size)
+        kind, pickled = ray.remote(num_cpus=1, num_gpus=pool.gpus)(_Actor), pickle.dumps(make)
+        actors: list[Any] = []
+
+        def start() -> tuple[Any, Any]:
+            actors.append(kind.remote())
+            return actors[-1].load.remote(_Command(), pickled), actors[-1]
+
         try:
-            for _ in range(size):
-                work.start()
-            while work.step():
-                pass
-            work.close()
+            _hand_out(ray, start, size, deque(pieces), finished)
         except ray.exceptions.RayTaskError as problem:
             raise _cause(problem) from None
         except ray.exceptions.RayError as problem:  # machines or Ray itself, no worker's error
             raise UsageError(f"--engine ray: {_first_line(problem)}; {_WHY}") from None
         finally:
-            work.kill()
+            for actor in actors:
+                with suppress(ray.exceptions.RayError):
+                    ray.kill(actor)
 
 
-class _Work:
-    """Pieces that are left, and actors that load, do a piece or have none to do."""
+def _hand_out(
+    ray: Any,  # noqa: ANN401
+    start: Callable[[], tuple[Any, Any]],
+    size: int,
+    left: deque[int],
+    finished: Callable[[int], None],
+) -> None:
+    """Give each of `size` actors one piece after the other, and those of dead ones to another.
 
-    def __init__(
-        self,
-        ray: Any,  # noqa: ANN401
-        actor: Any,  # noqa: ANN401
-        make: bytes,
-        left: deque[int],
-        finished: Callable[[int], None],
-        most_starts: int,
-    ) -> None:
-        """`most_starts` in a row may end by a death before a piece is done."""
-        self._ray = ray
-        self._actor = actor
-        self._make = make
-        self._left = left
-        self._finished = finished
-        self._most_starts = most_starts
-        self._deaths = Counter[int | None]()
-        """By piece; of actors that were loading, since a piece was done last."""
-        self._busy: dict[Any, tuple[Any, int | None]] = {}
-        """What an actor will answer -> the actor and its piece, None where it loads."""
-        self._idle: list[Any] = []
-
-    def start(self) -> None:
-        """Start an actor."""
-        actor = self._actor.remote()
-        self._busy[actor.load.remote(_Command(), self._make)] = actor, None
-
-    def step(self) -> bool:
-        """Wait for one actor, and give it a piece; False where all pieces are done."""
-        if not self._left and all(piece is None for _, piece in self._busy.values()):
-            return False
-        (answer, *_), _ = self._ray.wait([*self._busy], num_returns=1)
-        actor, piece = self._busy.pop(answer)
-        errors = self._ray.exceptions
-        try:
-            self._ray.get(answer)
-        except (errors.RayActorError, errors.OutOfMemoryError, errors.NodeDiedError):
-            self._bury(piece)
-            if not self._idle:
-                self.start()
-        else:
-            self._idle.append(actor)
+    `start` starts an actor: what it will answer when it has loaded, and the actor. Raises the first
+    error of a worker, and UsageError after too many deaths.
+    """
+    deaths, idle = Counter[int | None](), list[Any]()
+    busy: dict[Any, tuple[Any, int | None]] = {}  # by answer: an actor and its piece, if any
+    for _ in range(size):
+        answer, actor = start()
+        busy[answer] = actor, None
+    while left or any(piece is not None for _, piece in busy.values()):
+        (answer, *_), _ = ray.wait([*busy], num_returns=1)
+        actor, piece = busy.pop(answer)
+        if _survived(ray, answer):
+            idle.append(actor)
             if piece is not None:
-                if self._deaths[piece]:
-                    say(f"note: a worker died at piece {piece}, which was done again")
-                self._deaths[None] = 0
-                self._finished(piece)
-        while self._left and self._idle:
-            actor, piece = self._idle.pop(), self._left.popleft()
-            self._busy[actor.do.remote(piece)] = actor, piece
-        return True
-
-    def _bury(self, piece: int | None) -> None:
-        """Count a death; UsageError where there were too many."""
-        self._deaths[piece] += 1
-        deaths = self._deaths[piece]
-        if piece is None:
-            if deaths >= self._most_starts:
-                raise UsageError(
-                    f"{_DIED} before it had done a piece of the work (out of memory?); {_WHY}"
-                )
-        elif deaths > DEATHS:
-            raise UsageError(f"{_DIED} at piece {piece}, {deaths} times (out of memory?); {_WHY}")
+                deaths[None] = 0
+                finished(piece)
         else:
-            self._left.appendleft(piece)
+            deaths[piece] += 1
+            _check_deaths(piece, deaths[piece], size)
+            if piece is not None:
+                say(f"note: a worker died at piece {piece}, which is done again")
+                left.appendleft(piece)
+            if not idle:
+                answer, actor = start()
+                busy[answer] = actor, None
+        while left and idle:
+            actor, piece = idle.pop(), left.popleft()
+            busy[actor.do.remote(piece)] = actor, piece
+    ends = [actor.close.remote() for actor in idle]
+    ray.wait(ends, num_returns=len(ends), timeout=CLOSING_SECONDS)
 
-    def close(self) -> None:
-        """Let the workers close."""
-        ends = [actor.close.remote() for actor in self._idle]
-        if ends:
-            self._ray.wait(ends, num_returns=len(ends), timeout=CLOSING_SECONDS)
 
-    def kill(self) -> None:
-        """End all actors."""
-        for actor in [*self._idle, *(actor for actor, _ in self._busy.values())]:
-            with suppress(self._ray.exceptions.RayError):
-                self._ray.kill(actor)
+def _survived(ray: Any, answer: Any) -> bool:  # noqa: ANN401
+    """Whether an actor answered; False where it died, and the error that it raised otherwise."""
+    problems = ray.exceptions
+    try:
+        ray.get(answer)
+    except (problems.RayActorError, problems.OutOfMemoryError, problems.NodeDiedError):
+        return False
+    return True
+
+
+def _check_deaths(piece: int | None, deaths: int, size: int) -> None:
+    """UsageError where workers died too often at a piece, or before they had done one."""
+    if piece is None and deaths >= DEATHS * size:
+        where = "before it had done a piece of the work"
+    elif piece is not None and deaths > DEATHS:
+        where = f"at piece {piece}, {deaths} times"
+    else:
+        return
+    raise UsageError(f"--engine ray: a worker died {where} (out of memory?); {_WHY}")
 
 
 class _Command:
@@ -258,22 +240,6 @@ def check_in_sight(out: str) -> None:
 
 
 @contextmanager
-def made_meanwhile(out: Place) -> Iterator[None]:
-    """An output folder that workers find; where nothing was written it is gone afterwards."""
-    if isinstance(out, ObjectPath):
-        yield
-        return
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    finally:
-        for folder in made:
-            with suppress(OSError):
-                folder.rmdir()
-
-
-@contextmanager
 def _session(pool: Pool) -> Iterator[Any]:
     """Ray, quiet and running: the cluster of RAY_ADDRESS, or one of this machine for this job."""
     for name, value in _ENVIRONMENT.items():
@@ -310,10 +276,6 @@ def _start(ray: Any, pool: Pool) -> None:  # noqa: ANN401
             )
     except (OSError, RuntimeError, ValueError) as problem:
         raise UsageError(f"--engine ray: Ray does not start: {_first_line(problem)}") from None
-    except SystemExit:  # Ray's own handler of SIGTERM
-        signal.signal(signal.SIGTERM, handler)
-        signal.raise_signal(signal.SIGTERM)
-        raise
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
