@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
 
 from rich.filesize import decimal
 from transformers import PreTrainedConfig
 
+from kvp.artifacts.addresses import ObjectPath, Place
 from kvp.costs import AT_WORK, COMPRESSED
+from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of
 from kvp.hf.model_size import running_bytes
@@ -81,3 +84,20 @@ def collecting_bytes(config: CollectConfig, model: PreTrainedConfig) -> tuple[in
         together=batch_size_of(config, model) if config.answers == "model" else 0,
     )
     return running, 4 * estimate(config, model, 1).raw_bytes + AT_WORK
+
+
+def check_disk(path: Place, needed: int) -> None:
+    """Raise StoreError when the disk that `path` will be on has fewer than `needed` bytes left.
+
+    An object store has no such limit.
+    """
+    if isinstance(path, ObjectPath):
+        return
+    folder = path.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StoreError(
+            f"--out {path}: about {decimal(needed)} to write, {decimal(free)} free on that disk"
+        )

@@ -9,15 +9,16 @@ import shlex
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 from rich.filesize import decimal
 from transformers import PreTrainedConfig
 
-from kvp.artifacts.addresses import files_below, place
-from kvp.artifacts.disk_space import check_disk
+from kvp.artifacts.addresses import files_below, make_folder, place
 from kvp.costs import how_measured, seconds_of, span
 from kvp.data.collection_plan import CollectionPlan
 from kvp.errors import ModelError, StoreError, UsageError
@@ -31,14 +32,13 @@ from kvp.hf.trace import check_reach
 from kvp.manifest import run_manifest
 from kvp.portable import recorded_name
 from kvp.progress import Progress, phase
-from kvp.ray_engine import Pool, check_in_sight, do_pieces, made_meanwhile
-from kvp.store import StorePlan, TraceWriter
-from kvp.store.background import BackgroundWriter
+from kvp.ray_engine import Pool, check_in_sight, do_pieces
+from kvp.store import StorePlan, Trace, TraceWriter
 from kvp.store.sequence_records import committed
 from kvp.store.store_manifest import load_metadata
 from trace_collect.collection import Collection, check_out, planned, store_request
 from trace_collect.config import CollectConfig
-from trace_collect.estimate import collecting_bytes, estimate
+from trace_collect.estimate import check_disk, collecting_bytes, estimate
 
 _LARGEST_GROUP, _GROUPS_EACH = 32, 4
 """Sequences that Ray gives a worker at a time at most, and how often at least."""
@@ -211,16 +211,19 @@ def _collect_with_ray(config: CollectConfig, total: int) -> None:
     pool = Pool.of(config, config.device)
     size = max(1, min(_LARGEST_GROUP, len(missing) // (_GROUPS_EACH * (pool.size or 1))))
     groups = [tuple(missing[first : first + size]) for first in range(0, len(missing), size)]
-    with (
-        made_meanwhile(out),
-        Progress("collecting", total, completed=len(there)) as progress,
-    ):
-        do_pieces(
-            partial(RayWorker, config, groups),
-            range(len(groups)),
-            pool,
-            lambda group: progress.advance(len(groups[group])),
-        )
+    make_folder(out)
+    try:
+        with Progress("collecting", total, completed=len(there)) as progress:
+            do_pieces(
+                partial(RayWorker, config, groups),
+                range(len(groups)),
+                pool,
+                lambda group: progress.advance(len(groups[group])),
+            )
+    finally:
+        if isinstance(out, Path):
+            with suppress(OSError):  # something is in it
+                out.rmdir()
     # The last writer of a store deletes what killed ones left half-written.
     manifest, plan = load_metadata(out)
     with TraceWriter.create_or_resume(out, plan, manifest, shared=True) as writer:
@@ -235,13 +238,13 @@ def write_all(parts: Collection, writer: TraceWriter, indices: Sequence[int]) ->
     """Write sequences while the model goes on."""
     if not indices:
         return
-    with (
-        Progress("collecting", len(indices)) as progress,
-        BackgroundWriter(writer) as background,
-    ):
+    with Progress("collecting", len(indices)) as progress:
         started, tokens = time.monotonic(), 0
-        for trace in parts.traces(indices):
-            background.write(trace)
+
+        def given(trace: Trace) -> None:
+            nonlocal tokens
             tokens += trace.record.length
             rate = tokens / (time.monotonic() - started)
             progress.advance(note=f"{rate:.0f} tokens/s")
+
+        writer.write_all(parts.traces(indices), given)

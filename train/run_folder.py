@@ -18,10 +18,9 @@ from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
-from kvp.artifacts.claim import FolderKind, OutputFolder
+from kvp.artifacts.claim import LOCK, FolderKind, OutputFolder
 from kvp.artifacts.copies import fetch, send, staging_folder
 from kvp.artifacts.files import is_partial, replacing
-from kvp.artifacts.locks import LOCK
 from kvp.errors import UsageError
 from kvp.manifest import read_sealed_json, write_sealed_json
 from policies.sources import INDEX, policy_files

@@ -13,8 +13,8 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import total_ordering
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvp.artifacts.objects import Bucket, HubFiles, opened
@@ -33,7 +33,7 @@ _HUB_KINDS = ("datasets", "buckets", "spaces")
 """First parts of addresses on the hub that stand before `org/name`."""
 
 
-@total_ordering
+@dataclass(frozen=True)
 class ObjectPath:
     """A file or folder of an object store; immutable, and cheap to copy to other processes.
 
@@ -42,10 +42,10 @@ class ObjectPath:
     cannot be asked, once retries are spent.
     """
 
-    def __init__(self, root: str, key: str = "") -> None:
-        """`root` is the bucket or repository (`s3://bucket`), `key` the path in it."""
-        self.root = root
-        self.key = key
+    root: str
+    """The bucket or repository (`s3://bucket`)."""
+    key: str = ""
+    """The path in it."""
 
     @classmethod
     def parse(cls, address: str) -> ObjectPath:
@@ -70,22 +70,6 @@ class ObjectPath:
         """The address."""
         return f"{self.root}/{self.key}" if self.key else self.root
 
-    def __repr__(self) -> str:
-        """The address."""
-        return f"ObjectPath({str(self)!r})"
-
-    def __eq__(self, other: object) -> bool:
-        """Whether it is the same address."""
-        return isinstance(other, ObjectPath) and str(self) == str(other)
-
-    def __lt__(self, other: ObjectPath) -> bool:
-        """By address."""
-        return str(self) < str(other)
-
-    def __hash__(self) -> int:
-        """By address."""
-        return hash(str(self))
-
     def __truediv__(self, name: str) -> ObjectPath:
         """A path below it."""
         return ObjectPath(self.root, f"{self.key}/{name}" if self.key else name)
@@ -100,28 +84,18 @@ class ObjectPath:
         """The folder it lies in; the bucket itself lies in itself."""
         return ObjectPath(self.root, self.key.rpartition("/")[0])
 
-    @property
-    def parents(self) -> tuple[ObjectPath, ...]:
-        """The folders above it, innermost first, the bucket last."""
-        above = [] if not self.key else [str(each) for each in PurePosixPath(self.key).parents]
-        return tuple(ObjectPath(self.root, "" if key == "." else key) for key in above)
-
     def absolute(self) -> ObjectPath:
         """Itself."""
         return self
 
-    resolve = absolute
-
     @property
     def objects(self) -> Bucket | HubFiles:
         """The bucket that it lies in, opened once per process."""
-        return opened(self.root)
+        return opened(self.root, os.getpid())
 
     def exists(self) -> bool:
         """Whether there is an object of this name."""
         return size_of(self) is not None
-
-    is_file = exists
 
     def is_dir(self) -> bool:
         """Whether there is an object below it."""

@@ -1,15 +1,23 @@
 """Claim an output folder: one writer, and only runs of the same identity resume.
 
-The same four rules hold for every program that writes a folder. It must be new, empty, or of the
-same kind and identity (all that decides its content); a folder with anything else in it is refused,
-untouched. It must not lie inside another artefact. One process writes it at a time, or several
-workers that share it and all take the same rules. What an interrupted writer left half-written is
-deleted by the next one, or by the last worker, when it ends.
+The same rules hold for every program that writes a folder. It must be new, empty, or of the same
+kind and identity (all that decides its content); a folder with anything else in it is refused,
+untouched. One process writes it at a time, or the workers of one job together. What an interrupted
+writer left half-written is deleted by the next one, or by the last worker, when it ends.
+
+The system drops a `flock` when its process ends, however it ends: a lock file without a lock means
+nothing. An object store knows no locks; one in the cache of this user keeps processes of this
+machine apart.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
+import socket
+import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,14 +27,65 @@ from types import TracebackType
 from typing import Any
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
-from kvp.artifacts.copies import fetch, send
+from kvp.artifacts.copies import fetch, send, staging_folder
 from kvp.artifacts.files import is_partial
-from kvp.artifacts.locks import LOCK, FolderLock
 from kvp.errors import KvpError
 from kvp.manifest import differences, read_json, read_sealed_json
 
-_MARKERS = ("manifest.json", "policy.json", "run.json")
-"""Files that make a folder an artefact."""
+LOCK = "writer.lock"
+"""Held alone by a single writer, shared by workers."""
+_SWEEP_SECONDS = 10.0
+"""For how long a worker waits where the last one of earlier workers may be deleting leftovers."""
+
+
+class FolderLock:
+    """The lock of a folder, held until `release` or the end of the process."""
+
+    def __init__(self, folder: Place, error: type[KvpError], *, shared: bool = False) -> None:
+        """Take it, with `shared` beside other workers.
+
+        Raises `error`, naming the holder, where another process has it, and where a local folder
+        cannot be locked.
+        """
+        here = folder / LOCK if isinstance(folder, Path) else staging_folder(folder)
+        self._path = here.with_suffix(".lock")
+        mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        deadline = time.monotonic() + (_SWEEP_SECONDS if shared else 0)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                handle = self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+                self._close = weakref.finalize(self, os.close, handle)
+                taken = _locked(handle, mode)
+                if taken and os.fstat(handle).st_nlink:  # its last holder may have deleted it
+                    break
+                holder = os.pread(handle, 200, 0).decode(errors="replace").strip()
+                self._close()
+                if not taken and time.monotonic() >= deadline:
+                    holder = holder or "another process"
+                    raise error(f"{folder} is being written by {holder}; wait for it to end")
+                time.sleep(0.0 if taken else 0.1)
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        except OSError as problem:
+            raise error(f"{folder} cannot be locked: {problem.strerror}") from None
+
+    def release(self, last: Callable[[], None]) -> None:
+        """Let others in; who leaves last calls `last` before. Safe to call twice."""
+        if self._close.alive:
+            if _locked(self._handle, fcntl.LOCK_EX):
+                last()
+                self._path.unlink(missing_ok=True)
+            self._close()
+
+
+def _locked(handle: int, mode: int) -> bool:
+    """Lock an open file or change its lock; False where others hold it."""
+    try:
+        fcntl.flock(handle, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +175,8 @@ class OutputFolder:
             shared: whether this process is one of several workers, which may write it, too.
 
         Raises:
-            KvpError: the kind's error, in one line: a file, another kind or identity, inside
-                another artefact, being written by another process, or it cannot be made.
+            KvpError: the kind's error, in one line: a file, another kind or identity, being
+                written by another process, or it cannot be made.
         """
         if shared:
             replaceable = _never
@@ -214,15 +273,12 @@ def check_folder(
     """
     if (path.exists() and not path.is_dir()) or (isinstance(path, ObjectPath) and path.exists()):
         return f"--out {path} is a file; name a folder"
-    for parent in path.absolute().parents:
-        if _is_artefact(parent):
-            return f"--out {path} lies inside {parent}, which kvp wrote; name a folder elsewhere"
     marker = kind.read_marker(path)
     if marker is None:
-        if (foreign := _foreign(path, kind)) is None:
-            return None
-        return f"--out {path} is not empty and not a {kind.noun} ({foreign}); name another"
-    if (different := kind.differences(marker, identity)) and not replaceable(path):
+        for name, _ in files_below(path):
+            if not (name == LOCK or is_partial(name) or re.fullmatch(kind.begun, name)):
+                return f"--out {path} is not empty and not a {kind.noun} ({name}); name another"
+    elif (different := kind.differences(marker, identity)) and not replaceable(path):
         return _others(path, different)
     return None
 
@@ -232,29 +288,3 @@ def _others(path: Place, different: list[str]) -> str:
         f"--out {path} was begun with other settings ({'; '.join(different[:3])}); "
         "repeat those to continue it, or name a new folder"
     )
-
-
-def _foreign(path: Place, kind: FolderKind) -> str | None:
-    """A file that no interrupted writer of this kind left, None if there is none."""
-    return next((name for name, _ in files_below(path) if not _known(name, kind)), None)
-
-
-def _known(name: str, kind: FolderKind) -> bool:
-    """Whether an interrupted writer may have left a file of this name."""
-    return name == LOCK or is_partial(name) or re.fullmatch(kind.begun, name) is not None
-
-
-def _is_artefact(folder: Place) -> bool:
-    """Whether a folder is one that kvp wrote."""
-    for marker in _MARKERS:
-        path = folder / marker
-        if not path.is_file():
-            continue
-        if marker == "run.json":
-            return (folder / "checkpoints").is_dir() or (folder / "policy.json").exists()
-        try:
-            if str(read_json(path, KvpError).get("format", "")).startswith("kvp-"):
-                return True
-        except KvpError:
-            continue
-    return False

@@ -2,7 +2,7 @@
 
 Records are appended in one write and flushed, so all that a kill can leave is one torn last line:
 readers leave it out, the next writer cuts it off. Damage anywhere else is an error that names the
-file and the line, and so is a record that is there twice. Imports no torch.
+file and the line. Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from kvp.artifacts.addresses import Place
 from kvp.artifacts.files import atomic_write_bytes, naming
-from kvp.errors import KvpError, ResultsError
+from kvp.errors import ResultsError
 
 Record = dict[str, Any]
 
@@ -30,10 +30,9 @@ class JsonLines:
     In an object store it is only read and replaced.
     """
 
-    def __init__(self, path: Place, error: type[KvpError] = ResultsError) -> None:
-        """Open nothing yet; `error` is raised on damage."""
+    def __init__(self, path: Place) -> None:
+        """Open nothing yet."""
         self.path = path
-        self._error = error
 
     def __iter__(self) -> Iterator[Record]:
         """Records in order, without their checksums; raises the error of `numbered`."""
@@ -43,28 +42,18 @@ class JsonLines:
         """Line numbers, from 1, and records.
 
         Raises:
-            KvpError: the file is missing, or a line but the torn last one is damaged or repeated.
+            ResultsError: the file is missing, or a line but the torn last one is damaged.
         """
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
-            raise self._error(f"{self.path} does not exist") from None
-        lines: dict[str, int] = {}
+            raise ResultsError(f"{self.path} does not exist") from None
         for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-            record, checksum = self._record(number, line)
-            first = lines.setdefault(checksum, number)
-            if first != number:
-                raise self._damaged(number, f"repeats line {first}")
-            yield number, record
-
-    @property
-    def torn(self) -> bool:
-        """Whether the last line has no end."""
-        return self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
+            yield number, self._record(number, line)
 
     def cut_torn_line(self) -> None:
         """Delete a torn last line; only for the file's writer."""
-        if isinstance(self.path, Path) and self.torn:
+        if isinstance(self.path, Path) and self.path.exists():
             os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
@@ -79,23 +68,18 @@ class JsonLines:
         """Replace all records, as a whole."""
         atomic_write_bytes(self.path, b"".join(map(_line, records)))
 
-    def _record(self, number: int, line: bytes) -> tuple[Record, str]:
-        """A line's record and the checksum of its content."""
+    def _record(self, number: int, line: bytes) -> Record:
         try:
             record = json.loads(line)
-        except ValueError:
-            raise self._damaged(number, "is damaged") from None
-        if not isinstance(record, dict):
-            raise self._damaged(number, "is no record")
-        written = record.pop(CHECKSUM, None)
-        checksum = _checksum(record)
-        if written != checksum:
-            how = "it has no checksum" if written is None else "its checksum differs"
-            raise self._damaged(number, f"is damaged: {how}")
-        return record, checksum
-
-    def _damaged(self, number: int, how: str) -> KvpError:
-        return self._error(f"{self.path} line {number} {how}; delete that line")
+            if not isinstance(record, dict):
+                raise ValueError("it is no JSON object")
+            if record.pop(CHECKSUM, None) != _checksum(record):
+                raise ValueError("its checksum differs")
+        except ValueError as problem:
+            raise ResultsError(
+                f"{self.path} line {number} is damaged ({problem}); delete that line"
+            ) from None
+        return record
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

@@ -47,20 +47,14 @@ def read_only(address: str) -> str | None:
     return f"{address}: kvp only reads from the hub; write to a local folder, then {how}"
 
 
-def opened(root: str) -> Bucket | HubFiles:
-    """The bucket of an address without a path (`s3://bucket`), opened once per process."""
-    return _opened(root, os.getpid())
-
-
 @lru_cache(maxsize=64)
-def _opened(root: str, process: int) -> Bucket | HubFiles:
-    del process  # connections do not survive a fork
+def opened(root: str, process: int) -> Bucket | HubFiles:
+    """The bucket of an address without a path (`s3://bucket`), opened once per process.
+
+    Connections do not survive a fork. `opened.cache_clear()` has the environment read again.
+    """
+    del process
     return HubFiles(root) if root.startswith("hf://") else Bucket(root)
-
-
-def forget_connections() -> None:
-    """Open every bucket anew when it is used next, with what the environment says by then."""
-    _opened.cache_clear()
 
 
 class Bucket:
@@ -86,6 +80,7 @@ class Bucket:
     def _opened(self, address: str) -> Any:  # noqa: ANN401 - one class per kind of store
         from obstore.store import from_url
 
+        plain, yes = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"), ("1", "true")
         with told(address):
             return from_url(
                 address,
@@ -93,7 +88,7 @@ class Bucket:
                     "timeout": "10m",
                     "read_timeout": "30s",
                     "connect_timeout": "10s",
-                    "allow_http": _allow_http(),
+                    "allow_http": plain or os.environ.get("AWS_ALLOW_HTTP", "").lower() in yes,
                 },
                 retry_config={
                     "max_retries": 30,
@@ -243,12 +238,6 @@ def retry_seconds() -> float:
         return max(float(text), 0.0)
     except ValueError:
         raise AddressError(f"{RETRY_VARIABLE} is no number of seconds: {text!r}") from None
-
-
-def _allow_http() -> bool:
-    """Whether the environment asks for a server without TLS."""
-    named = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
-    return named or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
 
 
 @contextmanager

@@ -8,7 +8,9 @@ collect (`trace_collect`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
@@ -27,6 +29,9 @@ from kvp.store.sequence_records import commit_record, committed, has_no_sequence
 from kvp.store.shards import encoded_shard
 from kvp.store.store_manifest import STORE, create_metadata, load_metadata, remove_metadata
 from kvp.store.store_plan import StorePlan
+
+WAITING = 2
+"""Sequences that wait for the one being written."""
 
 
 class TraceWriter:
@@ -107,19 +112,17 @@ class TraceWriter:
     def write(self, trace: Trace) -> None:
         """Write and commit one sequence; when this returns it survives a power loss.
 
-        Shards are compressed in memory and written whole, the record last. One that another worker
-        has committed meanwhile is left as it is.
+        Shards are compressed in memory and written whole, the record last. One that is committed
+        already is left as it is.
 
         Raises:
-            StoreError: the sequence is committed already, or the disk refuses (full, read-only).
+            StoreError: the disk refuses (full, read-only), or a number is not finite.
             ValueError: the trace does not fit the store's plan.
         """
         tensors = self._checked(trace)
         index = trace.record.index
         if record_path(self.path, index).exists():
-            if self._folder.shared:
-                return
-            raise StoreError(f"sequence {index} of {self.path} is committed already")
+            return
         try:
             for array, tensor in tensors.items():
                 content = encoded_shard(self.plan, array, index, _padded(tensor, self.plan, array))
@@ -129,6 +132,26 @@ class TraceWriter:
             raise StoreError(
                 f"cannot write to {self.path}: {problem.strerror or problem}"
             ) from None
+
+    def write_all(self, traces: Iterable[Trace], given: Callable[[Trace], None]) -> None:
+        """`write` of many in a thread, while the next ones are made; `given` is told of each.
+
+        Few wait for the one that is written, so memory stays bounded. After an error what waits is
+        dropped: what is committed stays, and a repeated run continues there.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="kvp store") as thread:
+            waiting: deque[Future[None]] = deque()
+            try:
+                for trace in traces:
+                    if len(waiting) > WAITING:
+                        waiting.popleft().result()
+                    waiting.append(thread.submit(self.write, trace))
+                    given(trace)
+                for each in waiting:
+                    each.result()
+            except BaseException:
+                thread.shutdown(cancel_futures=True)
+                raise
 
     def close(self) -> None:
         """Let other writers in; safe to call twice."""

@@ -127,12 +127,12 @@ def through_proxy(
     faults: Faults, prefix: ObjectPath, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ObjectPath]:
     """A new folder of the bucket, reached by this process through the proxy."""
-    from kvp.artifacts.objects import forget_connections
+    from kvp.artifacts.objects import opened
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", faults.url)
-    forget_connections()
+    opened.cache_clear()
     yield prefix
-    forget_connections()
+    opened.cache_clear()
 
 
 @pytest.fixture(scope="session")
@@ -150,6 +150,12 @@ TRAINING = """
 --contexts 2 --hidden 16 --permutations 4 --min_prefix 40 --steps 24 --validate_every 8
 --checkpoint_every 4 --validation_contexts 2
 """
+
+
+@pytest.fixture(scope="session")
+def training() -> list[str]:
+    """Flags of a short training."""
+    return TRAINING.split()
 
 
 @pytest.fixture(scope="session")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvp.artifacts.addresses import ObjectPath, files_below, place
-from kvp.artifacts.objects import forget_connections
+from kvp.artifacts.objects import opened
 from kvp.errors import KvpError
 from kvp.programs import main as kvp
 from kvp.programs import train
@@ -45,10 +44,6 @@ def _same(store: ObjectPath, other: Path) -> None:
             assert (store / name).read_bytes() == (other / name).read_bytes(), name
 
 
-TRAINING = """
---contexts 2 --hidden 16 --permutations 4 --min_prefix 40 --steps 24 --validate_every 8
---checkpoint_every 4 --validation_contexts 2
-"""
 KINDS: dict[str, dict[str, Callable[[int, str], float]]] = {
     "5xx": {"status": lambda number, _: (503, 500)[number % 2] if number % 5 == 0 else 0},
     "slow": {"seconds": lambda number, _: 0.3 if number % 9 == 0 else 0.0},
@@ -69,25 +64,6 @@ def test_writing_gets_through(
     _same(through_proxy / "copy", collected)
 
 
-def test_training_gets_through(
-    faults: Any, through_proxy: ObjectPath, collected: Path, trained: Path
-) -> None:
-    for name, _ in files_below(collected):
-        (through_proxy / "copy" / name).write_bytes((collected / name).read_bytes())
-    for fault, every in (("5xx", 7), ("slow", 9), ("cut", 11)):
-        for name, spoils in KINDS[fault].items():
-            setattr(faults, name, partial(_sometimes, spoils, every))
-    out = through_proxy / "policy"
-    flags = ["--traces", str(through_proxy / "copy"), "--out", str(out), *TRAINING.split()]
-    assert train(flags) == 0
-    for path in trained.glob("*.safetensors"):
-        assert (out / path.name).read_bytes() == path.read_bytes()
-
-
-def _sometimes(spoils: Callable[[int, str], float], every: int, number: int, method: str) -> float:
-    return 0 if number % every else spoils(0, method) or spoils(1, method)
-
-
 def test_when_retries_are_spent_there_is_one_line_and_the_command_continues(
     faults: Any,
     through_proxy: ObjectPath,
@@ -95,7 +71,7 @@ def test_when_retries_are_spent_there_is_one_line_and_the_command_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KVP_RETRY_SECONDS", "0.5")
-    forget_connections()
+    opened.cache_clear()
     out = through_proxy / "copy"
     faults.status = lambda _, __: 503 if len(committed()) > 3 else 0
 
@@ -125,7 +101,7 @@ def test_a_server_that_hangs_is_given_up_in_one_line(
 ) -> None:
     monkeypatch.setenv("KVP_RETRY_SECONDS", "1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    forget_connections()
+    opened.cache_clear()
     assert store_tool(["verify", str(through_proxy / "copy")]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "the store could not be reached, or refused" in line

@@ -18,7 +18,7 @@ from huggingface_hub import constants
 
 from kvp import load_policy
 from kvp.artifacts.addresses import files_below
-from kvp.artifacts.objects import forget_connections
+from kvp.artifacts.objects import opened
 from kvp.errors import AddressError
 from kvp.programs import main as kvp
 from kvp.store import TraceReader
@@ -119,9 +119,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     )
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
-    forget_connections()
+    opened.cache_clear()
     yield handler
-    forget_connections()
+    opened.cache_clear()
     server.shutdown()
     thread.join()
     server.server_close()

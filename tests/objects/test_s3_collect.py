@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +9,6 @@ from typing import Any
 import pytest
 
 from kvp.artifacts.addresses import ObjectPath
-
-KILLS = 6
 
 Launchers = dict[str, list[dict[str, str]]]
 
@@ -51,32 +45,3 @@ def test_collected_onto_s3_as_onto_a_disk(
     ends = [collectors.end(collector) for collector in started]
     assert ends == [0] * len(started), collectors.errors.read_text()
     assert_same_files(prefix, whole)
-
-
-def test_killed_collectors_are_started_again(
-    collectors: Any,
-    whole: Path,
-    prefix: ObjectPath,
-    s3_environment: dict[str, str],
-    watch_objects: Callable[[ObjectPath], Callable[[int, int], None]],
-    launchers: Launchers,
-    assert_same_files: Any,
-) -> None:
-    ends, draw = [], random.Random(0)
-    for attempt in range(KILLS):
-        # A store for every other kill: what one kill left is what the next one meets.
-        store = prefix / f"store{attempt // 2}"
-        wait = watch_objects(store)
-        first, second = launchers[("torchrun", "array")[attempt // 2 % 2]]
-        killed = collectors.start(store, s3_environment | first)
-        wait(draw.randint(1, 18), killed)  # fewer than one of two writes
-        time.sleep(draw.uniform(0, 0.02))
-        os.kill(killed, signal.SIGKILL)
-        ends.append(collectors.end(killed))
-        if attempt % 2:
-            for environment in (second, first):
-                other = collectors.start(store, s3_environment | environment)
-                assert collectors.end(other) == 0, collectors.errors.read_text()
-            assert_same_files(store, whole)
-    assert set(ends) <= {signal.SIGKILL, 0}
-    assert signal.SIGKILL in ends

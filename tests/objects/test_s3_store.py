@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,20 +108,6 @@ def test_damage_is_named(prefix: ObjectPath) -> None:
     with pytest.raises(StoreError, match=r"has no sequence 2"):
         TraceReader(prefix).kv(2)
     assert not TraceReader(prefix).complete
-
-
-def test_foreign_folders_and_other_identities_are_refused(prefix: ObjectPath) -> None:
-    (prefix / "notes.txt").write_bytes(b"mine")
-    with pytest.raises(StoreError, match=r"not empty and not a trace store .notes.txt."):
-        fill(prefix)
-    fill(prefix / "store")
-    with pytest.raises(StoreError, match=r"begun with other settings .seed: 0 there, 1 here"):
-        TraceWriter.create_or_resume(prefix / "store", PLAN, {"identity": {"seed": 1}})
-    with pytest.raises(StoreError, match=r"lies inside s3://.*/store, which kvp wrote"):
-        fill(prefix / "store" / "q" / "inner")
-    with pytest.raises(StoreError, match=r"planned differently"):
-        TraceWriter.create_or_resume(prefix / "store", replace(PLAN, sequences=5), MANIFEST)
-    assert (prefix / "notes.txt").read_bytes() == b"mine"
 
 
 def test_workers_share_a_store(prefix: ObjectPath, tmp_path: Path) -> None:

@@ -25,12 +25,6 @@ def store_tool(argv: list[str]) -> int:
     return kvp(["store", *argv])
 
 
-TRAINING = """
---contexts 2 --hidden 16 --permutations 4 --min_prefix 40 --steps 24 --validate_every 8
---checkpoint_every 4 --validation_contexts 2
-"""
-
-
 def _weights(policy: Path | ObjectPath) -> dict[str, bytes]:
     """Files of the heads, and what their index says of them."""
     index = json.loads((policy / "policy.json").read_bytes())
@@ -41,18 +35,22 @@ def _weights(policy: Path | ObjectPath) -> dict[str, bytes]:
 
 
 def test_training_from_s3_equals_training_from_a_disk(
-    on_s3: ObjectPath, trained: Path, prefix: ObjectPath, capsys: pytest.CaptureFixture[str]
+    on_s3: ObjectPath,
+    trained: Path,
+    training: list[str],
+    prefix: ObjectPath,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = prefix / "policy"
-    assert train(["--traces", str(on_s3), "--out", str(out), *TRAINING.split()]) == 0
+    assert train(["--traces", str(on_s3), "--out", str(out), *training]) == 0
     assert _weights(out) == _weights(trained)
     assert {name.partition("/")[0] for name, _ in files_below(out)} == {
         path.name for path in trained.iterdir()
     }
     assert f"--policies {out}" in capsys.readouterr().out
-    assert train(["--traces", str(on_s3), "--out", str(out), *TRAINING.split()]) == 0
+    assert train(["--traces", str(on_s3), "--out", str(out), *training]) == 0
     assert "already holds the finished policy" in capsys.readouterr().out
-    assert train(["--traces", str(on_s3), "--out", str(out), *TRAINING.split(), "--seed", "1"]) == 2
+    assert train(["--traces", str(on_s3), "--out", str(out), *training, "--seed", "1"]) == 2
     assert f"--out {out} holds a finished policy of other settings" in capsys.readouterr().err
 
     scorer, local = load_policy(str(out)), load_policy(str(trained))
@@ -63,20 +61,11 @@ def test_training_from_s3_equals_training_from_a_disk(
         load_policy(str(out))
 
 
-def test_one_head_of_s3_is_the_head_of_a_disk(
-    on_s3: ObjectPath, collected: Path, prefix: ObjectPath, tmp_path: Path
-) -> None:
-    flags = [*TRAINING.split(), "--heads", "1:2"]
-    assert train(["--traces", str(on_s3), "--out", str(prefix / "shard"), *flags]) == 0
-    assert train(["--traces", str(collected), "--out", str(tmp_path / "shard"), *flags]) == 0
-    assert _weights(prefix / "shard") == _weights(tmp_path / "shard")
-
-
 def test_a_killed_training_on_s3_continues_from_its_checkpoint(
-    on_s3: ObjectPath, trained: Path, prefix: ObjectPath, tmp_path: Path
+    on_s3: ObjectPath, trained: Path, training: list[str], prefix: ObjectPath, tmp_path: Path
 ) -> None:
     out = prefix / "policy"
-    flags = ["--traces", str(on_s3), "--out", str(out), *TRAINING.split()]
+    flags = ["--traces", str(on_s3), "--out", str(out), *training]
     code = "import sys; from kvp.programs import train as main; sys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *flags],

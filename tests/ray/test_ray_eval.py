@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,25 +24,6 @@ def test_two_actors_evaluate_what_one_process_does(
     assert "mean score" in output
     assert "ray" not in errors.replace("workers of Ray", "").lower().replace(str(tmp_path), "")
     assert_same_results(tmp_path / "out", whole_results)
-
-
-def test_the_prompts_of_a_killed_actor_are_evaluated_by_another(
-    cluster: Any, end: End, whole_results: Path, tmp_path: Path, assert_same_results: Any
-) -> None:
-    draw, out = random.Random(1), tmp_path / "out"
-    program = cluster.evaluate(out)
-    while program.poll() is None and not [*(out / "rows").glob("*.jsonl")]:
-        time.sleep(0.005)
-    time.sleep(draw.uniform(0, 0.1))
-    os.kill(cluster.workers()[0], signal.SIGKILL)
-    code, _, errors = end(program)
-    assert code == 0, errors
-    assert_same_results(out, whole_results)
-    # Again: nothing is missing, and no worker is started.
-    code, _, errors = end(cluster.evaluate(out))
-    assert code == 0, errors
-    assert "workers of Ray" not in errors
-    assert_same_results(out, whole_results)
 
 
 def test_errors_of_actors_are_one_line(cluster: Any, end: End, tmp_path: Path) -> None:

@@ -25,20 +25,6 @@ def _count(folder: ObjectPath) -> int:
     return sum(1 for _ in files_below(folder))
 
 
-def test_two_actors_collect_onto_s3(
-    cluster: Any,
-    end: End,
-    whole_store: Path,
-    prefix: ObjectPath,
-    s3_environment: dict[str, str],
-    assert_same_files: Any,
-) -> None:
-    code, output, errors = end(cluster.collect(prefix, s3_environment))
-    assert code == 0, errors
-    assert f"{prefix}: 12 sequences" in output
-    assert_same_files(prefix, whole_store)
-
-
 def test_killed_actors_evaluate_onto_s3_as_one_process_onto_a_disk(
     cluster: Any,
     end: End,

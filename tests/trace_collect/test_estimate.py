@@ -1,11 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from kvp.artifacts.disk_space import check_disk
-from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from trace_collect.estimate import StoreEstimate
 
@@ -24,9 +18,3 @@ def test_a_store_without_queries() -> None:
     geometry = Geometry(layers=1, query_heads=2, kv_heads=1, head_dim=4)
     estimate = StoreEstimate(geometry=geometry, dtype="float32", sequences=1, tokens=10, store="kv")
     assert estimate.raw_bytes == 2 * 10 * 4 * 4
-
-
-def test_a_full_disk_is_refused(tmp_path: Path) -> None:
-    check_disk(tmp_path / "not" / "there", 1)
-    with pytest.raises(StoreError, match=r"--out .* free on that disk"):
-        check_disk(tmp_path / "not" / "there", 10**20)

@@ -149,14 +149,6 @@ def test_labels_are_the_scorer_inputs_of_the_prompt(
     assert "labels: ['kvzip', 'kvzip_plus'] there, ['kvzip'] here" in refused(capsys)
 
 
-def test_another_store_does_not_continue_this_one(
-    run: Collect, capsys: pytest.CaptureFixture[str], refused: Any
-) -> None:
-    assert run("--train=1", "--validation=0", "--store=kv") == 0
-    assert run("--train=1", "--validation=0") == 2
-    assert "store: kv there, qkv here" in refused(capsys)
-
-
 def test_unknown_labels_are_refused(
     run: Collect, capsys: pytest.CaptureFixture[str], refused: Any
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from kvp.store import TraceReader, TraceWriter
 
 MakeStore = Callable[..., Path]
 Program = Callable[..., tuple[int, str, str]]
-SHARDS = ["q/c.2.0.0.0.0.0", "k/c.2.0.0.0.0", "v/c.2.0.0.0.0", "label_kvzip/c.2.0.0.0"]
-METADATA = ["manifest.json", "k/zarr.json", "zarr.json", "output_gram.safetensors"]
 
 
 @pytest.fixture
@@ -23,35 +20,16 @@ def store(make_store: MakeStore) -> Path:
     return make_store("traces", labels=("kvzip",))
 
 
-def flip(path: Path, position: int) -> bytes:
+def flip(path: Path, position: int) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
-    return whole
-
-
-@pytest.mark.parametrize("name", [*SHARDS, "sequences/000002.json"])
-def test_any_flipped_bit_of_a_sequence_is_found(store: Path, kvp_store: Program, name: str) -> None:
-    draw = random.Random(name)
-    size = (store / name).stat().st_size
-    for position in (0, size - 2, *draw.sample(range(size - 1), 3)):
-        whole = flip(store / name, position)
-        code, output, error = kvp_store("verify", store)
-        assert code == 2
-        (line,) = output.splitlines()
-        assert line.startswith("sequence 2: ")
-        assert str(store / name) in line
-        assert "of 6 sequences 1 damaged (2)" in error
-        (store / name).write_bytes(whole)
-    code, output, _ = kvp_store("verify", store)
-    assert code == 0
-    assert "6 of 6 sequences, every byte as it was written" in output
 
 
 def test_every_damaged_sequence_has_a_line(store: Path, kvp_store: Program) -> None:
     shard = store / "k/c.0.0.0.0.0"
     shard.write_bytes(shard.read_bytes()[:-7])
     (store / "v/c.3.0.0.0.0").unlink()
-    flip(store / "q/c.5.0.0.0.0.0", 20)
+    flip(store / "label_kvzip/c.5.0.0.0", 20)
     (store / "sequences/000004.json").unlink()
     code, output, error = kvp_store("verify", store)
     assert code == 2
@@ -63,16 +41,6 @@ def test_every_damaged_sequence_has_a_line(store: Path, kvp_store: Program) -> N
     assert last == "missing: 4"
     assert "3 damaged (0,3,5) and 1 missing (4)" in error
     assert f"delete NNNNNN.json of the damaged ones in {store}/sequences, then repeat" in error
-
-
-@pytest.mark.parametrize("name", METADATA)
-def test_damaged_metadata_is_one_line_that_names_the_file(
-    store: Path, kvp_store: Program, name: str
-) -> None:
-    flip(store / name, (store / name).stat().st_size // 2)
-    code, output, error = kvp_store("verify", store)
-    assert (code, output) == (2, "")
-    assert f"{store / name} is damaged" in error
 
 
 def test_a_missing_sequence_can_be_allowed(make_store: MakeStore, kvp_store: Program) -> None:

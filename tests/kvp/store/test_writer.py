@@ -47,23 +47,6 @@ def test_a_store_without_a_sequence_is_begun_anew(
         TraceWriter.create_or_resume(path, plan, manifest)
 
 
-def test_create_refuses_what_it_did_not_make(
-    tmp_path: Path, plan: StorePlan, manifest: dict[str, Any]
-) -> None:
-    foreign = tmp_path / "photos"
-    (foreign / "q").mkdir(parents=True)
-    (foreign / "q" / "cat.jpg").write_text("miaow")
-    (tmp_path / "file").write_text("text")
-    for path, complaint in (
-        (foreign, "not empty and not a trace store"),
-        (tmp_path / "file", "is a file"),
-        (tmp_path / "file" / "below", "cannot write"),
-    ):
-        with pytest.raises(StoreError, match=complaint):
-            TraceWriter.create_or_resume(path, plan, manifest)
-    assert (foreign / "q" / "cat.jpg").read_text() == "miaow"
-
-
 def test_an_interrupted_creation_is_begun_anew(
     tmp_path: Path, store: Path, plan: StorePlan, manifest: dict[str, Any]
 ) -> None:
@@ -77,27 +60,6 @@ def test_an_interrupted_creation_is_begun_anew(
     with TraceWriter.create_or_resume(begun, plan, manifest) as writer:
         assert writer.missing() == [0, 1, 2]
     assert TraceReader(begun).plan == plan
-
-
-def test_half_written_files_are_swept(
-    store: Path, plan: StorePlan, manifest: dict[str, Any]
-) -> None:
-    names = ("k/c.1.0.0.0.0.0123abcd.partial", "sequences/000001.json.0123abcd.partial")
-    partials = [store / name for name in names]
-    for partial in partials:
-        partial.write_bytes(b"half")
-    assert [record.index for record in TraceReader(store).records()] == [0, 2]
-    TraceWriter.create_or_resume(store, plan, manifest).close()
-    assert not any(partial.exists() for partial in partials)
-
-
-def test_one_writer_at_a_time(store: Path, plan: StorePlan, manifest: dict[str, Any]) -> None:
-    first = TraceWriter.create_or_resume(store, plan, manifest)
-    with pytest.raises(StoreError, match=r"is being written by process \d+ on "):
-        TraceWriter.create_or_resume(store, plan, manifest)
-    first.close()
-    first.close()
-    TraceWriter.create_or_resume(store, plan, manifest).close()
 
 
 def test_workers_begin_and_fill_a_store_together(
@@ -118,28 +80,6 @@ def test_workers_begin_and_fill_a_store_together(
     second.close()
     assert TraceReader(path).complete
     assert not (path / "writer.lock").exists()
-
-
-def test_workers_do_not_begin_a_store_of_others_anew(
-    tmp_path: Path, plan: StorePlan, manifest: dict[str, Any]
-) -> None:
-    path, other = tmp_path / "store", {**manifest, "identity": {"seed": 1}}
-    with TraceWriter.create_or_resume(path, plan, manifest, shared=True):
-        with pytest.raises(StoreError, match="begun with other settings"):
-            TraceWriter.create_or_resume(path, plan, other, shared=True)
-        with pytest.raises(StoreError, match="planned differently"):
-            TraceWriter.create_or_resume(path, replace(plan, sequences=4), manifest, shared=True)
-    TraceWriter.create_or_resume(path, plan, other).close()  # a single writer may: it is empty
-
-
-def test_a_committed_sequence_is_not_overwritten(
-    store: Path, plan: StorePlan, manifest: dict[str, Any], make_trace: MakeTrace
-) -> None:
-    with (
-        TraceWriter.create_or_resume(store, plan, manifest) as writer,
-        pytest.raises(StoreError, match=r"sequence 2 .* committed already"),
-    ):
-        writer.write(make_trace(plan, 2))
 
 
 def test_traces_that_do_not_fit_are_refused(

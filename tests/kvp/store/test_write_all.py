@@ -1,0 +1,83 @@
+"""Writing many sequences in a thread: all or an error, bounded, and nothing after the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from kvp.errors import StoreError
+from kvp.store import StorePlan, Trace, TraceReader, TraceWriter
+from kvp.store.writer import WAITING
+
+MakeTrace = Callable[..., Trace]
+
+
+class Held(TraceWriter):
+    """Waits before it writes; sequence 1 may be refused."""
+
+    go: Event
+    began: Event
+    refuses = False
+
+    def write(self, trace: Trace) -> None:
+        self.began.set()
+        assert self.go.wait(60)
+        if self.refuses and trace.record.index == 1:
+            raise StoreError("the disk is full")
+        super().write(trace)
+
+
+@pytest.fixture
+def held(tmp_path: Path, plan: StorePlan, manifest: dict[str, Any]) -> Iterator[Held]:
+    with Held.create_or_resume(tmp_path / "store", plan, manifest) as writer:
+        assert isinstance(writer, Held)
+        writer.go, writer.began = Event(), Event()
+        yield writer
+
+
+def test_all_are_committed_and_few_wait(
+    held: Held, plan: StorePlan, make_trace: MakeTrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvp.store.writer.WAITING", 0)
+    given: list[int] = []
+    traces = (make_trace(plan, index) for index in (2, 0, 1))
+    giver = Thread(
+        target=held.write_all, args=(traces, lambda trace: given.append(trace.record.index))
+    )
+    giver.start()
+    giver.join(0.5)
+    assert given == [2]  # it is being written
+    held.go.set()
+    giver.join(60)
+    assert given == [2, 0, 1]
+    reader = TraceReader(held.path)
+    reader.verify()
+    assert reader.complete
+
+
+def test_an_error_reaches_the_caller(held: Held, plan: StorePlan, make_trace: MakeTrace) -> None:
+    held.refuses = True
+    held.go.set()
+    with pytest.raises(StoreError, match="the disk is full"):
+        held.write_all((make_trace(plan, index) for index in range(3)), lambda _: None)
+    assert 1 not in [record.index for record in TraceReader(held.path).records()]
+
+
+def test_what_waits_is_dropped_at_an_interrupt(
+    held: Held, plan: StorePlan, make_trace: MakeTrace
+) -> None:
+    def interrupted() -> Iterator[Trace]:
+        for index in range(WAITING + 1):
+            yield make_trace(plan, index)
+        assert held.began.wait(60)
+        Thread(target=lambda: (Event().wait(0.2), held.go.set())).start()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        held.write_all(interrupted(), lambda _: None)
+    # The one that was being written.
+    assert [record.index for record in TraceReader(held.path).records()] == [0]
