@@ -99,12 +99,17 @@ def do_pieces(
     with _session(pool) as ray:
         size = min(_pool_size(ray, pool), len(pieces))
         phase(f"starting {size} workers of Ray")
-        kind, pickled = ray.remote(num_cpus=1, num_gpus=pool.gpus)(_Actor), pickle.dumps(make)
+        kind = ray.remote(num_cpus=1, num_gpus=pool.gpus)(_Actor)
+        environment = {
+            name: value for name, value in os.environ.items()
+            if _HANDED_ON.fullmatch(name) and not name.startswith(_OF_ONE_MACHINE)
+        }  # fmt: skip
+        command = os.getcwd(), sys.argv, environment, pickle.dumps(make)
         actors: list[Any] = []
 
         def start() -> tuple[Any, Any]:
             actors.append(kind.remote())
-            return actors[-1].load.remote(_Command(), pickled), actors[-1]
+            return actors[-1].load.remote(*command), actors[-1]
 
         try:
             _hand_out(ray, start, size, deque(pieces), finished)
@@ -180,33 +185,18 @@ def _check_deaths(piece: int | None, deaths: int, size: int) -> None:
     raise UsageError(f"--engine ray: a worker died {where} (out of memory?); {_WHY}")
 
 
-class _Command:
-    """What a worker has of the program that started it; credentials are in it."""
-
-    def __init__(self) -> None:
-        """Of this process."""
-        self.folder = os.getcwd()
-        self.arguments = sys.argv
-        self.environment = {
-            name: value for name, value in os.environ.items()
-            if _HANDED_ON.fullmatch(name) and not name.startswith(_OF_ONE_MACHINE)
-        }  # fmt: skip
-
-    def take_over(self) -> None:
-        """Let this process have it."""
-        os.environ.update(self.environment)
-        sys.argv = self.arguments  # manifests record it
-        os.chdir(self.folder)
-
-
 class _Actor:
     """What Ray makes in each of its processes."""
 
     _work: Work
 
-    def load(self, command: _Command, make: bytes) -> None:
-        """Make the worker with the command line and in the working folder of the program."""
-        command.take_over()
+    def load(
+        self, folder: str, arguments: list[str], environment: dict[str, str], make: bytes
+    ) -> None:
+        """Make the worker with what the program has: credentials are in its environment."""
+        os.environ.update(environment)
+        sys.argv = arguments  # manifests record it
+        os.chdir(folder)
         prefer_own_packages()
         self._work = pickle.loads(make)()
 
