@@ -55,7 +55,7 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--cases", default=CASES, help="model:tokens seen, wide or nano")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--backends", default="auto", help="of ragged_attention: auto,torch,...")
+    parser.add_argument("--backends", default="auto", help="of ragged_attention: auto, torch")
     parser.add_argument("--budget", type=float, default=0.125, help="share of the tokens kept")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=24, help="tokens per cache and round")

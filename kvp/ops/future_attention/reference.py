@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -38,14 +40,9 @@ def future_attention(
     Raises:
         ValueError: shapes disagree, or not 0 <= prefix_length <= stop <= T.
     """
-    check_weights(weights, keys)
-    end = keys.shape[-2] if stop is None else stop
-    importance = torch.zeros(
-        *keys.shape[:-2], prefix_length, dtype=torch.float32, device=keys.device
-    )
-    for attention in attention_blocks(queries, keys, prefix_length, end, block):
-        paid = attention[..., :prefix_length].amax(dim=-3)
-        importance += _weighted(paid, weights, attention.shape[-1]).sum(dim=-2)
+    importance = keys.new_zeros(*keys.shape[:-2], prefix_length, dtype=torch.float32)
+    for paid in _received(queries, keys, prefix_length, stop, block, weights):
+        importance += paid.sum(dim=-2)
     return importance
 
 
@@ -64,11 +61,8 @@ def max_future_attention(
     little. Arguments, shapes and errors as `future_attention`; values lie in [0, 1], times the
     weights.
     """
-    check_weights(weights, keys)
-    end = keys.shape[-2] if stop is None else stop
-    largest = torch.zeros(*keys.shape[:-2], prefix_length, dtype=torch.float32, device=keys.device)
-    for attention in attention_blocks(queries, keys, prefix_length, end, block):
-        paid = _weighted(attention[..., :prefix_length].amax(dim=-3), weights, attention.shape[-1])
+    largest = keys.new_zeros(*keys.shape[:-2], prefix_length, dtype=torch.float32)
+    for paid in _received(queries, keys, prefix_length, stop, block, weights):
         largest = torch.maximum(largest, paid.amax(dim=-2))
     return largest
 
@@ -82,9 +76,20 @@ def check_weights(weights: Tensor | None, keys: Tensor) -> None:
         )
 
 
-def _weighted(attention: Tensor, weights: Tensor | None, end: int) -> Tensor:
-    """Attention [..., count, keys] of the queries before `end`, times their weights."""
-    if weights is None:
-        return attention
-    count = attention.shape[-2]
-    return attention * weights[end - count : end, None].to(attention)
+def _received(
+    queries: Tensor,
+    keys: Tensor,
+    prefix_length: int,
+    stop: int | None,
+    block: int,
+    weights: Tensor | None,
+) -> Iterator[Tensor]:
+    """Weighted attention [..., count, N] of the next queries, the maximum over the group."""
+    check_weights(weights, keys)
+    end = keys.shape[-2] if stop is None else stop
+    for attention in attention_blocks(queries, keys, prefix_length, end, block):
+        paid = attention[..., :prefix_length].amax(dim=-3)
+        if weights is not None:
+            last = attention.shape[-1]
+            paid = paid * weights[last - paid.shape[-2] : last, None].to(paid)
+        yield paid

@@ -40,31 +40,6 @@ def test_plain_forward_is_bitwise_sdpa(model: PreTrainedModel, prompt: Prompt) -
         assert torch.equal(ours, stock)
 
 
-def test_dynamic_cache_is_bitwise_sdpa(model: PreTrainedModel, prompt: Prompt) -> None:
-    ids = prompt(24, batch=2)
-    logits = []
-    for attention in (ATTENTION, "sdpa"):
-        model.set_attn_implementation(attention)
-        cache = DynamicCache(config=model.config)
-        first = model(ids[:, :15], past_key_values=cache).logits
-        second = model(ids[:, 15:23], past_key_values=cache).logits
-        third = model(ids[:, 23:], past_key_values=cache).logits
-        logits.append(torch.cat([first, second, third], dim=1))
-    assert torch.equal(logits[0], logits[1])
-
-
-def test_gradients_are_sdpas(qwen: PreTrainedModel, prompt: Prompt) -> None:
-    ids = prompt(20, batch=2)
-    weight = qwen.model.layers[0].self_attn.k_proj.weight.requires_grad_(True)
-    gradients = []
-    for attention in (ATTENTION, "sdpa"):
-        qwen.set_attn_implementation(attention)
-        loss = qwen(ids, labels=ids, use_cache=False).loss
-        gradients.append(torch.autograd.grad(loss, weight)[0])
-    assert gradients[0].abs().max() > 0
-    assert torch.equal(gradients[0], gradients[1])
-
-
 def test_eager_is_transformers_eager(model: PreTrainedModel, prompt: Prompt) -> None:
     """Without a cache, with an ordinary one, and with an evicting one that keeps everything."""
     ids = prompt(24, batch=2)
@@ -104,13 +79,6 @@ def test_eager_products_are_the_fused_ones(mask_heads: int) -> None:
             for eager in (False, True)
         )
         torch.testing.assert_close(products, fused, rtol=0, atol=1e-6)
-
-
-def test_an_open_block_leaves_eager_alone(qwen: PreTrainedModel) -> None:
-    qwen.set_attn_implementation(ATTENTIONS["eager"])
-    with kvp_attention_set(qwen):
-        assert qwen.config._attn_implementation == ATTENTIONS["eager"]
-    assert qwen.config._attn_implementation == ATTENTIONS["eager"]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -155,15 +123,6 @@ def test_grouped_attention_against_a_loop() -> None:
                     assert float(result[entry, token, head, dim]) == pytest.approx(
                         expected, abs=1e-5
                     )
-
-
-def test_grouped_attention_without_mask_sees_everything() -> None:
-    query, keys, values = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 7, 8), torch.randn(1, 2, 7, 8)
-    everything = torch.ones(1, 1, 1, 7, dtype=torch.bool)
-    torch.testing.assert_close(
-        grouped_attention(query, keys, values, None),
-        grouped_attention(query, keys, values, everything),
-    )
 
 
 def test_attention_is_given_back_after_an_error(qwen: PreTrainedModel) -> None:

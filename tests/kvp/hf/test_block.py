@@ -230,21 +230,6 @@ def test_the_callers_own_empty_cache_is_filled(
     assert (cache.get_seq_length(), stored(second)) == (50, 24)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"cache_implementation": "offloaded"},
-        {"past_key_values": DynamicCache(offloading=True)},
-        {"cache_implementation": "static"},
-    ],
-)
-def test_other_caches_are_refused(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, options: dict[str, Any], generate: Any
-) -> None:
-    with evicting(qwen, fixed(40), 22), pytest.raises(UsageError, match="cannot shrink a"):
-        generate(qwen, prompt(40), 3, **options)
-
-
 def test_attention_weights_are_refused(
     qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
 ) -> None:

@@ -397,33 +397,6 @@ def test_the_last_token_fed_again_finds_other_layers_as_before_it(
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["Gemma 3", "Qwen 3-Next"])
-def test_batches_are_taken_apart_and_repeated(family: str, prompt: Prompt) -> None:
-    model, ids = build(family), prompt(CACHED, batch=3)
-    later = prompt(4, batch=3, seed=9)
-    model.set_attn_implementation("kvp")
-
-    def logits(cache: EvictingCache, rows: list[int]) -> Tensor:
-        positions = torch.arange(CACHED, CACHED + 4).expand(len(rows), -1)
-        with torch.no_grad():
-            output: Tensor = model(
-                later[rows], position_ids=positions, past_key_values=cache, use_cache=True
-            ).logits
-        return output
-
-    expected = logits(observe(model, ids).cache, [0, 1, 2])
-    taken = observe(model, ids).cache
-    taken.batch_select_indices(torch.tensor([True, False, True]))
-    torch.testing.assert_close(logits(taken, [0, 2]), expected[[0, 2]], atol=1e-5, rtol=1e-5)
-    repeated = observe(model, ids[:1]).cache
-    repeated.batch_repeat_interleave(3)
-    torch.testing.assert_close(logits(repeated, [0] * 3), expected[[0] * 3], atol=1e-5, rtol=1e-5)
-    repeated.reset()
-    assert repeated.get_seq_length() == 0
-    assert len(repeated) == 4
-    assert repeated.nbytes == 0
-
-
 def test_recorded_queries_carry_the_scale_of_the_model(prompt: Prompt) -> None:
     """q . k / sqrt(D) are the logits of a model that scales by another number."""
     model, ids = build("Granite"), prompt(12)
@@ -437,17 +410,6 @@ def test_recorded_queries_carry_the_scale_of_the_model(prompt: Prompt) -> None:
         found = logits.masked_fill(~causal, -torch.inf).softmax(-1)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert isinstance(seen.cache.recorder, QueryRecorder | None)
-
-
-def test_a_prompt_longer_than_the_only_window_is_refused(
-    prompt: Prompt, generate: Callable[..., Any]
-) -> None:
-    model = build("Mistral 0.1")
-    with evicting(model, Drawn(), 20, Protection(sinks=1, recents=2)):
-        generate(model, prompt(50), 14)
-        with pytest.raises(UsageError, match="sliding window of 64 tokens") as caught:
-            generate(model, prompt(50), 16)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("family", HYBRID)

@@ -67,15 +67,6 @@ def test_views_refuse_what_was_not_observed(seen: Prefill) -> None:
         next(iter(seen.views(Needs(future=True), 7)))
 
 
-def test_a_window_longer_than_the_prompt_is_the_prompt(
-    qwen: PreTrainedModel, prompt: Prompt
-) -> None:
-    needs = Needs(queries=32)
-    view = next(iter(prefill(qwen, prompt(6), needs).views(needs, 4)))
-    assert view.queries is not None
-    assert view.queries.shape == (1, 4, 6, 8)
-
-
 def test_what_several_scorers_need_is_recorded_once(qwen: PreTrainedModel, prompt: Prompt) -> None:
     needs = [Needs(queries=3, hidden_after=4), Needs(queries=ALL_QUERIES), Needs(hidden_after=2)]
     seen = prefill(qwen, prompt(12), needs)

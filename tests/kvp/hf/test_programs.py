@@ -23,8 +23,7 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer
 
 from kvp.errors import UsageError
-from kvp.hf import evicting, observe
-from kvp.hf.attention import kvp_attention_set
+from kvp.hf import evicting
 from policies import make_scorer
 
 Prompt = Callable[..., Tensor]
@@ -93,27 +92,6 @@ def test_streams_print_what_generate_returns(
     assert torch.equal(results[0].sequences, alone.sequences)
 
 
-def test_a_prefill_after_the_block_is_not_evicted(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
-) -> None:
-    """The documented limit of threads: a call counts as inside when its prefill begins there."""
-    called, left = threading.Event(), threading.Event()
-    results: list[Any] = []
-
-    def late() -> None:
-        called.set()
-        left.wait(60)
-        results.append(generate(qwen, prompt(40), 3))
-
-    thread = threading.Thread(target=late)
-    with evicting(qwen, fixed(40), 22):
-        thread.start()
-        called.wait(60)
-    left.set()
-    thread.join(60)
-    assert stored(results[0]) == 40 + 2
-
-
 def test_continuous_batching_is_refused(qwen: PreTrainedModel, prompt: Prompt, fixed: Any) -> None:
     options = GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=-1, pad_token_id=0)
     qwen.set_attn_implementation("sdpa")
@@ -163,27 +141,6 @@ def test_caches_of_other_kinds_are_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_the_name_of_the_usual_cache_is_served(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, generate: Any
-) -> None:
-    """For transformers 5.23, hybrid is another name of the cache without a name."""
-    for name in ("dynamic", "hybrid"):
-        with evicting(qwen, fixed(40), 22):
-            assert stored(generate(qwen, prompt(40), 3, cache_implementation=name)) == 24
-
-
-def test_assisted_decoding_is_refused(
-    qwen: PreTrainedModel, build: Any, prompt: Prompt, generate: Any
-) -> None:
-    for options in ({"assistant_model": build("qwen2")}, {"prompt_lookup_num_tokens": 3}):
-        with (
-            evicting(qwen, make_scorer("keydiff"), 22),
-            pytest.raises(UsageError, match="assist") as caught,
-        ):
-            generate(qwen, prompt(40), 6, **options)
-        assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("loaded", "inside"),
     [
@@ -207,25 +164,3 @@ def test_inside_a_block_attention_is_eager_or_sdpa(
     assert stored(output) == 22 + 3
     for ours, theirs in zip(output.logits, expected.logits, strict=True):
         assert torch.equal(ours, theirs)
-
-
-def test_flash_attention_is_given_back(
-    qwen: PreTrainedModel, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its package is not on every machine, so that setting it is recorded here."""
-    qwen.set_attn_implementation("sdpa")
-    expected = observe(qwen, prompt(12)).logits
-    asked: list[str] = []
-    set_for_real = qwen.set_attn_implementation
-
-    def record(name: str) -> None:
-        asked.append(name)
-        if name != "flash_attention_2":
-            set_for_real(name)
-
-    monkeypatch.setattr(qwen, "set_attn_implementation", record)
-    qwen.config._attn_implementation_internal = "flash_attention_2"
-    with kvp_attention_set(qwen):
-        assert qwen.config._attn_implementation == "kvp"
-        assert torch.equal(observe(qwen, prompt(12)).logits, expected)
-    assert asked == ["kvp", "flash_attention_2"]

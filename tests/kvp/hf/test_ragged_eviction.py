@@ -138,31 +138,6 @@ def test_evicting_with_an_allocator(
     assert output.sequences[0, 40:].tolist() == masked_greedy(model, ids, 40, kept, 9)
 
 
-def test_sampling_feels_exactly_the_kept_tokens(
-    qwen: PreTrainedModel,
-    prompt: Prompt,
-    fixed: Any,
-    masked_logits: Any,
-    generate: Any,
-    watched: Any,
-) -> None:
-    ids = prompt(30)
-    scorer, allocator = fixed(30), Drawn()
-    torch.manual_seed(3)
-    with (
-        watched(qwen) as calls,
-        evicting(qwen, scorer, 9, PROTECTION, allocator=allocator),
-    ):
-        output = generate(qwen, ids, 6, do_sample=True, num_return_sequences=3, output_logits=True)
-    assert [(tokens, fed[0]) for tokens, fed in calls[1:]] == [(1, [p]) for p in range(30, 35)]
-    assert len({tuple(sequence) for sequence in output.sequences.tolist()}) > 1
-    kept = kept_by(scorer, allocator.allocate(allocator.requests[0]))
-    result = torch.stack(output.logits, dim=1)
-    for index in range(3):
-        expected = masked_logits(qwen, output.sequences[index : index + 1], 30, kept)[0, 29:-1]
-        assert (result[index] - expected).abs().max() <= 1e-4
-
-
 def test_beams_are_scored_as_under_a_mask(
     qwen: PreTrainedModel, prompt: Prompt, fixed: Any, masked_logits: Any, generate: Any
 ) -> None:
@@ -208,23 +183,6 @@ def test_a_padded_batch_equals_each_prompt_alone(
             together.past_key_values.layers, alone.past_key_values.layers, strict=True
         ):
             assert positions(mine, index) == positions(single)
-
-
-def test_equal_counts_are_what_no_allocator_keeps(
-    model: PreTrainedModel, prompt: Prompt, by_content: Any
-) -> None:
-    ids = prompt(40, batch=2)
-    scorer, even = by_content(), Given(torch.full((3, 2), 11))
-    caches = [
-        prefill_and_evict(model, ids[:, :-1], scorer, 11, PROTECTION, allocator=allocator)
-        for allocator in (None, even)
-    ]
-    for one, other in zip(caches[0].layers, caches[1].layers, strict=True):
-        assert type(one) is type(other) is EvictingLayer
-        assert torch.equal(one.positions, other.positions)
-        assert torch.equal(one.keys, other.keys)
-    logits = [model(ids[:, -1:], past_key_values=cache).logits for cache in caches]
-    assert torch.equal(*logits)
 
 
 def test_heads_of_one_token_and_layers_of_one_length(
@@ -357,18 +315,3 @@ def test_views_carry_the_scorer_inputs(
         for mine, single in zip(together.past_key_values.layers, cache.layers, strict=True):
             kept = [[p for p in head if p < sequence.shape[1]] for head in positions(mine, index)]
             assert kept == positions(single)
-
-
-def test_a_missing_tokenizer_is_an_error(
-    qwen: PreTrainedModel, prompt: Prompt, generate: Any
-) -> None:
-    with pytest.raises(UsageError, match="needs the tokenizer") as caught:
-        prefill_and_evict(qwen, prompt(30), Everything(), 22)
-    assert "\n" not in str(caught.value)
-    with (
-        evicting(qwen, Everything(), 22),
-        pytest.raises(UsageError, match="needs the tokenizer") as caught,
-    ):
-        generate(qwen, prompt(30), 2)
-    assert "\n" not in str(caught.value)
-    assert not qwen._forward_pre_hooks

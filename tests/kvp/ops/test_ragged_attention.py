@@ -12,14 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvp.errors import UsageError
-from kvp.ops.ragged_attention import (
-    Backend,
-    RaggedLayout,
-    ragged_attention,
-    ragged_attention_reference,
-    ragged_backend,
-)
+from kvp.ops.ragged_attention import RaggedLayout, ragged_attention, ragged_attention_reference
 from kvp.ops.ragged_attention.by_size import attend_by_size
 
 Case = Callable[..., dict[str, Any]]
@@ -173,23 +166,3 @@ def test_shapes_that_disagree_are_refused(ragged_case: Case, attention: Any) -> 
         arguments[name] = change(arguments[name])
         with pytest.raises(ValueError, match=message):
             attention(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("backend", "message"),
-    [
-        ("triton", "'triton' needs"),  # a CUDA device, or the package
-        ("cuda", "'cuda' is not known: choose one of auto, torch, triton"),
-    ],
-)
-@pytest.mark.skipif(torch.cuda.is_available(), reason="triton can be had")
-def test_a_backend_that_cannot_be_had_is_refused(
-    ragged_case: Case, backend: Backend, message: str
-) -> None:
-    arguments = ragged_case([[3, 4]])
-    with pytest.raises(UsageError, match=message):
-        ragged_attention(**arguments, backend=backend)
-    with pytest.raises(UsageError, match=message), ragged_backend(backend):
-        ragged_attention(**arguments)
-    with ragged_backend("torch"):
-        assert torch.equal(ragged_attention(**arguments), ragged_attention(**arguments))

@@ -24,23 +24,6 @@ def test_column_sums(full_attention: FullAttention, group: int, block: int) -> N
     np.testing.assert_allclose(result.sum(-1), 37, rtol=1e-5)
 
 
-def test_column_sums_of_one_unit_per_query_by_hand() -> None:
-    # Keys 0 and 1; the query at 1 scores them log 3 and 0, so they get 3/4 and 1/4.
-    keys = torch.tensor([[np.log(3.0)], [0.0]], dtype=torch.float32)
-    result = column_sums(torch.ones(1, 2, 1), keys)
-    np.testing.assert_allclose(result, [[1.75, 0.25]], rtol=1e-6)
-
-
-def test_leading_axes_are_independent() -> None:
-    queries, keys = torch.randn(2, 3, 2, 19, 8), torch.randn(2, 3, 19, 8)
-    sums = column_sums(queries, keys)
-    assert sums.shape == (2, 3, 2, 19)
-    for layer in range(2):
-        for head in range(3):
-            one = column_sums(queries[layer, head], keys[layer, head])
-            torch.testing.assert_close(sums[layer, head], one)
-
-
 def test_blocks_cover_the_range_once() -> None:
     queries, keys = torch.randn(1, 10, 4), torch.randn(10, 4)
     shapes = [tuple(block.shape) for block in attention_blocks(queries, keys, 2, 9, 3)]

@@ -221,44 +221,6 @@ def test_what_cannot_be_saved_is_refused(qwen: PreTrainedModel, made: Any, tmp_p
         save_cache(made("dense"), tmp_path / "no" / "folder", model=qwen)
 
 
-def test_a_file_is_replaced_as_a_whole(
-    qwen: PreTrainedModel, made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "context"
-    save_cache(made("dense"), path, model=qwen)
-    before = path.read_bytes()
-
-    def full_disk(self: Path, content: bytes) -> int:
-        with self.open("wb") as stream:
-            stream.write(content[: len(content) // 2])
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full_disk)
-        with pytest.raises(CacheError, match="No space left on device"):
-            save_cache(made("ragged"), path, model=qwen)
-    assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == ["context"]
-
-
-def test_a_fork_is_saved_without_spare_capacity(
-    qwen: PreTrainedModel, prompt: Prompt, made: Any, tmp_path: Path
-) -> None:
-    cache = made("dense")
-    save_cache(cache, tmp_path / "one", model=qwen)
-    save_cache(cache.fork(), tmp_path / "fork", model=qwen)
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "fork").read_bytes()
-    tensors = sum(
-        tensor.nbytes for layer in cache.layers for tensor in layer.state.tensors.values()
-    )
-    assert tensors < (tmp_path / "one").stat().st_size < tensors + 5000
-    save_cache(cache.fork(3), tmp_path / "rows", model=qwen)
-    loaded = load_cache(tmp_path / "rows", qwen)
-    token = prompt(1, batch=6, seed=9)
-    expected = qwen(token, past_key_values=cache.fork(3)).logits
-    assert torch.equal(qwen(token, past_key_values=loaded).logits, expected)
-
-
 class Hook:
     """What accelerate leaves at a module whose weights it brings when they are needed."""
 

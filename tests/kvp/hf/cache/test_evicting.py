@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -89,18 +88,6 @@ def test_dropping_equals_masking(
         assert (logits[entry] - full).abs().max() > 0.01  # the eviction is felt
 
 
-def test_keeping_everything_through_select_equals_the_plain_model(
-    model: PreTrainedModel, prompt: Prompt
-) -> None:
-    ids = prompt(33)
-    seen = observe(model, ids[:, :26])
-    everything = [torch.arange(26).expand(1, 2, -1)] * 3
-    cache = EvictingCache.select(seen.keys, seen.values, everything, seen=26)
-    logits = model(ids[:, 26:], past_key_values=cache).logits
-    plain = model(ids, use_cache=False).logits[:, 26:]
-    assert (logits - plain).abs().max() <= TOLERANCE
-
-
 @pytest.mark.parametrize("sizes", [(9, 6), (9, 9)])
 def test_left_padded_sequences_equal_each_alone(
     model: PreTrainedModel,
@@ -136,22 +123,6 @@ def test_left_padded_sequences_equal_each_alone(
     assert (torch.cat([first[1, 2:], second[1]]) - expected).abs().max() <= TOLERANCE
 
 
-def test_bf16_stays_near_the_masked_reference(
-    qwen: PreTrainedModel, prompt: Prompt, masked_logits: Callable[..., Tensor]
-) -> None:
-    ids = prompt(30)
-    sets = random_sets(1, 3, 2, 20, sizes=(8,))
-    truth = masked_logits(qwen, ids, 20, sets[0])[0, 20:]
-    qwen.to(torch.bfloat16)
-    reference = masked_logits(qwen, ids, 20, sets[0])[0, 20:].float()
-    seen = observe(qwen, ids[:, :20])
-    cache = EvictingCache.select(seen.keys, seen.values, slots(sets, 3), seen=20)
-    logits = qwen(ids[:, 20:], past_key_values=cache).logits[0]
-    assert logits.dtype == torch.bfloat16
-    own_error = (logits.float() - truth).abs().mean()
-    assert own_error <= 1.5 * (reference - truth).abs().mean()
-
-
 def test_bytes_are_those_of_the_tensors(model: PreTrainedModel, prompt: Prompt) -> None:
     head_dim = model.config.head_dim if model.config.model_type == "qwen3" else 8
     seen = observe(model, prompt(80))
@@ -172,57 +143,6 @@ def test_bytes_are_those_of_the_tensors(model: PreTrainedModel, prompt: Prompt) 
                 for tensor in (layer.keys, layer.values)
             }
             assert grown.nbytes == sum(storages.values()) == slots_stored * per_token
-
-
-def test_lengths_seen_and_stored(qwen: PreTrainedModel, prompt: Prompt) -> None:
-    assert EvictingCache().get_seq_length() == 0
-    assert EvictingCache().get_mask_sizes(5, 0) == (5, 0)
-    seen = observe(qwen, prompt(20))
-    cache = EvictingCache.select(
-        seen.keys, seen.values, [torch.tensor([[[3, 7], [5, -1]]])] * 3, seen=20
-    )
-    empty = torch.iinfo(torch.int64).max
-    assert cache.layers[1].positions.tolist() == [[[3, 7], [5, empty]]]
-    assert (cache.get_seq_length(), cache.get_mask_sizes(1, 0)) == (20, (1, 20))
-    qwen(prompt(2), past_key_values=cache)
-    assert cache.layers[1].positions.tolist() == [[[3, 7, 20, 21], [5, empty, 20, 21]]]
-    assert (cache.get_seq_length(), cache.get_mask_sizes(4, 0)) == (22, (4, 22))
-    cache.reset()
-    assert cache.get_seq_length() == 0
-
-
-def test_entries_can_be_reordered_repeated_and_chosen(
-    qwen: PreTrainedModel, prompt: Prompt
-) -> None:
-    seen = observe(qwen, prompt(20))
-    sets = random_sets(3, 3, 2, 20, sizes=(4, 6, 5))
-
-    def cache() -> EvictingCache:
-        return EvictingCache.select(seen.keys, seen.values, slots(sets, 3), seen=20)
-
-    first, then = prompt(1, seed=8).expand(3, -1), prompt(1, seed=9)
-    plain = cache()
-    qwen(first, past_key_values=plain)
-    expected = qwen(then.expand(3, -1), past_key_values=plain).logits
-    for change, entries in (
-        (lambda c: c.reorder_cache(torch.tensor([2, 0, 0])), [2, 0, 0]),
-        (lambda c: c.batch_select_indices(torch.tensor([1])), [1]),
-        (lambda c: c.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
-    ):
-        changed = cache()
-        qwen(first, past_key_values=changed)
-        change(changed)
-        logits = qwen(then.expand(len(entries), -1), past_key_values=changed).logits
-        assert (logits - expected[entries]).abs().max() <= 1e-5
-
-
-def test_a_copy_is_independent(qwen: PreTrainedModel, prompt: Prompt) -> None:
-    cache = observe(qwen, prompt(12)).cache
-    qwen(prompt(1), past_key_values=cache)
-    twin = copy.deepcopy(cache)
-    first = qwen(prompt(1, seed=4), past_key_values=cache).logits
-    assert twin.get_seq_length() == 13
-    assert torch.equal(qwen(prompt(1, seed=4), past_key_values=twin).logits, first)
 
 
 @pytest.mark.parametrize("feed", [1, 20])

@@ -171,22 +171,6 @@ def test_rows_of_one_batch(
         assert storage(cache.fork(3)) == storage(cache)
 
 
-@pytest.mark.parametrize("kind", ["dense", "ragged"])
-def test_rows_of_a_batch_of_contexts_stand_next_to_each_other(
-    qwen: PreTrainedModel, prompt: Prompt, fixed: Any, kind: str
-) -> None:
-    allocator = Uneven() if kind == "ragged" else None
-    contexts = prompt(CONTEXT, batch=2)
-    cache = prefill_and_evict(qwen, contexts, fixed(CONTEXT), 22, allocator=allocator)
-    token = prompt(1, seed=4)
-    expected = qwen(token.expand(2, -1), past_key_values=cache.fork()).logits
-    fork = cache.fork(2)
-    logits = qwen(token.expand(4, -1), past_key_values=fork).logits
-    assert (logits - expected[[0, 0, 1, 1]]).abs().max() <= 1e-5
-    assert len(set(fork.entry_nbytes)) == 1
-    assert len(fork.entry_nbytes) == 4
-
-
 def test_a_fork_keeps_counters_and_records_nothing(
     qwen: PreTrainedModel, prompt: Prompt, by_content: Any, generate: Any
 ) -> None:

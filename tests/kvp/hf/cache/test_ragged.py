@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from kvp.errors import UsageError
@@ -93,19 +91,6 @@ def test_dropping_equals_masking_after_chunks_of_any_length(
         assert (logits[entry] - full).abs().max() > 0.01  # the eviction is felt
 
 
-@pytest.mark.parametrize("chunk", [2, 64])
-def test_a_first_chunk_of_several_tokens(
-    qwen: PreTrainedModel, prompt: Prompt, masked_logits: Callable[..., Tensor], chunk: int
-) -> None:
-    ids = prompt(30 + chunk, batch=2)
-    sets = uneven_sets(2, 30, full_layer=None)
-    cache = shrunk(qwen, ids[:, :30], sets)
-    logits = qwen(ids[:, 30:], past_key_values=cache).logits
-    for entry in range(2):
-        expected = masked_logits(qwen, ids[entry : entry + 1], 30, sets[entry])[0, 30:]
-        assert (logits[entry] - expected).abs().max() <= TOLERANCE
-
-
 def test_left_padded_sequences_equal_each_alone(
     model: PreTrainedModel, prompt: Prompt, masked_logits: Callable[..., Tensor]
 ) -> None:
@@ -137,30 +122,6 @@ def test_left_padded_sequences_equal_each_alone(
     assert (result[0] - expected).abs().max() <= TOLERANCE
     expected = masked_logits(model, short, 28, sets[1])[0, 28:]
     assert (result[1, 2:] - expected).abs().max() <= TOLERANCE
-
-
-def test_equal_lengths_through_the_ragged_layer_equal_the_dense_one(
-    model: PreTrainedModel, prompt: Prompt
-) -> None:
-    """A trailing -1 makes the layers ragged although all heads keep 9 tokens."""
-    ids = prompt(50, batch=2)
-    seen = observe(model, ids[:, :30])
-    generator = torch.Generator().manual_seed(3)
-    even = [torch.rand(2, 2, 30, generator=generator).argsort(-1)[..., :9] for _ in range(3)]
-    gaps = [torch.nn.functional.pad(layer, (0, 1), value=-1) for layer in even]
-    dense, ragged = (
-        EvictingCache.select(seen.keys, seen.values, indices, seen=30) for indices in (even, gaps)
-    )
-    assert {type(layer) for layer in ragged.layers} == {RaggedLayer}
-    assert dense.nbytes == ragged.nbytes
-    for start, stop in ((30, 31), (31, 40), (40, 41)):
-        difference = (
-            model(ids[:, start:stop], past_key_values=dense).logits
-            - model(ids[:, start:stop], past_key_values=ragged).logits
-        )
-        assert difference.abs().max() <= TOLERANCE
-    for one, other in zip(dense.layers, ragged.layers, strict=True):
-        assert torch.equal(one.positions, other.positions)
 
 
 def test_bf16_stays_near_the_masked_reference(
@@ -210,76 +171,6 @@ def test_memory_is_that_of_the_tokens_kept() -> None:
     assert storage_bytes(cache.layers[0]) <= 1.02 * kept + constant + 2000
     cache.update(keys[:, :, :100], keys[:, :, :100], 0)
     assert cache.nbytes == kept + 101 * batch * heads * token
-
-
-@pytest.mark.parametrize(("tokens", "more"), [(4096, 0.002), (64, 0.01)])
-def test_what_attention_keeps_with_a_layer_is_small(tokens: int, more: float) -> None:
-    """Indices computed once: a byte per token of long storage, 4 B * H of short."""
-    keys = torch.randn(1, 4, tokens, 128)
-    lengths = torch.tensor([[tokens, tokens // 3, 5, tokens // 2]])
-    indices = torch.arange(tokens).expand(1, 4, -1)
-    layer = EvictingCache.select(
-        [keys], [keys], [indices.where(indices < lengths[..., None], -1)], seen=tokens
-    ).layers[0]
-    layer.update(keys[:, :, :1], keys[:, :, :1])
-    before = storage_bytes(layer)
-    positions = torch.tensor([[tokens]])
-    module, query = torch.nn.Module(), torch.randn(1, 8, 1, 128)
-    layer.attend(module, query, None, {"position_ids": positions}, first=True)
-    after = storage_bytes(layer)
-    assert before < after <= (1 + more) * before
-
-
-class _Operations(TorchDispatchMode):
-    """Names of the tensor operations that are carried out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.name())
-        return func(*args, **kwargs or {})
-
-
-@pytest.mark.parametrize(("tokens", "most"), [(64, 46), (8192, 92)])
-def test_a_token_costs_few_operations(tokens: int, most: int) -> None:
-    """On small models an operation costs more than its arithmetic.
-
-    What depends on lengths alone is computed for the first token only.
-    """
-    keys = torch.randn(1, 4, tokens, 32)
-    lengths = torch.tensor([[tokens, tokens // 3, 5, tokens // 2]])
-    indices = torch.arange(tokens).expand(1, 4, -1)
-    layer = EvictingCache.select(
-        [keys], [keys], [indices.where(indices < lengths[..., None], -1)], seen=tokens
-    ).layers[0]
-    module, query, counts = torch.nn.Module(), torch.randn(1, 8, 1, 32), []
-    torch.use_deterministic_algorithms(False)  # which fill memory that is not initialised
-    for token in range(tokens, tokens + 4):
-        with _Operations() as counted:
-            layer.update(keys[:, :, :1], keys[:, :, :1])
-            options = {"position_ids": torch.tensor([[token]])}
-            layer.attend(module, query, None, options, first=False)
-        counts.append(len(counted.names))
-    assert counts[0] > counts[1] == counts[2] == counts[3]
-    assert counts[1] <= most, counted.names
-
-
-def test_every_byte_counts_for_one_entry(qwen: PreTrainedModel, prompt: Prompt) -> None:
-    sets = uneven_sets(2, 20)
-    cache = shrunk(qwen, prompt(20), sets)
-    token = 2 * 8 * 4  # key and value, dimensions, bytes
-
-    def bytes_of(entry: int, capacity: int) -> int:
-        ragged = sum(len(head) for layer in sets[entry][:2] for head in layer)
-        return (ragged + 2 * 2 * capacity + 2 * (20 + min(capacity, 2))) * token
-
-    assert cache.entry_nbytes == [bytes_of(0, 0), bytes_of(1, 0)]
-    qwen(prompt(1).expand(2, -1), past_key_values=cache)
-    assert cache.entry_nbytes == [bytes_of(0, TAIL_GROWTH), bytes_of(1, TAIL_GROWTH)]
-    assert cache.nbytes == sum(cache.entry_nbytes)
-    assert EvictingCache().entry_nbytes == []
 
 
 def test_positions_of_what_is_stored(qwen: PreTrainedModel, prompt: Prompt) -> None:

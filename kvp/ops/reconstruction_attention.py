@@ -1,4 +1,4 @@
-"""The replay signal, a block of queries at a time."""
+"""Largest attention every cached token receives from an extra pass (KVzip, ContrastKV)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from kvp.ops.group_products import group_products
-from kvp.ops.reconstruction_attention.reference import check_shapes
 
 
 @torch.no_grad()
@@ -20,14 +19,24 @@ def reconstruction_attention(
     query_weights: Tensor | None = None,
     block: int = 256,
 ) -> Tensor:
-    """`reconstruction_attention_reference` with [..., G, block, S + T] float32 of working memory.
+    """Signal s_i = max over g, j of u_j * w_gi * softmax_i(scaling * q_gj . k_i).
 
-    Arguments, result and errors are those of the reference; `block` is the number of queries
-    handled at a time (ValueError below 1).
+    The softmax of query j of the pass runs over every given cached key and over the pass's own keys
+    0..j (KVzip, arXiv 2505.23416, section 3). Weights are those of KVzip+; without them the signal
+    lies in [0, 1]. O(G T (S + T) D).
+
+    Args:
+        queries: [..., G, T, D] float after RoPE, the queries of the pass.
+        keys: [..., S, D] float after RoPE, the cached keys that take part.
+        pass_keys: [..., T, D] float after RoPE, the keys of the pass itself.
+        scaling: factor on the dot products, 1/sqrt(D) in most models.
+        key_weights: [..., G, S] float w, or None for 1.
+        query_weights: [..., T] float u, or None for 1.
+        block: queries handled at a time; bounds memory at [..., G, block, S + T] float32.
+
+    Returns:
+        [..., S] float32.
     """
-    check_shapes(queries, keys, pass_keys, key_weights, query_weights)
-    if block < 1:
-        raise ValueError(f"blocks need at least one query, got {block}")
     tokens = pass_keys.shape[-2]
     signal = torch.zeros(keys.shape[:-1], dtype=torch.float32, device=keys.device)
     cached_keys, pass_keys = keys.float(), pass_keys.float()
