@@ -33,12 +33,9 @@ from eval.stats import (
     prompts_of,
 )
 from eval.summary import budget_order
-from eval.whole_curve import areas, curve_budgets, enough
 from kvp.artifacts.files import atomic_write_text
 from kvp.errors import ResultsError
 
-AREA = "area"
-"""Stands for a budget where the whole curve is compared."""
 LIKELIHOOD = "log-likelihood of given replies, nats per token"
 ANSWERS = "answers, %"
 
@@ -60,16 +57,6 @@ class Row:
     """Differs from 0 after Holm's correction over all rows of its kind."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Need:
-    """The budget that is enough for a method."""
-
-    protocol: str
-    method: str
-    first: str | None
-    second: str | None
-
-
 Curves = Mapping[tuple[str, str, ReportedMethod], Mapping[str, Scores]]
 """(kind, protocol, method) -> budget, or `FULL` -> values."""
 
@@ -89,7 +76,7 @@ def run(config: CompareConfig) -> list[Row]:
             f"{config.first} and {config.second} have no method in common that was run "
             "at the same budget under the same protocol; kvp-eval adds to a folder what it lacks"
         )
-    for table in (*_tables(rows), *_needs_table(needs(first, second))):
+    for table in _tables(rows):
         Console(markup=False).print(table)
     print(_legend(config))
     if config.out is not None:
@@ -155,10 +142,6 @@ def differences(first: Curves, second: Curves, *, resamples: int, seed: int) -> 
         for budget in ([FULL] if FULL in shared else []) + budgets:
             pair = [side[budget] for side in sides]
             rows += _row(key, budget, pair, resamples=resamples, seed=seed)
-        whole = [areas(side) for side in sides]
-        if whole[0] is not None and whole[1] is not None:
-            name = f"{AREA} {_range(budgets)}"
-            rows += _row(key, name, [whole[0], whole[1]], resamples=resamples, seed=seed)
     return _marked(rows)
 
 
@@ -207,42 +190,8 @@ def _marked(rows: Sequence[Row]) -> list[Row]:
     return marked
 
 
-def needs(first: Curves, second: Curves) -> list[Need]:
-    """For every method that both have: the budget that keeps 95 % of the full cache's answers."""
-    found = []
-    for key in first:
-        kind, protocol, method = key
-        if kind != ANSWERS or key not in second or method.method == FULL:
-            continue
-        sides = [_enough(side, key) for side in (first, second)]
-        if curve_budgets([budget for budget in first[key] if budget in second[key]]):
-            found.append(
-                Need(protocol=protocol, method=_name(method), first=sides[0], second=sides[1])
-            )
-    return found
-
-
-def _enough(curves: Curves, key: tuple[str, str, ReportedMethod]) -> str | None:
-    kind, protocol, _ = key
-    full = next(
-        (by_budget[FULL] for (k, p, m), by_budget in curves.items()
-         if (k, p, m.method) == (kind, protocol, FULL)), None
-    )  # fmt: skip
-    if full is None:
-        return None
-    means = {
-        budget: bootstrap_mean(scores, resamples=1).mean for budget, scores in curves[key].items()
-    }
-    return enough(means, bootstrap_mean(full, resamples=1).mean)
-
-
 def _name(method: ReportedMethod) -> str:
     return f"{method.family} ({method.details})" if method.details else method.family
-
-
-def _range(budgets: Sequence[str]) -> str:
-    specs = curve_budgets(budgets)
-    return f"{specs[0]} to {specs[-1]}"
 
 
 def _tables(rows: Sequence[Row]) -> list[Table]:
@@ -269,23 +218,10 @@ def _tables(rows: Sequence[Row]) -> list[Table]:
     return tables
 
 
-def _needs_table(found: Sequence[Need]) -> list[Table]:
-    if not found:
-        return []
-    title = "budget from which on 95 % of the full cache's answers are kept"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("protocol", "method", "first", "second"):
-        table.add_column(name, justify="left")
-    for need in found:
-        table.add_row(need.protocol, need.method, need.first or "none", need.second or "none")
-    return [table]
-
-
 def _legend(config: CompareConfig) -> str:
     return (
         f"first: {config.first}; second: {config.second}. Paired by prompt. * differs from 0 at "
-        "5 %, corrected for all rows of its table (Holm). area: mean of the curve over the "
-        "logarithm of the budget."
+        "5 %, corrected for all rows of its table (Holm)."
     )
 
 
