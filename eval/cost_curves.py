@@ -1,45 +1,97 @@
-"""Evaluate rankings on held-out traces: attention lost per head, attention recall of the model.
+"""Evaluate rankings on held-out traces: attention lost per head, at every budget.
 
 No generation: queries, keys and values come from a trace store, importance from
 `kvp.ops.future_attention`, scores from the same scorers that evict; those that need extra passes or
-hidden states get them from the model, which runs over the stored tokens once more. Rankings are
-measured head by head (curves.jsonl), budgets split over heads by what all heads keep together
-(kept.jsonl). The numbers are those of `kvp.metrics`; `docs/formats.md` describes the files.
+hidden states get them from the model, which runs over the stored tokens once more. The numbers
+are those of `kvp.metrics`; `docs/formats.md` describes the file, curves.jsonl.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.held_out_traces import boundary, held_out, protocols_apart, stored_prefill
+from eval.config import EvalConfig
 from eval.methods import Method, method_fields, rankings
 from eval.results.records import Record
-from eval.settings import PROTECTIONS, Setting, plan
-from eval.stats import bootstrap_mean
+from eval.settings import PROTECTIONS
 from kvp import metrics
 from kvp.budget_scores import BudgetScores, score_budgets
-from kvp.budgets import Budget
+from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from kvp.hf import ScorerInputs, prefill
+from kvp.hf import Prefill, ScorerInputs, prefill
 from kvp.hf.scorer_inputs import needs_scorer_inputs
 from kvp.ops.future_attention import future_attention
+from kvp.portable import recorded_name
 from kvp.ranking import UNPROTECTED, Protection
-from kvp.reward import cost_curve
 from kvp.scoring import Needs
-from kvp.selection import Selection
 from kvp.store import SequenceRecord, Trace, TraceReader
 
 GRID_STEPS = 64
 """A curve has one point per 1/64 of the cache, both ends included."""
 
-_METHOD_KEY = ("model", "method", "variant", "allocator", "protected", "policy", "protocol")
-CURVE_KEY = (*_METHOD_KEY, "layer", "head")
-KEPT_KEY = (*_METHOD_KEY, "budget_spec")
+
+def open_traces(path: str, geometry: Geometry) -> TraceReader:
+    """The store of `--traces`; StoreError unless it gives curves for this geometry."""
+    reader = TraceReader(path)
+    if reader.geometry != geometry:
+        raise StoreError(f"--traces {path} holds traces of {reader.geometry}, not of {geometry}")
+    if not reader.plan.store_queries:
+        raise StoreError(f"--traces {path} holds no queries; collect traces with them")
+    held_out(reader)
+    return reader
+
+
+def held_out(reader: TraceReader) -> tuple[SequenceRecord, ...]:
+    """Sequences no policy was trained on: the test split, or validation where there is none."""
+    for split in ("test", "validation"):
+        records = reader.records(split)
+        if records:
+            return records
+    raise StoreError(f"--traces {reader.path} has no test and no validation sequences")
+
+
+def boundary(record: SequenceRecord, protocol: str) -> int:
+    """Cached tokens at compression, as in `eval.tasks.Prompt.boundary`."""
+    if protocol == "query_aware":
+        return record.prompt_length - 1
+    return min(record.context_length, record.prompt_length - 1)
+
+
+def protocols_apart(protocols: Sequence[str], records: Sequence[SequenceRecord]) -> tuple[str, ...]:
+    """Protocols to measure: of two with the same compression point, query_agnostic."""
+    if all(boundary(record, "query_aware") == boundary(record, "query_agnostic")
+           for record in records):  # fmt: skip
+        return ("query_agnostic",)
+    return tuple(protocols)
+
+
+def stored_prefill(
+    trace: Trace, prefix_length: int, device: str = "cpu", layers: Sequence[int] | None = None
+) -> Prefill:
+    """The prefill of a trace up to a boundary, as if the model had just run over it.
+
+    `layers` are the model's indices of the traced ones (`Geometry.model_layers`); None: from 0.
+    """
+    again = trace.record.fed_again(prefix_length)
+    tokens = prefix_length + again
+    keys, values = trace.keys.to(device), trace.values.to(device)  # [L, H, T, D]
+    queries: tuple[Tensor, ...] = ()
+    if trace.queries is not None:
+        stored = trace.queries.to(device)[..., :tokens, :]  # [L, H, G, T, D]
+        queries = tuple(layer.flatten(0, 1)[None] for layer in stored)  # [1, Q, T, D]
+    return Prefill(
+        keys=tuple(layer[None, :, :tokens] for layer in keys),
+        values=tuple(layer[None, :, :tokens] for layer in values),
+        queries=queries,
+        fed_again=again,
+        question=max(0, prefix_length - trace.record.context_length),
+        layers=layers,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,153 +106,53 @@ class Measured:
     """[L, H] float64 (`kvp.metrics.skill`); NaN for heads without signal."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceRecords:
-    """Everything measured on the held-out traces of a store."""
-
-    curves: tuple[Record, ...]
-    """Records of curves.jsonl."""
-    kept: tuple[Record, ...]
-    """Records of kept.jsonl."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Sums:
-    """Measurements, sequence by sequence."""
-
-    curves: dict[tuple[Method, bool, str], list[Measured]] = field(default_factory=dict)
-    kept: dict[tuple[Setting, str], list[AttentionRecall]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TraceSettings:
-    """Settings of the measurement, the same for every sequence."""
-
-    model: str
-    """Name of the model in every record."""
-    budgets: tuple[Budget, ...]
-    """Budgets of kept.jsonl; curves have all budgets."""
-    protocols: tuple[str, ...]
-    protection: str
-    """`both`, `on` or `off`."""
-    protected: Protection
-    """Tokens that protection keeps."""
-    sequences: int
-    """Maximum number of held-out sequences."""
-    bootstrap: int
-    """Resamples behind each interval."""
-    seed: int
-    device: str = "cpu"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionRecall:
-    """One setting on one sequence."""
-
-    share: float
-    """Mean over heads of the share of future attention kept, 0 to 1."""
-    kept_tokens: float
-    """Tokens kept per KV head, mean over heads."""
-    cached_tokens: int
-    """N, tokens before the eviction."""
-
-
-def attention_recall(importance: Tensor, ranking: Tensor, counts: Tensor) -> AttentionRecall:
-    """Recall of importance [L, H, N] by the first counts [L, H] of every ranking [L, H, N].
-
-    A head whose tokens receive nothing at all loses nothing: its share is 1.
-    """
-    recall = metrics.attention_recall(cost_curve(importance, ranking), counts)  # [L, H]
-    return AttentionRecall(
-        share=float(recall.mean()),
-        kept_tokens=float(counts.double().mean()),
-        cached_tokens=importance.shape[-1],
-    )
-
-
-def kept_record(
-    setting: Setting,
-    parts: Sequence[AttentionRecall],
-    *,
-    model: str,
-    protocol: str,
-    bootstrap: int,
-    seed: int,
-) -> Record:
-    """One line of kept.jsonl: means over sequences, and the interval of the recall."""
-    values = {("", str(number)): part.share for number, part in enumerate(parts)}
-    interval = bootstrap_mean({None: values}, bounds=None, resamples=bootstrap, seed=seed)
-    return {
-        "model": model,
-        **method_fields(setting.method),
-        "protected": setting.protected,
-        "protocol": protocol,
-        "budget_spec": setting.spec,
-        "kept": interval.mean,
-        "low": max(0.0, interval.low),
-        "high": min(1.0, interval.high),
-        "kept_tokens": sum(part.kept_tokens for part in parts) / len(parts),
-        "cached_tokens": sum(part.cached_tokens for part in parts) / len(parts),
-        "sequences": len(parts),
-    }
-
-
 def usable_records(
-    reader: TraceReader, settings: TraceSettings
+    reader: TraceReader, config: EvalConfig
 ) -> dict[str, tuple[SequenceRecord, ...]]:
     """Held-out sequences that compress before their last token, by protocol to measure."""
-    records = held_out(reader)[: settings.sequences]
+    records = held_out(reader)[: config.curve_sequences]
     return {
         protocol: tuple(r for r in records if 2 <= boundary(r, protocol) < r.length)
-        for protocol in protocols_apart(settings.protocols, records)
+        for protocol in protocols_apart(config.protocol_list, records)
     }
 
 
 @torch.inference_mode()
 def measure_traces(
-    settings: TraceSettings,
+    config: EvalConfig,
     methods: Sequence[Method],
     reader: TraceReader,
     model: PreTrainedModel | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     advance: Callable[[], None] = lambda: None,
-) -> TraceRecords:
-    """Records from the held-out sequences of a store.
+) -> list[Record]:
+    """Records of curves.jsonl from the held-out sequences of a store.
 
     `model` and `tokenizer` serve methods that need more than traces hold; `advance` is called after
     every sequence and protocol.
     """
-    methods = [method for method in methods if method.scorer is not None]
-    sums = _Sums()
-    for protocol, records in usable_records(reader, settings).items():
-        planned = _settings_of(settings, methods, [boundary(r, protocol) for r in records])
+    protected = Protection(sinks=config.sinks, recents=config.recents)
+    measured: dict[tuple[Method, bool, str], list[Measured]] = {}
+    for protocol, records in usable_records(reader, config).items():
         for record in records:
             trace = reader.trace(record.index)
             prompt = TracedPrompt(
-                trace, boundary(record, protocol), settings.device, model, tokenizer,
+                trace, boundary(record, protocol), config.device, model, tokenizer,
                 layers=reader.geometry.model_layers,
             )  # fmt: skip
             for method in rankings(methods):
-                same = [each for each in planned if each.method.ranking == method.ranking]
-                _measure(settings, prompt, method, same, protocol, sums)
+                scored = prompt.scored(method, metrics.grid_budgets(prompt.prefix_length))
+                for flag in PROTECTIONS[config.protection]:
+                    found = prompt.measure(scored, protected if flag else UNPROTECTED)
+                    measured.setdefault((method, flag, protocol), []).append(found)
             advance()
-    return TraceRecords(
-        curves=tuple(
-            record
-            for (method, protected, protocol), parts in sums.curves.items()
-            for record in _curve_records(
-                settings, reader.geometry, method, protected, protocol, parts
-            )
-        ),
-        kept=tuple(
-            kept_record(
-                setting, parts, model=settings.model, protocol=protocol,
-                bootstrap=settings.bootstrap, seed=settings.seed,
-            )
-            for (setting, protocol), parts in sums.kept.items()
-        ),
-    )  # fmt: skip
+    name = recorded_name(config.model)
+    return [
+        {"model": name, **record}
+        for (method, flag, protocol), parts in measured.items()
+        for record in _curve_records(reader.geometry, method, flag, protocol, parts)
+    ]
 
 
 class TracedPrompt:
@@ -218,7 +170,7 @@ class TracedPrompt:
         """Compute the importance of its tokens; `layers` are as `Geometry.model_layers`."""
         self.prefix_length = prefix_length
         self._stored = stored_prefill(trace, prefix_length, device, layers)
-        assert trace.queries is not None, "checked by eval.held_out_traces.open_traces"
+        assert trace.queries is not None, "checked by open_traces"
         future = future_attention(
             trace.queries.to(device), trace.keys.to(device), prefix_length=prefix_length
         )
@@ -268,52 +220,7 @@ class TracedPrompt:
         )
 
 
-def _settings_of(
-    settings: TraceSettings, methods: Sequence[Method], lengths: Sequence[int]
-) -> list[Setting]:
-    """Settings that kept.jsonl has a record for."""
-    if not lengths:
-        return []
-    planned, _ = plan(
-        methods, settings.budgets, lengths,
-        protection="off" if settings.protection == "off" else "both",
-        protected=settings.protected,
-    )  # fmt: skip
-    return [each for each in planned if each.protected in PROTECTIONS[settings.protection]]
-
-
-def _measure(
-    settings: TraceSettings,
-    prompt: TracedPrompt,
-    method: Method,
-    planned: Sequence[Setting],
-    protocol: str,
-    sums: _Sums,
-) -> None:
-    """Measure one scorer on one sequence: its rankings, and what all its allocators keep."""
-    sizes = {each: min(each.tokens(prompt.prefix_length), prompt.prefix_length) for each in planned}
-    grid = metrics.grid_budgets(prompt.prefix_length)
-    scored = prompt.scored(method, sorted({*grid, *sizes.values()}))
-    for protected in PROTECTIONS[settings.protection]:
-        protection = settings.protected if protected else UNPROTECTED
-        measured = prompt.measure(scored, protection)
-        sums.curves.setdefault((method, protected, protocol), []).append(measured)
-        for part in scored:
-            matching = [
-                each for each in planned
-                if each.protected is protected and sizes[each] in part.budgets
-            ]  # fmt: skip
-            if not matching:
-                continue
-            selection = Selection(part.scores, protection, part.sizes)
-            for each in matching:
-                counts = selection.counts(sizes[each], each.method.rule)
-                recall = attention_recall(prompt.importance, selection.ranking, counts)
-                sums.kept.setdefault((each, protocol), []).append(recall)
-
-
 def _curve_records(
-    settings: TraceSettings,
     geometry: Geometry,
     method: Method,
     protected: bool,
@@ -327,7 +234,6 @@ def _curve_records(
     for layer in range(geometry.layers):
         for head in range(geometry.kv_heads):
             yield {
-                "model": settings.model,
                 **method_fields(method),
                 "protected": protected,
                 "protocol": protocol,

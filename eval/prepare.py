@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.cost_curves import TraceSettings
-from eval.held_out_traces import open_traces
+from eval.cost_curves import open_traces
 from eval.methods import Method, build_methods, check_methods, for_any_protocol
 from eval.settings import Setting, plan, without_repeats
 from eval.tasks import Prompt, load_all, protocols_of
@@ -24,7 +23,6 @@ from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config, load_tokenizer
 from kvp.hf.limits import context_limit
 from kvp.hf.loading import check_quantization, torch_device
-from kvp.portable import recorded_name
 from kvp.ranking import Protection
 from kvp.store import TraceReader
 
@@ -123,21 +121,6 @@ def prepare(
         work=tuple(work),
         traces=traces,
         notes=tuple(notes),
-    )
-
-
-def trace_settings(config: EvalConfig) -> TraceSettings:
-    """Settings of the measurement on held-out traces."""
-    return TraceSettings(
-        model=recorded_name(config.model),
-        budgets=config.budget_list,
-        protocols=config.protocol_list,
-        protection=config.protection,
-        protected=Protection(sinks=config.sinks, recents=config.recents),
-        sequences=config.curve_sequences,
-        bootstrap=config.bootstrap,
-        seed=config.seed,
-        device=config.device,
     )
 
 

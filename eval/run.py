@@ -17,24 +17,20 @@ import torch
 from rich.console import Console
 from rich.filesize import decimal
 
-from eval.conclusion import conclusion, planned_resolution
+from eval.conclusion import conclusion
 from eval.config import EvalConfig
 from eval.cost_curves import (
-    CURVE_KEY,
-    KEPT_KEY,
-    TraceSettings,
     measure_traces,
     usable_records,
 )
 from eval.evaluate import Bench, RunNames, evaluate
 from eval.heatmap import write_heatmaps
 from eval.methods import Method, file_digests, hub_records, spec_of, with_objects
-from eval.prepare import Loaded, Prepared, cache_bytes, methods_of, prepare, trace_settings
+from eval.prepare import Loaded, Prepared, cache_bytes, methods_of, prepare
 from eval.results.folder import (
     CURVES,
     FILES,
     HEATMAP,
-    KEPT,
     MANIFEST,
     ROWS,
     TIMING,
@@ -42,14 +38,20 @@ from eval.results.folder import (
     open_folder,
     read_manifest,
     tuned_of,
-    write_counts,
     write_manifest,
 )
 from eval.results.parts import PARTS, RecordParts
-from eval.results.records import Record, RecordFile, merge_records, read_records
+from eval.results.records import (
+    CURVE_KEY,
+    TIMING_KEY,
+    Record,
+    RecordFile,
+    merge_records,
+    read_records,
+)
 from eval.settings import Setting
 from eval.summary import headlines, print_headlines
-from eval.timing import TIMING_KEY, timing_records
+from eval.timing import timing_records
 from eval.token_ranks import token_ranks
 from eval.work_pieces import WorkPieces
 from kvp.artifacts.addresses import ObjectPath
@@ -64,7 +66,6 @@ from kvp.portable import recorded_name
 from kvp.progress import Progress, phase, say
 from kvp.ranks import Rank
 from kvp.ray_engine import Pool, check_in_sight, do_pieces
-from kvp.store import TraceReader
 from policies.learned import LearnedScorer
 
 ALONE = Rank()
@@ -228,7 +229,7 @@ def _close(config: EvalConfig, prepared: Prepared, bench: Bench, output: OutputF
     if config.timing_prompts:
         measure_times(bench, prepared, config.timing_prompts, folder / TIMING)
     if prepared.traces:
-        measure_curves(bench, prepared.methods, prepared.traces, trace_settings(config), folder)
+        measure_curves(config, prepared, bench, folder)
     if config.tokens:
         phase("ranking the tokens of one prompt")
         prompt, protocol = prepared.first_answered
@@ -236,7 +237,6 @@ def _close(config: EvalConfig, prepared: Prepared, bench: Bench, output: OutputF
         write_sealed_json(folder / TOKENS, content)
     records = list(read_records(folder / ROWS))
     write_heatmaps(folder / HEATMAP, records)
-    write_counts(folder)
     output.push(*FILES)
     shown = headlines(records, resamples=config.bootstrap, seed=config.seed)
     print_headlines(Console(markup=False), shown)
@@ -311,8 +311,6 @@ def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
         f"dry run: {seconds:.1f} s for one prompt, so about {duration(seconds * count)} for all "
         f"{count} evaluations; timing, curves and token ranks come on top. Nothing was written."
     )
-    if note := planned_resolution(p.task for p in prepared.prompts if not p.forced):
-        say(note)
     return records
 
 
@@ -348,21 +346,17 @@ def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) ->
     merge_records(file, records, TIMING_KEY)
 
 
-def measure_curves(
-    bench: Bench,
-    methods: Sequence[Method],
-    traces: TraceReader,
-    settings: TraceSettings,
-    folder: Path,
-) -> None:
-    """Cost curves and attention recall on held-out traces."""
-    usable = usable_records(traces, settings)
+def measure_curves(config: EvalConfig, prepared: Prepared, bench: Bench, folder: Path) -> None:
+    """Cost curves on held-out traces."""
+    traces = prepared.traces
+    assert traces is not None, "asked for by --traces"
+    usable = usable_records(traces, config)
     with Progress("cost curves", sum(map(len, usable.values()))) as progress:
-        measured = measure_traces(
-            settings, methods, traces, bench.model, bench.tokenizer, advance=progress.advance
-        )
-    merge_records(folder / CURVES, measured.curves, CURVE_KEY)
-    merge_records(folder / KEPT, measured.kept, KEPT_KEY)
+        records = measure_traces(
+            config, prepared.methods, traces, bench.model, bench.tokenizer,
+            advance=progress.advance,
+        )  # fmt: skip
+    merge_records(folder / CURVES, records, CURVE_KEY)
 
 
 def _timed(settings: Sequence[Setting]) -> list[Setting]:

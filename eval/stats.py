@@ -169,22 +169,6 @@ def perplexity(
     )
 
 
-def with_seeds(interval: Interval, means: Sequence[float], bounds: Bounds) -> Interval:
-    """An interval over prompts widened by the spread of the means of policy seeds.
-
-    For records that hold intervals instead of values: half-widths are added in squares.
-    """
-    half = _student(len(means) - 1) * _Z * _standard_error(means)
-    low = interval.mean - math.hypot(interval.mean - interval.low, half)
-    high = interval.mean + math.hypot(interval.high - interval.mean, half)
-    return Interval(
-        mean=interval.mean,
-        low=max(bounds[0], low),
-        high=min(bounds[1], high),
-        prompts=interval.prompts,
-    )
-
-
 def median_interval(values: Sequence[float]) -> Interval | None:
     """Median and its interval between order statistics; None for fewer than 6 values.
 

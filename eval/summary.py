@@ -35,6 +35,8 @@ FULL_COLUMN = "full"
 PROTECTED = " +p"
 NO_BETTER = "°"
 """Behind a mean that is not shown to be above the best null's."""
+ENOUGH = 0.95
+"""Of the full cache's answers, that is enough."""
 SPREAD = "(± half of the 95 % interval)"
 """Shown next to each mean where the screen is wide enough."""
 SEVERAL_SEEDS = "kvp: intervals are over prompts and training seeds"
@@ -76,8 +78,6 @@ class Headlines:
     """Mean string-match score over all generated tasks; policy seeds averaged."""
     losses: list[Line]
     """Perplexity of the given replies over all tasks that have them."""
-    ruler: list[Line]
-    """`scores` over exactly RULER's thirteen tasks, where these are not all that were run."""
     notes: list[str]
     """Which of RULER's tasks the means are over."""
     resamples: int
@@ -98,12 +98,9 @@ def headlines(records: Iterable[Record], *, resamples: int = 2000, seed: int = 0
     over = partial(over_null, resamples=resamples, seed=seed)
     answered = [record for record in records if record["score"] is not None]
     given = [record for record in records if record["nll"] is not None]
-    whole = set(RULER_13) < {record["task"] for record in answered}
-    thirteen = [record for record in answered if whole and record["task"] in RULER_13]
     return Headlines(
         scores=_lines(answered, score, partial(over, bounds=(-1, 1))),
         losses=_lines(given, loss, partial(over, bounds=None)),
-        ruler=_lines(thirteen, score, partial(over, bounds=(-1, 1))),
         notes=[*_over("mean score", answered), *_over("perplexity", given)],
         resamples=resamples,
         seed=seed,
@@ -113,7 +110,6 @@ def headlines(records: Iterable[Record], *, resamples: int = 2000, seed: int = 0
 def print_headlines(console: Console, shown: Headlines) -> None:
     """Print what was measured, at most 100 columns wide."""
     _print(console, shown.scores, "mean score, %", 100)
-    _print(console, shown.ruler, "mean score over exactly RULER's 13 tasks, %", 100)
     _print(console, shown.losses, "perplexity of the given text", 1)
     for note in shown.notes:
         console.print(note, soft_wrap=True)
@@ -283,6 +279,32 @@ def budget_order(column: str) -> tuple[bool, bool, Decimal]:
         return True, True, Decimal(column == FULL_COLUMN)
     budget = parse_budget(column)
     return False, budget.percent is None, budget.percent or Decimal(budget.count or 0)
+
+
+def curve_budgets(specs: Sequence[str]) -> tuple[str, ...]:
+    """The budgets that a curve can be drawn through, smallest first.
+
+    Of shares and token numbers, those that there are more of; not the full cache, nor one that a
+    method sized itself.
+    """
+    shares = [spec for spec in specs if spec.endswith("%")]
+    tokens = [spec for spec in specs if not spec.endswith("%") and spec not in (FULL, SELF_SIZED)]
+    return tuple(sorted(shares if len(shares) >= len(tokens) else tokens, key=budget_order))
+
+
+def enough(means: Mapping[str, float], full: float) -> str | None:
+    """The smallest budget from which on means are `ENOUGH` of the full cache's; None for none.
+
+    None, too, where the full cache answers nothing.
+    """
+    least = None
+    if full <= 0:
+        return None
+    for spec in reversed(curve_budgets(list(means))):
+        if means[spec] < ENOUGH * full:
+            break
+        least = spec
+    return least
 
 
 def _cell(line: Line, column: str, scale: int, mark: str, *, spread: bool) -> str:

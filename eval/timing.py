@@ -33,10 +33,6 @@ from kvp.selection import Selection
 DECODED_TOKENS = 8
 """Decode steps timed per record; their median is reported."""
 
-TIMING_KEY = (
-    "model", "method", "variant", "allocator", "protected", "policy", "protocol", "budget_spec",
-)  # fmt: skip
-
 SECONDS = ("prefill_seconds", "evict_seconds", "decode_seconds_per_token")
 """Measures that differ from run to run, so that a median needs an interval."""
 

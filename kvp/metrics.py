@@ -5,7 +5,6 @@ Protected tokens come first in every ranking; p of them leave N - p that compete
 importance of the tokens that a budget of b tokens evicts (KVP paper, equation 5).
 
     attention lost    E_b / W
-    attention recall  1 - E_b / W
     area              mean over b = 0..N of E_b / W
     skill             (chance - cost) / (chance - ideal), cost = sum over b = p + 1 .. N - 1 of E_b
 
@@ -74,11 +73,6 @@ def lost_importance(
 def attention_lost(lost: Tensor) -> Tensor:
     """E_b / W of E_b [..., N + 1]: the share of attention lost, 0 where there is none to lose."""
     return lost / lost[..., :1].clamp_min(torch.finfo(lost.dtype).tiny)
-
-
-def attention_recall(lost: Tensor, counts: Tensor) -> Tensor:
-    """1 - E_b / W of E_b [..., N + 1] at counts [...] int64: share of attention kept, [...]."""
-    return 1 - attention_lost(lost).gather(-1, counts[..., None])[..., 0]
 
 
 def area(lost: Tensor) -> Tensor:

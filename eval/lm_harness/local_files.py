@@ -183,39 +183,30 @@ def hub_row(task: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _boolq(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Hub (`label`), the original files (`answer`), or `query`, `choices`, `gold`."""
+    """Hub, or `query`, `choices`, `gold`."""
     if "query" in row:
         passage, mark, question = str(row["query"]).rpartition("\nQuestion: ")
         if not mark:
             raise KeyError("the line `Question: ` of `query`")
         gold = row["choices"][row["gold"]] == "yes"
-        return _boolq({"passage": passage.removeprefix("Passage: "), "question": question,
-                       "answer": gold})  # fmt: skip
-    label = row["label"] if "label" in row else row["answer"]
+        row = {"passage": passage.removeprefix("Passage: "), "question": question, "label": gold}
     question = str(row["question"]).removesuffix("?")
-    return {"passage": row["passage"], "question": question, "label": int(label)}
+    return {"passage": row["passage"], "question": question, "label": int(row["label"])}
 
 
 def _arc(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Hub, the original files (`question.stem`), or `query`, `choices`, `gold`."""
-    question, choices = row.get("question"), row.get("choices")
-    if isinstance(question, Mapping):
-        question, choices = question["stem"], question["choices"]
-    if isinstance(choices, Mapping):
-        return {"question": question, "choices": dict(choices), "answerKey": row["answerKey"]}
-    if choices is None:
-        raise KeyError("choices")
+    """Hub, or `query`, `choices`, `gold`."""
+    choices = row["choices"]
     if "query" in row:
         letters = "ABCDEFGH"[: len(choices)]
         question = str(row["query"]).removeprefix("Question: ")
         return {"question": question, "choices": {"text": choices, "label": [*letters]},
                 "answerKey": letters[row["gold"]]}  # fmt: skip
-    by_name = {key: [each[key] for each in choices] for key in ("text", "label")}
-    return {"question": question, "choices": by_name, "answerKey": row["answerKey"]}
+    return {"question": row["question"], "choices": dict(choices), "answerKey": row["answerKey"]}
 
 
 def _hellaswag(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Hub and the original files, or `query`, `choices`, `gold` with activity and context."""
+    """Hub, or `query`, `choices`, `gold` with activity and context."""
     if "query" in row:
         activity, _, context = str(row["query"]).partition(": ")
         return {"activity_label": activity, "ctx_a": context, "ctx_b": "",

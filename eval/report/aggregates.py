@@ -15,11 +15,11 @@ from typing import Literal
 import numpy as np
 
 from eval.results.records import FULL, SELF_SIZED, UNIFORM, Record
-from eval.stats import Interval, Scores, bootstrap_mean, perplexity, prompt_values, with_seeds
+from eval.stats import Interval, Scores, bootstrap_mean, perplexity, prompt_values
 
-Kind = Literal["accuracy", "perplexity", "kept"]
-"""Scores of answers, perplexity of given replies, attention recall on traces (kept.jsonl)."""
-FIELDS: Mapping[Kind, str] = {"accuracy": "score", "perplexity": "nll", "kept": "kept"}
+Kind = Literal["accuracy", "perplexity"]
+"""Scores of answers, perplexity of given replies."""
+FIELDS: Mapping[Kind, str] = {"accuracy": "score", "perplexity": "nll"}
 """Field of a record that holds the number."""
 
 
@@ -69,9 +69,9 @@ class Estimate:
     policies: int
     """Policies averaged, 0 for methods without."""
     scores: Scores
-    """Score per policy and prompt, or log-likelihood per token (`eval.stats`); empty for traces."""
+    """Score per policy and prompt, or log-likelihood per token (`eval.stats`)."""
     tasks: frozenset[str]
-    """Tasks it is over; empty for traces."""
+    """Tasks it is over."""
     kept_tokens: float
     """Tokens kept per KV head, mean over heads and prompts."""
     share: float
@@ -158,7 +158,7 @@ def estimates(
     """Numbers of one protocol by method and budget; `groups` are those of the policies.
 
     Scores, 0 to 1: the mean over tasks of the mean over prompts. Perplexity: exp(sum of nll / sum
-    of reply tokens). Attention kept, 0 to 1: of the whole model.
+    of reply tokens).
     """
     found = (record for record in records if record[FIELDS[kind]] is not None)
     return {
@@ -168,23 +168,18 @@ def estimates(
 
 
 def _estimate(kind: Kind, records: list[Record], resamples: int) -> Estimate:
-    scores = {} if kind == "kept" else prompt_values(records)
+    scores = prompt_values(records)
     if kind == "accuracy":
         interval = bootstrap_mean(scores, resamples=resamples)
-    elif kind == "perplexity":
+    else:
         interval = perplexity(records, resamples=resamples)
-    else:  # policies are averaged, and the ends of their intervals; their spread widens these
-        names = ("kept", "low", "high")
-        mean, low, high = (float(np.mean([each[name] for each in records])) for name in names)
-        sequences = Interval(mean=mean, low=low, high=high, prompts=records[0]["sequences"])
-        interval = with_seeds(sequences, [each["kept"] for each in records], bounds=(0, 1))
     nbytes = [each["cache_bytes"] for each in records if each.get("cache_bytes") is not None]
     shares = [each["kept_tokens"] / each["cached_tokens"] for each in records]
     return Estimate(
         interval=interval,
         policies=len({record["policy"] for record in records} - {None}),
         scores=scores,
-        tasks=frozenset(record["task"] for record in records if "task" in record),
+        tasks=frozenset(record["task"] for record in records),
         kept_tokens=float(np.mean([record["kept_tokens"] for record in records])),
         share=float(np.mean(shares)),
         nbytes=float(np.mean(nbytes)) if len(nbytes) == len(records) else None,

@@ -6,8 +6,9 @@ kvp-eval (`eval.conclusion`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,8 +26,7 @@ from eval.report.aggregates import (
 )
 from eval.report.choose_settings import Choice, choose
 from eval.results.load import Results
-from eval.results.records import FULL, LEARNED, ORACLE, Record, policy_groups
-from eval.results.schema import PROTOCOL_NAMES
+from eval.results.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES, Record, policy_groups
 from eval.stats import Bounds
 from eval.summary import FULL_COLUMN, Line
 from policies.registry import NULLS
@@ -42,7 +42,7 @@ class Comparison:
     grid: Grid
     """Over all tasks; settings without answers to some of them are left out."""
     tasks: Mapping[str, Grid]
-    """By task; empty for traces."""
+    """By task."""
     choices: Mapping[str, Choice]
     """The chosen setting of each method, by family, in display order."""
     conditions: str
@@ -69,7 +69,6 @@ class Comparison:
     @property
     def interval(self) -> str:
         """What the intervals are over, for captions."""
-        units = "sequences" if self.kind == "kept" else "prompts"
         seeds = {
             estimate.policies
             for setting, estimates in self.grid.items() if setting.method == LEARNED
@@ -77,7 +76,7 @@ class Comparison:
         }  # fmt: skip
         policies = " and policy seeds" if max(seeds, default=0) > 1 else ""
         alone = "; of one policy seed: what another would change is not in it" if 1 in seeds else ""
-        return f"95 % bootstrap interval over {units}{policies}{alone}"
+        return f"95 % bootstrap interval over prompts{policies}{alone}"
 
 
 def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> Comparison | None:
@@ -85,7 +84,7 @@ def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> C
     records = select(results, kind, protocol)
     if not any(record["budget_spec"] for record in records):
         return None
-    groups = policy_groups([*results.records, *results.kept])
+    groups = policy_groups(results.records)
 
     all_methods = estimates(kind, records, groups, resamples=resamples)
     grid = complete(all_methods)
@@ -109,20 +108,20 @@ def compare(results: Results, kind: Kind, protocol: str, *, resamples: int) -> C
                 groups,
                 resamples=resamples,
             )
-            for name in dict.fromkeys(record["task"] for record in records if "task" in record)
+            for name in dict.fromkeys(record["task"] for record in records)
         },
         choices={family: choices[family] for family in in_order(list(choices))},
-        conditions=_conditions(results, kind, records, grid, choices, protocol)
-        + (left_out if partial else ""),
+        conditions=_conditions(results, records, protocol) + (left_out if partial else ""),
         resamples=resamples,
     )
 
 
 def select(results: Results, kind: Kind, protocol: str) -> list[Record]:
     """Records of one kind and protocol."""
-    records = results.kept if kind == "kept" else results.records
     return [
-        each for each in records if each["protocol"] == protocol and each[FIELDS[kind]] is not None
+        each
+        for each in results.records
+        if each["protocol"] == protocol and each[FIELDS[kind]] is not None
     ]
 
 
@@ -148,8 +147,7 @@ def best_of(comparison: Comparison) -> Best | None:
         for setting, estimates in comparison.grid.items()
         if setting.method in NULLS or comparison.choices[setting.family].setting == setting
     ]
-    best = best_lines(lines, losses=not comparison.higher_is_better) if lines else None
-    return best and replace(best, attention_free=None)
+    return best_lines(lines, losses=not comparison.higher_is_better) if lines else None
 
 
 def summary(comparison: Comparison) -> tuple[Best, list[str]] | None:
@@ -201,56 +199,16 @@ def in_order(families: Sequence[str]) -> list[str]:
     return sorted(families, key=index)
 
 
-def _conditions(
-    results: Results,
-    kind: Kind,
-    records: Sequence[Record],
-    grid: Grid,
-    choices: Mapping[str, Choice],
-    protocol: str,
-) -> str:
-    setup = f"{PROTOCOL_NAMES[protocol]}; {_protection(results, choices.values())}"
-    if kind == "kept":
-        sequences = "/".join(str(n) for n in sorted({record["sequences"] for record in records}))
-        return (
-            f"n = {sequences} held-out sequences, seed {results.setting('seed')}"
-            f"{policy_words(records, 'averaged')}; {setup}"
-        )
+def _conditions(results: Results, records: Sequence[Record], protocol: str) -> str:
     prompts = {(record["task"], record["example"]) for record in records}
-    sizes = [sum(unit[0] == task for unit in prompts) for task in {task for task, _ in prompts}]
-    per_task = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-    counts = {item.interval.prompts for budgets in grid.values() for item in budgets.values()}
-    fewer = "" if len(counts) < 2 else f", unfinished settings with {min(counts)} or more"
-    spread = f" ({per_task} per task{fewer})" if len(sizes) > 1 else fewer
+    sizes = sorted(Counter(task for task, _ in prompts).values())
+    per_task = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
+    policies = dict.fromkeys(record["policy"] for record in records if record["policy"])
+    named = f"; policies {', '.join(policies)}" if policies else ""
     return (
-        f"n = {len(prompts)} prompts{spread}, "
-        f"split {results.setting('split')}, prompt seed {results.setting('seed')}"
-        f"{policy_words(records, 'averaged per prompt')}; {setup}"
-    )
-
-
-def policy_words(records: Sequence[Record], averaged: str) -> str:
-    """Policies in the records, as part of a caption; empty without any."""
-    labels = list(
-        dict.fromkeys(record["policy"] for record in records if record["policy"] is not None)
-    )
-    if len(labels) < 2:
-        return f"; policy {labels[0]}" if labels else ""
-    return f"; policies {', '.join(labels)}, {averaged}"
-
-
-def _protection(results: Results, choices: Collection[Choice]) -> str:
-    protected = (
+        f"n = {len(prompts)} prompts ({per_task} per task), split {results.setting('split')}, "
+        f"prompt seed {results.setting('seed')}"
+        f"{named}; {PROTOCOL_NAMES[protocol]}; "
         f"protected = first {results.setting('sinks')} and last {results.setting('recents')} "
         "tokens always kept"
-    )
-    several = [choice for choice in choices if choice.candidates > 1]
-    defaults = [choice.name for choice in several if choice.chosen_on is None]
-    tuned = "; settings chosen by kvp tune on other prompts" if len(defaults) < len(several) else ""
-    if not defaults:
-        return protected + tuned
-    return (
-        f"{protected}{tuned}; {', '.join(defaults)} in the default (no preset or options, uniform "
-        "budgets, protected; policies: global budgets, unprotected; as far as they were run), not "
-        "in its best setting"
     )

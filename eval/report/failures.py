@@ -14,8 +14,7 @@ from eval.report.aggregates import ReportedMethod, by_method
 from eval.report.comparison import Comparison, select
 from eval.report.tables import NOTHING, Field, Line, Table, budget_names
 from eval.results.load import Results
-from eval.results.records import FULL, Record, policy_groups
-from eval.results.schema import PROTOCOL_NAMES
+from eval.results.records import FULL, PROTOCOL_NAMES, Record, policy_groups
 from eval.stats import Unit, bootstrap_mean, by_policy
 
 Cells = Mapping[ReportedMethod, Mapping[str | None, Sequence[Record]]]
@@ -24,7 +23,7 @@ Cells = Mapping[ReportedMethod, Mapping[str | None, Sequence[Record]]]
 
 def cells_of(results: Results, protocol: str) -> Cells:
     """Generated answers of a protocol by method and budget."""
-    groups = policy_groups([*results.records, *results.kept])
+    groups = policy_groups(results.records)
     return by_method(select(results, "accuracy", protocol), groups)
 
 

@@ -27,7 +27,6 @@ WRITER = "kvp-report"
 LABELS = {
     "accuracy": "accuracy, %",
     "perplexity": "perplexity of the given text",
-    "kept": "future attention kept, %",
 }
 """Axes of what was measured."""
 SPREAD = 1.006

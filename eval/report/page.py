@@ -1,14 +1,13 @@
 """The page: what each of its sections holds, and the template (`web/page.html`) that writes it.
 
-The page is one file: style, script, figures (SVG) and a CSV file of all numbers are in it, fonts
-are those of the reader's system. A content security policy forbids every request, and every script
-but `web/tokens.js`, which it names by its digest. The template escapes every text.
+The page is one file: style, figures (SVG) and a CSV file of all numbers are in it, fonts are those
+of the reader's system. A content security policy forbids every request and every script. The
+template escapes every text.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,26 +25,23 @@ from eval.report.comparison import (
     compare,
     drawn_settings,
     in_order,
-    policy_words,
     summary,
 )
 from eval.report.costs import Cost, costs, shown_costs, timings
 from eval.report.failures import cells_of, evidence_table, failure_table
 from eval.report.figures import Picture
 from eval.report.tables import Table
-from eval.report.tokens import MAXIMUM_DIGITS, TokenMap, rank_styles, token_map
+from eval.report.tokens import TokenMap, rank_styles, token_map
 from eval.results.load import Results, labels, model_name
-from eval.results.records import LEARNED, Record, policy_groups
-from eval.results.schema import PROTOCOL_NAMES
+from eval.results.records import LEARNED, PROTOCOL_NAMES, Record, policy_groups
 
 GENERATOR = '<meta name="generator" content="kvp-report">'
 """Mark by which a page is recognised as a report."""
-KINDS: tuple[Kind, ...] = ("accuracy", "perplexity", "kept")
+KINDS: tuple[Kind, ...] = ("accuracy", "perplexity")
 _SEEN = {"query_aware": "question seen", "query_agnostic": "question not seen"}
 _LACKING = {
     "accuracy": "No generated answers in this folder: run kvp-eval --tasks ruler.",
     "perplexity": "No given replies in this folder: run kvp-eval --tasks chat or text.",
-    "kept": "No traces measured in this folder: run kvp-eval --traces TRACES.",
     "curves": "No cost curves in this folder: run kvp-eval --traces TRACES.",
     "timing": "No timing pass in this folder: run kvp-eval --timing_prompts 6.",
     "tokens": "No token ranks in this folder: run kvp-eval --tokens true.",
@@ -85,13 +81,13 @@ class Run:
         """`label` is its name among several runs, empty for a single one."""
         self.results, self.label = results, label
         records: list[Record] = [
-            *results.records, *results.curves, *results.kept, *results.timing,
+            *results.records, *results.curves, *results.timing,
         ]  # fmt: skip
         groups = policy_groups(records)
         self.families = in_order(
             list(dict.fromkeys(method_of(record, groups).family for record in records))
         )
-        protocols = dict.fromkeys(each["protocol"] for each in (*results.records, *results.kept))
+        protocols = dict.fromkeys(each["protocol"] for each in results.records)
         compared = (
             compare(results, kind, protocol, resamples=resamples)
             for kind in KINDS
@@ -117,9 +113,8 @@ def blocks_of(runs: Sequence[Run]) -> list[Block]:
     Several runs are first shown side by side, then one after another.
     """
     styles = figures.line_styles(family for run in runs for family in run.families)
-    digits = MAXIMUM_DIGITS // len(runs)
     if len(runs) == 1:
-        return list(_run(runs[0], "", styles, digits))
+        return list(_run(runs[0], "", styles))
     keys = dict.fromkeys((each.kind, each.protocol) for run in runs for each in run.comparisons)
     blocks: list[Block] = []
     for kind, protocol in keys:
@@ -140,7 +135,7 @@ def blocks_of(runs: Sequence[Run]) -> list[Block]:
         ident = f"side-{kind}-{protocol}"
         blocks.append(Section(ident=ident, title=title, blocks=[picture, table], opened=True))
     for number, run in enumerate(runs, start=1):
-        inner = list(_run(run, f"{number}-", styles, digits))
+        inner = list(_run(run, f"{number}-", styles))
         blocks.append(Section(ident=f"run-{number}", title=run.label, blocks=inner))
     return blocks
 
@@ -157,8 +152,6 @@ def pictures(blocks: Iterable[Block | None]) -> Iterator[Picture]:
 def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
     """The page as HTML."""
     web = resources.files("eval.report") / "web"
-    script = (web / "tokens.js").read_text("utf-8").strip()
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = Environment(
         loader=PackageLoader("eval.report", "web"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
@@ -166,14 +159,12 @@ def render(runs: Sequence[Run], blocks: Sequence[Block]) -> str:
     environment.filters["data_uri"] = _data_uri
     models = list(dict.fromkeys(model_name(each.results) for each in runs))
     return environment.get_template("page.html").render(
-        # Source: Content Security Policy Level 3, section 2.3.1 (hash-source).
         policy="default-src 'none'; base-uri 'none'; form-action 'none'; "
-        f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:",
+        "style-src 'unsafe-inline'; img-src data:",
         generator=GENERATOR,
         title=f"KV-cache eviction on {' and '.join(models)}",
         subtitles=map(_subtitle, runs),
         style=f"{(web / 'page.css').read_text('utf-8').strip()}\n{rank_styles()}",
-        script=script,
         blocks=blocks,
         csv=numbers(runs).to_csv(index=False, float_format="%.6g"),
     )
@@ -234,7 +225,7 @@ def _front(shown: Mapping[ReportedMethod, bool]) -> dict[ReportedMethod, bool]:
     return {setting: True for setting, front in shown.items() if front}
 
 
-def _run(run: Run, prefix: str, styles: figures.Styles, digits: int) -> Iterator[Block]:
+def _run(run: Run, prefix: str, styles: figures.Styles) -> Iterator[Block]:
     """Notes and sections of one run; `prefix` makes names its own."""
     yield from (Text(text=note, style="note") for note in run.results.notes)
     for comparison in run.comparisons:
@@ -245,7 +236,7 @@ def _run(run: Run, prefix: str, styles: figures.Styles, digits: int) -> Iterator
     if heads:
         title = "Layers and heads: skill, and the cost of every budget"
         yield Section(ident=f"{prefix}heads", title=title, blocks=heads)
-    tokens = token_map(run.results, maximum_digits=digits)
+    tokens = token_map(run.results)
     if tokens is not None:
         title = "What each method keeps of a prompt"
         yield Section(ident=f"{prefix}tokens", title=title, blocks=[tokens])
@@ -271,7 +262,7 @@ def _compared(run: Run, comparison: Comparison, prefix: str, styles: figures.Sty
             blocks.append(Section(ident=f"{name}-{part}", title=title, blocks=inner))
 
     if comparison.grid:
-        if found is not None and kind != "kept":
+        if found is not None:
             first, *others = found[1]
             blocks += [Text(text=first, style="summary"), Text(text=" ".join(others))]
         families = {setting.family for setting in shown}
@@ -300,13 +291,11 @@ def _compared(run: Run, comparison: Comparison, prefix: str, styles: figures.Sty
         timed = [each for each in run.timings if each.protocol == protocol]
         seconds = tables.costs_of_requests(timed) if timed else None
         fold("costs", "Bytes and seconds", picture, tables.cache_bytes(comparison), seconds)
-    if kind != "kept":
-        learned = [family for family, choice in comparison.choices.items()
-                   if choice.setting.method == LEARNED]  # fmt: skip
-        against = (tables.against(comparison, family) for family in learned)
-        nulls = tables.minus_null(comparison, lines)
-        paired = (tables.minus_full(comparison), *against, nulls)
-        fold("differences", "Differences, paired by prompt", *paired)
+    learned = [family for family, choice in comparison.choices.items()
+               if choice.setting.method == LEARNED]  # fmt: skip
+    against = (tables.against(comparison, family) for family in learned)
+    paired = (tables.minus_full(comparison), *against)
+    fold("differences", "Differences, paired by prompt", *paired)
     if len(comparison.tasks) > 1:
         front = _front(shown)
         panels = [(task, comparison, grid, front) for task, grid in comparison.tasks.items()]
@@ -328,8 +317,7 @@ def _compared(run: Run, comparison: Comparison, prefix: str, styles: figures.Sty
     if len(comparison.grid) > len(comparison.choices):
         fold("every", "Every setting of every method", tables.every_setting(comparison))
     title = f"{measure.removesuffix(', %')}, {_SEEN[protocol]}"
-    opened = kind != "kept" or comparison is run.comparisons[0]
-    return Section(ident=name, title=title, blocks=blocks, opened=opened)
+    return Section(ident=name, title=title, blocks=blocks, opened=True)
 
 
 def _heads(
@@ -349,7 +337,7 @@ def _heads(
         figure=figures.cost_curves(shown, styles),
         caption="Share of future attention lost at every budget, mean over heads; "
         f"n = {sequences} held-out sequences, seed {run.results.setting('seed')}"
-        f"{policy_words(curves, 'averaged')}; {kept}; {PROTOCOL_NAMES[protocol]}.",
+        f"; {kept}; {PROTOCOL_NAMES[protocol]}.",
     )
     return [picture, tables.areas(found, protocol), tables.skill_map(shown, protocol)]
 

@@ -9,8 +9,7 @@ from typing import ClassVar, TypeVar
 from eval.report.aggregates import Budgets, Estimate, ReportedMethod
 from eval.report.comparison import Comparison, in_order
 from eval.report.costs import Cost, Timing
-from eval.results.records import FULL, LEARNED, ORACLE, SELF_SIZED, UNIFORM
-from eval.results.schema import PROTOCOL_NAMES
+from eval.results.records import FULL, LEARNED, ORACLE, PROTOCOL_NAMES, SELF_SIZED, UNIFORM
 from eval.stats import Interval, holm, paired_difference, prompts_of
 from eval.summary import over_null
 from policies.registry import NULLS
@@ -118,13 +117,11 @@ def some_settings(comparison: Comparison, lines: Sequence[Line], which: str = ""
             "; * above, † below the best null with the same protection, paired by prompt, at 5 %"
         )
         nulls += f" after Holm's correction for the {len(over)} differences of the table"
-    elif comparison.kind != "kept" and not any(each.method in NULLS for each in grid):
+    elif not any(each.method in NULLS for each in grid):
         nulls = "; no null was run (add nulls to --methods of kvp-eval)"
-    over_what = {
-        "accuracy": f", mean over {len(comparison.tasks)} tasks", "kept": ", mean over heads",
-    }.get(comparison.kind, "")  # fmt: skip
+    tasks = f", mean over {len(comparison.tasks)} tasks" if comparison.kind == "accuracy" else ""
     return Table(
-        caption=f"{MEASURES[comparison.kind]}{over_what}{which} ({comparison.interval}){nulls}; "
+        caption=f"{MEASURES[comparison.kind]}{tasks}{which} ({comparison.interval}){nulls}; "
         f"{comparison.conditions}.",
         header=_header(comparison),
         rows=rows,
@@ -200,16 +197,6 @@ def differences(
                     resamples=comparison.resamples,
                 )
     return _gaps(comparison, gaps, what)
-
-
-def minus_null(comparison: Comparison, lines: Sequence[Line]) -> Table | None:
-    """Settings minus the best null of their protection; None where no null answered the prompts."""
-    gaps = {
-        (f"{name} ({note})", spec): gap
-        for name, note, setting in lines for spec in comparison.budgets.specs
-        if (gap := _over_null(comparison, setting, spec)) is not None
-    }  # fmt: skip
-    return _gaps(comparison, gaps, "Each method minus the best null with the same protection")
 
 
 def _gaps(
@@ -413,7 +400,6 @@ def side_by_side(named: Iterable[tuple[str, Comparison]], spec: str) -> Table:
 MEASURES = {
     "accuracy": "Accuracy, %",
     "perplexity": "Perplexity of the given text",
-    "kept": "Future attention kept, %",
 }
 """What was measured, by kind of comparison."""
 
@@ -448,7 +434,7 @@ def _at(
 def _over_null(comparison: Comparison, setting: ReportedMethod, spec: str) -> Interval | None:
     """What a setting has over the best null with its protection, paired by prompt.
 
-    None for nulls, the full cache and traces, and where no null answered one of the prompts.
+    None for nulls and the full cache, and where no null answered one of the prompts.
     """
     grid = comparison.grid
     nulls = [
@@ -457,7 +443,7 @@ def _over_null(comparison: Comparison, setting: ReportedMethod, spec: str) -> In
         if null.method in NULLS and null.protected == setting.protected and spec in budgets
     ]
     ours = grid.get(setting, {}).get(spec)
-    if comparison.kind == "kept" or setting.method in (FULL, *NULLS) or not nulls or ours is None:
+    if setting.method in (FULL, *NULLS) or not nulls or ours is None:
         return None
     best = (max if comparison.higher_is_better else min)(nulls, key=lambda one: one.interval.mean)
     return over_null(

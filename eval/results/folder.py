@@ -25,7 +25,6 @@ from kvp.manifest import (
     write_sealed_json,
 )
 from kvp.portable import portable
-from kvp.progress import say
 
 FORMAT = "kvp-results"
 FORMAT_VERSION = 3
@@ -34,7 +33,6 @@ MANIFEST = "manifest.json"
 ROWS = "rows.jsonl"
 TIMING = "timing.jsonl"
 CURVES = "curves.jsonl"
-KEPT = "kept.jsonl"
 TOKENS = "tokens.json"
 HEATMAP = "heatmap.csv"
 
@@ -42,7 +40,7 @@ INPUT_FLAGS = ("essays", "squad", "hotpotqa", "chat", "text", "data")
 """Settings that name files or folders which prompts come from."""
 
 
-RECORD_FILES = (ROWS, TIMING, CURVES, KEPT)
+RECORD_FILES = (ROWS, TIMING, CURVES)
 FILES = (*RECORD_FILES, TOKENS, HEATMAP, MANIFEST)
 """All files, in the order in which a finished folder is sent to an object store."""
 
@@ -69,33 +67,6 @@ def tuned_of(path: Path, manifest: Mapping[str, Any]) -> tuple[TunedSettings, ..
     if not isinstance(content, Mapping):
         raise ResultsError(f"{path} is damaged: 'tuned' has no valid value")
     return tuple(TunedSettings.from_json(each, str(path)) for each in content.values())
-
-
-def count_records(folder: Path) -> dict[str, int]:
-    """Lines of each file of records that is there."""
-    files = [folder / name for name in RECORD_FILES if (folder / name).exists()]
-    return {file.name: file.read_bytes().count(b"\n") for file in files}
-
-
-def write_counts(folder: Path) -> None:
-    """Seal a finished run: from now on its manifest holds the number of records of each file.
-
-    Files only grow by whole lines, so a file truncated at a line's end looks sound; the counts show
-    it. The next run removes them before it adds records.
-    """
-    manifest = read_manifest(folder / MANIFEST)
-    write_sealed_json(folder / MANIFEST, {**manifest, "records": count_records(folder)})
-
-
-def lost_records(folder: Path, manifest: Mapping[str, Any]) -> str | None:
-    """Name the file that holds fewer records than its finished run wrote; None if none does."""
-    there = count_records(folder)
-    for name, count in manifest.get("records", {}).items():
-        if there.get(name, 0) < count:
-            return (
-                f"{folder / name} holds {there.get(name, 0)} of the {count} records written to it"
-            )
-    return None
 
 
 RESULTS = FolderKind(
@@ -171,9 +142,6 @@ def write_manifest(
     folder.refresh(identity)
     _check_policies(folder, policies)
     earlier = folder.existing_marker or {}
-    if (lost := lost_records(folder.local, earlier)) is not None:
-        notes = [*notes, f"{lost}; this run evaluates its settings again"]
-        say(f"note: {notes[-1]}")
     settings = portable(config.recorded())
     runs = list(earlier.get("earlier_runs", []))
     if earlier and earlier["config"] != settings:

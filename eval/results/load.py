@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eval.results import schema
 from eval.results.folder import (
     CURVES,
-    KEPT,
     MANIFEST,
     ROWS,
     TIMING,
@@ -22,20 +20,25 @@ from eval.results.folder import (
     read_manifest,
     tuned_of,
 )
-from eval.results.folder import lost_records as lost_of
-from eval.results.records import Record, read_records
+from eval.results.records import (
+    CURVE_KEY,
+    KEY_FIELDS,
+    PROTOCOL_NAMES,
+    TIMING_KEY,
+    Record,
+    read_records,
+)
 from eval.tune.settings_file import TunedSettings
 from kvp.errors import ResultsError
 from kvp.manifest import digest_json, read_sealed_json
 from kvp.metrics import METRICS_VERSION
 
-_FILES: Mapping[str, tuple[str, type[schema.CheckedRecord]]] = {
-    "records": (ROWS, schema.Row),
-    "timing": (TIMING, schema.Timing),
-    "curves": (CURVES, schema.Curve),
-    "kept": (KEPT, schema.KeptAttention),
+_FILES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "records": (ROWS, KEY_FIELDS),
+    "timing": (TIMING, TIMING_KEY),
+    "curves": (CURVES, CURVE_KEY),
 }
-"""Field of `Results` -> its file, and what a record of it is."""
+"""Field of `Results` -> its file, and what makes a record of it one of a kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +53,6 @@ class Results:
     """timing.jsonl; empty where there was no timing pass."""
     curves: tuple[Record, ...]
     """curves.jsonl; empty where there were no traces."""
-    kept: tuple[Record, ...]
-    """kept.jsonl; empty where there were no traces."""
     tokens: Mapping[str, Any] | None
     """tokens.json."""
     tuned: tuple[TunedSettings, ...]
@@ -83,79 +84,47 @@ def load_results(folder: Path) -> Results:
     if not (folder / MANIFEST).exists():
         raise ResultsError(f"{folder} holds no {MANIFEST}; is this a results folder of kvp-eval?")
     manifest = read_manifest(folder / MANIFEST)
-    if (name := schema.fault(schema.Manifest, manifest)) is not None:
-        raise ResultsError(f"{folder / MANIFEST} is damaged: {name!r} has no valid value")
-    if (lost := lost_of(folder, manifest)) is not None:
-        raise ResultsError(f"{lost}; run the same kvp-eval command again")
     notes: list[str] = list(manifest.get("notes", []))
     records = {
-        field: _checked_records(folder / name, model, notes)
+        field: _records(folder / name, key, notes)
         if field == "records" or (folder / name).exists()
         else ()
-        for field, (name, model) in _FILES.items()
+        for field, (name, key) in _FILES.items()
     }
     if not records["records"]:
         raise ResultsError(f"{folder / ROWS} holds no records yet; run kvp-eval first")
-    tokens = None
-    if (folder / TOKENS).exists():
-        tokens = read_sealed_json(folder / TOKENS, ResultsError)
-        if schema.fault(schema.TokenRanks, tokens) is not None:
-            raise ResultsError(f"{folder / TOKENS} is damaged; delete it and run kvp-eval again")
-    results = Results(
+    if any(record["metrics_version"] != METRICS_VERSION for record in records["curves"]):
+        raise ResultsError(
+            f"{folder / CURVES} holds another definition of skill than this kvp; "
+            "delete it and run kvp-eval --traces again"
+        )
+    there = (folder / TOKENS).exists()
+    return Results(
         folder=folder,
         manifest=manifest,
         **records,
-        tokens=tokens,
+        tokens=read_sealed_json(folder / TOKENS, ResultsError) if there else None,
         tuned=tuned_of(folder / MANIFEST, manifest),
         notes=tuple(notes),
     )
-    _check_averages(results)
-    return results
 
 
-def _checked_records(
-    path: Path, model: type[schema.CheckedRecord], notes: list[str]
-) -> tuple[Record, ...]:
-    records: dict[tuple[str, ...], Record] = {}
-    for number, record in enumerate(read_records(path), start=1):
-        if (name := schema.fault(model, record)) is not None:
-            raise ResultsError(
-                f"{path} line {number} is damaged: {name!r} is missing or has no valid value; "
-                "delete that line and run kvp-eval again"
-            )
-        if records.setdefault(_key(record, model), record) != record:
-            raise ResultsError(
-                f"{path} line {number} contradicts an earlier line of the same method and prompt; "
-                "delete one of the two"
-            )
-    if not path.read_bytes().endswith(b"\n") and path.stat().st_size:
+def _records(path: Path, key: Sequence[str], notes: list[str]) -> tuple[Record, ...]:
+    """Records of a file; adds a note on a torn last line.
+
+    Checksums of lines find damage (`kvp.artifacts.jsonl`). A protocol becomes part of file names.
+    """
+    records = tuple(read_records(path, key))
+    for record in records:
+        if record["protocol"] not in PROTOCOL_NAMES:
+            raise ResultsError(f"{path} holds a record of no known protocol; run kvp-eval again")
+    if path.read_bytes()[-1:] not in (b"", b"\n"):
         notes.append(f"The last line of {path.name} is torn (an interrupted run) and left out.")
-    return tuple(records.values())
+    return records
 
 
-def _key(record: Record, model: type[schema.CheckedRecord]) -> tuple[str, ...]:
-    return tuple(repr(record.get(name)) for name in model.key)
-
-
-def _check_averages(results: Results) -> None:
-    """Raise ResultsError where records that are averaged were not measured alike."""
-    kept = [each["evidence_kept"] for each in results.records if each["evidence_kept"] is not None]
-    if len({(len(layers), len(layers[0])) for layers in kept}) > 1:
-        raise ResultsError(
-            f"{results.folder / ROWS} is damaged: 'evidence_kept' has different numbers of heads; "
-            "choose another --out and run kvp-eval again"
-        )
-    grids = {(record["protocol"], tuple(record["budgets"])) for record in results.curves}
-    if len(grids) > len({protocol for protocol, _ in grids}):
-        raise ResultsError(
-            f"{results.folder / CURVES} holds curves at different budgets, which cannot be "
-            "averaged; delete it and run kvp-eval --traces again"
-        )
-    if any(record["metrics_version"] != METRICS_VERSION for record in results.curves):
-        raise ResultsError(
-            f"{results.folder / CURVES} holds another definition of skill than this kvp; "
-            "delete it and run kvp-eval --traces again"
-        )
+def _key(record: Record, key: Sequence[str]) -> tuple[str, ...]:
+    return tuple(repr(record.get(name)) for name in key)
 
 
 def join(folders: Sequence[Results]) -> list[Results]:
@@ -181,10 +150,10 @@ def _joined(first: Results, second: Results) -> Results:
                 f"{first.folder}; give them one by one"
             )
     records: dict[str, tuple[Record, ...]] = {}
-    for field, (_, model) in _FILES.items():
-        keys = {_key(record, model) for record in getattr(first, field)}
+    for field, (_, key) in _FILES.items():
+        keys = {_key(record, key) for record in getattr(first, field)}
         for record in getattr(second, field):
-            if _key(record, model) in keys:
+            if _key(record, key) in keys:
                 shown = ("method", "task", "budget_spec", "example")
                 named = ", ".join(f"{name} {record[name]}" for name in shown if record.get(name))
                 raise ResultsError(
@@ -197,7 +166,7 @@ def _joined(first: Results, second: Results) -> Results:
     runs = [
         *first.manifest.get("earlier_runs", []), earlier, *second.manifest.get("earlier_runs", []),
     ]  # fmt: skip
-    joined = replace(
+    return replace(
         second,
         folder=first.folder,
         manifest={**second.manifest, "earlier_runs": runs},
@@ -206,8 +175,6 @@ def _joined(first: Results, second: Results) -> Results:
         tuned=(*first.tuned, *second.tuned),
         notes=tuple(dict.fromkeys((*first.notes, *second.notes))),
     )
-    _check_averages(replace(joined, folder=second.folder))
-    return joined
 
 
 def labels(runs: Sequence[Results]) -> list[str]:

@@ -31,6 +31,17 @@ KEY_FIELDS = (
 )
 """Fields that together identify a record."""
 
+_METHOD_KEY = ("model", "method", "variant", "allocator", "protected", "policy", "protocol")
+TIMING_KEY = (*_METHOD_KEY, "budget_spec")
+CURVE_KEY = (*_METHOD_KEY, "layer", "head")
+"""The same for timing.jsonl and curves.jsonl."""
+
+PROTOCOL_NAMES = {
+    "query_aware": "query_aware, the question is seen at compression",
+    "query_agnostic": "query_agnostic, the question is not seen at compression",
+}
+"""Protocols in words."""
+
 FULL = "full"
 """Method that evicts nothing."""
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from eval.evaluate import Bench, evaluate
 from eval.methods import file_digests, hub_records
 from eval.prepare import Prepared, prepare
-from eval.results.folder import ROWS, open_folder, write_counts, write_manifest
+from eval.results.folder import ROWS, open_folder, write_manifest
 from eval.run import duration, load_bench
 from eval.tune.config import TuneConfig
 from eval.tune.measure import MeasuredRecords, Measurement, Request
@@ -28,7 +28,6 @@ from eval.tune.search import (
     Candidate,
     Space,
     best_of,
-    extensions,
     next_batch,
     open_ends,
 )
@@ -189,7 +188,6 @@ def _finish(
     atomic_write_text(output.local / TABLE, csv_text(settings, everything))
     manifest = run_manifest(dict(vars(config)), seed=config.seed)
     save_settings(output.local / SETTINGS, settings, manifest)
-    write_counts(output.local)
     print_settings(Console(markup=False), settings)
     for entry in found:
         if entry.open_ends:
@@ -256,7 +254,6 @@ def _tuned(config: TuneConfig, search: Search, scored: dict[Candidate, Scored]) 
         tried=len(scored),
         exhausted=len(scored) < config.settings_per_method,
         open_ends=tuple(open_ends(search.space, search.scores)),
-        extended=extensions(search.space, search.scores),
     )
 
 

@@ -181,20 +181,6 @@ def open_ends(space: Space, scores: Scores) -> list[str]:
     return list(_beyond(space, scores))
 
 
-def extensions(space: Space, scores: Scores) -> dict[str, list[float]]:
-    """Numbers that were tried beyond the declared grids, by option."""
-    found: dict[str, set[float]] = {}
-    for candidate in scores:
-        for one in space.dimensions(candidate):
-            value = one.value(candidate)
-            if isinstance(one.grid, Numbers) and value in _numbers([value]):
-                ends = one.grid.values[0], one.grid.values[-1]
-                default = one.value(space.start[0])
-                if not ends[0] <= value <= ends[1] and value != default:
-                    found.setdefault(one.name, set()).add(value)
-    return {name: sorted(values) for name, values in found.items()}
-
-
 def _beyond(space: Space, scores: Scores) -> dict[str, list[Candidate]]:
     """Settings beyond the ends at which the best numbers are, by option."""
     best = best_of(scores)

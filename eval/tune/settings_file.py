@@ -68,8 +68,6 @@ class Tuned:
     """Whether there are no more."""
     open_ends: tuple[str, ...]
     """Options whose best number is at an end of what was tried; empty if all are enclosed."""
-    extended: Mapping[str, list[int | float]]
-    """Option -> numbers that were tried beyond its declared grid."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from eval.report.aggregates import Kind
 from eval.report.comparison import Comparison, compare
 from eval.report.tables import markdown
 from eval.results.load import Results, load_results
-from eval.results.schema import PROTOCOL_NAMES
+from eval.results.records import PROTOCOL_NAMES
 
 PROTOCOLS = ("query_aware", "query_agnostic")
 KINDS: tuple[Kind, ...] = ("accuracy", "perplexity")

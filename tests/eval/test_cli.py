@@ -14,13 +14,6 @@ from policies import split_method
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def test_list_prints_the_registry(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_program("list", []) == 0
-    out = capsys.readouterr().out
-    assert "oracle" in out
-    assert "attention-free" in out
-
-
 @pytest.mark.parametrize(
     "path", sorted(CONFIGS.glob("**/*.yaml")), ids=lambda path: str(path.relative_to(CONFIGS))
 )

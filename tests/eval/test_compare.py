@@ -12,8 +12,6 @@ import pytest
 
 from eval.results.records import read_records
 from kvp.artifacts.jsonl import JsonLines
-from kvp.errors import ResultsError
-from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.programs import evaluate, run_program
 
 compare = partial(run_program, "compare")
@@ -106,17 +104,3 @@ def test_folders_without_a_common_prompt_are_refused(
     assert "no prompt in common" in line
     assert compare([str(results), str(tmp_path / "nothing")]) == 2
     assert "is not a folder" in capsys.readouterr().err
-
-
-def test_replies_alone_are_compared(results: Path, tmp_path: Path) -> None:
-    replies = tmp_path / "replies"
-    shutil.copytree(results, replies)
-    kept = [record for record in read_records(replies / "rows.jsonl") if record["nll"] is not None]
-    JsonLines(replies / "rows.jsonl").rewrite(kept)
-    manifest = dict(read_sealed_json(replies / "manifest.json", ResultsError))
-    del manifest["records"]
-    write_sealed_json(replies / "manifest.json", manifest)
-    out = tmp_path / "table.csv"
-    assert compare([str(results), str(replies), "--out", str(out), "--bootstrap=50"]) == 0
-    assert {kind for kind, _, _ in _rows(out)} == {"log-lik"}
-    assert all(float(row["difference"]) == 0 for row in _rows(out).values())

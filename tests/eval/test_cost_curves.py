@@ -9,10 +9,15 @@ import torch
 
 import eval.cost_curves
 from eval.config import EvalConfig
-from eval.cost_curves import TracedPrompt, attention_recall, measure_traces
-from eval.held_out_traces import boundary, open_traces, protocols_apart
+from eval.cost_curves import (
+    TracedPrompt,
+    boundary,
+    measure_traces,
+    open_traces,
+    protocols_apart,
+)
 from eval.methods import Method, build_methods
-from eval.prepare import methods_of, trace_settings
+from eval.prepare import methods_of
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
 from kvp.hf import load_model
@@ -124,9 +129,7 @@ def test_records_average_held_out_sequences_of_both_protocols(tmp_path: Path) ->
     store = _store(tmp_path / "traces", ["train", "test", "test", "validation"])
     config = _config(methods="full,knorm,random", protection="off")
     methods: tuple[Method, ...] = methods_of(config)
-    records = measure_traces(
-        trace_settings(config), methods, open_traces(str(store), GEOMETRY)
-    ).curves
+    records = measure_traces(config, methods, open_traces(str(store), GEOMETRY))
     assert len(records) == 2 * 2 * 4  # methods, protocols, heads
     assert {record["sequences"] for record in records} == {2}
     assert all(len(record["cost"]) == len(record["budgets"]) == 65 for record in records)
@@ -192,42 +195,6 @@ def test_stores_that_cannot_give_curves_are_refused(tmp_path: Path) -> None:
         open_traces(str(store), other)
 
 
-def test_kept_attention_is_the_mean_over_heads_of_what_stays() -> None:
-    importance = torch.tensor([[[6.0, 3.0, 1.0], [0.0, 0.0, 0.0]], [[1.0, 1.0, 2.0], [4, 0, 0]]])
-    ranking = torch.tensor([[[0, 1, 2], [0, 1, 2]], [[2, 0, 1], [1, 2, 0]]])
-    recall = attention_recall(importance.double(), ranking, torch.tensor([[2, 1], [1, 2]]))
-    assert recall.share == pytest.approx((0.9 + 1.0 + 0.5 + 0.0) / 4)
-    assert (recall.kept_tokens, recall.cached_tokens) == (1.5, 3)
-
-
-def test_allocators_are_compared_by_what_the_whole_model_keeps(tmp_path: Path) -> None:
-    store = _store(tmp_path / "traces", ["test", "test"])
-    config = _config(
-        methods="full,knorm,oracle", allocators="uniform,global:kvzip",
-        budgets="25%", protection="off", protocols="query_aware",
-    )  # fmt: skip
-    methods = methods_of(config)
-    records = measure_traces(
-        trace_settings(config), methods, open_traces(str(store), GEOMETRY)
-    ).kept
-    by_method = {(record["method"], record["allocator"]): record for record in records}
-    assert set(by_method) == {
-        (name, rule) for name in ("knorm", "oracle") for rule in ("uniform", "global:kvzip")
-    }
-    shares = []
-    for index in (0, 1):
-        trace = _trace(index)
-        importance = np.stack([_importance(trace, *divmod(head, 2), 32) for head in range(4)])
-        best = np.sort(importance, axis=1)[:, ::-1]
-        shares.append((best[:, :8].sum(1) / best.sum(1)).mean())
-    uniform = by_method["oracle", "uniform"]
-    assert uniform["kept"] == pytest.approx(np.mean(shares), abs=1e-5)
-    assert uniform["low"] <= uniform["kept"] <= uniform["high"]
-    assert (uniform["budget_spec"], uniform["kept_tokens"], uniform["sequences"]) == ("25%", 8, 2)
-    together = by_method["oracle", "global:kvzip"]
-    assert together["kept_tokens"] == 8
-
-
 def test_the_model_serves_what_traces_do_not_hold(tmp_path: Path, tiny_folder: Path) -> None:
     model, tokenizer = load_model(str(tiny_folder))
     store = _store(tmp_path / "traces", ["test"])
@@ -236,20 +203,13 @@ def test_the_model_serves_what_traces_do_not_hold(tmp_path: Path, tiny_folder: P
         protocols="query_aware", recents=2,
     )  # fmt: skip
     reader = open_traces(str(store), GEOMETRY)
-    measured = measure_traces(trace_settings(config), methods_of(config), reader, model, tokenizer)
-    records = {
-        (record["method"], record["budget_spec"], record["protected"]): record
-        for record in measured.kept
-    }
-    assert set(records) == {
-        (*name, flag)
-        for name in (("expected_attention", "25%"), ("gvote", "own"), ("contrastkv", "25%"))
-        for flag in (True, False)
-    }
-    gvote = records["gvote", "own", False]
-    assert 1 <= gvote["kept_tokens"] <= 32
-    assert 0 < gvote["kept"] <= 1
-    assert len(measured.curves) == 3 * 2 * 4  # methods, protection, heads
+    records = measure_traces(config, methods_of(config), reader, model, tokenizer)
+    found = {(record["method"], record["protected"]) for record in records}
+    assert found == {
+        (name, flag)
+        for name in ("expected_attention", "gvote", "contrastkv") for flag in (True, False)
+    }  # fmt: skip
+    assert len(records) == 3 * 2 * 4  # methods, protection, heads
 
 
 def test_running_text_is_measured_under_one_protocol(tmp_path: Path) -> None:

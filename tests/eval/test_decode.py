@@ -69,24 +69,6 @@ def test_every_cache_decodes_as_generate_does_alone(
     )  # some answers end early and some do not, so caches really leave the batch
 
 
-def test_the_full_cache_answers_as_the_plain_model(tiny_model: PreTrainedModel) -> None:
-    ids = torch.randint(1, 40, (PROMPT,), generator=torch.Generator().manual_seed(9))
-    prefix = _prefix(tiny_model, ids)
-    (answer,) = greedy(
-        tiny_model,
-        prefix,
-        [all_kept(prefix)],
-        ids[BOUNDARY:],
-        max_new_tokens=10,
-        decode_batch=1,
-        ends=[0],
-    )
-    plain = tiny_model.generate(
-        ids[None], attention_mask=torch.ones_like(ids[None]), max_new_tokens=10, do_sample=False
-    )
-    assert answer.result == plain[0, PROMPT:].tolist()
-
-
 def test_equal_caches_run_once(
     tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,17 +89,6 @@ def test_equal_caches_run_once(
     )  # fmt: skip
     assert max(widths) == 2
     assert answers[0] == answers[2] == answers[3]
-
-
-def test_forced_reply_has_the_likelihood_of_a_plain_forward(tiny_model: PreTrainedModel) -> None:
-    ids = torch.randint(1, 40, (PROMPT,), generator=torch.Generator().manual_seed(3))
-    reply = torch.tensor([5, 9, 2, 31, 8])
-    prefix = _prefix(tiny_model, ids)
-    (loss,) = forced(tiny_model, prefix, [all_kept(prefix)], ids[BOUNDARY:], reply, decode_batch=4)
-    logits = tiny_model(input_ids=torch.cat([ids, reply])[None]).logits[0].double()
-    log_probs = logits.log_softmax(-1)
-    expected = -sum(float(log_probs[PROMPT - 1 + i, token]) for i, token in enumerate(reply))
-    assert loss.result == pytest.approx(expected, abs=1e-4)
 
 
 def test_forced_reply_of_evicted_caches_does_not_depend_on_the_batch(

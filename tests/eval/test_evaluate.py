@@ -184,20 +184,6 @@ def test_full_reply_loss_is_that_of_a_plain_forward(
         assert (record["kept_tokens"], record["score"]) == (record["cached_tokens"], None)
 
 
-def test_a_budget_of_the_whole_cache_changes_nothing(
-    bench: Bench, prompts: dict[str, Prompt]
-) -> None:
-    prompt = prompts["chat"]
-    everything, nothing_left_out = evaluate(
-        bench, prompt, "query_aware", _settings("knorm", "100%")[:1] + _settings("tova", "9999")[:1]
-    )
-    full = Setting(method=build_methods(["full"])[0], budget=None)
-    (record,) = evaluate(bench, prompt, "query_aware", [full])
-    assert everything["nll"] == nothing_left_out["nll"] == record["nll"]
-    assert nothing_left_out["budget"] == 9999
-    assert nothing_left_out["kept_tokens"] == record["kept_tokens"]
-
-
 @pytest.mark.parametrize("protocol", ["query_aware", "query_agnostic"])
 @pytest.mark.parametrize("task", ["niah_single_1", "chat"])
 def test_hindsight_is_the_attention_the_future_pays(

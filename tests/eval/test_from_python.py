@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -148,28 +147,3 @@ def test_a_model_object_comes_with_what_it_needs(tiny_folder: Path) -> None:
         _evaluate(str(tiny_folder), ["full"], tokenizer=tokenizer)
     with pytest.raises(UsageError, match="computes in float64"):
         _evaluate(model.double(), ["full"], tokenizer=tokenizer)
-
-
-def test_a_class_evicts_as_its_object_does(tiny_folder: Path) -> None:
-    model, tokenizer = load_model(str(tiny_folder))
-    inputs = tokenizer("The grass is green. The sky is blue. " * 6, return_tensors="pt")
-    answers = []
-    for scorer, allocator in ((Newest(), FirstLayer()), (Newest, FirstLayer)):
-        with kvp.evicting(model, scorer, 24, allocator=allocator):
-            answers.append(model.generate(**inputs, max_new_tokens=8, do_sample=False))
-    assert torch.equal(*answers)
-    cache = kvp.prefill_and_evict(model, inputs["input_ids"], Newest, 24)
-    assert cache.evicted
-    with pytest.raises(UsageError, match="scorer NeedsMore cannot be made"):
-        kvp.evicting(model, NeedsMore, 24)
-
-
-def test_a_folder_that_is_gone_is_not_named(
-    tiny_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cells = {"depths": [0, 100], "lengths": [400, 500], "length": 500}
-    table = _evaluate(tiny_folder, ["full"], tasks=["niah_heatmap_numbers"], **cells)
-    assert [label["depth"] for label in table["labels"]] == [0, 100]
-    said = capsys.readouterr()
-    assert "heatmap.csv" not in said.out + said.err
-    assert "results are in" not in said.out + said.err

@@ -1,21 +1,18 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
 from eval.config import EvalConfig
 from eval.method_listing import run as print_methods
-from eval.methods import Method, build_methods, policy_sources, spec_of
+from eval.methods import Method, policy_sources
 from eval.prepare import methods_of
 from eval.settings import plan
 from kvp.budgets import parse_budgets
 from kvp.config_groups import NoSettings
 from kvp.errors import PolicyError, UsageError
 from kvp.ranking import Protection
-from kvp.scoring import Needs, View
 from policies import make_scorer
 from policies.registry import ALLOCATORS, METHODS, NULLS
 
@@ -42,10 +39,6 @@ def _config(**fields: object) -> EvalConfig:
 def test_impossible_settings_name_their_flag(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _config(**fields)
-
-
-def test_attention_is_part_of_a_folder() -> None:
-    assert _config(attention="eager").identity()["attention"] == "eager"
 
 
 def test_methods_carry_preset_and_options_as_variant() -> None:
@@ -168,11 +161,6 @@ def test_allocators_apply_to_methods_that_name_none() -> None:
     ]  # fmt: skip
 
 
-def test_learned_policies_take_allocators(tiny_policy: Path) -> None:
-    methods = methods_of(_config(methods="kvp+global,kvp", policies=str(tiny_policy)))
-    assert [method.label for method in methods] == ["kvp/seed0+global", "kvp/seed0"]
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -186,24 +174,3 @@ def test_learned_policies_take_allocators(tiny_policy: Path) -> None:
 def test_what_cannot_be_combined_is_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         methods_of(_config(**fields))
-
-
-@dataclass
-class Newest:
-    """A scorer of a user."""
-
-    name: str = "newest"
-    needs: Needs = field(default_factory=Needs)
-
-    def score(self, view: View) -> Tensor:
-        return view.positions[:, None].expand(view.keys.shape[:3]).float()
-
-
-def test_scorer_objects_are_methods_and_take_allocators() -> None:
-    mine = Newest()
-    full, method, other = build_methods(["full", mine, "knorm"], allocators=["global"])
-    assert (full.name, method.label, other.label) == ("full", "newest+global", "knorm+global")
-    assert method.scorer is mine
-    assert spec_of(mine) == "newest"
-    with pytest.raises(UsageError, match="is no scorer"):
-        build_methods([3])  # type: ignore[list-item]

@@ -124,39 +124,6 @@ def test_what_cannot_be_used_is_one_line_each(
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"metric": "bleu"}, "--metric: no metric 'bleu'; use one of all, part, exact, f1,"),
-        ({"columns": "question"}, "--columns: 'question' is not NEW=OLD"),
-        ({"columns": "question=q"}, "has no column 'q', which --columns names"),
-        ({"tasks": "chat", "data": None, "metric": "f1"}, "--metric is what the task data reads"),
-    ],
-)
-def test_flags_that_cannot_work(
-    tiny_folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    flags: dict[str, object],
-    message: str,
-) -> None:
-    data = jsonl(tmp_path / "my.jsonl", {"context": CONTEXT, "question": "What?", "answer": "e"})
-    given = {"data": data, **flags}
-    arguments = [
-        part
-        for name, value in given.items()
-        for part in (f"--{name}", str(value))
-        if value is not None
-    ]
-    arguments += ["--out", str(tmp_path / "out"), "--model", str(tiny_folder), "--length", "200"]
-    arguments += ["--methods", "full"]
-    arguments += ["--split", "all"] if "tasks" not in flags else []
-    arguments += ["--tasks", "data"] if "tasks" not in flags else []
-    assert main(arguments) == 2
-    assert message in said(capsys)
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_search_maximises_the_metric(
     tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

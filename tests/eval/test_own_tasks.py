@@ -113,13 +113,3 @@ def test_answers_to_a_prompt_that_changed_are_kept_apart(
     assert "another prompt called letters/0" in line
     assert "--out" in line
     assert _records(tmp_path / "out") == before
-
-
-def test_flags_that_no_task_reads_are_refused(
-    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _run(tiny_folder, tmp_path / "out", tasks="chat", data="x.jsonl") == 2
-    assert "--data is what the task data reads" in " ".join(capsys.readouterr().err.split())
-    assert _run(tiny_folder, tmp_path / "out", tasks="chat", chat=tmp_path / "none.jsonl") == 2
-    assert "--chat" in (message := " ".join(capsys.readouterr().err.split()))
-    assert "--data" not in message

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
-from eval.config import EvalConfig
-from eval.results.records import read_records
-from eval.run import run
 from kvp.data.answer_metrics import string_match_all
 from kvp.errors import ModelError
 from kvp.geometry import Geometry
 from kvp.programs import evaluate as main
-from kvp.scoring import Needs, View
 from policies.policy_files import PolicyMeta, load_policy, save_policy
 from policies.ranker import HeadRankers, RankerSpec
 
@@ -68,11 +62,10 @@ def test_the_program_says_what_it_does_and_what_to_open(
     assert printed.err.splitlines()[-1] == (
         f"results are in {finished}; to look at them: kvp-report {finished}"
     )
-    sentence, paired, told, resolution = printed.out.splitlines()[-4:]
+    sentence, paired, told = printed.out.splitlines()[-3:]
     assert sentence.startswith("At 12.5% of the cache (the question seen")
     assert paired.startswith("Paired by prompt, in points (95 % interval): kvp")
     assert told == "None of these differences can be told from 0 with these prompts."
-    assert resolution.startswith("With 2 prompts per task, differences below ")
 
 
 def test_every_variant_has_its_record(finished: Path) -> None:
@@ -207,7 +200,10 @@ def _refusal(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
         ({"traces": "./no_traces"}, "no_traces"),
         ({"essays": "./no_essays"}, "--essays ./no_essays"),
         ({"tasks": "chat", "chat": "./no_chat"}, "--chat ./no_chat"),
-        ({"methods": f"snapkv:{' ' * 20_000}("}, "is not of the form name, name:preset"),
+        ({"tasks": "data", "metric": "bleu"}, "--metric: no metric 'bleu'; use one of all, part"),
+        ({"tasks": "data", "columns": "question"}, "--columns: 'question' is not NEW=OLD"),
+        ({"tasks": "chat", "metric": "f1"}, "--metric is what the task data reads"),
+        ({"tasks": "chat", "data": "x.jsonl"}, "--data is what the task data reads"),
     ],
 )
 def test_mistakes_are_one_line_before_the_weights_are_loaded(
@@ -220,41 +216,6 @@ def test_mistakes_are_one_line_before_the_weights_are_loaded(
     assert not out.exists()
 
 
-def test_budgets_below_the_protected_tokens_run_without_protection(
-    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "results"
-    changes: dict[str, object] = {
-        "methods": "knorm", "budgets": "8,30", "tasks": "niah_single_1", "prompts": 1,
-        "protocols": "query_aware", "timing_prompts": 0, "tokens": "false",
-    }  # fmt: skip
-    assert main(_arguments(tiny_folder, tiny_policy, out, **changes)) == 0
-    assert {(record["budget"], record["protected"]) for record in _records(out)} == {
-        (8, False), (30, True), (30, False),
-    }  # fmt: skip
-    (note,) = json.loads((out / "manifest.json").read_text())["notes"]
-    assert "--budgets 8" in note
-    assert "without protection only" in " ".join(capsys.readouterr().err.split())
-    assert not (out / "tokens.json").exists()
-
-
-def test_a_short_prompt_keeps_the_protected_tokens(
-    tmp_path: Path, tiny_folder: Path, tiny_policy: Path
-) -> None:
-    out = tmp_path / "results"
-    changes: dict[str, object] = {
-        "methods": "knorm", "budgets": "9%", "tasks": "niah_single_1,chat", "prompts": 4,
-        "timing_prompts": 0, "tokens": "false", "protection": "on",
-    }  # fmt: skip
-    assert main(_arguments(tiny_folder, tiny_policy, out, **changes)) == 0
-    records = _records(out)
-    assert len(records) == 2 * 4 * 2
-    for record in records:
-        expected = max(20, int(0.09 * record["cached_tokens"] + 0.5))
-        assert record["kept_tokens"] == record["budget"] == min(expected, record["cached_tokens"])
-    assert 20 in {record["kept_tokens"] for record in records}
-
-
 def test_a_dry_run_tells_the_work_and_writes_nothing(
     tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,43 +226,7 @@ def test_a_dry_run_tells_the_work_and_writes_nothing(
         "4 prompts of 2 tasks, 8 evaluations of 23 settings each; 4 KV heads in 2 layers" in output
     )
     assert "for all 8 evaluations" in output
-    assert "with 2 prompts per task differences below 100 points are not resolved" in output
     assert not out.exists()
-
-
-def test_from_python_scorer_objects_run_and_records_come_back(
-    tmp_path: Path, tiny_folder: Path
-) -> None:
-    config = EvalConfig(
-        out=str(tmp_path / "results"), model=str(tiny_folder), methods=["full", Newest()],
-        tasks="niah_single_1", budgets="25%", protection="off", protocols="query_aware", prompts=1,
-        length=260, timing_prompts=0, tokens=False, max_new_tokens=4, bootstrap=20,
-    )  # fmt: skip
-    records = run(config)
-    assert [record["method"] for record in records] == ["full", "newest"]
-    assert records == list(read_records(tmp_path / "results" / "rows.jsonl"))
-    manifest = json.loads((tmp_path / "results" / "manifest.json").read_text())
-    assert manifest["config"]["methods"] == "full,newest"
-
-
-@dataclass(frozen=True)
-class Newest:
-    """A scorer of a user: newer tokens first."""
-
-    name: str = "newest"
-    needs: Needs = field(default_factory=Needs)
-
-    def score(self, view: View) -> Tensor:
-        return view.positions[:, None].expand(view.keys.shape[:3]).float()
-
-
-def test_results_of_another_configuration_are_refused(
-    finished: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = (finished / "manifest.json").read_bytes()
-    message = _refusal(capsys, _arguments(tiny_folder, tiny_policy, finished, length=280))
-    assert "was begun with other settings (length: 260 there, 280 here)" in message
-    assert (finished / "manifest.json").read_bytes() == before
 
 
 def test_policies_of_another_geometry_and_truncated_ones_are_refused(
@@ -333,18 +258,6 @@ def test_prompts_beyond_the_only_window_of_a_model_are_refused(
     (windowed / "config.json").write_text(json.dumps(config))
     message = _refusal(capsys, _arguments(windowed, tiny_policy, tmp_path / "results"))
     assert "the model has 32 positions" in message
-
-
-def test_quantised_weights_need_their_package_and_are_other_results(
-    tmp_path: Path, tiny_folder: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "results"
-    changes = {"quantization": "4bit"}
-    message = _refusal(capsys, _arguments(tiny_folder, tiny_policy, out, **changes))
-    assert "--quantization 4bit needs" in message
-    plain, quantised = EvalConfig(out="x"), EvalConfig(out="x", quantization="4bit")
-    assert plain.identity()["quantization"] == "none"
-    assert quantised.identity()["quantization"] == "4bit"
 
 
 def test_a_policy_of_a_model_with_the_same_heads_gives_a_note(

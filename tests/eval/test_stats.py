@@ -19,7 +19,6 @@ from eval.stats import (
     paired_difference,
     perplexity,
     prompt_values,
-    with_seeds,
 )
 
 MANY = 20_000
@@ -132,15 +131,6 @@ def test_seeds_are_compared_on_the_prompts_that_all_answered() -> None:
     found = bootstrap_mean({"s0": both, "s1": more})
     assert found.mean == 0.75
     assert found.high - found.low < 0.15  # of prompts; the seeds agree on the first hundred
-
-
-def test_half_widths_of_seeds_are_added_in_squares() -> None:
-    found = Interval(mean=0.5, low=0.5 - 0.03, high=0.5 + 0.3, prompts=7)
-    half = stats.t.ppf(0.975, 1) * 0.02 / 2  # means 0.49 and 0.51: half of their distance
-    wide = with_seeds(found, [0.49, 0.51], bounds=(0.0, 0.6))
-    assert wide.low == pytest.approx(0.5 - math.hypot(0.03, half))
-    assert wide.high == 0.6
-    assert with_seeds(found, [0.49], bounds=(0.0, 1.0)) == found
 
 
 def test_pairing_takes_away_what_prompts_have_in_common() -> None:

@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from eval.summary import ONE_SEED, SEVERAL_SEEDS, headlines, over_null, print_headlines
+from eval.summary import (
+    ONE_SEED,
+    SEVERAL_SEEDS,
+    curve_budgets,
+    enough,
+    headlines,
+    over_null,
+    print_headlines,
+)
 
 BUDGETS = ["6%", "9%", "12.5%", "19%", "25%", "37.5%", "50%"]
 
@@ -130,13 +138,6 @@ def test_the_best_null_is_that_of_the_highest_mean_over_tasks() -> None:
     assert gap.mean == pytest.approx(0.4)  # random: 0.6; by prompts ring would be the best
 
 
-def test_without_nulls_nothing_is_compared() -> None:
-    stream = io.StringIO()
-    rows = [_record("snapkv", "25%", str(number), score=0.0) for number in range(3)]
-    print_headlines(Console(file=stream, width=100), headlines(rows, resamples=10))
-    assert "°" not in stream.getvalue()
-
-
 def test_perplexities_are_compared_by_likelihood_per_token() -> None:
     rows = [
         _record(method, "25%", str(number), nll=nll * (number + 1), reply_tokens=number + 1)
@@ -169,3 +170,12 @@ def test_what_beats_a_null_is_corrected_for_the_size_of_the_table() -> None:
     print_headlines(Console(file=among, width=100), headlines(rows, resamples=500))
     (line,) = (line for line in among.getvalue().splitlines() if line.startswith("knorm"))
     assert "°" in line
+
+
+def test_enough_is_the_smallest_budget_from_which_on_all_suffice() -> None:
+    assert curve_budgets(["50%", "full", "6%", "own", "12.5%", "8"]) == ("6%", "12.5%", "50%")
+    means = {"6%": 0.97, "12.5%": 0.9, "25%": 0.96, "50%": 1.0}
+    assert enough(means, full=1.0) == "25%"
+    assert enough(means, full=0.9) == "6%"
+    assert enough(means, full=2.0) is None
+    assert enough({"6%": 0.0}, full=0.0) is None

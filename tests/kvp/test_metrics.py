@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from eval.config import EvalConfig
-from eval.cost_curves import measure_traces
-from eval.held_out_traces import open_traces
-from eval.prepare import methods_of, trace_settings
+from eval.cost_curves import measure_traces, open_traces
+from eval.prepare import methods_of
 from kvp.geometry import Geometry
 from kvp.metrics import (
     area,
     at_shares,
     attention_lost,
-    attention_recall,
     grid_budgets,
     has_signal,
     lost_importance,
@@ -47,7 +45,6 @@ def test_three_tokens_by_hand() -> None:
     assert worst.tolist() == [10, 9, 6, 0]
     assert attention_lost(best).tolist() == pytest.approx([1, 0.4, 0.1, 0])
     assert area(best).item() == pytest.approx((1 + 0.4 + 0.1 + 0) / 4)
-    assert attention_recall(best, torch.tensor(2)).item() == pytest.approx(0.9)
     assert at_shares(best, torch.tensor([0, 0.5, 1])).tolist() == pytest.approx([1, 0.25, 0])
     assert skill(importance, best).item() == pytest.approx(1)
     assert skill(importance, worst).item() == pytest.approx(-1)
@@ -88,7 +85,6 @@ def test_heads_without_signal_have_no_skill() -> None:
     nothing = torch.zeros(1, 4)
     lost = lost_importance(nothing, [(nothing, 4)], UNPROTECTED)
     assert area(lost).item() == 0
-    assert attention_recall(lost, torch.tensor([1])).item() == 1
 
 
 def test_each_ranking_serves_the_budgets_up_to_its_own() -> None:
@@ -152,7 +148,7 @@ def test_training_and_evaluation_give_one_number_for_one_trace(tmp_path: Path) -
         protocols="query_agnostic",
     )  # fmt: skip
     reader = open_traces(str(tmp_path / "traces"), GEOMETRY)
-    records = measure_traces(trace_settings(config), methods_of(config), reader).curves
+    records = measure_traces(config, methods_of(config), reader)
     for protection in (UNPROTECTED, Protection()):
         evaluator = BaselineEvaluator(GEOMETRY, reward_protection=protection)
         list(evaluator.watch([replace(context) for context in contexts]))

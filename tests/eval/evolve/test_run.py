@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ import torch
 import eval.evolve.run
 from eval.evolve.candidates import Target
 from eval.evolve.config import EvolveConfig
-from eval.evolve.search_folder import SEARCH, Generation, Journal
+from eval.evolve.search_folder import Generation, Journal
 from eval.tasks import Prompt
-from kvp.allocation import Request
-from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.jsonl import JsonLines
 from kvp.budgets import parse_budget
 from kvp.cli import parse
@@ -26,7 +23,6 @@ from kvp.hf import load_model, prefill_and_evict
 from kvp.programs import run_program
 from kvp.ranking import Protection
 from kvp.scoring import Scorer
-from policies.allocators.evolved import Evolved
 from policies.budget_files import load_budgets
 from policies.registry import make_method
 
@@ -75,14 +71,6 @@ def test_a_run_ends_in_a_budget_file(finished: Path, tiny_folder: Path) -> None:
     assert budgets.data["split"] == "validation"
 
 
-def test_the_allocator_gives_what_was_searched(finished: Path) -> None:
-    point = load_budgets(finished)
-    scores = torch.zeros(2, 2, point.cached_tokens)
-    request = Request(scores=scores, budget=point.budget, floor=20)
-    counts = Evolved(file=str(finished)).allocate(request)
-    assert counts.tolist() == [[count, count] for count in point.counts]
-
-
 def test_the_cache_really_keeps_what_was_searched(finished: Path, tiny_folder: Path) -> None:
     point = load_budgets(finished)
     scorer, allocator = make_method(f"keydiff+evolved:{finished}")
@@ -105,25 +93,6 @@ def test_a_finished_run_is_left_alone(
     output = capsys.readouterr()
     assert "is finished" in output.err
     assert "held out" in output.out
-
-
-def test_another_configuration_is_refused(
-    finished: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(_arguments(tiny_folder, finished, sigma=0.2)) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "was begun with other settings (sigma: 0.3 there, 0.2 here)" in line
-
-
-def test_quantised_weights_need_their_package_and_are_another_search(
-    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(_arguments(tiny_folder, tmp_path / "out", quantization="8bit")) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert "--quantization 8bit needs" in lines[-1]
-    settings: Any = {"scorer": "keydiff", "out": "x"}
-    assert EvolveConfig(**settings).identity()["quantization"] == "none"
-    assert EvolveConfig(**settings, quantization="8bit").identity()["quantization"] == "8bit"
 
 
 def test_a_run_killed_between_generations_resumes(
@@ -204,24 +173,6 @@ def test_every_random_method_draws_from_the_seed(
     ]  # fmt: skip
 
 
-def test_a_folder_with_something_else_is_refused(
-    tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    assert main(_arguments(tiny_folder, tmp_path)) == 2
-    assert "is not empty" in capsys.readouterr().err
-
-
-def test_one_search_writes_a_folder(
-    tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "search"
-    with OutputFolder.claim(out, SEARCH, {}):
-        assert main(_arguments(tiny_folder, out)) == 2
-        assert f"{out} is being written by process" in capsys.readouterr().err
-    assert not out.exists()
-
-
 def test_percentages_follow_each_prompt() -> None:
     target = Target(budget=parse_budget("20%"), tokens=40, protection=Protection())
     assert target.counts((30, 50), cached=200) == [30, 50]
@@ -269,21 +220,3 @@ def test_the_fitness_takes_any_score_between_0_and_1(
     assert start["scores"] == pytest.approx([sum(scores[:3]) / 3])
     assert 0 < start["scores"][0] < 1
     assert start["fitness"] == pytest.approx([start["scores"][0] * 1.3])
-
-
-@pytest.mark.parametrize("metric", ["f1", "number"])
-def test_rows_with_a_metric_are_a_fitness(tiny_folder: Path, tmp_path: Path, metric: str) -> None:
-    context = "The sky is blue. " * 20
-    rows = [
-        {"context": context, "question": f"How many, {n}?", "answer": f"e {n}"} for n in range(60)
-    ]
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    changes: dict[str, object] = {
-        "tasks": "data", "data": data, "metric": metric, "split": "train", "protection": "off",
-        "search_prompts": 2, "holdout": 2,
-    }  # fmt: skip
-    assert main(_arguments(tiny_folder, tmp_path / "out", **changes)) == 0
-    scores = [score for entry in _journal(tmp_path / "out") for score in entry["scores"]]
-    assert scores
-    assert all(0 <= score <= 1 for score in scores)

@@ -17,7 +17,6 @@ from eval.evolve.search import (
     SearchPlan,
     cache_score,
     fitness,
-    group_optimiser,
     layer_groups,
     reply_score,
     search,
@@ -66,18 +65,6 @@ def test_groups_go_bottom_up_and_the_last_may_be_smaller() -> None:
     assert layer_groups(4, 8) == [slice(0, 4)]
 
 
-@pytest.mark.parametrize(("size", "population"), [(2, 6), (4, 8), (8, 10), (16, 12), (32, 14)])
-def test_population(size: int, population: int) -> None:
-    assert group_optimiser(PLAN, 0, size).population_size == population
-
-
-def test_the_optimiser_starts_at_the_target_and_groups_draw_differently() -> None:
-    first, second = (group_optimiser(PLAN, group, 3) for group in (0, 1))
-    assert first.mean.tolist() == [0.5, 0.5, 0.5]
-    assert PLAN.budget * PLAN.reach ** (0.5 - 0.5) == PLAN.budget
-    assert first.ask().tolist() != second.ask().tolist()
-
-
 @settings(max_examples=50)
 @given(st.lists(st.floats(0, 1), min_size=6, max_size=6))
 def test_projected_candidates_have_the_exact_total(x: list[float]) -> None:
@@ -101,18 +88,7 @@ def test_it_finds_a_known_optimum(tmp_path: Path) -> None:
     assert len(evaluator.seen) == len(set(evaluator.seen))
 
 
-def test_soft_fitness_buys_memory_where_scores_rise_with_it(tmp_path: Path) -> None:
-    """Why projection is the default: the cache score cannot cost more than a factor 1.3."""
-
-    def rising(schemes: Sequence[Scheme]) -> list[float]:
-        return [sum(scheme) / (6 * 500) for scheme in schemes]
-
-    plan = replace(PLAN, constraint="soft")
-    elite = search(plan, rising, Journal(tmp_path / "log"))
-    assert sum(elite.scheme) > 1.2 * 600
-
-
-@pytest.mark.parametrize("calls", [0, 1, 5, 13, 20])
+@pytest.mark.parametrize("calls", [1, 13])
 def test_a_killed_search_resumes_to_the_same_end(tmp_path: Path, calls: int) -> None:
     whole = search(PLAN, Evaluator(), Journal(tmp_path / "whole"))
     path = tmp_path / "killed"
@@ -127,14 +103,6 @@ def test_a_killed_search_resumes_to_the_same_end(tmp_path: Path, calls: int) -> 
     assert (resumed.score, resumed.fitness) == (whole.score, whole.fitness)
     assert _content(path) == _content(tmp_path / "whole")
     assert rest.calls == len(_content(path)) - calls
-
-
-def test_a_finished_search_evaluates_nothing(tmp_path: Path) -> None:
-    first = search(PLAN, Evaluator(), Journal(tmp_path / "log"))
-    before = (tmp_path / "log").read_bytes()
-    again = Evaluator(fail_after=0)
-    assert search(PLAN, again, Journal(tmp_path / "log")).scheme == first.scheme
-    assert (tmp_path / "log").read_bytes() == before
 
 
 def test_the_journal_of_another_search_is_refused(tmp_path: Path) -> None:
@@ -184,11 +152,6 @@ def test_fitness() -> None:
     assert fitness(1.0, 128, 128, lambda_=0.3, gamma=0.2) == pytest.approx(1.3)
     assert fitness(0.5, 64, 128, lambda_=0.3, gamma=0.2) == pytest.approx(0.5 * 1.27)
     assert fitness(1.0, 256, 128, lambda_=0.3, gamma=0.2) == pytest.approx(1.0)
-
-
-def test_useless_candidates_still_differ_by_their_size() -> None:
-    small, large = (fitness(0.0, mean, 128, lambda_=0.3, gamma=0.2) for mean in (128, 250))
-    assert 0 < large < small < 1e-5
 
 
 def test_replies_score_as_one_over_perplexity() -> None:

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-import random
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eval.report.figures import Picture
 from eval.report.page import blocks_of, commands, make_runs, render
 from eval.results.load import join, labels, load_results, model_name
-from kvp.errors import KvpError, ResultsError
+from kvp.errors import ResultsError
 from kvp.manifest import read_sealed_json, write_sealed_json
 from kvp.metrics import METRICS_VERSION
 from kvp.programs import report as main
 
 Record = dict[str, Any]
 Write = Callable[..., Path]
-FILES = ("rows.jsonl", "timing.jsonl", "curves.jsonl", "kept.jsonl")
+FILES = ("rows.jsonl", "timing.jsonl", "curves.jsonl")
 SCRIPT = "</script><script>alert(1)</script>"
 QUOTE = "\"' onmouseover='alert(1)"
 
@@ -33,19 +30,10 @@ QUOTE = "\"' onmouseover='alert(1)"
 @pytest.fixture
 def folder(tmp_path: Path, write_results: Write, made: Any) -> Path:
     """A folder with every file that kvp-eval writes."""
-    curves = made.curves()
-    folder = write_results(
+    return write_results(
         tmp_path / "r", records=[*made.answers(), *made.replies()], timing=made.timing(),
-        curves=curves, tokens=made.tokens(),
+        curves=made.curves(), tokens=made.tokens(),
     )  # fmt: skip
-    kept = {
-        **{name: curves[-1][name] for name in ("model", "method", "variant", "allocator", "policy",
-                                               "policy_seed", "protected", "protocol")},
-        "budget_spec": "25%", "kept": 0.5, "low": 0.4, "high": 0.6, "kept_tokens": 4,
-        "cached_tokens": 16, "sequences": 3,
-    }  # fmt: skip
-    _write_lines(folder / "kept.jsonl", [kept])
-    return folder
 
 
 def _digest(content: Record) -> str:
@@ -87,31 +75,13 @@ def _page(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("name", "changes", "named"),
     [
-        *((name, {"protocol": value}, f"{name} line 1 is damaged: 'protocol'")
-          for name in FILES for value in (SCRIPT, "/../../../victim", "", 7, [])),
-        *(("rows.jsonl", {name: value}, f"rows.jsonl line 1 is damaged: '{name}'")
-          for name, value in (
-              ("score", 1.5), ("labels", {"depth": [1]}), ("metric", None), ("prompt_digest", 7),
-              ("policy_commit", 7), ("score_norm", 2), ("choice_nll", [0.5]), ("protected", "yes"),
-              ("prediction", 7), ("kept_tokens", True), ("kept_tokens", float("nan")),
-              ("budget_spec", "25%"), ("cache_bytes", 10**400),
-          )),
-        *(("rows.jsonl", {"evidence_tokens": 4, "evidence_kept": [[4, 0]], "evidence_lost": 0,
-                          **damage}, "rows.jsonl line 1 is damaged: 'evidence_")
-          for damage in (
-              {"evidence_tokens": 0}, {"evidence_tokens": None}, {"evidence_lost": 5},
-              {"evidence_kept": [[5, 0]]}, {"evidence_kept": [[1, 0], [0]]},
-              {"evidence_kept": [1, 0]}, {"evidence_kept": []},
-          )),
+        *((name, {"protocol": value}, f"{name} holds a record of no known protocol")
+          for name in FILES for value in (SCRIPT, "/../../../victim")),
         *(("manifest.json", changes, words) for changes, words in (
             ({"format_version": 2}, "has format_version 2, this kvp reads and writes 3"),
             ({"format": "kvp-traces"}, "describes no results"),
             ({"identity_digest": "0"}, "its identity has another digest"),
-            ({"notes": [7]}, "manifest.json is damaged: 'notes'"),
-            ({"config": {"sinks": -1}}, "manifest.json is damaged: 'config'"),
         )),
-        ("tokens.json", {"methods": {"x": [[0]]}}, "tokens.json is damaged"),
-        ("curves.jsonl", {"budgets": [0.0, 1.0], "cost": [1.0, 0.0]}, "curves at different"),
         ("curves.jsonl", {"metrics_version": METRICS_VERSION - 1}, "another definition of skill"),
     ],
 )  # fmt: skip
@@ -151,70 +121,16 @@ def test_a_torn_last_line_is_left_out_and_other_lines_are_unique(folder: Path) -
     records = list(whole.records)
     for added, words in (
         (records[0], "repeats line 1"),
-        ({**records[0], "score": 0.25}, "contradicts an earlier line"),
+        ({**records[0], "score": 0.25}, "repeats line 1"),
     ):
         _write_lines(path, [*records, added])
         with pytest.raises(ResultsError, match=f"line {len(records) + 1} {words}"):
             load_results(folder)
 
 
-def _mutations(seed: int) -> Iterator[tuple[str, str, Any]]:
-    """File, field and value of damage: every kind of value in fields drawn at random."""
-    generator = random.Random(seed)
-    values: list[Any] = [
-        None, True, -1, 0, 1e308, 10**400, float("nan"), "", "text", "9%", SCRIPT, "\ud800", "[/x]",
-        [], [1], [[1]], ["a"], {}, {"a": 1}, "x" * 10_000,
-    ]  # fmt: skip
-    fields = {
-        "rows.jsonl": (
-            "method variant allocator protected policy policy_seed protocol task example budget "
-            "budget_spec score nll reply_tokens kept_tokens cached_tokens cache_bytes model"
-        ),
-        "timing.jsonl": (
-            "method protocol budget budget_spec prompts cache_bytes kept_tokens by_prompt"
-        ),
-        "curves.jsonl": "method policy layer head budgets cost area skill sequences protected",
-        "kept.jsonl": "method budget_spec kept low high kept_tokens cached_tokens sequences",
-        "tokens.json": "tokens methods prompt_length geometry task protocol references",
-        "manifest.json": (
-            "format_version config identity seed kvp packages command created policies notes "
-            "earlier_runs layers"
-        ),
-    }
-    while True:
-        name = generator.choice(list(fields))
-        yield name, generator.choice(fields[name].split()), generator.choice(values)
-
-
-def _error(folder: Path) -> str | None:
-    try:
-        _page(folder)
-    except KvpError as error:
-        return str(error)
-    return None
-
-
-def test_damaged_files_are_one_line_or_a_report(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Picture, "image", lambda *_: b"")  # takes longest
-    before = {path: path.read_bytes() for path in folder.iterdir()}
-    refused = 0
-    mutations = _mutations(seed=0)
-    for _ in range(40):
-        name, field, value = next(mutations)
-        _change(folder, name, **{field: value})
-        said = _error(folder)
-        refused += said is not None
-        assert said is None or (name in said and "\n" not in said), (name, field, value)
-        for path, content in before.items():
-            path.write_bytes(content)
-    assert refused > 20
-
-
 @pytest.mark.parametrize("evil", [SCRIPT, QUOTE])
-def test_only_the_script_of_the_page_may_run(folder: Path, evil: str) -> None:
-    """Every free text of every file is the attack; the script that may run has its digest."""
+def test_no_script_may_run(folder: Path, evil: str) -> None:
+    """Every free text of every file is the attack."""
     for name in FILES:
         changed = [
             {**record, "policy": record["policy"] and evil + record["policy"], "variant": evil,
@@ -238,17 +154,13 @@ def test_only_the_script_of_the_page_may_run(folder: Path, evil: str) -> None:
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
     directives = dict(part.strip().split(" ", 1) for part in policy.split(";"))
     assert directives["default-src"] == "'none'"
-    (script,) = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert directives["script-src"] == f"'sha256-{digest}'"
-    rest = page.replace(f"<script>{script}</script>", "")
-    rest = re.sub(r'<script type="application/json">[^<]*</script>', "", rest)
-    assert "<script" not in rest
-    assert "alert" in rest  # shown as text
+    assert "script-src" not in directives
+    assert "<script" not in page
+    assert "alert" in page  # shown as text
     found: list[tuple[str, str | None]] = []
     parser = HTMLParser()
     parser.handle_starttag = lambda _, attributes: found.extend(attributes)  # type: ignore[method-assign]
-    parser.feed(rest)
+    parser.feed(page)
     assert not [name for name, _ in found if name.startswith("on")]
     images = {str(value)[:26] for name, value in found if name == "src"}
     assert images == {"data:image/svg+xml;base64,"}

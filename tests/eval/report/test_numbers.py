@@ -17,7 +17,7 @@ from eval.report.costs import costs, shown_costs, timings
 from eval.report.failures import evidence_table, failure_table
 from eval.report.figures import line_styles
 from eval.report.tables import Field, Table
-from eval.report.tokens import DIGITS, token_map
+from eval.report.tokens import token_map
 from eval.results.load import load_results
 from eval.results.records import policy_groups
 from eval.tune.settings_file import Scored, Tuned
@@ -106,7 +106,7 @@ def _tuned(**chosen: Any) -> tuple[Tuned, str]:
     entry = Tuned(
         method="knorm", group="", requested="knorm", protocol="query_aware",
         chosen=Scored(**{**setting, **chosen}, score=0.5, interval=(0.4, 0.6)),
-        published=(), tried=48, exhausted=False, open_ends=("window",), extended={},
+        published=(), tried=48, exhausted=False, open_ends=("window",),
     )  # fmt: skip
     return entry, "validation"
 
@@ -165,9 +165,6 @@ def test_differences_are_paired_and_stars_explained(make_comparison: MakeCompari
     assert {name: text.removesuffix(" *") for name, text in against.items()} == {
         "knorm": "+50.0", "random": "+75.0", "snapkv": "-25.0",
     }  # fmt: skip
-    lines = tables.lines_shown(comparison)
-    nulls = _texts(tables.minus_null(comparison, lines), 1)
-    assert nulls["knorm (protected, the default of 2)"].startswith("+25.0")
     by_task = tables.by_task(comparison, "25%")
     assert by_task.header == ("method", "one", "two")
     assert _texts(by_task, 2)["knorm"] == "0.0"
@@ -329,30 +326,10 @@ def test_styles_tell_methods_apart_without_colour() -> None:
     assert len({(style["color"], style["marker"]) for style in many}) == 24
 
 
-def test_ranks_become_shades_and_the_first_budget_that_keeps(
-    tmp_path: Path, write_results: Any, answers: list[Record], tokens: Record
-) -> None:
-    said = [{**record, "prediction": str(record["score"])} for record in answers]
-    results = load_results(write_results(tmp_path / "r", records=said, tokens=tokens))
-    shown = token_map(results)
+def test_ranks_become_shades(tmp_path: Path, write_results: Any, tokens: Record) -> None:
+    shown = token_map(load_results(write_results(tmp_path / "r", tokens=tokens)))
     assert shown is not None
     assert list(shown.shades) == ["oracle", "kvp/seed0", "knorm"]
-    assert shown.pair == ("kvp/seed0", "oracle")
     assert sorted(shown.protected) == [0, 14, 15]
     assert shown.shades["oracle"] == tuple(range(15, -1, -1))
-    assert shown.data["heads"] == ["0.0", "0.1"]
-    assert shown.data["sizes"] == list(range(1, 17))
-    assert shown.data["levels"]["knorm"] == [DIGITS[:16], DIGITS[:16][::-1]]
-    assert shown.data["stops"] == {"25%": 3, "50%": 7}
-    assert shown.data["full"][2] == "1.0"
-    assert [answer[:3] for answer in shown.data["answers"]["knorm"]] == [
-        ["25%", "protected", "1.0"], ["25%", "unprotected", "0.0"],
-        ["50%", "protected", "1.0"], ["50%", "unprotected", "1.0"],
-    ]  # fmt: skip
-    tokens["methods"] = {"knorm": [list(range(16))] * 9}
-    tokens["geometry"]["kv_heads"] = 1
-    many = load_results(write_results(tmp_path / "many", tokens=tokens))
-    fewer = token_map(many, maximum_digits=16 * 3)
-    assert fewer is not None
-    assert fewer.data["heads"] == ["0.0", "4.0", "8.0"]
-    assert "6 heads cannot be selected" in fewer.caption
+    assert set(shown.shades["knorm"]) == {8}  # heads that disagree

@@ -9,14 +9,10 @@ import pytest
 
 from eval.config import EvalConfig
 from eval.results.folder import (
-    lost_records,
     open_folder,
-    read_manifest,
-    write_counts,
     write_manifest,
 )
 from kvp.errors import ResultsError
-from kvp.manifest import write_sealed_json
 
 
 def _config(folder: Path, **fields: object) -> EvalConfig:
@@ -90,73 +86,3 @@ def test_another_model_of_the_same_name_is_refused(tmp_path: Path) -> None:
     _write(config, model={"weights": "aa"})
     with pytest.raises(ResultsError, match=r"model_digest\.weights: aa there, bb here"):
         _write(config, model={"weights": "bb"})
-
-
-def test_one_evaluation_writes_a_folder(tmp_path: Path) -> None:
-    config = _config(tmp_path)
-    with (
-        open_folder(config, {}),
-        pytest.raises(ResultsError, match=r"is being written by process \d+ on "),
-    ):
-        open_folder(config, {})
-    assert not (tmp_path / "results").exists(), "nothing was written into it"
-
-
-def test_folders_that_hold_no_results_are_left_alone(tmp_path: Path) -> None:
-    config = _config(tmp_path)
-    results = tmp_path / "results"
-    results.mkdir()
-    open_folder(config, {}).release()
-    (results / "manifest.json.0123abcd.partial").touch()  # a kill left it
-    open_folder(config, {}).release()
-    assert list(results.iterdir()) == []
-    (results / "letter.txt").touch()
-    with pytest.raises(ResultsError, match=r"is not empty and not a results folder \(letter"):
-        open_folder(config, {})
-    (results / "manifest.json").write_text("{")
-    with pytest.raises(ResultsError, match=r"manifest\.json is damaged"):
-        open_folder(config, {})
-    (results / "manifest.json").write_text("{}")
-    with pytest.raises(ResultsError, match=r"manifest\.json does not belong to a results folder"):
-        open_folder(config, {})
-    (results / "manifest.json").write_text('{"format": "kvp-results", "format_version": 3}')
-    with pytest.raises(ResultsError, match=r"manifest\.json is damaged"):
-        open_folder(config, {})
-    manifest = {"format": "kvp-results", "format_version": 1}
-    write_sealed_json(results / "manifest.json", manifest)
-    with pytest.raises(ResultsError, match="has format_version 1, this kvp reads and writes 3"):
-        open_folder(config, {})
-    with pytest.raises(ResultsError, match="is a file"):
-        open_folder(replace(config, out=str(results / "letter.txt")), {})
-
-
-def test_records_lost_after_a_run_are_noticed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = _config(tmp_path)
-    _write(config)
-    folder = tmp_path / "results"
-    (folder / "rows.jsonl").write_text("{}\n{}\n")
-    assert lost_records(folder, read_manifest(folder / "manifest.json")) is None  # unfinished
-    write_counts(folder)
-    assert lost_records(folder, read_manifest(folder / "manifest.json")) is None
-    (folder / "rows.jsonl").write_text("{}\n")  # cut at the end of a line
-    lost = lost_records(folder, read_manifest(folder / "manifest.json"))
-    assert lost is not None
-    assert "rows.jsonl holds 1 of the 2 records" in lost
-    _write(config)  # the next run says so, and counts again when it ends
-    assert "holds 1 of the 2 records" in capsys.readouterr().err
-    assert "records" not in read_manifest(folder / "manifest.json")
-
-
-@pytest.mark.parametrize("bit", range(8))
-def test_a_flipped_bit_of_the_manifest_is_refused(tmp_path: Path, bit: int) -> None:
-    _write(_config(tmp_path), model={"weights": "aa"})
-    path = tmp_path / "results" / "manifest.json"
-    sound, content = path.read_bytes(), read_manifest(path)
-    for index in range(bit, len(sound), 8):
-        path.write_bytes(sound[:index] + bytes([sound[index] ^ 1 << bit]) + sound[index + 1 :])
-        try:
-            assert read_manifest(path) == content, index
-        except ResultsError:
-            continue

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,19 +88,6 @@ def test_labels_name_presets_and_options() -> None:
     assert method_label("snapkv", "auto") == "snapkv"
     assert method_label("snapkv", "kvpress") == "snapkv:kvpress"
     assert method_label("snapkv", "window=16") == "snapkv(window=16)"
-
-
-def test_groups_of_long_labels_take_linear_time() -> None:
-    """In a process with a time limit: a backtracking expression took a quarter of an hour."""
-    code = """
-from eval.results.records import policy_groups
-wide = 100_000
-labels = {"-" * wide + "x": "-" * wide + "x", "a" + "-" * wide + "seed" + "_" * wide + "3": "a",
-          "run13": "run13", "runs3": "run"}
-records = [{"policy": label, "policy_seed": 3} for label in labels]
-assert policy_groups(records) == {None: "", **labels}
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_parts_of_several_workers_are_joined_to_the_same_file_twice(tmp_path: Path) -> None:

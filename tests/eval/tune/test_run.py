@@ -162,25 +162,6 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_policies_get_allocators_and_protection(
-    tiny_folder: Path, tiny_policy: Path, tmp_path: Path
-) -> None:
-    flags = _tune(
-        tiny_folder, tmp_path / "out", methods="kvp", policies=tiny_policy, prompts=1,
-        settings_per_method=6, protocols="query_aware",
-    )  # fmt: skip
-    assert main(flags) == 0
-    (entry,) = load_settings(tmp_path / "out").methods
-    assert (entry.method, entry.chosen.scorer, entry.tried) == ("kvp", "kvp", 6)
-    test = _flags(
-        tiny_folder, tmp_path / "test", methods=f"tuned:{tmp_path / 'out'}", prompts=1,
-        policies=tiny_policy, protocols="query_aware", timing_prompts=0,
-    )  # fmt: skip
-    assert evaluate(test) == 0
-    records = list(read_records(tmp_path / "test" / "rows.jsonl"))
-    assert {record["allocator"] for record in records} == {entry.chosen.allocator}
-
-
 def test_groups_of_policies_are_tuned_apart_and_found_again(
     tiny_folder: Path, tiny_policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

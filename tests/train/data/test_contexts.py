@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from eval.held_out_traces import stored_prefill
+from eval.cost_curves import stored_prefill
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import score_layers
 from kvp.store import TraceReader
